@@ -6,11 +6,11 @@
 use plimsoll_device::WeightTable;
 use plimsoll_memory::{Component, Ledger};
 
-use crate::cache::{KvNotes, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
-use crate::delivery::Delivery;
+use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::Arrival;
 use crate::options::Options;
 use crate::process::ProcessAccount;
+use crate::request_state::RequestState;
 use crate::sampling::Sampler;
 use crate::scheduler::{Seq, Share, StepLimits};
 use crate::step::{DraftRows, StepBuffers};
@@ -54,7 +54,7 @@ pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize)
     // One stamp beside each place of a bounded channel.
     let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
     // A preempted sequence returns to the queue, so the queue has a place for every sequence.
-    let lists = (places + step.running) * size_of::<Seq<Delivery>>() + 2 * step.running * size_of::<Share>();
+    let lists = (places + step.running) * size_of::<Seq<RequestState>>() + 2 * step.running * size_of::<Share>();
     // Sequences may share pages, and each names all of its own.
     let pages = |step: &StepLimits| step.running * context.div_ceil(PAGE_TOKENS);
     let chunk = step.of_layers();
@@ -86,7 +86,7 @@ impl Tables {
             return 0;
         }
         let index = if self.prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
-        let notes = if self.kv_events { KvNotes::bytes_for(pages) + NOTES_CHUNKS_BYTES } else { 0 };
+        let notes = if self.kv_events { KvEventLog::bytes_for(pages) + NOTES_CHUNKS_BYTES } else { 0 };
         let states = slots.map_or(0, |slots| StatePool::bytes_for(slots, pages));
         (PagePool::bytes_for(pages) + index + notes + states + pages * size_of::<u32>() + INDEX_CHUNKS_BYTES) as u64
     }

@@ -42,7 +42,7 @@ pub trait Constraint: Send {
 
     /// Whether neither [`Self::allowed`] nor [`Self::accept`] will keep its caller waiting. A form that is quick as a rule says so beforehand;
     /// one that has taken long waits for `patience` at most.
-    fn at_hand(&mut self, patience: Duration) -> bool {
+    fn mask_ready(&mut self, patience: Duration) -> bool {
         let _ = patience;
         true
     }

@@ -7,10 +7,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::{Bytes, EmergencyReserve, Component, Ledger, Plan, PlanLine, heap};
+use plimsoll_memory::{Bytes, Component, EmergencyReserve, Ledger, Plan, PlanLine, heap};
 
-use crate::memory_lease::MemoryLease;
 use crate::handle::{EngineHandle, Shared};
+use crate::memory_lease::MemoryLease;
 use crate::planner::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
 use crate::process::ProcessAccount;
 use crate::report::{Counts, LedgerReport, Whole, looked_at};
@@ -117,7 +117,14 @@ impl EngineHost {
         let process = ProcessAccount::default();
         process.measure(EMERGENCY_RESERVE_BYTES);
         memory_lease.built(plan.total(), ledger.committed_total())?;
-        Ok(Arc::new(Self { plan, ledger, hosted_engines: Mutex::default(), left: Condvar::new(), process, _memory_lease: memory_lease }))
+        Ok(Arc::new(Self {
+            plan,
+            ledger,
+            hosted_engines: Mutex::default(),
+            left: Condvar::new(),
+            process,
+            _memory_lease: memory_lease,
+        }))
     }
 
     fn hosted_engines(&self) -> MutexGuard<'_, HostedEngines> {
@@ -165,7 +172,8 @@ impl EngineHost {
     /// Admits an engine with the plan in `ledger`.
     pub(crate) fn admit(self: &Arc<Self>, ledger: &Arc<Ledger>) -> Result<HostedLease, NoRoom> {
         let mut hosted_engines = self.hosted_engines();
-        let taken = self.plan.total() + hosted_engines.here.iter().map(|hosted_engine| planned(&hosted_engine.ledger)).sum::<u64>();
+        let taken = self.plan.total()
+            + hosted_engines.here.iter().map(|hosted_engine| planned(&hosted_engine.ledger)).sum::<u64>();
         let (needed, left) = (planned(ledger), self.plan.limit.saturating_sub(taken));
         if needed > left {
             return Err(NoRoom { what: "the model", needed, left, line: self.plan.limit });
@@ -210,9 +218,11 @@ impl EngineHost {
         // An engine that leaves after this line is still in `here`. One that left before is counted in `past`, even
         // if `engines` still lists it.
         let HostedEngines { here, past } = self.hosted_engines().clone();
-        let (known, moving): (Vec<HostedEngine>, Vec<HostedEngine>) =
-            here.into_iter().partition(|hosted_engine| engines.iter().any(|engine| hosted_engine.is(&engine.shared.ledger)));
-        let known: Vec<&Shared> = known.iter().filter(|_| with).filter_map(|hosted_engine| hosted_engine.engine.as_deref()).collect();
+        let (known, moving): (Vec<HostedEngine>, Vec<HostedEngine>) = here
+            .into_iter()
+            .partition(|hosted_engine| engines.iter().any(|engine| hosted_engine.is(&engine.shared.ledger)));
+        let known: Vec<&Shared> =
+            known.iter().filter(|_| with).filter_map(|hosted_engine| hosted_engine.engine.as_deref()).collect();
         let (plan, ledger) = (&self.plan, &*self.ledger);
         LedgerReport::whole(&Whole { plan, ledger, engines: &known, moving: &moving, past, process })
     }
@@ -257,7 +267,9 @@ impl EngineHandle {
         self.stop();
         let Some(engine_host) = self.shared.engine_host.get() else { return self.stopped() };
         let deadline = Instant::now() + within;
-        let here = |hosted_engines: &mut HostedEngines| hosted_engines.here.iter().any(|hosted_engine| hosted_engine.is(&self.shared.ledger));
+        let here = |hosted_engines: &mut HostedEngines| {
+            hosted_engines.here.iter().any(|hosted_engine| hosted_engine.is(&self.shared.ledger))
+        };
         let rest = deadline.saturating_duration_since(Instant::now());
         let waited = engine_host.left.wait_timeout_while(engine_host.hosted_engines(), rest, here);
         let (hosted_engines, late) = waited.unwrap_or_else(PoisonError::into_inner);

@@ -8,30 +8,30 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan, broken, heap};
 
 use crate::accounts::Accounts;
-use crate::cache::KvNotes;
-use crate::cached::Cached;
-use crate::governor::{DegradationLevel, Gauge};
+use crate::byte_reservation::ByteReservation;
+use crate::cache::KvEventLog;
+use crate::cache_stats::CacheStats;
 use crate::engine_host::EngineHost;
+use crate::governor::{DegradationLevel, Gauge};
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::outbox::{Outbox, Reader, outbox};
 use crate::report::LedgerReport;
 use crate::request::{Limits, Refusal, Request};
-use crate::room::Room;
 use crate::watchdog::{STALL_LIMIT, Watchdog};
 
 /// A request on its way to the engine thread, with all it has reserved.
 pub(crate) struct Arrival {
     pub request: Request,
     pub outbox: Outbox,
-    pub came: Came,
-    pub place: Place,
-    pub room: Room,
+    pub timestamps: Timestamps,
+    pub place: AdmissionPermit,
+    pub room: ByteReservation,
 }
 
 /// Since when a request is on its way.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Came {
+pub(crate) struct Timestamps {
     /// Its client asked.
     pub asked: Instant,
     /// It was submitted.
@@ -39,9 +39,9 @@ pub(crate) struct Came {
 }
 
 /// A request's place among those in the system; given back when the engine is done with it.
-pub(crate) struct Place(Arc<Shared>);
+pub(crate) struct AdmissionPermit(Arc<Shared>);
 
-impl Drop for Place {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         self.0.in_system.fetch_sub(u64::from(!broken("V-3")), Ordering::AcqRel);
     }
@@ -103,7 +103,7 @@ pub(crate) struct Shared {
     pub ledger: Arc<Ledger>,
     pub metrics: Metrics,
     pub status: Status,
-    pub cached: Cached,
+    pub cached: CacheStats,
     pub draining: AtomicBool,
     pub stop: AtomicBool,
     pub stopped: AtomicBool,
@@ -120,7 +120,7 @@ pub(crate) struct Shared {
     /// What the model takes besides text.
     pub media: OnceLock<MediaSpec>,
     /// What the prefix cache holds, where others are to know.
-    pub kv_notes: OnceLock<Arc<KvNotes>>,
+    pub kv_event_log: OnceLock<Arc<KvEventLog>>,
     /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
     pub reserve_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
@@ -170,7 +170,7 @@ impl Shared {
             ledger,
             metrics: Metrics::default(),
             status: Status::default(),
-            cached: Cached::default(),
+            cached: CacheStats::default(),
             draining: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
@@ -180,7 +180,7 @@ impl Shared {
             watchdog: Watchdog::new(STALL_LIMIT),
             eos: OnceLock::new(),
             media: OnceLock::new(),
-            kv_notes: OnceLock::new(),
+            kv_event_log: OnceLock::new(),
             reserve_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
             host_reserved: AtomicU64::new(0),
@@ -203,7 +203,9 @@ impl Shared {
 
     /// Committed bytes of the whole process.
     pub fn process_committed(&self) -> u64 {
-        self.engine_host.get().map_or_else(|| self.ledger.committed_total(), |engine_host| engine_host.committed_total())
+        self.engine_host
+            .get()
+            .map_or_else(|| self.ledger.committed_total(), |engine_host| engine_host.committed_total())
     }
 
     /// The same with what is mapped and not there yet.
@@ -287,12 +289,14 @@ impl EngineHandle {
             self.shared.metrics.refused_memory.inc();
             unavailable(&message)
         })?;
-        let room = Room::reserve(&mut request, self.media()).map(|room| Room { constraint, ..room });
+        let room =
+            ByteReservation::reserve(&mut request, self.media()).map(|room| ByteReservation { constraint, ..room });
         let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };
-        let arrival = Arrival { request, outbox, came: Came { asked, arrived: Instant::now() }, place, room };
+        let arrival =
+            Arrival { request, outbox, timestamps: Timestamps { asked, arrived: Instant::now() }, place, room };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
@@ -311,7 +315,7 @@ impl EngineHandle {
     }
 
     /// Reserves the request's place among those that run and `waiting` more, and its host bytes, or says what is full.
-    fn reserve(&self, request: &Request, waiting: u32) -> Result<(Place, HostBytes), Refusal> {
+    fn reserve(&self, request: &Request, waiting: u32) -> Result<(AdmissionPermit, HostBytes), Refusal> {
         let limits = &self.shared.limits;
         let bytes = request.host_bytes();
         if bytes > limits.host_bytes {
@@ -328,7 +332,7 @@ impl EngineHandle {
         if !take(&self.shared.in_system, 1, if broken("V-AB") { u64::MAX } else { places }) {
             return Err(self.full("queue"));
         }
-        let place = Place(Arc::clone(&self.shared));
+        let place = AdmissionPermit(Arc::clone(&self.shared));
         if !take(&self.shared.host_reserved, bytes, if broken("V-O") { u64::MAX } else { limits.host_bytes }) {
             return Err(self.full("host"));
         }

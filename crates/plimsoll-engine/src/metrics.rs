@@ -184,7 +184,11 @@ impl Metrics {
         for (level, entered) in DegradationLevel::ALL.iter().zip(&self.levels) {
             counter(&format!("governor_{}", level.name()), "How often this degradation level was entered", entered);
         }
-        counter("reserve_blocks_released", "How often a refused allocation cost a block of the emergency reserve", &self.reserve_releases);
+        counter(
+            "reserve_blocks_released",
+            "How often a refused allocation cost a block of the emergency reserve",
+            &self.reserve_releases,
+        );
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter(
             "layered_chunks",

@@ -14,11 +14,11 @@ use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
 use crate::backlog::Backlog;
+use crate::byte_reservation::Failure;
 use crate::constraint::Unfit;
 use crate::handle::HostBytes;
 use crate::progress::{Progress, Watch};
 use crate::request::Request;
-use crate::room::Failure;
 
 /// Text bytes of an output token that admission reserves. Tokens of the field's vocabularies are 4 bytes on average.
 pub(crate) const TEXT_BYTES_PER_TOKEN: usize = 16;

@@ -22,6 +22,7 @@ use thiserror::Error;
 use crate::accounts::Tables;
 use crate::advice::advice;
 use crate::cache::PagePool;
+use crate::encoder_batch;
 use crate::media::{MediaPlan, MediaRules};
 use crate::options::Options;
 use crate::request::Limits;
@@ -29,7 +30,6 @@ use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
 use crate::sizing::Sizes;
 use crate::stress::Pools;
-use crate::whole;
 use crate::worker::Speculation;
 pub use check::check_options;
 use run::Run;
@@ -264,19 +264,19 @@ impl Blueprint {
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
             drafts,
             draft_head: options.enable_mtp,
-            whole,
+            encoder_batch: whole,
             layered: context > rows && !whole,
             media: self.media.is_some(),
             rounded: self.weights.rounded(),
         };
-        let context = if step.whole { context.min(step.rows) } else { context };
+        let context = if step.encoder_batch { context.min(step.rows) } else { context };
         let lanes = options.graph_max_batch_size.min(step.rows);
         let draft_passes = if step.draft_head { drafts } else { 0 };
         let alone = Run { start: 127, rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
-        let (largest, decode) = match step.whole {
+        let (largest, decode) = match step.encoder_batch {
             true => {
                 let input = INPUT_TOKENS.min(context);
-                (self.run_whole(&shape, &whole::largest(&step, context))?, self.run_whole(&shape, &[input])?)
+                (self.run_whole(&shape, &encoder_batch::largest(&step, context))?, self.run_whole(&shape, &[input])?)
             }
             false => {
                 let (rows, logit_rows, layered) = (step.rows, step.logit_rows, step.layered);
@@ -385,7 +385,7 @@ impl Blueprint {
         let least = (*context).min(options.batch_max_tokens);
         let needed = options.max_req_total_len.map_or(least, |_| *context).div_ceil(PAGE_TOKENS);
         let short = |pages| self.shortfall(draft, Pools { pages, slots: slots_per_request });
-        if step.whole {
+        if step.encoder_batch {
             let none = Pools { pages: 0, slots: 0 };
             return if self.tree(draft, none).total() <= line.bytes { Ok(none) } else { Err(short(0)) };
         }
@@ -425,7 +425,7 @@ impl Blueprint {
         let Draft { options, context, step, .. } = *draft;
         let pool = pages * PAGE_TOKENS;
         Limits {
-            max_req_total_len: if step.whole { context } else { context.min(pool) } as u32,
+            max_req_total_len: if step.encoder_batch { context } else { context.min(pool) } as u32,
             max_total_token_num: pool as u64,
             running_max_req_size: step.running as u32,
             max_waiting: options.max_waiting as u32,
@@ -435,7 +435,7 @@ impl Blueprint {
             max_stop_strings: 16,
             max_stop_bytes: 1024,
             host_bytes: options.request_bytes,
-            encoder: step.whole,
+            encoder: step.encoder_batch,
             embedding_size: draft.shape.hidden as u32,
             labels: self.encoder.and_then(|encoder| encoder.labels).unwrap_or(0) as u32,
             token_types: self.encoder.map_or(0, |encoder| encoder.token_types) as u32,

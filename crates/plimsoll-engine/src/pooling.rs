@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use crate::room::Failure;
+use crate::byte_reservation::Failure;
 
 /// What a sequence becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,9 +13,9 @@ use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Ledger, Plan, heap};
 use serde::Serialize;
 
+use crate::engine_host::HostedEngine;
 use crate::governor::{DegradationLevel, Reading};
 use crate::handle::Shared;
-use crate::engine_host::HostedEngine;
 pub(crate) use counts::Counts;
 pub use counts::{DeviceAllocations, Requests, Tokens};
 

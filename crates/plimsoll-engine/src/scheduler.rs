@@ -18,8 +18,8 @@ use plimsoll_memory::broken;
 
 use crate::cache::PAGE_TOKENS;
 use crate::lease::SharedCache;
-pub use limits::{Beside, Events, Share, StepLimits};
-pub use seq::{Newcomer, Pooled, Seq};
+pub use limits::{Events, PrefillBudget, Share, StepLimits};
+pub use seq::{NewSeq, Pooled, Seq};
 
 /// Waiting and running sequences, and the rules between them.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Scheduler<T> {
     running: Vec<Seq<T>>,
     shares: Vec<Share>,
     eased: Eased,
-    beside: Beside,
+    beside: PrefillBudget,
     /// Chunks that were begun layer by layer.
     chunks_begun: u64,
 }
@@ -54,14 +54,14 @@ impl<T> Scheduler<T> {
             running: Vec::with_capacity(limits.running),
             shares: Vec::with_capacity(limits.running),
             eased: Eased { prefill_rows: limits.rows, running: limits.running },
-            beside: Beside { prompts: limits.rows, long: limits.rows },
+            beside: PrefillBudget { prompts: limits.rows, long: limits.rows },
             chunks_begun: 0,
         }
     }
 
     /// Until the next call, prompts have at most these rows beside decoding sequences.
-    pub fn prompts_take(&mut self, beside: Beside) {
-        self.beside = Beside { prompts: beside.prompts.max(1), long: beside.long.max(1) };
+    pub fn prompts_take(&mut self, beside: PrefillBudget) {
+        self.beside = PrefillBudget { prompts: beside.prompts.max(1), long: beside.long.max(1) };
     }
 
     /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
@@ -94,7 +94,7 @@ impl<T> Scheduler<T> {
     /// Queues a sequence behind all older ones.
     pub fn push(&mut self, mut seq: Seq<T>) {
         seq.apart = self.limits.apart();
-        let fits = |seq: &Seq<T>| match self.limits.whole {
+        let fits = |seq: &Seq<T>| match self.limits.encoder_batch {
             true => seq.total_max <= self.limits.rows,
             false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
         };
@@ -178,6 +178,6 @@ impl<T> Scheduler<T> {
 }
 
 #[cfg(test)]
-mod tests;
+mod encoder_tests;
 #[cfg(test)]
-mod whole_tests;
+mod tests;

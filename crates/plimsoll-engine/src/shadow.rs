@@ -53,7 +53,7 @@ pub fn dry_run(
     host.runs_kernels()?;
     let blueprint = Blueprint::new(checkpoint, options)?;
     let planned = blueprint.plan(options, host.threads, &host.line)?;
-    if planned.step.whole {
+    if planned.step.encoder_batch {
         let problem = "sizes a pool of keys and values; an encoder keeps none".into();
         return Err(PlanError::Option { flag: "--probe", problem }.into());
     }
@@ -62,7 +62,8 @@ pub fn dry_run(
     config.mode = Mode::Auto;
     let (cell, probe_tokens) = (config.cell_bytes, config.probe_tokens());
     let fixed = planned.sizing.fixed;
-    let _memory_lease = MemoryLease::take(fixed + probe_tokens * cell, 0, host.lease_dir.clone(), &host.root, &host.limits)?;
+    let _memory_lease =
+        MemoryLease::take(fixed + probe_tokens * cell, 0, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     // The probe of a small pool may be larger than the pool.

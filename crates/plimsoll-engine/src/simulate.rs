@@ -15,7 +15,7 @@ use crate::media::SeqMedia;
 use crate::planner::EnginePlan;
 use crate::request::{Limits, Request};
 use crate::sampling::SamplingParams;
-use crate::scheduler::{Newcomer, Scheduler, Seq, Share, StepLimits};
+use crate::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
 use crate::trace::{Line, Trace};
 
 /// What the imagined machine does in a second.
@@ -168,7 +168,7 @@ fn seconds(ms: u64) -> f64 {
 
 impl<'a> Simulation<'a> {
     fn new(plan: &'a EnginePlan, rates: Rates) -> Result<Self, SimulationError> {
-        if plan.step.whole {
+        if plan.step.encoder_batch {
             return Err(SimulationError::Encoder);
         }
         let tables = |error: &dyn std::fmt::Display| SimulationError::Tables(error.to_string());
@@ -242,7 +242,7 @@ impl<'a> Simulation<'a> {
         let (last_token, first, counted) = (arrived, false, false);
         let work = Job { arrived, leaves_at, outputs, leaves, first, last_token, host_bytes, counted };
         let total_max = tokens.len() + request.max_tokens as usize;
-        let newcomer = Newcomer {
+        let new_seq = NewSeq {
             order: self.order,
             salt: line.salt,
             total_max,
@@ -255,7 +255,7 @@ impl<'a> Simulation<'a> {
             tokens,
             work,
         };
-        self.scheduler.push(Seq::new(&self.cache, newcomer));
+        self.scheduler.push(Seq::new(&self.cache, new_seq));
         self.order += 1;
         self.out.host_bytes_peak = self.out.host_bytes_peak.max(self.host_bytes);
     }

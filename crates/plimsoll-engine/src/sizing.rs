@@ -10,11 +10,11 @@ use plimsoll_memory::sizing::{
     self, DeviceNow, Event, Failure, Generations, Measured, Mode, PoolCount, ProfileConfig, Released, ScalesWith,
     Shape, SizingError, SizingInput, StatePool,
 };
-use plimsoll_memory::{EmergencyReserve, Component, Ledger, OutOfMemory};
+use plimsoll_memory::{Component, EmergencyReserve, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
 use crate::accounts::Tables;
-use crate::cache::{self, KvCache, KvNotes, PagePool, PrefixIndex};
+use crate::cache::{self, KvCache, KvEventLog, PagePool, PrefixIndex};
 use crate::cancel::Cancel;
 use crate::cpu::CpuRunner;
 use crate::media::MediaSpec;
@@ -157,8 +157,13 @@ pub(crate) struct CpuGenerations<'a> {
 }
 
 /// What depends on the size of a generation.
-const SIZED: [Component; 5] =
-    [Component::KvPages, Component::StateSlots, Component::PrefixIndex, Component::StepWorkspace, Component::EmergencyReserve];
+const SIZED: [Component; 5] = [
+    Component::KvPages,
+    Component::StateSlots,
+    Component::PrefixIndex,
+    Component::StepWorkspace,
+    Component::EmergencyReserve,
+];
 
 impl CpuGenerations<'_> {
     /// What this process holds or has promised itself: planned bytes of fixed parts, mapped bytes of a generation's.
@@ -192,7 +197,7 @@ impl CpuGenerations<'_> {
             || sizing::OutOfMemory { component: Component::PrefixIndex.name().into(), requested: bytes, shortfall: 1 };
         let pool = PagePool::new(pages).map_err(|_| refused())?;
         let notes = match self.tables.kv_events {
-            true => Some(KvNotes::new(pages).ok_or_else(refused)?),
+            true => Some(KvEventLog::new(pages).ok_or_else(refused)?),
             false => None,
         };
         let index = match self.tables.prefix_cache {
@@ -200,7 +205,7 @@ impl CpuGenerations<'_> {
             false => None,
         };
         let index = match (index, notes) {
-            (Some(index), Some(notes)) => Some(index.with_notes(notes)),
+            (Some(index), Some(notes)) => Some(index.with_event_log(notes)),
             (index, _) => index,
         };
         let states = match self.shape.state {

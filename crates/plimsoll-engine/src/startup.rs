@@ -1,7 +1,7 @@
 //! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
-mod start_reserve;
 mod host;
+mod start_reserve;
 
 use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
@@ -13,29 +13,29 @@ use plimsoll_media::{MediaError, OutputPool};
 use plimsoll_memory::host::HostError;
 use plimsoll_memory::host::lease::{LeaseError, Refusal};
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
-use plimsoll_memory::{Bytes, EmergencyReserve, Component, Ledger, OutOfMemory, heap};
+use plimsoll_memory::{Bytes, Component, EmergencyReserve, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
 use thiserror::Error;
 
 use crate::accounts::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
-use crate::memory_lease::MemoryLease;
 use crate::cache::PrefixIndex;
 use crate::cancel::Cancel;
-use crate::delivery::SharedTokenizer;
+use crate::engine_host::{HostedLease, NoRoom};
 use crate::handle::{Arrival, EngineHandle, Shared};
-use crate::engine_host::{NoRoom, HostedLease};
 use crate::media::{MediaPlan, MediaSpec};
+use crate::memory_lease::MemoryLease;
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan, PlanError};
+use crate::prefill_budget::PrefillMeter;
 use crate::process::ProcessAccount;
+use crate::request_state::SharedTokenizer;
 use crate::sampling::{Sampler, SamplerError};
 use crate::sizing::{CpuGenerations, PoolBuild, profile_config};
 use crate::watch::watch;
 use crate::worker::{Encoding, Parts, Worker};
-use crate::yielding::Yielding;
-use start_reserve::StartReserve;
 pub use host::Host;
 pub(crate) use host::SPACE_STEP_BYTES;
+use start_reserve::StartReserve;
 
 /// Why an engine did not start.
 #[derive(Debug, Error)]
@@ -155,7 +155,8 @@ fn start_as(
         tracing::warn!("{idle}");
     }
     let beside = host.engine_host.as_ref().map_or(0, |engine_host| engine_host.mapped_total());
-    let memory_lease = MemoryLease::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
+    let memory_lease =
+        MemoryLease::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     let hosted = host.engine_host.as_ref().map(|engine_host| engine_host.admit(&ledger)).transpose()?;
@@ -198,9 +199,9 @@ impl Proven {
 
 /// Builds and proves the pool.
 fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Proven, StartError> {
-    if builder.plan.step.whole {
+    if builder.plan.step.encoder_batch {
         // No pool to be sized: built once and proven.
-        let shape = Shape { tokens: 0, state_slots: 0, pool_build: 1, phase: Phase::Production };
+        let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
         let failed = |failure| match failure {
             Failure::Other(error) => own_error(SizingError::Other(error)),
             Failure::OutOfMemory(refused) => refused_start(&refused),
@@ -216,7 +217,7 @@ fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Prov
         }
         error => own_error(error),
     })?;
-    Ok(Proven::new(outcome.pool_build, builder))
+    Ok(Proven::new(outcome.generation, builder))
 }
 
 fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
@@ -247,7 +248,7 @@ pub(crate) fn generations<'a>(
         touch: !options.elastic,
         threads: host.threads,
         // An encoder keeps nothing that could be shared, so no sequence must wait for a shared prefix.
-        tables: Tables { prefix_cache: options.prefix_cache && !planned.step.whole, ..Tables::of(options) },
+        tables: Tables { prefix_cache: options.prefix_cache && !planned.step.encoder_batch, ..Tables::of(options) },
         tokens: 0,
         room: Box::new(move || host.room(&own)),
         workspace_peak: 0,
@@ -309,12 +310,17 @@ struct Ready {
 
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
 /// takes the thread along.
-fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Host) -> Result<EngineHandle, StartError> {
+fn spawn(
+    ready: Ready,
+    start_reserve: StartReserve,
+    options: &Options,
+    host: &Host,
+) -> Result<EngineHandle, StartError> {
     let Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
     let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
-    let yielding = Yielding::new(options.long_prompt_slowdown);
+    let prefill_budget = PrefillMeter::new(options.long_prompt_slowdown);
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
     let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
@@ -326,10 +332,12 @@ fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Ho
     let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);
     let PoolBuild { runner, cache, emergency_reserve } = pool_build;
-    let notes = cache.index.as_ref().and_then(PrefixIndex::notes);
-    notes.into_iter().for_each(|notes| drop(shared.kv_notes.set(Arc::clone(notes))));
+    let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
+    notes.into_iter().for_each(|notes| drop(shared.kv_event_log.set(Arc::clone(notes))));
     let emergency_reserve = match emergency_reserve {
-        None if hosted.is_none() => Some(EmergencyReserve::map(&ledger, ledger.row(Component::EmergencyReserve).planned)?),
+        None if hosted.is_none() => {
+            Some(EmergencyReserve::map(&ledger, ledger.row(Component::EmergencyReserve).planned)?)
+        }
         emergency_reserve => emergency_reserve,
     };
     ledger.seal();
@@ -347,7 +355,7 @@ fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Ho
             cache,
             limits: step,
             speculation,
-            yielding,
+            prefill_budget,
             sampler,
             encoding,
             tokenizer,
@@ -366,7 +374,14 @@ fn spawn(ready: Ready, start_reserve: StartReserve, options: &Options, host: &Ho
     };
     let thread = thread.spawn(body).map_err(StartError::Thread)?;
     let closed = match wait.recv() {
-        Ok(()) => close_books(&handle, start_reserve.replace(emergency_reserve), memory_lease, accounts, options.log_ledger_every, host),
+        Ok(()) => close_books(
+            &handle,
+            start_reserve.replace(emergency_reserve),
+            memory_lease,
+            accounts,
+            options.log_ledger_every,
+            host,
+        ),
         Err(_) => Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready"))),
     };
     match closed {

@@ -49,7 +49,7 @@ impl StepBuffers {
             pages: Vec::with_capacity(pages),
             logit_rows: Vec::with_capacity(limits.logit_rows),
             state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
-            types: Vec::with_capacity(if limits.whole { limits.rows } else { 0 }),
+            types: Vec::with_capacity(if limits.encoder_batch { limits.rows } else { 0 }),
             places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
             prompt_rows: 0,
             pooled: false,
@@ -60,7 +60,8 @@ impl StepBuffers {
 
     /// Bytes that [`Self::new`] reserves.
     pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
-        let by_row = 2 + usize::from(limits.slots > 0) + usize::from(limits.draft_head) + usize::from(limits.whole);
+        let by_row =
+            2 + usize::from(limits.slots > 0) + usize::from(limits.draft_head) + usize::from(limits.encoder_batch);
         let words = by_row * limits.rows + limits.logit_rows + pages;
         let media = if limits.media { limits.rows * (size_of::<[f32; 3]>() + size_of::<MediaRows<'_>>()) } else { 0 };
         words * size_of::<u32>() + media + limits.running * size_of::<SeqSpan>()
@@ -86,7 +87,7 @@ impl StepBuffers {
             rows,
             start,
             pages_at: self.pages.len(),
-            pages: if self.limits.whole { rows.div_ceil(PAGE_TOKENS) } else { seq.pages.ids().len() },
+            pages: if self.limits.encoder_batch { rows.div_ceil(PAGE_TOKENS) } else { seq.pages.ids().len() },
             seen_from,
             state,
         });
@@ -94,7 +95,7 @@ impl StepBuffers {
         if self.limits.media {
             self.places.extend((start..start + rows).map(|position| seq.media.place(position)));
         }
-        if self.limits.whole {
+        if self.limits.encoder_batch {
             // Pages of the step's own, which last as long as it.
             let first = self.pages.len() as u32;
             self.pages.extend(first..first + rows.div_ceil(PAGE_TOKENS) as u32);
@@ -137,7 +138,7 @@ impl StepBuffers {
             self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
             seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut self.state_out);
             let last = self.tokens.len();
-            if self.limits.whole {
+            if self.limits.encoder_batch {
                 // The first position speaks for an encoder's sequence.
                 let first = (last - share.rows) as u32;
                 self.logit_rows.extend((share.logit_rows > 0).then_some(first));

@@ -8,12 +8,12 @@ use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
 use plimsoll_models::{Grid, Pictures};
 
 use crate::cancel::Cancel;
+use crate::encoder_batch::{self, EncoderStep};
 use crate::media::{MediaPlan, MediaSpec, widen};
 use crate::planner::ROWS_OF_MEDIA;
 use crate::runner::Runner;
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::scheduler::StepLimits;
-use crate::whole::{self, WholeStep};
 
 /// The pools that a stress may use.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +45,7 @@ pub fn stress(
     pools: Pools,
     cancel: &Cancel,
 ) -> Result<(), DeviceError> {
-    if limits.whole {
+    if limits.encoder_batch {
         return Stress { runner, limits, pools, cancel }.run_whole(context);
     }
     let pool = pools.pages * PAGE_TOKENS;
@@ -145,9 +145,9 @@ impl Stress<'_> {
     fn run_whole(&mut self, context: usize) -> Result<(), DeviceError> {
         let alone = [context.min(self.limits.rows)];
         let short = vec![1; self.limits.running.min(self.limits.rows)];
-        for rows in [&whole::largest(self.limits, context)[..], &alone, &short] {
+        for rows in [&encoder_batch::largest(self.limits, context)[..], &alone, &short] {
             self.cancel.checkpoint()?;
-            let step = WholeStep::new(rows);
+            let step = EncoderStep::new(rows);
             self.runner.forward(&step.input())?;
             for row in 0..rows.len() {
                 let scores = self.runner.logits(row);

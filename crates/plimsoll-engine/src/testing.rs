@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
-use crate::cache::{KvCache, KvNotes, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
+use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::media::MediaSpec;
 use crate::outbox::{Cause, FinishReason, TokenLogprobs, TokenOut};
+use crate::prefill_budget::PrefillMeter;
 use crate::progress::Phase;
 use crate::request::{Limits, Request};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
 use crate::worker::{Encoding, Parts, Worker};
-use crate::yielding::Yielding;
 
 pub use crate::worker::Speculation;
 
@@ -167,10 +167,10 @@ impl<R: Runner> Bench<R> {
         let build = move || {
             let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
             let pool = PagePool::new(pages).expect("a pool");
-            let notes = || KvNotes::new(pages).expect("notes");
-            let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index").with_notes(notes()));
-            let told = index.as_ref().and_then(PrefixIndex::notes);
-            told.into_iter().for_each(|notes| drop(shared.kv_notes.set(Arc::clone(notes))));
+            let notes = || KvEventLog::new(pages).expect("notes");
+            let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index").with_event_log(notes()));
+            let told = index.as_ref().and_then(PrefixIndex::kv_event_log);
+            told.into_iter().for_each(|notes| drop(shared.kv_event_log.set(Arc::clone(notes))));
             let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
             let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
             let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
@@ -185,7 +185,7 @@ impl<R: Runner> Bench<R> {
                 limits,
                 speculation,
                 // A layer of a long prompt behind every step, whatever the clock says.
-                yielding: Yielding::new(0),
+                prefill_budget: PrefillMeter::new(0),
                 sampler,
                 encoding,
                 tokenizer,

@@ -23,19 +23,19 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_memory::heap::GivenUp;
 
 use crate::cache::PAGE_TOKENS;
-use crate::delivery::{Delivery, SharedTokenizer};
 use crate::governor::{DegradationLevel, Governor};
 use crate::handle::{Arrival, Shared};
 use crate::lease::SharedCache;
 use crate::metrics::Metrics;
 use crate::pooling::Pooling;
+use crate::prefill_budget::PrefillMeter;
+use crate::request_state::{RequestState, SharedTokenizer};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
-use crate::scheduler::{Newcomer, Pooled, Scheduler, Seq, Share, StepLimits};
+use crate::scheduler::{NewSeq, Pooled, Scheduler, Seq, Share, StepLimits};
 use crate::speculation::{Done, Next, Pace};
 use crate::step::{DraftRows, StepBuffers, reuse};
 use crate::trim::Trim;
-use crate::yielding::Yielding;
 pub(crate) use encode::Encoding;
 use layers::Layers;
 use speculate::{Lane, Tally};
@@ -53,7 +53,7 @@ pub(crate) struct Worker<R> {
     pub epoch: Instant,
     runner: R,
     cache: SharedCache,
-    scheduler: Scheduler<Delivery>,
+    scheduler: Scheduler<RequestState>,
     limits: StepLimits,
     buffers: StepBuffers,
     /// A long prompt's chunk between two layers.
@@ -70,7 +70,7 @@ pub(crate) struct Worker<R> {
     /// Drafts a sequence may have at once.
     drafts_max: usize,
     pace: Pace,
-    yielding: Yielding,
+    prefill_budget: PrefillMeter,
     speculation: Tally,
     /// Sequences that decode in the current step.
     decodes: usize,
@@ -113,7 +113,7 @@ pub(crate) struct Parts<R> {
     pub cache: SharedCache,
     pub limits: StepLimits,
     pub speculation: Speculation,
-    pub yielding: Yielding,
+    pub prefill_budget: PrefillMeter,
     pub sampler: Sampler,
     /// For a model that takes media.
     pub encoding: Option<Encoding>,
@@ -160,7 +160,7 @@ impl<R: Runner> Worker<R> {
             cache,
             limits,
             speculation,
-            yielding,
+            prefill_budget,
             sampler,
             encoding,
             tokenizer,
@@ -173,7 +173,7 @@ impl<R: Runner> Worker<R> {
         let named_max = match &cache.borrow().index {
             Some(_) => page_ids,
             // Pages of the step's own: each sequence may have one that is not full.
-            None if limits.whole => page_ids.min(limits.running + limits.rows / PAGE_TOKENS),
+            None if limits.encoder_batch => page_ids.min(limits.running + limits.rows / PAGE_TOKENS),
             None => page_ids.min(pages),
         };
         let buffers = StepBuffers::new(&limits, named_max);
@@ -189,7 +189,7 @@ impl<R: Runner> Worker<R> {
             optimistic: speculation.optimistic,
             drafts_max: limits.drafts,
             pace: Pace::new(speculation.adaptive, speculation.cost),
-            yielding,
+            prefill_budget,
             speculation: Tally::default(),
             decodes: 0,
             passes: Vec::with_capacity(limits.running),
@@ -296,7 +296,7 @@ impl<R: Runner> Worker<R> {
 
     fn queue(&mut self, arrival: Arrival) {
         faults::site(Site::Accept);
-        let Arrival { mut request, outbox, came, place, mut room } = arrival;
+        let Arrival { mut request, outbox, timestamps, place, mut room } = arrival;
         let tokens = std::mem::take(&mut request.prompt);
         let total_max = tokens.len() + request.max_tokens as usize;
         if let Some(first) = self.scheduler.running().first().filter(|_| broken("V-J")) {
@@ -304,7 +304,7 @@ impl<R: Runner> Worker<R> {
         }
         // An unchecked draft could break the form; a checked one is compared with a token that keeps it.
         let drafts = self.drafts_max > 0 && !(self.optimistic && room.constraint.is_some());
-        let newcomer = Newcomer {
+        let new_seq = NewSeq {
             order: self.arrived,
             salt: if broken("V-66") { request.sampling.temperature.to_bits().into() } else { request.cache_salt },
             total_max,
@@ -319,9 +319,9 @@ impl<R: Runner> Worker<R> {
             pages: std::mem::take(&mut room.pages),
             page_ids: std::mem::take(&mut room.page_ids),
             tokens,
-            work: Delivery::new(request, outbox, place, came, room, drafts),
+            work: RequestState::new(request, outbox, place, timestamps, room, drafts),
         };
-        self.scheduler.push(Seq::new(&self.cache, newcomer));
+        self.scheduler.push(Seq::new(&self.cache, new_seq));
         self.arrived += 1;
     }
 
@@ -348,7 +348,7 @@ impl<R: Runner> Worker<R> {
         } else if self.scheduler.layered().is_none() {
             // All sequences wait for the encoder or for a grammar's next tokens.
             if let Some(seq) = self.scheduler.running_mut().iter_mut().find(|seq| seq.held) {
-                seq.work.at_hand(HELD_WAIT);
+                seq.work.mask_ready(HELD_WAIT);
             }
             return self.retire();
         }
@@ -364,7 +364,7 @@ impl<R: Runner> Worker<R> {
     fn hold(&mut self) {
         for _ in 0..2 {
             for seq in self.scheduler.soon_mut() {
-                seq.held = !seq.work.at_hand(Duration::ZERO);
+                seq.held = !seq.work.mask_ready(Duration::ZERO);
             }
         }
     }
@@ -391,7 +391,7 @@ impl<R: Runner> Worker<R> {
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
-        self.scheduler.prompts_take(self.yielding.rows(self.decodes));
+        self.scheduler.prompts_take(self.prefill_budget.rows(self.decodes));
         let (shares, events) = self.scheduler.schedule();
         self.shares.clear();
         self.shares.extend_from_slice(shares);
@@ -437,7 +437,7 @@ impl<R: Runner> Worker<R> {
         let rows: usize = self.shares.iter().map(|share| share.rows).sum();
         let drafts: usize = self.shares.iter().map(|share| share.drafts).sum();
         let (prompt_rows, seconds) = (rows - decodes - drafts, (now - began).as_secs_f64());
-        self.yielding.observe(decodes, prompt_rows, seconds);
+        self.prefill_budget.observe(decodes, prompt_rows, seconds);
         if self.drafts_max > 0 {
             let draft_seconds = (now - drafting).as_secs_f64();
             self.pace.observe(&Done { decodes, prompt_rows, drafts, tokens, seconds, draft_seconds });
@@ -498,7 +498,7 @@ impl<R: Runner> Worker<R> {
 }
 
 /// Notes the first step of a sequence, which begins where the cache's part of its prompt ends.
-fn enters(seq: &mut Seq<Delivery>, start: usize, began: Instant, shared: &Shared) {
+fn enters(seq: &mut Seq<RequestState>, start: usize, began: Instant, shared: &Shared) {
     let first = seq.work.scheduled(began, start, &shared.metrics);
     if first && seq.reuses() && shared.status.prefix_cache.load(Acquire) {
         shared.cached.looked_up(start, seq.prompt_len);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{ask, exact, fixtures, greedy};
 use plimsoll_engine::{
-    Blueprint, Embed, EngineHandle, Host, EngineHost, LedgerReport, Options, Pooling, Request, StartError, start,
+    Blueprint, Embed, EngineHandle, EngineHost, Host, LedgerReport, Options, Pooling, Request, StartError, start,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::host::{MemoryBudget, Root};

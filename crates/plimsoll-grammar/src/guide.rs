@@ -266,7 +266,7 @@ impl Constraint for Walk {
         Ok(self.ready()?.map(SimpleVob::as_slice))
     }
 
-    fn at_hand(&mut self, patience: Duration) -> bool {
+    fn mask_ready(&mut self, patience: Duration) -> bool {
         let Some(compiled) = self.compiled.clone().filter(|compiled| compiled.slow.load(Relaxed)) else { return true };
         self.ask();
         if !self.came(patience) {

@@ -409,7 +409,7 @@ fn a_form_that_takes_long_says_when_it_can_go_on() {
     while waited == 0 || rounds < 3 {
         rounds = if waited == 0 { 0 } else { rounds + 1 };
         for (walk, quickest) in walks.iter_mut().zip(&mut quickest) {
-            while !walk.at_hand(Duration::from_millis(1)) {
+            while !walk.mask_ready(Duration::from_millis(1)) {
                 waited += 1;
             }
             let began = Instant::now();

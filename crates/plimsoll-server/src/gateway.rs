@@ -156,7 +156,7 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Response {
         max_running_requests: limits.running_max_req_size,
         max_queued_requests: limits.max_waiting,
         disable_radix_cache: !engine.cache_report().enabled,
-        kv_events: engine.kv_notes().is_some(),
+        kv_events: engine.kv_event_log().is_some(),
         status: if serving { "ready" } else { "draining" },
     };
     json(&info, None)

@@ -13,7 +13,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream::unfold;
-use plimsoll_engine::cache::{KvCursor, KvEvent, KvNotes, PAGE_TOKENS};
+use plimsoll_engine::cache::{KvCursor, KvEvent, KvEventLog, PAGE_TOKENS};
 use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -59,13 +59,13 @@ fn enter(readers: &Arc<AtomicU64>) -> ApiResult<Place> {
 }
 
 /// Where a reader left off, if it was told so by this very server.
-fn resumed(headers: &HeaderMap, notes: &KvNotes) -> Option<KvCursor> {
+fn resumed(headers: &HeaderMap, kv_event_log: &KvEventLog) -> Option<KvCursor> {
     let (epoch, seq) = headers.get("last-event-id")?.to_str().ok()?.split_once('-')?;
-    (epoch.parse() == Ok(notes.epoch())).then(|| seq.parse().map(KvCursor::after).ok()).flatten()
+    (epoch.parse() == Ok(kv_event_log.epoch())).then(|| seq.parse().map(KvCursor::after).ok()).flatten()
 }
 
 struct Reader {
-    notes: Arc<KvNotes>,
+    kv_event_log: Arc<KvEventLog>,
     cursor: KvCursor,
     events: Vec<KvEvent>,
     phase: watch::Receiver<Phase>,
@@ -81,9 +81,9 @@ impl Reader {
     async fn next(&mut self) -> Option<Events> {
         let mut out = Events::default();
         loop {
-            self.notes.read(&mut self.cursor, EVENTS_AT_ONCE, &mut self.events);
+            self.kv_event_log.read(&mut self.cursor, EVENTS_AT_ONCE, &mut self.events);
             if !self.events.is_empty() {
-                self.events.drain(..).for_each(|event| write(&event, self.notes.epoch(), &mut out));
+                self.events.drain(..).for_each(|event| write(&event, self.kv_event_log.epoch(), &mut out));
                 self.opened = true;
                 return Some(out);
             }
@@ -91,7 +91,7 @@ impl Reader {
                 out.comment();
                 return Some(out);
             }
-            let changed = self.notes.changed(&self.cursor);
+            let changed = self.kv_event_log.changed(&self.cursor);
             tokio::select! {
                 () = reached(&mut self.phase, Phase::Draining) => return None,
                 waited = timeout(self.keep_alive, changed) => if waited.is_err() {
@@ -118,15 +118,15 @@ fn write(event: &KvEvent, epoch: u64, out: &mut Events) {
 
 /// The stream.
 pub(crate) async fn handle(State(app): State<Arc<App>>, headers: HeaderMap) -> ApiResult<Response> {
-    let Some(notes) = app.served.engine.kv_notes() else {
+    let Some(kv_event_log) = app.served.engine.kv_event_log() else {
         let message = "this server tells nobody what its prefix cache holds: start it with --kv-events";
         return Err(ApiError { code: Some("kv_events_off"), ..ApiError::new(StatusCode::NOT_FOUND, message) });
     };
     let place = enter(&app.front.metrics.kv_readers)?;
     let held = app.front.bytes.hold((EVENTS_AT_ONCE * (EVENT_BYTES + size_of::<KvEvent>())) as u64)?;
     let reader = Reader {
-        cursor: resumed(&headers, notes).unwrap_or_default(),
-        notes: Arc::clone(notes),
+        cursor: resumed(&headers, kv_event_log).unwrap_or_default(),
+        kv_event_log: Arc::clone(kv_event_log),
         events: Vec::with_capacity(EVENTS_AT_ONCE + 1),
         phase: app.front.phase.subscribe(),
         keep_alive: app.front.config.keep_alive,

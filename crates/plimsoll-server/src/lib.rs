@@ -15,7 +15,6 @@
 mod access;
 mod anthropic;
 mod app;
-mod aside;
 mod cache;
 mod caller;
 mod chat;
@@ -55,6 +54,7 @@ mod responses;
 mod running;
 mod serve;
 mod socket;
+mod spawn_thread;
 mod sse;
 mod status;
 mod submit;

@@ -8,12 +8,12 @@
 //! [`PrefixIndex::insert`] once its prompt is computed so that others can share it while it runs, and at the end
 //! either [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
 //!
-//! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three consistent. [`KvNotes`]
+//! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three consistent. [`KvEventLog`]
 //! reports the content of the index to external readers, if there are any.
 
 mod key;
 mod kv;
-mod notes;
+mod kv_event_log;
 mod pages;
 mod radix;
 mod states;
@@ -22,7 +22,7 @@ mod tests;
 
 pub use key::{MediaMark, PageKey};
 pub use kv::KvCache;
-pub use notes::{KvCursor, KvEvent, KvNotes, KvNotesStats};
+pub use kv_event_log::{KvCursor, KvEvent, KvEventLog, KvEventStats};
 pub use pages::{PageId, PagePool, PoolError};
 pub use radix::{IndexError, IndexStats, Match, PAGE_TOKENS, PrefixIndex};
 pub use states::{Purpose, SlotId, StateError, StatePool, StateStats};

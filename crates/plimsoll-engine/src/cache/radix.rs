@@ -21,7 +21,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::key::PageKey;
-use super::notes::KvNotes;
+use super::kv_event_log::KvEventLog;
 use super::pages::{PageId, PagePool};
 pub(super) use table::fold;
 use table::{DEAD, Node, Place, ROOT};
@@ -99,7 +99,7 @@ pub struct PrefixIndex {
     keys: [u64; 2],
     stats: IndexStats,
     /// What others are told of it.
-    notes: Option<Arc<KvNotes>>,
+    kv_event_log: Option<Arc<KvEventLog>>,
 }
 
 impl PrefixIndex {
@@ -133,21 +133,21 @@ impl PrefixIndex {
             table: table.into_boxed_slice(),
             keys: [fold(seed, 0x9e37_79b9_7f4a_7c15), fold(!seed, 0xd1b5_4a32_d192_ed03)],
             stats: IndexStats { bytes, ..IndexStats::default() },
-            notes: None,
+            kv_event_log: None,
         })
     }
 
     /// Keeps notes of what enters and leaves from now on. They have room for as many pages as the index, which is empty.
     #[must_use]
-    pub fn with_notes(mut self, notes: KvNotes) -> Self {
-        self.notes = Some(Arc::new(notes));
+    pub fn with_event_log(mut self, kv_event_log: KvEventLog) -> Self {
+        self.kv_event_log = Some(Arc::new(kv_event_log));
         self
     }
 
     /// What others are told of it, if anything.
     #[must_use]
-    pub fn notes(&self) -> Option<&Arc<KvNotes>> {
-        self.notes.as_ref()
+    pub fn kv_event_log(&self) -> Option<&Arc<KvEventLog>> {
+        self.kv_event_log.as_ref()
     }
 
     /// Bytes of host memory an index over `pages` pages takes.
@@ -365,7 +365,7 @@ impl PrefixIndex {
     fn forget(&mut self) {
         self.table.fill(ROOT);
         self.stats.nodes = 0;
-        self.notes.iter().for_each(|notes| notes.cleared());
+        self.kv_event_log.iter().for_each(|kv_event_log| kv_event_log.cleared());
     }
 
     /// Compares nodes, links, table and the pool's idea of what is cached. Costs time in proportion to the pool.

@@ -4,8 +4,8 @@ use plimsoll_device::{ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, Rounded, Se
 
 use super::{Blueprint, PlanError, ROWS_OF_MEDIA};
 use crate::cpu::Passes;
+use crate::encoder_batch::EncoderStep;
 use crate::options::Options;
-use crate::whole::WholeStep;
 
 /// A step of one sequence, for the planner's device.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,7 +46,7 @@ impl Blueprint {
     /// Runs a step of whole sequences on the planner's device.
     pub(super) fn run_whole(&self, shape: &ModelShape, rows: &[usize]) -> Result<Ran, PlanError> {
         let mut device = PlanDevice::new(&self.weights, shape.kv);
-        Passes::default().forward(&*self.model, &mut device, &WholeStep::new(rows).input())?;
+        Passes::default().forward(&*self.model, &mut device, &EncoderStep::new(rows).input())?;
         Ok(Ran {
             workspace: device.high_water(),
             below: 0,

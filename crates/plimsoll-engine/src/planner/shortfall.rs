@@ -68,7 +68,7 @@ impl Blueprint {
             limit_source: line.source.clone(),
             peers: line.peers,
             remedy: line.remedy,
-            tokens: if draft.step.whole { draft.context } else { pools.pages * PAGE_TOKENS },
+            tokens: if draft.step.encoder_batch { draft.context } else { pools.pages * PAGE_TOKENS },
             advice: Vec::new(),
             largest,
             plan,

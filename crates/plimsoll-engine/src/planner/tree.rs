@@ -3,7 +3,7 @@
 use plimsoll_device::{KvShape, PAGE_TOKENS};
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 
-use super::{Blueprint, EMERGENCY_RESERVE_BYTES, Draft, EnginePlan, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
+use super::{Blueprint, Draft, EMERGENCY_RESERVE_BYTES, EnginePlan, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
 use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::media::MediaPlan;
 use crate::scheduler::StepLimits;
@@ -47,7 +47,7 @@ fn state_line(slot_bytes: u64, slots_per_request: u64, slots: usize) -> PlanLine
 impl EnginePlan {
     /// The plan with the pools that start-up came to build.
     pub(crate) fn resize(&mut self, pages: usize, slots: usize) {
-        if self.step.whole {
+        if self.step.encoder_batch {
             // There are no pools.
             return;
         }

@@ -108,7 +108,7 @@ impl<T> Scheduler<T> {
     /// Whether the pool has pages for the sequence as it stands, and half of what it and the running ones may yet generate:
     /// enough that preemption stays rare, without reserving for outputs that mostly end early.
     fn has_room_for(&self, seq: &Seq<T>) -> bool {
-        if self.running.is_empty() || self.limits.whole {
+        if self.running.is_empty() || self.limits.encoder_batch {
             return true;
         }
         let cache = self.cache.borrow();

@@ -119,12 +119,12 @@ impl<T> Scheduler<T> {
 
     /// Rows of prompts in a step, at most. What is computed whole cannot be computed in smaller pieces.
     pub(super) fn prefill_rows(&self) -> usize {
-        if self.limits.whole { self.limits.rows } else { self.eased.prefill_rows }
+        if self.limits.encoder_batch { self.limits.rows } else { self.eased.prefill_rows }
     }
 
     /// Whether what waits longest, where it is to be computed whole, fits into the step's last `rows` rows.
     fn next_fits(&self, rows: usize) -> bool {
-        !self.limits.whole || self.waiting.first().is_none_or(|seq| seq.remaining() <= rows)
+        !self.limits.encoder_batch || self.waiting.first().is_none_or(|seq| seq.remaining() <= rows)
     }
 
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
@@ -195,8 +195,8 @@ impl<T> Scheduler<T> {
     /// to be, drafts get at most half of the other rows and leave one row with logits.
     fn room_for_drafts(&self, rows: usize, logit_rows: usize) -> usize {
         let decoding = self.running.iter().filter(|seq| seq.decoding()).count();
-        let newcomers = !self.waiting.is_empty() && self.running.len() < self.eased.running;
-        let prompts = newcomers || decoding < self.running.len();
+        let new_seqs = !self.waiting.is_empty() && self.running.len() < self.eased.running;
+        let prompts = new_seqs || decoding < self.running.len();
         let (rows, logit_rows) = (rows.saturating_sub(decoding), logit_rows.saturating_sub(decoding));
         if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
     }
@@ -239,7 +239,7 @@ impl<T> Scheduler<T> {
             return None;
         }
         let mut chunk = seq.ready().min(rows);
-        if self.limits.whole && chunk < seq.remaining() {
+        if self.limits.encoder_batch && chunk < seq.remaining() {
             return None;
         }
         if self.limits.apart() && seq.in_prompt(seq.computed) {
@@ -262,7 +262,7 @@ impl<T> Scheduler<T> {
     /// Gives sequence `i` pages for `rows` more positions, preempting newer ones if need be. When there is no newer one,
     /// `i` itself waits for older ones to finish: false.
     fn fit(&mut self, i: usize, rows: usize, events: &mut Events) -> bool {
-        if self.limits.whole {
+        if self.limits.encoder_batch {
             return true;
         }
         let positions = self.running[i].computed + rows;

@@ -21,7 +21,7 @@ pub struct StepLimits {
     /// They are a draft head's, which is run behind every step; otherwise they cost nothing to make.
     pub draft_head: bool,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
-    pub whole: bool,
+    pub encoder_batch: bool,
     /// A prompt may take more than a step: a chunk of it, as large as a step at most, is computed layer by layer, between steps.
     pub layered: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
@@ -66,7 +66,7 @@ impl StepLimits {
 
 /// Rows of prompts beside decoding sequences, at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Beside {
+pub struct PrefillBudget {
     /// In a step, of all prompts together.
     pub prompts: usize,
     /// In a chunk that is computed layer by layer.

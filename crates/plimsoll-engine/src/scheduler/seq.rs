@@ -61,7 +61,7 @@ pub struct Seq<T> {
     /// Positions that others can find.
     pub(super) published: usize,
     /// Positions at which its state is to be kept for others.
-    pub(super) wishes: ArrayVec<usize, WISHES_MAX>,
+    pub(super) checkpoints_wanted: ArrayVec<usize, WISHES_MAX>,
     /// A step that took part in a failure: it runs alone until it has passed this position.
     pub(super) suspect_until: Option<usize>,
     /// What the owner attaches.
@@ -70,7 +70,7 @@ pub struct Seq<T> {
 
 /// What a sequence is made from.
 #[derive(Debug)]
-pub struct Newcomer<T> {
+pub struct NewSeq<T> {
     /// Arrival number: smaller is older.
     pub order: u64,
     /// Sequences of different salts share no pages.
@@ -102,8 +102,8 @@ fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> 
 
 impl<T> Seq<T> {
     /// A sequence that holds nothing yet.
-    pub fn new(cache: &SharedCache, new: Newcomer<T>) -> Self {
-        let Newcomer { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, media, work } = new;
+    pub fn new(cache: &SharedCache, new: NewSeq<T>) -> Self {
+        let NewSeq { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, media, work } = new;
         Self {
             order,
             salt,
@@ -123,7 +123,7 @@ impl<T> Seq<T> {
             long: false,
             layered: None,
             published: 0,
-            wishes: ArrayVec::new(),
+            checkpoints_wanted: ArrayVec::new(),
             suspect_until: None,
             work,
         }
@@ -222,10 +222,10 @@ impl<T> Seq<T> {
         if position <= begun || !self.states.needed() {
             return self.states.plans(position);
         }
-        if !self.wishes.contains(&position) && self.wishes.len() < WISHES_MAX {
-            self.wishes.push(position);
+        if !self.checkpoints_wanted.contains(&position) && self.checkpoints_wanted.len() < WISHES_MAX {
+            self.checkpoints_wanted.push(position);
         }
-        self.wishes.contains(&position)
+        self.checkpoints_wanted.contains(&position)
     }
 
     /// Takes what the sequence needs to run: the longest cached prefix, and its state slots. Returns false, with
@@ -276,24 +276,24 @@ impl<T> Seq<T> {
     fn start_over(&mut self) {
         self.layered = None;
         self.drafts.clear();
-        self.wishes.clear();
+        self.checkpoints_wanted.clear();
         self.start_at(0);
     }
 
     /// Plans the checkpoints that fall into the next `rows` rows, which end before the prompt's last.
     pub(super) fn plan_checkpoints(&mut self, rows: usize) {
         if self.pages.doubted() {
-            return self.wishes.clear();
+            return self.checkpoints_wanted.clear();
         }
         let (start, end) = (self.computed, self.computed + rows);
-        self.wishes.sort_unstable();
-        for i in 0..self.wishes.len() {
-            let position = self.wishes[i];
+        self.checkpoints_wanted.sort_unstable();
+        for i in 0..self.checkpoints_wanted.len() {
+            let position = self.checkpoints_wanted[i];
             if position > start && position <= end {
                 self.states.plan_checkpoint(position);
             }
         }
-        self.wishes.retain(|position| *position > end);
+        self.checkpoints_wanted.retain(|position| *position > end);
     }
 
     /// Lets others find what was computed up to the end of the prompt.

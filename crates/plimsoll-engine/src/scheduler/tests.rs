@@ -45,7 +45,7 @@ proptest! {
 
 /// The oldest is served however many newer ones keep coming (I5), also when all of them want its prefix.
 #[test]
-fn a_stream_of_newcomers_starves_nobody() {
+fn a_stream_of_new_requests_starves_no_request() {
     for shares_prefix in [true, false] {
         let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };
         let mut world = World::new(Sizes::plain(limits, 8, true));
@@ -214,7 +214,7 @@ fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
 fn a_long_prompt_goes_between_the_steps_of_others() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 8, layered: true, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
-    world.scheduler.prompts_take(Beside { prompts: 8, long: 2 });
+    world.scheduler.prompts_take(PrefillBudget { prompts: 8, long: 2 });
     let rows = |world: &mut World| {
         let mut rows: Vec<usize> = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
         rows.sort_unstable();
@@ -280,7 +280,7 @@ fn who_begins_like_a_long_prompt_starts_from_its_chunks() {
         let limits = StepLimits { rows: 32, logit_rows: 8, running: 8, layered: true, ..StepLimits::default() };
         let limits = StepLimits { slots: slots.min(1), ..limits };
         let mut world = World::new(Sizes { slots, ..Sizes::plain(limits, 256, true) });
-        world.scheduler.prompts_take(Beside { prompts: 32, long: 32 });
+        world.scheduler.prompts_take(PrefillBudget { prompts: 32, long: 32 });
         let begins = |shared: u32, len: u32, own: u32| (0..shared).chain((0..len - shared).map(|i| own + i)).collect();
         (0..4).for_each(|i| world.push(begins(0, 8, 9000 + 10 * i), 400));
         world.step();
@@ -312,7 +312,7 @@ fn who_begins_like_a_long_prompt_starts_from_its_chunks() {
 fn short_prompts_leave_others_their_share_of_a_step() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
-    world.scheduler.prompts_take(Beside { prompts: 3, long: 2 });
+    world.scheduler.prompts_take(PrefillBudget { prompts: 3, long: 2 });
     world.arrive(6, 16, 0, 0, false);
     world.arrive(7, 16, 1, 1, false);
     let rows = |world: &mut World| -> Vec<usize> {
@@ -338,7 +338,7 @@ fn stateful(drafts: usize) -> StepLimits {
         slots: 1 + drafts,
         drafts,
         draft_head: false,
-        whole: false,
+        encoder_batch: false,
         layered: false,
         media: false,
         rounded: Rounded::None,
@@ -461,7 +461,7 @@ fn drafts_leave_prompts_their_rows() {
         slots: 0,
         drafts: 3,
         draft_head: false,
-        whole: false,
+        encoder_batch: false,
         layered: false,
         media: false,
         rounded: Rounded::None,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use plimsoll_memory::{EmergencyReserve, Component, Ledger, heap};
+use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
 
 /// Bytes that a start holds back for a refused allocation before the plan's own emergency reserve stands. They are part of what the plan
 /// allows the host heap, which is nearly empty then.

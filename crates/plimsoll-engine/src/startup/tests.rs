@@ -154,7 +154,9 @@ fn a19_a20_rebuilt_planned_and_pinned_servers_are_one_server() {
         // Weights, two generations of keys, values and workspace, one emergency reserve.
         assert_eq!(rebuilt.ledger().allocations(), (6, 0), "{model} was built, torn down and built again");
         // A19: what is in the ledger is one generation; nothing of the probe's is left.
-        for component in [Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::EmergencyReserve] {
+        for component in
+            [Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::EmergencyReserve]
+        {
             let row = rebuilt.ledger().row(component);
             assert_eq!(row.committed, row.planned, "{model}: {row:?}");
         }

@@ -13,7 +13,7 @@ use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
 use crate::cpu::Passes;
 use crate::options::Options;
 use crate::planner::{Blueprint, Line};
-use crate::scheduler::{Newcomer, Scheduler, Seq, Share};
+use crate::scheduler::{NewSeq, Scheduler, Seq, Share};
 use crate::step::{DraftRows, StepBuffers};
 
 /// What makes a step dear.
@@ -142,7 +142,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     let cache = Rc::new(RefCell::new(KvCache::new(PagePool::new(pages).unwrap(), index, states)));
     let mut scheduler = Scheduler::new(limits, cache.clone(), requests.len());
     for (order, (prompt, output, reported)) in requests.iter().enumerate() {
-        let newcomer = Newcomer {
+        let new_seq = NewSeq {
             order: order as u64,
             salt: 0,
             tokens: (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect(),
@@ -155,7 +155,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             media: crate::media::SeqMedia::default(),
             work: (),
         };
-        scheduler.push(Seq::new(&cache, newcomer));
+        scheduler.push(Seq::new(&cache, new_seq));
     }
     let mut buffers = [StepBuffers::new(&limits, 64), StepBuffers::new(&limits.of_layers(), 64)];
     let mut runner = Recorder::new(blueprint);

@@ -66,7 +66,7 @@ impl<R: Runner> Worker<R> {
 
     /// Says whether the chunk is done.
     fn run_layers(&mut self, number: u64, share: Share) -> Result<bool, String> {
-        let Self { runner, scheduler, layers, media_rows, yielding, shared, decodes, .. } = self;
+        let Self { runner, scheduler, layers, media_rows, prefill_budget, shared, decodes, .. } = self;
         let mut began = Instant::now();
         let begins = layers.begun.is_none();
         if begins {
@@ -80,15 +80,15 @@ impl<R: Runner> Worker<R> {
             if begins {
                 runner.begin(&step)?;
             }
-            let mut patience = yielding.patience(*decodes);
+            let mut patience = prefill_budget.patience(*decodes);
             loop {
                 let done = runner.advance(&step)?;
                 let seconds = began.elapsed().as_secs_f64();
                 began = Instant::now();
-                yielding.observe_layer(layer, share.rows, seconds);
+                prefill_budget.observe_layer(layer, share.rows, seconds);
                 layer += 1;
                 patience -= seconds;
-                if done || yielding.layer(layer, share.rows) > patience {
+                if done || prefill_budget.layer(layer, share.rows) > patience {
                     return Ok(done);
                 }
             }

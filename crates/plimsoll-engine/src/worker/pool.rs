@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Worker, panic_message};
+use crate::byte_reservation::Failure;
 use crate::pooling::Pooling;
-use crate::room::Failure;
 use crate::runner::Runner;
 use crate::scheduler::Share;
 

@@ -14,9 +14,9 @@ use plimsoll_device::DeviceError;
 
 use super::deliver::Chooser;
 use super::{Worker, panic_message};
-use crate::delivery::Delivery;
-use crate::lookup::Repeat;
 use crate::metrics::Metrics;
+use crate::prompt_lookup::Repeat;
+use crate::request_state::RequestState;
 use crate::runner::Runner;
 use crate::scheduler::Seq;
 use crate::speculation::{Next, Source};
@@ -59,8 +59,8 @@ pub(super) struct Lane {
 }
 
 /// Whether a step has settled all but a sequence's last token, and it is known what may come next, if anything does.
-fn settled(seq: &mut Seq<Delivery>) -> bool {
-    seq.computed + 1 == seq.tokens.len() && !seq.work.finished() && seq.work.at_hand(Duration::ZERO)
+fn settled(seq: &mut Seq<RequestState>) -> bool {
+    seq.computed + 1 == seq.tokens.len() && !seq.work.finished() && seq.work.mask_ready(Duration::ZERO)
 }
 
 impl<R: Runner> Worker<R> {

@@ -6,10 +6,10 @@ use std::time::Instant;
 use plimsoll_memory::{broken, heap};
 
 use super::Worker;
+use crate::byte_reservation::Failure;
 use crate::cache::PAGE_TOKENS;
 use crate::governor::DegradationLevel;
 use crate::progress::Phase;
-use crate::room::Failure;
 use crate::runner::Runner;
 use crate::trim::Due;
 
@@ -147,7 +147,7 @@ impl<R: Runner> Worker<R> {
         if let Some(index) = &cache.index {
             status.prefix_cache.store(true, Release);
             self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
-            index.notes().into_iter().for_each(|notes| notes.wake());
+            index.kv_event_log().into_iter().for_each(|log| log.wake());
         }
         if let Some(encoding) = &self.encoding {
             encoding.refresh(&self.shared.metrics);

@@ -210,7 +210,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         slots: shape.ring(),
         drafts: shape.drafts,
         draft_head: shape.head && shape.drafts > 0,
-        whole: false,
+        encoder_batch: false,
         layered: limits.max_req_total_len as usize > shape.rows,
         media: shape.tower.is_some(),
         rounded: plimsoll_device::Rounded::None,

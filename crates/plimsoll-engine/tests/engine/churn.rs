@@ -152,7 +152,7 @@ impl Told {
     /// Reads `most` changes; says whether there were any.
     fn read(&mut self, engine: &EngineHandle, most: usize) -> bool {
         let mut events = Vec::new();
-        engine.kv_notes().unwrap().read(&mut self.cursor, most, &mut events);
+        engine.kv_event_log().unwrap().read(&mut self.cursor, most, &mut events);
         for event in &events {
             match *event {
                 KvEvent::Reset => self.pages.clear(),

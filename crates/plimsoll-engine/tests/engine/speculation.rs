@@ -122,7 +122,7 @@ impl Constraint for Pondering {
         Ok(None)
     }
 
-    fn at_hand(&mut self, patience: Duration) -> bool {
+    fn mask_ready(&mut self, patience: Duration) -> bool {
         std::thread::sleep(patience.min(self.ready.saturating_duration_since(Instant::now())));
         self.ready <= Instant::now()
     }
@@ -529,14 +529,14 @@ fn a_form_that_takes_long_holds_up_nobody() {
 
 /// Neither does a sequence that has just arrived and finds its grammar busy.
 #[test]
-fn a_newcomer_whose_form_is_busy_joins_no_step() {
+fn a_new_request_whose_grammar_is_busy_joins_no_step() {
     let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..Shape::default() });
     let running = engine.submit(greedy(&prompt(80, 20), 150)).unwrap();
     let form = || Some(Arc::new(Ponder(Duration::ZERO, Duration::from_millis(60))) as Arc<dyn Grammar>);
     let began = Instant::now();
-    let newcomers: Vec<_> =
+    let new_seqs: Vec<_> =
         (0..3).map(|i| engine.submit(Request { grammar: form(), ..greedy(&prompt(81 + i, 20), 5) }).unwrap()).collect();
-    for (i, reader) in (0..).zip(newcomers) {
+    for (i, reader) in (0..).zip(new_seqs) {
         assert_eq!(collect(reader).ids, says(&prompt(81 + i, 20), 5));
     }
     assert!(began.elapsed() >= Duration::from_millis(60));

@@ -92,7 +92,14 @@ fn engine(model: &str) -> EngineHandle {
         token_types: 0,
     };
     let whole = encoder.is_some();
-    let step = StepLimits { rows: 64, logit_rows: 8, running: 8, whole, layered: !whole, ..StepLimits::default() };
+    let step = StepLimits {
+        rows: 64,
+        logit_rows: 8,
+        running: 8,
+        encoder_batch: whole,
+        layered: !whole,
+        ..StepLimits::default()
+    };
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
     let runner = Poisoned { inner, tokens: Vec::with_capacity(64) };
     over_runner(Bench {

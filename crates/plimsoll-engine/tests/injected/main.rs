@@ -41,7 +41,11 @@ fn alone() -> MutexGuard<'static, ()> {
 fn whole_reserve() {
     let deadline = Instant::now() + Duration::from_secs(10);
     while heap::reserve_blocks_missing() > 0 {
-        assert!(Instant::now() < deadline, "{} blocks of the emergency reserve do not come back", heap::reserve_blocks_missing());
+        assert!(
+            Instant::now() < deadline,
+            "{} blocks of the emergency reserve do not come back",
+            heap::reserve_blocks_missing()
+        );
         std::thread::sleep(Duration::from_millis(1));
     }
 }

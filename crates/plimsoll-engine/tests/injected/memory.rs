@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::Refusal;
 use plimsoll_engine::testing::by_hand;
-use plimsoll_memory::{EmergencyReserve, Component, Ledger, faults, heap};
+use plimsoll_memory::{Component, EmergencyReserve, Ledger, faults, heap};
 
 use crate::alone;
 use crate::common::recall::{Shape, recall_bench};

@@ -160,7 +160,10 @@ fn refuse_runs(run: u64) {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(counted(), refused);
-    assert_eq!(engine.ledger().row(Component::EmergencyReserve).committed, engine.ledger().row(Component::EmergencyReserve).planned);
+    assert_eq!(
+        engine.ledger().row(Component::EmergencyReserve).committed,
+        engine.ledger().row(Component::EmergencyReserve).planned
+    );
     end(engine);
 }
 

@@ -159,7 +159,10 @@ fn every_heap_call_of_a_start_may_be_refused() {
             assert!(nth + LOOK_CALLS > calls, "call {nth} of {calls} was never made");
             break;
         }
-        assert!(heap::blocks_released() > released, "call {nth}: the start reserve or the emergency reserve paid for it");
+        assert!(
+            heap::blocks_released() > released,
+            "call {nth}: the start reserve or the emergency reserve paid for it"
+        );
         swept += 1;
     }
     println!("{swept} of {calls} heap calls of a start were refused in {:?}", begun.elapsed());

@@ -41,8 +41,13 @@ fn v_09_a_conversation_keeps_no_entry_a_turn() {
     assert!(engine.metrics().checkpoints_superseded.get() >= 3 * 5);
     let committed = |component| engine.ledger().row(component).committed;
     assert_eq!(committed(Component::StateSlots), slots * QWEN35_STATE_BYTES, "what is accounted is what a state takes");
-    let regions =
-        [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace, Component::EmergencyReserve];
+    let regions = [
+        Component::Weights,
+        Component::KvPages,
+        Component::StateSlots,
+        Component::StepWorkspace,
+        Component::EmergencyReserve,
+    ];
     let (accounted, real) = (regions.map(committed).iter().sum::<u64>(), faults::region_bytes());
     assert!(accounted.abs_diff(real) <= real / 100, "{accounted} bytes accounted, {real} mapped");
 }

@@ -32,4 +32,6 @@ pub use generations::{
 pub use joint::{JointError, JointInput, JointSplit};
 pub use pools::own_size;
 pub use shadow::{ShadowReport, dry_run};
-pub use target::{EMERGENCY_RESERVE_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens, target_tokens};
+pub use target::{
+    EMERGENCY_RESERVE_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens, target_tokens,
+};

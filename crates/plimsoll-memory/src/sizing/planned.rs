@@ -53,7 +53,8 @@ pub(super) fn start<D: Generations>(
 /// Whether arithmetic alone has nothing against the plan, on any rank; then the longest request it serves.
 fn worth_building<D: Generations>(run: &mut Run<'_, D>, tokens: u64, state_slots: u64) -> Option<u64> {
     let cfg = run.cfg;
-    let need = cfg.kv_bytes(tokens).saturating_add(cfg.state_bytes(state_slots)).saturating_add(cfg.emergency_reserve_bytes);
+    let need =
+        cfg.kv_bytes(tokens).saturating_add(cfg.state_bytes(state_slots)).saturating_add(cfg.emergency_reserve_bytes);
     let room = tokens > 0 && need <= run.device.device().available;
     let max_seq_len = check_sizes(Phase::Production, tokens, cfg).ok().filter(|_| room);
     let refused = run.device.reduce_max(u64::from(max_seq_len.is_none())) > 0;

@@ -91,7 +91,11 @@ impl<'a, D: Generations> Run<'a, D> {
     }
 
     /// Builds, sets start reserve aside, stresses. The generation comes back even if it failed, to be torn down.
-    pub(super) fn try_generation(&mut self, shape: Shape, emergency_reserve: u64) -> (Option<D::G>, Result<Measured, Fault>) {
+    pub(super) fn try_generation(
+        &mut self,
+        shape: Shape,
+        emergency_reserve: u64,
+    ) -> (Option<D::G>, Result<Measured, Fault>) {
         let (generation, fault) = match self.device.build(shape) {
             Ok(generation) => (Some(generation), None),
             Err(failure) => (None, Some(failure.into())),

@@ -4,8 +4,8 @@ use crate::fake::{CELL, GIB, MIB, has_negative_number, usual_config};
 use plimsoll_memory::sizing::diagnose::{Stage, Suggestion, Value, diagnose};
 use plimsoll_memory::sizing::joint::{JointError, JointInput, solve};
 use plimsoll_memory::sizing::{
-    EMERGENCY_RESERVE_BYTES, Component, Fraction, OutOfMemory, PROBE_FLOOR_TOKENS, ScalesWith, SizingInput, SizingWarning,
-    decode_stress, max_decode_batch, probe_tokens, target_tokens,
+    Component, EMERGENCY_RESERVE_BYTES, Fraction, OutOfMemory, PROBE_FLOOR_TOKENS, ScalesWith, SizingInput,
+    SizingWarning, decode_stress, max_decode_batch, probe_tokens, target_tokens,
 };
 use proptest::prelude::*;
 

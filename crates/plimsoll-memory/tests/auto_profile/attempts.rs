@@ -3,8 +3,8 @@
 use crate::fake::{ATTENTION, CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config};
 use plimsoll_memory::sizing::diagnose::Stage;
 use plimsoll_memory::sizing::{
-    EMERGENCY_RESERVE_BYTES, Fraction, Mode, Phase, ProfileConfig, ShadowReport, SizingError, SizingInput, SizingWarning,
-    StatePool, auto_profile, check_sizes,
+    EMERGENCY_RESERVE_BYTES, Fraction, Mode, Phase, ProfileConfig, ShadowReport, SizingError, SizingInput,
+    SizingWarning, StatePool, auto_profile, check_sizes,
 };
 use proptest::prelude::*;
 

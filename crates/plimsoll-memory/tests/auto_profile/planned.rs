@@ -2,7 +2,9 @@
 
 use crate::attempts::{fails, hybrid_config, hybrid_device, usual_target};
 use crate::fake::{CELL, Fake, GIB, Wrong, production, usual_config};
-use plimsoll_memory::sizing::{EMERGENCY_RESERVE_BYTES, Mode, Phase, ProfileConfig, SizingError, auto_profile, dry_run};
+use plimsoll_memory::sizing::{
+    EMERGENCY_RESERVE_BYTES, Mode, Phase, ProfileConfig, SizingError, auto_profile, dry_run,
+};
 use proptest::prelude::*;
 
 fn planned(tokens: u64) -> ProfileConfig {
@@ -15,7 +17,10 @@ fn a_plan_that_holds_is_built_once_and_proven_once() {
     let outcome = auto_profile(&planned(usual_target()), &mut fake).unwrap();
     assert_eq!((outcome.shape.tokens, outcome.attempts, outcome.probe_tokens), (usual_target(), 1, None));
     assert_eq!((fake.built.len(), fake.stresses, fake.teardowns), (1, 1, 0));
-    assert_eq!((outcome.emergency_reserve_bytes, fake.held("emergency reserve")), (EMERGENCY_RESERVE_BYTES, EMERGENCY_RESERVE_BYTES));
+    assert_eq!(
+        (outcome.emergency_reserve_bytes, fake.held("emergency reserve")),
+        (EMERGENCY_RESERVE_BYTES, EMERGENCY_RESERVE_BYTES)
+    );
     // The same arithmetic over its own peak as over a probe's.
     let auto = auto_profile(&usual_config(), &mut Fake::usual()).unwrap();
     assert_eq!(outcome.target, auto.target);

@@ -20,10 +20,10 @@ use super::gallery::{Medium, Source, formats};
 use super::refused;
 use super::turns::{FETCHES, FETCHES_OF_A_HOST};
 use crate::app::{App, Phase, reached};
-use crate::aside::aside;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::generation::cut;
 use crate::limits::Held;
+use crate::spawn_thread::spawn_thread;
 
 /// Standard base64, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -270,7 +270,7 @@ async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, he
     let own = spec.staging.reserve(FETCHING_BYTES).map_err(|error| refused(param, &error))?;
     let limit = app.config.media.file_limit(kind);
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
-    let fetching = aside("plimsoll-fetch", move || {
+    let fetching = spawn_thread("plimsoll-fetch", move || {
         // Held until the connection is closed, also when nobody waits for it any more.
         let _own = (own, turn);
         fetcher.fetch(&url, limit.0, |piece| sender.blocking_send(piece.to_vec()).is_ok())

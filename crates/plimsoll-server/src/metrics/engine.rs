@@ -56,14 +56,18 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
     let help = "The pool's shape: tokens of a page, pages";
     let mut family = encoder.encode_descriptor("plimsoll_cache_config_info", help, None, one.metric_type())?;
     one.encode(family.encode_family(&labels)?)?;
-    let Some(notes) = engine.kv_notes().map(|notes| notes.stats()) else { return Ok(()) };
-    encode_each(encoder, &[("plimsoll_kv_changes", "Changes of the prefix cache", notes.changes)], ConstCounter::new)?;
+    let Some(kv_event_log) = engine.kv_event_log().map(|kv_event_log| kv_event_log.stats()) else { return Ok(()) };
+    encode_each(
+        encoder,
+        &[("plimsoll_kv_changes", "Changes of the prefix cache", kv_event_log.changes)],
+        ConstCounter::new,
+    )?;
     encode_each(
         encoder,
         &[
-            ("plimsoll_kv_events_pages", "Pages that routers are told of", notes.pages as i64),
-            ("plimsoll_kv_events_removals", "Departures kept for slow readers", notes.removals_kept as i64),
-            ("plimsoll_kv_events_removals_limit", "Limit of the above", notes.removals_max as i64),
+            ("plimsoll_kv_events_pages", "Pages that routers are told of", kv_event_log.pages as i64),
+            ("plimsoll_kv_events_removals", "Departures kept for slow readers", kv_event_log.removals_kept as i64),
+            ("plimsoll_kv_events_removals_limit", "Limit of the above", kv_event_log.removals_max as i64),
         ],
         ConstGauge::new,
     )

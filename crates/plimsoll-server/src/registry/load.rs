@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 use super::slot::{InUse, Loaded, State, Waiting};
 use super::{LoadError, Loader, Registry};
 use crate::app::{App, Phase, model_routes, reached};
-use crate::aside::aside;
 use crate::error::{ApiError, ApiResult};
 use crate::generation::cut;
 use crate::request_log::tenths;
+use crate::spawn_thread::spawn_thread;
 
 /// A load that has failed is not tried again for this long: its error is told at once.
 const FAILED_FOR: Duration = Duration::from_secs(5);
@@ -190,7 +190,7 @@ impl Registry {
     ) -> Result<T, LoadError> {
         let loader = Arc::clone(&self.loader);
         let refused = |error| LoadError::Failed(format!("the system has no thread left: {error}"));
-        let done = aside("plimsoll-load", move || work(&*loader)).map_err(refused)?.await;
+        let done = spawn_thread("plimsoll-load", move || work(&*loader)).map_err(refused)?.await;
         done.unwrap_or_else(|_| Err(LoadError::Failed("it panicked".into())))
     }
 }

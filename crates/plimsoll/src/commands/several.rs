@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
-    Blueprint, Cancel, CheckpointDefaults, EngineHandle, EnginePlan, Host, EngineHost, LedgerReport, Line, LoadedModel,
+    Blueprint, Cancel, CheckpointDefaults, EngineHandle, EngineHost, EnginePlan, Host, LedgerReport, Line, LoadedModel,
     Options, PlanError, start_unless, with_weights,
 };
 use plimsoll_formats::Checkpoint;
@@ -110,7 +110,8 @@ fn print_plans(engine_host: &Plan, plans: &[Planned]) {
             Err(error) => say!("{name}: never loaded: {}", words(error)),
         }
     }
-    let sum = engine_host.total() + plans.iter().flat_map(|(_, plan)| plan).map(|planned| planned.plan.total()).sum::<u64>();
+    let sum =
+        engine_host.total() + plans.iter().flat_map(|(_, plan)| plan).map(|planned| planned.plan.total()).sum::<u64>();
     let never = names(plans.iter().filter(|(_, plan)| plan.is_err()));
     if plans.iter().all(|(_, plan)| plan.is_err()) {
         return;

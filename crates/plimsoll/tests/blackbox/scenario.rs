@@ -86,7 +86,7 @@ fn a_server_on_a_machine_that_has_been_up_for_ten_years() {
 #[test]
 fn the_time_of_day_decides_nothing() {
     let allowed = [
-        "plimsoll-engine/src/cache/notes.rs",
+        "plimsoll-engine/src/cache/kv_event_log.rs",
         "plimsoll-formats/src/mapping.rs",
         "plimsoll-server/src/gateway.rs",
         "plimsoll-server/src/models.rs",

@@ -17,7 +17,10 @@ fn t_14_what_is_kept_free_is_a_line_of_the_sum() {
     let sum: u64 = rows.iter().map(|row| number(&row["planned_bytes"])).sum();
     assert_eq!(sum, number(&page["planned_bytes"]));
     let emergency_reserve = rows.iter().find(|row| row["component"] == "emergency_reserve").expect("it is a line");
-    assert!(number(&emergency_reserve["planned_bytes"]) >= 16 << 20 && emergency_reserve["committed_bytes"] == emergency_reserve["planned_bytes"]);
+    assert!(
+        number(&emergency_reserve["planned_bytes"]) >= 16 << 20
+            && emergency_reserve["committed_bytes"] == emergency_reserve["planned_bytes"]
+    );
     assert_eq!(number(&plan("llama", &["--max-total-token-num", "8192"])["total"]), sum, "the plan says the same");
 }
 

@@ -87,8 +87,8 @@ impl PrefixIndex {
         self.table[place] = page.0;
         self.stats.nodes += 1;
         self.stats.inserted_pages += 1;
-        if let Some(notes) = self.notes.as_ref().filter(|_| salt == 0 && media == [0; 32]) {
-            notes.stored(page, (parent != ROOT).then_some(PageId(parent)), tokens);
+        if let Some(kv_event_log) = self.kv_event_log.as_ref().filter(|_| salt == 0 && media == [0; 32]) {
+            kv_event_log.stored(page, (parent != ROOT).then_some(PageId(parent)), tokens);
         }
         true
     }
@@ -120,7 +120,7 @@ impl PrefixIndex {
         }
         self.table[gap] = ROOT;
         self.stats.nodes -= 1;
-        self.notes.iter().for_each(|notes| notes.removed(page));
+        self.kv_event_log.iter().for_each(|kv_event_log| kv_event_log.removed(page));
     }
 }
 

@@ -41,12 +41,12 @@ pub(super) struct Sizes {
     pub(super) pages: usize,
     pub(super) slots: usize,
     pub(super) prefix_cache: bool,
-    pub(super) beside: Beside,
+    pub(super) beside: PrefillBudget,
 }
 
 impl Sizes {
     pub(super) fn plain(limits: StepLimits, pages: usize, prefix_cache: bool) -> Self {
-        let beside = Beside { prompts: limits.rows, long: limits.rows };
+        let beside = PrefillBudget { prompts: limits.rows, long: limits.rows };
         Self { limits, pages, slots: 0, prefix_cache, beside }
     }
 }
@@ -54,7 +54,7 @@ impl Sizes {
 pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
     // Beyond 64 rows more than there are logits, answers that are computed again have a bound of their own.
     let more_rows = prop_oneof![3 => 0usize..40, 1 => 65usize..150];
-    let beside = (1usize..80, 1usize..80).prop_map(|(prompts, long)| Beside { prompts, long });
+    let beside = (1usize..80, 1usize..80).prop_map(|(prompts, long)| PrefillBudget { prompts, long });
     let step = (1usize..9, 0usize..8, more_rows, beside);
     (
         step,
@@ -95,7 +95,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                     slots,
                     drafts,
                     draft_head: false,
-                    whole: false,
+                    encoder_batch: false,
                     layered: layers,
                     media: false,
                     rounded: if apart { Rounded::Prompts } else { Rounded::None },
@@ -202,7 +202,7 @@ impl World {
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
         let logits_from = if reports { 0 } else { prompt_len - 1 };
         let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
-        let new = Newcomer {
+        let new = NewSeq {
             order,
             salt,
             tokens,
@@ -223,7 +223,7 @@ impl World {
     /// A request of these tokens arrives.
     pub(super) fn push(&mut self, tokens: Vec<u32>, output: usize) {
         self.work += tokens.len() + output;
-        let new = Newcomer {
+        let new = NewSeq {
             order: self.arrived,
             salt: 0,
             logits_from: tokens.len() - 1,

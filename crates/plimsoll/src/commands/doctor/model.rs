@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_engine::{Blueprint, EnginePlan, Host, EngineHost, LoadedModel, PlanError};
+use plimsoll_engine::{Blueprint, EngineHost, EnginePlan, Host, LoadedModel, PlanError};
 use plimsoll_hub::{Cache, FileCheck, FileState, HubError, ModelRef, Progress, Quiet, TerminalProgress};
 use plimsoll_memory::Bytes;
 use plimsoll_server::ServerConfig;

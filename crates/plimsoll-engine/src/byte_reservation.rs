@@ -53,7 +53,7 @@ impl From<TryReserveError> for Failure {
 }
 
 /// The blocks.
-pub(crate) struct Room {
+pub(crate) struct ByteReservation {
     /// Occurrences for the penalties, the prompt's already counted; empty when the request has none.
     pub counts: TokenCounts,
     /// The automata of its stop strings.
@@ -74,7 +74,7 @@ pub(crate) struct Room {
 /// Bytes of one token's text for which room is made beforehand.
 const PIECE_BYTES: usize = 64;
 
-impl Room {
+impl ByteReservation {
     /// Reserves everything, the places of the output's ids behind the prompt's included; none without memory for it.
     pub fn reserve(request: &mut Request, spec: Option<&MediaSpec>) -> Option<Self> {
         // A block of exactly what was priced, whatever the prompt came in.

@@ -24,7 +24,7 @@ pub(crate) fn largest(limits: &StepLimits, context: usize) -> Vec<usize> {
 }
 
 /// A step of whole sequences, each with a score wanted.
-pub(crate) struct WholeStep {
+pub(crate) struct EncoderStep {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     seqs: Vec<SeqSpan>,
@@ -33,7 +33,7 @@ pub(crate) struct WholeStep {
     logit_rows: Vec<u32>,
 }
 
-impl WholeStep {
+impl EncoderStep {
     /// Sequences of these lengths.
     pub fn new(rows: &[usize]) -> Self {
         let (mut positions, mut seqs, mut pages) = (Vec::new(), Vec::new(), 0);
@@ -95,7 +95,7 @@ mod tests {
             assert!(largest.iter().all(|own| (1..=context).contains(own)) && largest.len() <= running);
             assert_eq!(largest.iter().sum::<usize>(), rows.min(running.min(rows) * context));
             assert_eq!(
-                WholeStep::new(&largest).pages.len(),
+                EncoderStep::new(&largest).pages.len(),
                 brute(rows, running, context),
                 "{rows} rows, {running} of {context}"
             );

@@ -74,7 +74,7 @@ impl KvCursor {
 
 /// What there is to say about the notes themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvNotesStats {
+pub struct KvEventStats {
     /// Changes since start.
     pub changes: u64,
     /// Pages that are told of.
@@ -103,7 +103,7 @@ struct Removal {
 }
 
 #[derive(Debug)]
-struct Notes {
+struct Log {
     /// One a page of the pool, linked in the order in which they entered.
     rows: Box<[Row]>,
     first: u32,
@@ -120,14 +120,14 @@ struct Notes {
 
 /// The notes on one prefix tree.
 #[derive(Debug)]
-pub struct KvNotes {
-    notes: Mutex<Notes>,
+pub struct KvEventLog {
+    kv_event_log: Mutex<Log>,
     changed: Notify,
     /// Identifies this run of the server. A reader may still use numbers of an earlier run.
     epoch: u64,
 }
 
-impl KvNotes {
+impl KvEventLog {
     /// Empty notes on a tree over `pages` pages; the only allocation there ever is. None if the host has no memory.
     #[must_use]
     pub fn new(pages: usize) -> Option<Self> {
@@ -136,7 +136,7 @@ impl KvNotes {
         removals.try_reserve_exact(pages).ok()?;
         rows.resize(pages, Row { seq: 0, hash: 0, parent: 0, tokens: [0; PAGE_TOKENS], before: NONE, after: NONE });
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let notes = Notes {
+        let kv_event_log = Log {
             rows: rows.into_boxed_slice(),
             first: NONE,
             last: NONE,
@@ -147,7 +147,7 @@ impl KvNotes {
             woken: 0,
         };
         let epoch = since_1970.as_micros() as u64;
-        Some(Self { notes: Mutex::new(notes), changed: Notify::new(), epoch })
+        Some(Self { kv_event_log: Mutex::new(kv_event_log), changed: Notify::new(), epoch })
     }
 
     /// Bytes of host memory that the notes on a tree over `pages` pages take, without what the allocator adds to their two blocks.
@@ -164,82 +164,82 @@ impl KvNotes {
 
     /// What there is to say about them.
     #[must_use]
-    pub fn stats(&self) -> KvNotesStats {
-        let notes = self.lock();
-        KvNotesStats {
-            changes: notes.seq,
-            pages: notes.pages,
-            removals_kept: notes.removals.len(),
-            removals_max: notes.rows.len(),
+    pub fn stats(&self) -> KvEventStats {
+        let kv_event_log = self.lock();
+        KvEventStats {
+            changes: kv_event_log.seq,
+            pages: kv_event_log.pages,
+            removals_kept: kv_event_log.removals.len(),
+            removals_max: kv_event_log.rows.len(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Notes> {
+    fn lock(&self) -> MutexGuard<'_, Log> {
         // Numbers and links are written in an order that leaves nothing to trip over.
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kv_event_log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that `page` has entered the tree below `parent`.
     pub(super) fn stored(&self, page: PageId, parent: Option<PageId>, tokens: &[u32; PAGE_TOKENS]) {
-        let mut notes = self.lock();
-        let above = parent.map(|parent| notes.rows[parent.index()]);
+        let mut kv_event_log = self.lock();
+        let above = parent.map(|parent| kv_event_log.rows[parent.index()]);
         // Below what is not told of, nothing is.
         if above.is_some_and(|above| above.seq == 0) {
             return;
         }
         let parent = above.map_or(0, |above| above.hash);
-        let (seq, before) = (notes.seq + 1, notes.last);
+        let (seq, before) = (kv_event_log.seq + 1, kv_event_log.last);
         let hash = name(parent, tokens);
-        notes.rows[page.index()] = Row { seq, hash, parent, tokens: *tokens, before, after: NONE };
-        match notes.rows.get_mut(before as usize) {
+        kv_event_log.rows[page.index()] = Row { seq, hash, parent, tokens: *tokens, before, after: NONE };
+        match kv_event_log.rows.get_mut(before as usize) {
             Some(last) => last.after = page.0,
-            None => notes.first = page.0,
+            None => kv_event_log.first = page.0,
         }
-        (notes.last, notes.seq) = (page.0, seq);
-        notes.pages += 1;
+        (kv_event_log.last, kv_event_log.seq) = (page.0, seq);
+        kv_event_log.pages += 1;
     }
 
     /// Notes that `page` has left the tree.
     pub(super) fn removed(&self, page: PageId) {
-        let mut notes = self.lock();
-        let Row { seq, hash, before, after, .. } = notes.rows[page.index()];
+        let mut kv_event_log = self.lock();
+        let Row { seq, hash, before, after, .. } = kv_event_log.rows[page.index()];
         if seq == 0 {
             return;
         }
-        notes.rows[page.index()].seq = 0;
-        match notes.rows.get_mut(before as usize) {
+        kv_event_log.rows[page.index()].seq = 0;
+        match kv_event_log.rows.get_mut(before as usize) {
             Some(row) => row.after = after,
-            None => notes.first = after,
+            None => kv_event_log.first = after,
         }
-        match notes.rows.get_mut(after as usize) {
+        match kv_event_log.rows.get_mut(after as usize) {
             Some(row) => row.before = before,
-            None => notes.last = before,
+            None => kv_event_log.last = before,
         }
-        notes.pages -= 1;
-        notes.seq += 1;
-        let seq = notes.seq;
-        if notes.removals.len() == notes.rows.len() {
-            notes.forgotten = notes.removals.pop_front().map_or(seq, |oldest| oldest.seq);
+        kv_event_log.pages -= 1;
+        kv_event_log.seq += 1;
+        let seq = kv_event_log.seq;
+        if kv_event_log.removals.len() == kv_event_log.rows.len() {
+            kv_event_log.forgotten = kv_event_log.removals.pop_front().map_or(seq, |oldest| oldest.seq);
         }
-        notes.removals.push_back(Removal { seq, hash });
+        kv_event_log.removals.push_back(Removal { seq, hash });
     }
 
     /// Notes that the tree is empty.
     pub(super) fn cleared(&self) {
-        let mut notes = self.lock();
-        notes.rows.iter_mut().for_each(|row| row.seq = 0);
-        notes.removals.clear();
-        (notes.first, notes.last, notes.pages) = (NONE, NONE, 0);
-        notes.seq += 1;
-        notes.forgotten = notes.seq;
+        let mut kv_event_log = self.lock();
+        kv_event_log.rows.iter_mut().for_each(|row| row.seq = 0);
+        kv_event_log.removals.clear();
+        (kv_event_log.first, kv_event_log.last, kv_event_log.pages) = (NONE, NONE, 0);
+        kv_event_log.seq += 1;
+        kv_event_log.forgotten = kv_event_log.seq;
     }
 
     /// Wakes the waiting readers if there are changes since the last call.
     pub(crate) fn wake(&self) {
-        let mut notes = self.lock();
-        if notes.woken != notes.seq {
-            notes.woken = notes.seq;
-            drop(notes);
+        let mut kv_event_log = self.lock();
+        if kv_event_log.woken != kv_event_log.seq {
+            kv_event_log.woken = kv_event_log.seq;
+            drop(kv_event_log);
             self.changed.notify_waiters();
         }
     }
@@ -249,8 +249,8 @@ impl KvNotes {
         let told = self.changed.notified();
         // Asked after the waiting has begun: a change in between is not missed.
         let news = {
-            let notes = self.lock();
-            !cursor.begun || notes.seq > cursor.stored.max(cursor.removed)
+            let kv_event_log = self.lock();
+            !cursor.begun || kv_event_log.seq > cursor.stored.max(cursor.removed)
         };
         if !news {
             told.await;
@@ -259,20 +259,22 @@ impl KvNotes {
 
     /// Adds the next changes to `events`, `most` of them at most, and moves the cursor past them.
     pub fn read(&self, cursor: &mut KvCursor, most: usize, events: &mut Vec<KvEvent>) {
-        let notes = self.lock();
+        let kv_event_log = self.lock();
         let end = events.len() + most;
-        let lost = !cursor.begun || cursor.removed < notes.forgotten || cursor.stored.max(cursor.removed) > notes.seq;
-        let place = if lost { None } else { notes.next(cursor) };
+        let lost = !cursor.begun
+            || cursor.removed < kv_event_log.forgotten
+            || cursor.stored.max(cursor.removed) > kv_event_log.seq;
+        let place = if lost { None } else { kv_event_log.next(cursor) };
         let mut page = place.unwrap_or_else(|| {
             // Departures before now are of pages that this reader will not be told of.
-            *cursor = KvCursor { begun: true, stored: 0, removed: notes.seq, page: NONE };
+            *cursor = KvCursor { begun: true, stored: 0, removed: kv_event_log.seq, page: NONE };
             events.push(KvEvent::Reset);
-            notes.first
+            kv_event_log.first
         });
-        let mut removal = notes.removals.partition_point(|removal| removal.seq <= cursor.removed);
+        let mut removal = kv_event_log.removals.partition_point(|removal| removal.seq <= cursor.removed);
         while events.len() < end {
-            let row = notes.rows.get(page as usize);
-            let gone = notes.removals.get(removal);
+            let row = kv_event_log.rows.get(page as usize);
+            let gone = kv_event_log.removals.get(removal);
             match (row, gone) {
                 (Some(row), gone) if gone.is_none_or(|gone| row.seq < gone.seq) => {
                     let parent = (row.parent != 0).then_some(row.parent);
@@ -290,7 +292,7 @@ impl KvNotes {
     }
 }
 
-impl Notes {
+impl Log {
     /// The first page that entered after those `cursor` knows; none where that takes too long to find out.
     fn next(&self, cursor: &KvCursor) -> Option<u32> {
         if cursor.stored == 0 {
@@ -328,5 +330,5 @@ fn name(parent: u64, tokens: &[u32; PAGE_TOKENS]) -> u64 {
 }
 
 #[cfg(test)]
-#[path = "notes_tests.rs"]
+#[path = "kv_event_log_tests.rs"]
 mod tests;

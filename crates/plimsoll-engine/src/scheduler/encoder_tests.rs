@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::cache::{KvCache, PagePool};
 
-fn newcomer(order: u64, len: usize, logits: bool) -> Newcomer<()> {
-    Newcomer {
+fn new_seq(order: u64, len: usize, logits: bool) -> NewSeq<()> {
+    NewSeq {
         order,
         salt: 0,
         tokens: vec![7; len],
@@ -35,7 +35,7 @@ proptest! {
         eased in (1usize..20, 1usize..9),
     ) {
         let limits = StepLimits {
-            rows, logit_rows: running.min(rows), running, whole: true, ..StepLimits::default()
+            rows, logit_rows: running.min(rows), running, encoder_batch: true, ..StepLimits::default()
         };
         let pool = PagePool::new(0).unwrap();
         let cache = Rc::new(RefCell::new(KvCache::new(pool, None, None)));
@@ -47,7 +47,7 @@ proptest! {
             prop_assert!(round < 500, "it never ends");
             // A few arrive before every step.
             for (order, (len, logits, _)) in arrivals.by_ref().take(round % 7) {
-                scheduler.push(Seq::new(&cache, newcomer(order as u64, (*len).min(rows), *logits)));
+                scheduler.push(Seq::new(&cache, new_seq(order as u64, (*len).min(rows), *logits)));
             }
             let oldest = scheduler.running().iter().chain(scheduler.waiting()).map(|seq| seq.order).min();
             let shares = scheduler.schedule().0.to_vec();

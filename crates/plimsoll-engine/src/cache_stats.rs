@@ -9,12 +9,12 @@ use plimsoll_memory::Component;
 use serde::Serialize;
 use tokio::sync::Notify;
 
-use crate::cache::{IndexStats, KvNotes, PAGE_TOKENS};
+use crate::cache::{IndexStats, KvEventLog, PAGE_TOKENS};
 use crate::handle::{EngineHandle, Shared};
 
 /// What the engine thread tells about the prefix cache after every step.
 #[derive(Debug, Default)]
-pub(crate) struct Cached {
+pub(crate) struct CacheStats {
     /// Pages in the prefix tree, held by sequences or by the tree alone.
     indexed: AtomicU64,
     hit_tokens: AtomicU64,
@@ -27,7 +27,7 @@ pub(crate) struct Cached {
     cleared: Notify,
 }
 
-impl Cached {
+impl CacheStats {
     /// Takes over the index's numbers. Returns how many pages were evicted since the last time.
     pub fn refresh(&self, stats: &IndexStats) -> u64 {
         self.indexed.store(stats.nodes as u64, Release);
@@ -142,8 +142,8 @@ impl EngineHandle {
     }
 
     /// What the prefix cache holds, for others to follow; none unless [`crate::Options::kv_events`].
-    pub fn kv_notes(&self) -> Option<&Arc<KvNotes>> {
-        self.shared.kv_notes.get()
+    pub fn kv_event_log(&self) -> Option<&Arc<KvEventLog>> {
+        self.shared.kv_event_log.get()
     }
 
     /// Bytes of one page of keys and values.

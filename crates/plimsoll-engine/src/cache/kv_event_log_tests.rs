@@ -21,9 +21,9 @@ struct Told {
 }
 
 impl Told {
-    fn read(&mut self, notes: &KvNotes, most: usize) -> usize {
+    fn read(&mut self, kv_event_log: &KvEventLog, most: usize) -> usize {
         let mut events = Vec::new();
-        notes.read(&mut self.cursor, most, &mut events);
+        kv_event_log.read(&mut self.cursor, most, &mut events);
         for event in &events {
             match *event {
                 KvEvent::Reset => {
@@ -46,8 +46,8 @@ impl Told {
         events.len()
     }
 
-    fn read_all(&mut self, notes: &KvNotes) {
-        while self.read(notes, 7) > 0 {}
+    fn read_all(&mut self, kv_event_log: &KvEventLog) {
+        while self.read(kv_event_log, 7) > 0 {}
     }
 }
 
@@ -58,12 +58,12 @@ struct World {
 
 impl World {
     fn new(pages: usize) -> Self {
-        let index = PrefixIndex::new(pages).unwrap().with_notes(KvNotes::new(pages).unwrap());
+        let index = PrefixIndex::new(pages).unwrap().with_event_log(KvEventLog::new(pages).unwrap());
         Self { pool: PagePool::new(pages).unwrap(), index }
     }
 
-    fn notes(&self) -> &KvNotes {
-        self.index.notes().unwrap()
+    fn kv_event_log(&self) -> &KvEventLog {
+        self.index.kv_event_log().unwrap()
     }
 
     /// A sequence comes, computes its prompt and goes.
@@ -82,7 +82,7 @@ impl World {
 
     /// A reader that knows all knows what a lookup would find, of unsalted prompts.
     fn agrees(&self, told: &Told) {
-        assert_eq!(told.pages.len(), self.notes().stats().pages);
+        assert_eq!(told.pages.len(), self.kv_event_log().stats().pages);
         for (hash, (parent, tokens)) in &told.pages {
             assert_eq!(*hash, name(parent.unwrap_or(0), tokens));
             let mut prompt = tokens.to_vec();
@@ -119,14 +119,14 @@ fn a_new_reader_gets_what_there_is_and_then_what_changes() {
     let mut world = World::new(8);
     world.visit(0, &prompt(1, 3));
     let mut told = Told::default();
-    told.read_all(world.notes());
+    told.read_all(world.kv_event_log());
     assert_eq!((told.pages.len(), told.resets), (3, 1));
     world.visit(0, &prompt(4, 3));
-    assert_eq!(told.read(world.notes(), 100), 2, "the first page is shared");
+    assert_eq!(told.read(world.kv_event_log(), 100), 2, "the first page is shared");
     world.agrees(&told);
     // Eight pages, and three more: the coldest go.
     world.visit(0, &prompt(2, 6));
-    told.read_all(world.notes());
+    told.read_all(world.kv_event_log());
     assert_eq!(told.resets, 1);
     world.agrees(&told);
 }
@@ -135,11 +135,11 @@ fn a_new_reader_gets_what_there_is_and_then_what_changes() {
 fn salted_prompts_are_nobodys_business() {
     let mut world = World::new(8);
     world.visit(7, &prompt(1, 4));
-    assert_eq!(world.notes().stats().pages, 0);
+    assert_eq!(world.kv_event_log().stats().pages, 0);
     assert_eq!(world.index.stats().nodes, 4);
     world.visit(0, &prompt(1, 8));
     let mut told = Told::default();
-    told.read_all(world.notes());
+    told.read_all(world.kv_event_log());
     world.agrees(&told);
 }
 
@@ -147,24 +147,24 @@ fn salted_prompts_are_nobodys_business() {
 fn a_reader_that_missed_something_starts_over() {
     let mut world = World::new(4);
     let mut told = Told::default();
-    told.read_all(world.notes());
+    told.read_all(world.kv_event_log());
     for kind in 0..10 {
         world.visit(0, &prompt(kind * 3, 4));
     }
-    told.read_all(world.notes());
+    told.read_all(world.kv_event_log());
     assert_eq!(told.resets, 2, "departures were forgotten meanwhile");
     world.agrees(&told);
     world.index.clear(&mut world.pool);
-    told.read_all(world.notes());
+    told.read_all(world.kv_event_log());
     assert_eq!((told.resets, told.pages.len()), (3, 0));
-    assert_eq!(world.notes().stats().removals_max, 4);
+    assert_eq!(world.kv_event_log().stats().removals_max, 4);
     // One from another life, and one that has been away for a moment.
     let mut stranger = Told { cursor: KvCursor::after(1 << 40), ..Told::default() };
-    stranger.read_all(world.notes());
+    stranger.read_all(world.kv_event_log());
     assert_eq!(stranger.resets, 1);
     let mut back = Told { cursor: KvCursor::after(told.cursor.removed), ..Told::default() };
     world.visit(0, &prompt(1, 2));
-    back.read_all(world.notes());
+    back.read_all(world.kv_event_log());
     assert_eq!((back.resets, back.pages.len()), (0, 2));
 }
 
@@ -177,9 +177,9 @@ proptest! {
         let (mut told, mut slow) = (Told::default(), Told::default());
         for (kind, pages, salt, most, clear) in visits {
             world.visit(salt, &prompt(kind, pages));
-            told.read(world.notes(), most);
+            told.read(world.kv_event_log(), most);
             if most % 3 == 0 {
-                slow.read(world.notes(), 2);
+                slow.read(world.kv_event_log(), 2);
             }
             if clear && most == 0 {
                 world.index.clear(&mut world.pool);
@@ -187,7 +187,7 @@ proptest! {
             world.index.check(&world.pool).unwrap();
         }
         for reader in [&mut told, &mut slow] {
-            reader.read_all(world.notes());
+            reader.read_all(world.kv_event_log());
             world.agrees(reader);
         }
     }
@@ -200,54 +200,54 @@ fn is_ready(future: Pin<&mut impl Future>) -> bool {
 #[test]
 fn who_waits_is_woken() {
     let mut world = World::new(4);
-    let notes = Arc::clone(world.index.notes().unwrap());
+    let kv_event_log = Arc::clone(world.index.kv_event_log().unwrap());
     let mut told = Told::default();
-    assert!(is_ready(pin!(notes.changed(&told.cursor))), "there is a beginning to tell");
-    told.read_all(&notes);
+    assert!(is_ready(pin!(kv_event_log.changed(&told.cursor))), "there is a beginning to tell");
+    told.read_all(&kv_event_log);
     let cursor = told.cursor;
-    let mut waiting = pin!(notes.changed(&cursor));
+    let mut waiting = pin!(kv_event_log.changed(&cursor));
     assert!(!is_ready(waiting.as_mut()), "nothing has changed");
     world.visit(0, &prompt(1, 2));
-    notes.wake();
+    kv_event_log.wake();
     assert!(is_ready(waiting));
-    assert!(is_ready(pin!(notes.changed(&cursor))), "nor does one wait who comes too late");
-    assert_eq!(told.read(&notes, 9), 2);
+    assert!(is_ready(pin!(kv_event_log.changed(&cursor))), "nor does one wait who comes too late");
+    assert_eq!(told.read(&kv_event_log, 9), 2);
 }
 
 /// Notes on a tree into which `pages` pages have come, one below the other.
-fn filled(pages: usize) -> KvNotes {
-    let notes = KvNotes::new(pages).unwrap();
+fn filled(pages: usize) -> KvEventLog {
+    let kv_event_log = KvEventLog::new(pages).unwrap();
     for page in 0..pages as u32 {
-        notes.stored(PageId(page), page.checked_sub(1).map(PageId), &[page; PAGE_TOKENS]);
+        kv_event_log.stored(PageId(page), page.checked_sub(1).map(PageId), &[page; PAGE_TOKENS]);
     }
-    notes
+    kv_event_log
 }
 
 #[test]
 fn no_reader_has_the_engine_wait_for_a_long_look() {
     let pages = 4 * LOOKED_AT_MAX;
-    let notes = filled(pages);
+    let kv_event_log = filled(pages);
     let read = |cursor: &mut KvCursor| {
         let mut events = Vec::new();
-        notes.read(cursor, 3, &mut events);
+        kv_event_log.read(cursor, 3, &mut events);
         events
     };
-    let most = (0..=pages as u64).map(|seq| notes.lock().back_to(seq).1).max();
+    let most = (0..=pages as u64).map(|seq| kv_event_log.lock().back_to(seq).1).max();
     assert_eq!(most, Some(LOOKED_AT_MAX));
     // From another life of the reader's: near enough, and one too far.
     let (near, far) = ((pages - LOOKED_AT_MAX + 1) as u64, (pages - LOOKED_AT_MAX) as u64);
-    assert_eq!(notes.lock().back_to(near), (Some(near as u32), LOOKED_AT_MAX));
+    assert_eq!(kv_event_log.lock().back_to(near), (Some(near as u32), LOOKED_AT_MAX));
     assert!(matches!(read(&mut KvCursor::after(near))[..], [KvEvent::Stored { seq, .. }, ..] if seq == near + 1));
     let mut cursor = KvCursor::after(far);
     assert!(matches!(read(&mut cursor)[..], [KvEvent::Reset, KvEvent::Stored { seq: 1, .. }, KvEvent::Stored { .. }]));
     // Its place goes: what it was told of last is no longer there.
     let told = cursor.page;
     assert!(matches!(read(&mut cursor)[..], [KvEvent::Stored { seq: 3, .. }, ..]), "nothing was looked for");
-    notes.removed(PageId(cursor.page));
+    kv_event_log.removed(PageId(cursor.page));
     assert!(told < cursor.page);
     assert!(matches!(read(&mut cursor)[..], [KvEvent::Reset, KvEvent::Stored { seq: 1, .. }, ..]));
     // At the end there is nothing to look for.
-    let changes = notes.stats().changes;
-    assert_eq!(notes.lock().back_to(changes), (Some(NONE), 1));
+    let changes = kv_event_log.stats().changes;
+    assert_eq!(kv_event_log.lock().back_to(changes), (Some(NONE), 1));
     assert!(read(&mut KvCursor::after(changes)).is_empty());
 }

@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
+use crate::byte_reservation::{ByteReservation, Failure};
 use crate::constraint::{Constraint, Unfit};
-use crate::handle::{Came, Place};
+use crate::handle::{AdmissionPermit, Timestamps};
 use crate::metrics::Metrics;
 use crate::outbox::{Cause, FinishReason, Outbox, TokenLogprobs, TokenOut};
 use crate::pooling::Pool;
 use crate::progress::Progress;
 use crate::request::Request;
-use crate::room::{Failure, Room};
 use crate::sampling::TokenCounts;
 use crate::speculation::Drafting;
 
 /// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
-pub(crate) struct Delivery {
+pub(crate) struct RequestState {
     pub request: Request,
     /// Occurrences for the penalties; empty when the request has none.
     pub counts: TokenCounts,
@@ -29,8 +29,8 @@ pub(crate) struct Delivery {
     /// What is collected of its hidden states, if that is what it asks for.
     pub pool: Option<Pool>,
     outbox: Outbox,
-    _place: Place,
-    came: Came,
+    _permit: AdmissionPermit,
+    timestamps: Timestamps,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
     drafting: Drafting,
@@ -48,17 +48,24 @@ pub(crate) struct Delivery {
     failed: bool,
 }
 
-impl Delivery {
+impl RequestState {
     /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: it may be drafted for.
-    pub fn new(mut request: Request, outbox: Outbox, place: Place, came: Came, room: Room, drafts: bool) -> Self {
-        let Room { counts, stops, constraint, piece, pool, .. } = room;
+    pub fn new(
+        mut request: Request,
+        outbox: Outbox,
+        permit: AdmissionPermit,
+        timestamps: Timestamps,
+        room: ByteReservation,
+        drafts: bool,
+    ) -> Self {
+        let ByteReservation { counts, stops, constraint, piece, pool, .. } = room;
         Self {
             counts,
             constraint,
             pool,
             outbox,
-            _place: place,
-            came,
+            _permit: permit,
+            timestamps,
             scheduled: None,
             last_token: None,
             drafting: Drafting::new(drafts && request.speculate),
@@ -101,15 +108,15 @@ impl Delivery {
             return false;
         }
         self.scheduled = Some(now);
-        metrics.queue_seconds.observe((now - self.came.arrived).as_secs_f64());
+        metrics.queue_seconds.observe((now - self.timestamps.arrived).as_secs_f64());
         metrics.cached_tokens.inc_by(cached_tokens as u64);
         self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
         true
     }
 
     /// Whether what it may say next is known, or will be as soon as its logits are; waits for `patience` at most.
-    pub fn at_hand(&mut self, patience: Duration) -> bool {
-        self.constraint.as_mut().is_none_or(|constraint| constraint.at_hand(patience))
+    pub fn mask_ready(&mut self, patience: Duration) -> bool {
+        self.constraint.as_mut().is_none_or(|constraint| constraint.mask_ready(patience))
     }
 
     /// The work done for its grammar's masks, for the engine's progress check while the request waits.
@@ -235,7 +242,7 @@ impl Delivery {
     fn note_time(&mut self, metrics: &Metrics) {
         let now = Instant::now();
         match self.last_token {
-            None => metrics.ttft_seconds.observe((now - self.came.asked).as_secs_f64()),
+            None => metrics.ttft_seconds.observe((now - self.timestamps.asked).as_secs_f64()),
             Some(last) => metrics.inter_token_seconds.observe((now - last).as_secs_f64()),
         }
         self.last_token = Some(now);

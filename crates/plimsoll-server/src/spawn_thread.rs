@@ -9,7 +9,10 @@ use tokio::sync::oneshot::{Receiver, channel};
 ///
 /// # Errors
 /// The system has no thread left.
-pub fn aside<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Receiver<T>> {
+pub fn spawn_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Receiver<T>> {
     let (sender, receiver) = channel();
     let body = move || drop(sender.send(work()));
     thread::Builder::new().name(name.into()).spawn(body).map(|_| receiver)

@@ -4,7 +4,7 @@
 use arrayvec::ArrayVec;
 
 use crate::cache::PAGE_TOKENS;
-use crate::scheduler::Beside;
+use crate::scheduler::PrefillBudget;
 use crate::speculation::{BUCKETS, bucket};
 
 /// All prompts of a step together may take so many seconds of it; or, where a step takes long anyway, so many times as long as one without:
@@ -25,7 +25,7 @@ const LAYERS: usize = 256;
 
 /// What steps and layers have taken.
 #[derive(Clone, Debug)]
-pub(crate) struct Yielding {
+pub(crate) struct PrefillMeter {
     /// Layers of a long prompt behind each step may take so many times as long as the step does without prompts, as far as a layer of
     /// [`FEWEST`] rows allows.
     slowdown: f64,
@@ -37,7 +37,7 @@ pub(crate) struct Yielding {
     layers: ArrayVec<f64, LAYERS>,
 }
 
-impl Yielding {
+impl PrefillMeter {
     /// Nothing is known yet. Beside a long prompt a token may take so many percent longer than without; 0: by a layer, always.
     pub fn new(slowdown: usize) -> Self {
         Self { slowdown: slowdown as f64 / 100.0, plain: [0.0; BUCKETS], row: 0.0, layers: ArrayVec::new() }
@@ -71,7 +71,7 @@ impl Yielding {
     }
 
     /// Rows of prompts beside so many sequences that decode.
-    pub fn rows(&self, decodes: usize) -> Beside {
+    pub fn rows(&self, decodes: usize) -> PrefillBudget {
         let plain = self.plain(decodes);
         let fit = |seconds: f64, row: f64| ((seconds / row) as usize).max(FEWEST);
         let prompts = plain.filter(|_| self.row > 0.0);
@@ -81,7 +81,7 @@ impl Yielding {
             (Some(_), Some(row)) => fit(self.patience(decodes), row) / PAGE_TOKENS * PAGE_TOKENS,
             _ => FIRST,
         };
-        Beside { prompts, long }
+        PrefillBudget { prompts, long }
     }
 
     /// Seconds of a row in a dear layer: nine of ten take no longer. The dearest of many that are alike was interrupted.
@@ -129,23 +129,23 @@ mod tests {
         row: impl Fn(usize, usize) -> f64,
         interrupted: impl Fn(usize) -> f64,
     ) -> (Vec<f64>, usize) {
-        let mut yielding = Yielding::new(Options::default().long_prompt_slowdown);
+        let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
         for step in 0..100 {
-            yielding.observe(4, 0, plain * interrupted(step));
+            prefill_budget.observe(4, 0, plain * interrupted(step));
         }
         let (mut computed, mut chunks, mut gaps) = (0, 0, vec![0.0]);
         while computed < 8000 {
-            let rows = yielding.rows(4).long.min(512);
-            let mut patience = yielding.patience(4);
+            let rows = prefill_budget.rows(4).long.min(512);
+            let mut patience = prefill_budget.patience(4);
             for layer in 0..30 {
-                if yielding.layer(layer, rows) > patience || layer == 0 {
+                if prefill_budget.layer(layer, rows) > patience || layer == 0 {
                     let step = plain * interrupted(gaps.len());
-                    yielding.observe(4, 0, step);
+                    prefill_budget.observe(4, 0, step);
                     gaps.push(step);
-                    patience = yielding.patience(4);
+                    patience = prefill_budget.patience(4);
                 }
                 let seconds = rows as f64 * row(layer, computed) * interrupted(7 * gaps.len() + layer);
-                yielding.observe_layer(layer, rows, seconds);
+                prefill_budget.observe_layer(layer, rows, seconds);
                 patience -= seconds;
                 *gaps.last_mut().unwrap() += seconds;
             }
@@ -186,24 +186,24 @@ mod tests {
     /// Steps of few rows, which may be faster than those without, say little about a row.
     #[test]
     fn what_rows_cost_is_not_forgotten_over_short_prompts() {
-        let mut yielding = Yielding::new(Options::default().long_prompt_slowdown);
-        yielding.observe(4, 0, 0.01);
-        yielding.observe(4, 40, 0.02);
-        yielding.observe_layer(0, 40, 0.01);
-        let before = yielding.rows(4);
+        let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
+        prefill_budget.observe(4, 0, 0.01);
+        prefill_budget.observe(4, 40, 0.02);
+        prefill_budget.observe_layer(0, 40, 0.01);
+        let before = prefill_budget.rows(4);
         for step in 0..200 {
-            yielding.observe(4, 1 + step % 15, 0.009);
-            yielding.observe_layer(0, 1 + step % 15, 0.02);
+            prefill_budget.observe(4, 1 + step % 15, 0.009);
+            prefill_budget.observe_layer(0, 1 + step % 15, 0.02);
         }
-        assert_eq!(yielding.rows(4), before);
+        assert_eq!(prefill_budget.rows(4), before);
         // As many as there may be, that cost nothing; then what is true.
         for _ in 0..30 {
-            yielding.observe_layer(0, 16, 0.000_000_1);
+            prefill_budget.observe_layer(0, 16, 0.000_000_1);
         }
         let mut chunks = 0;
-        while yielding.rows(4).long > 2 * before.long {
-            let rows = yielding.rows(4).long.min(512);
-            yielding.observe_layer(0, rows, rows as f64 * 0.000_25);
+        while prefill_budget.rows(4).long > 2 * before.long {
+            let rows = prefill_budget.rows(4).long.min(512);
+            prefill_budget.observe_layer(0, rows, rows as f64 * 0.000_25);
             chunks += 1;
         }
         assert!(chunks <= 20, "{chunks}");
@@ -211,29 +211,29 @@ mod tests {
 
     #[test]
     fn what_has_not_been_seen_is_taken_from_smaller_batches() {
-        let mut yielding = Yielding::new(Options::default().long_prompt_slowdown);
-        assert_eq!(yielding.rows(1), Beside { prompts: usize::MAX, long: FIRST });
+        let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
+        assert_eq!(prefill_budget.rows(1), PrefillBudget { prompts: usize::MAX, long: FIRST });
         assert_eq!(
-            (yielding.patience(0), yielding.patience(1)),
+            (prefill_budget.patience(0), prefill_budget.patience(1)),
             (f64::INFINITY, 0.0),
             "nobody waits; nothing is known"
         );
-        yielding.observe(4, 0, 0.01);
-        yielding.observe_layer(0, 20, 0.0025);
-        assert_eq!([16, 4, 2].map(|decodes| yielding.rows(decodes).long), [64, 64, FIRST]);
-        assert_eq!([0, 1].map(|layer| yielding.layer(layer, 64)), [0.008, 0.0]);
+        prefill_budget.observe(4, 0, 0.01);
+        prefill_budget.observe_layer(0, 20, 0.0025);
+        assert_eq!([16, 4, 2].map(|decodes| prefill_budget.rows(decodes).long), [64, 64, FIRST]);
+        assert_eq!([0, 1].map(|layer| prefill_budget.layer(layer, 64)), [0.008, 0.0]);
         // Without decoding sequences the step is ignored.
-        yielding.observe(0, 100, 9.0);
-        assert_eq!(yielding.rows(4).long, 64);
+        prefill_budget.observe(0, 100, 9.0);
+        assert_eq!(prefill_budget.rows(4).long, 64);
         // Slower than anything: on it goes.
         for _ in 0..50 {
-            yielding.observe(4, FEWEST, 60.0);
-            yielding.observe_layer(0, FEWEST, 60.0);
+            prefill_budget.observe(4, FEWEST, 60.0);
+            prefill_budget.observe_layer(0, FEWEST, 60.0);
         }
-        assert_eq!(yielding.rows(4), Beside { prompts: FEWEST, long: FEWEST });
+        assert_eq!(prefill_budget.rows(4), PrefillBudget { prompts: FEWEST, long: FEWEST });
         // More layers than are told apart.
-        (1..LAYERS + 9).for_each(|layer| yielding.observe_layer(layer, 16, 0.1));
-        assert_eq!(yielding.layers.len(), LAYERS);
+        (1..LAYERS + 9).for_each(|layer| prefill_budget.observe_layer(layer, 16, 0.1));
+        assert_eq!(prefill_budget.layers.len(), LAYERS);
     }
 
     /// A burst of short prompts delays the first of them that decode by a twentieth of a second. If the model's own
@@ -241,10 +241,10 @@ mod tests {
     #[test]
     fn short_prompts_yield_too() {
         let prompts = |plain: f64| {
-            let mut yielding = Yielding::new(Options::default().long_prompt_slowdown);
-            yielding.observe(8, 0, plain);
-            yielding.observe(8, 500, plain + 0.5);
-            yielding.rows(8).prompts
+            let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
+            prefill_budget.observe(8, 0, plain);
+            prefill_budget.observe(8, 500, plain + 0.5);
+            prefill_budget.rows(8).prompts
         };
         assert_eq!(prompts(0.005), 50);
         assert!((999..=1000).contains(&prompts(0.25)), "{}", prompts(0.25));

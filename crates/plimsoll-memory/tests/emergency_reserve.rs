@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::emergency_reserve::SLICES;
-use plimsoll_memory::{EmergencyReserve, Component, Ledger, heap};
+use plimsoll_memory::emergency_reserve::BLOCKS;
+use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
 
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
@@ -19,19 +19,20 @@ fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     ledger.plan(Component::EmergencyReserve, 1 << 20);
     let emergency_reserve = EmergencyReserve::map(&ledger, 1 << 20).unwrap();
     assert!(heap::arm(emergency_reserve).is_none() && heap::armed());
-    let state = || (heap::blocks_released(), heap::reserve_blocks_missing(), ledger.row(Component::EmergencyReserve).committed);
-    let slice = (1 << 20) / SLICES as u64;
-    for n in 1..=SLICES as u64 {
+    let state =
+        || (heap::blocks_released(), heap::reserve_blocks_missing(), ledger.row(Component::EmergencyReserve).committed);
+    let slice = (1 << 20) / BLOCKS as u64;
+    for n in 1..=BLOCKS as u64 {
         let refused = Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err();
         assert!(refused, "half of the address space is not to be had");
         assert_eq!(state(), (n, n as usize, (1 << 20) - n * slice), "one refusal, one slice");
     }
     assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err(), "and more cost nothing");
-    assert_eq!(state(), (SLICES as u64, SLICES, 0));
+    assert_eq!(state(), (BLOCKS as u64, BLOCKS, 0));
     // They come back one at a time, and only where there is room for more than them.
     assert_eq!(heap::restore_reserve(2 * slice - 1), Ok(false));
-    assert_eq!(heap::reserve_blocks_missing(), SLICES);
-    for missing in (0..SLICES).rev() {
+    assert_eq!(heap::reserve_blocks_missing(), BLOCKS);
+    for missing in (0..BLOCKS).rev() {
         assert_eq!(heap::restore_reserve(2 * slice), Ok(missing == 0));
         assert_eq!(heap::reserve_blocks_missing(), missing);
     }
@@ -43,10 +44,10 @@ fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     // What two have given up on purpose comes back when both would have it back.
     let first = heap::give_up_reserve();
     let second = heap::give_up_reserve();
-    assert_eq!((heap::reserve_blocks_missing(), ledger.row(Component::EmergencyReserve).committed), (SLICES, 0));
+    assert_eq!((heap::reserve_blocks_missing(), ledger.row(Component::EmergencyReserve).committed), (BLOCKS, 0));
     assert_eq!(heap::restore_reserve(u64::MAX), Ok(false));
     drop(first);
-    assert_eq!((heap::restore_reserve(u64::MAX), heap::reserve_blocks_missing()), (Ok(false), SLICES));
+    assert_eq!((heap::restore_reserve(u64::MAX), heap::reserve_blocks_missing()), (Ok(false), BLOCKS));
     drop(second);
     while heap::restore_reserve(u64::MAX) == Ok(false) {}
     assert_eq!(heap::reserve_blocks_missing(), 0);
