@@ -11,7 +11,8 @@ use crate::config::ServerConfig;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::page;
 
-/// The API keys that this server accepts. An empty list accepts every request. `Debug` never prints the keys.
+/// The API keys that this server accepts. An empty list accepts every request. Neither `Debug` nor errors
+/// print them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiKeys(Vec<String>);
 

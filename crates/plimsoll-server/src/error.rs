@@ -144,7 +144,7 @@ impl IntoResponse for ApiError {
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        // Routes with another error format (Anthropic's) rewrite the body from this.
+        // Later layers read the error: Anthropic's routes reshape the body, and the request log shows the code.
         response.extensions_mut().insert(self);
         response
     }
