@@ -1,4 +1,5 @@
-//! Who may ask: API keys, and which pages' scripts (CORS). Decided from a request's head, before anything of its body is read.
+//! Access control: API keys, CORS origins and the `Host` header.
+//! The server decides from a request's head, before it reads any of the body.
 
 use std::fmt;
 
@@ -10,7 +11,8 @@ use crate::config::ServerConfig;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::page;
 
-/// The keys that open this server; none opens it to everybody. Their text is shown to nobody.
+/// The API keys that this server accepts. An empty list accepts every request. Neither `Debug` nor errors
+/// print them.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiKeys(Vec<String>);
 
@@ -54,7 +56,7 @@ impl ApiKeys {
         self.0.len()
     }
 
-    /// Whether everybody may ask.
+    /// Whether there are no keys, so that every request is accepted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -104,7 +106,7 @@ fn unauthorized(message: &str) -> ApiError {
     ApiError { close: true, code: Some("invalid_api_key"), ..error }
 }
 
-/// Origins whose scripts may read answers. Browsers enforce it; everything else ignores it.
+/// Scripts from these origins may read answers. Browsers enforce this; other clients ignore it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origins(Vec<String>);
 
@@ -182,11 +184,12 @@ impl Origins {
     }
 }
 
-/// The names under which a server may be asked.
+/// The host names that this server accepts in the `Host` header.
 ///
-/// A page that a browser has loaded from elsewhere may have its own name point at the loopback address later (DNS rebinding): to the
-/// browser it then asks its own server, so no origin gives it away, only the name it uses. Keys keep such pages out, and whoever can
-/// reach another address of a machine needs no trick; so names are looked at where there are no keys and the address is the loopback's.
+/// This stops DNS rebinding: a web page from elsewhere later points its own name at the loopback address. The browser
+/// then takes this server for the page's own, so the `Origin` header looks right. Only the `Host` header shows the
+/// foreign name. API keys keep such pages out as well. A client that reaches a non-loopback address does not need DNS
+/// rebinding. So names are checked only without API keys and on a loopback address.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
     allowed: Vec<String>,
@@ -202,8 +205,9 @@ impl Hosts {
         Self { allowed, watched }
     }
 
-    /// Refuses a request to a name that is not this server's, and one to two names: whoever is before this server may go by the other.
-    /// Only HTTP/1.0 has requests without a name (RFC 9112, section 3.2), which come from no browser.
+    /// Refuses a request with a foreign host name. Also refuses one with two `Host` headers, since a proxy in front of
+    /// this server may use the other one. Only HTTP/1.0 allows a request without the header (RFC 9112, section 3.2).
+    /// Browsers do not send such requests.
     pub fn admit(&self, version: Version, headers: &HeaderMap) -> ApiResult<()> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();

@@ -1,7 +1,7 @@
-//! Who is asking: what the middleware knows of a request and the way to its generation does not carry.
+//! The client behind a request: facts from the middleware that handlers do not pass on as arguments.
 //!
-//! It is set for the time in which a handler runs, so that no endpoint can forget to hand it on. Streams read it before they
-//! begin; work on text workers does not see it.
+//! A task-local holds them while a handler runs, so that no endpoint can forget to pass them on. Streams read it before
+//! they begin. Work on text workers cannot read it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -44,7 +44,7 @@ impl Caller {
         self.since.unwrap_or_else(Instant::now)
     }
 
-    /// On whose behalf this runs; nobody's outside of a handler.
+    /// The caller of the running handler; an empty default outside of handlers.
     pub fn current() -> Self {
         CALLER.try_with(Clone::clone).unwrap_or_default()
     }

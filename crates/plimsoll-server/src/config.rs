@@ -63,8 +63,8 @@ pub struct Formats {
 }
 
 impl Formats {
-    /// What the operator says, or else what the chat template shows. A model whose template shows no format of tool calls is
-    /// told Hermes's.
+    /// The operator's choice comes first, then the format that the chat template shows. The default format of tool
+    /// calls is Hermes's.
     pub fn new(template: Option<&ChatTemplate>, tools: Choice<ToolFormat>, reasoning: Choice<ReasoningFormat>) -> Self {
         let source = |with_tools| template.map_or("", |template| template.when(with_tools).source());
         let thoughts = |with_tools| reasoning.or_shown(|| ReasoningFormat::of_template(source(with_tools)));
@@ -113,7 +113,7 @@ pub struct ServerConfig {
     pub api_keys: ApiKeys,
     /// What each key, or on an open server each address, may take in a minute.
     pub rates: RateLimits,
-    /// Origins whose scripts may read answers in a browser.
+    /// CORS: in a browser, scripts from these origins may read answers.
     pub origins: Origins,
     /// Names besides `localhost` and loopback addresses under which a server without keys may be asked on such an address; `*` for any.
     pub allowed_hosts: Vec<String>,
@@ -132,7 +132,8 @@ pub struct ServerConfig {
     /// Threads that tokenize and render templates at once.
     pub text_workers: u32,
     /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word
-    /// boundaries needs some hundred bytes for each of its own, and nobody knows beforehand.
+    /// boundaries needs some hundred bytes for each byte of text. The server cannot tell in advance, so it assumes the
+    /// worst.
     pub max_tokenizing_bytes: u64,
     /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
     pub grammar_bytes: u64,
@@ -283,14 +284,15 @@ impl ServerConfig {
             + self.rates.heap_bytes_max(self.api_keys.len())
     }
 
-    /// Threads of the HTTP side: the runtime's, one that fetches a file or loads a model, the two that follow grammars, and who writes the
-    /// record. More files at once than that are fetched where there is room for the threads.
+    /// Threads of the HTTP side: the runtime's, one that fetches a file or loads a model, two for grammars, and the
+    /// recorder's. More files are fetched at once only if the system has threads to spare.
     pub fn threads_max(&self) -> usize {
         HTTP_WORKERS + self.blocking_threads() + 1 + 2 + usize::from(self.record.is_some())
     }
 
-    /// Those of the runtime that tokenize, decode media and unload a model. It is to have them from the start, since one that is refused later
-    /// is a request that hangs, and never more: one whose work is done is busy for a moment still, and another would be started instead.
+    /// Threads of the runtime that tokenize, decode media and unload a model. The runtime starts all of them at once:
+    /// if the system refused a thread later, a request would hang. The runtime never starts more. Without this limit it
+    /// would start another thread whenever a finished one is still busy for a moment.
     pub fn blocking_threads(&self) -> usize {
         self.text_workers as usize + 2 * DECODERS + 1
     }

@@ -70,7 +70,7 @@ impl ApiError {
         Self { code: Some("unsupported"), ..Self::invalid(param, message) }
     }
 
-    /// 400: what the output must be cannot be followed any further, whoever asks when.
+    /// 400: the output cannot follow its grammar any further. The request's grammar causes this, not the server's load.
     pub fn unfit_form(message: impl Into<String>) -> Self {
         Self { code: Some("grammar_too_complex"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
@@ -144,7 +144,7 @@ impl IntoResponse for ApiError {
         if self.close {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
-        // For routes whose API spells errors differently.
+        // Later layers read the error: Anthropic's routes reshape the body, and the request log shows the code.
         response.extensions_mut().insert(self);
         response
     }

@@ -107,7 +107,8 @@ impl<'a> Fields<'a> {
         serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&param, &error))
     }
 
-    /// Takes a field whose only supported values are `allowed` (JSON texts); it then needs no further handling.
+    /// Takes a field that supports only the values `allowed` (JSON texts). The caller need not handle the value
+    /// further.
     pub fn only(&mut self, name: &str, allowed: &[&str]) -> ApiResult<()> {
         match self.raw(name) {
             Some(raw) if !allowed.iter().any(|allowed| same(raw.get(), allowed)) => {

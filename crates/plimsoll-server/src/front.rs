@@ -30,13 +30,13 @@ pub(crate) enum Phase {
     Serving,
     /// Accepting nothing new; what runs may finish.
     Draining,
-    /// The deadline has passed, or nobody wants to wait for it: what still runs ends with an error now.
+    /// The drain deadline has passed, or a second signal came before it. Running requests end with an error now.
     Cut,
 }
 
 /// Waits until the server's life has come to `phase`, or beyond.
 pub(crate) async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
-    // An error would mean that the server is gone, and with it everybody who could wait here.
+    // An error means that the sender is gone, and with it the server. No request waits here then.
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
@@ -60,8 +60,8 @@ pub(crate) struct Front {
     /// The names of this server that a request may go to.
     pub hosts: Hosts,
     text_workers: Arc<Semaphore>,
-    /// Bodies that are being parsed and tokenized. Who holds a share of it may wait for one of `tokenizing`, never the other way
-    /// round.
+    /// Heap bytes for bodies that are being parsed and tokenized. Lock order: a thread that holds a share of `parsing`
+    /// may wait for a share of `tokenizing`, never the other way round.
     pub parsing: WorkBudget,
     pub tokenizing: WorkBudget,
     /// Panics that were caught on a request's way.
@@ -154,7 +154,7 @@ pub(crate) fn client_left() -> bool {
 }
 
 impl ServerConfig {
-    /// Refuses limits that contradict each other, or leave a server that nobody can use.
+    /// Refuses limits that contradict each other, and limits too small for any request.
     ///
     /// # Errors
     /// [`ServeError::Config`], which names the flag.

@@ -1,4 +1,4 @@
-//! What reads bodies, without connections and without an engine's answer, for `plimsoll-fuzz`; not for anybody else.
+//! The readers of request bodies, without connections and without an engine's answer. Only `plimsoll-fuzz` uses this.
 
 use std::sync::Arc;
 
@@ -48,7 +48,7 @@ impl Route {
     ];
 }
 
-/// A model whose bodies are read.
+/// Reads request bodies for one model.
 pub struct Bodies(Arc<App>);
 
 impl Bodies {

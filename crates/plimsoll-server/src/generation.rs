@@ -53,7 +53,7 @@ pub(crate) struct Generation {
     phase: watch::Receiver<Phase>,
     last_news: Instant,
     deadline: Option<Instant>,
-    /// Choices whose last word has not come yet. Without any there is nothing to cut and nothing to wait for.
+    /// Choices that have not finished yet. At 0, the deadline and the shutdown do not end the request.
     unfinished: usize,
     tally: Tally,
     log: RequestLog,
@@ -143,7 +143,7 @@ impl Generation {
         }
     }
 
-    /// The end of a stream whose shaping panicked.
+    /// Ends a stream after a panic while its output was being written.
     pub fn panicked(&mut self) -> ApiError {
         self.log.ends("failed");
         self.app.panicked("writing the answer")
@@ -168,7 +168,7 @@ impl Generation {
             Event::Done => self.log.ends("finished"),
             Event::Failed(error) => {
                 self.log.ends(end_of(error, *self.phase.borrow()));
-                // What still runs has nobody to read it.
+                // No output is read any more. Dropping the readers aborts the other choices.
                 self.choices.clear();
                 self.ticket = None;
             }
@@ -221,7 +221,7 @@ pub(crate) fn end_of(error: &ApiError, phase: Phase) -> &'static str {
     }
 }
 
-/// Completes when somebody cancels the request.
+/// Completes when a client cancels the request. Without a ticket it never completes.
 async fn cancellation(ticket: Option<&Ticket>) {
     match ticket {
         Some(ticket) => ticket.cancelled().await,

@@ -46,7 +46,7 @@ fn healthy(app: &App, status: &'static str) -> Response {
     healthy_page(std::iter::once(&app.served.engine), status)
 }
 
-/// The page of a server whose engines are well.
+/// The answer of a server when all its engines are healthy. Callers check that first.
 pub(crate) fn healthy_page<'a>(engines: impl Iterator<Item = &'a EngineHandle>, status: &'static str) -> Response {
     let steps = engines.map(|engine| engine.status().steps.load(std::sync::atomic::Ordering::Relaxed)).sum();
     json(&Healthy { status, steps }, None)

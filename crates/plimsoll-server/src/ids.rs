@@ -39,7 +39,8 @@ impl Ids {
         )
     }
 
-    /// A client's cache salt as a number; never 0, which stands for no salt. Keyed, so that nobody can aim at a collision.
+    /// A client's cache salt as a number; never 0, which stands for no salt. The hash is keyed, so that clients cannot
+    /// construct a collision.
     pub fn salt(&self, text: &str) -> u64 {
         self.key.hash_one(text).max(1)
     }

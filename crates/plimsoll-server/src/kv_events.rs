@@ -1,8 +1,9 @@
 //! `GET /v1/kv_events`: what the prefix cache holds and how it changes, as a stream of events, for routers.
 //!
-//! A reader is told what is there and then what changes. One that comes back with `Last-Event-ID` is told what it has missed; if that
-//! is no longer known, it is told to forget everything (`reset`) and gets what is there. There are few readers, and each holds a fixed
-//! share of the byte budget; one that does not read costs nothing more, since the notes wait for nobody.
+//! A reader first gets the cached pages, then the changes. After a reconnect with `Last-Event-ID` it gets the events
+//! that it missed. If the log no longer has them, the reader gets a `reset` event and then the cached pages. The number
+//! of readers is limited, and each holds a fixed share of the byte budget. The log never waits for a reader, so a
+//! stalled reader costs nothing more.
 
 use std::convert::Infallible;
 use std::sync::Arc;

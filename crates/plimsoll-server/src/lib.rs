@@ -67,7 +67,7 @@ pub use access::{ApiKeys, Origins};
 pub use config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use error::ServeError;
 pub use media::{MediaConfig, MediaFetch};
-/// The sandbox of grammars, whose child's side the program must offer.
+/// The sandbox for grammars. The program must run its child side.
 pub use plimsoll_grammar::sandbox;
 pub use rates::RateLimits;
 pub use record::RecordConfig;

@@ -120,9 +120,10 @@ impl Drop for Held {
     }
 }
 
-/// Heap bytes that work on blocking threads takes; whoever finds them taken waits on its thread. Each holds one share at a
-/// time and none is larger than the whole, so that somebody can always go on; in the order in which they came, so that what is
-/// large gets its turn beside a stream of what is small.
+/// A budget of heap bytes for work on blocking threads. A thread blocks until its share is free.
+///
+/// Each piece of work holds one share at a time, at most the whole budget, so one piece can always proceed. Shares are
+/// given in order of arrival, so that a stream of small pieces does not starve a large one.
 #[derive(Debug)]
 pub(crate) struct WorkBudget {
     limit: u64,
@@ -164,7 +165,7 @@ impl WorkBudget {
         shares.used += bytes;
         shares.went += 1;
         drop(shares);
-        // Whoever came next may fit beside it.
+        // The next waiting thread may fit beside this one.
         self.changed.notify_all();
         let _share = Share { budget: self, bytes };
         work()
@@ -348,7 +349,7 @@ mod tests {
                 came(2);
                 work(1);
                 came(3);
-                // Who need not wait is through by then.
+                // By then, work that need not wait has finished.
                 std::thread::sleep(Duration::from_millis(50));
                 assert!(done.lock().unwrap().is_empty(), "nobody passes who waits for more");
             });

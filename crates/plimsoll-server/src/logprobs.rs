@@ -76,7 +76,7 @@ impl Serialize for Alternatives {
 }
 
 impl CompletionLogprobs {
-    /// Adds generated tokens, whose text comes after so many characters.
+    /// Adds generated tokens. `before` is the number of characters before their text.
     pub fn add(&mut self, spelling: Spelling<'_>, tokens: &[TokenOut], before: usize) {
         for token in tokens {
             let report = token.logprobs.clone().unwrap_or_default();

@@ -84,7 +84,7 @@ pub(crate) struct Models {
     pub unloaded: Counter,
     /// Loads that failed.
     pub failed: Counter,
-    /// Loads that nobody waited for any more.
+    /// Loads cancelled because no request waited for the model any more, or at shutdown.
     pub cancelled: Counter,
 }
 

@@ -98,7 +98,8 @@ struct List<'a> {
 }
 
 impl<'a> Model<'a> {
-    /// The model whose first name is `root`, known since `created` by `id`; `served` while it is loaded.
+    /// The list entry of a model under its name `id`. `root` is the model's first name, `created` a time in Unix
+    /// seconds. `served` is present while the model is loaded.
     pub fn new(id: &'a str, root: &'a str, created: u64, served: Option<&Served>, state: Option<&'static str>) -> Self {
         let max_model_len = served.map(|served| served.engine.limits().max_req_total_len);
         Self {

@@ -1,4 +1,4 @@
-//! Errors in Anthropic's shape, for every answer of its routes, whoever gave it.
+//! Errors in Anthropic's shape, for every answer of its routes: from a handler, the middleware or the router.
 
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};

@@ -58,7 +58,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(Ask, bool)> {
     Ok((ask, said.caches))
 }
 
-/// The conversation whose tokens are to be counted. Runs on a text worker.
+/// Parses the conversation of a token-counting request. Runs on a text worker.
 pub(crate) fn count(body: &[u8], app: &App) -> ApiResult<Conversation> {
     let mut fields = Fields::of_body(body)?;
     model_name(&mut fields, app)?;
@@ -101,7 +101,7 @@ impl Said {
         }
         let form = output_config(fields, &mut conversation)?;
         fields.only("speed", &["\"standard\""])?;
-        // That thoughts are kept, as they are. What would clear more is done by nobody here.
+        // Reasoning always stays in the context. This server supports no edit that clears something.
         fields.only("context_management", &CLEARS_NOTHING)?;
         let elsewhere = ["user_profile_id", "workspace_id"];
         fields.never(&elsewhere, "it belongs to Anthropic's own service")?;

@@ -153,7 +153,8 @@ fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Ar
     Ok(Value::Object(message))
 }
 
-/// Content: one text, whose parts are joined by line breaks as vLLM joins them, or parts where some are media.
+/// Content. Text parts become one text, joined by line breaks as in vLLM. With media, the content stays a list of
+/// parts.
 fn content(fields: &mut Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Option<Value>> {
     let path = fields.param("content");
     let Some(raw) = fields.raw("content") else {

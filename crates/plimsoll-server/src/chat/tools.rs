@@ -58,7 +58,7 @@ fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>>
         return tools.word(&word);
     }
     let mut fields = Fields::of(param.into(), raw)?;
-    // Whoever says nothing means a function.
+    // The default type is `function`.
     let kind = fields.take::<String>("type")?.unwrap_or_else(|| "function".into());
     if kind == "allowed_tools" {
         let raw = fields.raw("allowed_tools");

@@ -81,7 +81,7 @@ pub(crate) fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) ->
         return Err(MediaError::OverLimit { what, asked, limit: tokens_max, unit: "tokens", flag });
     }
     let decoding = |header: &Header| {
-        // The picture, the picture whose one side is resized already, and what is cut into tiles then.
+        // Bytes of the decoded image, of the image after resizing one side, and of the canvas that is cut into tiles.
         let halfway = u64::from(header.size.height) * u64::from(canvas.width);
         let whole = if canvas == size { 0 } else { canvas.pixels() };
         header.decode_bytes().max(RGB * (header.size.pixels() + halfway + whole))

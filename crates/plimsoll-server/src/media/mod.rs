@@ -168,7 +168,8 @@ impl Studio {
     }
 }
 
-/// Reads the headers of a request's media, whose bytes are all here, and refuses what is over a limit. Runs on a text worker.
+/// Reads the headers of a request's media, and refuses media over a limit. All their bytes must be in memory. Runs on a
+/// text worker.
 pub(crate) fn measure_all(app: &App, spec: &MediaSpec, media: Vec<Medium>) -> ApiResult<Vec<Measured>> {
     let mut measured = Vec::with_capacity(media.len());
     for medium in media {

@@ -18,7 +18,7 @@ use crate::error::{ApiError, ApiResult};
 use crate::generation::cut;
 use crate::limits::Held;
 
-/// Tells a decoder, when it is dropped, that nobody waits any more.
+/// Sets the decoder's stop flag on drop: the request no longer waits for the result.
 #[derive(Default)]
 struct Wanted(Arc<AtomicBool>);
 

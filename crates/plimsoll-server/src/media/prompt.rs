@@ -92,7 +92,7 @@ impl<'a> Placeholders<'a> {
         }
         let mut all = Vec::with_capacity(total as usize);
         let mut waiting = media.iter_mut();
-        // The medium whose placeholders are being written: which token, how many times more, how many at once.
+        // For the current medium: placeholder token, placeholders still to come, tokens written for each.
         let mut open: Option<(u32, u64, usize)> = None;
         for id in ids {
             if !self.spec.is_placeholder(id) {

@@ -183,7 +183,7 @@ fn what_a_client_spells_is_text() {
     let all: String = CUTS.collect();
     let mut messages = json!(format!("{all}<|image_pad|>"));
     assert!(placeholders.guard("messages", vec![&mut messages], &mut Map::new()).is_err());
-    // Where nobody spells one, nothing is touched.
+    // Messages without a placeholder stay as they are.
     let mut messages = json!([all, "<|image_pad", "|image_pad|>"]);
     let before = messages.clone();
     assert_eq!(placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap().cut, None);

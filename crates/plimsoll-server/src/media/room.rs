@@ -1,5 +1,6 @@
-//! Room for a request's media: all it needs at once or none, for one request at a time, in the order in which they ask. So nobody
-//! waits while holding what another waits for, and nobody asks again before something has come back.
+//! Staging memory for a request's media. A request gets all its memory at once or none. Requests get it one at a time,
+//! in order of arrival. So no request waits while it holds memory that another one needs. A waiting request tries again
+//! only after memory has been freed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +18,18 @@ pub(super) struct Room {
     pub work: Staged,
 }
 
-/// Who gets room next.
+/// The queue for staging memory.
 #[derive(Debug)]
 pub(super) struct Rooms {
     staging: Staging,
-    /// Who holds it is the next.
+    /// The request that holds this lock is the next to get memory.
     next: Mutex<()>,
-    /// Told when there is more room than before; only who holds `next` waits for it.
+    /// Notified when memory has been freed. Only the request that holds `next` waits for it.
     freed: Arc<Notify>,
 }
 
 impl Rooms {
-    /// None where somebody else is told of `staging`'s room already: who waits here would wait for nothing.
+    /// None if `staging` already notifies another listener: a request that waits here would never be woken.
     pub fn of(staging: &Staging) -> Option<Self> {
         let freed = Arc::new(Notify::new());
         let told = Arc::clone(&freed);

@@ -34,8 +34,8 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// Pieces of a file that wait to be held: a fetch goes no faster than that.
 const PIECES: usize = 4;
 
-/// What a fetch takes besides what it brings: its own, and the pieces between it and whoever holds them: those that wait, one that is being
-/// handed on, one that is being taken.
+/// Bytes of a fetch besides the file: the connection's own, and pieces on their way to the request. These are the
+/// queued pieces, one that the fetching thread is sending, and one that the request is copying.
 const FETCHING_BYTES: u64 = FETCH_BYTES + (PIECES as u64 + 2) * FETCH_PIECE_BYTES;
 
 /// A file waits so many times the time for one until it is its turn.
@@ -243,7 +243,7 @@ async fn read(app: &Arc<App>, (param, kind): (&str, Modality), path: PathBuf, he
         return Err(refused(param, &too_large(bytes, limit)));
     }
     app.bytes.ever_holds(param, held.bytes() + bytes)?;
-    // The reader's own until it is done, also when nobody waits for it any more.
+    // The worker holds this share until it has read the file, even if the request has ended by then.
     let share = app.bytes.hold(bytes)?;
     let whole = app.on_text_worker(move || {
         let mut content = Vec::with_capacity(bytes as usize);
@@ -271,7 +271,7 @@ async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, he
     let limit = app.config.media.file_limit(kind);
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
     let fetching = spawn_thread("plimsoll-fetch", move || {
-        // Held until the connection is closed, also when nobody waits for it any more.
+        // Held until the connection is closed, even if the request has ended by then.
         let _own = (own, turn);
         fetcher.fetch(&url, limit.0, |piece| sender.blocking_send(piece.to_vec()).is_ok())
     });

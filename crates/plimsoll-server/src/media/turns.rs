@@ -1,6 +1,8 @@
-//! Turns of fetches: so many at once, first come, first served, and of one host's name no more than its share. So a slow host holds up
-//! those who ask for it, and nobody else. It is no defence against a client who has many names at hand: that one can have all turns, for
-//! as long as a fetch may take, and the others are told to come again.
+//! Limits on concurrent fetches, in total and for each host name. Waiting fetches start in order of arrival. So a slow
+//! host delays only the requests for its own files.
+//!
+//! This is no defence against a client with many host names. Such a client can take all turns for as long as a fetch
+//! may last. Other clients are then told to try again later.
 
 use std::collections::VecDeque;
 use std::collections::hash_map::RandomState;
@@ -15,7 +17,7 @@ pub(super) const FETCHES: usize = 16;
 /// Of these, files of one host.
 pub(super) const FETCHES_OF_A_HOST: usize = 4;
 
-/// Who has a turn and who waits for one.
+/// The fetches that run and the fetches that wait.
 #[derive(Default)]
 pub(crate) struct Turns(Arc<Inner>);
 
@@ -27,16 +29,16 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// A hash of the host of each turn: never more than [`FETCHES`]. Hosts whose hashes are equal share a share.
+    /// A hash of the host name for each running fetch, at most [`FETCHES`]. Hosts with equal hashes share one limit.
     held: Vec<u64>,
     /// In the order in which they came: no more than there are requests.
     line: VecDeque<InLine>,
 }
 
-/// One who waits.
+/// A waiting fetch.
 struct InLine {
     host: u64,
-    /// Closed where nobody waits any more.
+    /// Closed once the fetch has stopped waiting.
     given: oneshot::Sender<Turn>,
 }
 
@@ -48,11 +50,11 @@ pub(super) struct Turn {
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Two lists are whole whoever panicked.
+        // Both lists stay valid after a panic in any holder of the lock.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the turns that there are to those who have waited longest and whose host has not its share yet.
+    /// Gives free turns to the longest-waiting fetches, except those of a host at its limit.
     fn give(self: &Arc<Self>) {
         let mut given = Vec::new();
         let mut state = self.state();
@@ -70,7 +72,7 @@ impl Inner {
         }
         drop(state);
         for InLine { host, given } in given {
-            // Whoever has gone in this very moment drops it, which gives it to the next.
+            // If this fetch has just stopped waiting, the turn is dropped. Its drop gives it to the next fetch.
             let _ = given.send(Turn { turns: Arc::clone(self), host });
         }
     }
@@ -85,7 +87,7 @@ impl Turns {
             let (given, turn) = oneshot::channel();
             turns.state().line.push_back(InLine { host, given });
             turns.give();
-            // The line lets go of nobody who waits.
+            // An error does not happen: the line drops no sender while its fetch waits.
             if let Ok(turn) = turn.await {
                 return turn;
             }
@@ -162,7 +164,7 @@ mod tests {
         assert!(timeout(SOON, &mut early).await.is_err());
         assert!(timeout(SOON, gone).await.is_err());
         assert_eq!(turns.counts(), (FETCHES, 2));
-        // A newcomer looks in the very moment in which a turn is over, before anybody who waits has run.
+        // A new fetch asks right after a turn ends, before any waiting fetch has run.
         drop(held.pop());
         assert!(timeout(SOON, turns.take("newcomer.example")).await.is_err(), "another was first");
         let early = timeout(SOON, early).await.expect("it waited longest of those who may");
