@@ -238,6 +238,7 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
 }
 
 #[test]
+#[ignore = "models"]
 fn every_component_of_smollm2_takes_what_was_planned() {
     let _alone = alone();
     let cache = plimsoll_hub::Cache::default_location().unwrap();

@@ -34,12 +34,14 @@ fn reference() -> Value {
 }
 
 #[test]
+#[ignore = "models"]
 fn quantized_kernels_agree_with_the_f32_reference() {
     agree(Isa::detect(), ComputeDtype::F32, 0.002, 0.99);
 }
 
 /// Where a matrix unit computes prompts in bfloat16; elsewhere as above.
 #[test]
+#[ignore = "models"]
 fn prompts_agree_with_the_f32_reference() {
     agree(Isa::detect(), ComputeDtype::Auto, 0.02, 0.97);
 }
@@ -54,6 +56,7 @@ fn logits_in_bf16_agree_with_the_f32_reference() {
 
 /// Prompts are computed with 8-bit activations: the error is as large as that of other engines with 8 bits.
 #[test]
+#[ignore = "models"]
 fn int8_is_near_the_f32_reference() {
     let off = agree(Isa::Avx512.min(Isa::detect()), ComputeDtype::Int8, 0.07, 0.93);
     assert!(off > 0.02, "as exact as 16 bits: {off}");
@@ -82,6 +85,7 @@ fn agree(isa: Isa, compute_dtype: ComputeDtype, most: f64, least: f64) -> f64 {
 }
 
 #[test]
+#[ignore = "models"]
 fn chats_answer_as_the_reference_does() {
     let (model, engine) = open(Isa::detect(), ComputeDtype::Auto);
     for chat in reference()["greedy"].as_array().unwrap() {

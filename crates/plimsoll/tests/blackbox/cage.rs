@@ -30,6 +30,7 @@ fn soak(args: &[&str]) -> Output {
 }
 
 #[test]
+#[ignore = "soak"]
 fn sixty_four_clients_in_a_cage_of_the_plan_and_three_percent() {
     let output = soak(&["--budget", "520MiB", "--seconds", "20"]);
     assert!(output.status.success(), "see above");
@@ -37,6 +38,7 @@ fn sixty_four_clients_in_a_cage_of_the_plan_and_three_percent() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn hostile_and_odd_schemas_in_a_cage_of_the_plan_and_three_percent() {
     let mut flags = vec!["--budget", "760MiB", "--seconds", "25", "--clients", "16", "--mix", "schemas"];
     let shared =
@@ -68,6 +70,7 @@ fn start_two(cage: &Cage, flags: &[&str]) -> [Result<Server, String>; 2] {
 }
 
 #[test]
+#[ignore = "soak"]
 fn two_servers_that_start_at_once_stay_inside_a_limit_that_holds_one_and_a_half() {
     default_model();
     let pinned = ["--max-total-token-num", "4096"];
@@ -92,6 +95,7 @@ fn two_servers_that_start_at_once_stay_inside_a_limit_that_holds_one_and_a_half(
 }
 
 #[test]
+#[ignore = "soak"]
 fn two_servers_with_budgets_of_three_quarters_each_do_not_share_the_same_bytes() {
     default_model();
     let Some(cage) = Cage::open("shares", 900 << 20) else { return };
@@ -107,6 +111,7 @@ fn two_servers_with_budgets_of_three_quarters_each_do_not_share_the_same_bytes()
 }
 
 #[test]
+#[ignore = "soak"]
 fn a_cage_that_is_too_small_is_seen_before_anything_is_loaded() {
     default_model();
     let Some(cage) = Cage::open("small", 200 << 20) else { return };
@@ -144,6 +149,7 @@ impl Drop for Balloon {
 
 /// Waits as long as a busy machine may need, and no longer than it takes on another.
 #[test]
+#[ignore = "soak"]
 fn degradation_levels_rise_and_fall_with_the_memory_of_a_neighbour() {
     default_model();
     let flags = ["--memory-budget", "510MiB"];
@@ -202,6 +208,7 @@ fn degradation_levels_rise_and_fall_with_the_memory_of_a_neighbour() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn a_limit_that_shrinks_under_a_running_server_is_noticed() {
     default_model();
     let flags = ["--max-total-token-num", "2048"];

@@ -45,6 +45,7 @@ impl Drop for OwnCache {
 }
 
 #[test]
+#[ignore = "models"]
 fn models_lists_what_is_cached_and_what_could_be() {
     default_model();
     let list = run(&["models"]).good();
@@ -56,6 +57,7 @@ fn models_lists_what_is_cached_and_what_could_be() {
 }
 
 #[test]
+#[ignore = "models"]
 fn pull_is_idempotent_and_says_where_the_file_is() {
     let first = default_model();
     let again = run(&["pull", "smollm2"]).good();
@@ -64,6 +66,7 @@ fn pull_is_idempotent_and_says_where_the_file_is() {
 }
 
 #[test]
+#[ignore = "models"]
 fn rm_removes_once_and_then_says_that_there_is_nothing() {
     let cache = OwnCache::new("rm").with_default_model();
     let removed = cache.run(&["rm", "smollm2"]).good();
@@ -148,6 +151,7 @@ fn what_is_no_model_is_refused() {
 }
 
 #[test]
+#[ignore = "models"]
 fn chat_answers_what_is_piped_into_it() {
     default_model();
     let chat = ["chat", "--temperature", "0", "--max-tokens", "24", "--max-total-token-num", "2048"];

@@ -39,6 +39,7 @@ fn examples(readme: &str) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "external"]
 fn the_examples_of_the_readme_work_as_printed() {
     let readme = fs::read_to_string(repository().join("README.md")).expect("there is a README");
     let examples = examples(&readme);
@@ -63,6 +64,7 @@ fn the_examples_of_the_readme_work_as_printed() {
 }
 
 #[test]
+#[ignore = "external"]
 fn curl_sees_streams_and_errors_as_it_should() {
     let server = Server::start(&["--max-total-token-num", "8192"]);
     let base = format!("http://{}", server.address);

@@ -41,6 +41,7 @@ fn steps_to_rest(server: &Server, what: &str, within: Duration) -> u64 {
 }
 
 #[test]
+#[ignore = "models"]
 fn whoever_goes_takes_its_request_along_in_every_phase() {
     // One place, so that others wait; small steps, so that a prompt takes many.
     let flags = [
@@ -239,6 +240,7 @@ const VANISHED_WITHIN: Duration = Duration::from_secs(25 + 3);
 
 #[cfg(target_os = "linux")]
 #[test]
+#[ignore = "models"]
 fn clients_that_vanish_are_found_out_in_every_phase() {
     let flags = ["--graph-max-batch-size", "6", "--batch-max-tokens", "16", "--max-total-token-num", "24576"];
     let server = Server::start(&flags);
@@ -291,6 +293,7 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
 }
 
 #[test]
+#[ignore = "models"]
 fn the_engine_waits_for_no_reader() {
     let server = Server::start(&["--graph-max-batch-size", "8", "--max-total-token-num", "16384"]);
     // Enough for every buffer on the way: log-probabilities are long.

@@ -118,6 +118,7 @@ macro_rules! guides {
         const GUIDES: &[&str] = &[$($name),*];
 
         $(#[test]
+        #[ignore = "external"]
         fn $test() {
             follow($name);
         })*

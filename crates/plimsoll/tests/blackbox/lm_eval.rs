@@ -7,6 +7,7 @@ use crate::python;
 const LM_EVAL: &str = "lm-eval[api]==0.4.13";
 
 #[test]
+#[ignore = "external"]
 fn lm_eval_runs_its_tasks() {
     let server = Server::start(&["--max-total-token-num", "8192", "--max-req-total-len", "1024"]);
     python::satisfies(LM_EVAL, "lm_eval_client.py", &server, &[]);

@@ -41,16 +41,19 @@ fn peak(server: &Server) -> u64 {
 }
 
 #[test]
+#[ignore = "external"]
 fn the_openai_client_shows_pictures() {
     check("vl-qwen3.5", OPENAI, "openai");
 }
 
 #[test]
+#[ignore = "external"]
 fn the_openai_client_shows_pictures_and_videos_to_an_older_family() {
     check("vl-qwen2.5", OPENAI, "openai");
 }
 
 #[test]
+#[ignore = "external"]
 fn the_anthropic_client_shows_pictures() {
     check("vl-qwen3", ANTHROPIC, "anthropic");
 }
@@ -69,6 +72,7 @@ fn a_model_without_eyes_refuses_pictures() {
 
 /// Sounds, beside pictures and videos in one model.
 #[test]
+#[ignore = "external"]
 fn the_openai_client_is_heard() {
     let server =
         serve("omni", &["--visual-infer-batch-size", "2", "--max-audio-seconds", "20", "--max-audio-bytes", "2000000"]);

@@ -35,6 +35,7 @@ fn serve_all(server: &Server) {
 }
 
 #[test]
+#[ignore = "models"]
 fn sixty_four_requests_stay_under_the_plan_and_leave_nothing_behind() {
     let server = Server::start(&[]);
     let planned = server.memory()["planned_bytes"].as_u64().unwrap();

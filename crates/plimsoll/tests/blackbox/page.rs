@@ -50,6 +50,7 @@ pub fn modules(name: &str, packages: &[&str]) -> PathBuf {
 }
 
 #[test]
+#[ignore = "external"]
 fn the_page_does_what_it_shows_in_a_real_browser() {
     let (browser, playwright) = (browser(), modules(PLAYWRIGHT, &[PLAYWRIGHT]));
     let plain = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);

@@ -400,11 +400,11 @@ fn five_hundred_pictures_and_a_hundred_who_leave_in_every_phase_leave_nothing() 
     soak(&Plan { pictures: 500, aborts: 105, phases, slopes_max });
 }
 
-/// The figures of SPECIFICATION.md: `cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture`; with
+/// The figures of SPECIFICATION.md: `cargo test -p plimsoll --test blackbox manual_ten_thousand -- --ignored --nocapture`; with
 /// `SOAK_PICTURES` more of them, or fewer, and as many aborts for each.
 #[test]
-#[ignore = "three to twenty minutes: cargo test -p plimsoll --test blackbox ten_thousand -- --ignored --nocapture"]
-fn ten_thousand_pictures_and_two_thousand_who_leave_leave_nothing() {
+#[ignore = "manual: three to twenty minutes"]
+fn manual_ten_thousand_pictures_and_two_thousand_who_leave_leave_nothing() {
     let phases = &[ABSENT, "waiting", "encode", "prefill", "decode"];
     let slopes_max = &[(ALL, 131_072.0), (LENT, 65_536.0), (UNACCOUNTED, 16_384.0)];
     let pictures = std::env::var("SOAK_PICTURES").map_or(10_000, |count| count.parse().expect("a count"));

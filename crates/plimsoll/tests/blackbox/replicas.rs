@@ -168,16 +168,19 @@ fn behind(gateway: &str, replicas: &str) {
 }
 
 #[test]
+#[ignore = "external"]
 fn two_behind_smg() {
     behind("smg", "2");
 }
 
 #[test]
+#[ignore = "external"]
 fn four_behind_vllm_router() {
     behind("vllm-router", "4");
 }
 
 #[test]
+#[ignore = "external"]
 fn two_behind_dynamo() {
     behind("dynamo", "2");
 }

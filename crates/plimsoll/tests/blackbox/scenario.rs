@@ -9,6 +9,7 @@ use crate::limit::{say, text};
 use crate::product::{Server, eventually, plimsoll, repository, run};
 
 #[test]
+#[ignore = "soak"]
 fn everything_that_breaks_servers_for_five_minutes() {
     let scratch = std::env::temp_dir().join(format!("plimsoll-scenario-{}", std::process::id()));
     std::fs::create_dir_all(&scratch).unwrap();

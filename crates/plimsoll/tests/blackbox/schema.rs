@@ -7,6 +7,7 @@ use crate::python::beside;
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 
 #[test]
+#[ignore = "external"]
 fn schemathesis_finds_no_5xx_and_no_mismatch() {
     // Short contexts: every answer is short.
     let server =

@@ -21,6 +21,7 @@ fn competition() -> f64 {
 }
 
 #[test]
+#[ignore = "models"]
 fn from_start_to_the_first_token() {
     // The second start finds everything warm.
     drop(Server::start(&[]));
@@ -47,6 +48,7 @@ fn from_start_to_the_first_token() {
 }
 
 #[test]
+#[ignore = "models"]
 fn the_ready_line_names_model_address_and_plan() {
     let server =
         Server::start(&["--max-total-token-num", "4096", "--served-model-name", "a", "--served-model-name", "b"]);
@@ -62,6 +64,7 @@ fn the_ready_line_names_model_address_and_plan() {
 }
 
 #[test]
+#[ignore = "models"]
 fn every_page_answers() {
     let server = Server::start(&["--max-total-token-num", "8192"]);
     assert_eq!(server.get("/health").json()["status"], "healthy");
@@ -88,6 +91,7 @@ fn every_page_answers() {
 }
 
 #[test]
+#[ignore = "models"]
 fn errors_have_openais_shape_and_name_the_limit() {
     let flags = ["--max-total-token-num", "4096", "--max-body-bytes", "65536", "--unknown-fields", "refuse"];
     let server = Server::start(&flags);
@@ -134,6 +138,7 @@ fn a_checkpoint_directory_and_a_gguf_file_are_served_by_their_names() {
 }
 
 #[test]
+#[ignore = "models"]
 fn two_ports_cannot_be_one() {
     let server = Server::start(&["--max-total-token-num", "2048"]);
     let port = server.address.port().to_string();
@@ -142,6 +147,7 @@ fn two_ports_cannot_be_one() {
 }
 
 #[test]
+#[ignore = "models"]
 fn answers_do_not_depend_on_the_neighbours() {
     let server = Server::start(&["--max-total-token-num", "8192"]);
     let ask = |i: usize| {
