@@ -1,8 +1,8 @@
 //! The load-line page: `GET /` and the few files it is made of, which are part of the binary.
 //!
 //! They are the same at every server and say nothing about it, so they need no key; what the page shows it fetches from
-//! `/v1/memory` and `/v1/status` like anybody else. **Architecture invariant:** the page asks nobody but its own server, which its
-//! policy makes the browser enforce, and no text of a server becomes markup.
+//! `/v1/memory` and `/v1/status` like any other client. **Architecture invariant:** the page connects only to its own
+//! server; its content security policy makes the browser enforce this. No text of a server becomes markup.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -60,7 +60,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (header::REFERRER_POLICY, "no-referrer"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
-    // Kept, and asked about each time: after an update nobody looks at half of the old page.
+    // Cached, but revalidated each time: after an update, old and new files do not mix.
     (header::CACHE_CONTROL, "no-cache"),
 ];
 

@@ -89,8 +89,7 @@ impl Common {
         (stops + ids) as u64 + self.form.as_ref().map_or(0, Form::bytes)
     }
 
-    /// For APIs that have fewer fields: takes the model, `stream` and how to sample; the rest is what it is when nobody says
-    /// anything.
+    /// For APIs that have fewer fields: takes the model, `stream` and the sampling fields. The rest is default.
     pub fn take_few(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
         let model = model_name(fields, app)?;
         app.check_generates()?;

@@ -29,7 +29,7 @@ pub(crate) const ADDRESSES_MAX: usize = 4096;
 /// Heap bytes of one of them.
 pub(crate) const CLIENT_BYTES: u64 = 256;
 
-/// Who is asking.
+/// The client that a request is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Who {
     /// The number of a key.
@@ -39,7 +39,7 @@ pub(crate) enum Who {
 }
 
 impl Who {
-    /// An address stands for its network: whoever has one IPv6 address has 2^64.
+    /// An address stands for its network: a client with one IPv6 address usually has 2^64 of them.
     pub fn address(address: IpAddr) -> Self {
         match address.to_canonical() {
             IpAddr::V6(address) => Self::Address(Ipv6Addr::from(u128::from(address) & !u128::from(u64::MAX)).into()),
@@ -92,7 +92,7 @@ impl Client {
     }
 
     fn buckets(&self, now: Instant) -> MutexGuard<'_, Buckets> {
-        // Numbers are whole whoever panicked.
+        // Only numbers are assigned under the lock, so a poisoned lock still guards valid ones.
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Buckets { requests, tokens, seen } = &mut *buckets;
         requests.iter_mut().chain(tokens).for_each(|bucket| bucket.fill(now));

@@ -1,7 +1,8 @@
-//! The recorder (`serve --record FILE`): a line of the trace for every request, written when it ends, by a thread of its own that
-//! nobody waits for. What must not be in here: content, unless the operator asked for it.
+//! The recorder (`serve --record FILE`): a line of the trace for every request. A separate thread writes it when the
+//! request ends. What must not be in here: content, unless the operator asked for it.
 //!
-//! What cannot be written is lost and counted, never waited for: a full disk costs lines of the trace, not the service.
+//! Requests never wait for this thread. Lines that cannot be written are lost and counted: a full disk costs lines of
+//! the trace, not the service.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -88,7 +89,7 @@ impl Recorder {
     pub fn flush(&self) {
         let (done, wait) = sync_channel(1);
         if self.sender.try_send(Message::Flush(done)).is_ok() {
-            // Whoever is late by then is lost: a server that ends does not wait for a disk.
+            // Lines that are not written by then are lost: a slow disk does not delay the shutdown any longer.
             let _ = wait.recv_timeout(LAST_WORDS);
         }
     }
@@ -156,7 +157,7 @@ impl Entry {
     }
 }
 
-/// The writing thread: until nobody can record any more.
+/// The writing thread. It ends when the recorder and all entries are dropped.
 fn write(mut file: TraceFile<File>, messages: &Receiver<Message>) {
     while let Ok(mut message) = messages.recv() {
         loop {
@@ -164,7 +165,7 @@ fn write(mut file: TraceFile<File>, messages: &Receiver<Message>) {
                 Message::Line(entry) => file.put(&entry.line),
                 Message::Flush(done) => {
                     file.flush();
-                    // Who asked may have stopped waiting.
+                    // The receiver is gone if the flush has timed out.
                     let _ = done.try_send(());
                 }
             }
@@ -173,7 +174,7 @@ fn write(mut file: TraceFile<File>, messages: &Receiver<Message>) {
                 Err(_) => break,
             }
         }
-        // Whoever looks at the file of a running server sees whole lines.
+        // The queue is empty: writes whole lines out, for readers of the file while the server runs.
         file.flush();
     }
 }

@@ -45,7 +45,7 @@ impl RequestLog {
             output_tokens: 0,
             started,
             first_token: None,
-            // Nobody says goodbye when a client goes: this stands unless another end is reported.
+            // A client that disconnects reports no end: this stands unless another end is reported.
             reason: "aborted",
             entry: None,
         }

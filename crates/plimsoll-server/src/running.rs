@@ -65,7 +65,7 @@ impl Running {
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Arc<Entry>>> {
-        // A list of entries is whole whoever panicked.
+        // A panic cannot leave the list half changed, so a poisoned lock still guards a valid one.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -91,7 +91,7 @@ impl Running {
         Ok(Ticket { running: Arc::clone(self), entry })
     }
 
-    /// Everybody at this moment, oldest first.
+    /// All entries at this moment, oldest first.
     pub fn all(&self) -> Vec<Arc<Entry>> {
         self.entries().clone()
     }
@@ -118,7 +118,7 @@ impl Entry {
 impl Ticket {
     /// Completes when the request is cancelled. Cancel-safe.
     pub async fn cancelled(&self) {
-        // A permit is left behind by whoever cancels between the look and the wait.
+        // A cancel between the check and the wait leaves a permit, so it is not lost.
         while !self.entry.cancelled.load(Ordering::Acquire) {
             self.entry.wake.notified().await;
         }
@@ -133,7 +133,7 @@ impl Drop for Ticket {
 
 /// What a client that was cancelled is told.
 pub(crate) fn cancelled() -> ApiError {
-    // Nginx's word for a request nobody wants any more; Google's and Azure's APIs answer so, too.
+    // Nginx's status for a request that the client closed. Google's and Azure's APIs answer so, too.
     let status = StatusCode::from_u16(499).unwrap_or(StatusCode::CONFLICT);
     ApiError { code: Some(CANCELLED), ..ApiError::new(status, "the request was cancelled") }
 }

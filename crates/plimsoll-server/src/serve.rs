@@ -41,17 +41,17 @@ const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
 /// How often a connection is checked for a peer that has gone while unread input hides it.
 const HANG_UP_CHECK: Duration = Duration::from_secs(2);
 
-/// Who is one too many has so long for his request.
+/// A connection above the limit has this long to send the head of its request.
 const LOOKER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// At the end, who has been let in by the system and not yet by us comes in within this time.
+/// At the end, connections that the system has queued are accepted for this long.
 const DOORSTEP: Duration = Duration::from_millis(20);
 
 /// After the cut, error events have this long to reach their clients.
 const LAST_WORDS: Duration = Duration::from_secs(3);
 
-/// Each message says that the server shall end: the first that it drains, another that it does not wait for what still runs. That nobody is
-/// left to send any is as good as the first.
+/// Each message tells the server to end. After the first it drains; after another it does not wait for running
+/// requests. When all senders are dropped, it drains as after the first.
 pub type Told = mpsc::Receiver<()>;
 
 /// Listens where the configuration says.
@@ -82,8 +82,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Serves until it is told to end, then drains: whoever comes is told so, running requests may finish within `config.drain_deadline`, and
-/// what is left then, or when it is told again, ends with an error.
+/// Serves until it is told to end, then drains. New requests are refused. Running requests may finish within
+/// `config.drain_deadline`. Those left then, or at a second message, end with an error.
 ///
 /// # Errors
 /// [`ServeError::Config`] when the limits contradict each other. Trouble with single connections is no error.
@@ -95,7 +95,8 @@ pub async fn serve(listener: TcpListener, served: Served, config: ServerConfig, 
     Ok(())
 }
 
-/// Waits until engines have let go of what nobody reads any more, so that it is in their last counts; not for ever.
+/// Waits until the engines have ended requests without a reader, so that these are in the last counts. At most
+/// [`LAST_WORDS`].
 pub(crate) async fn let_go(engines: &[&EngineHandle]) {
     let idle = async {
         while !engines.iter().all(|engine| engine.idle()) {
@@ -107,8 +108,9 @@ pub(crate) async fn let_go(engines: &[&EngineHandle]) {
     }
 }
 
-/// Serves until it is told to end, then says so with `begin_drain` and waits for what runs. Whoever comes meanwhile is answered, too, one
-/// request a connection: with a 503 as a rule, but health, metrics and what runs may be looked at, and what runs be cancelled.
+/// Serves until it is told to end, then calls `begin_drain` and waits for running requests. New connections are
+/// answered meanwhile, one request each. The answer is a 503 as a rule; health, metrics and running requests can be
+/// read, and running requests cancelled.
 pub(crate) async fn run(
     listener: TcpListener,
     app: &Arc<Front>,
@@ -127,7 +129,7 @@ pub(crate) async fn run(
         deadline = drain(app, begin_drain, connections, &mut told) => deadline,
         never = door.admit_all(&mut late, Phase::Cut) => match never {},
     };
-    // What ran has ended; who stands at the door has his answer still.
+    // All running requests have ended. Connections that the system has queued are still answered.
     app.phase.send_replace(Phase::Cut);
     let _ = timeout(DOORSTEP, door.admit_all(&mut late, Phase::Cut)).await;
     drop(door);
@@ -143,7 +145,7 @@ struct Door<'a> {
     app: &'a Arc<Front>,
     router: Router,
     permits: Arc<Semaphore>,
-    /// Of those who only look.
+    /// Places for connections above the limit ([`Role::Looker`]).
     lookers: Arc<Semaphore>,
     listener: TcpListener,
     complained: Option<Instant>,
@@ -187,11 +189,11 @@ impl Door<'_> {
     }
 }
 
-/// Who comes.
+/// What a connection may ask for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Client,
-    /// One more than there may be: it has one request, and may look at how things stand.
+    /// A connection above the limit: it has one request, to read the server's state.
     Looker,
 }
 
@@ -287,7 +289,7 @@ async fn connection(open: Open, router: Router, (stream, peer): (TcpStream, Sock
         }
     }
     if !asked.load(Ordering::Relaxed) {
-        // One too many, who said nothing in time.
+        // A connection above the limit that sent no request in time.
         app.metrics.refused_connections.inc();
     }
 }

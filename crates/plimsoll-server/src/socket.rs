@@ -49,17 +49,18 @@ pub(crate) fn hung_up(_: &TcpStream) -> bool {
     false
 }
 
-/// Whether the peer has sent what nobody has read yet.
+/// Whether the peer has sent bytes that the server has not read yet.
 pub(crate) fn has_unread(stream: &TcpStream) -> bool {
     SockRef::from(stream).peek(&mut [MaybeUninit::uninit()]).is_ok_and(|bytes| bytes > 0)
 }
 
-/// A socket whose writes fail when the client takes nothing for `write_timeout`, and that lingers when it is shut down.
+/// The socket of one client. A write fails when the client takes nothing for `write_timeout`. A shutdown after an early
+/// answer lingers.
 pub(crate) struct ClientSocket {
     stream: Arc<TcpStream>,
     write_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
-    /// Set by whoever answers before all input was read.
+    /// Set when an answer is given before all input was read.
     unread: Arc<AtomicBool>,
     linger: Option<Pin<Box<Sleep>>>,
 }

@@ -46,7 +46,7 @@ pub(crate) struct Draft {
     pub prompt_param: &'static str,
     /// The field that holds the number of tokens to generate, for errors.
     pub length_param: &'static str,
-    /// Special tokens whose text is needed to read the reply.
+    /// Special tokens that the reply parser needs as text.
     pub kept_special_ids: Vec<u32>,
     /// The form that replies must have.
     pub grammar: Option<Arc<dyn Grammar>>,

@@ -1,5 +1,5 @@
-//! The file of a trace: whole lines, and nothing else. What cannot be written is cut off and lost; when there is room again, later
-//! lines are written after what was whole. A file that somebody truncates begins anew.
+//! The file of a trace: whole lines, and nothing else. Lines that cannot be written are cut off and lost. When there is
+//! room again, later lines follow the last whole one. A file that another program truncates begins anew, with a head.
 
 use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Error, ErrorKind, Result, Write};
@@ -63,7 +63,7 @@ pub(crate) fn create(path: &Path) -> Result<File> {
         }
     }
     let file = File::options().append(true).create_new(true).open(path)?;
-    // Where a file system has no locks, nobody is told.
+    // On a file system without locks, two servers that record to one file are not detected.
     let _ = file.lock();
     Ok(file)
 }
@@ -177,7 +177,7 @@ impl<S: Storage> TraceFile<S> {
     }
 
     fn write(&mut self) -> Result<()> {
-        // Empty, or truncated by somebody who needed the room.
+        // The file is empty, or another program has truncated it.
         let held = self.storage.bytes()?;
         if held < self.written.max(1) {
             self.written = 0;
@@ -294,7 +294,7 @@ mod tests {
         file.cut(2).unwrap();
         file.append(b"b\n").unwrap();
         assert_eq!((std::fs::read(&path).unwrap(), file.bytes().unwrap()), (b"a\nb\n".to_vec(), 4));
-        // By somebody else.
+        // Another program truncates the file.
         File::create(&path).unwrap();
         file.append(b"c\n").unwrap();
         assert_eq!((std::fs::read(&path).unwrap(), file.bytes().unwrap()), (b"c\n".to_vec(), 2));

@@ -15,7 +15,7 @@ static HEAP: heap::CountingHeap = heap::CountingHeap;
 
 const BODY_BYTES: usize = 8 << 20;
 
-/// A body as large as may be, whose `piece` is repeated between `head` and `tail`.
+/// A body of the largest size: `piece` is repeated between `head` and `tail`.
 fn body(head: &str, piece: &str, tail: &str) -> String {
     let times = (BODY_BYTES - head.len() - tail.len()) / piece.len();
     format!("{head}{}{tail}", piece.repeat(times))

@@ -1,5 +1,5 @@
 //! Panics on a request's way through the server: in tokenizer, template and the shaping of answers. The request ends with a 500 or an
-//! error event, its connection and everybody else go on, and a metric counts it.
+//! error event. Its connection and all other requests go on, and a metric counts the panic.
 
 mod common;
 

@@ -60,7 +60,7 @@ impl Cut {
         Ok(ids)
     }
 
-    /// Token ids of a text whose tokens are put together with others' later.
+    /// Token ids of a text that becomes a part of a longer input.
     pub fn encode_part(self, app: &App, param: &str, text: &str) -> ApiResult<Vec<u32>> {
         let mut ids = self.readable(app, param, text, false)?;
         ids.truncate(self.document.unwrap_or(usize::MAX));

@@ -68,7 +68,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
             let (engine, asked) = (&app.served.engine, request(id, next, &inputs[next]));
             match if next == 0 { engine.submit(asked) } else { engine.submit_next(asked, !running.is_empty()) } {
                 Ok(reader) => running.push(answer(next, reader)),
-                // Others have the places: one is free when one of ours is done, unless somebody was faster.
+                // The queue is full. A finished input of this request frees a place, unless another request takes it.
                 Err(Refusal::Full { .. }) if next > 0 => {
                     crowded = running.is_empty();
                     break;

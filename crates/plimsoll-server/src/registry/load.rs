@@ -1,7 +1,7 @@
-//! Loading: one model at a time, for those who wait for it, and for nobody else.
+//! Loading: one model at a time, and only while requests wait for it.
 //!
-//! A load for which nobody has waited for a moment stops at its next checkpoint and gives everything back; so does one that a server that
-//! ends has no time for.
+//! When no request has waited for a moment, the load stops at its next checkpoint and releases everything. A load also
+//! stops when the server shuts down and its time is up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,11 +21,11 @@ use crate::spawn_thread::spawn_thread;
 /// A load that has failed is not tried again for this long: its error is told at once.
 const FAILED_FOR: Duration = Duration::from_secs(5);
 
-/// When a client who was told that others use the room may come back.
+/// Seconds after which a client retries when other models use the memory.
 pub(super) const RETRY_AFTER_S: u32 = 5;
 
-/// A load goes on for so long after the last who waited for it has gone: clients that try again, some after [`RETRY_AFTER_S`], find it
-/// under way.
+/// A load goes on for this long after the last waiting request has ended: clients that retry, some after
+/// [`RETRY_AFTER_S`], find it under way.
 const LINGER: Duration = Duration::from_secs(6);
 
 impl Registry {
@@ -61,7 +61,7 @@ impl Registry {
         if let Some(found) = self.enter(index) {
             return Ok(found);
         }
-        // What has begun comes to its own end, whoever stops waiting for it here.
+        // A separate task: the load comes to its own end, even when this request stops waiting.
         let this = Arc::clone(self);
         let loading = tokio::spawn(async move {
             let result = this.load(index).await;
@@ -123,8 +123,8 @@ impl Registry {
         Ok(Loaded { routes: model_routes(Arc::clone(&app)), app })
     }
 
-    /// Has the loader say what a model plans, until nobody waits for it any more. A fetch that hangs is left to its own end then, which
-    /// leaves nothing behind: others have their turn at once.
+    /// Gets the bytes that a model plans from the loader, while requests wait for it. After that, a fetch that hangs
+    /// runs on alone to its own end and leaves nothing behind: the next model need not wait for it.
     async fn needed(&self, index: usize) -> Result<u64, LoadError> {
         let cancel = Cancel::new();
         let looked_at = cancel.clone();
@@ -137,7 +137,7 @@ impl Registry {
         }
     }
 
-    /// Has the loader build a model, until nobody waits for it any more.
+    /// Has the loader build a model, while requests wait for it.
     async fn build(&self, index: usize) -> Result<Arc<App>, LoadError> {
         let listed = &self.slots[index].listed;
         let (front, label) = (Arc::clone(&self.front), Arc::from(listed.names[0].as_str()));
@@ -161,7 +161,8 @@ impl Registry {
         }
     }
 
-    /// Completes when nobody has waited for a model for a moment, or nobody does while the server drains, or when time is up for all.
+    /// Completes when no request has waited for a model for [`LINGER`], when none waits while the server drains, or
+    /// when the drain's time is up.
     async fn given_up(&self, index: usize) {
         let mut waiting = self.slots[index].waiting.subscribe();
         let [mut draining, mut cut] = [(); 2].map(|()| self.front.phase.subscribe());

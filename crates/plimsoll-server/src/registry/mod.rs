@@ -1,8 +1,10 @@
-//! Several models in one process, by name: each is loaded when it is first asked for and unloaded when nobody has asked for long, or when
-//! another needs its room. All of them stay inside the one line.
+//! Several models in one process, by name. The first request for a model loads it. It is unloaded when it has been idle
+//! for long, or when another model needs its memory. All of them share one memory limit.
 //!
-//! A model has one size, which it is planned with alone under the line, so that its limits are the same at every load. It is loaded when
-//! that much is left: models nobody uses give way, the one not used for longest first. One is loaded at a time; who asks meanwhile waits.
+//! A model has one size: the plan for it alone under the memory limit, so that its limits are the same at every load.
+//! It is loaded when that much is left. To make room, idle models are unloaded, the one idle for longest first. One
+//! model is loaded at a time; requests wait meanwhile.
+//!
 //! What must not be in here: how a model is found, planned and built ([`Loader`]), and what a request is (`app`).
 
 mod dispatch;
@@ -34,7 +36,7 @@ use crate::serve::{Told, let_go, run};
 /// Most models of one server.
 const MODELS_MAX: usize = 64;
 
-/// Between two looks for models that nobody uses.
+/// Time between two searches for idle models.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// A server that ends waits so long for a load to come to its next checkpoint.
@@ -45,7 +47,7 @@ const CHECKPOINT_WITHIN: Duration = Duration::from_secs(10);
 pub struct Listed {
     /// Names it answers to; the first is canonical.
     pub names: Vec<String>,
-    /// It is unloaded when nobody has used it for this long; none: only when another needs its room.
+    /// It is unloaded when it has been idle for this long. None: only when another model needs its memory.
     pub idle_after: Option<Duration>,
     /// Bytes that constrained output of this model may take.
     pub grammar_bytes: u64,
@@ -63,29 +65,30 @@ pub enum LoadError {
     /// It is broken, or cannot be found.
     #[error("{0}")]
     Failed(String),
-    /// Nobody waited for it any more.
+    /// No request waited for it any more.
     #[error("the load was given up")]
     Cancelled,
 }
 
-/// Who plans, builds and ends engines. All of it takes its time and is called on threads that may wait.
+/// Plans, builds and ends engines. All methods may block: they are called on threads that may wait.
 pub trait Loader: Send + Sync + 'static {
-    /// Bytes that the `index`-th model plans, whose files may have to be fetched first; given up once `cancel` says that nobody waits.
+    /// Bytes that the `index`-th model plans. Its files may have to be fetched first. Given up once `cancel` says that
+    /// no request waits.
     ///
     /// # Errors
     /// [`LoadError`] when it can never be loaded.
     fn needed(&self, index: usize, cancel: &Cancel) -> Result<u64, LoadError>;
 
-    /// Bytes under the line that nobody has planned.
+    /// Bytes under the memory limit that are not part of any plan.
     fn room(&self) -> u64;
 
-    /// Loads the `index`-th model, until `cancel` says that nobody waits for it any more.
+    /// Loads the `index`-th model, until `cancel` says that no request waits for it any more.
     ///
     /// # Errors
     /// [`LoadError`]; nothing of it stays then.
     fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError>;
 
-    /// Ends an engine that nobody uses and gives its memory back. False when it did not end in time.
+    /// Ends an engine that no request uses and gives its memory back. False when it did not end in time.
     fn unload(&self, engine: &EngineHandle) -> bool;
 
     /// What these engines, all that they share, and a model on its way in or out hold, as one.
@@ -101,7 +104,7 @@ pub(crate) struct Registry {
     slots: Vec<Slot>,
     loader: Arc<dyn Loader>,
     created_s: u64,
-    /// Whoever loads or unloads holds it.
+    /// Held while a model is loaded or unloaded.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -169,7 +172,7 @@ fn routes(registry: &Arc<Registry>) -> Router {
         .with_state(Arc::clone(registry))
 }
 
-/// Unloads what nobody has used for as long as it says.
+/// Unloads each model that has been idle for its `idle_after`.
 async fn look_after(registry: Arc<Registry>) {
     let mut look = interval(LOOK);
     loop {

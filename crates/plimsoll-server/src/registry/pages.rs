@@ -111,7 +111,7 @@ struct Own {
 impl From<LedgerReport> for Own {
     fn from(report: LedgerReport) -> Self {
         let LedgerReport { committed_bytes, components, pools, degradation, requests, steps, .. } = report;
-        // What the models share is nobody's own.
+        // Components that the models share belong to no single model.
         let components = components.into_iter().filter(|row| row.planned_bytes > 0).collect();
         Self { committed_bytes, components, pools, degradation, requests, steps }
     }
@@ -151,7 +151,7 @@ pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
     let apps = registry.loaded();
     let engines = engines(&apps);
     let report = with_http(registry.loader.report(&engines), &registry.front.bytes);
-    // Where nobody says otherwise, the first is asked.
+    // A request without a model name goes to the first model.
     let whole = Status::of(&registry.front, registry.slots[0].name().to_owned(), &engines, report);
     json(&Statuses { whole, models: registry.slots.iter().map(part).collect() }, None)
 }

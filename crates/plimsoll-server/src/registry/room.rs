@@ -1,4 +1,4 @@
-//! Room for a model: who has to go for it, and how a model goes.
+//! Makes room for a model: which models to unload for it, and how a model is unloaded.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,8 @@ use super::slot::State;
 use crate::error::{ApiError, ApiResult};
 
 impl Registry {
-    /// Unloads models that nobody uses until `needed` bytes are left, those not used for longest first; nobody goes in vain.
+    /// Unloads idle models until `needed` bytes are left, those idle for longest first. A model stays loaded where that
+    /// would not help.
     pub(super) async fn make_room(&self, index: usize, needed: u64) -> ApiResult<()> {
         loop {
             let room = self.loader.room();
@@ -46,7 +47,7 @@ impl Registry {
         }
     }
 
-    /// Whether nobody has used a model for as long as it may stay unused.
+    /// Whether a model has been idle for as long as it may be.
     pub(super) fn idle_too_long(&self, index: usize) -> bool {
         let slot = &self.slots[index];
         let inner = slot.inner();
@@ -54,7 +55,7 @@ impl Registry {
         idle && slot.listed.idle_after.is_some_and(|after| inner.used.elapsed() >= after)
     }
 
-    /// Unloads a model unless somebody uses it or has used it within `idle`. Only in turn.
+    /// Unloads a model unless a request uses it or has used it within `idle`. The caller holds [`Registry::turn`].
     pub(super) async fn unload(&self, index: usize, idle: Option<Duration>) {
         let slot = &self.slots[index];
         let engine = {
@@ -80,8 +81,9 @@ impl Registry {
     }
 }
 
-/// Who goes first of those that are idle since when and would give up how much, so that `missing` bytes come together: the oldest of the
-/// oldest that do, without those who would go in vain. None where all of them are not enough.
+/// The model to unload first so that `missing` bytes become free. `idle`: since when each is idle, its index and its
+/// bytes. Takes the models idle for longest that are enough together, leaves out those that are not needed, and returns
+/// the oldest of the rest. None where all models together are not enough.
 fn first_to_go(mut idle: Vec<(Instant, usize, u64)>, missing: u64) -> Option<usize> {
     idle.sort_unstable();
     let mut gain = 0;
@@ -90,7 +92,7 @@ fn first_to_go(mut idle: Vec<(Instant, usize, u64)>, missing: u64) -> Option<usi
         gain >= missing
     });
     idle.truncate(enough? + 1);
-    // Of those, whoever is not needed stays, the one used last before the others.
+    // Models that are not needed stay loaded. The one used last is checked first.
     for at in (0..idle.len()).rev() {
         if gain - idle[at].2 >= missing {
             gain -= idle.remove(at).2;

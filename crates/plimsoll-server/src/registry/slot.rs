@@ -1,4 +1,4 @@
-//! One model's place: whether it is there, who uses it, who waits for it.
+//! The slot of one model: its state, the requests that use it and those that wait for it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

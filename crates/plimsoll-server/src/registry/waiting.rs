@@ -27,7 +27,7 @@ enum Stage {
     Over,
 }
 
-/// The answer to a stream whose model is being loaded.
+/// The answer to a streaming request while its model is being loaded.
 pub(super) fn response(front: &Arc<Front>, entering: Entering, request: Request) -> Response {
     let caller = Caller::current();
     let first = Stage::Waiting { front: Arc::clone(front), caller, entering, request: Box::new(request) };

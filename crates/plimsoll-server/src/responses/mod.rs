@@ -54,7 +54,7 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Api
         return Ok(sse::response(generation, responding, app.config.keep_alive));
     }
     let mut responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, None);
-    // Nobody listens.
+    // The answer is not streamed: events are not sent.
     let mut nowhere = Events::default();
     loop {
         let error = match generation.next().await {

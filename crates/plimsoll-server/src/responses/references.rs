@@ -82,7 +82,7 @@ fn find(
         }
         at = Some(used_at);
     }
-    // Whoever refers to a response uses it. The last found was used last.
+    // A reference to a response is a use of it. The newest comes last, so that the order of use stays.
     for name in used.iter().rev() {
         app.responses.get(name, key);
     }

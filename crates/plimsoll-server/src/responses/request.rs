@@ -61,8 +61,8 @@ impl Asked {
     }
 }
 
-/// What is repeated to the client is held, and so is what those who ask meanwhile are told; a stream's first bytes say it twice, in a block
-/// that grew by doubling.
+/// Copies of the echoed fields that count against the byte budget. One is for the final answer, one for requests that
+/// retrieve the response meanwhile. A stream's first bytes have two, in a buffer that grew by doubling.
 const ECHO_COPIES: u64 = 6;
 
 /// Takes the body of a client with this API key apart. Runs on a text worker.
@@ -103,7 +103,7 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     Ok(Asked { ask, held, echo, items })
 }
 
-/// The conversation whose tokens are to be counted. Runs on a text worker.
+/// The conversation of a request that counts tokens. Runs on a text worker.
 pub(crate) fn count(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<(Conversation, Held)> {
     let bytes = std::mem::take(&mut body.bytes);
     let mut fields = Fields::of_body(&bytes)?;

@@ -1,5 +1,5 @@
-//! A response as it comes about: items that are added, grow and are done, numbered events for each step, and the object at
-//! the end. A whole answer is made by the same steps with nobody listening.
+//! A response while it is made: items that are added, grow and are done, numbered events for each step, and the object
+//! at the end. An answer that is not streamed takes the same steps without sending events.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ pub(crate) struct Responding {
     reading: Reading,
     output: Vec<Output>,
     teller: Teller,
-    /// The API key of who asks.
+    /// The API key of the client.
     key: Option<usize>,
     finish: Option<FinishReason>,
     /// It can be asked for while it is made.
@@ -41,7 +41,7 @@ pub(crate) struct Responding {
     _held: Option<Held>,
 }
 
-/// Numbers the events and sends them, if anybody listens.
+/// Numbers the events, and sends them if the answer is streamed.
 struct Teller {
     streams: bool,
     sequence: u64,
@@ -247,7 +247,7 @@ impl Responding {
         Object { output: self.output.iter().map(|output| output.shown(false)).collect(), ..begun }
     }
 
-    /// It failed before it could say so: whoever waits for its end is told.
+    /// The response failed without an object: requests that wait for its end stop waiting.
     pub fn gone(&self) {
         self.context.app.responses.gone(&self.context.id);
     }

@@ -56,7 +56,7 @@ struct State {
     order: BTreeMap<u64, String>,
     /// Responses that are being made and will be kept, as they began; no more than connections, and held by their requests.
     begun: Vec<(String, Option<usize>, Bytes)>,
-    /// Those who have cancelled a response and wait for what became of it; no more than connections.
+    /// Requests that have cancelled a response and wait for its end; no more than connections.
     waiting: Vec<(String, Sender<Bytes>)>,
     clock: u64,
     used: u64,
@@ -146,7 +146,7 @@ impl ResponseStore {
         })
     }
 
-    /// A response came to no end that it could tell: whoever waits for it is let go.
+    /// A response failed without an object: requests that wait for it stop waiting.
     pub fn gone(&self, id: &str) {
         self.state().waiting.retain(|(known, _)| known != id);
     }
@@ -160,14 +160,14 @@ impl ResponseStore {
         receiver
     }
 
-    /// Hands the response that has ended to those who wait for it.
+    /// Hands the response that has ended to the requests that wait for it.
     pub fn ended(&self, id: &str, response: &Bytes) {
         let mut state = self.state();
         let waiting = std::mem::take(&mut state.waiting);
         let (those, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(known, _)| known == id);
         state.waiting = others;
         for (_, sender) in those {
-            // Whoever does not wait any more has no use for it.
+            // The receiver is gone when the request has stopped waiting.
             let _ = sender.send(response.clone());
         }
     }
@@ -245,7 +245,7 @@ mod tests {
         // The same id again replaces what was there.
         store.insert("d", kept(100));
         assert_eq!(store.usage().bytes, 2 * 1216 + 616);
-        // What is too large for all of it pushes nobody out.
+        // A response that is too large for the whole store evicts nothing.
         store.insert("e", kept(4000));
         assert_eq!((store.usage().responses, store.usage().evicted), (3, 2));
         assert!(!store.remove("a", Some(0)) && store.get("a", Some(0)).is_none(), "another key's");

@@ -40,7 +40,8 @@ fn tool(param: &str, raw: &RawValue, tools: &mut ToolList, namespaced: &mut Vec<
     match kind.as_str() {
         "function" => function(param, fields, None, tools),
         "namespace" => namespace(fields, tools, namespaced),
-        // A search that may not leave the service, which an agent names by itself: here is nothing to search, and nobody is told of it.
+        // Agents add this tool by themselves: a search without access to the web. This server has nothing to search, so
+        // it drops the tool without an error.
         "web_search" if fields.take::<bool>("external_web_access")? == Some(false) => Ok(()),
         _ => {
             let known = "function and namespace";

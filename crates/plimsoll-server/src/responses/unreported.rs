@@ -6,8 +6,8 @@ use plimsoll_engine::TokenOut;
 
 use crate::logprobs::ChatToken;
 
-/// Tokens whose text has not come out yet: parts of a character, what may be the beginning of a marker. Each with where its text begins in
-/// the reply, in bytes.
+/// Tokens with text that has not come out yet: parts of a character, or a possible start of a marker. Each with the
+/// byte offset in the reply where its text begins.
 #[derive(Debug, Default)]
 pub(super) struct Unreported(Vec<(usize, ChatToken)>);
 

@@ -1,5 +1,6 @@
-//! Conversations for models whose chat template knows less than the APIs. Tools are told in the system message, in Hermes's format, which
-//! is the field's plainest; calls and results of the conversation become text the same way. A developer speaks as the system.
+//! Conversations for models with a chat template that lacks features of the APIs. Tools go into the system message, in
+//! Hermes's format, which is the field's plainest. Calls and results of the conversation become text the same way. The
+//! `developer` role becomes `system`.
 
 use std::borrow::Cow;
 

@@ -68,7 +68,7 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
             let message = format!("{param} has no effect: the served model's thoughts do not stand between tags");
             Err(ApiError::unsupported(param, message))
         }
-        // Who does not think keeps within any budget.
+        // A model without reasoning keeps within any budget.
         (None, _) => Ok(None),
     }
 }

@@ -94,7 +94,7 @@ impl Ask {
     pub(crate) fn prepare(self, app: &App) -> ApiResult<Turn> {
         let Self { mut conversation, mut common, .. } = self;
         let Prompt { text, ids, media } = conversation.prompt(app, self.add_special)?;
-        // A grammar is made of it; nobody needs it any more.
+        // Only the grammar, which is made below, needs it.
         let form = common.form.take();
         let (formed, stops) = (form.is_some(), !common.stop.is_empty());
         let rules = Rules::new(app, &conversation, &text, formed, stops, self.include_reasoning, self.call_prefix);

@@ -28,8 +28,8 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// The rules for a conversation whose prompt was rendered as `prompt`; with `formed`, its text has a form; with `stops`, a stop string
-    /// may end it.
+    /// The rules for a conversation that was rendered as `prompt`. `formed`: the reply is structured output. `stops`:
+    /// a stop string may end it.
     pub fn new(
         app: &App,
         conversation: &Conversation,
@@ -62,7 +62,7 @@ impl Rules {
         Self { spec, include_reasoning, one_call, only_calls, call_prefix }
     }
 
-    /// Special tokens of the model whose text is needed for reading.
+    /// Special tokens of the model that the reply parser needs as text.
     pub fn kept_special_ids(&self, app: &App) -> Vec<u32> {
         let tokenizer = &app.served.tokenizer;
         let tools = self.spec.tools.iter().flat_map(|(format, _)| format.markers());
@@ -102,7 +102,7 @@ pub(crate) struct Reading {
     undecided: VecDeque<u32>,
 }
 
-/// Tokens whose text the parser may hold back while it waits for the end of a marker.
+/// Tokens that the parser may hold back while it waits for the end of a marker.
 const UNDECIDED_MAX: usize = 64;
 
 /// Where the content of a reply stands that is nothing else.

@@ -1,4 +1,4 @@
-//! Keys, limits per minute, origins: who gets in, what they are told, and what their answers are marked with.
+//! API keys, rate limits and origins: which requests are let in, the errors of the others, and the headers of answers.
 
 use plimsoll_engine::Request;
 use plimsoll_engine::testing::{Step, letters, limits};
@@ -164,7 +164,7 @@ fn browsers_are_told_whose_scripts_may_read() {
     answer.ok();
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://chat.example"));
     assert!(answer.header("access-control-expose-headers").unwrap().contains("x-request-id"));
-    // Errors can be read, too; whoever is no such origin gets an answer that browsers keep to themselves.
+    // An allowed origin can read errors, too. Answers to other origins lack the header, so browsers hide them.
     let answer = ask(&server, "GET", "/v1/models", &["origin: https://chat.example"], &Value::Null);
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (401, Some("https://chat.example")));
     let answer = ask(&server, "GET", "/v1/models", &["origin: https://evil.example", head[1]], &Value::Null);
@@ -176,7 +176,7 @@ fn browsers_are_told_whose_scripts_may_read() {
     assert_eq!(ask(&plain, "OPTIONS", "/v1/models", &head[..1], &Value::Null).status, 405);
 }
 
-/// A browser sends a POST without a body for any page, and asks nobody before.
+/// A browser sends a POST without a body for any page, without a preflight.
 #[test]
 fn pages_of_others_clear_nothing() {
     let server = Server::start(letters);

@@ -16,7 +16,7 @@ const ALL: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in mess
 const HERMES: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ m.role }}:{{ m.content }}\
 {% for c in m.tool_calls or [] %}<tool_call>{{ c.function.arguments.city }}</tool_call>{% endfor %}\n{% endfor %}";
 
-/// A server whose model says `text`, some characters a token, and ends like this.
+/// A server with a scripted model: it writes `text`, `pace` characters a token, and ends with `finish` and `stop`.
 fn says(template: &str, text: &'static str, pace: usize, finish: FinishReason, stop: Option<&'static str>) -> Server {
     let script = move |_: &Request| -> Script {
         let chars: Vec<char> = text.chars().collect();
@@ -59,7 +59,7 @@ fn error(answer: &Answer, status: u16) -> Value {
     body["error"].clone()
 }
 
-/// The events of a stream, whose names must be their types.
+/// The events of a stream. Each event's name must be its type.
 fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));

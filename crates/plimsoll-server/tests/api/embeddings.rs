@@ -200,7 +200,7 @@ fn more_inputs_than_places() {
             assert!(Instant::now() < deadline, "they never end");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Many inputs leave half of the queue to whoever has one.
+        // A request with many inputs leaves half of the queue to requests with one input.
         let mut statuses = others.join().unwrap();
         statuses.extend(clients.into_iter().map(|client| client.join().unwrap()));
         assert!(statuses.iter().all(|status| *status == 200), "{statuses:?}");
@@ -209,7 +209,7 @@ fn more_inputs_than_places() {
     server.assert_idle();
 }
 
-/// Whoever has begun is not refused because others took every place that it gave back.
+/// A request that has begun is not refused when other requests take every place that it frees.
 #[test]
 fn inputs_wait_for_a_place_that_others_take_again_and_again() {
     let slow = |request: &Request| -> Script {

@@ -222,7 +222,7 @@ fn one_connection_too_many_is_told_so() {
     }
     refused(ask("/v1/models"));
     refused(server.post("/v1/completions", &json!({"prompt": "x"})));
-    // Of those who open more and say nothing all but four are told at once.
+    // Twelve more connections send nothing: all but four of them are refused at once.
     let mut more: Vec<_> = (0..12).map(|_| server.connect()).collect();
     let told = more.iter_mut().filter_map(|client| client.comes("HTTP/1.1 503").then_some(())).count();
     assert!(told >= 8, "{told} of 12");

@@ -1,5 +1,5 @@
-//! The load-line page as HTTP sees it: its files, their heads, their size, and that nothing in them asks anybody else. What it does in
-//! a browser is tested in `plimsoll/tests/blackbox/page.rs`.
+//! The load-line page as HTTP sees it: its files, their headers and their size. Nothing in them refers to another
+//! server. What it does in a browser is tested in `plimsoll/tests/blackbox/page.rs`.
 
 use std::path::Path;
 
@@ -94,7 +94,7 @@ fn nothing_in_it_is_inline_or_from_elsewhere() {
     let total: usize = sources.iter().map(|(_, text)| text.len()).sum();
     assert!(total <= BYTES_MAX, "{total} bytes");
     for (name, text) in &sources {
-        // The name of SVG, which nobody fetches.
+        // The namespace of SVG, which browsers do not fetch.
         let text = text.replace("http://www.w3.org/2000/svg", "");
         for forbidden in [
             "http:",

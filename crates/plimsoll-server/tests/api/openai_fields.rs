@@ -14,7 +14,7 @@ use crate::common::{Answer, Server, config};
 enum Fate {
     /// It changes what the engine is asked for or what is answered.
     Works,
-    /// It says what is so already, or names somebody: there is nothing it could change.
+    /// It states what holds already, or identifies the end user: it changes nothing.
     Nothing,
     /// 400 that names it.
     Refused,
@@ -98,7 +98,7 @@ fn walk_on(server: &Server, path: &str, base: &Value, fields: &[(&str, Value, Fa
         };
         assert_eq!(found, *fate, "{path} {name} = {value}: {}", answer.body);
     }
-    // What nobody knows is refused like what is known and not served.
+    // An unknown field is refused like a known field that is not served.
     let mut body = base.clone();
     body["no_such_field"] = json!(1);
     assert!(names(&server.post(path, &body), path, "no_such_field"));

@@ -138,7 +138,7 @@ fn a_client_that_does_not_read_is_cancelled_all_the_same() {
     assert_eq!(server.aborted(), 0);
     assert_eq!(delete(&server, "/v1/requests/slow").ok()["cancelled"], 1);
     eventually("the engine has let go", || server.aborted() == 1);
-    // Whoever reads on comes to the end.
+    // A client that reads on gets the end of the stream.
     let rest = client.until("data: [DONE]\n\n");
     assert!(rest.contains("request_cancelled"));
     server.assert_idle();

@@ -249,8 +249,8 @@ fn an_idle_server_costs_nothing() {
         };
         status.filter_map(count).sum()
     };
-    // Who spins takes a hundred ticks, who polls wakes up a thousand times. Tests beside this one have servers, too: a quiet second
-    // is waited for.
+    // A spinning thread takes a hundred ticks a second, a polling one wakes up a thousand times. Tests in the same
+    // process run servers, too: one quiet second is enough.
     let second = |_| {
         let (worked, woken) = (ticks(), wakes());
         std::thread::sleep(Duration::from_secs(1));

@@ -273,7 +273,7 @@ fn what_is_refused_as_invalid_is_counted_whoever_refuses_it() {
         assert_eq!(answer.status, status, "{}", answer.body);
         assert_eq!(refused(), n as u64 + 1, "{path} {}", answer.body);
     }
-    // Neither who is answered nor what is no request to a model.
+    // Requests that are answered do not count, nor do requests that go to no model.
     server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).ok();
     server.get("/nowhere").error(404);
     server.get("/v1/models/other").error(404);

@@ -10,7 +10,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::common::{Server, eventually};
 
-/// Lines of requests whose id begins so are kept.
+/// Log lines of requests with this prefix in their id are kept.
 const OURS: &str = "log-test-";
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());

@@ -21,7 +21,7 @@ fn says(template: &str, text: &'static str, pace: usize, finish: FinishReason) -
     says_with(template, config(), text, pace, finish)
 }
 
-/// A server whose model says `text`, some characters a token, and ends like this.
+/// A server with a scripted model: it writes `text`, `pace` characters a token, and ends with `finish`.
 fn says_with(template: &str, config: ServerConfig, text: &'static str, pace: usize, finish: FinishReason) -> Server {
     let script = move |_: &Request| -> Script {
         let chars: Vec<char> = text.chars().collect();
@@ -430,7 +430,7 @@ fn the_tokens_of_an_input_are_counted() {
 #[test]
 fn what_was_cut_is_taken_back() {
     let server = Server::over(ALL, config(), limits(), letters);
-    // A call whose arguments are no JSON, and thoughts before nothing.
+    // A call with arguments that are no JSON, and reasoning that no answer follows.
     let call = json!({"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"city\": \"Par"});
     let result = json!({"type": "function_call_output", "call_id": "a", "output": "cut"});
     let thoughts = json!({"type": "reasoning", "summary": [ ], "content": [{"type": "reasoning_text", "text": "Hm."}]});
@@ -469,7 +469,7 @@ fn the_store_keeps_to_its_bytes() {
     assert_eq!(gauge("plimsoll_responses_evicted_total"), 12 - kept);
     let found = |id: &Value| server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).status;
     assert_eq!((found(&ids[0]), found(&ids[11])), (404, 200));
-    // Without a store nothing is kept, and who asks for it is told.
+    // Without a store nothing is kept, and a request to store is refused.
     let none = ServerConfig { response_store_bytes: 0, ..config() };
     let server = says_with(PLAIN, none, "ok", 2, FinishReason::Stop);
     assert_eq!(create(&server, &json!({}))["store"], false);

@@ -1,4 +1,5 @@
-//! Several models by name, over scripted engines: loaded when they are asked for, unloaded when nobody does or another needs the room.
+//! Several models by name, over scripted engines: loaded by the first request, unloaded when idle or when another model
+//! needs the memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -223,11 +224,11 @@ fn the_one_not_used_for_longest_goes_when_another_needs_its_room() {
     assert_eq!(fake.loaded(), ["six", "four"]);
     ask(&server, "five").ok();
     assert_eq!(fake.loaded(), ["four", "five"], "only who had to");
-    // What can never fit says so, and nobody goes for it.
+    // A model that can never fit is refused, and no model is unloaded for it.
     let error = ask(&server, "eleven").error(400);
     assert_eq!((&error["code"], &error["param"]), (&json!("model_does_not_fit"), &json!("model")));
     assert_eq!(fake.loaded(), ["four", "five"]);
-    // Who is in use stays.
+    // A model in use stays loaded.
     let body = json!({"model": "five", "prompt": [1], "stream": true, "max_tokens": 100});
     let mut busy = server.send(post("/v1/completions", &body.to_string()));
     busy.until("data: ");
@@ -320,7 +321,7 @@ fn a_load_that_fails_says_so_and_harms_nobody() {
         text.ok_text().contains("event: error\ndata: {\"type\":\"error\",\"code\":\"model_load_failed\""),
         "{text:?}"
     );
-    // Those who waited behind the failure were told the same, and nothing was tried again for them.
+    // Requests that waited for the failed load get the same error without another load.
     assert_eq!(fake.loads.load(Ordering::Acquire), 2, "`a`, and one failure");
     other.until("[DONE]");
     assert_eq!(states(&server), ["a loaded", "broken unloaded"]);
@@ -483,7 +484,8 @@ fn a_load_that_nobody_waits_for_is_given_up() {
     for line in ["plimsoll_models_load_cancelled_total 1\n", "plimsoll_models_failed_total 0\n"] {
         assert!(metrics.ok_text().contains(line), "{line}: {}", metrics.body);
     }
-    // Its turn is over, and that it was given up is no failure: whoever asks next has it loaded.
+    // Its turn is over, so other models answer. A load that was given up is no failure: the next request loads it
+    // again.
     ask(&server, "a").ok();
     let again = server.send(post("/v1/completions", &body));
     eventually("it is tried anew", || states(&server)[1] == "minute loading");

@@ -1,4 +1,4 @@
-//! The server's end: what runs may finish, whoever comes is told so, and nobody who says nothing is waited for.
+//! Shutdown: running requests may finish, new ones are refused, and silent connections do not delay it.
 
 use std::net::TcpStream;
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn shutdown_lets_requests_finish_and_then_ends_the_rest() {
     let idle = server.connect();
     server.shut_down();
     eventually("the engine drains", || server.engine.draining());
-    // Whoever comes now is told so, by a connection that ends then.
+    // New requests are refused now, and their connection is closed.
     for late in [
         "GET /ready HTTP/1.1\r\nhost: localhost\r\n\r\n".into(),
         post("/v1/completions", &json!({"prompt": "x"}).to_string()),

@@ -17,7 +17,7 @@ const THINKS: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% en
 {% if enable_thinking is false %}<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}";
 const PLAIN: &str = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}";
 
-/// A server whose model says `text`, some characters a token, and ends like this.
+/// A server with a scripted model: it writes `text`, `pace` characters a token, and ends with `finish`.
 fn says(template: &str, text: &'static str, pace: usize, finish: FinishReason) -> Server {
     let script = move |_: &Request| -> Script {
         let chars: Vec<char> = text.chars().collect();
@@ -333,7 +333,7 @@ fn log_probabilities_go_with_calls_too() {
     assert_eq!(reported, CALLS.chars().count(), "every token once");
 }
 
-/// A call that was asked for and is cut before its name is out is no text for anybody.
+/// A required call that is cut before its name is complete does not appear as text.
 #[test]
 fn a_call_that_is_asked_for_and_cut_has_no_text() {
     let server = says(HERMES, "<tool_call>\n{\"name\": \"wea", 3, FinishReason::Length);
@@ -390,7 +390,8 @@ fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
     none["tool_choice"] = json!("none");
     whole(&server, &none);
     assert_eq!(formed(), 2, "nothing is called");
-    // Calls whose arguments are no JSON cannot be held to a schema while the model is free to write them as it was taught.
+    // Calls in this format have arguments that are no JSON. A schema cannot constrain them while the model may write
+    // them in its own format.
     let xml = says(
         "{% if tools %}<function=name><parameter=x>{% endif %}{{ messages[0].content }}",
         "Hi",

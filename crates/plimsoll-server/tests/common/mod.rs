@@ -77,7 +77,7 @@ pub struct Server {
 /// What has to happen does so within this time, also on a machine that stands still for seconds.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Nobody is given up for being slow, so that a slow machine makes no difference; a drain is short.
+/// Long time-outs, so that a slow machine makes no difference; a drain is short.
 pub fn config() -> ServerConfig {
     ServerConfig {
         // What the documents do not list is found.
@@ -95,7 +95,7 @@ pub fn config() -> ServerConfig {
     }
 }
 
-/// Whoever is slow is given up soon: for tests of what happens then.
+/// Short time-outs, for tests of slow clients.
 pub fn hasty() -> ServerConfig {
     ServerConfig {
         header_timeout: Duration::from_millis(700),
@@ -169,7 +169,7 @@ impl Server {
         Self::over(TEMPLATE, config, limits, script)
     }
 
-    /// A server whose model has this chat template.
+    /// A server with a model that has this chat template.
     pub fn over(
         template: &str,
         config: ServerConfig,
@@ -179,7 +179,8 @@ impl Server {
         Self::seeing(template, config, limits, None, script)
     }
 
-    /// A server whose model takes these media: its tokenizer has the special tokens of the Qwen family, from 258 on.
+    /// A server with a model that takes these media: its tokenizer has the special tokens of the Qwen family, from 258
+    /// on.
     pub fn seeing(
         template: &str,
         config: ServerConfig,

@@ -1,4 +1,5 @@
-//! Pictures that are fetched from other servers or read from files: under limits, in turns, on the clock of who asked.
+//! Images that are fetched from other servers or read from files: under limits, in turns, within the request's
+//! time-out.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -57,7 +58,7 @@ impl Pictures {
         Self { url, asked, held }
     }
 
-    /// Hangs up on those that wait for the other half of `/slow`, and on whoever asks for it from now on.
+    /// Closes the connections that wait for the other half of `/slow`, and every later one that asks for it.
     fn hang_up(&self) {
         self.held.lock().unwrap().take();
     }
@@ -108,7 +109,7 @@ fn pictures_are_fetched_under_limits() {
     let page = server.get("/metrics").ok_text().to_owned();
     assert!(page.contains("plimsoll_media_fetched_total 3"), "{page}");
     idle(&server, &spec);
-    // The default asks nobody who is not public; off asks nobody.
+    // The default connects only to public addresses; `off` connects to none.
     let before = elsewhere.asked.load(Ordering::SeqCst);
     let (public, spec) = seeing(fetching(MediaFetch::Public));
     let error = public.post("/v1/chat/completions", &at("/a.png")).error(400);
@@ -120,7 +121,7 @@ fn pictures_are_fetched_under_limits() {
     assert_eq!(elsewhere.asked.load(Ordering::SeqCst), before);
 }
 
-/// A host that is slow has its share of the turns, and whoever asks another does not wait for it.
+/// A slow host has its share of the turns. Fetches from another host do not wait for it.
 #[test]
 fn a_slow_host_holds_up_nobody_elses_pictures() {
     let (slow, quick) = (pictures(), pictures_at("127.0.0.2"));

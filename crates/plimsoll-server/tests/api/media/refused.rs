@@ -172,7 +172,7 @@ fn room_is_waited_for_and_then_refused() {
     let hang = |_: &Request| -> Script { Box::new([Step::Token(97, "a".into())].into_iter()) };
     let (server, spec) = seeing_as(ServerConfig { media, ..config() }, small, hang);
     let body = chat(&json!([image(&data(&fixture("rgb.png")))]));
-    // Somebody has nearly everything.
+    // Nearly all staging bytes are taken.
     let taken = spec.staging.reserve(spec.staging.limit() - 1000).unwrap();
     let began = Instant::now();
     let refused = server.post("/v1/chat/completions", &body);

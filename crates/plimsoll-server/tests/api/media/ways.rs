@@ -1,4 +1,5 @@
-//! The same picture or video by every API and in every form: the engine gets the same, each in its place, and everybody their own.
+//! The same image or video by every API and in every encoding: the engine gets the same media, each item in its place,
+//! and each request its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -215,7 +216,8 @@ fn what_a_client_spells_is_no_picture() {
     idle(&server, &spec);
 }
 
-/// Many at once, of several kinds, with text in between: everybody's own picture, nothing left over (T-29, V-3).
+/// Many requests at once, of several kinds, with text in between: each gets its own image, nothing is left over (T-29,
+/// V-3).
 #[test]
 fn many_at_once_get_their_own() {
     let (server, spec) = seeing(config());
