@@ -9,8 +9,8 @@ use plimsoll_engine::CacheReport;
 use serde::Serialize;
 use tokio::time::timeout;
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
+use crate::model_state::ModelState;
 use crate::models::json;
 
 /// A step may be running; longer ones than this do not leave a client waiting.
@@ -24,13 +24,13 @@ struct Cleared {
 }
 
 /// What it holds and has done.
-pub(crate) async fn stats(State(app): State<Arc<App>>) -> Response {
-    json(&app.served.engine.cache_report(), None)
+pub(crate) async fn stats(State(state): State<Arc<ModelState>>) -> Response {
+    json(&state.served.engine.cache_report(), None)
 }
 
 /// Answers when it is done: the pages are free by then.
-pub(crate) async fn clear(State(app): State<Arc<App>>) -> ApiResult<Response> {
-    match timeout(CLEAR_TIMEOUT, app.served.engine.clear_cache()).await {
+pub(crate) async fn clear(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
+    match timeout(CLEAR_TIMEOUT, state.served.engine.clear_cache()).await {
         Ok(Some((before, after))) => Ok(json(&Cleared { object: "cache.cleared", before, after }, None)),
         Ok(None) => Err(ApiError::unavailable("the engine has stopped", 5)),
         Err(_) => Err(ApiError::unavailable("the engine is still busy with a step; the cache is cleared after it", 5)),

@@ -2,8 +2,8 @@
 
 use plimsoll_engine::{Delta, FinishReason, TokenLogprobs, TokenOut};
 
+use crate::active_request::{ActiveRequest, Event};
 use crate::error::ApiError;
-use crate::generation::{Event, Generation};
 
 /// One choice of an answer that is not streamed.
 #[derive(Debug, Default)]
@@ -30,13 +30,13 @@ impl Collected {
 
 /// Waits for all choices, or for the first failure. `reports`: their tokens are reported.
 pub(crate) async fn collect(
-    generation: &mut Generation,
+    active_request: &mut ActiveRequest,
     choices: usize,
     reports: bool,
 ) -> Result<Vec<Collected>, ApiError> {
     let mut collected: Vec<Collected> = std::iter::repeat_with(Collected::default).take(choices).collect();
     loop {
-        match generation.next().await {
+        match active_request.next().await {
             Event::Delta(choice, delta) => collected[choice].add(delta, reports),
             Event::Done => return Ok(collected),
             Event::Failed(error) => return Err(error),

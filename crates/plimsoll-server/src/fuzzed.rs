@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::app::App;
 use crate::config::{PARSED_FACTOR, Served, ServerConfig};
+use crate::conversation::ChatRequest;
 use crate::error::{ApiResult, ServeError};
 use crate::fields::Fields;
 use crate::limits::ReadBody;
-use crate::turn::Ask;
-use crate::{anthropic, chat, completions, pooled, responses};
+use crate::model_state::ModelState;
+use crate::{anthropic, chat, completions, pooling, responses};
 
 /// What can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Route {
 }
 
 /// Reads request bodies for one model.
-pub struct Bodies(Arc<App>);
+pub struct Bodies(Arc<ModelState>);
 
 impl Bodies {
     /// The readers for a model.
@@ -57,7 +57,7 @@ impl Bodies {
     /// # Errors
     /// What contradicts itself in the configuration.
     pub fn new(served: Served, config: ServerConfig) -> Result<Self, ServeError> {
-        App::new(served, config).map(Self)
+        ModelState::new(served, config).map(Self)
     }
 
     /// Takes a body apart, and makes a prompt of it where nothing has to be fetched for that: what a text worker does.
@@ -70,35 +70,35 @@ impl Bodies {
 
     /// Bytes of bodies in flight that are held: none between two bodies.
     pub fn held(&self) -> u64 {
-        self.0.bytes.used()
+        self.0.server.bytes.used()
     }
 
     fn take(&self, route: Route, bytes: &[u8]) -> ApiResult<()> {
-        let app = &*self.0;
+        let state = &*self.0;
         match route {
-            Route::Completions => completions::request::parse(&mut self.body(bytes)?, app).map(drop),
-            Route::Chat => self.prepare(chat::request::parse(bytes, app)?),
-            Route::Messages => self.prepare(anthropic::request::parse(bytes, app)?.0),
-            Route::CountTokens => prompt(app, anthropic::request::count(bytes, app)?),
-            Route::Responses => self.prepare(responses::request::parse(self.body(bytes)?, app, None)?.into_ask()),
+            Route::Completions => completions::request::parse(&mut self.body(bytes)?, state).map(drop),
+            Route::Chat => self.prepare(chat::request::parse(bytes, state)?),
+            Route::Messages => self.prepare(anthropic::request::parse(bytes, state)?.0),
+            Route::CountTokens => prompt(state, anthropic::request::count(bytes, state)?),
+            Route::Responses => self.prepare(responses::request::parse(self.body(bytes)?, state, None)?.into_ask()),
             Route::Tokenize => {
                 let mut fields = Fields::of_body(bytes)?;
-                let conversation = chat::messages::conversation(&mut fields, app)?;
+                let conversation = chat::messages::conversation(&mut fields, state)?;
                 fields.finish()?;
-                prompt(app, conversation)
+                prompt(state, conversation)
             }
-            Route::Embeddings => pooled::embeddings::parse(bytes, app).map(drop),
-            Route::Rerank => pooled::rerank::parse(bytes, app).map(drop),
-            Route::Score => pooled::score::parse(bytes, app).map(drop),
+            Route::Embeddings => pooling::embeddings::parse(bytes, state).map(drop),
+            Route::Rerank => pooling::rerank::parse(bytes, state).map(drop),
+            Route::Score => pooling::score::parse(bytes, state).map(drop),
         }
     }
 
     fn body(&self, bytes: &[u8]) -> ApiResult<ReadBody> {
-        let held = self.0.bytes.hold(bytes.len() as u64 * PARSED_FACTOR)?;
+        let held = self.0.server.bytes.hold(bytes.len() as u64 * PARSED_FACTOR)?;
         Ok(ReadBody { bytes: bytes.to_vec(), held })
     }
 
-    fn prepare(&self, ask: Ask) -> ApiResult<()> {
+    fn prepare(&self, ask: ChatRequest) -> ApiResult<()> {
         if ask.conversation.is_elsewhere() {
             return Ok(());
         }
@@ -106,9 +106,9 @@ impl Bodies {
     }
 }
 
-fn prompt(app: &App, mut conversation: crate::turn::conversation::Conversation) -> ApiResult<()> {
+fn prompt(state: &ModelState, mut conversation: crate::conversation::messages::Conversation) -> ApiResult<()> {
     if conversation.is_elsewhere() {
         return Ok(());
     }
-    conversation.prompt(app, false).map(drop)
+    conversation.prompt(state, false).map(drop)
 }

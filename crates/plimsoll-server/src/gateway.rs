@@ -14,7 +14,7 @@ use plimsoll_engine::EngineHandle;
 use plimsoll_engine::cache::PAGE_TOKENS;
 use serde::Serialize;
 
-use crate::app::App;
+use crate::model_state::ModelState;
 use crate::models::json;
 
 #[derive(Serialize)]
@@ -137,10 +137,10 @@ impl Load {
 }
 
 /// `GET /server_info`, and under its older name.
-pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Response {
-    let engine = &app.served.engine;
-    let (limits, name) = (engine.limits(), &app.served.names[0]);
-    let serving = !engine.draining() && !app.front.draining();
+pub(crate) async fn server_info(State(state): State<Arc<ModelState>>) -> Response {
+    let engine = &state.served.engine;
+    let (limits, name) = (engine.limits(), &state.served.names[0]);
+    let serving = !engine.draining() && !state.server.draining();
     let info = ServerInfo {
         version: VERSION,
         model_path: name,
@@ -163,9 +163,9 @@ pub(crate) async fn server_info(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /model_info`, and under its older name.
-pub(crate) async fn model_info(State(app): State<Arc<App>>) -> Response {
-    let engine = &app.served.engine;
-    let (limits, name) = (engine.limits(), &app.served.names[0]);
+pub(crate) async fn model_info(State(state): State<Arc<ModelState>>) -> Response {
+    let engine = &state.served.engine;
+    let (limits, name) = (engine.limits(), &state.served.names[0]);
     let info = ModelInfo {
         model_path: name,
         tokenizer_path: name,
@@ -181,8 +181,8 @@ pub(crate) async fn model_info(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /v1/loads`.
-pub(crate) async fn loads(State(app): State<Arc<App>>) -> Response {
-    let load = Load::of(&app.served.engine);
+pub(crate) async fn loads(State(state): State<Arc<ModelState>>) -> Response {
+    let load = Load::of(&state.served.engine);
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let aggregate = Aggregate {
         total_running_reqs: load.num_running_reqs,
@@ -196,8 +196,8 @@ pub(crate) async fn loads(State(app): State<Arc<App>>) -> Response {
 }
 
 /// `GET /get_load`.
-pub(crate) async fn get_load(State(app): State<Arc<App>>) -> Response {
-    let load = Load::of(&app.served.engine);
+pub(crate) async fn get_load(State(state): State<Arc<ModelState>>) -> Response {
+    let load = Load::of(&state.served.engine);
     let old = OldLoad {
         dp_rank: 0,
         num_reqs: load.num_total_reqs,

@@ -7,9 +7,10 @@ use axum::response::Response;
 use plimsoll_engine::EngineHandle;
 use serde::Serialize;
 
-use crate::app::{App, Phase};
 use crate::error::{ApiError, ApiResult};
+use crate::model_state::ModelState;
 use crate::models::json;
+use crate::server_state::Phase;
 
 #[derive(Serialize)]
 struct Healthy {
@@ -23,27 +24,27 @@ struct Version {
 }
 
 /// 200 when the engine has made progress lately or had nothing to do; 503 with the reason otherwise.
-pub(crate) async fn health(State(app): State<Arc<App>>) -> ApiResult<Response> {
-    let engine = &app.served.engine;
+pub(crate) async fn health(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
+    let engine = &state.served.engine;
     if !engine.healthy() {
         let limit = engine.stall_limit().as_secs_f32();
         let message = format!("the engine has stopped or made no progress for {limit} s");
         return Err(ApiError::unavailable(message, 5));
     }
-    Ok(healthy(&app, "healthy"))
+    Ok(healthy(&state, "healthy"))
 }
 
 /// 200 when a new request would be taken: healthy and not shutting down.
-pub(crate) async fn ready(State(app): State<Arc<App>>) -> ApiResult<Response> {
-    if app.served.engine.draining() || *app.phase.borrow() != Phase::Serving {
+pub(crate) async fn ready(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
+    if state.served.engine.draining() || *state.server.phase.borrow() != Phase::Serving {
         return Err(ApiError::unavailable("the server is shutting down", 5));
     }
-    health(State(Arc::clone(&app))).await?;
-    Ok(healthy(&app, "ready"))
+    health(State(Arc::clone(&state))).await?;
+    Ok(healthy(&state, "ready"))
 }
 
-fn healthy(app: &App, status: &'static str) -> Response {
-    healthy_page(std::iter::once(&app.served.engine), status)
+fn healthy(state: &ModelState, status: &'static str) -> Response {
+    healthy_page(std::iter::once(&state.served.engine), status)
 }
 
 /// The answer of a server when all its engines are healthy. Callers check that first.

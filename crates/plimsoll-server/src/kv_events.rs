@@ -19,10 +19,10 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
-use crate::front::{Phase, reached};
 use crate::limits::Held;
+use crate::model_state::ModelState;
+use crate::server_state::{Phase, reached};
 use crate::sse::{Events, HEADERS};
 
 /// Readers at once.
@@ -118,19 +118,19 @@ fn write(event: &KvEvent, epoch: u64, out: &mut Events) {
 }
 
 /// The stream.
-pub(crate) async fn handle(State(app): State<Arc<App>>, headers: HeaderMap) -> ApiResult<Response> {
-    let Some(kv_event_log) = app.served.engine.kv_event_log() else {
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>, headers: HeaderMap) -> ApiResult<Response> {
+    let Some(kv_event_log) = state.served.engine.kv_event_log() else {
         let message = "this server tells nobody what its prefix cache holds: start it with --kv-events";
         return Err(ApiError { code: Some("kv_events_off"), ..ApiError::new(StatusCode::NOT_FOUND, message) });
     };
-    let place = enter(&app.front.metrics.kv_readers)?;
-    let held = app.front.bytes.hold((EVENTS_AT_ONCE * (EVENT_BYTES + size_of::<KvEvent>())) as u64)?;
+    let place = enter(&state.server.metrics.kv_readers)?;
+    let held = state.server.bytes.hold((EVENTS_AT_ONCE * (EVENT_BYTES + size_of::<KvEvent>())) as u64)?;
     let reader = Reader {
         cursor: resumed(&headers, kv_event_log).unwrap_or_default(),
         kv_event_log: Arc::clone(kv_event_log),
         events: Vec::with_capacity(EVENTS_AT_ONCE + 1),
-        phase: app.front.phase.subscribe(),
-        keep_alive: app.front.config.keep_alive,
+        phase: state.server.phase.subscribe(),
+        keep_alive: state.server.config.keep_alive,
         opened: false,
         _place: place,
         _held: held,

@@ -2,7 +2,7 @@
 //!
 //! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
 //! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
-//! loop), `generation` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
+//! loop), `active_request` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
 //! A server of several models (`registry`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
 //! request to its handlers, which are the same.
@@ -13,23 +13,21 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod active_request;
 mod anthropic;
-mod app;
 mod cache;
 mod caller;
 mod chat;
 mod choices;
 mod completions;
 mod config;
-mod door;
+mod conversation;
 mod error;
 mod fields;
 mod form;
-mod front;
 #[doc(hidden)]
 pub mod fuzzed;
 mod gateway;
-mod generation;
 mod health;
 mod ids;
 mod kv_events;
@@ -38,12 +36,14 @@ mod logprobs;
 mod media;
 mod memory;
 mod metrics;
+mod middleware;
+mod model_state;
 mod models;
 mod openapi;
 mod page;
 mod params;
 mod path;
-mod pooled;
+mod pooling;
 mod price;
 mod prompt;
 mod rates;
@@ -51,8 +51,10 @@ mod record;
 mod registry;
 mod request_log;
 mod responses;
+mod router;
 mod running;
 mod serve;
+mod server_state;
 mod socket;
 mod spawn_thread;
 mod sse;
@@ -60,7 +62,6 @@ mod status;
 mod submit;
 mod tokenize;
 mod trace_file;
-mod turn;
 mod unknown;
 
 pub use access::{ApiKeys, Origins};

@@ -7,8 +7,8 @@ use axum::response::Response;
 use plimsoll_engine::EngineHandle;
 use plimsoll_engine::report::{LedgerReport, Share};
 
-use crate::app::App;
 use crate::limits::ByteBudget;
+use crate::model_state::ModelState;
 use crate::models::json;
 
 /// Reads everything now.
@@ -23,6 +23,6 @@ pub(crate) fn with_http(mut report: LedgerReport, http: &ByteBudget) -> LedgerRe
 }
 
 /// The page.
-pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
-    json(&report(&app.served.engine, &app.bytes), None)
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>) -> Response {
+    json(&report(&state.served.engine, &state.server.bytes), None)
 }

@@ -24,11 +24,11 @@ use engine::EngineValues;
 pub(crate) use exposition::Exposition;
 use exposition::joined;
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
-use crate::front::Front;
-use crate::media::Studio;
+use crate::media::MediaPipeline;
 use crate::memory::report;
+use crate::model_state::ModelState;
+use crate::server_state::ServerState;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Answer {
@@ -136,30 +136,31 @@ impl Metrics {
 }
 
 /// The page of a server with one model.
-pub(crate) async fn handle(State(app): State<Arc<App>>, headers: HeaderMap) -> ApiResult<Response> {
-    let whole = report(&app.served.engine, &app.bytes);
-    page(Exposition::of(&headers), &app.front, whole, Vec::new(), &[&app])
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>, headers: HeaderMap) -> ApiResult<Response> {
+    let whole = report(&state.served.engine, &state.server.bytes);
+    page(Exposition::of(&headers), &state.server, whole, Vec::new(), &[&state])
 }
 
 /// The page: the server, the process as `whole` has it, what the models share, and every engine, by its model's label if it has one.
 pub(crate) fn page(
     exposition: Exposition,
-    front: &Front,
+    server: &ServerState,
     whole: LedgerReport,
     shared: Vec<ComponentRow>,
-    apps: &[&App],
+    models: &[&ModelState],
 ) -> ApiResult<Response> {
-    let mut server = Registry::default();
-    front.metrics.register(&mut server);
-    server.register_collector(Box::new(ServerValues::of(front, &whole, shared)));
-    let mut texts = vec![text_of(&server)?];
-    for app in apps {
-        let labels = app.label.iter().map(|label| (Cow::Borrowed("model"), Cow::Owned(label.to_string())));
+    let mut own = Registry::default();
+    server.metrics.register(&mut own);
+    own.register_collector(Box::new(ServerValues::of(server, &whole, shared)));
+    let mut texts = vec![text_of(&own)?];
+    for state in models {
+        let labels = state.label.iter().map(|label| (Cow::Borrowed("model"), Cow::Owned(label.to_string())));
         let mut registry = Registry::with_labels(labels);
-        let engine = &app.served.engine;
+        let engine = &state.served.engine;
         engine.metrics().register(&mut registry);
-        register_media(&app.studio, &mut registry);
-        registry.register_collector(Box::new(EngineValues { engine: engine.clone(), grammars: app.grammars.usage() }));
+        register_media(&state.media_pipeline, &mut registry);
+        registry
+            .register_collector(Box::new(EngineValues { engine: engine.clone(), grammars: state.grammars.usage() }));
         texts.push(text_of(&registry)?);
     }
     let headers = [
@@ -169,9 +170,9 @@ pub(crate) fn page(
     Ok((headers, joined(&texts, exposition)).into_response())
 }
 
-fn register_media(studio: &Studio, registry: &mut Registry) {
-    let media = &studio.counts;
-    let (fetching, waiting) = studio.turns.counts();
+fn register_media(media_pipeline: &MediaPipeline, registry: &mut Registry) {
+    let media = &media_pipeline.counts;
+    let (fetching, waiting) = media_pipeline.fetch_queue.counts();
     for (name, help, value) in [
         ("plimsoll_media_fetching", "Files that are being fetched", fetching),
         ("plimsoll_media_fetches_waiting", "Files that wait for their turn to be fetched", waiting),
@@ -255,10 +256,10 @@ impl Collector for ServerValues {
 }
 
 impl ServerValues {
-    fn of(front: &Front, page: &LedgerReport, rows: Vec<ComponentRow>) -> Self {
-        let (process, responses) = (&page.process, front.responses.usage());
-        let connections = front.metrics.connections.load(Ordering::Relaxed);
-        let recorded = front.recorder.as_ref().map(|recorder| Arc::clone(&recorder.recorded)).unwrap_or_default();
+    fn of(server: &ServerState, page: &LedgerReport, rows: Vec<ComponentRow>) -> Self {
+        let (process, responses) = (&page.process, server.responses.usage());
+        let connections = server.metrics.connections.load(Ordering::Relaxed);
+        let recorded = server.recorder.as_ref().map(|recorder| Arc::clone(&recorder.recorded)).unwrap_or_default();
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let counters = [
             ("plimsoll_responses_evicted", "Responses dropped to make room", responses.evicted),
@@ -267,8 +268,8 @@ impl ServerValues {
             ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&recorded.lost)),
         ];
         let singles = [
-            ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(front.bytes.used())),
-            ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(front.bytes.limit())),
+            ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(server.bytes.used())),
+            ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(server.bytes.limit())),
             ("plimsoll_responses_stored", "Responses that can be gone on from", signed(responses.responses)),
             ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
             ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
@@ -276,7 +277,7 @@ impl ServerValues {
             (
                 "plimsoll_kv_events_readers",
                 "Readers that follow the prefix cache",
-                signed(read(&front.metrics.kv_readers)),
+                signed(read(&server.metrics.kv_readers)),
             ),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),

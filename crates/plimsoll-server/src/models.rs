@@ -12,10 +12,10 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::strftime;
 use serde::Serialize;
 
-use crate::app::App;
 use crate::config::Served;
 use crate::error::ApiResult;
 use crate::limits::Held;
+use crate::model_state::ModelState;
 use crate::path::Name;
 
 /// Seconds since 1970.
@@ -124,17 +124,17 @@ pub(crate) fn listed(data: Vec<Model<'_>>) -> Response {
     json(&List { object: "list", data, first_id, last_id, has_more: false }, None)
 }
 
-fn model<'a>(app: &'a App, id: &'a str) -> Model<'a> {
-    Model::new(id, &app.served.names[0], app.served.created_s, Some(&app.served), None)
+fn model<'a>(state: &'a ModelState, id: &'a str) -> Model<'a> {
+    Model::new(id, &state.served.names[0], state.served.created_s, Some(&state.served), None)
 }
 
 /// Every name the model goes by.
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Response {
-    listed(app.served.names.iter().map(|name| model(&app, name)).collect())
+pub(crate) async fn list(State(state): State<Arc<ModelState>>) -> Response {
+    listed(state.served.names.iter().map(|name| model(&state, name)).collect())
 }
 
 /// One name; 404 when the server does not know it.
-pub(crate) async fn one(State(app): State<Arc<App>>, Name(id): Name) -> ApiResult<Response> {
-    app.check_model(&id)?;
-    Ok(json(&model(&app, &id), None))
+pub(crate) async fn one(State(state): State<Arc<ModelState>>, Name(id): Name) -> ApiResult<Response> {
+    state.check_model(&id)?;
+    Ok(json(&model(&state, &id), None))
 }

@@ -7,10 +7,10 @@ use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams, TOP_
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::Fields;
 use crate::form::Form;
+use crate::model_state::ModelState;
 
 /// The shared fields, checked.
 #[derive(Clone, Debug)]
@@ -45,21 +45,21 @@ pub(crate) struct Common {
 
 impl Common {
     /// Takes the shared fields.
-    pub fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
-        let model = model_name(fields, app)?;
-        app.check_generates()?;
+    pub fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
+        let model = model_name(fields, state)?;
+        state.check_generates()?;
         let (stream, include_usage, continuous_usage) = stream(fields)?;
-        let sampling = sampling(fields, app)?;
+        let sampling = sampling(fields, state)?;
         let seed = fields.take::<i64>("seed")?;
         let common = Self {
             model,
-            n: count(fields, app)?,
+            n: count(fields, state)?,
             stream,
             include_usage,
             continuous_usage,
             max_tokens: max_tokens(fields)?,
             min_tokens: fields.take("min_tokens")?.unwrap_or(0),
-            sampling: SamplingParams { seed: seed_of(seed, app), ..sampling },
+            sampling: SamplingParams { seed: seed_of(seed, state), ..sampling },
             stop: fields.take::<Stop>("stop")?.map_or_else(Vec::new, |stop| stop.0),
             keep_stop: keep_stop(fields)?,
             stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
@@ -69,7 +69,7 @@ impl Common {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             tokens_as_ids: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
             mtp: fields.take("mtp")?.unwrap_or(true),
-            cache_salt: cache_salt(fields, app)?,
+            cache_salt: cache_salt(fields, state)?,
             form: Form::take(fields)?,
         };
         if common.prompt_logprobs.is_some() && stream {
@@ -90,11 +90,11 @@ impl Common {
     }
 
     /// For APIs that have fewer fields: takes the model, `stream` and the sampling fields. The rest is default.
-    pub fn take_few(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
-        let model = model_name(fields, app)?;
-        app.check_generates()?;
+    pub fn take_few(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
+        let model = model_name(fields, state)?;
+        state.check_generates()?;
         let stream = fields.take("stream")?.unwrap_or(false);
-        let sampling = sampling(fields, app)?;
+        let sampling = sampling(fields, state)?;
         let seed = fields.take::<i64>("seed")?;
         Ok(Self {
             model,
@@ -104,7 +104,7 @@ impl Common {
             continuous_usage: false,
             max_tokens: None,
             min_tokens: 0,
-            sampling: SamplingParams { seed: seed_of(seed, app), ..sampling },
+            sampling: SamplingParams { seed: seed_of(seed, state), ..sampling },
             stop: Vec::new(),
             keep_stop: false,
             stop_token_ids: Vec::new(),
@@ -114,28 +114,28 @@ impl Common {
             return_token_ids: false,
             tokens_as_ids: false,
             mtp: fields.take("mtp")?.unwrap_or(true),
-            cache_salt: cache_salt(fields, app)?,
+            cache_salt: cache_salt(fields, state)?,
             form: None,
         })
     }
 }
 
 /// A seed's sign is only its top bit here; every 64-bit pattern is a seed.
-fn seed_of(asked: Option<i64>, app: &App) -> u64 {
-    asked.map_or_else(|| app.ids.next(), |seed| seed as u64)
+fn seed_of(asked: Option<i64>, state: &ModelState) -> u64 {
+    asked.map_or_else(|| state.server.ids.next(), |seed| seed as u64)
 }
 
 /// Takes the model's name as the client spelled it.
-pub(crate) fn model_name(fields: &mut Fields<'_>, app: &App) -> ApiResult<String> {
+pub(crate) fn model_name(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<String> {
     match fields.take::<String>("model")? {
-        None => Ok(app.served.names[0].clone()),
-        Some(name) => app.check_model(&name).map(|()| name),
+        None => Ok(state.served.names[0].clone()),
+        Some(name) => state.check_model(&name).map(|()| name),
     }
 }
 
-fn count(fields: &mut Fields<'_>, app: &App) -> ApiResult<u32> {
+fn count(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<u32> {
     let n = fields.take::<u32>("n")?.unwrap_or(1);
-    let limit = app.max_choices();
+    let limit = state.max_choices();
     if n == 0 || n > limit {
         return Err(ApiError::invalid("n", format!("n is {n}; 1 to {limit} are allowed")));
     }
@@ -205,8 +205,8 @@ fn repetition_penalty(fields: &mut Fields<'_>) -> ApiResult<Option<f32>> {
     }
 }
 
-fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
-    let defaults = app.served.sampling;
+fn sampling(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<SamplingParams> {
+    let defaults = state.served.sampling;
     let params = SamplingParams {
         temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
         top_k: fields.take("top_k")?.unwrap_or(defaults.top_k),
@@ -218,7 +218,7 @@ fn sampling(fields: &mut Fields<'_>, app: &App) -> ApiResult<SamplingParams> {
         logit_bias: fields.take::<Bias>("logit_bias")?.map_or_else(Vec::new, |bias| bias.0),
         seed: 0,
     };
-    let vocab = app.served.engine.limits().vocab_size as usize;
+    let vocab = state.served.engine.limits().vocab_size as usize;
     params.validate(vocab).map_err(|error| {
         let param = match &error {
             ParamError::OutOfRange { field, .. } => field,
@@ -246,11 +246,11 @@ pub(crate) fn top_logprobs(asked: Option<u32>) -> ApiResult<u32> {
     Ok(n)
 }
 
-fn cache_salt(fields: &mut Fields<'_>, app: &App) -> ApiResult<u64> {
+fn cache_salt(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<u64> {
     match fields.take::<String>("cache_salt")? {
         None => Ok(0),
         Some(salt) if salt.is_empty() => Err(ApiError::invalid("cache_salt", "cache_salt is empty")),
-        Some(salt) => Ok(app.ids.salt(&salt)),
+        Some(salt) => Ok(state.server.ids.salt(&salt)),
     }
 }
 

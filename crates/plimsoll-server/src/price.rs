@@ -2,12 +2,12 @@
 
 use plimsoll_engine::{Delta, TokenOut};
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::{ByteBudget, Held};
 use crate::logprobs::Spelling;
+use crate::model_state::ModelState;
 use crate::models::json_bytes;
-use crate::submit::{Draft, Prompt};
+use crate::submit::{Prompt, Submission};
 
 /// Text of one token of a whole answer, as far as it is foreseen.
 const PER_TOKEN: u64 = 64;
@@ -37,7 +37,7 @@ fn alternatives(asked: Option<u32>) -> u64 {
     asked.map_or(0, |n| PER_ALTERNATIVE * (u64::from(n) + 1))
 }
 
-impl Draft {
+impl Submission {
     /// Whether the answer says of each token what it is.
     pub fn reports_tokens(&self) -> bool {
         self.logprobs.is_some() || self.common.return_token_ids
@@ -52,13 +52,13 @@ impl Draft {
 
     /// A whole answer is held in memory until the client has taken it, by a meter where more comes than was foreseen; of a stream, what its
     /// readers hold back and what comes at once. Its output comes in pieces of bounded size.
-    pub fn hold(&self, app: &App) -> ApiResult<(Option<Held>, Option<Meter>)> {
+    pub fn hold(&self, state: &ModelState) -> ApiResult<(Option<Held>, Option<Meter>)> {
         let n = u64::from(self.common.n);
         let repeated = self.prompts.iter().map(|prompt| self.repeated(prompt)).sum::<u64>();
         let fixed = n * (self.prompts.len() as u64 * self.reading_bytes + repeated);
         if self.common.stream && !self.gathers {
-            app.bytes.ever_holds(self.prompt_param, fixed)?;
-            let held = if fixed > 0 { Some(app.bytes.hold(fixed)?) } else { None };
+            state.server.bytes.ever_holds(self.prompt_param, fixed)?;
+            let held = if fixed > 0 { Some(state.server.bytes.hold(fixed)?) } else { None };
             return Ok((held, None));
         }
         let copies = if self.gathers { 2 } else { 1 };
@@ -67,18 +67,24 @@ impl Draft {
         let per_token = copies * (PER_TOKEN + report + alternatives(self.logprobs));
         let mut output = 0;
         for prompt in &self.prompts {
-            output += n * per_token * u64::from(self.max_tokens(app, prompt)?);
+            output += n * per_token * u64::from(self.max_tokens(state, prompt)?);
         }
-        let (bytes, limit) = (fixed + output, app.bytes.limit());
+        let (bytes, limit) = (fixed + output, state.server.bytes.limit());
         if bytes > limit {
             let message = format!(
                 "the answer may need {bytes} bytes, more than this server's limit of {limit}; stream it, or ask for fewer tokens or log-probabilities"
             );
             return Err(ApiError::invalid(self.length_param, message));
         }
-        let meter =
-            Meter { copies, reports, priced: output, due: 0, more: app.bytes.hold(0)?, param: self.length_param };
-        Ok((Some(app.bytes.hold(bytes)?), Some(meter)))
+        let meter = Meter {
+            copies,
+            reports,
+            priced: output,
+            due: 0,
+            more: state.server.bytes.hold(0)?,
+            param: self.length_param,
+        };
+        Ok((Some(state.server.bytes.hold(bytes)?), Some(meter)))
     }
 }
 
@@ -100,9 +106,9 @@ impl Meter {
     ///
     /// # Errors
     /// When there is no room for it.
-    pub fn add(&mut self, app: &App, delta: &Delta) -> ApiResult<()> {
-        let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
-        self.take(delta, |id| spelling.bytes(id).len(), &app.bytes)
+    pub fn add(&mut self, state: &ModelState, delta: &Delta) -> ApiResult<()> {
+        let spelling = Spelling { tokenizer: &state.served.tokenizer, as_ids: false };
+        self.take(delta, |id| spelling.bytes(id).len(), &state.server.bytes)
     }
 
     /// The same, with the bytes that a token is spelled with.

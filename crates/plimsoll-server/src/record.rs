@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use plimsoll_engine::MediaItem;
 use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Line, Prompt};
 
-use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ServeError;
 use crate::limits::{ByteBudget, Held};
-use crate::submit::Draft;
+use crate::model_state::ModelState;
+use crate::submit::Submission;
 use crate::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
 
 /// Lines that wait to be written.
@@ -95,10 +95,10 @@ impl Recorder {
     }
 
     /// A request that begins now. None where the byte budget has no room for its line: then it is lost.
-    pub fn begin(&self, app: &App, api: &'static str, draft: &Draft) -> Option<Entry> {
+    pub fn begin(&self, state: &ModelState, api: &'static str, draft: &Submission) -> Option<Entry> {
         let common = &draft.common;
         let ids = draft.prompts.iter().map(|prompt| prompt.ids.as_slice());
-        let mut entry = self.prompts(app, api, ids, &draft.media)?;
+        let mut entry = self.prompts(state, api, ids, &draft.media)?;
         let line = &mut entry.line;
         (line.stream, line.n, line.max_tokens) = (common.stream, common.n, common.max_tokens);
         let sampling = &common.sampling;
@@ -112,7 +112,7 @@ impl Recorder {
     /// Prompts, or inputs that nothing is generated for.
     pub fn prompts<'a>(
         &self,
-        app: &App,
+        state: &ModelState,
         api: &'static str,
         all: impl Iterator<Item = &'a [u32]> + Clone,
         media: &[MediaItem],
@@ -134,7 +134,7 @@ impl Recorder {
         let at_ms = Caller::current().arrived().saturating_duration_since(self.began).as_millis() as u64;
         let prompts = all.map(|ids| self.blinds.prompt(ids, media, self.content)).collect();
         let plain = Line::plain(at_ms, Prompt::default(), 0);
-        let model = app.label.as_deref().map(str::to_owned);
+        let model = state.label.as_deref().map(str::to_owned);
         let line = Line { api: api.into(), model, stream: false, prompts, ..plain };
         let (sender, recorded) = (self.sender.clone(), Arc::clone(&self.recorded));
         Some(Entry { line, sender, recorded, _held: held })

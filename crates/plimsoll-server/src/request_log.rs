@@ -6,10 +6,10 @@ use std::time::Instant;
 use axum::http::HeaderValue;
 use axum::response::Response;
 
-use crate::app::App;
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::metrics::Ended;
+use crate::model_state::ModelState;
 use crate::record::Entry;
 
 /// What is known of a request so far; the line is written when this is dropped.
@@ -31,12 +31,19 @@ pub(crate) struct RequestLog {
 
 impl RequestLog {
     /// For one that sends its answer whole.
-    pub fn new(app: &App, id: &str, api: &'static str, choices: usize, prompt_tokens: u64, caller: Caller) -> Self {
+    pub fn new(
+        state: &ModelState,
+        id: &str,
+        api: &'static str,
+        choices: usize,
+        prompt_tokens: u64,
+        caller: Caller,
+    ) -> Self {
         let started = caller.arrived();
         caller.logged.store(true, Ordering::Relaxed);
         Self {
             caller,
-            ended: app.metrics.ended.clone(),
+            ended: state.server.metrics.ended.clone(),
             id: id.into(),
             api,
             stream: false,

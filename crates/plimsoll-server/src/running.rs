@@ -17,9 +17,9 @@ use tokio::sync::Notify;
 
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::front::Front;
 use crate::models::json;
 use crate::path::Name;
+use crate::server_state::ServerState;
 
 /// Heap bytes of one entry: itself, its ids, a place in the list. What it watches belongs to the engine's requests.
 pub(crate) const ENTRY_BYTES: u64 = 768;
@@ -149,8 +149,8 @@ struct Cancelled<'a> {
 }
 
 /// The handler.
-pub(crate) async fn cancel(State(app): State<Arc<Front>>, Name(id): Name) -> ApiResult<Response> {
-    match app.running.cancel(&id, Caller::current().key) {
+pub(crate) async fn cancel(State(state): State<Arc<ServerState>>, Name(id): Name) -> ApiResult<Response> {
+    match state.running.cancel(&id, Caller::current().key) {
         0 => {
             let message = format!("no request `{}` is running here; it may have ended", quote(&id));
             let error = ApiError::new(StatusCode::NOT_FOUND, message);

@@ -23,13 +23,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
-use crate::app::{App, Phase, reached, router};
 use crate::config::{
     CONNECTION_BUFFER_BYTES, HEAD_BYTES, LOOKER_BUFFER_BYTES, LOOKERS_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig,
 };
-use crate::door::Peer;
 use crate::error::{ApiError, ServeError};
-use crate::front::Front;
+use crate::middleware::Peer;
+use crate::model_state::ModelState;
+use crate::router::router;
+use crate::server_state::ServerState;
+use crate::server_state::{Phase, reached};
 use crate::socket::{ClientSocket, LINGER, has_unread, hung_up, prepare};
 
 /// Connections the system may queue before they are accepted.
@@ -88,9 +90,9 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// # Errors
 /// [`ServeError::Config`] when the limits contradict each other. Trouble with single connections is no error.
 pub async fn serve(listener: TcpListener, served: Served, config: ServerConfig, told: Told) -> Result<(), ServeError> {
-    let app = App::new(served, config)?;
-    let (front, engine) = (Arc::clone(&app.front), app.served.engine.clone());
-    run(listener, &front, router(app), || engine.drain(), told).await;
+    let state = ModelState::new(served, config)?;
+    let (server, engine) = (Arc::clone(&state.server), state.served.engine.clone());
+    run(listener, &server, router(state), || engine.drain(), told).await;
     let_go(&[&engine]).await;
     Ok(())
 }
@@ -113,36 +115,36 @@ pub(crate) async fn let_go(engines: &[&EngineHandle]) {
 /// read, and running requests cancelled.
 pub(crate) async fn run(
     listener: TcpListener,
-    app: &Arc<Front>,
+    state: &Arc<ServerState>,
     router: Router,
     begin_drain: impl FnOnce(),
     mut told: Told,
 ) {
-    let [permits, lookers] = [app.config.max_connections as usize, LOOKERS_MAX].map(|n| Arc::new(Semaphore::new(n)));
-    let mut door = Door { app, router, permits, lookers, listener, complained: None };
+    let [permits, lookers] = [state.config.max_connections as usize, LOOKERS_MAX].map(|n| Arc::new(Semaphore::new(n)));
+    let mut middleware = Door { state, router, permits, lookers, listener, complained: None };
     let (mut connections, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::select! {
         _ = told.recv() => {}
-        never = door.admit_all(&mut connections, Phase::Draining) => match never {},
+        never = middleware.admit_all(&mut connections, Phase::Draining) => match never {},
     }
     let deadline = tokio::select! {
-        deadline = drain(app, begin_drain, connections, &mut told) => deadline,
-        never = door.admit_all(&mut late, Phase::Cut) => match never {},
+        deadline = drain(state, begin_drain, connections, &mut told) => deadline,
+        never = middleware.admit_all(&mut late, Phase::Cut) => match never {},
     };
     // All running requests have ended. Connections that the system has queued are still answered.
-    app.phase.send_replace(Phase::Cut);
-    let _ = timeout(DOORSTEP, door.admit_all(&mut late, Phase::Cut)).await;
-    drop(door);
+    state.phase.send_replace(Phase::Cut);
+    let _ = timeout(DOORSTEP, middleware.admit_all(&mut late, Phase::Cut)).await;
+    drop(middleware);
     // They have what is left of the time for last words, or at least for a lingering answer.
     end(late, deadline.max(Instant::now() + LINGER)).await;
-    if let Some(recorder) = &app.recorder {
+    if let Some(recorder) = &state.recorder {
         recorder.flush();
     }
 }
 
 /// Where connections come in.
 struct Door<'a> {
-    app: &'a Arc<Front>,
+    state: &'a Arc<ServerState>,
     router: Router,
     permits: Arc<Semaphore>,
     /// Places for connections above the limit ([`Role::Looker`]).
@@ -173,18 +175,18 @@ impl Door<'_> {
     }
 
     fn admit(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), until: Phase) {
-        let limit = self.app.config.max_connections;
+        let limit = self.state.config.max_connections;
         let place = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
         let client = place(&self.permits).map(|permit| (permit, Role::Client));
         let Some((permit, role)) = client.or_else(|| Some((place(&self.lookers)?, Role::Looker))) else {
-            self.app.metrics.refused_connections.inc();
+            self.state.metrics.refused_connections.inc();
             return refuse(&stream, limit);
         };
-        if let Err(error) = prepare(&stream, self.app.config.write_timeout) {
+        if let Err(error) = prepare(&stream, self.state.config.write_timeout) {
             // The peer has gone already; a broken option would be seen in every connection.
             tracing::debug!(%error, "a connection could not be prepared");
         }
-        let open = Open::new(self.app, permit);
+        let open = Open::new(self.state, permit);
         connections.spawn(connection(open, self.router.clone(), (stream, peer), role, until));
     }
 }
@@ -223,25 +225,25 @@ fn refuse(stream: &TcpStream, limit: u32) {
 
 /// Serves a connection until it ends; from a phase on nothing more is read from it than has come.
 async fn connection(open: Open, router: Router, (stream, peer): (TcpStream, SocketAddr), role: Role, until: Phase) {
-    let app = Arc::clone(&open.app);
+    let state = Arc::clone(&open.state);
     let stream = Arc::new(stream);
     let unread = Arc::new(AtomicBool::new(false));
-    let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), app.config.write_timeout, Arc::clone(&unread)));
+    let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), state.config.write_timeout, Arc::clone(&unread)));
     let routes = TowerToHyperService::new(router);
-    let front = Arc::clone(&app);
+    let server = Arc::clone(&state);
     let asked = Arc::new(AtomicBool::new(role == Role::Client));
     let seen = Arc::clone(&asked);
     let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
         request.extensions_mut().insert(Peer(peer.ip()));
         seen.store(true, Ordering::Relaxed);
         let answer = role.may(&request).then(|| routes.call(request));
-        let (front, unread) = (Arc::clone(&front), Arc::clone(&unread));
+        let (server, unread) = (Arc::clone(&server), Arc::clone(&unread));
         async move {
             let answer = match answer {
                 Some(answer) => answer.await?,
                 None => {
-                    front.metrics.refused_connections.inc();
-                    let mut answer = crowded(front.config.max_connections).into_response();
+                    server.metrics.refused_connections.inc();
+                    let mut answer = crowded(server.config.max_connections).into_response();
                     answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                     answer
                 }
@@ -254,8 +256,8 @@ async fn connection(open: Open, router: Router, (stream, peer): (TcpStream, Sock
         }
     });
     let (patience, buffer) = match role {
-        Role::Client => (app.config.header_timeout, CONNECTION_BUFFER_BYTES),
-        Role::Looker => (app.config.header_timeout.min(LOOKER_PATIENCE), LOOKER_BUFFER_BYTES),
+        Role::Client => (state.config.header_timeout, CONNECTION_BUFFER_BYTES),
+        Role::Looker => (state.config.header_timeout.min(LOOKER_PATIENCE), LOOKER_BUFFER_BYTES),
     };
     let connection = http1::Builder::new()
         // One that comes while the server drains has its answer, and ends.
@@ -266,7 +268,7 @@ async fn connection(open: Open, router: Router, (stream, peer): (TcpStream, Sock
         .max_header_size(HEAD_BYTES)
         .serve_connection(socket, service);
     tokio::pin!(connection);
-    let mut phase = app.phase.subscribe();
+    let mut phase = state.phase.subscribe();
     let mut ending = false;
     let mut check = interval(HANG_UP_CHECK);
     check.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -290,43 +292,43 @@ async fn connection(open: Open, router: Router, (stream, peer): (TcpStream, Sock
     }
     if !asked.load(Ordering::Relaxed) {
         // A connection above the limit that sent no request in time.
-        app.metrics.refused_connections.inc();
+        state.metrics.refused_connections.inc();
     }
 }
 
 /// A connection's place, given back on drop.
 struct Open {
-    app: Arc<Front>,
+    state: Arc<ServerState>,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Open {
-    fn new(app: &Arc<Front>, permit: OwnedSemaphorePermit) -> Self {
-        app.metrics.connections.fetch_add(1, Ordering::Relaxed);
-        Self { app: Arc::clone(app), _permit: permit }
+    fn new(state: &Arc<ServerState>, permit: OwnedSemaphorePermit) -> Self {
+        state.metrics.connections.fetch_add(1, Ordering::Relaxed);
+        Self { state: Arc::clone(state), _permit: permit }
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
-        self.app.metrics.connections.fetch_sub(1, Ordering::Relaxed);
+        self.state.metrics.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// Returns until when there is time for last words to others.
-async fn drain(app: &Front, begin: impl FnOnce(), mut connections: JoinSet<()>, told: &mut Told) -> Instant {
+async fn drain(state: &ServerState, begin: impl FnOnce(), mut connections: JoinSet<()>, told: &mut Told) -> Instant {
     let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
         phases.send_replace(phase);
-        tracing::info!(?phase, open = app.metrics.connections.load(Ordering::Relaxed), "shutting down");
+        tracing::info!(?phase, open = state.metrics.connections.load(Ordering::Relaxed), "shutting down");
     };
-    enter(Phase::Draining, &app.phase);
+    enter(Phase::Draining, &state.phase);
     begin();
     tokio::select! {
         () = all(&mut connections) => return Instant::now() + LAST_WORDS,
-        () = sleep(app.config.drain_deadline) => {}
+        () = sleep(state.config.drain_deadline) => {}
         Some(()) = told.recv() => {}
     }
-    enter(Phase::Cut, &app.phase);
+    enter(Phase::Cut, &state.phase);
     let deadline = Instant::now() + LAST_WORDS;
     end(connections, deadline).await;
     deadline

@@ -18,8 +18,8 @@ use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
 use tokio::time::timeout;
 
+use crate::active_request::{ActiveRequest, Event, Usage};
 use crate::error::ApiError;
-use crate::generation::{Event, Generation, Usage};
 
 /// What every stream is sent with.
 pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
@@ -144,21 +144,21 @@ impl<S> AsRef<[u8]> for Last<S> {
 }
 
 struct Running<S> {
-    generation: Generation,
+    active_request: ActiveRequest,
     shape: S,
     opened: bool,
 }
 
 /// The streamed answer.
-pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: std::time::Duration) -> Response {
-    let running = Running { generation, shape, opened: false };
+pub(crate) fn response(active_request: ActiveRequest, shape: impl Shape, keep_alive: std::time::Duration) -> Response {
+    let running = Running { active_request, shape, opened: false };
     let stream = unfold(Some(running), move |running| async move {
         let mut running = running?;
         let mut out = Events::default();
         let ended = match AssertUnwindSafe(running.advance(&mut out, keep_alive)).catch_unwind().await {
             Ok(ended) => ended,
             Err(_) => {
-                let error = running.generation.panicked();
+                let error = running.active_request.panicked();
                 if catch_unwind(AssertUnwindSafe(|| running.fail(&error, &mut out))).is_err() {
                     out.error(&error);
                     out.done();
@@ -170,11 +170,11 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
             return Some((Ok::<_, Infallible>(out.into_bytes()), Some(running)));
         }
         // The generation goes before the last bytes are handed over; what the answer holds, when they are sent.
-        let Running { generation, shape, .. } = running;
+        let Running { active_request, shape, .. } = running;
         if broken("V-7") {
-            std::mem::forget(generation);
+            std::mem::forget(active_request);
         } else {
-            drop(generation);
+            drop(active_request);
         }
         Some((Ok(Bytes::from_owner(Last { bytes: out.0, _shape: shape })), None))
     });
@@ -183,7 +183,7 @@ pub(crate) fn response(generation: Generation, shape: impl Shape, keep_alive: st
 
 impl<S: Shape> Running<S> {
     fn fail(&mut self, error: &ApiError, out: &mut Events) {
-        self.shape.fail(error, self.generation.usage(), out);
+        self.shape.fail(error, self.active_request.usage(), out);
         if !broken("V-43") {
             self.shape.end(out);
         }
@@ -196,14 +196,14 @@ impl<S: Shape> Running<S> {
             return false;
         }
         while out.0.is_empty() {
-            let Ok(event) = timeout(keep_alive, self.generation.next()).await else {
+            let Ok(event) = timeout(keep_alive, self.active_request.next()).await else {
                 self.shape.quiet(out);
                 return false;
             };
             match event {
-                Event::Delta(choice, delta) => self.shape.delta(choice, delta, self.generation.usage(), out),
+                Event::Delta(choice, delta) => self.shape.delta(choice, delta, self.active_request.usage(), out),
                 Event::Done => {
-                    self.shape.close(self.generation.usage(), out);
+                    self.shape.close(self.active_request.usage(), out);
                     self.shape.end(out);
                     return true;
                 }

@@ -10,11 +10,11 @@ use plimsoll_engine::report::{Degradation, Pools};
 use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot, Watch};
 use serde::Serialize;
 
-use crate::app::App;
-use crate::front::Front;
 use crate::memory::report;
+use crate::model_state::ModelState;
 use crate::models::json;
 use crate::running::Entry;
+use crate::server_state::ServerState;
 
 #[derive(Serialize)]
 pub(crate) struct Status {
@@ -139,26 +139,26 @@ impl Totals {
 }
 
 /// The page of a server with one model.
-pub(crate) async fn handle(State(app): State<Arc<App>>) -> Response {
-    let engine = &app.served.engine;
-    let page = report(engine, &app.bytes);
-    let status = Status::of(&app.front, app.served.names[0].clone(), &[engine], page);
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>) -> Response {
+    let engine = &state.served.engine;
+    let page = report(engine, &state.server.bytes);
+    let status = Status::of(&state.server, state.served.names[0].clone(), &[engine], page);
     json(&status, None)
 }
 
 impl Status {
     /// `page`: what there is to say about memory, all engines together.
-    pub fn of(front: &Front, model: String, engines: &[&EngineHandle], page: LedgerReport) -> Self {
-        let requests: Vec<Row> = front.running.all().iter().map(|entry| Row::of(entry)).collect();
+    pub fn of(server: &ServerState, model: String, engines: &[&EngineHandle], page: LedgerReport) -> Self {
+        let requests: Vec<Row> = server.running.all().iter().map(|entry| Row::of(entry)).collect();
         Self {
             object: "status",
             model,
             images: engines.iter().any(|engine| engine.media().is_some_and(|spec| spec.image.is_some())),
             generates: engines.is_empty() || engines.iter().any(|engine| !engine.limits().encoder),
-            max_body_bytes: front.config.max_body_bytes,
-            uptime_seconds: front.started.elapsed().as_secs_f64(),
+            max_body_bytes: server.config.max_body_bytes,
+            uptime_seconds: server.started.elapsed().as_secs_f64(),
             healthy: engines.iter().all(|engine| engine.healthy()),
-            draining: front.draining() || engines.iter().any(|engine| engine.draining()),
+            draining: server.draining() || engines.iter().any(|engine| engine.draining()),
             totals: Totals::of(&page, &requests),
             pools: page.pools,
             degradation: page.degradation,

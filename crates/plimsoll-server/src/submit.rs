@@ -6,10 +6,10 @@ use plimsoll_engine::constraint::Grammar;
 use plimsoll_engine::{MediaItem, Reader, Request};
 use plimsoll_memory::broken;
 
-use crate::app::App;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Held;
+use crate::model_state::ModelState;
 use crate::params::Common;
 use crate::price::Meter;
 use crate::running::Ticket;
@@ -33,7 +33,7 @@ impl Prompt {
 
 /// All that is needed to start: what both APIs make of a body.
 #[derive(Debug)]
-pub(crate) struct Draft {
+pub(crate) struct Submission {
     pub prompts: Vec<Prompt>,
     pub common: Common,
     /// Alternatives per generated token, when asked for.
@@ -63,7 +63,7 @@ pub(crate) struct Draft {
 }
 
 /// What was started.
-pub(crate) struct Started {
+pub(crate) struct Submitted {
     /// One reader per choice: all choices of the first prompt, then those of the second.
     pub readers: Vec<Reader>,
     /// The share of the byte budget that the answer may need before it is sent.
@@ -74,7 +74,7 @@ pub(crate) struct Started {
     pub ticket: Option<Ticket>,
 }
 
-impl Draft {
+impl Submission {
     /// Bytes that the prompts take, and what is asked of them.
     pub fn bytes(&self) -> u64 {
         let of = |prompt: &Prompt| size_of_val(prompt.ids.as_slice()) + prompt.echo.as_ref().map_or(0, String::len);
@@ -82,30 +82,30 @@ impl Draft {
     }
 
     /// Submits one engine request per choice. When one is refused, those before it are dropped, hence aborted.
-    pub fn start(&self, app: &App, id: &str) -> ApiResult<Started> {
+    pub fn start(&self, state: &ModelState, id: &str) -> ApiResult<Submitted> {
         let n = self.common.n;
         let choices = self.prompts.len() as u64 * u64::from(n);
-        let limit = app.max_choices();
+        let limit = state.max_choices();
         if choices > u64::from(limit) {
             let prompts = self.prompts.len();
             let message =
                 format!("{prompts} prompts with n = {n} are {choices} sequences, more than the limit of {limit}");
             return Err(ApiError::invalid(self.prompt_param, message));
         }
-        let (held, meter) = self.hold(app)?;
+        let (held, meter) = self.hold(state)?;
         let arrived = Caller::current().arrived();
         let mut readers = Vec::with_capacity(choices as usize);
         for prompt in &self.prompts {
-            let max_tokens = self.max_tokens(app, prompt)?;
+            let max_tokens = self.max_tokens(state, prompt)?;
             for _ in 0..n {
                 let request = self.request(id, readers.len() as u32, prompt, max_tokens);
-                let submitted = app.served.engine.submit_since(request, arrived);
+                let submitted = state.served.engine.submit_since(request, arrived);
                 readers.push(submitted.map_err(|refusal| self.named(refusal.into()))?);
             }
         }
         let watches = readers.iter().map(Reader::watch).collect();
-        let ticket = Some(app.enter(id, self.common.stream, watches)?);
-        Ok(Started { readers, held, meter, ticket })
+        let ticket = Some(state.enter(id, self.common.stream, watches)?);
+        Ok(Submitted { readers, held, meter, ticket })
     }
 
     fn request(&self, id: &str, choice: u32, prompt: &Prompt, max_tokens: u32) -> Request {
@@ -136,8 +136,8 @@ impl Draft {
     }
 
     /// The number of tokens to generate, and the error when prompt and output do not fit into the context.
-    pub fn max_tokens(&self, app: &App, prompt: &Prompt) -> ApiResult<u32> {
-        let context = u64::from(app.served.engine.limits().max_req_total_len);
+    pub fn max_tokens(&self, state: &ModelState, prompt: &Prompt) -> ApiResult<u32> {
+        let context = u64::from(state.served.engine.limits().max_req_total_len);
         let in_prompt = prompt.ids.len() as u64;
         let rest = context.saturating_sub(in_prompt);
         let asked = self.common.max_tokens;

@@ -6,14 +6,14 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::{Serialize, Serializer};
 
-use crate::app::App;
 use crate::chat::messages::conversation;
+use crate::conversation::messages::Conversation;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::Held;
 use crate::logprobs::Spelling;
+use crate::model_state::ModelState;
 use crate::models::{json, json_bytes, json_sized};
-use crate::turn::conversation::Conversation;
 
 #[derive(Serialize)]
 struct Tokenized<'a> {
@@ -59,8 +59,8 @@ struct Info<'a> {
 }
 
 /// `GET /tokenizer_info`, as vLLM has it: with it, `lm-eval` tokenizes here and sends ids.
-pub(crate) async fn info(State(app): State<Arc<App>>) -> Response {
-    let tokenizer = &app.served.tokenizer;
+pub(crate) async fn info(State(state): State<Arc<ModelState>>) -> Response {
+    let tokenizer = &state.served.tokenizer;
     let name = |id: Option<u32>| id.map(|id| tokenizer.token_name(id));
     let info = Info {
         tokenizer_class: "PreTrainedTokenizerFast",
@@ -68,8 +68,8 @@ pub(crate) async fn info(State(app): State<Arc<App>>) -> Response {
         eos_token: name(tokenizer.eos().first().copied()),
         pad_token: None,
         vocab_size: tokenizer.vocab_size(),
-        model_max_length: app.served.engine.limits().max_req_total_len,
-        chat_template: app.served.template.as_ref().map(|template| template.source()),
+        model_max_length: state.served.engine.limits().max_req_total_len,
+        chat_template: state.served.template.as_ref().map(|template| template.source()),
     };
     json(&info, None)
 }
@@ -81,23 +81,23 @@ const ANSWER_BYTES: usize = 128;
 const ID_BYTES: usize = "4294967295,".len();
 
 /// Text or a conversation to ids.
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let (asked, held) = app
-        .on_body(request, |body, app| {
+pub(crate) async fn tokenize(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    let (asked, held) = state
+        .on_body(request, |body, state| {
             let mut fields = Fields::of_body(&body.bytes)?;
-            check_model(&mut fields, app)?;
+            check_model(&mut fields, state)?;
             let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
             let add_special = fields.take::<bool>("add_special_tokens")?;
             let what = match fields.take::<String>("prompt")? {
                 Some(text) => What::Text(text),
-                None => What::Conversation(Box::new(conversation(&mut fields, app)?)),
+                None => What::Conversation(Box::new(conversation(&mut fields, state)?)),
             };
             fields.finish()?;
             let held = body.keep(what.bytes())?;
             Ok((Asked { what, with_texts, add_special }, held))
         })
         .await?;
-    asked.answer(&app, held).await
+    asked.answer(&state, held).await
 }
 
 /// What is to be tokenized.
@@ -122,60 +122,63 @@ impl What {
 }
 
 impl Asked {
-    async fn answer(self, app: &Arc<App>, mut held: Held) -> ApiResult<Response> {
+    async fn answer(self, state: &Arc<ModelState>, mut held: Held) -> ApiResult<Response> {
         let Self { mut what, with_texts, add_special } = self;
         if let What::Conversation(conversation) = &mut what {
-            conversation.fetch(app, &mut held).await?;
+            conversation.fetch(state, &mut held).await?;
         }
-        let own = Arc::clone(app);
-        app.on_text_worker(move || {
-            let app = &*own;
-            let (param, tokens) = match &mut what {
-                What::Text(text) => ("prompt", app.encode("prompt", &[text], add_special.unwrap_or(true))?),
-                What::Conversation(conversation) => {
-                    ("messages", conversation.prompt(app, add_special.unwrap_or(false))?.ids)
-                }
-            };
-            drop(what);
-            let spelling = Spelling { tokenizer: &app.served.tokenizer, as_ids: false };
-            let token_strs = with_texts.then_some(Texts { spelling, tokens: &tokens });
-            let texts = token_strs.iter().flat_map(Texts::all).map(|text| json_bytes(&text)).sum::<usize>();
-            let bytes = ANSWER_BYTES + tokens.len() * ID_BYTES + texts;
-            let all = (size_of_val(&*tokens) + bytes) as u64;
-            app.bytes.ever_holds(param, all)?;
-            held.become_bytes(all)?;
-            let max_model_len = app.served.engine.limits().max_req_total_len;
-            let answer = Tokenized { count: tokens.len(), max_model_len, tokens: &tokens, token_strs };
-            Ok(json_sized(&answer, bytes, held))
-        })
-        .await
+        let own = Arc::clone(state);
+        state
+            .server
+            .on_text_worker(move || {
+                let state = &*own;
+                let (param, tokens) = match &mut what {
+                    What::Text(text) => ("prompt", state.encode("prompt", &[text], add_special.unwrap_or(true))?),
+                    What::Conversation(conversation) => {
+                        ("messages", conversation.prompt(state, add_special.unwrap_or(false))?.ids)
+                    }
+                };
+                drop(what);
+                let spelling = Spelling { tokenizer: &state.served.tokenizer, as_ids: false };
+                let token_strs = with_texts.then_some(Texts { spelling, tokens: &tokens });
+                let texts = token_strs.iter().flat_map(Texts::all).map(|text| json_bytes(&text)).sum::<usize>();
+                let bytes = ANSWER_BYTES + tokens.len() * ID_BYTES + texts;
+                let all = (size_of_val(&*tokens) + bytes) as u64;
+                state.server.bytes.ever_holds(param, all)?;
+                held.become_bytes(all)?;
+                let max_model_len = state.served.engine.limits().max_req_total_len;
+                let answer = Tokenized { count: tokens.len(), max_model_len, tokens: &tokens, token_strs };
+                Ok(json_sized(&answer, bytes, held))
+            })
+            .await
     }
 }
 
 /// Ids to text.
-pub(crate) async fn detokenize(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    app.on_body(request, |body, app| {
-        let mut fields = Fields::of_body(&body.bytes)?;
-        check_model(&mut fields, app)?;
-        let tokens = fields.required::<Vec<u32>>("tokens")?;
-        fields.finish()?;
-        let limit = app.served.engine.limits().max_req_total_len;
-        if tokens.len() > limit as usize {
-            let message = format!("tokens has {} ids, more than this server's context of {limit}", tokens.len());
-            return Err(ApiError::invalid("tokens", message));
-        }
-        app.check_ids("tokens", &tokens)?;
-        let mut held = body.keep(size_of_val(&*tokens) as u64)?;
-        let prompt = app.decode("tokens", &tokens, &mut held)?;
-        let bytes = ANSWER_BYTES + json_bytes(&prompt);
-        let all = (prompt.capacity() + bytes) as u64;
-        app.bytes.ever_holds("tokens", all)?;
-        held.become_bytes(all)?;
-        Ok(json_sized(&Detokenized { prompt }, bytes, held))
-    })
-    .await
+pub(crate) async fn detokenize(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    state
+        .on_body(request, |body, state| {
+            let mut fields = Fields::of_body(&body.bytes)?;
+            check_model(&mut fields, state)?;
+            let tokens = fields.required::<Vec<u32>>("tokens")?;
+            fields.finish()?;
+            let limit = state.served.engine.limits().max_req_total_len;
+            if tokens.len() > limit as usize {
+                let message = format!("tokens has {} ids, more than this server's context of {limit}", tokens.len());
+                return Err(ApiError::invalid("tokens", message));
+            }
+            state.check_ids("tokens", &tokens)?;
+            let mut held = body.keep(size_of_val(&*tokens) as u64)?;
+            let prompt = state.decode("tokens", &tokens, &mut held)?;
+            let bytes = ANSWER_BYTES + json_bytes(&prompt);
+            let all = (prompt.capacity() + bytes) as u64;
+            state.server.bytes.ever_holds("tokens", all)?;
+            held.become_bytes(all)?;
+            Ok(json_sized(&Detokenized { prompt }, bytes, held))
+        })
+        .await
 }
 
-fn check_model(fields: &mut Fields<'_>, app: &App) -> ApiResult<()> {
-    fields.take::<String>("model")?.map_or(Ok(()), |name| app.check_model(&name))
+fn check_model(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<()> {
+    fields.take::<String>("model")?.map_or(Ok(()), |name| state.check_model(&name))
 }

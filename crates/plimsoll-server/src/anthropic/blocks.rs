@@ -7,20 +7,20 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::Counts;
+use crate::active_request::Usage;
 use crate::choices::Collected;
+use crate::conversation::ReplyContext;
+use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::fields::no_json;
-use crate::generation::Usage;
 use crate::limits::Held;
 use crate::models;
-use crate::turn::Context;
-use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 /// What stands for a signature: thoughts are not signed here.
 pub(crate) const UNSIGNED: &str = "unsigned";
 
 /// What an answer is made with.
 pub(crate) struct Answer {
-    pub context: Context,
+    pub context: ReplyContext,
     /// The client marks what it wants cached.
     pub caches: bool,
 }
@@ -84,7 +84,7 @@ impl Answer {
     /// Whether the context had less room than the client asked for.
     fn context_is_full(&self) -> bool {
         let draft = &self.context.draft;
-        let given = draft.max_tokens(&self.context.app, &draft.prompts[0]);
+        let given = draft.max_tokens(&self.context.state, &draft.prompts[0]);
         given.is_ok_and(|given| draft.common.max_tokens.is_some_and(|asked| given < asked))
     }
 }
@@ -94,7 +94,7 @@ pub(crate) fn whole(answer: &Answer, collected: Collected, usage: Usage, held: O
     let context = &answer.context;
     let mut reading = Reading::new(&context.rules);
     let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
-    let content = blocks(reading.read(collected.text, end, &context.app.ids));
+    let content = blocks(reading.read(collected.text, end, &context.state.server.ids));
     let stop = collected.finish.map(|reason| answer.stop(&reading, reason, collected.stop_reason.as_deref()));
     let (stop_reason, stop_sequence) = stop.map_or((None, None), |(reason, matched)| (Some(reason), matched));
     models::json(&Message { content, stop_reason, stop_sequence, ..Message::begun(answer, usage) }, held)

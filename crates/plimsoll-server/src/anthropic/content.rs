@@ -7,15 +7,15 @@ use plimsoll_media::Modality;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
+use crate::conversation::content::{add_medium, add_text, thoughts_alone, wrap};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
-use crate::media::{Gallery, Medium};
-use crate::turn::content::{add_medium, add_text, thoughts_alone, wrap};
+use crate::media::{MediaParser, Medium};
+use crate::model_state::ModelState;
 
 /// Takes the fields: the messages, what they show, and whether a block is marked for the cache.
-pub(crate) fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<(Vec<Value>, Vec<Medium>, bool)> {
-    let mut told = Told { messages: Vec::new(), gallery: Gallery::new(app), calls: Vec::new(), caches: false };
+pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<(Vec<Value>, Vec<Medium>, bool)> {
+    let mut told = Told { messages: Vec::new(), gallery: MediaParser::new(state), calls: Vec::new(), caches: false };
     if let Some(raw) = fields.raw("system") {
         let text = told.texts("system", raw)?;
         told.messages.push(json!({"role": "system", "content": text}));
@@ -36,7 +36,7 @@ pub(crate) fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<(Vec<Value>,
 /// What has been told so far.
 struct Told<'a> {
     messages: Vec<Value>,
-    gallery: Gallery<'a>,
+    gallery: MediaParser<'a>,
     /// Ids of calls, which results refer to.
     calls: Vec<String>,
     caches: bool,

@@ -14,13 +14,13 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
 
-use crate::app::App;
+use crate::active_request::Usage;
 use crate::choices::collect;
+use crate::conversation::{StartedChat, begin};
 use crate::error::{ApiError, ApiResult, quote};
-use crate::generation::Usage;
+use crate::model_state::ModelState;
 use crate::models::json;
 use crate::sse;
-use crate::turn::{Begun, begin};
 
 pub(crate) use error::{body as error_body, owns, reshape};
 
@@ -29,24 +29,24 @@ pub(crate) use error::{body as error_body, owns, reshape};
 const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
 /// `POST /v1/messages`.
-pub(crate) async fn messages(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+pub(crate) async fn messages(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
-    let asked = app.on_body(request, |body, app| {
-        let (ask, caches) = request::parse(&body.bytes, app)?;
+    let asked = state.on_body(request, |body, state| {
+        let (ask, caches) = request::parse(&body.bytes, state)?;
         let held = body.keep(ask.bytes())?;
         Ok((ask, caches, held))
     });
     let (ask, caches, held) = asked.await?;
-    let (turn, ()) = ask.turn(&app, held, || (0, ())).await?;
-    let id = app.ids.named("msg");
-    let Begun { context, mut generation, held, choices } = begin(&app, id, "messages", turn).await?;
+    let (turn, ()) = ask.turn(&state, held, || (0, ())).await?;
+    let id = state.server.ids.named("msg");
+    let StartedChat { context, mut active_request, held, choices } = begin(&state, id, "messages", turn).await?;
     let answer = blocks::Answer { context, caches };
     if answer.context.draft.common.stream {
-        let keep_alive = app.config.keep_alive;
-        return Ok(sse::response(generation, shape::Stream::new(answer, held), keep_alive));
+        let keep_alive = state.server.config.keep_alive;
+        return Ok(sse::response(active_request, shape::Stream::new(answer, held), keep_alive));
     }
-    let mut collected = collect(&mut generation, choices, false).await?;
-    let (usage, held) = (generation.usage(), generation.all_held(held));
+    let mut collected = collect(&mut active_request, choices, false).await?;
+    let (usage, held) = (active_request.usage(), active_request.all_held(held));
     // One choice was asked for.
     let only = collected.pop().ok_or_else(|| ApiError::internal("the engine gave no answer"))?;
     Ok(blocks::whole(&answer, only, usage, held))
@@ -58,15 +58,15 @@ struct Count {
 }
 
 /// `POST /v1/messages/count_tokens`: the tokens of the prompt that the same fields make at `/v1/messages`.
-pub(crate) async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+pub(crate) async fn count_tokens(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
-    let asked = app.on_body(request, |body, app| {
-        let conversation = request::count(&body.bytes, app)?;
+    let asked = state.on_body(request, |body, state| {
+        let conversation = request::count(&body.bytes, state)?;
         let held = body.keep(conversation.bytes())?;
         Ok((conversation, held))
     });
     let (conversation, held) = asked.await?;
-    Ok(json(&Count { input_tokens: conversation.count(&app, held).await? }, None))
+    Ok(json(&Count { input_tokens: conversation.count(&state, held).await? }, None))
 }
 
 /// `anthropic-beta` needs no check: what a beta adds to a body is refused field by field.

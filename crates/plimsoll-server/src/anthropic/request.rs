@@ -4,25 +4,25 @@ use plimsoll_grammar::Source;
 use serde_json::value::RawValue;
 
 use super::{content, tools};
-use crate::app::App;
+use crate::conversation::messages::Conversation;
+use crate::conversation::{Budget, ChatRequest};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, cache_control};
 use crate::form::{Form, schema};
+use crate::model_state::ModelState;
 use crate::params::{Common, STOPS_MAX, model_name};
-use crate::turn::conversation::Conversation;
-use crate::turn::{Ask, Budget};
 
 /// Takes a body apart: what was asked for, and whether the client marks what it wants cached. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(Ask, bool)> {
+pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, bool)> {
     let mut fields = Fields::of_body(body)?;
-    let mut common = Common::take_few(&mut fields, app)?;
+    let mut common = Common::take_few(&mut fields, state)?;
     let max_tokens = fields.required::<u32>("max_tokens")?;
     if max_tokens == 0 {
         return Err(ApiError::invalid("max_tokens", "max_tokens must be at least 1"));
     }
     common.max_tokens = Some(max_tokens);
     common.stop = fields.take_few::<Vec<String>>("stop_sequences", STOPS_MAX)?.unwrap_or_default();
-    let said = Said::take(&mut fields, app)?;
+    let said = Said::take(&mut fields, state)?;
     if let Some(raw) = fields.raw("metadata") {
         let mut metadata = Fields::of("metadata".into(), raw)?;
         metadata.take::<String>("user_id")?;
@@ -43,7 +43,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(Ask, bool)> {
         return Err(ApiError::invalid("thinking.budget_tokens", message));
     }
     common.form = said.form;
-    let ask = Ask {
+    let ask = ChatRequest {
         conversation: said.conversation,
         common,
         logprobs: None,
@@ -59,10 +59,10 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(Ask, bool)> {
 }
 
 /// Parses the conversation of a token-counting request. Runs on a text worker.
-pub(crate) fn count(body: &[u8], app: &App) -> ApiResult<Conversation> {
+pub(crate) fn count(body: &[u8], state: &ModelState) -> ApiResult<Conversation> {
     let mut fields = Fields::of_body(body)?;
-    model_name(&mut fields, app)?;
-    let said = Said::take(&mut fields, app)?;
+    model_name(&mut fields, state)?;
+    let said = Said::take(&mut fields, state)?;
     fields.finish()?;
     Ok(said.conversation)
 }
@@ -84,11 +84,11 @@ struct Said {
 }
 
 impl Said {
-    fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
+    fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let mut caches = cache_control(fields)?;
         let (tools, marked) = tools::take(fields)?;
         caches |= marked;
-        let (messages, media, marked) = content::take(fields, app)?;
+        let (messages, media, marked) = content::take(fields, state)?;
         caches |= marked;
         let thinking = Thinking::take(fields)?;
         let prefilled = messages.last().is_some_and(|last| last["role"] == "assistant");

@@ -6,12 +6,12 @@ use serde_json::value::RawValue;
 
 use super::blocks::{Answer, Message, UNSIGNED, input};
 use super::{Counts, error};
+use crate::active_request::{PromptDetails, Usage};
 use crate::caller::Caller;
+use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::error::ApiError;
-use crate::generation::{PromptDetails, Usage};
 use crate::limits::Held;
 use crate::sse::{Events, Shape};
-use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 /// The stream's state.
 pub(crate) struct Stream {
@@ -152,7 +152,7 @@ impl Shape for Stream {
 
     fn delta(&mut self, _choice: usize, delta: Delta, _usage: Usage, out: &mut Events) {
         let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
-        let parts = self.reading.read(delta.text, end, &self.answer.context.app.ids);
+        let parts = self.reading.read(delta.text, end, &self.answer.context.state.server.ids);
         for part in &parts {
             self.part(part, out);
         }

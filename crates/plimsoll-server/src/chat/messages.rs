@@ -5,19 +5,19 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::tools;
-use crate::app::App;
+use crate::conversation::content::{add_medium, add_text};
+use crate::conversation::messages::Conversation;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Arguments, Fields, MAX_NODES, cache_control, check_nodes};
-use crate::media::Gallery;
-use crate::turn::content::{add_medium, add_text};
-use crate::turn::conversation::Conversation;
+use crate::media::MediaParser;
+use crate::model_state::ModelState;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
 /// Takes the fields of a body that make up a conversation; shared with `/tokenize`.
-pub(crate) fn conversation(fields: &mut Fields<'_>, app: &App) -> ApiResult<Conversation> {
+pub(crate) fn conversation(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Conversation> {
     let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
-    let mut gallery = Gallery::new(app);
+    let mut gallery = MediaParser::new(state);
     let messages = messages(raw, &mut gallery)?;
     let tools = tools::take(fields)?;
     let opens = fields.take::<bool>("add_generation_prompt")?;
@@ -99,7 +99,7 @@ fn thinking(fields: &mut Fields<'_>) -> ApiResult<(Option<bool>, Option<String>)
     Ok((on, effort))
 }
 
-fn messages(raw: &RawValue, gallery: &mut Gallery<'_>) -> ApiResult<Vec<Value>> {
+fn messages(raw: &RawValue, gallery: &mut MediaParser<'_>) -> ApiResult<Vec<Value>> {
     check_nodes("messages", raw.get(), MAX_NODES)?;
     let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
     if list.is_empty() {
@@ -111,7 +111,7 @@ fn messages(raw: &RawValue, gallery: &mut Gallery<'_>) -> ApiResult<Vec<Value>> 
     list.iter().enumerate().map(message).collect()
 }
 
-fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Arguments) -> ApiResult<Value> {
+fn message(mut fields: Fields<'_>, gallery: &mut MediaParser<'_>, arguments: &mut Arguments) -> ApiResult<Value> {
     let mut message = Map::new();
     let param = fields.param("role");
     let role =
@@ -155,7 +155,7 @@ fn message(mut fields: Fields<'_>, gallery: &mut Gallery<'_>, arguments: &mut Ar
 
 /// Content. Text parts become one text, joined by line breaks as in vLLM. With media, the content stays a list of
 /// parts.
-fn content(fields: &mut Fields<'_>, gallery: &mut Gallery<'_>) -> ApiResult<Option<Value>> {
+fn content(fields: &mut Fields<'_>, gallery: &mut MediaParser<'_>) -> ApiResult<Option<Value>> {
     let path = fields.param("content");
     let Some(raw) = fields.raw("content") else {
         return Ok(None);

@@ -11,28 +11,28 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use crate::app::App;
 use crate::choices::collect;
+use crate::conversation::{StartedChat, begin};
 use crate::error::ApiResult;
+use crate::model_state::ModelState;
 use crate::sse;
-use crate::turn::{Begun, begin};
 
 /// The handler.
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = app.on_body(request, |body, app| {
-        let ask = request::parse(&body.bytes, app)?;
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    let asked = state.on_body(request, |body, state| {
+        let ask = request::parse(&body.bytes, state)?;
         let held = body.keep(ask.bytes())?;
         Ok((ask, held))
     });
     let (ask, held) = asked.await?;
-    let (turn, ()) = ask.turn(&app, held, || (0, ())).await?;
-    let id = app.ids.request("chatcmpl");
-    let Begun { context, mut generation, held, choices } = begin(&app, id, "chat", turn).await?;
+    let (turn, ()) = ask.turn(&state, held, || (0, ())).await?;
+    let id = state.server.ids.request("chatcmpl");
+    let StartedChat { context, mut active_request, held, choices } = begin(&state, id, "chat", turn).await?;
     if context.draft.common.stream {
-        let keep_alive = app.config.keep_alive;
-        return Ok(sse::response(generation, shape::Stream::new(context, choices, held), keep_alive));
+        let keep_alive = state.server.config.keep_alive;
+        return Ok(sse::response(active_request, shape::Stream::new(context, choices, held), keep_alive));
     }
-    let collected = collect(&mut generation, choices, context.draft.reports_tokens()).await?;
-    let held = generation.all_held(held);
-    Ok(respond::whole(&context, collected, generation.usage(), held))
+    let collected = collect(&mut active_request, choices, context.draft.reports_tokens()).await?;
+    let held = active_request.all_held(held);
+    Ok(respond::whole(&context, collected, active_request.usage(), held))
 }

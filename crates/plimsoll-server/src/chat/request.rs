@@ -1,20 +1,20 @@
 //! The body of a chat request, field by field.
 
 use super::messages::conversation;
-use crate::app::App;
+use crate::conversation::{Budget, ChatRequest};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
+use crate::model_state::ModelState;
 use crate::params::{Common, top_logprobs};
-use crate::turn::{Ask, Budget};
 
 /// Takes a body apart. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Ask> {
+pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
     let mut fields = Fields::of_body(body)?;
     let newer = fields.has("max_completion_tokens");
-    let common = Common::take(&mut fields, app)?;
+    let common = Common::take(&mut fields, state)?;
     let logprobs = logprobs(&mut fields)?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(false);
-    let conversation = conversation(&mut fields, app)?;
+    let conversation = conversation(&mut fields, state)?;
     fields.only("echo", &["false"])?;
     fields.only("modalities", &["[\"text\"]"])?;
     // Gateways write these, too: thoughts are apart from content here, in streams as well.
@@ -28,7 +28,7 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<Ask> {
     let budget = fields.take::<u32>("thinking_token_budget")?;
     fields.finish()?;
     let budget = budget.map(|tokens| Budget { param: "thinking_token_budget", tokens });
-    Ok(Ask {
+    Ok(ChatRequest {
         conversation,
         common,
         logprobs,

@@ -3,13 +3,13 @@
 use axum::response::Response;
 use serde::Serialize;
 
+use crate::active_request::Usage;
 use crate::choices::{Collected, ids};
-use crate::generation::Usage;
+use crate::conversation::ReplyContext;
+use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::limits::Held;
 use crate::logprobs::{ChatLogprobs, PromptReport};
 use crate::models::json;
-use crate::turn::Context;
-use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 #[derive(Serialize)]
 struct Answer<'a> {
@@ -67,7 +67,12 @@ impl Message<'_> {
 }
 
 /// The whole answer.
-pub(crate) fn whole(context: &Context, mut collected: Vec<Collected>, usage: Usage, held: Option<Held>) -> Response {
+pub(crate) fn whole(
+    context: &ReplyContext,
+    mut collected: Vec<Collected>,
+    usage: Usage,
+    held: Option<Held>,
+) -> Response {
     let draft = &context.draft;
     let prompt = &draft.prompts[0].ids;
     let report = |choice: &Collected| PromptReport::new(context.spelling(), prompt, &choice.prompt_logprobs);
@@ -85,11 +90,11 @@ pub(crate) fn whole(context: &Context, mut collected: Vec<Collected>, usage: Usa
     json(&answer, held)
 }
 
-fn one<'a>(context: &Context, index: usize, collected: &'a mut Collected) -> Choice<'a> {
+fn one<'a>(context: &ReplyContext, index: usize, collected: &'a mut Collected) -> Choice<'a> {
     let draft = &context.draft;
     let mut reading = Reading::new(&context.rules);
     let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
-    let parts = reading.read(std::mem::take(&mut collected.text), end, &context.app.ids);
+    let parts = reading.read(std::mem::take(&mut collected.text), end, &context.state.server.ids);
     Choice {
         index,
         message: Message::new(Reply::of(parts)),

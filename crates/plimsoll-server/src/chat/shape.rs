@@ -3,17 +3,17 @@
 use plimsoll_engine::Delta;
 use serde::Serialize;
 
+use crate::active_request::Usage;
 use crate::choices::ids;
-use crate::generation::Usage;
+use crate::conversation::ReplyContext;
+use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::limits::Held;
 use crate::logprobs::ChatLogprobs;
 use crate::sse::{Events, Shape};
-use crate::turn::Context;
-use crate::turn::reading::{Part, Reading, ReplyEnd};
 
 /// The stream's state.
 pub(crate) struct Stream {
-    context: Context,
+    context: ReplyContext,
     choices: Vec<Reading>,
     /// What the readings may hold back.
     _held: Option<Held>,
@@ -94,7 +94,7 @@ impl<'a> Piece<'a> {
 }
 
 impl Stream {
-    pub fn new(context: Context, choices: usize, held: Option<Held>) -> Self {
+    pub fn new(context: ReplyContext, choices: usize, held: Option<Held>) -> Self {
         let choices = std::iter::repeat_with(|| Reading::new(&context.rules)).take(choices).collect();
         Self { context, choices, _held: held }
     }
@@ -130,7 +130,7 @@ impl Shape for Stream {
 
     fn delta(&mut self, index: usize, delta: Delta, usage: Usage, out: &mut Events) {
         let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
-        let parts = self.choices[index].read(delta.text, end, &self.context.app.ids);
+        let parts = self.choices[index].read(delta.text, end, &self.context.state.server.ids);
         let draft = &self.context.draft;
         let return_ids = draft.common.return_token_ids;
         let mut reports_tokens = draft.reports_tokens() && !delta.tokens.is_empty();

@@ -3,9 +3,9 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
+use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, cache_control, wrong};
-use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
 
 /// Takes the fields. None without tools, and where the client wants no call: the tools are then kept from the model.
 pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {

@@ -1,12 +1,12 @@
 //! The body of a completion request, field by field.
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::{Held, ReadBody};
+use crate::model_state::ModelState;
 use crate::params::Common;
 use crate::prompt::PromptInput;
-use crate::submit::{Draft, Prompt};
+use crate::submit::{Prompt, Submission};
 
 /// Generated tokens when the client names no number, as OpenAI and vLLM have it.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -14,15 +14,15 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 /// What was asked for.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    pub draft: Draft,
+    pub draft: Submission,
     pub echo: bool,
 }
 
 /// Parses and tokenizes; what is made of a body of ids is held beside it. Runs on a text worker.
-pub(crate) fn parse(body: &mut ReadBody, app: &App) -> ApiResult<Asked> {
+pub(crate) fn parse(body: &mut ReadBody, state: &ModelState) -> ApiResult<Asked> {
     let ReadBody { bytes, held } = body;
     let mut fields = Fields::of_body(bytes)?;
-    let mut common = Common::take(&mut fields, app)?;
+    let mut common = Common::take(&mut fields, state)?;
     let input = fields.take::<PromptInput>("prompt")?;
     let input = input.ok_or_else(|| ApiError::invalid("prompt", "prompt is missing"))?;
     let echo = fields.take("echo")?.unwrap_or(false);
@@ -35,12 +35,12 @@ pub(crate) fn parse(body: &mut ReadBody, app: &App) -> ApiResult<Asked> {
     // An echo with log-probabilities reports the prompt's too; an echo alone computes the prompt and reports nothing.
     let echoed = echo && (logprobs.is_some() || common.max_tokens == Some(0));
     let prompt_logprobs = common.prompt_logprobs.or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
-    let grammar = common.form.take().map(|form| form.grammar(app, "", None)).transpose()?;
-    let draft = Draft {
-        prompts: prompts(input, app, add_special, echo.then_some(held))?,
+    let grammar = common.form.take().map(|form| form.grammar(state, "", None)).transpose()?;
+    let draft = Submission {
+        prompts: prompts(input, state, add_special, echo.then_some(held))?,
         logprobs,
         prompt_logprobs,
-        default_max_tokens: Some(app.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
+        default_max_tokens: Some(state.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
         prompt_param: "prompt",
         length_param: "max_tokens",
         kept_special_ids: Vec::new(),
@@ -67,26 +67,31 @@ fn check(common: &Common, echo: bool) -> ApiResult<()> {
 }
 
 /// Those that are to be echoed with their text, for which `echo` holds what it takes.
-fn prompts(input: PromptInput, app: &App, add_special: bool, mut echo: Option<&mut Held>) -> ApiResult<Vec<Prompt>> {
-    let (count, limit) = (input.count(), app.max_choices() as usize);
+fn prompts(
+    input: PromptInput,
+    state: &ModelState,
+    add_special: bool,
+    mut echo: Option<&mut Held>,
+) -> ApiResult<Vec<Prompt>> {
+    let (count, limit) = (input.count(), state.max_choices() as usize);
     if count > limit {
         return Err(ApiError::invalid("prompt", format!("{count} prompts, more than the limit of {limit}")));
     }
     match input {
         PromptInput::Texts(texts) => {
             let prompt = |text: String| {
-                let ids = app.encode("prompt", &[&text], add_special)?;
-                app.check_length("prompt", ids.len())?;
-                let around = if add_special { app.served.tokenizer.around() } else { (0, 0) };
+                let ids = state.encode("prompt", &[&text], add_special)?;
+                state.check_length("prompt", ids.len())?;
+                let around = if add_special { state.served.tokenizer.around() } else { (0, 0) };
                 Ok(Prompt { ids, echo: echo.is_some().then_some(text), around })
             };
             texts.into_iter().map(prompt).collect()
         }
         PromptInput::Ids(lists) => {
             let prompt = |ids: Vec<u32>| {
-                app.check_length("prompt", ids.len())?;
-                app.check_ids("prompt", &ids)?;
-                let echo = echo.as_mut().map(|held| app.decode("prompt", &ids, held)).transpose()?;
+                state.check_length("prompt", ids.len())?;
+                state.check_ids("prompt", &ids)?;
+                let echo = echo.as_mut().map(|held| state.decode("prompt", &ids, held)).transpose()?;
                 Ok(Prompt { ids, echo, around: (0, 0) })
             };
             lists.into_iter().map(prompt).collect()

@@ -7,24 +7,24 @@ use plimsoll_text::Tokenizer;
 use serde::{Serialize, Serializer};
 
 use super::request::Asked;
-use crate::app::App;
+use crate::active_request::Usage;
 use crate::choices::{Collected, finish_name, ids};
-use crate::generation::Usage;
 use crate::limits::Held;
 use crate::logprobs::{CompletionLogprobs, PromptReport, Spelling};
+use crate::model_state::ModelState;
 use crate::models::json;
 
 /// What every chunk of one answer repeats, and what was asked for.
-pub(crate) struct Context {
+pub(crate) struct ReplyContext {
     pub id: String,
     pub created: u64,
     pub tokenizer: Arc<Tokenizer>,
     pub asked: Asked,
 }
 
-impl Context {
-    pub fn new(app: &App, id: String, asked: Asked) -> Self {
-        let tokenizer = Arc::clone(&app.served.tokenizer);
+impl ReplyContext {
+    pub fn new(state: &ModelState, id: String, asked: Asked) -> Self {
+        let tokenizer = Arc::clone(&state.served.tokenizer);
         Self { id, created: crate::models::now_s(), tokenizer, asked }
     }
 
@@ -74,19 +74,19 @@ pub(crate) struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    pub fn new(context: &'a Context, choices: &'a [Choice<'a>], usage: Option<Option<Usage>>) -> Self {
+    pub fn new(context: &'a ReplyContext, choices: &'a [Choice<'a>], usage: Option<Option<Usage>>) -> Self {
         let model = &context.asked.draft.common.model;
         Self { id: &context.id, object: "text_completion", created: context.created, model, choices, usage }
     }
 }
 
 /// The whole answer.
-pub(crate) fn whole(context: &Context, collected: Vec<Collected>, usage: Usage, held: Option<Held>) -> Response {
+pub(crate) fn whole(context: &ReplyContext, collected: Vec<Collected>, usage: Usage, held: Option<Held>) -> Response {
     let choices: Vec<_> = collected.iter().enumerate().map(|(i, choice)| one(context, i, choice)).collect();
     json(&Answer::new(context, &choices, Some(Some(usage))), held)
 }
 
-fn one<'a>(context: &'a Context, index: usize, collected: &'a Collected) -> Choice<'a> {
+fn one<'a>(context: &'a ReplyContext, index: usize, collected: &'a Collected) -> Choice<'a> {
     let common = &context.asked.draft.common;
     let prompt = context.prompt(index);
     Choice {
@@ -103,7 +103,7 @@ fn one<'a>(context: &'a Context, index: usize, collected: &'a Collected) -> Choi
     }
 }
 
-fn logprobs(context: &Context, index: usize, collected: &Collected) -> CompletionLogprobs {
+fn logprobs(context: &ReplyContext, index: usize, collected: &Collected) -> CompletionLogprobs {
     let prompt = context.prompt(index);
     let mut logprobs = CompletionLogprobs::default();
     let echoed = prompt.echo.is_some();

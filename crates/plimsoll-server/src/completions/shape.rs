@@ -2,16 +2,16 @@
 
 use plimsoll_engine::{Delta, TokenLogprobs};
 
-use super::respond::{Answer, Choice, Context};
+use super::respond::{Answer, Choice, ReplyContext};
+use crate::active_request::Usage;
 use crate::choices::{finish_name, ids};
-use crate::generation::Usage;
 use crate::limits::Held;
 use crate::logprobs::CompletionLogprobs;
 use crate::sse::{Events, Shape};
 
 /// The stream's state: per choice, how much text has gone and which part of an echo is still to come.
 pub(crate) struct Stream {
-    context: Context,
+    context: ReplyContext,
     choices: Vec<State>,
     /// Bytes of what is repeated of the prompt.
     _held: Option<Held>,
@@ -27,7 +27,7 @@ struct State {
 }
 
 impl Stream {
-    pub fn new(context: Context, choices: usize, held: Option<Held>) -> Self {
+    pub fn new(context: ReplyContext, choices: usize, held: Option<Held>) -> Self {
         Self { context, choices: std::iter::repeat_with(State::default).take(choices).collect(), _held: held }
     }
 

@@ -7,7 +7,7 @@ use plimsoll_media::image::{Header, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
 use super::MediaConfig;
-use super::gallery::{Medium, Source, formats};
+use super::parse::{Medium, Source, formats};
 
 /// Frames a second of an animation that does not say how fast it is.
 const ANIMATION_RATE: f64 = 10.0;

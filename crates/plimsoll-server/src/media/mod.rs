@@ -1,17 +1,17 @@
 //! Pictures, lists of frames and sounds in requests, from what a body says of them to pixels and spectrograms that the engine takes.
 //!
-//! The rooms: `gallery` reads what a body names, `source` gets the bytes, `measure` reads headers and says what each will take,
-//! `prompt` puts placeholders into prompts, `room` has requests wait for what `prepare` makes pixels in. Files from strangers are held under the byte budget of
+//! The rooms: `parse` reads what a body names, `fetch` gets the bytes, `measure` reads headers and says what each will take,
+//! `prompt` puts placeholders into prompts, `decode_memory` has requests wait for what `decode` makes pixels in. Files from strangers are held under the byte budget of
 //! bodies until they are decoded; decoding and pixels under the engine's [`Staging`](plimsoll_media::Staging). Refused is refused
 //! before anything is decoded. What must not be in here: patches, encoders, anything that waits for the engine thread.
 
-mod gallery;
+mod decode;
+mod decode_memory;
+mod fetch;
+mod fetch_queue;
 mod measure;
-mod prepare;
+mod parse;
 pub(crate) mod prompt;
-mod room;
-mod source;
-mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -25,15 +25,15 @@ use plimsoll_media::{MediaError, Modality};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::Semaphore;
 
-pub(crate) use gallery::{Gallery, Medium};
+pub(crate) use decode::prepare;
+use decode_memory::DecodeBudget;
+pub(crate) use fetch::fetch;
+use fetch_queue::FetchQueue;
 pub(crate) use measure::Measured;
-pub(crate) use prepare::prepare;
-use room::Rooms;
-pub(crate) use source::fetch;
-use turns::Turns;
+pub(crate) use parse::{MediaParser, Medium};
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult, ServeError};
+use crate::model_state::ModelState;
 
 /// Pictures and videos that are decoded at once, and as many sounds: a picture never waits for minutes of sound.
 pub(crate) const DECODERS: usize = 2;
@@ -120,15 +120,15 @@ impl MediaConfig {
 }
 
 /// What all requests with media share.
-pub(crate) struct Studio {
+pub(crate) struct MediaPipeline {
     /// None where nothing may be fetched, or the model takes no media.
     fetcher: Option<std::sync::Arc<Fetcher>>,
-    pub turns: Turns,
+    pub fetch_queue: FetchQueue,
     decoders: Arc<Semaphore>,
     /// For sounds.
     listeners: Arc<Semaphore>,
     /// None where the model takes no media.
-    rooms: Option<Rooms>,
+    rooms: Option<DecodeBudget>,
     pub counts: Counts,
 }
 
@@ -145,7 +145,7 @@ pub(crate) struct Counts {
     pub refused: Counter,
 }
 
-impl Studio {
+impl MediaPipeline {
     pub fn new(config: &MediaConfig, spec: Option<&MediaSpec>) -> Result<Self, ServeError> {
         let rules = FetchRules {
             private: config.fetch == MediaFetch::Any,
@@ -156,10 +156,10 @@ impl Studio {
         let fetcher = fetches.then(|| Fetcher::new(&rules, config.root_certificates.as_deref())).transpose();
         let fetcher = fetcher.map_err(|error| ServeError::Config(error.to_string()))?;
         let taken = || ServeError::Config("this engine's media are another server's already".into());
-        let rooms = spec.map(|spec| Rooms::of(&spec.staging).ok_or_else(taken)).transpose()?;
+        let rooms = spec.map(|spec| DecodeBudget::of(&spec.staging).ok_or_else(taken)).transpose()?;
         Ok(Self {
             fetcher: fetcher.map(Into::into),
-            turns: Turns::default(),
+            fetch_queue: FetchQueue::default(),
             decoders: Arc::new(Semaphore::new(DECODERS)),
             listeners: Arc::new(Semaphore::new(DECODERS)),
             rooms,
@@ -170,13 +170,13 @@ impl Studio {
 
 /// Reads the headers of a request's media, and refuses media over a limit. All their bytes must be in memory. Runs on a
 /// text worker.
-pub(crate) fn measure_all(app: &App, spec: &MediaSpec, media: Vec<Medium>) -> ApiResult<Vec<Measured>> {
+pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Medium>) -> ApiResult<Vec<Measured>> {
     let mut measured = Vec::with_capacity(media.len());
     for medium in media {
         let param = medium.param.clone();
-        let one = measure::measure(spec, &app.config.media, medium);
+        let one = measure::measure(spec, &state.server.config.media, medium);
         measured.push(one.map_err(|error| {
-            app.studio.counts.refused.inc();
+            state.media_pipeline.counts.refused.inc();
             refused(&param, &error)
         })?);
     }

@@ -15,12 +15,12 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::front::Front;
 use crate::models::json as answer;
+use crate::server_state::ServerState;
 
 /// The page.
-pub(crate) async fn handle(State(app): State<Arc<Front>>) -> Response {
-    answer(&document(!app.config.api_keys.is_empty(), app.several, app.choices_max), None)
+pub(crate) async fn handle(State(state): State<Arc<ServerState>>) -> Response {
+    answer(&document(!state.config.api_keys.is_empty(), state.several, state.choices_max), None)
 }
 
 /// Routes that only a server of one model has.

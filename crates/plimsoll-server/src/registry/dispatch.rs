@@ -29,8 +29,8 @@ pub(super) type Entering = Pin<Box<dyn Future<Output = ApiResult<(Loaded, InUse)
 /// The handler of every route that asks for a model.
 pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Request) -> ApiResult<Response> {
     let (mut head, body) = request.into_parts();
-    let front = &registry.front;
-    let body = read_json(&head.headers, body, &front.bytes, &front.config).await?;
+    let server = &registry.server;
+    let body = read_json(&head.headers, body, &server.bytes, &server.config).await?;
     let (body, model, streams) = look(&registry, body).await?;
     let index = registry.find(model.as_deref())?;
     head.extensions.insert(EarlyBody::new(body));
@@ -45,17 +45,17 @@ pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Reque
             let (loaded, user) = entered?;
             Ok(answer(loaded, user, request).await)
         }
-        Err(_) => Ok(waiting::response(&registry.front, entering, request)),
+        Err(_) => Ok(waiting::response(&registry.server, entering, request)),
     }
 }
 
 /// The model that a body names, and whether it asks for a stream. What is wrong with either is the handler's to say.
 async fn look(registry: &Arc<Registry>, body: ReadBody) -> ApiResult<(ReadBody, Option<String>, bool)> {
-    let front = Arc::clone(&registry.front);
-    let worker = Arc::clone(&registry.front);
+    let server = Arc::clone(&registry.server);
+    let worker = Arc::clone(&registry.server);
     let look = move || {
         let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
-        front
+        server
             .parsing
             .with(parsed, || {
                 let mut fields = Fields::of_body(&body.bytes)?;
@@ -72,7 +72,7 @@ async fn look(registry: &Arc<Registry>, body: ReadBody) -> ApiResult<(ReadBody, 
 pub(super) async fn answer(loaded: Loaded, user: InUse, request: Request) -> Response {
     match TowerToHyperService::new(loaded.routes).call(request).await {
         Ok(response) => {
-            ApiError::count_invalid(&response, &loaded.app.served.engine.metrics().refused_invalid);
+            ApiError::count_invalid(&response, &loaded.state.served.engine.metrics().refused_invalid);
             response.map(|body| Body::new(Using { body, _user: user })).into_response()
         }
         Err(never) => match never {},

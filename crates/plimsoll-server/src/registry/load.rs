@@ -12,10 +12,12 @@ use tokio::time::{sleep, timeout};
 
 use super::slot::{InUse, Loaded, State, Waiting};
 use super::{LoadError, Loader, Registry};
-use crate::app::{App, Phase, model_routes, reached};
+use crate::active_request::cut;
 use crate::error::{ApiError, ApiResult};
-use crate::generation::cut;
+use crate::model_state::ModelState;
 use crate::request_log::tenths;
+use crate::router::model_routes;
+use crate::server_state::{Phase, reached};
 use crate::spawn_thread::spawn_thread;
 
 /// A load that has failed is not tried again for this long: its error is told at once.
@@ -43,8 +45,8 @@ impl Registry {
             return Ok(found);
         }
         let _waiting = Waiting::new(&self, index);
-        let limit = self.front.config.silence_timeout;
-        let mut phase = self.front.phase.subscribe();
+        let limit = self.server.config.silence_timeout;
+        let mut phase = self.server.phase.subscribe();
         tokio::select! {
             biased;
             entered = timeout(limit, self.entered(index)) => entered.unwrap_or_else(|_| {
@@ -68,12 +70,12 @@ impl Registry {
             drop(turn);
             result
         });
-        loading.await.unwrap_or_else(|_| Err(self.front.panicked("loading the model")))
+        loading.await.unwrap_or_else(|_| Err(self.server.panicked("loading the model")))
     }
 
     /// Loads a model. Only in turn.
     async fn load(self: &Arc<Self>, index: usize) -> ApiResult<(Loaded, InUse)> {
-        if self.front.draining() {
+        if self.server.draining() {
             return Err(ApiError::unavailable("the server is shutting down", 5));
         }
         let slot = &self.slots[index];
@@ -83,7 +85,7 @@ impl Registry {
         }
         let result = self.try_load(index).await;
         let mut inner = slot.inner();
-        let models = &self.front.metrics.models;
+        let models = &self.server.metrics.models;
         match result {
             Ok(loaded) => {
                 inner.state = State::Loaded(loaded.clone());
@@ -118,9 +120,10 @@ impl Registry {
         tracing::info!(model = slot.name(), planned_bytes = needed, "loading");
         let built = self.build(index).await;
         let seconds = tenths(began.elapsed().as_secs_f64());
-        let app = built.inspect_err(|error| report(slot.name(), needed, seconds, error)).map_err(NotLoaded::Failed)?;
+        let state =
+            built.inspect_err(|error| report(slot.name(), needed, seconds, error)).map_err(NotLoaded::Failed)?;
         tracing::info!(model = slot.name(), planned_bytes = needed, seconds, "loaded");
-        Ok(Loaded { routes: model_routes(Arc::clone(&app)), app })
+        Ok(Loaded { routes: model_routes(Arc::clone(&state)), state })
     }
 
     /// Gets the bytes that a model plans from the loader, while requests wait for it. After that, a fetch that hangs
@@ -138,15 +141,15 @@ impl Registry {
     }
 
     /// Has the loader build a model, while requests wait for it.
-    async fn build(&self, index: usize) -> Result<Arc<App>, LoadError> {
+    async fn build(&self, index: usize) -> Result<Arc<ModelState>, LoadError> {
         let listed = &self.slots[index].listed;
-        let (front, label) = (Arc::clone(&self.front), Arc::from(listed.names[0].as_str()));
+        let (server, label) = (Arc::clone(&self.server), Arc::from(listed.names[0].as_str()));
         let (grammar_bytes, cancel) = (listed.grammar_bytes, Cancel::new());
         let looked_at = cancel.clone();
         let building = self.blocking(move |loader| {
             let served = loader.load(index, &looked_at)?;
             let engine = served.engine.clone();
-            App::of(&front, served, grammar_bytes, Some(label)).map_err(|error| {
+            ModelState::of(&server, served, grammar_bytes, Some(label)).map_err(|error| {
                 loader.unload(&engine);
                 LoadError::Failed(error.to_string())
             })
@@ -165,7 +168,7 @@ impl Registry {
     /// when the drain's time is up.
     async fn given_up(&self, index: usize) {
         let mut waiting = self.slots[index].waiting.subscribe();
-        let [mut draining, mut cut] = [(); 2].map(|()| self.front.phase.subscribe());
+        let [mut draining, mut cut] = [(); 2].map(|()| self.server.phase.subscribe());
         let alone = async {
             loop {
                 // The sender lives as long as the slot.

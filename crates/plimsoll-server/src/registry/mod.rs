@@ -5,7 +5,7 @@
 //! It is loaded when that much is left. To make room, idle models are unloaded, the one idle for longest first. One
 //! model is loaded at a time; requests wait meanwhile.
 //!
-//! What must not be in here: how a model is found, planned and built ([`Loader`]), and what a request is (`app`).
+//! What must not be in here: how a model is found, planned and built ([`Loader`]), and what a request is (`state`).
 
 mod dispatch;
 mod load;
@@ -27,11 +27,12 @@ use tokio::net::TcpListener;
 use tokio::time::{interval, timeout};
 
 use self::slot::{InUse, Loaded, Slot, State};
-use crate::app::{App, behind_the_door};
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
-use crate::front::Front;
+use crate::model_state::ModelState;
+use crate::router::with_middleware;
 use crate::serve::{Told, let_go, run};
+use crate::server_state::ServerState;
 
 /// Most models of one server.
 const MODELS_MAX: usize = 64;
@@ -100,7 +101,7 @@ pub trait Loader: Send + Sync + 'static {
 
 /// All of them.
 pub(crate) struct Registry {
-    front: Arc<Front>,
+    server: Arc<ServerState>,
     slots: Vec<Slot>,
     loader: Arc<dyn Loader>,
     created_s: u64,
@@ -120,11 +121,11 @@ pub async fn serve_models(
     told: Told,
 ) -> Result<(), ServeError> {
     check(&listed)?;
-    let front = Front::new(config, None)?;
-    let registry = Registry::new(&front, listed, loader);
+    let server = ServerState::new(config, None)?;
+    let registry = Registry::new(&server, listed, loader);
     let routes = routes(&registry);
     let looking = tokio::spawn(look_after(Arc::clone(&registry)));
-    run(listener, &front, behind_the_door(Arc::clone(&front), routes), || registry.drain(), told).await;
+    run(listener, &server, with_middleware(Arc::clone(&server), routes), || registry.drain(), told).await;
     looking.abort();
     registry.end().await;
     Ok(())
@@ -187,10 +188,10 @@ async fn look_after(registry: Arc<Registry>) {
 }
 
 impl Registry {
-    fn new(front: &Arc<Front>, listed: Vec<Listed>, loader: Arc<dyn Loader>) -> Arc<Self> {
+    fn new(server: &Arc<ServerState>, listed: Vec<Listed>, loader: Arc<dyn Loader>) -> Arc<Self> {
         let slots = listed.into_iter().map(Slot::new).collect();
-        let (front, created_s) = (Arc::clone(front), crate::models::now_s());
-        Arc::new(Self { front, slots, loader, created_s, turn: Arc::default() })
+        let (server, created_s) = (Arc::clone(server), crate::models::now_s());
+        Arc::new(Self { server, slots, loader, created_s, turn: Arc::default() })
     }
 
     /// Which model goes by a name; the first where none is named.
@@ -207,17 +208,17 @@ impl Registry {
     }
 
     /// Those that are loaded, in the order in which they are listed.
-    fn loaded(&self) -> Vec<Arc<App>> {
-        let app = |slot: &Slot| match &slot.inner().state {
-            State::Loaded(loaded) => Some(Arc::clone(&loaded.app)),
+    fn loaded(&self) -> Vec<Arc<ModelState>> {
+        let state = |slot: &Slot| match &slot.inner().state {
+            State::Loaded(loaded) => Some(Arc::clone(&loaded.state)),
             _ => None,
         };
-        self.slots.iter().filter_map(app).collect()
+        self.slots.iter().filter_map(state).collect()
     }
 
     /// Nothing new is taken.
     fn drain(&self) {
-        self.loaded().iter().for_each(|app| app.served.engine.drain());
+        self.loaded().iter().for_each(|state| state.served.engine.drain());
     }
 
     /// The server is over: every engine ends.
@@ -227,7 +228,7 @@ impl Registry {
             tracing::error!("a load goes on after {} s; the process ends without it", CHECKPOINT_WITHIN.as_secs());
             return;
         };
-        let engines: Vec<EngineHandle> = self.loaded().iter().map(|app| app.served.engine.clone()).collect();
+        let engines: Vec<EngineHandle> = self.loaded().iter().map(|state| state.served.engine.clone()).collect();
         let engines: Vec<&EngineHandle> = engines.iter().collect();
         let_go(&engines).await;
         tracing::info!("drained; the ledger at the end:\n{}", self.loader.report(&engines));

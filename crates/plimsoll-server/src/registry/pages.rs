@@ -11,12 +11,12 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use super::{Registry, Slot, State as Standing};
-use crate::app::App;
 use crate::cache::CLEAR_TIMEOUT;
 use crate::error::{ApiError, ApiResult};
 use crate::health::healthy_page;
 use crate::memory::with_http;
 use crate::metrics::{Exposition, page};
+use crate::model_state::ModelState;
 use crate::models::{Model, json, listed};
 use crate::path::Name;
 use crate::status::Status;
@@ -24,7 +24,7 @@ use crate::status::Status;
 fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
     let inner = slot.inner();
     let served = match &inner.state {
-        Standing::Loaded(loaded) => Some(&loaded.app.served),
+        Standing::Loaded(loaded) => Some(&loaded.state.served),
         _ => None,
     };
     Model::new(id, slot.name(), registry.created_s, served, Some(inner.state.name()))
@@ -49,7 +49,7 @@ pub(super) async fn health(State(registry): State<Arc<Registry>>) -> ApiResult<R
 
 /// 200 when a new request would be taken.
 pub(super) async fn ready(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
-    if registry.front.draining() {
+    if registry.server.draining() {
         return Err(ApiError::unavailable("the server is shutting down", 5));
     }
     healthy(&registry, "ready")
@@ -57,16 +57,16 @@ pub(super) async fn ready(State(registry): State<Arc<Registry>>) -> ApiResult<Re
 
 fn healthy(registry: &Registry, status: &'static str) -> ApiResult<Response> {
     let apps = registry.loaded();
-    if let Some(ill) = apps.iter().find(|app| !app.served.engine.healthy()) {
+    if let Some(ill) = apps.iter().find(|state| !state.served.engine.healthy()) {
         let (name, limit) = (ill.label.as_deref().unwrap_or_default(), ill.served.engine.stall_limit().as_secs_f32());
         let message = format!("the engine of `{name}` has stopped or made no progress for {limit} s");
         return Err(ApiError::unavailable(message, 5));
     }
-    Ok(healthy_page(apps.iter().map(|app| &app.served.engine), status))
+    Ok(healthy_page(apps.iter().map(|state| &state.served.engine), status))
 }
 
-fn engines(apps: &[Arc<App>]) -> Vec<&EngineHandle> {
-    apps.iter().map(|app| &app.served.engine).collect()
+fn engines(apps: &[Arc<ModelState>]) -> Vec<&EngineHandle> {
+    apps.iter().map(|state| &state.served.engine).collect()
 }
 
 /// The ledger and the models it is made of.
@@ -120,7 +120,7 @@ impl From<LedgerReport> for Own {
 fn part(slot: &Slot) -> Part<'_> {
     let inner = slot.inner();
     let engine = match &inner.state {
-        Standing::Loaded(loaded) => Some(loaded.app.served.engine.clone()),
+        Standing::Loaded(loaded) => Some(loaded.state.served.engine.clone()),
         _ => None,
     };
     let (state, planned, loads, in_use) = (inner.state.name(), inner.needed, inner.loads, inner.users);
@@ -134,7 +134,7 @@ fn part(slot: &Slot) -> Part<'_> {
 /// `GET /v1/memory`.
 pub(super) async fn memory(State(registry): State<Arc<Registry>>) -> Response {
     let apps = registry.loaded();
-    let whole = with_http(registry.loader.report(&engines(&apps)), &registry.front.bytes);
+    let whole = with_http(registry.loader.report(&engines(&apps)), &registry.server.bytes);
     json(&Memory { whole, models: registry.slots.iter().map(part).collect() }, None)
 }
 
@@ -150,9 +150,9 @@ struct Statuses<'a> {
 pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
     let apps = registry.loaded();
     let engines = engines(&apps);
-    let report = with_http(registry.loader.report(&engines), &registry.front.bytes);
+    let report = with_http(registry.loader.report(&engines), &registry.server.bytes);
     // A request without a model name goes to the first model.
-    let whole = Status::of(&registry.front, registry.slots[0].name().to_owned(), &engines, report);
+    let whole = Status::of(&registry.server, registry.slots[0].name().to_owned(), &engines, report);
     json(&Statuses { whole, models: registry.slots.iter().map(part).collect() }, None)
 }
 
@@ -162,7 +162,13 @@ pub(super) async fn metrics(State(registry): State<Arc<Registry>>, headers: Head
     let engines = engines(&apps);
     let (whole, shared) = (registry.loader.report(&engines), registry.loader.beside(&engines));
     let shared = shared.components.into_iter().filter(|row| row.planned_bytes > 0).collect();
-    page(Exposition::of(&headers), &registry.front, whole, shared, &apps.iter().map(|app| &**app).collect::<Vec<_>>())
+    page(
+        Exposition::of(&headers),
+        &registry.server,
+        whole,
+        shared,
+        &apps.iter().map(|state| &**state).collect::<Vec<_>>(),
+    )
 }
 
 #[derive(Serialize)]
@@ -183,25 +189,25 @@ struct Cache<'a> {
 /// `GET /v1/cache`: of each model that is loaded.
 pub(super) async fn cache(State(registry): State<Arc<Registry>>) -> Response {
     let apps = registry.loaded();
-    let of = |app| Cache { model: label(app), before: None, now: app.served.engine.cache_report() };
-    json(&Caches { object: "cache", models: apps.iter().map(|app| of(&**app)).collect() }, None)
+    let of = |state| Cache { model: label(state), before: None, now: state.served.engine.cache_report() };
+    json(&Caches { object: "cache", models: apps.iter().map(|state| of(&**state)).collect() }, None)
 }
 
-fn label(app: &App) -> &str {
-    app.label.as_deref().unwrap_or_default()
+fn label(state: &ModelState) -> &str {
+    state.label.as_deref().unwrap_or_default()
 }
 
 /// `DELETE /v1/cache`: all of them forget; answers when it is done.
 pub(super) async fn clear(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
     let apps = registry.loaded();
     let mut models = Vec::new();
-    for app in &apps {
-        match timeout(CLEAR_TIMEOUT, app.served.engine.clear_cache()).await {
-            Ok(Some((before, now))) => models.push(Cache { model: label(app), before: Some(before), now }),
+    for state in &apps {
+        match timeout(CLEAR_TIMEOUT, state.served.engine.clear_cache()).await {
+            Ok(Some((before, now))) => models.push(Cache { model: label(state), before: Some(before), now }),
             // It was unloaded meanwhile, and its cache with it.
             Ok(None) => {}
             Err(_) => {
-                let message = format!("`{}` is still busy with a step; its cache is cleared after it", label(app));
+                let message = format!("`{}` is still busy with a step; its cache is cleared after it", label(state));
                 return Err(ApiError::unavailable(message, 5));
             }
         }

@@ -65,7 +65,7 @@ impl Registry {
             if used {
                 return;
             }
-            let engine = loaded.app.served.engine.clone();
+            let engine = loaded.state.served.engine.clone();
             inner.state = State::Unloading;
             engine
         };
@@ -73,7 +73,7 @@ impl Registry {
         let gone = tokio::task::spawn_blocking(move || loader.unload(&engine)).await;
         if matches!(gone, Ok(true)) {
             tracing::info!(model = slot.name(), "unloaded");
-            self.front.metrics.models.unloaded.inc();
+            self.server.metrics.models.unloaded.inc();
         } else {
             tracing::error!(model = slot.name(), "the engine has not ended; its room is not free until it has");
         }

@@ -7,12 +7,12 @@ use axum::Router;
 use tokio::sync::watch;
 
 use super::{Listed, LoadError, Registry};
-use crate::app::App;
+use crate::model_state::ModelState;
 
 /// A loaded model and its routes.
 #[derive(Clone)]
 pub(super) struct Loaded {
-    pub app: Arc<App>,
+    pub state: Arc<ModelState>,
     pub routes: Router,
 }
 

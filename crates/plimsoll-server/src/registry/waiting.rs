@@ -18,19 +18,19 @@ use super::{InUse, Loaded};
 use crate::anthropic;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::front::Front;
+use crate::server_state::ServerState;
 use crate::sse::{self, Events};
 
 enum Stage {
-    Waiting { front: Arc<Front>, caller: Caller, entering: Entering, request: Box<Request> },
+    Waiting { server: Arc<ServerState>, caller: Caller, entering: Entering, request: Box<Request> },
     Passing(Body),
     Over,
 }
 
 /// The answer to a streaming request while its model is being loaded.
-pub(super) fn response(front: &Arc<Front>, entering: Entering, request: Request) -> Response {
+pub(super) fn response(server: &Arc<ServerState>, entering: Entering, request: Request) -> Response {
     let caller = Caller::current();
-    let first = Stage::Waiting { front: Arc::clone(front), caller, entering, request: Box::new(request) };
+    let first = Stage::Waiting { server: Arc::clone(server), caller, entering, request: Box::new(request) };
     let stream = unfold(first, |stage| async move {
         let (bytes, stage) = next(stage).await?;
         Some((Ok::<_, Infallible>(bytes), stage))
@@ -40,15 +40,15 @@ pub(super) fn response(front: &Arc<Front>, entering: Entering, request: Request)
 
 async fn next(stage: Stage) -> Option<(Bytes, Stage)> {
     let mut body = match stage {
-        Stage::Waiting { front, caller, mut entering, request } => {
-            let Ok(entered) = timeout(front.config.keep_alive, &mut entering).await else {
+        Stage::Waiting { server, caller, mut entering, request } => {
+            let Ok(entered) = timeout(server.config.keep_alive, &mut entering).await else {
                 let mut out = Events::default();
                 out.comment();
-                return Some((out.into_bytes(), Stage::Waiting { front, caller, entering, request }));
+                return Some((out.into_bytes(), Stage::Waiting { server, caller, entering, request }));
             };
             let path = request.uri().path().to_owned();
             let id = Arc::clone(&caller.request_id);
-            match begun(&front, caller, entered, *request).await {
+            match begun(&server, caller, entered, *request).await {
                 Ok(body) => body,
                 Err(error) => return Some((last_words(&path, &id, &error), Stage::Over)),
             }
@@ -62,7 +62,7 @@ async fn next(stage: Stage) -> Option<(Bytes, Stage)> {
 
 /// The stream that the model's handlers answer with.
 async fn begun(
-    front: &Front,
+    server: &ServerState,
     caller: Caller,
     entered: ApiResult<(Loaded, InUse)>,
     request: Request,
@@ -70,7 +70,7 @@ async fn begun(
     let (loaded, user) = entered?;
     let answering = caller.run(answer(loaded, user, request));
     let answered = AssertUnwindSafe(answering).catch_unwind().await;
-    let mut response = answered.map_err(|_| front.panicked("answering"))?;
+    let mut response = answered.map_err(|_| server.panicked("answering"))?;
     response.extensions_mut().remove::<ApiError>().map_or_else(|| Ok(response.into_body()), Err)
 }
 

@@ -7,11 +7,11 @@ use plimsoll_media::Modality;
 
 use super::object::Namespaced;
 use super::references::{Stored, missing, refers};
-use crate::app::App;
+use crate::conversation::content::{add_medium, add_text, thoughts_alone};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Arguments, Fields, MAX_NODES, Text, check_nodes, wrong};
-use crate::media::Gallery;
-use crate::turn::content::{add_medium, add_text, thoughts_alone};
+use crate::media::MediaParser;
+use crate::model_state::ModelState;
 
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 
@@ -50,34 +50,51 @@ enum Said {
 
 /// Finds the pictures in items.
 pub(crate) struct Shown<'a> {
-    pub gallery: Gallery<'a>,
+    pub gallery: MediaParser<'a>,
     /// The items are to be written down as they came.
     pub kept: bool,
 }
 
 /// Takes `input`: a text or a list of items.
-pub(crate) fn input(app: &App, raw: &RawValue, stored: &Stored, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
+pub(crate) fn input(
+    state: &ModelState,
+    raw: &RawValue,
+    stored: &Stored,
+    shown: &mut Shown<'_>,
+) -> ApiResult<Vec<Item>> {
     if raw.get().starts_with('"') {
         let text: String = serde_json::from_str(raw.get()).map_err(|e| wrong("input", &e))?;
         let what = What::Message { role: "user".into(), said: vec![Said::Text(text)] };
-        return Ok(vec![Item { id: app.ids.named("msg"), what }]);
+        return Ok(vec![Item { id: state.server.ids.named("msg"), what }]);
     }
     check_nodes("input", raw.get(), MAX_NODES)?;
-    list(app, "input", raw.get(), stored, shown)
+    list(state, "input", raw.get(), stored, shown)
 }
 
 /// Takes a list of items, also one that was stored, and those that it refers to.
-pub(crate) fn list(app: &App, param: &str, text: &str, stored: &Stored, shown: &mut Shown<'_>) -> ApiResult<Vec<Item>> {
+pub(crate) fn list(
+    state: &ModelState,
+    param: &str,
+    text: &str,
+    stored: &Stored,
+    shown: &mut Shown<'_>,
+) -> ApiResult<Vec<Item>> {
     let raw: Vec<&RawValue> = serde_json::from_str(text).map_err(|e| wrong(param, &e))?;
     if raw.is_empty() {
         return Err(ApiError::invalid(param, format!("{param} is empty: at least one item is needed")));
     }
-    let item = |(i, raw): (usize, &&RawValue)| item(app, format!("{param}[{i}]"), raw, Some(stored), shown);
+    let item = |(i, raw): (usize, &&RawValue)| item(state, format!("{param}[{i}]"), raw, Some(stored), shown);
     raw.iter().enumerate().map(item).collect()
 }
 
 /// Takes an item, or the one that it refers to; what is stored refers to none.
-fn item(app: &App, path: String, raw: &RawValue, stored: Option<&Stored>, shown: &mut Shown<'_>) -> ApiResult<Item> {
+fn item(
+    state: &ModelState,
+    path: String,
+    raw: &RawValue,
+    stored: Option<&Stored>,
+    shown: &mut Shown<'_>,
+) -> ApiResult<Item> {
     let mut fields = Fields::of(path.clone(), raw)?;
     let kind = fields.take::<String>("type")?;
     let id = fields.take::<String>("id")?;
@@ -85,8 +102,8 @@ fn item(app: &App, path: String, raw: &RawValue, stored: Option<&Stored>, shown:
         let param = fields.param("id");
         fields.finish()?;
         let id = id.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
-        let raw = stored.get(&id).ok_or_else(|| missing(app, param, &id))?;
-        return item(app, path, raw, None, shown);
+        let raw = stored.get(&id).ok_or_else(|| missing(state, param, &id))?;
+        return item(state, path, raw, None, shown);
     }
     fields.only("status", &["\"completed\"", "\"incomplete\"", "\"in_progress\""])?;
     let (prefix, what) = match kind.as_deref() {
@@ -124,7 +141,7 @@ fn item(app: &App, path: String, raw: &RawValue, stored: Option<&Stored>, shown:
         }
     };
     fields.finish()?;
-    Ok(Item { id: id.unwrap_or_else(|| app.ids.named(prefix)), what })
+    Ok(Item { id: id.unwrap_or_else(|| state.server.ids.named(prefix)), what })
 }
 
 fn message(fields: &mut Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<What> {

@@ -20,16 +20,16 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
-use crate::app::App;
+use crate::active_request::Event;
 use crate::caller::Caller;
+use crate::conversation::{StartedChat, begin};
 use crate::error::{ApiError, ApiResult, quote};
-use crate::front::Front;
-use crate::generation::Event;
+use crate::model_state::ModelState;
 use crate::models::{json, json_text};
 use crate::path::Name;
 use crate::running::CANCELLED;
+use crate::server_state::ServerState;
 use crate::sse::{self, Events};
-use crate::turn::{Begun, begin};
 use store::Kept;
 
 /// A cancelled response has this long to end: a stream ends when its client reads on.
@@ -43,21 +43,21 @@ const PAGE: usize = 20;
 const PAGE_MAX: usize = 100;
 
 /// `POST /v1/responses`.
-pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
-    let asked = app.on_body(request, move |body, app| request::parse(body, app, key)).await?;
-    let asked = asked.turn(&app).await?;
-    let id = format!("{PREFIX}{:016x}{:016x}", app.ids.next(), app.ids.next());
-    let Begun { context, mut generation, held, .. } = begin(&app, id, "responses", asked.turn).await?;
+    let asked = state.on_body(request, move |body, state| request::parse(body, state, key)).await?;
+    let asked = asked.turn(&state).await?;
+    let id = format!("{PREFIX}{:016x}{:016x}", state.server.ids.next(), state.server.ids.next());
+    let StartedChat { context, mut active_request, held, .. } = begin(&state, id, "responses", asked.turn).await?;
     if context.draft.common.stream {
         let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
-        return Ok(sse::response(generation, responding, app.config.keep_alive));
+        return Ok(sse::response(active_request, responding, state.server.config.keep_alive));
     }
     let mut responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, None);
     // The answer is not streamed: events are not sent.
     let mut nowhere = Events::default();
     loop {
-        let error = match generation.next().await {
+        let error = match active_request.next().await {
             Event::Delta(_, delta) => {
                 responding.take(delta, &mut nowhere);
                 continue;
@@ -69,8 +69,8 @@ pub(crate) async fn create(State(app): State<Arc<App>>, request: Request) -> Api
                 return Err(error);
             }
         };
-        let text = responding.finish(error.as_ref(), generation.usage(), &mut nowhere);
-        return Ok(json_text(text, generation.all_held(held)));
+        let text = responding.finish(error.as_ref(), active_request.usage(), &mut nowhere);
+        return Ok(json_text(text, active_request.all_held(held)));
     }
 }
 
@@ -81,17 +81,17 @@ struct Count {
 }
 
 /// `POST /v1/responses/input_tokens`: the tokens of the prompt that the same fields make at `/v1/responses`.
-pub(crate) async fn input_tokens(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
+pub(crate) async fn input_tokens(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
-    let asked = app.on_body(request, move |body, app| request::count(body, app, key));
+    let asked = state.on_body(request, move |body, state| request::count(body, state, key));
     let (conversation, held) = asked.await?;
-    let input_tokens = conversation.count(&app, held).await?;
+    let input_tokens = conversation.count(&state, held).await?;
     Ok(json(&Count { object: "response.input_tokens", input_tokens }, None))
 }
 
 /// `GET /v1/responses/{id}`.
 pub(crate) async fn get(
-    State(app): State<Arc<Front>>,
+    State(state): State<Arc<ServerState>>,
     Name(id): Name,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
@@ -99,7 +99,7 @@ pub(crate) async fn get(
         let message = format!("the query's `{}` has no effect here", quote(name));
         return Err(ApiError::unsupported(quote(name), message));
     }
-    sent(&app, app.responses.look(&id, Caller::current().key).ok_or_else(|| unknown(&id))?)
+    sent(&state, state.responses.look(&id, Caller::current().key).ok_or_else(|| unknown(&id))?)
 }
 
 #[derive(Serialize)]
@@ -110,10 +110,10 @@ struct Deleted<'a> {
 }
 
 /// `DELETE /v1/responses/{id}`.
-pub(crate) async fn delete(State(app): State<Arc<Front>>, Name(id): Name) -> ApiResult<Response> {
+pub(crate) async fn delete(State(state): State<Arc<ServerState>>, Name(id): Name) -> ApiResult<Response> {
     let key = Caller::current().key;
-    if !app.responses.remove(&id, key) {
-        if app.responses.look(&id, key).is_some() {
+    if !state.responses.remove(&id, key) {
+        if state.responses.look(&id, key).is_some() {
             let message =
                 "the response is still being made: POST /v1/responses/{id}/cancel ends it, then it can be deleted";
             let error = ApiError::new(StatusCode::CONFLICT, message);
@@ -125,21 +125,21 @@ pub(crate) async fn delete(State(app): State<Arc<Front>>, Name(id): Name) -> Api
 }
 
 /// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it is.
-pub(crate) async fn cancel(State(app): State<Arc<Front>>, Name(id): Name) -> ApiResult<Response> {
+pub(crate) async fn cancel(State(state): State<Arc<ServerState>>, Name(id): Name) -> ApiResult<Response> {
     if !id.starts_with(PREFIX) {
         return Err(unknown(&id));
     }
     let key = Caller::current().key;
-    let end = app.responses.wait(&id);
-    let running = app.running.cancel(&id, key) > 0;
-    if let Some(kept) = app.responses.get(&id, key) {
-        return sent(&app, kept.response);
+    let end = state.responses.wait(&id);
+    let running = state.running.cancel(&id, key) > 0;
+    if let Some(kept) = state.responses.get(&id, key) {
+        return sent(&state, kept.response);
     }
     if !running {
         return Err(unknown(&id));
     }
     match timeout(LAST_WORDS, end).await {
-        Ok(Ok(response)) => sent(&app, response),
+        Ok(Ok(response)) => sent(&state, response),
         Ok(Err(_)) => Err(unknown(&id)),
         Err(_) => {
             let message = "the response was cancelled; it ends when its client reads on, or has gone with it";
@@ -159,7 +159,7 @@ struct Page<'a> {
 
 /// `GET /v1/responses/{id}/input_items`: all that came before the output, the newest first unless `order` says otherwise.
 pub(crate) async fn input_items(
-    State(app): State<Arc<Front>>,
+    State(state): State<Arc<ServerState>>,
     Name(id): Name,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
@@ -181,10 +181,10 @@ pub(crate) async fn input_items(
             }
         }
     }
-    let kept = kept(&app, &id)?;
+    let kept = kept(&state, &id)?;
     let bytes = 3 * kept.items.len() as u64;
-    app.bytes.ever_holds("id", bytes)?;
-    let held = app.bytes.hold(bytes)?;
+    state.bytes.ever_holds("id", bytes)?;
+    let held = state.bytes.hold(bytes)?;
     let text = format!("[{}]", kept.items);
     let mut all: Vec<&RawValue> = serde_json::from_str(&text).map_err(|_| broken())?;
     if newest_first {
@@ -222,13 +222,13 @@ fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     all.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
 }
 
-fn kept(app: &Front, id: &str) -> ApiResult<Kept> {
-    app.responses.get(id, Caller::current().key).ok_or_else(|| unknown(id))
+fn kept(state: &ServerState, id: &str) -> ApiResult<Kept> {
+    state.responses.get(id, Caller::current().key).ok_or_else(|| unknown(id))
 }
 
 /// A stored text as an answer, held until it is sent.
-fn sent(app: &Front, text: Bytes) -> ApiResult<Response> {
-    let held = app.bytes.hold(text.len() as u64)?;
+fn sent(state: &ServerState, text: Bytes) -> ApiResult<Response> {
+    let held = state.bytes.hold(text.len() as u64)?;
     Ok(json_text(text, Some(held)))
 }
 

@@ -3,8 +3,8 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::active_request::Usage;
 use crate::error::ApiError;
-use crate::generation::Usage;
 use crate::logprobs::ChatToken;
 
 /// What the object repeats of the request.

@@ -6,11 +6,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use crate::app::App;
 use crate::config::PARSED_FACTOR;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{MAX_NODES, check_nodes, wrong};
 use crate::limits::ReadBody;
+use crate::model_state::ModelState;
 
 /// Stored items, by their ids.
 pub(super) type Stored = HashMap<String, Box<RawValue>>;
@@ -31,7 +31,12 @@ pub(super) fn refers(kind: Option<&str>, has_id: bool, has_role: bool) -> bool {
 
 /// The stored items that the input refers to. Of items with the same id the one of the response that was used last is meant; one that is
 /// stored nowhere is missing where the input is read.
-pub(super) fn referred(app: &App, key: Option<usize>, body: &mut ReadBody, input: &RawValue) -> ApiResult<Stored> {
+pub(super) fn referred(
+    state: &ModelState,
+    key: Option<usize>,
+    body: &mut ReadBody,
+    input: &RawValue,
+) -> ApiResult<Stored> {
     let mut found = Stored::new();
     if !input.get().starts_with('[') || !input.get().contains("\"id\"") {
         return Ok(found);
@@ -47,7 +52,7 @@ pub(super) fn referred(app: &App, key: Option<usize>, body: &mut ReadBody, input
         }
     }
     if !times.is_empty() {
-        find(app, key, body, &times, &mut found)?;
+        find(state, key, body, &times, &mut found)?;
     }
     // Each is parsed like a part of the body as often as it is named, and held like one.
     let bytes = found.iter().map(|(id, item)| times.get(id).unwrap_or(&1) * item.get().len() as u64).sum::<u64>();
@@ -57,14 +62,16 @@ pub(super) fn referred(app: &App, key: Option<usize>, body: &mut ReadBody, input
 
 /// Looks for items in what the responses of this key have put out, and in what they were asked.
 fn find(
-    app: &App,
+    state: &ModelState,
     key: Option<usize>,
     body: &mut ReadBody,
     wanted: &HashMap<String, u64>,
     found: &mut Stored,
 ) -> ApiResult<()> {
     let (mut at, mut used) = (None, Vec::new());
-    while let Some((used_at, name, kept)) = app.responses.before(at, key).filter(|_| found.len() < wanted.len()) {
+    while let Some((used_at, name, kept)) =
+        state.server.responses.before(at, key).filter(|_| found.len() < wanted.len())
+    {
         let before = found.len();
         for list in [kept.output()?, &kept.items] {
             each(list, |item| {
@@ -84,7 +91,7 @@ fn find(
     }
     // A reference to a response is a use of it. The newest comes last, so that the order of use stays.
     for name in used.iter().rev() {
-        app.responses.get(name, key);
+        state.server.responses.get(name, key);
     }
     Ok(())
 }
@@ -101,9 +108,9 @@ fn each<'t>(mut rest: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<(
 }
 
 /// Why there is no item with this id, at its place in the input.
-pub(super) fn missing(app: &App, param: String, id: &str) -> ApiError {
+pub(super) fn missing(state: &ModelState, param: String, id: &str) -> ApiError {
     let id = crate::error::quote(id);
-    let message = match app.responses.is_on() {
+    let message = match state.server.responses.is_on() {
         true => format!("{param}: no item `{id}` is stored here; it may have been dropped"),
         false => format!("{param}: no item `{id}`: this server keeps no responses (--response-store-bytes 0)"),
     };

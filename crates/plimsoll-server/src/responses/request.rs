@@ -10,20 +10,20 @@ use super::object::Echo;
 use super::references::Stored;
 use super::store::ResponseStore;
 use super::{references, tools};
-use crate::app::App;
 use crate::config::PARSED_FACTOR;
+use crate::conversation::messages::Conversation;
+use crate::conversation::{ChatRequest, PreparedChat};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, check_nodes};
 use crate::form::{Form, text_format};
 use crate::limits::{Held, ReadBody};
-use crate::media::Gallery;
+use crate::media::MediaParser;
+use crate::model_state::ModelState;
 use crate::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};
-use crate::turn::conversation::Conversation;
-use crate::turn::{Ask, Turn};
 
 /// What was asked for.
 pub(crate) struct Asked {
-    ask: Ask,
+    ask: ChatRequest,
     held: Held,
     echo: Echo,
     /// What the store is to keep, if it is to keep anything.
@@ -32,7 +32,7 @@ pub(crate) struct Asked {
 
 /// The same with its prompt.
 pub(crate) struct Ready {
-    pub turn: Turn,
+    pub turn: PreparedChat,
     pub echo: Echo,
     /// What the store is to keep of the input, if it is to keep anything.
     pub items: Option<Arc<str>>,
@@ -42,12 +42,12 @@ pub(crate) struct Ready {
 
 impl Asked {
     /// What was asked, without what is repeated and kept of it.
-    pub(crate) fn into_ask(self) -> Ask {
+    pub(crate) fn into_ask(self) -> ChatRequest {
         self.ask
     }
 
     /// Renders and tokenizes.
-    pub async fn turn(self, app: &Arc<App>) -> ApiResult<Ready> {
+    pub async fn turn(self, state: &Arc<ModelState>) -> ApiResult<Ready> {
         let Self { ask, held, echo, items } = self;
         let logprobs = ask.logprobs.is_some();
         let kept = move || {
@@ -56,7 +56,7 @@ impl Asked {
             let bytes = ECHO_COPIES * echo.bytes() + items.as_ref().map_or(0, |text| text.len() as u64);
             (bytes, (echo, items))
         };
-        let (turn, (echo, items)) = ask.turn(app, held, kept).await?;
+        let (turn, (echo, items)) = ask.turn(state, held, kept).await?;
         Ok(Ready { turn, echo, items, logprobs })
     }
 }
@@ -66,10 +66,10 @@ impl Asked {
 const ECHO_COPIES: u64 = 6;
 
 /// Takes the body of a client with this API key apart. Runs on a text worker.
-pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<Asked> {
+pub(crate) fn parse(mut body: ReadBody, state: &ModelState, key: Option<usize>) -> ApiResult<Asked> {
     let bytes = std::mem::take(&mut body.bytes);
     let mut fields = Fields::of_body(&bytes)?;
-    let mut common = Common::take_few(&mut fields, app)?;
+    let mut common = Common::take_few(&mut fields, state)?;
     common.max_tokens = fields.take("max_output_tokens")?;
     if common.max_tokens == Some(0) {
         return Err(ApiError::invalid("max_output_tokens", "max_output_tokens must be at least 1"));
@@ -78,16 +78,16 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
     echo.max_output_tokens = common.max_tokens;
     let logprobs = logprobs(&mut fields)?;
     echo.top_logprobs = logprobs.unwrap_or(0);
-    let store = store(&mut fields, &app.responses)?;
+    let store = store(&mut fields, &state.server.responses)?;
     echo.store = store;
-    let Said { conversation, items, form } = said(&mut fields, app, key, &mut body, store, &mut echo)?;
+    let Said { conversation, items, form } = said(&mut fields, state, key, &mut body, store, &mut echo)?;
     common.form = form;
     the_rest(&mut fields, &mut echo)?;
     fields.finish()?;
     drop(bytes);
     let items = store.then_some(items);
     let written = items.iter().flatten().map(Item::bytes).sum::<u64>();
-    let ask = Ask {
+    let ask = ChatRequest {
         conversation,
         common,
         logprobs,
@@ -104,11 +104,11 @@ pub(crate) fn parse(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiRes
 }
 
 /// The conversation of a request that counts tokens. Runs on a text worker.
-pub(crate) fn count(mut body: ReadBody, app: &App, key: Option<usize>) -> ApiResult<(Conversation, Held)> {
+pub(crate) fn count(mut body: ReadBody, state: &ModelState, key: Option<usize>) -> ApiResult<(Conversation, Held)> {
     let bytes = std::mem::take(&mut body.bytes);
     let mut fields = Fields::of_body(&bytes)?;
-    model_name(&mut fields, app)?;
-    let Said { conversation, .. } = said(&mut fields, app, key, &mut body, false, &mut Echo::default())?;
+    model_name(&mut fields, state)?;
+    let Said { conversation, .. } = said(&mut fields, state, key, &mut body, false, &mut Echo::default())?;
     fields.only("truncation", &["\"disabled\""])?;
     fields.never(&["conversation", "personality"], ELSEWHERE)?;
     fields.finish()?;
@@ -126,7 +126,7 @@ struct Said {
 
 fn said(
     fields: &mut Fields<'_>,
-    app: &App,
+    state: &ModelState,
     key: Option<usize>,
     body: &mut ReadBody,
     kept: bool,
@@ -136,15 +136,15 @@ fn said(
     let (tools, parallel) = tools::take(fields, echo)?;
     echo.parallel_tool_calls = parallel;
     let form = text(fields, echo)?;
-    let earlier = earlier(fields, app, key, body, echo)?;
+    let earlier = earlier(fields, state, key, body, echo)?;
     let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
-    let stored = references::referred(app, key, body, raw)?;
-    let mut shown = Shown { gallery: Gallery::new(app), kept };
+    let stored = references::referred(state, key, body, raw)?;
+    let mut shown = Shown { gallery: MediaParser::new(state), kept };
     let mut items = match &earlier {
-        Some(text) => items::list(app, "previous_response_id", &format!("[{text}]"), &Stored::new(), &mut shown)?,
+        Some(text) => items::list(state, "previous_response_id", &format!("[{text}]"), &Stored::new(), &mut shown)?,
         None => Vec::new(),
     };
-    items.extend(items::input(app, raw, &stored, &mut shown)?);
+    items.extend(items::input(state, raw, &stored, &mut shown)?);
     let messages = items::messages("input", echo.instructions.as_deref(), &items)?;
     let mut conversation = Conversation::new("input", messages, shown.gallery.media, tools);
     reasoning(fields, &mut conversation, echo)?;
@@ -154,14 +154,14 @@ fn said(
 /// What was said before, as the text between a list's brackets.
 fn earlier(
     fields: &mut Fields<'_>,
-    app: &App,
+    state: &ModelState,
     key: Option<usize>,
     body: &mut ReadBody,
     echo: &mut Echo,
 ) -> ApiResult<Option<String>> {
     let param = "previous_response_id";
     let Some(id) = fields.take::<String>(param)? else { return Ok(None) };
-    let kept = app.responses.get(&id, key).ok_or_else(|| {
+    let kept = state.server.responses.get(&id, key).ok_or_else(|| {
         let message = format!("{param}: no response `{}` is stored here; it may have been dropped", quote(&id));
         ApiError { code: Some("previous_response_not_found"), ..ApiError::invalid(param, message) }
     })?;

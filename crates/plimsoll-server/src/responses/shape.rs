@@ -10,20 +10,20 @@ use serde::Serialize;
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
 use super::store::{Begun, Kept};
 use super::unreported::Unreported;
+use crate::active_request::Usage;
 use crate::caller::Caller;
+use crate::conversation::ReplyContext;
+use crate::conversation::reading::{self, Reading, ReplyEnd};
 use crate::error::ApiError;
-use crate::generation::Usage;
 use crate::limits::Held;
 use crate::logprobs::{ChatLogprobs, ChatToken};
 use crate::models::now_s;
 use crate::running::CANCELLED;
 use crate::sse::{Events, Shape};
-use crate::turn::Context;
-use crate::turn::reading::{self, Reading, ReplyEnd};
 
 /// The state of a response.
 pub(crate) struct Responding {
-    context: Context,
+    context: ReplyContext,
     echo: Echo,
     /// What the store keeps of the input, if it keeps anything.
     items: Option<Arc<str>>,
@@ -107,7 +107,7 @@ impl Teller {
 }
 
 impl Responding {
-    pub fn new(context: Context, echo: Echo, items: Option<Arc<str>>, logprobs: bool, held: Option<Held>) -> Self {
+    pub fn new(context: ReplyContext, echo: Echo, items: Option<Arc<str>>, logprobs: bool, held: Option<Held>) -> Self {
         let reading = Reading::new(&context.rules);
         let teller = Teller { streams: context.draft.common.stream, sequence: 0 };
         let key = Caller::current().key;
@@ -115,7 +115,7 @@ impl Responding {
             let object = Object::begun(&context.id, context.created, &context.draft.common.model, &echo);
             // As at its end.
             let text = serde_json::to_vec(&object).unwrap_or_default().into_boxed_slice();
-            context.app.responses.begins(&context.id, key, text.into())
+            context.state.server.responses.begins(&context.id, key, text.into())
         });
         Self {
             context,
@@ -136,7 +136,7 @@ impl Responding {
     /// Takes what one delta brings.
     pub fn take(&mut self, delta: Delta, out: &mut Events) {
         let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
-        let parts = self.reading.read(delta.text, end, &self.context.app.ids);
+        let parts = self.reading.read(delta.text, end, &self.context.state.server.ids);
         self.reading.count_thoughts(&delta.tokens);
         if self.logprobs {
             let reports = ChatLogprobs::new(self.context.spelling(), &delta.tokens).content;
@@ -200,7 +200,7 @@ impl Responding {
 
     fn begin(&mut self, prefix: &str, what: What, out: &mut Events) {
         self.end_item(Status::Completed, out);
-        let id = self.context.app.ids.named(prefix);
+        let id = self.context.state.server.ids.named(prefix);
         let output_index = self.output.len();
         let output = Output { id, status: Status::InProgress, what };
         let added = "response.output_item.added";
@@ -249,7 +249,7 @@ impl Responding {
 
     /// The response failed without an object: requests that wait for its end stop waiting.
     pub fn gone(&self) {
-        self.context.app.responses.gone(&self.context.id);
+        self.context.state.server.responses.gone(&self.context.id);
     }
 
     /// Ends the response, keeps it if it is to be kept, and returns the object's text.
@@ -282,7 +282,7 @@ impl Responding {
         if self.teller.streams {
             out.push_named(kind, &event);
         }
-        let responses = &self.context.app.responses;
+        let responses = &self.context.state.server.responses;
         if let Some(items) = self.items.take() {
             responses.insert(&self.context.id, Kept { items, response: text.clone(), key: self.key });
             self.begun = None;

@@ -3,9 +3,11 @@
 use serde_json::value::RawValue;
 
 use super::object::{Echo, Namespaced};
+use crate::conversation::tools::{
+    ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form, parallel_of,
+};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
-use crate::turn::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form, parallel_of};
 
 /// Takes the fields, and whether several calls are welcome.
 pub(crate) fn take(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<(Option<ToolUse>, bool)> {

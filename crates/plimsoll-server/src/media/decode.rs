@@ -10,13 +10,14 @@ use plimsoll_media::{MediaError, Modality, Staged};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
+use super::decode_memory::DecodeMemory;
 use super::measure::{Measured, sound_limits};
 use super::refused;
-use super::room::Room;
-use crate::app::{App, Phase, reached};
+use crate::active_request::cut;
 use crate::error::{ApiError, ApiResult};
-use crate::generation::cut;
 use crate::limits::Held;
+use crate::model_state::ModelState;
+use crate::server_state::{Phase, reached};
 
 /// Sets the decoder's stop flag on drop: the request no longer waits for the result.
 #[derive(Default)]
@@ -31,21 +32,21 @@ impl Drop for Wanted {
 /// Decodes and resizes; `files` is what the files hold of the byte budget. What is dropped in between lets go of everything, but for
 /// the one item that is being decoded: a picture's goes when it is, a sound's after the next block.
 pub(crate) async fn prepare(
-    app: &Arc<App>,
+    state: &Arc<ModelState>,
     media: Vec<Measured>,
     mut files: Option<Held>,
 ) -> ApiResult<Vec<MediaItem>> {
     let Some(first) = media.first() else { return Ok(Vec::new()) };
-    let (Some(spec), Some(rooms)) = (app.served.engine.media(), &app.studio.rooms) else {
+    let (Some(spec), Some(rooms)) = (state.served.engine.media(), &state.media_pipeline.rooms) else {
         return Err(ApiError::internal("media were taken for a model without"));
     };
     let param = first.param.clone();
-    let mut phase = app.phase.subscribe();
+    let mut phase = state.server.phase.subscribe();
     let work = media.iter().map(|medium| medium.decode_bytes).max().unwrap_or(0);
     let pixels: Vec<u64> = media.iter().map(|medium| medium.pixel_bytes).collect();
-    let Room { pixels, mut work } = tokio::select! {
+    let DecodeMemory { pixels, mut work } = tokio::select! {
         biased;
-        room = rooms.take(work, &pixels, app.config.media.room_timeout) => room.map_err(|error| refused(&param, &error))?,
+        room = rooms.take(work, &pixels, state.server.config.media.room_timeout) => room.map_err(|error| refused(&param, &error))?,
         () = reached(&mut phase, Phase::Cut) => return Err(cut()),
     };
     let wanted = Wanted::default();
@@ -53,12 +54,12 @@ pub(crate) async fn prepare(
     for (medium, staged) in media.into_iter().zip(pixels) {
         let decoder = tokio::select! {
             biased;
-            decoder = decoder(app, medium.shape.modality) => decoder?,
+            decoder = decoder(state, medium.shape.modality) => decoder?,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
         let stop = Arc::clone(&wanted.0);
-        let limits = app.config.media.image;
-        let heard = spec.audio.clone().map(|audio| (sound_limits(&audio, &app.config.media), audio));
+        let limits = state.server.config.media.image;
+        let heard = spec.audio.clone().map(|audio| (sound_limits(&audio, &state.server.config.media), audio));
         let file = files.as_mut().map(|files| files.split(medium.file_bytes()));
         let decoding = tokio::task::spawn_blocking(move || {
             // Held until it is over, also when the client has gone meanwhile.
@@ -70,24 +71,24 @@ pub(crate) async fn prepare(
             decoded = decoding => decoded,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
-        let (item, back) = decoded.map_err(|_| app.panicked("decoding a picture, video or sound"))?;
+        let (item, back) = decoded.map_err(|_| state.server.panicked("decoding a picture, video or sound"))?;
         work = back;
         items.push(item.map_err(|(param, error)| {
-            app.studio.counts.refused.inc();
+            state.media_pipeline.counts.refused.inc();
             refused(&param, &error)
         })?);
-        app.studio.counts.prepared.inc();
+        state.media_pipeline.counts.prepared.inc();
     }
     Ok(items)
 }
 
 /// Waits for a decoder to be free, no longer than for room.
-async fn decoder(app: &App, kind: Modality) -> ApiResult<OwnedSemaphorePermit> {
+async fn decoder(state: &ModelState, kind: Modality) -> ApiResult<OwnedSemaphorePermit> {
     let decoders = match kind {
-        Modality::Image | Modality::Video => &app.studio.decoders,
-        Modality::Audio => &app.studio.listeners,
+        Modality::Image | Modality::Video => &state.media_pipeline.decoders,
+        Modality::Audio => &state.media_pipeline.listeners,
     };
-    let limit = app.config.media.room_timeout;
+    let limit = state.server.config.media.room_timeout;
     let free = timeout(limit, Arc::clone(decoders).acquire_owned()).await;
     let busy = |_| ApiError::unavailable(format!("all decoders of media were busy for {} s", limit.as_secs_f32()), 1);
     free.map_err(busy)?.map_err(|_| ApiError::unavailable("the server is shutting down", 5))

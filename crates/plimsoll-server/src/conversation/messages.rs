@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 
 use super::adapt;
 use super::tools::ToolUse;
-use crate::app::App;
 use crate::error::{ApiError, ApiResult, quote};
 use crate::limits::Held;
 use crate::media::prompt::Placeholders;
 use crate::media::{self, Measured, Medium};
+use crate::model_state::ModelState;
 
 /// What templates call the switch for thoughts.
 const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
@@ -71,17 +71,17 @@ impl Conversation {
     }
 
     /// Gets what it names elsewhere; `held` grows with it, and with what reading the headers takes.
-    pub async fn fetch(&mut self, app: &Arc<App>, held: &mut Held) -> ApiResult<()> {
-        media::fetch(app, &mut self.media, held).await?;
+    pub async fn fetch(&mut self, state: &Arc<ModelState>, held: &mut Held) -> ApiResult<()> {
+        media::fetch(state, &mut self.media, held).await?;
         // Of one file at a time a copy is made.
         held.grow(self.media.iter().map(Medium::bytes).max().unwrap_or(0))
     }
 
     /// How many tokens its prompt has.
-    pub async fn count(mut self, app: &Arc<App>, mut held: Held) -> ApiResult<usize> {
-        self.fetch(app, &mut held).await?;
-        let own = Arc::clone(app);
-        let prompt = app.on_text_worker(move || self.prompt(&own, false)).await?;
+    pub async fn count(mut self, state: &Arc<ModelState>, mut held: Held) -> ApiResult<usize> {
+        self.fetch(state, &mut held).await?;
+        let own = Arc::clone(state);
+        let prompt = state.server.on_text_worker(move || self.prompt(&own, false)).await?;
         Ok(prompt.ids.len())
     }
 
@@ -142,26 +142,26 @@ impl Conversation {
     }
 
     /// The prompt. What its media name elsewhere has been fetched. Runs on a text worker.
-    pub fn prompt(&mut self, app: &App, add_special: bool) -> ApiResult<Prompt> {
-        let template = app.served.template.as_ref().ok_or_else(|| {
+    pub fn prompt(&mut self, state: &ModelState, add_special: bool) -> ApiResult<Prompt> {
+        let template = state.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported(self.param, "the served model has no chat template; use /v1/completions")
         })?;
         self.check_extra(template.when(self.tools.is_some()).source())?;
-        let Some(spec) = app.served.engine.media() else {
+        let Some(spec) = state.served.engine.media() else {
             let tools = self.tools.as_ref().map(|tools| &tools.list);
-            let text = self.render(app, tools)?;
-            let ids = app.encode(self.param, &[&text], add_special)?;
+            let text = self.render(state, tools)?;
+            let ids = state.encode(self.param, &[&text], add_special)?;
             return Ok(Prompt { text, ids, media: Vec::new() });
         };
-        let mut media = media::measure_all(app, spec, std::mem::take(&mut self.media))?;
-        let placeholders = Placeholders::new(spec, &app.served.tokenizer);
+        let mut media = media::measure_all(state, spec, std::mem::take(&mut self.media))?;
+        let placeholders = Placeholders::new(spec, &state.served.tokenizer);
         // The tools themselves stay as they are: replies are read by them.
         let mut tools = self.tools.as_ref().map(|tools| tools.list.clone());
         let values: Vec<&mut Value> = std::iter::once(&mut self.messages).chain(&mut tools).collect();
         let guarded = placeholders.guard(self.param, values, &mut self.extra)?;
-        let text = placeholders.spell(self.render(app, tools.as_ref())?, &media);
-        let ids = app.encode(self.param, &guarded.pieces(&text), add_special)?;
-        let context = app.served.engine.limits().max_req_total_len;
+        let text = placeholders.spell(self.render(state, tools.as_ref())?, &media);
+        let ids = state.encode(self.param, &guarded.pieces(&text), add_special)?;
+        let context = state.served.engine.limits().max_req_total_len;
         let ids = placeholders.expand(self.param, ids, &mut media, context)?;
         Ok(Prompt { text: guarded.plain(text), ids, media })
     }
@@ -183,8 +183,8 @@ impl Conversation {
     }
 
     /// The text that the template makes of it.
-    fn render(&self, app: &App, tools: Option<&Value>) -> ApiResult<String> {
-        let Some(template) = &app.served.template else { return Ok(String::new()) };
+    fn render(&self, state: &ModelState, tools: Option<&Value>) -> ApiResult<String> {
+        let Some(template) = &state.served.template else { return Ok(String::new()) };
         let template = template.when(tools.is_some());
         faults::site(Site::Template);
         let messages = adapt::roles(&self.messages, template.source());

@@ -16,9 +16,9 @@ use plimsoll_engine::Embed;
 use plimsoll_memory::broken;
 use serde::Serialize;
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::limits::Held;
+use crate::model_state::ModelState;
 
 /// One input, ready for the engine.
 #[derive(Debug)]
@@ -47,11 +47,11 @@ fn ids_bytes(inputs: &[Input]) -> u64 {
 }
 
 /// How a text is embedded, or why not.
-fn embedding(app: &App) -> ApiResult<Embed> {
-    if let Some(pooling) = app.served.pooled.pooling {
+fn embedding(state: &ModelState) -> ApiResult<Embed> {
+    if let Some(pooling) = state.served.pooled.pooling {
         return Ok(Embed::new(pooling));
     }
-    let message = match app.served.engine.limits().labels {
+    let message = match state.served.engine.limits().labels {
         0 => "this model is not served for embeddings: start the server with --pooling mean, last or cls",
         _ => "this model scores pairs and makes no embeddings: ask /v1/rerank or /v1/score",
     };
@@ -59,8 +59,8 @@ fn embedding(app: &App) -> ApiResult<Embed> {
 }
 
 /// Refuses more inputs than a request may have.
-fn check_count(app: &App, param: &str, count: usize) -> ApiResult<()> {
-    let limit = app.config.max_inputs;
+fn check_count(state: &ModelState, param: &str, count: usize) -> ApiResult<()> {
+    let limit = state.server.config.max_inputs;
     if count > limit as usize {
         let message = format!("{count} inputs, more than this server's limit of {limit} (--max-inputs)");
         return Err(ApiError::invalid(param, message));
@@ -69,8 +69,8 @@ fn check_count(app: &App, param: &str, count: usize) -> ApiResult<()> {
 }
 
 /// Refuses an input that can never run, before others are computed for nothing.
-fn check_length(app: &App, param: &str, index: usize, count: usize, tokens: usize) -> ApiResult<()> {
-    let limit = app.served.engine.limits().max_req_total_len as usize;
+fn check_length(state: &ModelState, param: &str, index: usize, count: usize, tokens: usize) -> ApiResult<()> {
+    let limit = state.served.engine.limits().max_req_total_len as usize;
     if tokens > limit && !broken("V-60") {
         let at = if count > 1 { format!("{param}[{index}]: ") } else { String::new() };
         let message = format!(
@@ -82,13 +82,13 @@ fn check_length(app: &App, param: &str, index: usize, count: usize, tokens: usiz
 }
 
 /// Holds what an answer may need, or refuses one that the byte budget could never hold.
-fn hold_answer(app: &App, param: &str, bytes: u64) -> ApiResult<Held> {
-    let limit = app.bytes.limit();
+fn hold_answer(state: &ModelState, param: &str, bytes: u64) -> ApiResult<Held> {
+    let limit = state.server.bytes.limit();
     if bytes > limit {
         let message = format!(
             "the answer may need {bytes} bytes, more than this server's limit of {limit} (--max-bytes-in-flight); send fewer inputs"
         );
         return Err(ApiError::invalid(param, message));
     }
-    app.bytes.hold(bytes)
+    state.server.bytes.hold(bytes)
 }

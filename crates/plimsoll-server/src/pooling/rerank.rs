@@ -10,10 +10,10 @@ use super::cut::Cut;
 use super::documents::Documents;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::Held;
+use crate::model_state::ModelState;
 use crate::models::json_sized;
 use crate::params::model_name;
 
@@ -56,9 +56,9 @@ struct Text<'a> {
 }
 
 /// The handler.
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = app.on_body(request, |body, app| {
-        let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, app)?;
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    let asked = state.on_body(request, |body, state| {
+        let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, state)?;
         let texts: usize = documents.iter().map(|text| text.len() + size_of::<String>()).sum();
         let body_bytes = body.bytes.len();
         let kept = body.keep(ids_bytes(&judgement.inputs) + texts as u64)?;
@@ -67,10 +67,10 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
     let asked = asked.await?;
     let texts = if asked.return_documents { asked.body_bytes } else { 0 };
     let json_bytes = ANSWER_BYTES + 6 * asked.model.len() + asked.documents.len() * RESULT_BYTES + texts;
-    let bytes = json_bytes as u64 + asked.judgement.result_bytes(&app);
-    let held = hold_answer(&app, "documents", bytes)?;
-    let id = app.ids.request("rerank");
-    let scores = asked.judgement.scores(&app, &id, "rerank", "documents").await?;
+    let bytes = json_bytes as u64 + asked.judgement.result_bytes(&state);
+    let held = hold_answer(&state, "documents", bytes)?;
+    let id = state.server.ids.request("rerank");
+    let scores = asked.judgement.scores(&state, &id, "rerank", "documents").await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
     // Of equal ones the earlier first: a sort that keeps order.
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
@@ -87,24 +87,24 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
 }
 
 /// Parses and tokenizes. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<String>, Judgement, usize, bool)> {
+pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Vec<String>, Judgement, usize, bool)> {
     let mut fields = Fields::of_body(body)?;
-    let model = model_name(&mut fields, app)?;
+    let model = model_name(&mut fields, state)?;
     let query = fields.required::<String>("query")?;
     let Documents(documents) = fields.required("documents")?;
     let top_n = fields.take::<usize>("top_n")?;
     let return_documents = fields.take("return_documents")?.unwrap_or(true);
-    let cut = Cut::take_with_documents(&mut fields, app)?;
+    let cut = Cut::take_with_documents(&mut fields, state)?;
     fields.finish()?;
     if documents.is_empty() {
         return Err(ApiError::invalid("documents", "documents is empty"));
     }
-    check_count(app, "documents", documents.len())?;
+    check_count(state, "documents", documents.len())?;
     if top_n == Some(0) {
         return Err(ApiError::invalid("top_n", "top_n is 0; at least 1 is needed"));
     }
     let pairs: Vec<(usize, usize)> = (0..documents.len()).map(|document| (0, document)).collect();
-    let judgement = Judgement::new(app, [("query", &[query]), ("documents", &documents)], &pairs, cut)?;
+    let judgement = Judgement::new(state, [("query", &[query]), ("documents", &documents)], &pairs, cut)?;
     let top_n = top_n.unwrap_or(documents.len()).min(documents.len());
     Ok((model, documents, judgement, top_n, return_documents))
 }

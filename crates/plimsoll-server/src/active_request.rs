@@ -14,16 +14,17 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::app::{App, Phase, reached};
 use crate::caller::Caller;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::limits::Held;
+use crate::model_state::ModelState;
 use crate::price::Meter;
 use crate::rates::Client;
 use crate::request_log::RequestLog;
 use crate::running::{CANCELLED, Ticket, cancelled};
-use crate::submit::{Draft, Started};
+use crate::server_state::{Phase, reached};
+use crate::submit::{Submission, Submitted};
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
 
@@ -47,8 +48,8 @@ enum News {
 }
 
 /// The running choices of one HTTP request.
-pub(crate) struct Generation {
-    app: Arc<App>,
+pub(crate) struct ActiveRequest {
+    state: Arc<ModelState>,
     choices: Choices,
     phase: watch::Receiver<Phase>,
     last_news: Instant,
@@ -63,8 +64,14 @@ pub(crate) struct Generation {
     meter: Option<Meter>,
 }
 
-impl Generation {
-    pub fn new(app: &Arc<App>, id: &str, api: &'static str, draft: &Draft, started: &mut Started) -> Self {
+impl ActiveRequest {
+    pub fn new(
+        state: &Arc<ModelState>,
+        id: &str,
+        api: &'static str,
+        draft: &Submission,
+        started: &mut Submitted,
+    ) -> Self {
         let readers = std::mem::take(&mut started.readers);
         let prompt_tokens = draft.prompts.iter().map(|p| p.ids.len() as u64).sum();
         let n = draft.common.n as usize;
@@ -74,10 +81,10 @@ impl Generation {
             client.charge(prompt_tokens);
         }
         Self {
-            app: Arc::clone(app),
-            phase: app.phase.subscribe(),
+            state: Arc::clone(state),
+            phase: state.server.phase.subscribe(),
             last_news: now,
-            deadline: app.config.request_timeout.map(|timeout| now + timeout),
+            deadline: state.server.config.request_timeout.map(|timeout| now + timeout),
             unfinished: readers.len(),
             tally: Tally {
                 prompt_tokens,
@@ -87,9 +94,9 @@ impl Generation {
                 n,
             },
             client: caller.client.clone(),
-            log: RequestLog::new(app, id, api, readers.len(), prompt_tokens, caller)
+            log: RequestLog::new(state, id, api, readers.len(), prompt_tokens, caller)
                 .streaming(draft.common.stream)
-                .recorded(app.recorder.as_ref().and_then(|recorder| recorder.begin(app, api, draft))),
+                .recorded(state.server.recorder.as_ref().and_then(|recorder| recorder.begin(state, api, draft))),
             ticket: started.ticket.take(),
             meter: started.meter.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
@@ -98,7 +105,7 @@ impl Generation {
 
     /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
-        let silence = self.last_news + self.app.config.silence_timeout;
+        let silence = self.last_news + self.state.server.config.silence_timeout;
         // What ends it comes before its output, of which a client that reads slowly always has some waiting.
         let news = tokio::select! {
             biased;
@@ -116,8 +123,8 @@ impl Generation {
             News::Choice(None) => Event::Done,
             News::Cancelled => Event::Failed(cancelled()),
             News::Cut => Event::Failed(cut()),
-            News::Late => Event::Failed(late(&self.app.config, false)),
-            News::Silent => Event::Failed(late(&self.app.config, true)),
+            News::Late => Event::Failed(late(&self.state.server.config, false)),
+            News::Silent => Event::Failed(late(&self.state.server.config, true)),
         };
         self.note(&event);
         event
@@ -125,7 +132,7 @@ impl Generation {
 
     /// Output for which there is room.
     fn metered(&mut self, choice: usize, delta: Delta) -> Event {
-        match self.meter.as_mut().map_or(Ok(()), |meter| meter.add(&self.app, &delta)) {
+        match self.meter.as_mut().map_or(Ok(()), |meter| meter.add(&self.state, &delta)) {
             Ok(()) => Event::Delta(choice, delta),
             Err(error) => Event::Failed(error),
         }
@@ -146,7 +153,7 @@ impl Generation {
     /// Ends a stream after a panic while its output was being written.
     pub fn panicked(&mut self) -> ApiError {
         self.log.ends("failed");
-        self.app.panicked("writing the answer")
+        self.state.server.panicked("writing the answer")
     }
 
     /// What has been counted so far.

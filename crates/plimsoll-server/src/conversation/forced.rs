@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 use super::Budget;
 use super::reading::Rules;
 use super::tools::{ToolChoice, ToolUse};
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::form::{Form, grammar};
+use crate::model_state::ModelState;
 
 /// What stands before an answer in harmony.
 const HARMONY_FINAL: &str = "<|channel|>final<|message|>";
 
 /// The grammar of a reply; none where the model is free. Only on a text worker.
 pub(crate) fn grammar_of(
-    app: &App,
+    state: &ModelState,
     tools: Option<&ToolUse>,
     rules: &Rules,
     form: Option<&Form>,
@@ -31,9 +31,9 @@ pub(crate) fn grammar_of(
     // Where the model is free to call and its text is not bound to a form, a grammar holds the calls of strict tools alone.
     let bound =
         tools.filter(|tools| tools.choice != ToolChoice::Auto || (form.is_some() && rules.spec.tools.is_some()));
-    let calls = bound.map(|tools| calls(app, tools, |_| true)).transpose()?;
+    let calls = bound.map(|tools| calls(state, tools, |_| true)).transpose()?;
     let strict = tools.filter(|tools| calls.is_none() && tools.strict());
-    let strict = strict.map(|tools| within_text(app, tools)).transpose()?.flatten();
+    let strict = strict.map(|tools| within_text(state, tools)).transpose()?.flatten();
     let free = tools.is_none_or(|tools| tools.choice == ToolChoice::Auto);
     let answering = rules.spec.start == Start::Answer;
     let prefix = if harmony && !answering { HARMONY_FINAL } else { "" };
@@ -53,7 +53,7 @@ pub(crate) fn grammar_of(
             (None, None) => return Ok(None),
         },
     };
-    grammar(app, param, source.as_ref(), prefix, thinking).map(Some)
+    grammar(state, param, source.as_ref(), prefix, thinking).map(Some)
 }
 
 fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>> {
@@ -75,23 +75,23 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
 
 /// Text with calls in it, of which those of strict tools keep to their schemas, and the others to being JSON. None where that cannot be had:
 /// clients make all their tools strict without being asked, and a model that is free writes calls as it was taught.
-fn within_text(app: &App, tools: &ToolUse) -> ApiResult<Option<Source>> {
-    let format = app.served.formats.tools;
+fn within_text(state: &ModelState, tools: &ToolUse) -> ApiResult<Option<Source>> {
+    let format = state.served.formats.tools;
     // Nothing in the text tells where a call of Llama's begins, and harmony's stand outside of any text.
     let told = |format: &ToolFormat| !matches!(format, ToolFormat::Harmony | ToolFormat::Llama3);
     if format.filter(|format| forced_format(*format) == *format).filter(told).is_none() {
         return Ok(None);
     }
-    calls(app, tools, |function| function["strict"] == true).map(|calls| Some(Source::TextWithCalls(calls)))
+    calls(state, tools, |function| function["strict"] == true).map(|calls| Some(Source::TextWithCalls(calls)))
 }
 
 /// The calls that can be made; `kept` says of which functions the schemas are kept.
-fn calls(app: &App, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult<Calls> {
+fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult<Calls> {
     let named = match &tools.choice {
         ToolChoice::Auto | ToolChoice::Required => None,
         ToolChoice::Named(name) => Some(name.as_str()),
     };
-    let Some(format) = app.served.formats.tools.map(forced_format) else {
+    let Some(format) = state.served.formats.tools.map(forced_format) else {
         let message = "tool_choice asks for a call, but this server reads none (--tool-call-parser none)";
         return Err(ApiError::unsupported("tool_choice", message));
     };
@@ -103,7 +103,7 @@ fn calls(app: &App, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult
     };
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;
-    let arguments_marker = app.served.tokenizer.token_to_id("[ARGS]").is_some();
+    let arguments_marker = state.served.tokenizer.token_to_id("[ARGS]").is_some();
     Ok(Calls { tools: list, several, style: style(format, arguments_marker) })
 }
 

@@ -11,12 +11,13 @@ use plimsoll_engine::{Cause, Reader, Refusal, Request};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
-use crate::app::{App, Phase, reached};
+use crate::active_request::{cut, end_of, failure, late};
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::generation::{cut, end_of, failure, late};
+use crate::model_state::ModelState;
 use crate::request_log::RequestLog;
 use crate::running::cancelled;
+use crate::server_state::{Phase, reached};
 
 /// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.
 const AHEAD: usize = 2;
@@ -26,7 +27,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// What every input becomes, in order. `param` names the inputs in errors.
 pub(super) async fn run(
-    app: &Arc<App>,
+    state: &Arc<ModelState>,
     id: &str,
     api: &'static str,
     param: &'static str,
@@ -37,35 +38,35 @@ pub(super) async fn run(
     if let Some(client) = &caller.client {
         client.charge(tokens);
     }
-    let ticket = app.enter(id, false, Vec::new())?;
+    let ticket = state.enter(id, false, Vec::new())?;
     let ids = inputs.iter().map(|input| input.ids.as_slice());
-    let entry = app.recorder.as_ref().and_then(|recorder| recorder.prompts(app, api, ids, &[]));
-    let mut log = RequestLog::new(app, id, api, inputs.len(), tokens, caller).recorded(entry);
+    let entry = state.server.recorder.as_ref().and_then(|recorder| recorder.prompts(state, api, ids, &[]));
+    let mut log = RequestLog::new(state, id, api, inputs.len(), tokens, caller).recorded(entry);
     let result = tokio::select! {
         biased;
         () = ticket.cancelled() => Err(cancelled()),
-        result = all(app, id, param, inputs) => result,
+        result = all(state, id, param, inputs) => result,
     };
     log.ends(match &result {
         Ok(_) => "finished",
         Err(ApiError { status: StatusCode::BAD_REQUEST | StatusCode::TOO_MANY_REQUESTS, .. }) => "refused",
-        Err(error) => end_of(error, *app.phase.borrow()),
+        Err(error) => end_of(error, *state.server.phase.borrow()),
     });
     result
 }
 
-async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) -> ApiResult<Vec<Vec<f32>>> {
-    let window = AHEAD * app.served.engine.limits().running_max_req_size as usize;
+async fn all(state: &Arc<ModelState>, id: &str, param: &'static str, inputs: &[Input]) -> ApiResult<Vec<Vec<f32>>> {
+    let window = AHEAD * state.served.engine.limits().running_max_req_size as usize;
     let mut results: Vec<Vec<f32>> = Vec::new();
     results.resize_with(inputs.len(), Vec::new);
     let mut running = FuturesUnordered::new();
-    let mut phase = app.phase.subscribe();
-    let deadline = app.config.request_timeout.map(|timeout| Instant::now() + timeout);
+    let mut phase = state.server.phase.subscribe();
+    let deadline = state.server.config.request_timeout.map(|timeout| Instant::now() + timeout);
     let (mut next, mut last_news) = (0, Instant::now());
     loop {
         let mut crowded = false;
         while next < inputs.len() && running.len() < window {
-            let (engine, asked) = (&app.served.engine, request(id, next, &inputs[next]));
+            let (engine, asked) = (&state.served.engine, request(id, next, &inputs[next]));
             match if next == 0 { engine.submit(asked) } else { engine.submit_next(asked, !running.is_empty()) } {
                 Ok(reader) => running.push(answer(next, reader)),
                 // The queue is full. A finished input of this request frees a place, unless another request takes it.
@@ -80,7 +81,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
         if running.is_empty() && !crowded {
             return Ok(results);
         }
-        let silence = last_news + app.config.silence_timeout;
+        let silence = last_news + state.server.config.silence_timeout;
         let until = deadline.map_or(silence, |deadline| deadline.min(silence));
         tokio::select! {
             biased;
@@ -89,7 +90,7 @@ async fn all(app: &Arc<App>, id: &str, param: &'static str, inputs: &[Input]) ->
             }
             () = sleep(LOOK_AGAIN), if crowded => continue,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
-            () = sleep_until(until) => return Err(late(&app.config, until == silence)),
+            () = sleep_until(until) => return Err(late(&state.server.config, until == silence)),
         }
         last_news = Instant::now();
     }

@@ -41,7 +41,7 @@ pub(crate) async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
 }
 
 /// What all models share.
-pub(crate) struct Front {
+pub(crate) struct ServerState {
     pub config: ServerConfig,
     /// There is more than one model to serve.
     pub several: bool,
@@ -70,7 +70,7 @@ pub(crate) struct Front {
     pub invalid: Option<Counter>,
 }
 
-impl Front {
+impl ServerState {
     /// `engine`: the only one, which counts all panics; none where there are several.
     pub fn new(config: ServerConfig, engine: Option<&EngineHandle>) -> Result<Arc<Self>, ServeError> {
         config.check()?;
@@ -144,7 +144,7 @@ impl Front {
 }
 
 thread_local! {
-    /// The client that this thread of [`Front::on_text_worker`] works for: the other end lives as long as its request.
+    /// The client that this thread of [`ServerState::on_text_worker`] works for: the other end lives as long as its request.
     static CLIENT: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
 }
 

@@ -4,28 +4,28 @@
 
 mod adapt;
 pub(crate) mod content;
-pub(crate) mod conversation;
 mod forced;
+pub(crate) mod messages;
 pub(crate) mod reading;
 pub(crate) mod tools;
 
 use std::sync::Arc;
 
-use conversation::{Conversation, Prompt};
+use messages::{Conversation, Prompt};
 use plimsoll_text::Tokenizer;
 use reading::Rules;
 
-use crate::app::App;
+use crate::active_request::ActiveRequest;
 use crate::error::ApiResult;
-use crate::generation::Generation;
 use crate::limits::Held;
 use crate::logprobs::Spelling;
 use crate::media::{self, Measured};
+use crate::model_state::ModelState;
 use crate::params::Common;
-use crate::submit::{self, Draft};
+use crate::submit::{self, Submission};
 
 /// What a client asks of one turn.
-pub(crate) struct Ask {
+pub(crate) struct ChatRequest {
     pub conversation: Conversation,
     pub common: Common,
     /// Alternatives per generated token, when asked for.
@@ -38,9 +38,9 @@ pub(crate) struct Ask {
     pub call_prefix: &'static str,
     /// The field that holds the number of tokens to generate, for errors.
     pub length_param: &'static str,
-    /// As in [`Draft`].
+    /// As in [`Submission`].
     pub fills_context: bool,
-    /// As in [`Draft`].
+    /// As in [`Submission`].
     pub gathers: bool,
 }
 
@@ -54,15 +54,15 @@ pub(crate) struct Budget {
 
 /// A turn that is ready to be computed, when its media are decoded.
 #[derive(Debug)]
-pub(crate) struct Turn {
-    pub draft: Draft,
+pub(crate) struct PreparedChat {
+    pub draft: Submission,
     pub rules: Rules,
     pub media: Vec<Measured>,
     /// Their files' share of the byte budget.
     files: Option<Held>,
 }
 
-impl Ask {
+impl ChatRequest {
     /// Heap bytes of it, about.
     pub fn bytes(&self) -> u64 {
         self.conversation.bytes() + self.common.bytes()
@@ -72,12 +72,12 @@ impl Ask {
     /// prompt is known to fit, `after` makes what is to be kept beside it, and says how many bytes that takes.
     pub async fn turn<T: Send + 'static>(
         mut self,
-        app: &Arc<App>,
+        state: &Arc<ModelState>,
         mut held: Held,
         after: impl FnOnce() -> (u64, T) + Send + 'static,
-    ) -> ApiResult<(Turn, T)> {
-        self.conversation.fetch(app, &mut held).await?;
-        let own = Arc::clone(app);
+    ) -> ApiResult<(PreparedChat, T)> {
+        self.conversation.fetch(state, &mut held).await?;
+        let own = Arc::clone(state);
         let work = move || {
             let mut turn = self.prepare(&own)?;
             let (beside, more) = after();
@@ -87,26 +87,26 @@ impl Ask {
             turn.draft.kept = Some(held);
             Ok((turn, more))
         };
-        app.on_text_worker(work).await
+        state.server.on_text_worker(work).await
     }
 
     /// Renders and tokenizes. Runs on a text worker.
-    pub(crate) fn prepare(self, app: &App) -> ApiResult<Turn> {
+    pub(crate) fn prepare(self, state: &ModelState) -> ApiResult<PreparedChat> {
         let Self { mut conversation, mut common, .. } = self;
-        let Prompt { text, ids, media } = conversation.prompt(app, self.add_special)?;
+        let Prompt { text, ids, media } = conversation.prompt(state, self.add_special)?;
         // Only the grammar, which is made below, needs it.
         let form = common.form.take();
         let (formed, stops) = (form.is_some(), !common.stop.is_empty());
-        let rules = Rules::new(app, &conversation, &text, formed, stops, self.include_reasoning, self.call_prefix);
-        let grammar = forced::grammar_of(app, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
-        let draft = Draft {
+        let rules = Rules::new(state, &conversation, &text, formed, stops, self.include_reasoning, self.call_prefix);
+        let grammar = forced::grammar_of(state, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
+        let draft = Submission {
             prompts: vec![submit::Prompt { ids, echo: None, around: (0, 0) }],
             logprobs: self.logprobs,
             prompt_logprobs: common.prompt_logprobs,
-            default_max_tokens: app.served.default_max_tokens,
+            default_max_tokens: state.served.default_max_tokens,
             prompt_param: conversation.param,
             length_param: self.length_param,
-            kept_special_ids: rules.kept_special_ids(app),
+            kept_special_ids: rules.kept_special_ids(state),
             grammar,
             reading_bytes: rules.reading_bytes(),
             kept: None,
@@ -116,45 +116,50 @@ impl Ask {
             common,
         };
         // Before anything is decoded.
-        draft.max_tokens(app, &draft.prompts[0])?;
-        Ok(Turn { draft, rules, media, files: None })
+        draft.max_tokens(state, &draft.prompts[0])?;
+        Ok(PreparedChat { draft, rules, media, files: None })
     }
 }
 
 /// What every piece of one answer repeats, and what was asked for.
-pub(crate) struct Context {
+pub(crate) struct ReplyContext {
     pub id: String,
     pub created: u64,
     pub tokenizer: Arc<Tokenizer>,
-    pub draft: Draft,
+    pub draft: Submission,
     pub rules: Rules,
-    pub app: Arc<App>,
+    pub state: Arc<ModelState>,
 }
 
-impl Context {
+impl ReplyContext {
     pub fn spelling(&self) -> Spelling<'_> {
         Spelling { tokenizer: &self.tokenizer, as_ids: self.draft.common.tokens_as_ids }
     }
 }
 
 /// A turn that is being computed.
-pub(crate) struct Begun {
-    pub context: Context,
-    pub generation: Generation,
+pub(crate) struct StartedChat {
+    pub context: ReplyContext,
+    pub active_request: ActiveRequest,
     /// The share of the byte budget that the answer may need.
     pub held: Option<Held>,
     pub choices: usize,
 }
 
 /// Decodes a turn's media and hands it to the engine. `id` is the one the client will see.
-pub(crate) async fn begin(app: &Arc<App>, id: String, api: &'static str, turn: Turn) -> ApiResult<Begun> {
-    let Turn { mut draft, rules, media, files } = turn;
-    draft.media = media::prepare(app, media, files).await?;
-    let mut started = draft.start(app, &id)?;
+pub(crate) async fn begin(
+    state: &Arc<ModelState>,
+    id: String,
+    api: &'static str,
+    turn: PreparedChat,
+) -> ApiResult<StartedChat> {
+    let PreparedChat { mut draft, rules, media, files } = turn;
+    draft.media = media::prepare(state, media, files).await?;
+    let mut started = draft.start(state, &id)?;
     let choices = started.readers.len();
-    let generation = Generation::new(app, &id, api, &draft, &mut started);
-    let tokenizer = Arc::clone(&app.served.tokenizer);
+    let active_request = ActiveRequest::new(state, &id, api, &draft, &mut started);
+    let tokenizer = Arc::clone(&state.served.tokenizer);
     let created = crate::models::now_s();
-    let context = Context { id, created, tokenizer, draft, rules, app: Arc::clone(app) };
-    Ok(Begun { context, generation, held: started.held, choices })
+    let context = ReplyContext { id, created, tokenizer, draft, rules, state: Arc::clone(state) };
+    Ok(StartedChat { context, active_request, held: started.held, choices })
 }

@@ -16,13 +16,14 @@ use plimsoll_media::{MediaError, Modality};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::gallery::{Medium, Source, formats};
+use super::fetch_queue::{FETCHES, FETCHES_OF_A_HOST};
+use super::parse::{Medium, Source, formats};
 use super::refused;
-use super::turns::{FETCHES, FETCHES_OF_A_HOST};
-use crate::app::{App, Phase, reached};
+use crate::active_request::cut;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::generation::cut;
 use crate::limits::Held;
+use crate::model_state::ModelState;
+use crate::server_state::{Phase, reached};
 use crate::spawn_thread::spawn_thread;
 
 /// Standard base64, with or without padding.
@@ -193,15 +194,15 @@ fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
 
 /// Gets the bytes that are elsewhere, all of a request's within a time of their own; `held` grows with them. What is dropped in between
 /// lets go of everything.
-pub(crate) async fn fetch(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
+pub(crate) async fn fetch(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
     let Some(param) = media.iter().find(|medium| medium.is_elsewhere()).map(|medium| medium.param.clone()) else {
         return Ok(());
     };
-    let within = FETCHES_WITHIN * app.config.media.fetch_timeout;
-    let mut phase = app.phase.subscribe();
+    let within = FETCHES_WITHIN * state.server.config.media.fetch_timeout;
+    let mut phase = state.server.phase.subscribe();
     tokio::select! {
         biased;
-        done = timeout(within, fetch_all(app, media, held)) => done.unwrap_or_else(|_| Err(too_slow(&param, within))),
+        done = timeout(within, fetch_all(state, media, held)) => done.unwrap_or_else(|_| Err(too_slow(&param, within))),
         () = reached(&mut phase, Phase::Cut) => Err(cut()),
     }
 }
@@ -218,13 +219,13 @@ fn too_slow(param: &str, within: Duration) -> ApiError {
     }
 }
 
-async fn fetch_all(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
+async fn fetch_all(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
     for medium in media {
         for source in &mut medium.sources {
             let bytes = match source {
                 Source::Bytes(_) => continue,
-                Source::Url(url) => remote(app, (&medium.param, medium.kind), url.clone(), held).await?,
-                Source::File(path) => read(app, (&medium.param, medium.kind), path.clone(), held).await?,
+                Source::Url(url) => remote(state, (&medium.param, medium.kind), url.clone(), held).await?,
+                Source::File(path) => read(state, (&medium.param, medium.kind), path.clone(), held).await?,
             };
             *source = Source::Bytes(bytes);
         }
@@ -232,20 +233,25 @@ async fn fetch_all(app: &Arc<App>, media: &mut [Medium], held: &mut Held) -> Api
     Ok(())
 }
 
-async fn read(app: &Arc<App>, (param, kind): (&str, Modality), path: PathBuf, held: &mut Held) -> ApiResult<Vec<u8>> {
+async fn read(
+    state: &Arc<ModelState>,
+    (param, kind): (&str, Modality),
+    path: PathBuf,
+    held: &mut Held,
+) -> ApiResult<Vec<u8>> {
     let unreadable =
         || ApiError::invalid(param, format!("{param}: there is no such file under this server's media roots"));
-    let limit = app.config.media.file_limit(kind);
-    let roots = app.config.media.roots.clone();
-    let opened = app.on_text_worker(move || Ok(open(&path, &roots))).await?;
+    let limit = state.server.config.media.file_limit(kind);
+    let roots = state.server.config.media.roots.clone();
+    let opened = state.server.on_text_worker(move || Ok(open(&path, &roots))).await?;
     let (file, bytes) = opened.ok_or_else(unreadable)?;
     if bytes > limit.0 {
         return Err(refused(param, &too_large(bytes, limit)));
     }
-    app.bytes.ever_holds(param, held.bytes() + bytes)?;
+    state.server.bytes.ever_holds(param, held.bytes() + bytes)?;
     // The worker holds this share until it has read the file, even if the request has ended by then.
-    let share = app.bytes.hold(bytes)?;
-    let whole = app.on_text_worker(move || {
+    let share = state.server.bytes.hold(bytes)?;
+    let whole = state.server.on_text_worker(move || {
         let mut content = Vec::with_capacity(bytes as usize);
         Ok(file.take(bytes).read_to_end(&mut content).map(|_| (content, share)))
     });
@@ -255,12 +261,19 @@ async fn read(app: &Arc<App>, (param, kind): (&str, Modality), path: PathBuf, he
 }
 
 /// A file from another server, piece by piece: every piece is held before it is kept.
-async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, held: &mut Held) -> ApiResult<Vec<u8>> {
-    let (Some(fetcher), Some(spec)) = (app.studio.fetcher.clone(), app.served.engine.media()) else {
+async fn remote(
+    state: &Arc<ModelState>,
+    (param, kind): (&str, Modality),
+    url: String,
+    held: &mut Held,
+) -> ApiResult<Vec<u8>> {
+    let (Some(fetcher), Some(spec)) = (state.media_pipeline.fetcher.clone(), state.served.engine.media()) else {
         return Err(ApiError::internal("nothing can be fetched here"));
     };
     let host = host_of(&url);
-    let turn = timeout(TURN_WITHIN * app.config.media.fetch_timeout, app.studio.turns.take(&host)).await;
+    let turn =
+        timeout(TURN_WITHIN * state.server.config.media.fetch_timeout, state.media_pipeline.fetch_queue.take(&host))
+            .await;
     let turn = turn.map_err(|_| {
         let message = format!(
             "{param}: this server fetches as many files at once as it may ({FETCHES}, of one host {FETCHES_OF_A_HOST}); try again later, or send it in the body"
@@ -268,7 +281,7 @@ async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, he
         ApiError { param: Some(param.into()), ..ApiError::unavailable(message, 5) }
     })?;
     let own = spec.staging.reserve(FETCHING_BYTES).map_err(|error| refused(param, &error))?;
-    let limit = app.config.media.file_limit(kind);
+    let limit = state.server.config.media.file_limit(kind);
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
     let fetching = spawn_thread("plimsoll-fetch", move || {
         // Held until the connection is closed, even if the request has ended by then.
@@ -284,7 +297,7 @@ async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, he
         let room = bytes.capacity() - bytes.len();
         if room < piece.len() {
             let more = piece.len().max(bytes.len() / 8);
-            app.bytes.ever_holds(param, held.bytes() + (more - room) as u64)?;
+            state.server.bytes.ever_holds(param, held.bytes() + (more - room) as u64)?;
             held.grow((more - room) as u64)?;
             bytes.reserve_exact(more);
         }
@@ -292,12 +305,12 @@ async fn remote(app: &Arc<App>, (param, kind): (&str, Modality), url: String, he
     }
     match fetching.await {
         Ok(Ok(())) => {
-            app.studio.counts.fetched.inc();
-            app.studio.counts.fetched_bytes.inc_by(bytes.len() as u64);
+            state.media_pipeline.counts.fetched.inc();
+            state.media_pipeline.counts.fetched_bytes.inc_by(bytes.len() as u64);
             Ok(bytes)
         }
         Ok(Err(error)) => Err(not_fetched(param, &error, limit)),
-        Err(_) => Err(app.panicked("fetching a file")),
+        Err(_) => Err(state.server.panicked("fetching a file")),
     }
 }
 

@@ -9,10 +9,10 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::MediaFetch;
-use super::source::{decoded, local};
-use crate::app::App;
+use super::fetch::{decoded, local};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::fields::{Fields, Text, wrong};
+use crate::model_state::ModelState;
 
 /// Pixels that `detail: low` leaves a picture.
 const LOW_PIXELS: u64 = 512 * 512;
@@ -70,14 +70,14 @@ impl Medium {
 }
 
 /// The media of one request, as they are found.
-pub(crate) struct Gallery<'a> {
-    app: &'a App,
+pub(crate) struct MediaParser<'a> {
+    state: &'a ModelState,
     pub media: Vec<Medium>,
 }
 
-impl<'a> Gallery<'a> {
-    pub fn new(app: &'a App) -> Self {
-        Self { app, media: Vec::new() }
+impl<'a> MediaParser<'a> {
+    pub fn new(state: &'a ModelState) -> Self {
+        Self { state, media: Vec::new() }
     }
 
     /// Takes a part of chat's content that is no text: what stands for it in the template's message.
@@ -135,7 +135,7 @@ impl<'a> Gallery<'a> {
 
     /// Refuses a kind that the model does not take. `word`: what the client calls it at `at`.
     pub fn takes(&self, at: &str, word: &str, kind: Modality) -> ApiResult<()> {
-        let spec = self.app.served.engine.media();
+        let spec = self.state.served.engine.media();
         let has = |spec: &MediaSpec| match kind {
             Modality::Image => spec.image.is_some(),
             Modality::Video => spec.video.is_some(),
@@ -149,7 +149,7 @@ impl<'a> Gallery<'a> {
             Modality::Video => "videos",
             Modality::Audio => "audio",
         };
-        let name = &self.app.served.names[0];
+        let name = &self.state.served.names[0];
         let message = format!("{at} is `{word}`: the served model `{name}` takes no {kinds}");
         Err(ApiError::unsupported(at, message))
     }
@@ -170,7 +170,7 @@ impl<'a> Gallery<'a> {
 
     /// Adds a picture that is given as base64, with the media type that it is said to have.
     pub fn base64(&mut self, param: String, media_type: &str, data: &str) -> ApiResult<Value> {
-        let limit = self.app.config.media.file_limit(Modality::Image);
+        let limit = self.state.server.config.media.file_limit(Modality::Image);
         let source = Source::Bytes(decoded(&param, media_type, data, Modality::Image, limit)?);
         self.add(Medium { param, kind: Modality::Image, sources: vec![source], pixels_max: None, listed: None })
     }
@@ -181,7 +181,7 @@ impl<'a> Gallery<'a> {
             let message = format!("{param}.format is `{}`; known are wav, mp3, flac and ogg", quote(format));
             return Err(ApiError::unsupported(format!("{param}.format"), message));
         }
-        let limit = self.app.config.media.file_limit(Modality::Audio);
+        let limit = self.state.server.config.media.file_limit(Modality::Audio);
         let source = Source::Bytes(decoded(&format!("{param}.data"), "", data, Modality::Audio, limit)?);
         self.add(Medium { param, kind: Modality::Audio, sources: vec![source], pixels_max: None, listed: None })
     }
@@ -191,7 +191,7 @@ impl<'a> Gallery<'a> {
         let frames = without_prefix(url, "data:video/jpeg;base64,");
         let (sources, listed) = match frames {
             Some(frames) => {
-                let limit = self.app.config.media.file_limit(Modality::Image);
+                let limit = self.state.server.config.media.file_limit(Modality::Image);
                 let frame = |data| decoded(&param, "image/jpeg", data, Modality::Image, limit).map(Source::Bytes);
                 let sources = self.few(&param, frames.split(','))?.map(frame).collect::<ApiResult<_>>()?;
                 (sources, Some(FRAMES_PER_SECOND))
@@ -221,7 +221,7 @@ impl<'a> Gallery<'a> {
 
     /// Refuses more frames than a video may have.
     fn few<'t, I: Iterator<Item = &'t str> + Clone>(&self, param: &str, frames: I) -> ApiResult<I> {
-        let video = self.app.served.engine.media().and_then(|spec| spec.video.as_ref());
+        let video = self.state.served.engine.media().and_then(|spec| spec.video.as_ref());
         let limit = video.map_or(0, |video| video.rule.sampling().max_frames);
         let count = frames.clone().take(limit as usize + 1).count() as u64;
         if count == 0 || count > limit {
@@ -232,7 +232,7 @@ impl<'a> Gallery<'a> {
     }
 
     fn add(&mut self, medium: Medium) -> ApiResult<Value> {
-        let most = self.app.served.engine.media().map_or(0, |spec| spec.items_max);
+        let most = self.state.served.engine.media().map_or(0, |spec| spec.items_max);
         if self.media.len() >= most && !broken("T-24") {
             let message = format!("the request has more than {most} media, the limit (--max-media-per-request)");
             return Err(ApiError::invalid(medium.param, message));
@@ -243,7 +243,7 @@ impl<'a> Gallery<'a> {
     }
 
     fn source(&self, param: &str, url: &str, kind: Modality) -> ApiResult<Source> {
-        let config = &self.app.config.media;
+        let config = &self.state.server.config.media;
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
         let is = |name: &str| scheme.eq_ignore_ascii_case(name);
         if is("data") {

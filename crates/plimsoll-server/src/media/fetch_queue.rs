@@ -19,7 +19,7 @@ pub(super) const FETCHES_OF_A_HOST: usize = 4;
 
 /// The fetches that run and the fetches that wait.
 #[derive(Default)]
-pub(crate) struct Turns(Arc<Inner>);
+pub(crate) struct FetchQueue(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -39,12 +39,12 @@ struct State {
 struct InLine {
     host: u64,
     /// Closed once the fetch has stopped waiting.
-    given: oneshot::Sender<Turn>,
+    given: oneshot::Sender<FetchPermit>,
 }
 
 /// One turn; over when it is dropped.
-pub(super) struct Turn {
-    turns: Arc<Inner>,
+pub(super) struct FetchPermit {
+    fetch_queue: Arc<Inner>,
     host: u64,
 }
 
@@ -73,20 +73,20 @@ impl Inner {
         drop(state);
         for InLine { host, given } in given {
             // If this fetch has just stopped waiting, the turn is dropped. Its drop gives it to the next fetch.
-            let _ = given.send(Turn { turns: Arc::clone(self), host });
+            let _ = given.send(FetchPermit { fetch_queue: Arc::clone(self), host });
         }
     }
 }
 
-impl Turns {
+impl FetchQueue {
     /// Waits until a file of `host` may be fetched. Cancel-safe.
-    pub(super) async fn take(&self, host: &str) -> Turn {
-        let turns = &self.0;
-        let host = turns.hashes.hash_one(host.to_ascii_lowercase());
+    pub(super) async fn take(&self, host: &str) -> FetchPermit {
+        let fetch_queue = &self.0;
+        let host = fetch_queue.hashes.hash_one(host.to_ascii_lowercase());
         loop {
             let (given, turn) = oneshot::channel();
-            turns.state().line.push_back(InLine { host, given });
-            turns.give();
+            fetch_queue.state().line.push_back(InLine { host, given });
+            fetch_queue.give();
             // An error does not happen: the line drops no sender while its fetch waits.
             if let Ok(turn) = turn.await {
                 return turn;
@@ -101,14 +101,14 @@ impl Turns {
     }
 }
 
-impl Drop for Turn {
+impl Drop for FetchPermit {
     fn drop(&mut self) {
-        let mut state = self.turns.state();
+        let mut state = self.fetch_queue.state();
         if let Some(at) = state.held.iter().position(|held| *held == self.host) {
             state.held.swap_remove(at);
         }
         drop(state);
-        self.turns.give();
+        self.fetch_queue.give();
     }
 }
 
@@ -124,55 +124,55 @@ mod tests {
 
     #[tokio::test]
     async fn a_slow_host_holds_up_itself_and_nobody_else() {
-        let turns = Turns::default();
+        let fetch_queue = FetchQueue::default();
         let mut slow = Vec::new();
         for _ in 0..FETCHES_OF_A_HOST {
-            slow.push(turns.take("slow.example").await);
+            slow.push(fetch_queue.take("slow.example").await);
         }
-        assert!(timeout(SOON, turns.take("SLOW.example")).await.is_err(), "it has its share");
-        assert_eq!(turns.counts(), (FETCHES_OF_A_HOST, 0), "who stops waiting leaves nothing behind");
+        assert!(timeout(SOON, fetch_queue.take("SLOW.example")).await.is_err(), "it has its share");
+        assert_eq!(fetch_queue.counts(), (FETCHES_OF_A_HOST, 0), "who stops waiting leaves nothing behind");
         let mut others = Vec::new();
         for i in 0..FETCHES - FETCHES_OF_A_HOST {
-            let turn = timeout(SOON, turns.take(&format!("host-{i}.example"))).await;
+            let turn = timeout(SOON, fetch_queue.take(&format!("host-{i}.example"))).await;
             others.push(turn.expect("there is room for others"));
         }
-        assert_eq!(turns.counts(), (FETCHES, 0));
-        let late = turns.take("late.example");
+        assert_eq!(fetch_queue.counts(), (FETCHES, 0));
+        let late = fetch_queue.take("late.example");
         tokio::pin!(late);
         assert!(timeout(SOON, &mut late).await.is_err(), "all turns are taken");
-        assert_eq!(turns.counts(), (FETCHES, 1));
+        assert_eq!(fetch_queue.counts(), (FETCHES, 1));
         drop(slow.pop());
         let late = timeout(SOON, late).await.expect("it is its turn");
-        assert_eq!(turns.counts(), (FETCHES, 0));
+        assert_eq!(fetch_queue.counts(), (FETCHES, 0));
         drop((late, slow, others));
-        assert_eq!(turns.counts(), (0, 0));
+        assert_eq!(fetch_queue.counts(), (0, 0));
     }
 
     #[tokio::test]
     async fn who_came_first_is_served_first() {
-        let turns = Turns::default();
+        let fetch_queue = FetchQueue::default();
         let mut held = Vec::new();
         for i in 0..FETCHES {
-            held.push(turns.take(&format!("host-{}.example", i % 4)).await);
+            held.push(fetch_queue.take(&format!("host-{}.example", i % 4)).await);
         }
         // In line: of a host that has its share, then two others.
-        let blocked = turns.take("host-0.example");
-        let early = turns.take("early.example");
-        let gone = turns.take("gone.example");
+        let blocked = fetch_queue.take("host-0.example");
+        let early = fetch_queue.take("early.example");
+        let gone = fetch_queue.take("gone.example");
         tokio::pin!(blocked, early);
         assert!(timeout(SOON, &mut blocked).await.is_err());
         assert!(timeout(SOON, &mut early).await.is_err());
         assert!(timeout(SOON, gone).await.is_err());
-        assert_eq!(turns.counts(), (FETCHES, 2));
+        assert_eq!(fetch_queue.counts(), (FETCHES, 2));
         // A new fetch asks right after a turn ends, before any waiting fetch has run.
         drop(held.pop());
-        assert!(timeout(SOON, turns.take("newcomer.example")).await.is_err(), "another was first");
+        assert!(timeout(SOON, fetch_queue.take("newcomer.example")).await.is_err(), "another was first");
         let early = timeout(SOON, early).await.expect("it waited longest of those who may");
         assert!(timeout(SOON, &mut blocked).await.is_err(), "its host has its share");
         drop(held.swap_remove(0));
         let blocked = timeout(SOON, blocked).await.expect("one of its host's is over");
         drop((held, early, blocked));
-        assert_eq!(turns.counts(), (0, 0));
-        assert!(turns.0.state().line.is_empty());
+        assert_eq!(fetch_queue.counts(), (0, 0));
+        assert!(fetch_queue.0.state().line.is_empty());
     }
 }

@@ -9,10 +9,10 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::run::run;
 use super::{Input, Usage, check_count, check_length, embedding, hold_answer, ids_bytes, vector};
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::Held;
+use crate::model_state::ModelState;
 use crate::models::json_sized;
 use crate::params::model_name;
 use crate::prompt::{Inputs, PromptInput};
@@ -57,24 +57,24 @@ enum Numbers {
 }
 
 /// The handler.
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = app.on_body(request, |body, app| {
-        let (model, inputs, as_base64, dimensions) = parse(&body.bytes, app)?;
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    let asked = state.on_body(request, |body, state| {
+        let (model, inputs, as_base64, dimensions) = parse(&body.bytes, state)?;
         let kept = body.keep(ids_bytes(&inputs))?;
         Ok(Asked { model, inputs, as_base64, dimensions, kept })
     });
     let Asked { model, inputs, as_base64, dimensions, kept } = asked.await?;
-    let size = app.served.engine.limits().embedding_size as usize;
+    let size = state.served.engine.limits().embedding_size as usize;
     let json_bytes = answer_bytes(inputs.len(), dimensions.unwrap_or(size), as_base64, &model);
     let bytes = (json_bytes + inputs.len() * size * size_of::<f32>()) as u64;
-    let held = hold_answer(&app, "input", bytes)?;
-    let id = app.ids.request("embd");
-    let results = run(&app, &id, "embeddings", "input", &inputs).await?;
+    let held = hold_answer(&state, "input", bytes)?;
+    let id = state.server.ids.request("embd");
+    let results = run(&state, &id, "embeddings", "input", &inputs).await?;
     let usage = Usage::new(&inputs);
     drop((inputs, kept));
     let item = |(index, mut x): (usize, Vec<f32>)| {
         x.truncate(dimensions.unwrap_or(size));
-        if app.served.pooled.normalize || dimensions.is_some() {
+        if state.served.pooled.normalize || dimensions.is_some() {
             vector::normalize(&mut x);
         }
         let embedding = if as_base64 { Numbers::Base64(vector::base64(&x)) } else { Numbers::Floats(x) };
@@ -93,39 +93,39 @@ fn answer_bytes(inputs: usize, dimensions: usize, as_base64: bool, model: &str) 
 }
 
 /// Parses and tokenizes. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Vec<Input>, bool, Option<usize>)> {
+pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Vec<Input>, bool, Option<usize>)> {
     let mut fields = Fields::of_body(body)?;
-    let model = model_name(&mut fields, app)?;
-    let embed = embedding(app)?;
+    let model = model_name(&mut fields, state)?;
+    let embed = embedding(state)?;
     let Inputs(input) = fields.required("input")?;
     let as_base64 = match fields.take::<String>("encoding_format")?.as_deref() {
         None | Some("float") => false,
         Some("base64") => true,
         Some(_) => return Err(ApiError::unsupported("encoding_format", "encoding_format is float or base64")),
     };
-    let dimensions = dimensions(&mut fields, app)?;
+    let dimensions = dimensions(&mut fields, state)?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
-    let cut = Cut::take(&mut fields, app)?;
+    let cut = Cut::take(&mut fields, state)?;
     // An identifier of the end user, which nothing here depends on.
     fields.take::<String>("user")?;
     fields.finish()?;
-    check_count(app, "input", input.count())?;
+    check_count(state, "input", input.count())?;
     let ids: ApiResult<Vec<Vec<u32>>> = match input {
-        PromptInput::Texts(texts) => texts.iter().map(|text| cut.encode(app, "input", text, add_special)).collect(),
+        PromptInput::Texts(texts) => texts.iter().map(|text| cut.encode(state, "input", text, add_special)).collect(),
         PromptInput::Ids(lists) => {
-            lists.iter().try_for_each(|ids| app.check_ids("input", ids))?;
+            lists.iter().try_for_each(|ids| state.check_ids("input", ids))?;
             cut.check_ids()?;
             Ok(lists)
         }
     };
     let ids = ids?;
-    ids.iter().enumerate().try_for_each(|(i, one)| check_length(app, "input", i, ids.len(), one.len()))?;
+    ids.iter().enumerate().try_for_each(|(i, one)| check_length(state, "input", i, ids.len(), one.len()))?;
     let inputs = ids.into_iter().map(|ids| Input { ids, embed }).collect();
     Ok((model, inputs, as_base64, dimensions))
 }
 
-fn dimensions(fields: &mut Fields<'_>, app: &App) -> ApiResult<Option<usize>> {
-    let size = app.served.engine.limits().embedding_size;
+fn dimensions(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Option<usize>> {
+    let size = state.served.engine.limits().embedding_size;
     match fields.take::<u32>("dimensions")? {
         Some(n) if n == 0 || n > size => {
             Err(ApiError::invalid("dimensions", format!("dimensions is {n}; this model has 1 to {size}")))

@@ -1,9 +1,9 @@
 //! How many tokens of an input are read, where its client would rather have it cut than refused. The end is what goes; what a model
 //! wants around a text stays.
 
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
+use crate::model_state::ModelState;
 
 /// vLLM's name.
 const WHOLE: &str = "truncate_prompt_tokens";
@@ -21,8 +21,8 @@ pub(crate) struct Cut {
 
 impl Cut {
     /// Takes the field that all have.
-    pub fn take(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
-        let limit = app.served.engine.limits().max_req_total_len;
+    pub fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
+        let limit = state.served.engine.limits().max_req_total_len;
         let input = match fields.take::<i64>(WHOLE)? {
             None => None,
             Some(-1) => Some(limit as usize),
@@ -36,12 +36,12 @@ impl Cut {
     }
 
     /// Takes that of documents, too.
-    pub fn take_with_documents(fields: &mut Fields<'_>, app: &App) -> ApiResult<Self> {
+    pub fn take_with_documents(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let document = fields.take::<usize>(DOCUMENT)?;
         if document == Some(0) {
             return Err(ApiError::invalid(DOCUMENT, format!("{DOCUMENT} is 0; at least 1 is needed")));
         }
-        Ok(Self { document, ..Self::take(fields, app)? })
+        Ok(Self { document, ..Self::take(fields, state)? })
     }
 
     /// The same for texts that are no documents.
@@ -50,9 +50,9 @@ impl Cut {
     }
 
     /// Token ids of a text that stands alone.
-    pub fn encode(self, app: &App, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
-        let mut ids = self.readable(app, param, text, add_special)?;
-        let (before, after) = if add_special { app.served.tokenizer.around() } else { (0, 0) };
+    pub fn encode(self, state: &ModelState, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
+        let mut ids = self.readable(state, param, text, add_special)?;
+        let (before, after) = if add_special { state.served.tokenizer.around() } else { (0, 0) };
         let own = ids.len() - before - after;
         let keep = self.room(before + after)?.min(self.document.unwrap_or(usize::MAX)).min(own);
         ids.drain(before + keep..before + own);
@@ -61,8 +61,8 @@ impl Cut {
     }
 
     /// Token ids of a text that becomes a part of a longer input.
-    pub fn encode_part(self, app: &App, param: &str, text: &str) -> ApiResult<Vec<u32>> {
-        let mut ids = self.readable(app, param, text, false)?;
+    pub fn encode_part(self, state: &ModelState, param: &str, text: &str) -> ApiResult<Vec<u32>> {
+        let mut ids = self.readable(state, param, text, false)?;
         ids.truncate(self.document.unwrap_or(usize::MAX));
         ids.shrink_to_fit();
         Ok(ids)
@@ -82,12 +82,12 @@ impl Cut {
     }
 
     /// Token ids of a text; of one that is cut, of as much as can be read.
-    fn readable(self, app: &App, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
-        let beginning = if self.input.or(self.document).is_some() { app.beginning(text) } else { text };
-        let ids = app.encode(param, &[beginning], add_special)?;
+    fn readable(self, state: &ModelState, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
+        let beginning = if self.input.or(self.document).is_some() { state.beginning(text) } else { text };
+        let ids = state.encode(param, &[beginning], add_special)?;
         // A text of blanks, say, is longer than any that is known to fit, and may go on behind what was looked at.
-        let enough = ids.len() >= app.served.engine.limits().max_req_total_len as usize;
-        if enough || beginning.len() == text.len() { Ok(ids) } else { app.encode(param, &[text], add_special) }
+        let enough = ids.len() >= state.served.engine.limits().max_req_total_len as usize;
+        if enough || beginning.len() == text.len() { Ok(ids) } else { state.encode(param, &[text], add_special) }
     }
 
     /// Tokens that are left for what the client has sent.

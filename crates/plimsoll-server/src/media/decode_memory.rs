@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 /// What a request's media may take while they are prepared.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct DecodeMemory {
     /// Of each item's pixels.
     pub pixels: Vec<Staged>,
     /// For decoding, one item after the other.
@@ -20,7 +20,7 @@ pub(super) struct Room {
 
 /// The queue for staging memory.
 #[derive(Debug)]
-pub(super) struct Rooms {
+pub(super) struct DecodeBudget {
     staging: Staging,
     /// The request that holds this lock is the next to get memory.
     next: Mutex<()>,
@@ -28,7 +28,7 @@ pub(super) struct Rooms {
     freed: Arc<Notify>,
 }
 
-impl Rooms {
+impl DecodeBudget {
     /// None if `staging` already notifies another listener: a request that waits here would never be woken.
     pub fn of(staging: &Staging) -> Option<Self> {
         let freed = Arc::new(Notify::new());
@@ -38,7 +38,7 @@ impl Rooms {
     }
 
     /// Waits for room for `work` bytes of decoding and for each item's pixels, no longer than `within`.
-    pub async fn take(&self, work: u64, pixels: &[u64], within: Duration) -> Result<Room, MediaError> {
+    pub async fn take(&self, work: u64, pixels: &[u64], within: Duration) -> Result<DecodeMemory, MediaError> {
         let staging = &self.staging;
         let asked = pixels.iter().fold(work, |sum, bytes| sum.saturating_add(*bytes));
         if asked > staging.limit() {
@@ -58,7 +58,7 @@ impl Rooms {
             match staging.reserve(asked) {
                 Ok(mut work) => {
                     let pixels = pixels.iter().map(|bytes| work.split(*bytes)).collect();
-                    return Ok(Room { pixels, work });
+                    return Ok(DecodeMemory { pixels, work });
                 }
                 Err(MediaError::StagingBusy { .. }) if Instant::now() < deadline => {
                     // Late or told, the next look decides. Room that came back since the last one has left a word behind.
@@ -91,8 +91,8 @@ mod tests {
     #[tokio::test]
     async fn who_finds_room_for_a_part_looks_again_only_when_something_came_back() {
         let staging = Staging::new(100);
-        let rooms = Rooms::of(&staging).unwrap();
-        assert!(Rooms::of(&staging).is_none(), "one is told, not two");
+        let rooms = DecodeBudget::of(&staging).unwrap();
+        assert!(DecodeBudget::of(&staging).is_none(), "one is told, not two");
         let (first, second) = (staging.reserve(30).unwrap(), staging.reserve(20).unwrap());
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));

@@ -9,10 +9,10 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
 use crate::limits::Held;
+use crate::model_state::ModelState;
 use crate::models::{json_sized, now_s};
 use crate::params::model_name;
 use crate::prompt::PromptInput;
@@ -41,18 +41,18 @@ struct Item {
 }
 
 /// The handler.
-pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> ApiResult<Response> {
-    let asked = app.on_body(request, |body, app| {
-        let (model, judgement, pairs) = parse(&body.bytes, app)?;
+pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    let asked = state.on_body(request, |body, state| {
+        let (model, judgement, pairs) = parse(&body.bytes, state)?;
         let kept: Held = body.keep(ids_bytes(&judgement.inputs))?;
         Ok((model, judgement, pairs, kept))
     });
     let (model, judgement, pairs, kept) = asked.await?;
     let json_bytes = ANSWER_BYTES + 6 * model.len() + pairs * ITEM_BYTES;
-    let bytes = json_bytes as u64 + judgement.result_bytes(&app);
-    let held = hold_answer(&app, "text_2", bytes)?;
-    let id = app.ids.request("score");
-    let scores = judgement.scores(&app, &id, "score", "text_2").await?;
+    let bytes = json_bytes as u64 + judgement.result_bytes(&state);
+    let held = hold_answer(&state, "text_2", bytes)?;
+    let id = state.server.ids.request("score");
+    let scores = judgement.scores(&state, &id, "score", "text_2").await?;
     let usage = Usage::new(&judgement.inputs);
     drop((judgement, kept));
     let item = |(index, score)| Item { index, object: "score", score };
@@ -62,17 +62,17 @@ pub(crate) async fn handle(State(app): State<Arc<App>>, request: Request) -> Api
 }
 
 /// Parses and tokenizes. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usize)> {
+pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Judgement, usize)> {
     let mut fields = Fields::of_body(body)?;
-    let model = model_name(&mut fields, app)?;
+    let model = model_name(&mut fields, state)?;
     let mut texts = |name: &str| {
         let PromptInput::Texts(texts) = fields.required(name)? else {
             return Err(ApiError::invalid(name, format!("{name} is a text or a list of texts")));
         };
-        check_count(app, name, texts.len()).map(|()| texts)
+        check_count(state, name, texts.len()).map(|()| texts)
     };
     let (first, second) = (texts("text_1")?, texts("text_2")?);
-    let cut = Cut::take(&mut fields, app)?;
+    let cut = Cut::take(&mut fields, state)?;
     fields.finish()?;
     let pairs: Vec<(usize, usize)> = match (first.len(), second.len()) {
         (1, n) => (0..n).map(|b| (0, b)).collect(),
@@ -82,6 +82,6 @@ pub(crate) fn parse(body: &[u8], app: &App) -> ApiResult<(String, Judgement, usi
             return Err(ApiError::invalid("text_1", message));
         }
     };
-    let judgement = Judgement::new(app, [("text_1", &first), ("text_2", &second)], &pairs, cut)?;
+    let judgement = Judgement::new(state, [("text_1", &first), ("text_2", &second)], &pairs, cut)?;
     Ok((model, judgement, pairs.len()))
 }

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use plimsoll_engine::{FinishReason, TokenOut};
 use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat};
 
-use super::conversation::Conversation;
 use super::forced::forced_format;
+use super::messages::Conversation;
 use super::tools::ToolChoice;
-use crate::app::App;
 use crate::choices::finish_name;
 use crate::ids::Ids;
+use crate::model_state::ModelState;
 
 /// How the replies of one request are read and shown.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ impl Rules {
     /// The rules for a conversation that was rendered as `prompt`. `formed`: the reply is structured output. `stops`:
     /// a stop string may end it.
     pub fn new(
-        app: &App,
+        state: &ModelState,
         conversation: &Conversation,
         prompt: &str,
         formed: bool,
@@ -39,7 +39,7 @@ impl Rules {
         include_reasoning: bool,
         call_prefix: &'static str,
     ) -> Self {
-        let formats = &app.served.formats;
+        let formats = &state.served.formats;
         // A model that cannot be switched off thinks all the same, and its reply is read so.
         let thinks = |format: &ReasoningFormat| *format == ReasoningFormat::Harmony || format.opened_by(prompt);
         let reasoning = formats.thoughts(conversation.tools.is_some());
@@ -63,8 +63,8 @@ impl Rules {
     }
 
     /// Special tokens of the model that the reply parser needs as text.
-    pub fn kept_special_ids(&self, app: &App) -> Vec<u32> {
-        let tokenizer = &app.served.tokenizer;
+    pub fn kept_special_ids(&self, state: &ModelState) -> Vec<u32> {
+        let tokenizer = &state.served.tokenizer;
         let tools = self.spec.tools.iter().flat_map(|(format, _)| format.markers());
         let markers = tools.chain(self.spec.reasoning.iter().flat_map(|format| format.markers()));
         let ids = markers.filter_map(|marker| tokenizer.token_to_id(marker)).filter(|id| tokenizer.is_special(*id));

@@ -16,9 +16,9 @@ use futures_util::FutureExt;
 use crate::anthropic;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::front::Front;
 use crate::rates::{Client, Who};
 use crate::request_log;
+use crate::server_state::ServerState;
 use crate::unknown::{self, Unknown};
 
 /// The address at the other end of the connection.
@@ -31,18 +31,18 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const REQUEST_ID_BYTES: usize = 128;
 
 /// Lets a request in or turns it away, and counts the answer.
-pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next: Next) -> Response {
-    let origins = &app.config.origins;
+pub(crate) async fn around(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
+    let origins = &state.config.origins;
     let reader = origins.reader(request.headers());
     let anthropics = anthropic::owns(request.uri().path());
     let arrived = Instant::now();
     let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
-    let (id, known) = request_id(&app, &request);
+    let (id, known) = request_id(&state, &request);
     let mut client = None;
     let logged = Arc::new(AtomicBool::new(false));
     let asks = asks_a_model(request.method(), &path);
-    let admitted = known.and_then(|()| admit(&app, &request, &path, &id, &mut client));
-    let unknown = Unknown::new(app.config.unknown_fields);
+    let admitted = known.and_then(|()| admit(&state, &request, &path, &id, &mut client));
+    let unknown = Unknown::new(state.config.unknown_fields);
     let of = |caller| Caller {
         since: Some(arrived),
         logged: Arc::clone(&logged),
@@ -53,15 +53,15 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
     let mut response = match (origins.preflight(request.method(), request.headers()), admitted) {
         (Some(answer), _) => answer,
         (None, Err(error)) => {
-            app.metrics.turned_away(error.code.unwrap_or("other"));
+            state.metrics.turned_away(error.code.unwrap_or("other"));
             error.into_response()
         }
         (None, Ok(caller)) => {
             // A panic while an answer is shaped costs this answer, not the connection and those behind it.
             let answer = AssertUnwindSafe(caller.run(next.run(request))).catch_unwind().await;
-            let answer = answer.unwrap_or_else(|_| app.panicked("answering").into_response());
+            let answer = answer.unwrap_or_else(|_| state.panicked("answering").into_response());
             // Before it is reshaped: what is refused before the engine is asked counts beside what the engine refuses.
-            app.invalid.iter().filter(|_| asks).for_each(|invalid| ApiError::count_invalid(&answer, invalid));
+            state.invalid.iter().filter(|_| asks).for_each(|invalid| ApiError::count_invalid(&answer, invalid));
             answer
         }
     };
@@ -72,20 +72,20 @@ pub(crate) async fn around(State(app): State<Arc<Front>>, request: Request, next
     if anthropics {
         response = anthropic::reshape(response, &id);
     }
-    app.metrics.answered(&path, response.status().as_u16());
+    state.metrics.answered(&path, response.status().as_u16());
     let headers = response.headers_mut();
     client.into_iter().for_each(|client| client.mark(headers));
     origins.mark(reader, headers);
     headers.insert(REQUEST_ID, id);
     let (count, names) = unknown.told();
-    app.metrics.unknown_fields.inc_by(count);
+    state.metrics.unknown_fields.inc_by(count);
     names.into_iter().for_each(|names| drop(headers.insert(unknown::HEADER, names)));
     response
 }
 
 /// The client's id or one of ours; an error beside one of ours where the client's cannot be echoed.
-fn request_id(app: &Front, request: &Request) -> (HeaderValue, ApiResult<()>) {
-    let ours = || HeaderValue::try_from(app.ids.request("req")).unwrap_or(HeaderValue::from_static("req"));
+fn request_id(state: &ServerState, request: &Request) -> (HeaderValue, ApiResult<()>) {
+    let ours = || HeaderValue::try_from(state.ids.request("req")).unwrap_or(HeaderValue::from_static("req"));
     match request.headers().get(&REQUEST_ID) {
         Some(id) if id.len() > REQUEST_ID_BYTES || id.to_str().is_err() => {
             let message = format!("x-request-id must be at most {REQUEST_ID_BYTES} visible ASCII characters");
@@ -106,23 +106,23 @@ fn asks_a_model(method: &Method, path: &str) -> bool {
 
 /// Checks the key, and takes a request out of its bucket where it may cost work: only POST does.
 fn admit(
-    app: &Front,
+    state: &ServerState,
     request: &Request,
     path: &Arc<str>,
     id: &HeaderValue,
     client: &mut Option<Arc<Client>>,
 ) -> ApiResult<Caller> {
-    app.hosts.admit(request.version(), request.headers())?;
-    let key = app.config.api_keys.admit(request.headers(), path)?;
+    state.hosts.admit(request.version(), request.headers())?;
+    let key = state.config.api_keys.admit(request.headers(), path)?;
     // A browser sends these for any page without asking first: they have no body.
-    if FREE.contains(&&**path) && app.config.origins.foreign(request.headers()) {
+    if FREE.contains(&&**path) && state.config.origins.foreign(request.headers()) {
         let message = "scripts of this origin may not do this; --allowed-origins names those that may";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
     if request.method() == Method::POST && !FREE.contains(&&**path) {
         let peer = request.extensions().get::<Peer>().map(|peer| Who::address(peer.0));
         let now = Instant::now();
-        *client = key.map(Who::Key).or(peer).and_then(|who| app.rates.client(who, now));
+        *client = key.map(Who::Key).or(peer).and_then(|who| state.rates.client(who, now));
         client.as_ref().map_or(Ok(()), |client| client.admit(now))?;
     }
     let request_id = id.to_str().unwrap_or("").into();

@@ -1,13 +1,9 @@
-//! A served model as its handlers see it, and the routes.
+//! A served model and the server around it, as request handlers see them.
 
-use std::ops::Deref;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::Request;
 use axum::http::StatusCode;
-use axum::middleware::from_fn_with_state;
-use axum::routing::{delete, get, post};
 use plimsoll_engine::Watch;
 use plimsoll_grammar::Grammars;
 use plimsoll_memory::broken;
@@ -16,48 +12,35 @@ use plimsoll_text::{Detokenizer, TextError};
 
 use crate::config::{PARSED_FACTOR, Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
-use crate::front::Front;
-pub(crate) use crate::front::{Phase, reached};
+use crate::form;
 use crate::limits::{EarlyBody, Held, ReadBody, read_json};
-use crate::media::Studio;
-use crate::running::{self, Priced, Ticket};
-use crate::{
-    anthropic, cache, chat, completions, door, form, gateway, health, kv_events, memory, metrics, models, openapi,
-    page, pooled, responses, status, tokenize,
-};
+use crate::media::MediaPipeline;
+use crate::running::{Priced, Ticket};
+use crate::server_state::ServerState;
 
 /// A served model and the server around it: what a handler of a request to that model sees.
-pub(crate) struct App {
-    pub front: Arc<Front>,
+pub(crate) struct ModelState {
+    pub server: Arc<ServerState>,
     pub served: Served,
     pub grammars: Arc<Grammars>,
     /// The model's name in pages that list several; none where it is the only one.
     pub label: Option<Arc<str>>,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
-    pub studio: Studio,
+    pub media_pipeline: MediaPipeline,
 }
 
-/// A model's handlers use the server's limits as their own.
-impl Deref for App {
-    type Target = Front;
-
-    fn deref(&self) -> &Front {
-        &self.front
-    }
-}
-
-impl App {
+impl ModelState {
     /// The only model of a server.
     pub fn new(served: Served, config: ServerConfig) -> Result<Arc<Self>, ServeError> {
-        let front = Front::new(config, Some(&served.engine))?;
-        let grammar_bytes = front.config.grammar_bytes;
-        Self::of(&front, served, grammar_bytes, None)
+        let server = ServerState::new(config, Some(&served.engine))?;
+        let grammar_bytes = server.config.grammar_bytes;
+        Self::of(&server, served, grammar_bytes, None)
     }
 
     /// A model of this server, with this much for grammars.
     pub fn of(
-        front: &Arc<Front>,
+        server: &Arc<ServerState>,
         served: Served,
         grammar_bytes: u64,
         label: Option<Arc<str>>,
@@ -69,11 +52,11 @@ impl App {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let grammar_bytes = if broken("V-70") { u64::MAX } else { grammar_bytes };
-        let grammars = form::grammars(&served, grammar_bytes, front.config.grammar_sandbox.clone());
-        let studio = Studio::new(&front.config.media, served.engine.media())?;
+        let grammars = form::grammars(&served, grammar_bytes, server.config.grammar_sandbox.clone());
+        let media_pipeline = MediaPipeline::new(&server.config.media, served.engine.media())?;
         Ok(Arc::new(Self {
-            front: Arc::clone(front),
-            studio,
+            server: Arc::clone(server),
+            media_pipeline,
             grammars,
             label,
             longest_token: longest_token.max(1) as u64,
@@ -86,7 +69,7 @@ impl App {
         let engine = &self.served.engine;
         let model =
             Priced { name: self.label.clone(), page_bytes: engine.page_bytes(), slot_bytes: engine.slot_bytes() };
-        self.running.enter(id, stream, watches, model)
+        self.server.running.enter(id, stream, watches, model)
     }
 
     /// 404 unless the model goes by `name` here.
@@ -112,7 +95,7 @@ impl App {
     /// Most sequences of one HTTP request. Those that do not run at once wait.
     pub fn max_choices(&self) -> u32 {
         let limits = self.served.engine.limits();
-        self.config.max_choices.min(limits.running_max_req_size.saturating_add(limits.max_waiting)).max(1)
+        self.server.config.max_choices.min(limits.running_max_req_size.saturating_add(limits.max_waiting)).max(1)
     }
 
     /// The longest text that can fit into the context however it is tokenized.
@@ -147,14 +130,14 @@ impl App {
         faults::site(Site::Tokenizer);
         let tokenizer = &self.served.tokenizer;
         let needed = tokenizer.encode_bytes_max(bytes) as u64;
-        if needed > self.tokenizing.limit() {
+        if needed > self.server.tokenizing.limit() {
             let message = format!(
                 "tokenizing a text of {bytes} bytes may take {needed} bytes, more than this server's limit of {}",
-                self.tokenizing.limit()
+                self.server.tokenizing.limit()
             );
             return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
         }
-        let ids = self.tokenizing.with(needed, || {
+        let ids = self.server.tokenizing.with(needed, || {
             let mut ids = tokenizer.encode_pieces(pieces, add_special, true);
             // They grew by doubling, and are kept for as long as the request.
             ids.iter_mut().for_each(Vec::shrink_to_fit);
@@ -184,7 +167,7 @@ impl App {
             let most = Detokenizer::appended_max(tokenizer, *id);
             if text.capacity() - text.len() < most {
                 let more = most.max(text.len() / 8);
-                self.bytes.ever_holds(param, held.bytes() + more as u64)?;
+                self.server.bytes.ever_holds(param, held.bytes() + more as u64)?;
                 held.grow(more as u64)?;
                 text.reserve_exact(more);
             }
@@ -213,84 +196,10 @@ impl App {
         let (mut head, body) = request.into_parts();
         let body = match head.extensions.remove::<EarlyBody>().and_then(|early| early.take()) {
             Some(read) => read,
-            None => read_json(&head.headers, body, &self.bytes, &self.config).await?,
+            None => read_json(&head.headers, body, &self.server.bytes, &self.server.config).await?,
         };
-        let app = Arc::clone(self);
+        let state = Arc::clone(self);
         let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
-        self.on_text_worker(move || app.parsing.with(parsed, || work(body, &app))).await
+        self.server.on_text_worker(move || state.server.parsing.with(parsed, || work(body, &state))).await
     }
-}
-
-/// Every route of a server with one model.
-pub(crate) fn router(app: Arc<App>) -> Router {
-    let pages = Router::new()
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::one))
-        .route("/health", get(health::health))
-        .route("/ready", get(health::ready))
-        .route("/metrics", get(metrics::handle))
-        .route("/v1/memory", get(memory::handle))
-        .route("/v1/status", get(status::handle))
-        .route("/tokenizer_info", get(tokenize::info))
-        .route("/v1/cache", get(cache::stats).delete(cache::clear))
-        .route("/v1/cache/clear", post(cache::clear))
-        .route("/v1/kv_events", get(kv_events::handle))
-        .route("/v1/loads", get(gateway::loads))
-        .route("/get_load", get(gateway::get_load))
-        .route("/server_info", get(gateway::server_info))
-        .route("/get_server_info", get(gateway::server_info))
-        .route("/model_info", get(gateway::model_info))
-        .route("/get_model_info", get(gateway::model_info))
-        .with_state(Arc::clone(&app));
-    let front = Arc::clone(&app.front);
-    behind_the_door(front, pages.merge(model_routes(app)))
-}
-
-/// What is asked of one model.
-pub(crate) fn model_routes(app: Arc<App>) -> Router {
-    Router::new()
-        .route("/v1/completions", post(completions::handle))
-        .route("/v1/chat/completions", post(chat::handle))
-        .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
-        .route("/v1/responses", post(responses::create))
-        .route("/v1/responses/input_tokens", post(responses::input_tokens))
-        .route("/v1/embeddings", post(pooled::embeddings::handle))
-        .route("/v1/rerank", post(pooled::rerank::handle))
-        // Where Cohere's clients and gateways look for it.
-        .route("/v2/rerank", post(pooled::rerank::handle))
-        .route("/rerank", post(pooled::rerank::handle))
-        .route("/v1/score", post(pooled::score::handle))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(tokenize::detokenize))
-        .with_state(app)
-}
-
-/// These routes, those that concern no model, and the door before all of them.
-pub(crate) fn behind_the_door(front: Arc<Front>, routes: Router) -> Router {
-    let own = Router::new()
-        .route("/", get(page::index))
-        .route(page::FILES, get(page::file))
-        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
-        .route("/v1/responses/{id}/cancel", post(responses::cancel))
-        .route("/v1/responses/{id}/input_items", get(responses::input_items))
-        .route("/v1/requests/{id}", delete(running::cancel))
-        .route("/version", get(health::version))
-        .route("/openapi.json", get(openapi::handle))
-        .with_state(Arc::clone(&front));
-    own.merge(routes)
-        .fallback(not_found)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(front, door::around))
-}
-
-async fn not_found(request: Request) -> ApiError {
-    let message = format!("there is nothing at {}", quote(request.uri().path()));
-    ApiError { close: true, code: Some("not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) }
-}
-
-async fn wrong_method(request: Request) -> ApiError {
-    let message = format!("{} is not allowed at {}", request.method(), quote(request.uri().path()));
-    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message);
-    ApiError { close: true, code: Some("method_not_allowed"), ..error }
 }

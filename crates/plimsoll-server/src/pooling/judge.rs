@@ -8,8 +8,8 @@ use plimsoll_engine::Embed;
 use super::cut::Cut;
 use super::run::run;
 use super::{Input, check_length, embedding, hold_answer, vector};
-use crate::app::App;
 use crate::error::{ApiError, ApiResult};
+use crate::model_state::ModelState;
 
 /// Inputs for the engine, and how their results become scores.
 pub(crate) struct Judgement {
@@ -21,14 +21,14 @@ pub(crate) struct Judgement {
 impl Judgement {
     /// Prepares the scores of `pairs` of texts, as places in `first` and `second`, the documents. Runs on a text worker.
     pub fn new(
-        app: &App,
+        state: &ModelState,
         [(a, first), (b, second)]: [(&str, &[String]); 2],
         pairs: &[(usize, usize)],
         cut: Cut,
     ) -> ApiResult<Self> {
-        match app.served.engine.limits().labels {
-            0 => Self::by_cosine(app, [(a, first), (b, second)], pairs, cut),
-            1 => Self::by_classifier(app, [(a, first), (b, second)], pairs, cut),
+        match state.served.engine.limits().labels {
+            0 => Self::by_cosine(state, [(a, first), (b, second)], pairs, cut),
+            1 => Self::by_classifier(state, [(a, first), (b, second)], pairs, cut),
             labels => {
                 let message = format!("this model's classifier has {labels} classes: its pairs have no single score");
                 Err(ApiError::unsupported("model", message))
@@ -36,13 +36,18 @@ impl Judgement {
         }
     }
 
-    fn by_cosine(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)], cut: Cut) -> ApiResult<Self> {
-        let embed = embedding(app)?;
+    fn by_cosine(
+        state: &ModelState,
+        texts: [(&str, &[String]); 2],
+        pairs: &[(usize, usize)],
+        cut: Cut,
+    ) -> ApiResult<Self> {
+        let embed = embedding(state)?;
         let mut inputs = Vec::new();
         for ((param, texts), cut) in texts.into_iter().zip([cut.of_others(), cut]) {
             for (i, text) in texts.iter().enumerate() {
-                let ids = cut.encode(app, param, text, true)?;
-                check_length(app, param, i, texts.len(), ids.len())?;
+                let ids = cut.encode(state, param, text, true)?;
+                check_length(state, param, i, texts.len(), ids.len())?;
                 inputs.push(Input { ids, embed });
             }
         }
@@ -50,12 +55,17 @@ impl Judgement {
         Ok(Self { inputs, pairs: Some(pairs.iter().map(|(a, b)| (*a, after + b)).collect()) })
     }
 
-    fn by_classifier(app: &App, texts: [(&str, &[String]); 2], pairs: &[(usize, usize)], cut: Cut) -> ApiResult<Self> {
+    fn by_classifier(
+        state: &ModelState,
+        texts: [(&str, &[String]); 2],
+        pairs: &[(usize, usize)],
+        cut: Cut,
+    ) -> ApiResult<Self> {
         let encode = |(param, texts): (&str, &[String]), cut: Cut| {
-            texts.iter().map(|text| cut.encode_part(app, param, text)).collect::<ApiResult<Vec<_>>>()
+            texts.iter().map(|text| cut.encode_part(state, param, text)).collect::<ApiResult<Vec<_>>>()
         };
         let (first, second) = (encode(texts[0], cut.of_others())?, encode(texts[1], cut)?);
-        let tokenizer = &app.served.tokenizer;
+        let tokenizer = &state.served.tokenizer;
         let around = tokenizer.pair(&[], &[]).ok_or_else(|| {
             ApiError::unsupported("model", "this model's tokenizer does not say how two texts become one sequence")
         })?;
@@ -64,10 +74,10 @@ impl Judgement {
         let mut bytes = 0;
         for (i, pair) in pairs.iter().enumerate() {
             let (a, b) = lens(pair)?;
-            check_length(app, texts[1].0, i, pairs.len(), a + b)?;
+            check_length(state, texts[1].0, i, pairs.len(), a + b)?;
             bytes += (size_of::<u32>() * (a + b + around.ids.len())) as u64;
         }
-        let _held = hold_answer(app, texts[1].0, bytes)?;
+        let _held = hold_answer(state, texts[1].0, bytes)?;
         let input = |pair: &(usize, usize)| {
             let (a, b) = lens(pair)?;
             let joined = tokenizer.pair(&first[pair.0][..a], &second[pair.1][..b]);
@@ -78,25 +88,25 @@ impl Judgement {
     }
 
     /// Bytes that the engine's results take.
-    pub fn result_bytes(&self, app: &App) -> u64 {
-        let size = if self.pairs.is_some() { app.served.engine.limits().embedding_size } else { 1 };
+    pub fn result_bytes(&self, state: &ModelState) -> u64 {
+        let size = if self.pairs.is_some() { state.served.engine.limits().embedding_size } else { 1 };
         self.inputs.len() as u64 * (u64::from(size) * size_of::<f32>() as u64 + size_of::<Vec<f32>>() as u64)
     }
 
     /// The score of each pair, in order.
     pub async fn scores(
         &self,
-        app: &Arc<App>,
+        state: &Arc<ModelState>,
         id: &str,
         api: &'static str,
         param: &'static str,
     ) -> ApiResult<Vec<f64>> {
-        let results = run(app, id, api, param, &self.inputs).await?;
+        let results = run(state, id, api, param, &self.inputs).await?;
         Ok(match &self.pairs {
             Some(pairs) => pairs.iter().map(|(a, b)| vector::cosine(&results[*a], &results[*b])).collect(),
             None => {
                 let raw = results.iter().map(|scores| f64::from(scores[0]));
-                raw.map(|x| if app.served.pooled.sigmoid { vector::sigmoid(x) } else { x }).collect()
+                raw.map(|x| if state.served.pooled.sigmoid { vector::sigmoid(x) } else { x }).collect()
             }
         })
     }
