@@ -126,9 +126,10 @@ macro_rules! guides {
 }
 
 guides! {
+    getting_started_can_be_followed "getting-started.md"
     serving_can_be_followed "serving.md"
     sizing_can_be_followed "sizing.md"
-    hybrids_and_drafts_can_be_followed "hybrid-and-mtp.md"
+    speculation_can_be_followed "speculation.md"
     media_can_be_followed "media.md"
     operating_can_be_followed "operating.md"
     scaling_out_can_be_followed "scaling-out.md"
