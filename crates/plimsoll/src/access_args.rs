@@ -13,11 +13,11 @@ use crate::args::seconds;
 /// Keys: those that a server takes, or what a client has of them.
 #[derive(Clone, Debug, Default, Args)]
 pub struct KeyArgs {
-    /// Key that opens every route of a server but /health, /ready and the page at / (repeatable; who asks sends the first). Flags are
-    /// seen by every user of the machine: PLIMSOLL_API_KEY or --api-key-file are not.
+    /// API key, repeatable; clients send the first. Every route but /health, /ready and the page at / needs one. Other users of the
+    /// machine see flags: prefer --api-key-file or PLIMSOLL_API_KEY.
     #[arg(long, value_name = "KEY", value_delimiter = ',')]
     pub api_key: Vec<String>,
-    /// File of such keys, one a line; lines that begin with # are comments.
+    /// File with one API key per line; lines that begin with # are comments.
     #[arg(long, value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
 }
@@ -44,26 +44,26 @@ pub struct AccessArgs {
     /// Their keys.
     #[command(flatten)]
     pub keys: KeyArgs,
-    /// Requests per minute of each key, or of each address on a server without keys.
+    /// Requests per minute for each API key, or for each address on a server without keys.
     #[arg(long, value_parser = RangedU64ValueParser::<u32>::new().range(1..))]
     pub rate_limit_requests: Option<u32>,
-    /// Tokens of prompts and answers per minute of each key, or of each address on a server without keys.
+    /// Tokens per minute, prompt and output together, for each API key or address.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub rate_limit_tokens: Option<u64>,
-    /// Origin whose scripts may use the server from a browser, such as `https://chat.example`, or `*` (repeatable).
+    /// Origin that browsers may call from, such as `https://chat.example`, or `*` (repeatable).
     #[arg(long, value_delimiter = ',')]
     pub allowed_origins: Vec<String>,
-    /// Name under which a server without keys may be asked on a loopback address, besides localhost and such addresses, or `*`
-    /// (repeatable): a proxy on the same machine may send another's.
+    /// Host name that a server without keys on a loopback address answers to, besides localhost, or `*` (repeatable). A proxy on this
+    /// machine may need it.
     #[arg(long, value_delimiter = ',')]
     pub allowed_hosts: Vec<String>,
-    /// Seconds after which a request is ended, whatever it does [default: never].
+    /// Most seconds of a request [default: no limit].
     #[arg(long, value_parser = seconds(1))]
     pub request_timeout: Option<u64>,
-    /// Seconds of silence of the engine after which a request is ended; one that goes on talking is never cut.
+    /// Seconds without a token after which a request ends.
     #[arg(long, default_value_t = 600, value_parser = seconds(1))]
     pub inactivity_timeout: u64,
-    /// Seconds of silence after which a stream carries a comment, so that nobody on the way takes it for dead.
+    /// Seconds without a token after which a stream carries a comment, which keeps proxies from closing it.
     #[arg(long, alias = "heartbeat", default_value_t = 10, value_parser = seconds(1))]
     pub heartbeat: u64,
 }

@@ -14,17 +14,17 @@ use crate::commands::k8s::K8sArgs;
 use crate::engine_args::EngineArgs;
 use crate::media_args::MediaArgs;
 
-/// An LLM serving engine with a load line: it plans every byte before it says "ready" and never crosses the line.
+/// LLM and multimodal serving engine that plans every byte of memory before it starts.
 #[derive(Debug, Parser)]
 #[command(name = "plimsoll", version)]
 pub struct Cli {
-    /// Log more.
+    /// Log at the level debug.
     #[arg(long, short, global = true)]
     pub verbose: bool,
-    /// How log lines on standard error are written.
+    /// Format of the log on standard error.
     #[arg(long, global = true, value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -65,13 +65,13 @@ pub enum LogFormat {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Serve a model over HTTP (OpenAI API).
+    /// Serve a model over HTTP (OpenAI and Anthropic APIs).
     Serve(ServeArgs),
     /// Talk to a model in the terminal.
     Chat(ChatArgs),
-    /// Print what serving a model would take, byte by byte, without loading it.
+    /// Print the memory that serving a model takes, without loading it.
     Plan(PlanArgs),
-    /// Check machine, limits, processor, model files, and say what to change.
+    /// Check this machine, its limits and the model files, and say what to change.
     Doctor(Box<crate::commands::doctor::Args>),
     /// Fetch a model into the cache.
     Pull {
@@ -82,14 +82,14 @@ pub enum Command {
     Models,
     /// Remove a model from the cache.
     Rm {
-        /// Its name, as `models` lists it.
+        /// Name of the model, as `models` lists it.
         model: String,
     },
-    /// Measure one or more OpenAI-compatible servers, in turn.
+    /// Measure one or more OpenAI-compatible servers, interleaved.
     Bench(crate::bench::Args),
-    /// Load a server with everything that breaks servers, and judge it.
+    /// Stress a server with faults and hostile clients, and print a verdict.
     Soak(crate::soak::Args),
-    /// Give a recorded trace to a server again, or to the scheduler and the memory of a plan.
+    /// Send a recorded trace to a server again, or simulate it without a model.
     Replay(Box<crate::replay::Args>),
     /// The neighbour that `soak --balloon` starts.
     #[command(hide = true)]
@@ -105,44 +105,43 @@ pub struct ServeArgs {
     /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
-    /// Settings in TOML, named as flags are; a flag or an environment variable (PLIMSOLL_PORT, ...) wins over the file.
+    /// Configuration file (TOML). Keys are the names of flags. A flag or a variable (PLIMSOLL_PORT, ...) wins over the file.
     #[arg(long)]
     pub config: Option<String>,
-    /// Print every setting and where it comes from, as a configuration file, and end.
+    /// Print every setting and its source as a configuration file, then exit.
     #[arg(long)]
     pub print_config: bool,
     /// Address to listen on.
     #[arg(long, default_value = "127.0.0.1", value_parser = host)]
     pub host: String,
-    /// Port to listen on; 0 lets the system choose.
+    /// Port to listen on; 0 takes any free port.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// Name under which the model is served (repeatable); defaults to the model's own.
+    /// Name of the model in the API, repeatable [default: the name of the model].
     #[arg(long)]
     pub served_model_name: Vec<String>,
-    /// Log the ledger (planned and committed bytes of every component) about every so many steps; 0: never.
+    /// Steps between two log lines with the memory of every component; 0 turns them off.
     #[arg(long, default_value_t = 1000)]
     pub log_ledger_every: u64,
-    /// Write a line for every request to this file: when it came, lengths, settings, how it ended; no content. `plimsoll replay` reads it. Three earlier ones are kept, as FILE.1 and so on.
+    /// Record a line per request: time, lengths, settings, result, no content. `plimsoll replay` reads it. FILE.1 to FILE.3 keep earlier records.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// Record the tokens of prompts, too.
+    /// Record the tokens of prompts too.
     #[arg(long, requires = "record")]
     pub record_content: bool,
-    /// Bytes after which nothing more is recorded.
+    /// Largest size of the record in bytes.
     #[arg(long, value_parser = bytes(), default_value_t = 1 << 30)]
     pub record_bytes: u64,
-    /// How the model's replies are read and its texts embedded.
+    /// How replies are parsed and texts embedded.
     #[command(flatten)]
     pub reading: ReadingArgs,
-    /// Models to serve by name, each loaded when it is first asked for: a TOML file with a table `[[models]]` for each (name, model, and
-    /// its own flags).
+    /// TOML file with a table `[[models]]` per model: name, model, and its own flags. A model is loaded at its first request.
     #[arg(long, conflicts_with = "model")]
     pub models: Option<PathBuf>,
     /// The flags that hold for each of them, unless its table says otherwise.
     #[arg(skip)]
     pub inherited: Vec<OsString>,
-    /// Seconds that running requests have to finish after SIGTERM; a second one does not wait for them.
+    /// Seconds that running requests have to finish after SIGTERM; a second signal ends them at once.
     #[arg(long, default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
     pub drain_seconds: u64,
     /// The HTTP side.
@@ -156,18 +155,17 @@ pub struct ServeArgs {
 /// Flags about what a model writes and reads, each model's own.
 #[derive(Debug, Args)]
 pub struct ReadingArgs {
-    /// How the model writes tool calls: auto (as its chat template shows), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai.
+    /// Format of the model's tool calls: auto (read from the chat template), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai.
     #[arg(long, default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
-    /// How the model writes its thoughts: auto (as its chat template shows), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
+    /// Format of the model's reasoning: auto (read from the chat template), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
     #[arg(long, default_value = "auto")]
     pub reasoning_parser: Choice<ReasoningFormat>,
-    /// What texts become at /v1/embeddings: mean, last or cls [default: as the checkpoint's sentence-transformers files say, or else the
-    /// mean for encoders].
+    /// Pooling mode of embeddings: mean, last or cls [default: as in the checkpoint's sentence-transformers files; mean for encoders
+    /// without them].
     #[arg(long)]
     pub pooling: Option<Pooling>,
-    /// Sampling of requests that name none: auto (as the checkpoint's generation_config.json recommends) or off (temperature 1, no
-    /// token left out).
+    /// Default sampling: auto (the checkpoint's generation_config.json) or off (temperature 1, no filter).
     #[arg(long, value_enum, default_value_t = GenerationConfig::Auto)]
     pub generation_config: GenerationConfig,
 }
@@ -192,10 +190,10 @@ pub struct ModelArgs {
     /// More names.
     #[arg(long)]
     pub served_model_name: Vec<String>,
-    /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
+    /// Idle seconds after which the model is unloaded [default: only when another model needs its memory].
     #[arg(long, value_parser = seconds(1))]
     pub idle_seconds: Option<u64>,
-    /// Bytes that constrained output of this model may take; 0 switches it off.
+    /// Memory in bytes for structured output of this model; 0 turns it off.
     #[arg(long, value_parser = bytes(), default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
     /// How its replies are read and its texts embedded.
@@ -215,10 +213,10 @@ pub struct ChatArgs {
     /// System prompt.
     #[arg(long)]
     pub system: Option<String>,
-    /// 0 always takes the most likely token.
+    /// Sampling temperature; 0 takes the most likely token.
     #[arg(long, default_value_t = 0.7)]
     pub temperature: f32,
-    /// Tokens per answer at most.
+    /// Most tokens per answer.
     #[arg(long, default_value_t = 1024)]
     pub max_tokens: u32,
     /// The engine.
@@ -232,26 +230,25 @@ pub struct PlanArgs {
     /// Catalogue name or hf:OWNER/REPOSITORY (fetched if it is not in the cache), a .gguf file, a checkpoint directory, or a config.json.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
-    /// Settings in TOML, the file that `serve` takes.
+    /// Configuration file (TOML) of `serve`.
     #[arg(long)]
     pub config: Option<String>,
-    /// Ask whether this many users at once, each with --context tokens, fit.
+    /// Check that this many users fit at once, each with --context tokens.
     #[arg(long)]
     pub users: Option<u64>,
-    /// Tokens of each user's prompt and output together [default with --users: 4096, or the model's context if that is less].
+    /// Tokens of each user, prompt and output together [default with --users: 4096 or the context length, the lower].
     #[arg(long)]
     pub context: Option<u64>,
-    /// Pictures of the largest size in each user's prompt, for the same question.
+    /// Images of the largest size in each user's prompt.
     #[arg(long)]
     pub images: Option<u64>,
-    /// Seconds of one sound in each user's prompt, for the same question.
+    /// Seconds of audio in each user's prompt.
     #[arg(long)]
     pub audio_seconds: Option<u64>,
-    /// Load the weights, run the largest steps in a small pool, measure, and say what a start would choose beside what runs
-    /// (--max-total-token-num, or else the plan). Serves nothing and leaves nothing behind.
+    /// Load the weights, run the largest steps in a small KV cache, measure them, and print the sizes a start would choose.
     #[arg(long, conflicts_with_all = ["users", "context", "images", "audio_seconds"])]
     pub probe: bool,
-    /// Plan the models of this file, as `serve --models` does.
+    /// Plan the models of this file, as for `serve --models`.
     #[arg(long, conflicts_with_all = ["model", "users", "context", "probe", "k8s"])]
     pub models: Option<PathBuf>,
     /// The flags that hold for each of them.
@@ -260,7 +257,7 @@ pub struct PlanArgs {
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
-    /// Where it is to run.
+    /// The Kubernetes manifest.
     #[command(flatten)]
     pub k8s: K8sArgs,
     /// The HTTP side.
@@ -274,25 +271,25 @@ pub struct PlanArgs {
 /// Flags of the HTTP side that have a price in the plan, the same for `serve` and `plan`.
 #[derive(Debug, Args)]
 pub struct HttpArgs {
-    /// Largest request body in bytes.
+    /// Largest request body in bytes; a larger one gets a 413.
     #[arg(long, value_parser = bytes(), default_value_t = 8 << 20)]
     pub max_body_bytes: u64,
-    /// Bytes that request bodies, what is made of them and unsent answers may hold together.
+    /// Memory in bytes of request bodies, parsed requests and unsent answers together.
     #[arg(long, value_parser = bytes(), default_value_t = 24 << 20)]
     pub max_bytes_in_flight: u64,
-    /// Inputs of one embedding, rerank or score request, at most 2048.
+    /// Most inputs of one embedding, rerank or score request, up to 2048.
     #[arg(long, default_value_t = 2048)]
     pub max_inputs: u32,
-    /// What becomes of request fields that this server does not know.
+    /// How unknown request fields are handled.
     #[arg(long, value_enum, default_value_t = UnknownFields::Warn)]
     pub unknown_fields: UnknownFields,
-    /// Open connections at most.
+    /// Most open connections.
     #[arg(long, default_value_t = 256)]
     pub max_connections: u32,
-    /// Bytes that constrained output (JSON schemas, regular expressions, forced tool calls) may take; 0 switches it off.
+    /// Memory in bytes for structured output (JSON schemas, regular expressions, tool calls); 0 turns it off.
     #[arg(long, value_parser = bytes(), default_value_t = 48 << 20)]
     pub grammar_bytes: u64,
-    /// Bytes that stored responses (/v1/responses) may take; the one not used for longest goes first, 0 stores none.
+    /// Memory in bytes of stored responses (/v1/responses). The least recently used one is evicted first; 0 stores none.
     #[arg(long, value_parser = bytes(), default_value_t = 8 << 20)]
     pub response_store_bytes: u64,
     /// Its clients.

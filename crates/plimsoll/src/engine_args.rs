@@ -15,38 +15,38 @@ use crate::args::{bytes, seconds};
 /// Flags that shape the engine, the same for `serve`, `chat` and `plan`.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
-    /// The line: most memory this process may use, e.g. 4GiB, 1500M, 50%. Absent: the machine's limits, of which the pool takes what 32 users need.
+    /// Memory limit of this process: 4GiB, 1500M or 50% [default: the limit of the machine; the KV cache then gets room for 32 users].
     #[arg(long)]
     pub memory_budget: Option<MemoryBudget>,
-    /// Share of the room for keys and values that is used, 0 < f <= 1.
+    /// Share of the memory for the KV cache that is used, 0 < f <= 1.
     #[arg(long, default_value = "0.95")]
     pub mem_fraction: Fraction,
-    /// Tokens of the key/value pool, in whole pages of 16.
+    /// Size of the KV cache in tokens, rounded up to pages of 16.
     #[arg(long)]
     pub max_total_token_num: Option<u64>,
-    /// Token rows of one step.
+    /// Most tokens in one step.
     #[arg(long, default_value_t = 512)]
     pub batch_max_tokens: usize,
-    /// Largest decode batch.
+    /// Most sequences that decode in one step.
     #[arg(long, default_value_t = 64)]
     pub graph_max_batch_size: usize,
-    /// By how many percent a token of a running stream may take longer beside a prompt of more than --batch-max-tokens: more lets the
-    /// prompt through sooner.
+    /// How much slower the tokens of running streams may come beside a prompt of more than --batch-max-tokens. A larger value
+    /// computes the prompt sooner.
     #[arg(long, value_name = "PERCENT", default_value_t = 80)]
     pub long_prompt_slowdown: usize,
-    /// Requests that run at once [default: as --graph-max-batch-size].
+    /// Most requests that run at once [default: --graph-max-batch-size].
     #[arg(long)]
     pub running_max_req_size: Option<usize>,
-    /// Requests that wait at most; the next one is told 429.
+    /// Most requests that wait; the next one gets a 429.
     #[arg(long, default_value_t = 512)]
     pub max_waiting: usize,
-    /// Prompt plus output of one request [default: the model's context].
+    /// Most tokens of one request, prompt and output together [default: the context length of the model].
     #[arg(long)]
     pub max_req_total_len: Option<usize>,
-    /// Storage of keys and values: f32, f16, bf16, q8 [default: f16; bf16 with --compute-dtype bf16].
+    /// Data type of the KV cache: f32, f16, bf16, q8 [default: f16; bf16 with --compute-dtype bf16].
     #[arg(long, value_parser = parse_kv_dtype)]
     pub kv_dtype: Option<KvDtype>,
-    /// Storage of weights: auto (as in the file), f32, bf16.
+    /// Data type of the weights: auto (as in the file), f32, bf16.
     #[arg(long, default_value = "auto")]
     pub dtype: DtypePolicy,
     /// Compute threads [default: usable cores].
@@ -55,74 +55,73 @@ pub struct EngineArgs {
     /// Instruction set: portable, neon, avx2, avx512, amx [default: the best there is].
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// Arithmetic: auto (activations of 16 bits for packed weights; on AMX prompts in bfloat16), f32 (16 bits everywhere), int8 (as auto, but of
-    /// 8 bits: faster, less exact; with AVX-512 BF16 prompts' attention in bfloat16), bf16 (on AMX, answers too: many at once are faster, one slower).
+    /// Arithmetic. auto: 16-bit activations; bfloat16 for prompts on AMX. f32: 16-bit activations everywhere. int8: 8-bit activations,
+    /// faster and less exact. bf16: bfloat16 for prompts and output on AMX; faster with many streams, slower with one.
     #[arg(long, default_value = "auto")]
     pub compute_dtype: ComputeDtype,
-    /// Do not share the pages of equal prefixes.
+    /// Turn prefix caching off.
     #[arg(long)]
     pub disable_prefix_cache: bool,
-    /// Tell routers what the prefix cache holds, tokens of prompts included (GET /v1/kv_events).
+    /// Publish the contents of the prefix cache for routers, with the tokens of prompts (GET /v1/kv_events).
     #[arg(long)]
     pub kv_events: bool,
-    /// Commit pages on demand instead of at start.
+    /// Commit KV cache pages when they are used instead of at start.
     #[arg(long)]
     pub elastic: bool,
-    /// Seconds the engine may make no progress before /health says so and new requests are refused.
+    /// Seconds without progress after which /health reports a stall and new requests are refused.
     #[arg(long, default_value_t = 120, value_parser = seconds(1))]
     pub stall_seconds: u64,
-    /// Let the model's multi-token-prediction head draft tokens, which the model then checks several at a time.
+    /// Speculate with the model's multi-token-prediction head.
     #[arg(long)]
     pub enable_mtp: bool,
-    /// Tokens drafted at once, 1 to 8.
+    /// Draft tokens per step, 1 to 8.
     #[arg(long, default_value_t = 1)]
     pub mtp_num_draft_tokens: usize,
-    /// Take drafts unchecked: one state slot a request, faster, and not the model's own words.
+    /// Accept draft tokens unverified: faster, but the output is no longer the model's.
     #[arg(long)]
     pub mtp_optimistic: bool,
-    /// Draft on even where it costs more than it wins.
+    /// Speculate even when it makes decoding slower.
     #[arg(long)]
     pub disable_mtp_adaptive: bool,
-    /// Draft so many tokens at once from what the text itself said before, for models without such a head; 0 to 8.
+    /// Draft tokens per step from repeated text in the prompt and the output, 0 to 8; works with any model.
     #[arg(long, default_value_t = 0)]
     pub prompt_lookup_num_tokens: usize,
-    /// Share of the room for pools that recurrent state gets, 0 < f <= 1 [default: balanced with keys and values].
+    /// Share of the cache memory for recurrent state, 0 < f <= 1 [default: balanced with the KV cache].
     #[arg(long)]
     pub state_ratio: Option<Fraction>,
-    /// Slots for checkpoints of recurrent state, for each running request.
+    /// Checkpoints of recurrent state per running request.
     #[arg(long, default_value_t = 1)]
     pub state_checkpoints: usize,
-    /// Host bytes that requests may hold together (ids, unread output).
+    /// Host memory in bytes of all requests together: token ids and unread output.
     #[arg(long, value_parser = bytes(), default_value_t = 64 << 20)]
     pub request_bytes: u64,
-    /// Pictures and videos, for models that take them.
+    /// Images, video and audio.
     #[command(flatten)]
     pub media: EncoderArgs,
 }
 
-/// What of pictures and videos has a price in the plan.
+/// Flags about media that change the memory plan.
 #[derive(Debug, Args)]
 pub struct EncoderArgs {
-    /// Pictures and videos that go through the encoder together, at most.
+    /// Most images or videos in one encoder batch.
     #[arg(long, default_value_t = 1)]
     pub visual_infer_batch_size: usize,
-    /// Pixels that a picture is resized to, or its tiles without the thumbnail have, at most [default: what the model's processor says,
-    /// but no more than 4096 tokens].
+    /// Most pixels of an image after it is resized [default: the limit of the model's processor, at most 4096 tokens].
     #[arg(long)]
     pub max_image_pixels: Option<u64>,
-    /// Frames of one video, at most [default: what the model's processor says, but no more than 4096 tokens].
+    /// Most frames of one video [default: the limit of the model's processor, at most 4096 tokens].
     #[arg(long)]
     pub max_video_frames: Option<u64>,
-    /// Seconds of one sound, at most [default: no more than 4096 tokens].
+    /// Most seconds of one audio input [default: 4096 tokens].
     #[arg(long)]
     pub max_audio_seconds: Option<u64>,
-    /// Pictures, videos and sounds in one request, at most.
+    /// Most images, videos and audio inputs in one request.
     #[arg(long, default_value_t = 16)]
     pub max_media_per_request: usize,
-    /// Bytes for what the encoder has made [default: room for a batch of the largest items, and one more].
+    /// Bytes of encoder outputs [default: one batch of the largest items, and one item more].
     #[arg(long, value_parser = bytes())]
     pub encoder_output_bytes: Option<u64>,
-    /// Host bytes for media: decoding, and pixels and spectrograms until their requests end.
+    /// Host memory in bytes for media: decoding, pixels, spectrograms.
     #[arg(long, value_parser = bytes(), default_value_t = 256 << 20)]
     pub media_bytes: u64,
 }

@@ -16,32 +16,31 @@ use crate::args::bytes;
 /// Flags of the HTTP side that have to do with pictures and videos, for models that take them.
 #[derive(Debug, Args)]
 pub struct MediaArgs {
-    /// From where pictures named by a URL may be fetched: off, public (addresses of the open internet only), any (this machine and
-    /// private networks, too). No proxy is used.
+    /// Addresses that media URLs may be fetched from: off, public (the internet only), any (private networks too). No proxy is used.
     #[arg(long, default_value_t)]
     pub media_fetch: MediaFetch,
-    /// Host that pictures may be fetched from (repeatable) [default: every host].
+    /// Host that media may be fetched from, repeatable [default: every host].
     #[arg(long, value_delimiter = ',')]
     pub allowed_media_domains: Vec<String>,
-    /// Seconds in which a picture must have been fetched.
+    /// Most seconds of one fetch.
     #[arg(long, default_value_t = 10, value_parser = RangedU64ValueParser::<u64>::new().range(1..=600))]
     pub media_fetch_timeout: u64,
-    /// Directory that file:// URLs of clients may read pictures from (repeatable) [default: none].
+    /// Directory that file:// URLs may read media from, repeatable [default: none].
     #[arg(long, value_delimiter = ',')]
     pub media_root: Vec<PathBuf>,
-    /// Largest file of a picture or a video in bytes.
+    /// Largest image or video file in bytes.
     #[arg(long, value_parser = bytes(), default_value_t = ImageLimits::default().file_bytes)]
     pub max_image_bytes: u64,
-    /// Largest file of a sound in bytes.
+    /// Largest audio file in bytes.
     #[arg(long, value_parser = bytes(), default_value_t = AudioLimits::default().file_bytes)]
     pub max_audio_bytes: u64,
-    /// Most pixels of a picture before it is resized.
+    /// Most pixels of an image before it is resized.
     #[arg(long, default_value_t = ImageLimits::default().pixels)]
     pub max_decode_pixels: u64,
-    /// Most frames of an animation, of which a video's are taken.
+    /// Most frames of an animation; the frames of a video are taken from them.
     #[arg(long, default_value_t = ImageLimits::default().frames)]
     pub max_animation_frames: u64,
-    /// Most pixels of all frames of an animation together.
+    /// Most pixels of an animation, all frames together.
     #[arg(long, default_value_t = ImageLimits::default().animation_pixels)]
     pub max_animation_pixels: u64,
 }
