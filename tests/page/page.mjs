@@ -41,7 +41,7 @@ const checks = {
       const line = await page.$eval('.mark', (mark) => +mark.getAttribute('cy'));
       assert.ok(Math.min(...drawn.map(([y]) => y)) > line, 'the cargo lies below the line');
       assert.ok(drawn.some(([, height]) => height > 40), 'and can be seen');
-      assert.match(await page.textContent('#line-source'), /The line: .* from /);
+      assert.match(await page.textContent('#line-source'), /Memory limit: .* from /);
     };
     await visit(browser, PLAIN, check, { prepare });
   },
@@ -52,7 +52,7 @@ const checks = {
       await live(page);
       const row = page.locator(`#requests tr[data-id="${other.id}"]`);
       await row.waitFor();
-      await eventually('it is writing', async () => (await row.locator('.phase').textContent()) === 'Writing');
+      await eventually('it is writing', async () => (await row.locator('.phase').textContent()) === 'Decode');
       assert.ok(+(await row.getAttribute('data-memory')) > 1000, 'it holds memory');
       assert.ok((await row.textContent()).includes(HOSTILE), 'its id is text');
       assert.equal(await page.locator('#requests img').count(), 0);

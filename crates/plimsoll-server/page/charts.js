@@ -98,7 +98,7 @@ export class Charts {
 
   constructor() {
     this.speeds = new Chart('Tokens per second', [{ name: 'speed', series: this.#speed }], number);
-    this.pages = new Chart('Keys and values', [{ name: 'kept', series: this.#kv }, { name: 'held', series: this.#kvHeld }], percent);
+    this.pages = new Chart('KV cache', [{ name: 'kept', series: this.#kv }, { name: 'held', series: this.#kvHeld }], percent);
     this.slots = new Chart('Recurrent state', [{ name: 'kept', series: this.#state }, { name: 'held', series: this.#stateHeld }], percent);
     byId('charts').append(this.speeds.node, this.pages.node, this.slots.node);
   }

@@ -72,7 +72,7 @@ export class Chat {
   }
 
   #welcome() {
-    this.log.replaceChildren(el('p', { class: 'note hint' }, 'Say something: the request appears in the list, and what it holds under the line.'));
+    this.log.replaceChildren(el('p', { class: 'note hint' }, 'Send a message to start.'));
   }
 
   #begin() {
@@ -101,7 +101,7 @@ export class Chat {
       await thumbnail(file, byId('chat-thumb'));
       this.#image = { name: file.name, url: await dataUrl(file), file };
     } catch {
-      this.#fail(`${file.name} is no image that this browser can read.`);
+      this.#fail(`${file.name} cannot be read as an image by this browser.`);
       return;
     }
     text(byId('chat-picked-name'), `${file.name} (${bytes(file.size)})`);
@@ -171,7 +171,7 @@ export class Chat {
     text(answer.foot, foot(said, stopped));
     if (said.content === '' && said.thoughts === '') return !failed && !stopped;
     messages.push({ role: 'assistant', content: said.content });
-    announce(stopped ? 'The answer was stopped' : 'The answer is complete');
+    announce(stopped ? 'Request cancelled' : 'The answer is complete');
     return true;
   }
 
@@ -218,7 +218,7 @@ export class Chat {
     this.log.querySelector('.hint')?.remove();
     const body = el('div', { class: 'body' });
     const thoughts = el('div', { class: 'body' });
-    const think = el('details', { hidden: '' }, el('summary', {}, 'Thoughts'), thoughts);
+    const think = el('details', { hidden: '' }, el('summary', {}, 'Reasoning'), thoughts);
     const footer = el('p', { class: 'detail' });
     const node = el('article', { class: `bubble ${role}` }, el('p', { class: 'who' }, who), think, body, footer);
     this.log.append(node);
@@ -260,11 +260,11 @@ async function events(stream, take) {
   let pending = '';
   for (;;) {
     const { done, value } = await reader.read();
-    if (done) throw new Error('The answer ended before its end.');
+    if (done) throw new Error('The connection closed before the answer was complete.');
     pending += value;
     const lines = pending.split('\n');
     pending = lines.pop();
-    if (pending.length > LINE_MAX) throw new Error('The server sent a line without an end.');
+    if (pending.length > LINE_MAX) throw new Error('The server sent an incomplete line.');
     for (const line of lines) {
       const data = line.trimEnd();
       if (data === 'data: [DONE]') {

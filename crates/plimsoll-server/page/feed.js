@@ -121,7 +121,7 @@ export class Feed {
     this.#failures += 1;
     const wait = Math.min(LONGEST_WAIT_MS, EVERY_MS * 2 ** this.#failures);
     const why = error instanceof Refused ? error.message : 'the server does not answer';
-    this.state('lost', `No news: ${why}. Asking again in ${Math.round(wait / 1000)} s.`);
+    this.state('lost', `No data: ${why}. Retrying in ${Math.round(wait / 1000)} s.`);
     return wait;
   }
 }

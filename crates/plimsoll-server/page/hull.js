@@ -1,22 +1,22 @@
 // The load line: the plan's components as cargo in a ship's hull, stacked under the line, and the same in figures beside it.
 //
 // In the hold a component's area is its planned bytes, and the solid part of it what is committed. Of pools the solid part is what
-// is in use, then what is kept for prefixes, then what is free.
+// is in use, then what is cached prefixes, then what is free.
 
 import { attribute, byId, bytes, el, signedBytes, spoken, svg, text } from './show.js';
 
 const NAMES = {
   weights: 'Weights',
-  kv_pages: 'Keys and values',
+  kv_pages: 'KV cache',
   state_slots: 'Recurrent state',
   step_workspace: 'Workspace',
-  encoder_outputs: 'Encoded pictures',
-  media_staging: 'Pictures on their way',
+  encoder_outputs: 'Encoder outputs',
+  media_staging: 'Media input',
   request_table: 'Requests',
   prefix_index: 'Prefix index',
   tokenizer: 'Tokenizer',
   host_heap: 'HTTP and parsing',
-  process_baseline: 'The process itself',
+  process_baseline: 'Process',
   emergency_reserve: 'Emergency reserve',
 };
 
@@ -125,7 +125,7 @@ export class Hull {
     this.drawing.append(this.sea, svg('path', { class: 'plating', d: plating() }), this.below, inside(), this.hold, this.gap, this.waves, ...mark(), this.limit);
     this.together = sum('sum-together', 'Together');
     this.unaccounted = sum('sum-unaccounted', 'Unaccounted');
-    this.emergency_reserve = sum('sum-emergency_reserve', 'The emergency_reserve is');
+    this.emergency_reserve = sum('sum-emergency_reserve', 'Emergency reserve');
     const explained = [this.unaccounted, this.emergency_reserve].flatMap(({ node, more }) => [node, more]);
     byId('sums').append(this.together.node, ...explained);
   }
@@ -199,18 +199,18 @@ export class Hull {
     unaccounted.node.classList.toggle('bad', memory.unaccounted_bytes > promised);
     const { reserve_blocks_missing: missing, reserve_blocks_released: released } = memory.degradation;
     text(emergency_reserve.cells[0], missing > 0 ? 'in use' : 'whole');
-    const slices = (count) => `${count} ${count === 1 ? 'slice' : 'slices'}`;
-    const so = missing > 0 ? `${slices(missing)} not back yet: nothing is admitted meanwhile` : 'a reserve for refused allocations';
-    text(emergency_reserve.words, released > 0 ? `${so}; ${slices(released)} given since start` : so);
+    const blocks = (count) => `${count} ${count === 1 ? 'block' : 'blocks'}`;
+    const so = missing > 0 ? `${blocks(missing)} missing: no requests are admitted` : 'a reserve for refused allocations';
+    text(emergency_reserve.words, released > 0 ? `${so}; ${blocks(released)} released since start` : so);
     emergency_reserve.node.classList.toggle('bad', missing > 0);
-    text(byId('line-source'), `The line: ${bytes(memory.line_bytes)}, from ${memory.line_source}.`);
+    text(byId('line-source'), `Memory limit: ${bytes(memory.line_bytes)}, from ${memory.line_source}.`);
   }
 }
 
 function rowsInWords(memory) {
   const rows = memory.components.filter((row) => row.planned_bytes > 0);
   const parts = rows.map((row) => `${nameOf(row.component)} ${bytes(row.planned_bytes)}`);
-  return `${bytes(memory.planned_bytes)} planned under a line of ${bytes(memory.line_bytes)}: ${parts.join(', ')}`;
+  return `${bytes(memory.planned_bytes)} planned, limit ${bytes(memory.line_bytes)}: ${parts.join(', ')}`;
 }
 
 /** Two breaks in the hull's sides, as on a drawing whose middle was left out. */

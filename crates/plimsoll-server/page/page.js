@@ -13,11 +13,11 @@ import { announce, attribute, byId, bytes, duration, el, number, spoken, text } 
 const CALM = 'calm';
 
 const LEVELS = {
-  calm: ['Calm', 'Nothing is wrong.'],
-  evict_prefix: ['Forget prefixes', 'Cached prefixes that nobody uses are forgotten.'],
+  calm: ['Calm', 'Normal operation.'],
+  evict_prefix: ['Evict prefixes', 'Unused cached prefixes are evicted.'],
   small_chunks: ['Small chunks', 'Prompts are computed in small pieces.'],
-  speculation_off: ['No drafts', 'Nobody drafts ahead: steps are small.'],
-  stop_admitting: ['Stop admitting', 'New requests are told 503 and when to come back.'],
+  speculation_off: ['Speculation paused', 'Speculative decoding paused.'],
+  stop_admitting: ['Stop admitting', 'New requests get a 503 with Retry-After.'],
   preempt: ['Preempt', 'The newest running request goes back to the queue.'],
   fail: ['Fail one', 'The newest request fails. The oldest never does.'],
 };
@@ -43,8 +43,8 @@ class Degradation {
     text(byId('tile-level-means'), LEVELS[degradation.level]?.[1] ?? '');
     byId('tile-level-box').classList.toggle('alert', degradation.level !== CALM);
     const { available, untouched, some_avg10: some } = degradation.reading;
-    const stalls = some > 0 ? `${number(some)} % of the last ten seconds somebody waited for memory` : 'nobody waits for memory';
-    text(byId('reading'), `Last reading: ${bytes(available)} can still be taken, ${bytes(untouched)} of the plan are untouched, ${stalls}.`);
+    const stalls = some > 0 ? `${number(some)} % of the last ten seconds were memory stalls` : 'nobody waits for memory';
+    text(byId('reading'), `Last reading: ${bytes(available)} available, ${bytes(untouched)} of the plan not yet used, ${stalls}.`);
   }
 
   #add(level) {
@@ -88,10 +88,10 @@ function mood(status) {
 
 function tiles(memory, status, speed) {
   text(byId('tile-free'), bytes(memory.line_bytes - memory.committed_bytes));
-  text(byId('tile-free-of'), `${bytes(memory.committed_bytes)} taken, ${bytes(memory.planned_bytes)} planned`);
+  text(byId('tile-free-of'), `${bytes(memory.committed_bytes)} committed, ${bytes(memory.planned_bytes)} planned`);
   text(byId('tile-speed'), number(speed));
   const { generated_tokens: written, prompt_tokens: read, running, waiting } = status.totals;
-  text(byId('tile-tokens'), status.generates ? `${number(read)} read, ${number(written)} written` : `${number(read)} read`);
+  text(byId('tile-tokens'), status.generates ? `${number(read)} read, ${number(written)} generated` : `${number(read)} read`);
   const places = status.pools.requests;
   text(byId('tile-requests'), `${number(running)} running`);
   text(byId('tile-waiting'), `of ${number(places.running_max)}; ${number(waiting)} of ${number(places.waiting_max)} waiting`);
@@ -104,7 +104,7 @@ function feeds(state, words) {
   if (box.dataset.state !== state && [state, box.dataset.state].some((one) => one === 'lost' || one === 'sick')) announce(words);
   box.dataset.state = state;
   const lost = state === 'lost';
-  text(byId('feed-text'), lost ? 'No news' : state === 'locked' ? 'Locked' : words);
+  text(byId('feed-text'), lost ? 'No data' : state === 'locked' ? 'Locked' : words);
   byId('main').classList.toggle('stale', lost || state === 'locked');
   text(byId('banner'), lost ? words : '');
   byId('banner').hidden = !lost;
@@ -129,7 +129,7 @@ byId('key-form').addEventListener('submit', (event) => {
   const field = byId('key-input');
   const key = field.value.trim();
   if (!/^[\x21-\x7e]+$/.test(key)) {
-    text(byId('key-error'), 'A key is visible ASCII characters without blanks.');
+    text(byId('key-error'), 'A key has visible ASCII characters only, without spaces.');
     byId('key-error').hidden = false;
     return;
   }

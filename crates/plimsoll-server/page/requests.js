@@ -11,16 +11,16 @@ const OWN_NAME = /^(req-[0-9a-f]{32})?$/;
 
 const PHASES = {
   waiting: 'Waiting',
-  prefill: 'Reading',
-  decode: 'Writing',
+  prefill: 'Prefill',
+  decode: 'Decode',
   ended: 'Sending',
 };
 
 const PHASES_MEAN = {
-  waiting: 'It waits for a place.',
-  prefill: 'Its prompt is being computed.',
-  decode: 'It generates.',
-  ended: 'The engine is done; the client is still reading.',
+  waiting: 'Waiting in the queue.',
+  prefill: 'Computing the prompt.',
+  decode: 'Generating tokens.',
+  ended: 'Finished; the client is still reading.',
 };
 
 class Row {
@@ -44,7 +44,7 @@ class Row {
       { role: 'row', 'data-id': request.id },
       head,
       cell('Phase', '', this.phase),
-      cell('Prompt + written', 'n', this.tokens, this.tokensMore),
+      cell('Prompt + output', 'n', this.tokens, this.tokensMore),
       this.speed,
       cell('Memory', 'n', this.memory, this.memoryMore),
       this.age,
@@ -103,10 +103,10 @@ export class Requests {
     const more = status.requests.length - shown.length;
     const none = byId('requests-none');
     none.hidden = shown.length > 0 && more === 0;
-    text(none, more > 0 ? `And ${number(more)} more.` : 'Nobody is being answered.');
+    text(none, more > 0 ? `And ${number(more)} more.` : 'No requests are running.');
     const { finished, aborted, failed } = status.totals;
     const parts = [`${number(finished)} finished`, `${number(aborted)} aborted`, `${number(failed)} failed`];
-    if (refused.refused_full > 0) parts.push(`${number(refused.refused_full)} told to come later (429)`);
+    if (refused.refused_full > 0) parts.push(`${number(refused.refused_full)} refused, queue full (429)`);
     if (refused.refused_memory > 0) parts.push(`${number(refused.refused_memory)} refused for memory (503)`);
     if (refused.preemptions > 0) parts.push(`${number(refused.preemptions)} preemptions`);
     text(byId('requests-since'), `Since start: ${parts.join(', ')}.`);
