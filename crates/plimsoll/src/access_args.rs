@@ -1,4 +1,4 @@
-//! Flags about who may ask, how much, and for how long.
+//! Flags about access: which clients may send requests, how many, and for how long.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::args::seconds;
 /// Keys: those that a server takes, or what a client has of them.
 #[derive(Clone, Debug, Default, Args)]
 pub struct KeyArgs {
-    /// Key that opens every route of a server but /health, /ready and the page at / (repeatable; who asks sends the first). Flags are
-    /// seen by every user of the machine: PLIMSOLL_API_KEY or --api-key-file are not.
+    /// API key that opens every route except /health, /ready and the page at / (repeatable; client commands send the
+    /// first). Every user of the machine can read flags, but not PLIMSOLL_API_KEY or the file of --api-key-file.
     #[arg(long, alias = "api_key", value_name = "KEY", value_delimiter = ',')]
     pub api_key: Vec<String>,
     /// File of such keys, one a line; lines that begin with # are comments.
@@ -50,7 +50,7 @@ pub struct AccessArgs {
     /// Tokens of prompts and answers per minute of each key, or of each address on a server without keys.
     #[arg(long, alias = "rate_limit_tokens", value_parser = clap::value_parser!(u64).range(1..))]
     pub rate_limit_tokens: Option<u64>,
-    /// Origin whose scripts may use the server from a browser, such as `https://chat.example`, or `*` (repeatable).
+    /// Origin from which scripts may use the server in a browser, such as `https://chat.example`, or `*` (repeatable).
     #[arg(long, alias = "allowed_origins", value_delimiter = ',')]
     pub allowed_origins: Vec<String>,
     /// Name under which a server without keys may be asked on a loopback address, besides localhost and such addresses, or `*`
@@ -63,7 +63,7 @@ pub struct AccessArgs {
     /// Seconds of silence of the engine after which a request is ended; one that goes on talking is never cut.
     #[arg(long, alias = "inactivity_timeout", default_value_t = 600, value_parser = seconds(1))]
     pub inactivity_timeout: u64,
-    /// Seconds of silence after which a stream carries a comment, so that nobody on the way takes it for dead.
+    /// Seconds of silence after which a stream sends a comment, so that proxies do not close it as idle.
     #[arg(long, alias = "heartbeat", default_value_t = 10, value_parser = seconds(1))]
     pub heartbeat: u64,
 }

@@ -192,7 +192,7 @@ pub struct ModelArgs {
     /// More names.
     #[arg(long, alias = "served_model_name")]
     pub served_model_name: Vec<String>,
-    /// Seconds after which it is unloaded if nobody has used it [default: only when another model needs its room].
+    /// Seconds without use after which the model is unloaded [default: only when another model needs its memory].
     #[arg(long, alias = "idle_seconds", value_parser = seconds(1))]
     pub idle_seconds: Option<u64>,
     /// Bytes that constrained output of this model may take; 0 switches it off.
