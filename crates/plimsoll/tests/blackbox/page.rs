@@ -1,6 +1,7 @@
-//! The load-line page in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of four kinds. Whoever has
-//! no root's right to install Debian's `chromium`, `nodejs` and `npm` has them there already, or sets `CHROMIUM` to a browser of that
-//! family; without any of these the test fails and says so.
+//! The load-line page in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of four kinds.
+//! With root, the test installs Debian's `chromium`, `nodejs` and `npm` where they are missing. Without root, they must
+//! be installed already. `CHROMIUM` may name another browser of that family. If one of them is missing, the test fails
+//! and says so.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -39,7 +40,7 @@ pub fn program(names: &[&str], packages: &[&str]) -> PathBuf {
     there().unwrap_or_else(|| panic!("the test needs {}: {why}", names[0]))
 }
 
-/// The browser somebody has named, one that is there, or Debian's.
+/// The browser that `CHROMIUM` names, an installed one, or Debian's.
 fn browser() -> PathBuf {
     let given = std::env::var_os("CHROMIUM").filter(|value| !value.is_empty());
     given.map_or_else(|| program(&BROWSERS, &["chromium", "fonts-dejavu-core"]), PathBuf::from)
