@@ -1,4 +1,4 @@
-//! Flags about who may ask, how much, and for how long.
+//! Flags about access: which clients may send requests, how many, and for how long.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The readers of foreign text that live in this crate, for `plimsoll-fuzz`; not for anybody else.
+//! This crate's parsers of foreign text, exported for `plimsoll-fuzz` only.
 
 use std::path::Path;
 

@@ -44,14 +44,15 @@ pub fn main() -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // In words only: a backtrace of a refusal helps nobody.
+            // The message alone: a backtrace does not explain a refusal.
             log::last_words(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// The environment. What is not UTF-8 in it is nobody's business here, unless it is ours: a key that is left out leaves a server open.
+/// The environment's variables. One that is not UTF-8 is skipped, but an error if its name begins with PLIMSOLL_:
+/// skipping a key would leave the server open.
 fn variables() -> anyhow::Result<BTreeMap<String, String>> {
     let mut variables = BTreeMap::new();
     for (name, value) in std::env::vars_os() {

@@ -1,5 +1,5 @@
-//! The log's way to standard error. Whoever logs serves requests, so that nothing is waited for: where nobody reads a pipe any more, or a
-//! disk is full, lines are lost, and how many is said when there is room again.
+//! Writes the log to standard error. Log calls run on threads that serve requests, so a write never waits. If a pipe is
+//! full because its reader stopped, or a disk is full, lines are lost. Their number is logged when there is room again.
 
 use std::io::{Result, Write};
 use std::os::fd::AsFd;
@@ -33,7 +33,7 @@ pub struct Log;
 
 impl Write for Log {
     fn write(&mut self, lines: &[u8]) -> Result<usize> {
-        // One at a time: two who find room would wait for the second's.
+        // One writer at a time: two writers could both find room, and the second write would wait.
         let mut log = std::io::stderr().lock();
         let lost = LOST.load(Ordering::Relaxed);
         let told = lost == 0 || at_once(&mut log, lost_lines(lost).as_bytes());
@@ -51,7 +51,7 @@ impl Write for Log {
     }
 }
 
-/// Why the process ends. It ends whether anybody reads that or not; who reads has a moment.
+/// Logs why the process ends. It waits for room in a full pipe, but only a moment: the process ends in any case.
 pub fn last_words(error: &str) {
     has_room(&std::io::stderr(), MOMENT);
     let _ = Log.write(format!("Error: {error}\n").as_bytes());

@@ -1,4 +1,4 @@
-//! Standard output for commands that print and end: whoever stops reading (`plimsoll plan | head`) has had enough, which is no error.
+//! Standard output for commands that print and end. A reader that stops early (`plimsoll plan | head`) is no error.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
@@ -15,7 +15,8 @@ macro_rules! say_part {
 
 pub(crate) use {say, say_part};
 
-/// Writes to standard output. Ends the process where that cannot be done: well where nobody reads any more, else with the reason.
+/// Writes to standard output. If the write fails, it ends the process: with success if the reader closed the pipe, else
+/// with the error.
 pub fn write(words: Arguments<'_>) {
     let mut out = std::io::stdout().lock();
     let Err(error) = out.write_fmt(words).and_then(|()| out.flush()) else { return };

@@ -7,7 +7,7 @@ use std::io::Write;
 
 use crate::log::Log;
 
-/// Has panics told so from here on. Whoever catches one goes on as before.
+/// Installs a panic hook that logs panics this way. Code that catches a panic goes on as before.
 pub fn tell_without_content() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(|| "somewhere".to_owned(), ToString::to_string);

@@ -1,4 +1,4 @@
-//! What HTTP runs on: a runtime whose threads are all there before it serves, and stay.
+//! The runtime that HTTP runs on. All its threads start before it serves, and stay.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -61,7 +61,8 @@ pub fn threads_are_had(count: usize) -> std::io::Result<()> {
     })
 }
 
-/// Ends it. Work on texts and media that has not come to its end a second later has nobody to work for, and ends with the process.
+/// Ends the runtime. Work on texts and media has one second to finish. What still runs then has no client left and ends
+/// with the process.
 pub fn end(runtime: tokio::runtime::Runtime) {
     runtime.shutdown_timeout(Duration::from_secs(1));
 }

@@ -38,7 +38,7 @@ impl Origin {
 /// Commands that take settings from elsewhere than flags: the server, and those that say beforehand what it will do.
 const COMMANDS: [&str; 3] = ["serve", "plan", "doctor"];
 
-/// Settings that have the same name and mean the server: its line is everybody's, its model none.
+/// Settings that mean the server although a model has the same names: models do not inherit them.
 const OF_THE_SERVER: [&str; 3] = ["model", "served_model_name", "memory_budget"];
 
 /// What clients of a server (`bench`, `soak`, `replay`) take from the environment too: keys are not for the command line.
@@ -215,7 +215,7 @@ fn undisputed(command: &clap::Command, name: &str, matches: &ArgMatches, mut all
         if stand.iter().any(|(other, origin)| *origin < own.origin && excludes(&own.id, other)) {
             return false;
         }
-        // What is switched off is in nobody's way.
+        // A setting that is switched off conflicts with none.
         if !own.tokens.is_empty() {
             stand.push((own.id.clone(), own.origin));
         }
@@ -258,7 +258,7 @@ fn settings<'a>(command: &'a clap::Command, name: &str) -> impl Iterator<Item = 
     all.filter(|arg| !NO_SETTINGS.contains(&arg.get_id().as_str()))
 }
 
-/// What Kubernetes puts into every container beside services whose names begin with plimsoll.
+/// Whether Kubernetes made this variable: it adds such ones to every container beside services named `plimsoll…`.
 fn of_kubernetes(rest: &str, value: &str) -> bool {
     // PLIMSOLL_PORT=tcp://10.0.0.1:8000 has a setting's name and is none.
     let address = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));

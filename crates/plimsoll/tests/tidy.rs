@@ -120,7 +120,7 @@ fn unsafe_code_stands_where_the_table_says_and_says_why_it_holds() {
     assert_eq!(crates, allowed, "the table in ARCHITECTURE.md");
 }
 
-/// Whether a method implements a trait's, whose contract it then has.
+/// Whether a method implements a trait's method and so has its contract.
 fn of_a_trait(lines: &[&str], at: usize) -> bool {
     let head = lines[..at].iter().rev().find(|line| line.starts_with("impl") || line.starts_with("unsafe impl"));
     lines[at].starts_with(' ') && head.is_some_and(|line| line.contains(" for "))

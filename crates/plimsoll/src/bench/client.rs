@@ -35,7 +35,7 @@ pub struct Target {
     pub authority: String,
     /// What precedes `/v1/…`; empty for most servers.
     base: String,
-    /// `Bearer KEY`, sent with every request and shown to nobody.
+    /// `Bearer KEY`, sent with every request and never printed.
     authorization: Option<HeaderValue>,
 }
 
@@ -56,7 +56,7 @@ impl Target {
         Ok(Self { authority, base, authorization })
     }
 
-    /// A bare connection, for those who write their own bytes.
+    /// A bare connection, for callers that write their own bytes.
     pub async fn connect(&self) -> Result<TcpStream> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
         let stream = stream.with_context(|| format!("{}: no connection in time", self.authority))?;
@@ -65,7 +65,7 @@ impl Target {
         Ok(stream)
     }
 
-    /// The head of a POST of so many bytes of JSON, for the same.
+    /// The head of a POST with so many bytes of JSON, to write on a bare connection.
     pub fn head(&self, path: &str, bytes: u64) -> String {
         let key = self.authorization.as_ref().and_then(|value| value.to_str().ok());
         let key = key.map_or_else(String::new, |value| format!("authorization: {value}\r\n"));
@@ -89,7 +89,7 @@ impl Target {
         let stream = self.connect().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let connection = Connection(tokio::spawn(async move {
-            // An error here is seen by whoever reads the answer.
+            // The code that reads the answer gets an error, too.
             let _ = connection.await;
         }));
         let mut request = Request::builder()
@@ -123,7 +123,7 @@ impl Drop for Connection {
     }
 }
 
-/// An answer whose head has come. Dropping it closes the connection.
+/// An answer with its head already read. Dropping it closes the connection.
 pub struct Answer {
     target: Target,
     response: Response<Incoming>,
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn who_is_not_there_is_named() {
-        // Bound, so that nobody else listens there, and not listening.
+        // Bound but not listening, so that no other process can listen there.
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
         let authority = socket.local_addr().unwrap().as_socket().unwrap().to_string();

@@ -55,7 +55,7 @@ pub struct Window {
     pub gap_p99_s: f64,
     /// The longest.
     pub gap_max_s: f64,
-    /// Median while nobody intruded.
+    /// Median of the gaps outside the intruder's window.
     pub quiet_gap_p50_s: f64,
 }
 

@@ -288,7 +288,7 @@ impl Peak {
         peak
     }
 
-    /// The most that was seen; none where nobody looked.
+    /// The largest sample; none without a sample.
     fn bytes(&self) -> Option<u64> {
         Some(self.bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }

@@ -25,7 +25,7 @@ struct Row {
     decimals: usize,
     /// From the unit of [`Round`] to the printed one.
     factor: f64,
-    /// None where nobody looked.
+    /// The value of a round; none where it was not measured.
     of: fn(&Round) -> Option<f64>,
 }
 
@@ -102,8 +102,8 @@ fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
     }
 }
 
-/// Of what was measured next to each other: what slows a round of one server slows the other's, and leaves most of their ratio. If one
-/// round has none, there is none: of the others it would flatter somebody.
+/// The ratio of values from rounds that ran next to each other. A slow moment slows both servers and hardly changes
+/// their ratio. No ratio if one round lacks its value: the remaining rounds could favour one server.
 fn ratio(row: &Row, first: &[Round], other: &[Round]) -> String {
     let of_round = |(first, other)| {
         let (first, other) = ((row.of)(first)?, (row.of)(other)?);

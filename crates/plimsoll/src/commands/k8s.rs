@@ -10,7 +10,7 @@ use plimsoll_engine::EnginePlan;
 
 use crate::args::{DRAIN_SECONDS, PlanArgs, ReadingArgs, default_name, last_name, seconds};
 
-/// Seconds between a pod's end being decided and SIGTERM: proxies learn of it meanwhile and send nobody any more.
+/// Seconds between the decision to end a pod and SIGTERM. Meanwhile proxies stop sending requests to the pod.
 const LEAVE_SECONDS: u64 = 5;
 
 /// Seconds beyond leaving and draining after which the kubelet kills.
@@ -25,7 +25,7 @@ const NAME_BYTES_MAX: usize = 63;
 /// Flags of `plan` about a cluster.
 #[derive(Debug, Args)]
 pub struct K8sArgs {
-    /// Print a Kubernetes manifest (Deployment and Service) whose memory limit is what this plan takes.
+    /// Print a Kubernetes manifest (Deployment and Service) with this plan's total as its memory limit.
     #[arg(long, conflicts_with_all = ["json", "probe", "users", "context", "images", "audio_seconds"])]
     pub k8s: bool,
     /// The image in it, as deploy/Containerfile makes it.

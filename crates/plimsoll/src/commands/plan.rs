@@ -26,7 +26,7 @@ pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result
     Ok((path, checkpoint, options(engine, http, tokenizer_bytes)?))
 }
 
-/// The options of an engine whose tokenizer takes so much.
+/// The options of an engine with a tokenizer of this size.
 pub fn options(engine: &EngineArgs, http: &HttpArgs, tokenizer_bytes: Option<u64>) -> anyhow::Result<Options> {
     Ok(Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) })
 }

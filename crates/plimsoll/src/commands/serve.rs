@@ -58,7 +58,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let runtime = http_runtime(&config)?;
     let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
-        // Before "ready" is said: whoever reads it may send a signal at once, and that must drain, not kill.
+        // Before "ready" is printed: its reader may send a signal at once, and that must drain the server, not kill it.
         let told = told().context("listening for signals")?;
         drop(early);
         let address = listener.local_addr().context("the listening address")?;
@@ -139,7 +139,7 @@ pub fn open_to_all(config: &ServerConfig) -> Option<String> {
     open.then(|| format!("whoever reaches {} may use it: there is no key", config.address()))
 }
 
-/// The line on standard output that says so. Nobody may be reading it.
+/// Prints the ready line to standard output. A failed write is ignored: the output may have no reader.
 pub fn say_ready(began: Instant, names: &str, address: SocketAddr, planned: u64, line: u64) {
     let seconds = began.elapsed().as_secs_f64();
     let (planned, line) = (Bytes(planned), Bytes(line));

@@ -23,7 +23,7 @@ use crate::models_file;
 use crate::output::say;
 use crate::runtime::{end, http_runtime};
 
-/// An engine whose requests have all ended is gone by then.
+/// An engine without running requests is unloaded within this time.
 const UNLOAD_WITHIN: Duration = Duration::from_secs(30);
 
 /// Runs the server.
@@ -37,7 +37,7 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     let runtime = http_runtime(&config)?;
     let ended = runtime.block_on(async {
         let listener = plimsoll_server::bind(&config).await?;
-        // As for one model: whoever reads "ready" may send a signal at once.
+        // As for one model: the reader of "ready" may send a signal at once.
         let told = told().context("listening for signals")?;
         let address = listener.local_addr().context("the listening address")?;
         tracing::info!("what all models share:\n{}", loader.engine_host.plan());
@@ -170,8 +170,8 @@ impl Shop {
         Ok((planned, host))
     }
 
-    /// Plans every model whose files are here: whoever reads "ready" expects every name to mean something, and every setting to work.
-    /// One that can never fit is said, and no error: the others are served.
+    /// Plans every model with files on this machine. After "ready", every name must lead to a model and every setting
+    /// must work. A model that can never fit is logged and is no error: the others are served.
     fn foresee(&self, file: &Path, all: &Line) -> anyhow::Result<()> {
         for (index, (name, model)) in self.models.iter().enumerate() {
             let what = || format!("{}: the model `{name}` is `{}`", file.display(), model.model);
@@ -231,7 +231,8 @@ impl Shop {
         Ok(self.foreseen(index, &checkpoint, all)?.0)
     }
 
-    /// The same of the model whose files are there, and the machine as it finds it. A use that it cannot have is an error.
+    /// The plan of a model from its open checkpoint, and the machine as it is now. A setting that the model cannot use
+    /// is an error.
     fn foreseen(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), LoadError> {
         let planned = self.plan(index, checkpoint, all).map_err(unplanned)?;
         let defaults = CheckpointDefaults::read(checkpoint).map_err(failed)?;
@@ -240,7 +241,7 @@ impl Shop {
     }
 }
 
-/// Tells the terminal of a fetch, and the fetch when nobody waits for it any more.
+/// Shows a fetch on the terminal, and ends the fetch once no request waits for the model.
 struct WhileWanted<'c> {
     inner: TerminalProgress,
     cancel: &'c Cancel,

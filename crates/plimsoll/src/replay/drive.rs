@@ -16,7 +16,7 @@ use crate::bench::client::Target;
 
 /// A request that has no end after this time has failed.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(900);
-/// Who is sent later than this after its time is late.
+/// A request that is sent later than this after its time counts as late.
 const LATE: Duration = Duration::from_millis(100);
 
 /// How a trace is replayed.
@@ -30,7 +30,7 @@ pub struct Pace {
     pub vocab: u32,
 }
 
-/// Who is asked: the model that the operator named, else the one that was recorded, else the server's first.
+/// The model to ask: the one that the operator named, else the recorded one, else the server's first.
 #[derive(Clone, Debug)]
 pub struct Models {
     /// By the operator.
@@ -158,7 +158,7 @@ fn count(out: &mut Replayed, firsts: &mut Vec<f64>, end: Result<End>) {
     out.output_tokens += tokens;
 }
 
-/// The request. Answers are as long as the recorded ones; one whose client leaves would go on.
+/// The body of a request. The answer gets the recorded length; if the recorded client left early, the limit is higher.
 fn body(trace: &Trace, line: &Line, model: &str, vocab: u32) -> Value {
     let prompts: Vec<Vec<u32>> = line.prompts.iter().map(|prompt| trace.ids(prompt, vocab)).collect();
     let said = line.output_each().max(1);

@@ -58,10 +58,10 @@ pub struct Args {
     /// How much faster than it was recorded; 0: as fast as --max-in-flight allows.
     #[arg(long, default_value_t = 1.0, value_parser = speed)]
     pub speed: f64,
-    /// Requests at once; who comes when there are more waits here and is counted as late.
+    /// Requests at once; further requests wait here and are counted as late.
     #[arg(long, default_value_t = 256)]
     pub max_in_flight: usize,
-    /// Prompts whose content was not recorded are made of token ids below this.
+    /// Token ids below this make up prompts that were recorded without content.
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(2..))]
     pub vocab: u32,
     /// Run the scheduler and the memory of a plan instead of a server. The same trace and flags give the same schedule on every machine.

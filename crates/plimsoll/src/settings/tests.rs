@@ -1,4 +1,4 @@
-//! What comes from where, and who wins.
+//! Where each value comes from, and which source wins.
 
 use plimsoll_device::KvDtype;
 
@@ -102,7 +102,7 @@ fn what_a_flag_needs_may_come_from_elsewhere() {
     assert_eq!(record(&[("PLIMSOLL_RECORD", "/x")], &[]).unwrap(), Path::new("/x"));
     let (path, _gone) = file("record = '/y'\n");
     assert_eq!(record(&[], &["--config", path.to_str().unwrap()]).unwrap(), Path::new("/y"));
-    // What nobody says is missed where it is wanted.
+    // If no source sets --record, the error names the flag and the setting that needs it.
     let error = given(&["serve", "m"], &[("PLIMSOLL_RECORD_CONTENT", "1")]).unwrap_err().to_string();
     assert!(error.contains("--record <FILE>") && error.contains("set by PLIMSOLL_RECORD_CONTENT"), "{error}");
 }
@@ -122,7 +122,7 @@ fn what_cannot_stand_beside_a_flag_gives_way_to_it() {
     assert_eq!(models(&config, &[("PLIMSOLL_MODELS", "f")]).unwrap(), of(default, Some("f")), "the environment wins");
     let error = models(&[], &[("PLIMSOLL_MODELS", "f"), ("PLIMSOLL_MODEL", "m")]).unwrap_err().to_string();
     assert!(error.contains("cannot be used with") && error.contains("PLIMSOLL_MODELS"), "{error}");
-    // Either of the two may name the other; what is off is not there.
+    // Either of the two may declare the conflict; a setting that is off conflicts with none.
     let plan =
         |args: &[&str], variables: &[(&str, &str)]| match given(&[&["plan"], args].concat(), variables)?.0.command {
             Command::Plan(plan) => Ok::<_, anyhow::Error>((plan.users, plan.k8s.k8s, plan.json)),
@@ -130,7 +130,7 @@ fn what_cannot_stand_beside_a_flag_gives_way_to_it() {
         };
     assert_eq!(plan(&["--k8s"], &[("PLIMSOLL_USERS", "4")]).unwrap(), (None, true, false));
     assert_eq!(plan(&["--users", "4"], &[("PLIMSOLL_K8S", "true")]).unwrap(), (Some(4), false, false));
-    // What gives way wins over nobody.
+    // A setting that gave way drops no other: PLIMSOLL_MODELS gives way to `m`, and `users` stays.
     let (path, _gone) = file("users = 4\n");
     let config = ["m", "--config", path.to_str().unwrap()];
     assert_eq!(plan(&config, &[("PLIMSOLL_MODELS", "f")]).unwrap(), (Some(4), false, false));

@@ -82,7 +82,7 @@ impl Said {
 /// Asks and reads to the end: what was said, or what came instead.
 ///
 /// # Errors
-/// When nobody answered or the answer broke off, which the soak's own doing may have brought about. What the server itself says or
+/// When no answer came or the answer broke off: the soak's own faults may be the cause. What the server itself says or
 /// leaves out is an outcome.
 pub async fn ask(target: &Target, question: &Question, reading: Reading<'_>) -> Result<Result<String, Outcome>> {
     let mut body = question.body.clone();

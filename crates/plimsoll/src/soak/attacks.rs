@@ -1,6 +1,6 @@
-//! Clients that mean harm, or might as well: requests cut in half, rubbish, and sizes that nobody can serve.
+//! Clients with harmful requests: requests cut in half, rubbish, and sizes that no server can serve.
 //!
-//! Each knows the one right answer; an announced refusal is always in order.
+//! Each client accepts one right answer, or a refusal that announces when to retry.
 
 use std::time::{Duration, Instant};
 

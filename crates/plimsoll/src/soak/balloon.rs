@@ -1,7 +1,7 @@
 //! The balloon: a neighbour in the server's cgroup that takes what memory is left there, holds it, and gives it back.
 //!
-//! A process of its own, so that the kernel has somebody else to kill if it has to kill. Never outside of a cgroup with a
-//! limit: there it would press on the whole machine.
+//! It is a process of its own, so that the kernel can kill it instead of the server. It runs only in a cgroup with a
+//! limit: elsewhere it would press on the whole machine.
 
 use std::fs;
 use std::process::Command;
@@ -25,7 +25,7 @@ const SIGKILL: i32 = 9;
 /// What the balloon's own process is told.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
-    /// The process whose cgroup it goes into.
+    /// A process in the cgroup that the balloon joins.
     #[arg(long)]
     pub beside: u32,
     /// Bytes it leaves there.
@@ -45,7 +45,7 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let procs = cgroup.join("cgroup.procs");
     fs::write(&procs, std::process::id().to_string()).with_context(|| format!("{}", procs.display()))?;
-    // If somebody has to go, let it be the balloon.
+    // If the kernel has to kill a process, it kills the balloon first.
     fs::write("/proc/self/oom_score_adj", "1000").context("oom_score_adj")?;
     let mut pieces: Vec<Vec<u8>> = Vec::new();
     let free = || HostNow::read(&root, &limits).available;

@@ -132,7 +132,7 @@ impl Book {
                 let question = kind.question(model, &mut Random::new(seed), words(seed, scale.words(tokens)));
                 match book.three_times(target, &question).await? {
                     Ok(answer) => book.pages.push(Page { kind, question, answer }),
-                    // Whoever takes text takes all of it; what else there is, a server may not know.
+                    // Every server must accept the text questions. It may refuse another kind at its first question.
                     Err(words) if i == 0 && kind != Kind::Text && words.starts_with("Bad(\"4") => {
                         book.unknown.push((kind, words));
                         break;
@@ -202,7 +202,7 @@ impl Book {
         let mut others = vec![(once(question, true).await?, "in pieces")];
         if self.drafts {
             let said = once(&plain, false).await?;
-            // Not everybody knows the word.
+            // Servers without the field `mtp` may answer 400.
             self.drafts = !said.as_ref().is_err_and(|words| words.contains("400"));
             others.extend(self.drafts.then_some((said, "without drafts")));
         }

@@ -1,4 +1,4 @@
-//! Which process listens at an address of this machine, from `/proc`: so that nobody has to look up a process id.
+//! Finds the process that listens at an address of this machine, from `/proc`: the user need not look up its id.
 
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};

@@ -1,4 +1,4 @@
-//! Answers that were given in the crowd, to be asked for again when nobody else is there.
+//! Keeps answers that were given under load. At the end, when no other client runs, the same questions are asked again.
 //!
 //! A sample of bounded size in which every answer had the same chance (reservoir sampling): what is random about the requests
 //! (temperature, seeds) is in their bodies, so that the same answer must come again.
@@ -31,7 +31,7 @@ impl Default for Keep {
 
 impl Keep {
     fn state(&self) -> MutexGuard<'_, State> {
-        // The sample is whole after every offer, whoever panicked.
+        // The sample is complete after every offer, even if a thread panicked.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 

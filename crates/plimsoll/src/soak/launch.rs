@@ -62,7 +62,7 @@ impl Scratch {
     fn cage(&mut self, own: &Path, server: &Server, balloon: bool, without: &mut Vec<String>) -> Result<Vec<String>> {
         let Some(percent) = server.cage_percent else { return Ok(Vec::new()) };
         let planned = planned(own, server)?;
-        // What is written to the small disk is memory of whoever writes it.
+        // The kernel counts files on the small disk as memory of the process that writes them.
         let disk = server.disk_mib.unwrap_or(0) << 20;
         let bytes = planned + planned * percent / 100 + disk + if balloon { BALLOON_BYTES } else { 0 };
         let made = cage_sh(&["open", "soak", &bytes.to_string()])?;

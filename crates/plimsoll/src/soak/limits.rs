@@ -1,4 +1,4 @@
-//! The limits that somebody else has put around the server, and what the kernel did to keep them.
+//! The limits that were set around the server from outside, and what the kernel did to keep them.
 
 use plimsoll_memory::host::{CgroupEvents, HostLimits, HostNow, Root};
 use serde::Serialize;

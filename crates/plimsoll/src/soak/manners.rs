@@ -125,7 +125,7 @@ impl Manner {
             Self::Shared => visit(setting, setting.shared(random), true).await,
             Self::Chat => visit(setting, setting.chat(random), true).await,
             Self::Fixed => fixed(setting, random, None).await,
-            // Half of them are known, the others nobody has asked before.
+            // Half of these questions are fixed ones with known answers; the others are new.
             Self::Picture | Self::Tools | Self::Form => match random.below(2) {
                 0 => fixed(setting, random, self.needs()).await,
                 _ => {
@@ -149,7 +149,7 @@ impl Manner {
             Self::Schemas => schemas::act(setting, random).await,
         };
         let outcome = done.unwrap_or_else(|error| match setting.sky.hindered(began) {
-            // Nobody could get through: the fault is not the server's.
+            // A fault of the soak kept the client from the server: the server is not to blame.
             true => Outcome::Hindered,
             false => Outcome::Bad(format!("{error:#}")),
         });
@@ -215,7 +215,7 @@ impl Setting {
         Question { path: "/v1/chat/completions", body }
     }
 
-    /// A question of this kind that nobody has asked before.
+    /// A new question of this kind.
     fn ask_for(&self, kind: Kind, random: &mut Random) -> Question {
         let text = self.words(random);
         let mut question = kind.question(&self.model, random, text);
@@ -225,7 +225,7 @@ impl Setting {
         question
     }
 
-    /// Any question: of those who leave, some leave while a picture is being looked at or a form is being compiled.
+    /// Any question, for clients that leave: some leave during image encoding or while a grammar is compiled.
     fn anything(&self, random: &mut Random) -> Question {
         let special = [Kind::Picture, Kind::Tools, Kind::Form][random.below(3) as usize];
         match random.below(2) == 0 && self.book.knows(special) {

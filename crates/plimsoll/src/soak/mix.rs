@@ -44,23 +44,23 @@ const HOSTILE: [(Manner, u64); 12] = [
     (Manner::Schemas, 3),
 ];
 
-/// Everybody generates 800 tokens, but for those who watch over the answers.
+/// All clients generate 800 tokens, except the ones that check fixed answers.
 const MARATHON: [(Manner, u64); 2] = [(Manner::Marathon, 15), (Manner::Fixed, 1)];
 
 impl Mix {
-    /// Everybody.
+    /// All kinds of clients.
     pub fn all() -> Self {
         Self([&POLITE[..], &HOSTILE[..], &[(Manner::Marathon, 1)]].concat())
     }
 
-    /// Without those who ask for what this server does not know; none if nobody is left.
+    /// Without the clients that need what this server does not support; none if no client is left.
     pub fn for_server(&self, book: &Book) -> Option<Self> {
         let known = |manner: Manner| manner.needs().is_none_or(|kind| book.knows(kind));
         let left: Vec<_> = self.0.iter().copied().filter(|(manner, _)| known(*manner)).collect();
         (!left.is_empty()).then_some(Self(left))
     }
 
-    /// Whether nobody in it wants an answer.
+    /// Whether no client in the mix wants an answer.
     pub fn is_hostile(&self) -> bool {
         self.0.iter().all(|(manner, _)| HOSTILE.iter().any(|(hostile, _)| hostile == manner))
     }

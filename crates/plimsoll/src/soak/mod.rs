@@ -74,10 +74,11 @@ pub struct Args {
     /// The model to ask for; the server's first by default.
     #[arg(long)]
     pub model: Option<String>,
-    /// Who comes.
+    /// The clients.
     #[command(flatten)]
     pub load: Load,
-    /// The server's process, to watch its memory, threads and descriptors [default: who listens at the URL].
+    /// The server's process, to watch its memory, threads and descriptors [default: the process that listens at the
+    /// URL].
     #[arg(long)]
     pub pid: Option<u32>,
     /// Schemas and requests that the clients `schemas` send beside those that they make up: a JSON list of objects with `schema`, or with
@@ -104,7 +105,7 @@ const LAST_CALL: Duration = Duration::from_secs(5);
 /// What takes no work (health, refusals of what can never be served) must be answered within this time, or within that of health.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
-/// Somebody must have been answered this long after time is up.
+/// If no client was answered when time is up, the soak waits this long for the first answer.
 const FIRST_ANSWER: Duration = Duration::from_secs(180);
 
 /// After the clients have stopped, the server has this long to become idle (its own timeouts included).
@@ -136,7 +137,7 @@ pub async fn run(args: &Args) -> Result<bool> {
     }
 }
 
-/// Who asks, and what: measured and recorded while the server is idle.
+/// Prepares what the clients need. While the server is idle, it measures prompts and records the fixed answers.
 async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Setting> {
     let model = match &args.model {
         Some(model) => model.clone(),
@@ -305,8 +306,8 @@ async fn context(target: &Target, model: &str) -> usize {
     said.and_then(|tokens| usize::try_from(tokens).ok()).unwrap_or(usize::MAX)
 }
 
-/// All clients, until time is up. Whoever is not done a moment later leaves with all the others, but not before somebody has
-/// had an answer: a slow machine is no broken server.
+/// Runs all clients until time is up. Clients that are still busy a moment later end together. Before that, the soak
+/// waits for a first answer: a slow machine is no broken server.
 async fn come_and_go(crowd: &Crowd, setting: &Arc<Setting>) {
     let until = Instant::now() + crowd.duration;
     let mut clients = JoinSet::new();
@@ -332,7 +333,7 @@ async fn come_and_go(crowd: &Crowd, setting: &Arc<Setting>) {
         }
         last_call += LAST_CALL;
     }
-    // Dropping the set ends those who are left.
+    // Dropping the set ends the remaining clients.
 }
 
 #[cfg(test)]

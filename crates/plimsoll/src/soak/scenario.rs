@@ -18,7 +18,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Most clients at once.
 const CLIENTS_MAX: u32 = 4096;
 
-/// Who comes, for how long, and how patient everybody is. What is not given is as [`Crowd`] says.
+/// Which clients come, for how long, and how patient they are. [`Crowd`] has the defaults.
 #[derive(Clone, Debug, Default, clap::Args, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Load {
@@ -275,7 +275,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
         _ => None,
     };
     let seconds = each.zip(number.parse::<u64>().ok()).and_then(|(each, number)| number.checked_mul(each));
-    // A year is more than anybody means.
+    // A soak of more than a year is a typing error.
     match seconds.filter(|seconds| (1..=365 * 24 * 3600).contains(seconds)) {
         Some(seconds) => Ok(Duration::from_secs(seconds)),
         None => Err("a duration is a number of seconds, or a number with s, m or h: 300, 300s, 5m, 1h".into()),

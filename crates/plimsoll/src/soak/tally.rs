@@ -16,7 +16,7 @@ pub enum Outcome {
     Same,
     /// Refused for now, with a word on when to come back.
     Refused,
-    /// Nobody could get through, because the soak itself was in the way.
+    /// The client could not reach the server, because the soak itself was in the way.
     Hindered,
     /// Not as it should be: what happened.
     Bad(String),
@@ -54,7 +54,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Whether anybody who asked for something sensible was given it.
+    /// Whether a client with a valid request got a good answer.
     pub fn answered(&self) -> bool {
         use Manner::{Chat, Fixed, Form, Heavy, Marathon, Picture, Shared, Stream, Tools, Whole};
         let sensible = [Whole, Stream, Chat, Shared, Fixed, Picture, Tools, Form, Marathon, Heavy];
@@ -73,7 +73,7 @@ pub struct Tally(Mutex<Counted>);
 
 impl Tally {
     fn counted(&self) -> MutexGuard<'_, Counted> {
-        // Counts are whole after every addition, whoever panicked.
+        // Counts are complete after every addition, even if a thread panicked.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -113,7 +113,7 @@ impl Tally {
         }
     }
 
-    /// Whether anybody who asked for something sensible was given it so far.
+    /// Whether a client with a valid request got a good answer so far.
     pub fn answered(&self) -> bool {
         self.counted().answered()
     }

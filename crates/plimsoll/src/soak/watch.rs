@@ -112,7 +112,7 @@ async fn probe(
         let start = Instant::now();
         let answer = timeout(at_once, target.get("/health", at_once)).await;
         let good = answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.status() == 200));
-        // Whoever could not get through says nothing about the server, fast or slow.
+        // A probe that the soak itself held up says nothing about the server, fast or slow.
         let counted = match sky.hindered(start) {
             true => &mut probed.hindered,
             false => {

@@ -1,8 +1,8 @@
 //! The weather around a server: trouble that comes, stays and goes, each kind on a thread of its own.
 //!
 //! Every spell ends by itself and leaves nothing behind, whenever the soak ends: a stopped server goes on, neighbours are ended,
-//! connections closed, the filler removed. While nobody can get through to the server by the soak's own doing, it says so, so that
-//! the server is not blamed.
+//! connections closed, the filler removed. While the soak itself keeps clients from the server, [`Sky::hindered`] says
+//! so, so that the server is not blamed.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -55,7 +55,7 @@ impl Sky {
     }
 
     fn spells(&self) -> MutexGuard<'_, Vec<Spell>> {
-        // A list is whole after every push, whoever panicked.
+        // A list is complete after every push, even if a thread panicked.
         self.spells.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
@@ -64,7 +64,7 @@ impl Sky {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Whether nobody could get through at some time since then.
+    /// Whether the soak kept clients from the server at some time since then.
     pub fn hindered(&self, since: Instant) -> bool {
         let since_s = since.saturating_duration_since(self.began).as_secs_f64();
         let in_the_way = |spell: &Spell| matches!(spell.kind, Kind::Stop | Kind::Flood) && lasts(spell, since_s);
@@ -139,7 +139,7 @@ impl Weather {
 }
 
 impl Drop for Weather {
-    /// Ends what is going on and waits for it: whoever started this may be gone next, and nothing may stay stopped or full.
+    /// Ends what is going on and waits for it. This process may end next, and nothing may stay stopped or full.
     fn drop(&mut self) {
         self.stop.clear();
         for kind in self.kinds.drain(..) {
@@ -195,8 +195,7 @@ fn happen(kind: Kind, count: usize, victim: &Victim, stopped: &Receiver<()>, hol
     }
 }
 
-/// Processes that want a core each. They look whether we are still there, and end by themselves when nobody is left to end
-/// them.
+/// Processes that use a core each. They check that this process still runs, and end by themselves when it is gone.
 struct Neighbours(Vec<Child>);
 
 impl Neighbours {
@@ -255,7 +254,8 @@ fn flood(authority: &str, count: usize, stopped: &Receiver<()>, hold: Duration) 
         if open.len() < count {
             match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
                 Ok(stream) => open.push(stream),
-                // The server takes nobody any more, or this process has no descriptor left for one: the flood is high enough.
+                // The server accepts no more connections, or this process has no descriptor left: the flood is high
+                // enough.
                 Err(_) => refused += 1,
             }
         }

@@ -1,7 +1,7 @@
-//! Servers inside a memory cgroup: a limit that somebody else has set and the kernel keeps.
+//! Servers inside a memory cgroup: a limit that is set from outside and that the kernel enforces.
 //!
-//! `tools/cage.sh` makes the cgroups. Where it cannot (no root, no writable cgroup), the soak runs under an rlimit instead, and
-//! what needs a limit around several processes says in capitals that it did not run.
+//! `tools/cage.sh` makes the cgroups. Where it cannot (no root, no writable cgroup), the soak runs under an rlimit
+//! instead. Tests that need a limit around several processes then print in capitals that they did not run.
 
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;

@@ -1,4 +1,4 @@
-//! The commands that end by themselves: `models`, `pull`, `rm`, `chat`, and what they say to a user who mistypes.
+//! The commands that end by themselves: `models`, `pull`, `rm`, `chat`, and their messages for typing errors.
 
 use std::fs;
 use std::path::{Path, PathBuf};

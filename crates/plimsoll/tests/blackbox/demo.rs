@@ -1,4 +1,5 @@
-//! The demo model, which is in the program: no network, pictures with known answers, everybody their own.
+//! The demo model inside the program: no network, images with known answers, and each client gets the answer to its own
+//! image.
 
 use std::path::Path;
 use std::thread;

@@ -124,7 +124,7 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
     assert_eq!(server.memory()["device_allocations"]["after_ready"], 0);
 }
 
-/// A prompt with six large pictures, none of which anybody has shown before.
+/// A prompt with six large images, all new to the server.
 fn gallery(number: usize, stream: bool) -> Value {
     let mut file = std::fs::read(repository().join("tests/fixtures/media/large.jpg")).unwrap();
     let parts: Vec<Value> = (0..6)
@@ -138,7 +138,7 @@ fn gallery(number: usize, stream: bool) -> Value {
     json!({"messages": [{"role": "user", "content": parts}], "max_tokens": 2000, "ignore_eos": true, "stream": stream})
 }
 
-/// A server whose pictures take their time: one at once, on one thread.
+/// A server with slow image encoding: one image at once, on one thread.
 fn seeing() -> Server {
     let flags = [
         "--visual-infer-batch-size",
@@ -225,8 +225,8 @@ fn connections(server: &Server) -> u64 {
     line.and_then(|number| number.parse::<u64>().ok()).unwrap_or_else(|| panic!("{page}")) - 1
 }
 
-/// From here on this client's kernel drops what comes for it, unread and without a word, and the client says nothing either: to the
-/// server it is gone like one whose cable was pulled.
+/// From here on this client's kernel drops all packets for it, unread and without a reply, and the client sends nothing
+/// either. To the server the client looks like one with its cable pulled.
 #[cfg(target_os = "linux")]
 fn vanish(client: &TcpStream) {
     use socket2::{SockFilter, SockRef};
@@ -256,7 +256,7 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
         |stream: bool| json!({"prompt": vec![7; 3000], "max_tokens": 5000, "ignore_eos": true, "stream": stream});
     let patience = Duration::from_secs(60);
     let mut clients = Vec::new();
-    // Its answer has been written, and nobody takes note of it.
+    // The server writes these two answers, and the clients never acknowledge them.
     for stream in [false, true] {
         let client = server.send("/v1/completions", &json!({"prompt": "z", "max_tokens": 2, "stream": stream}));
         vanish(&client);
@@ -272,8 +272,8 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
         clients.push(server.send("/v1/chat/completions", &call(stream)));
     }
     eventually_within("four write", patience, || rows("decode") == 4);
-    // A long prompt takes all rows that are left; who comes behind it waits. It is there first: a body that is quicker to read would
-    // take its place.
+    // A long prompt takes all rows that are left; requests behind it wait. It is sent first: the server could read a
+    // shorter body sooner and start that request instead.
     clients.push(server.send("/v1/completions", &long(false)));
     eventually_within("one is read", patience, || rows("prefill") == 1);
     clients.push(server.send("/v1/completions", &endless(false)));
@@ -301,7 +301,8 @@ fn the_engine_waits_for_no_reader() {
     let mut slow: Vec<TcpStream> =
         [false, true].iter().map(|stream| server.send("/v1/completions", &body(*stream))).collect();
     eventually("both run", || server.status()["totals"]["running"] == 8);
-    // Behind them, in every other phase: who waits, long prompts, forced calls; nobody reads.
+    // Behind them come other requests, for every other phase: waiting, long prompts, forced calls. No client reads its
+    // answer.
     for stream in [false, true] {
         let long =
             json!({"prompt": vec![7; 600], "max_tokens": 20, "ignore_eos": true, "stream": stream, "logprobs": 20});
@@ -323,7 +324,7 @@ fn the_engine_waits_for_no_reader() {
     });
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2, "others are served meanwhile");
-    // Who takes nothing for twelve seconds is given up, with what was kept for it.
+    // If a client takes nothing for twelve seconds, the server closes its connection and frees what it kept for it.
     eventually_within("all is back", Duration::from_secs(28), || server.at_rest() && connections(&server) == 0);
     drop(slow);
 }

@@ -116,7 +116,7 @@ fn a_model_that_is_missing_mistyped_or_damaged() {
     let (found, next) = problem(&cache.doctor(&["smollm2"]).0, "model");
     assert!(found.contains("not in the cache"), "{found}");
     assert_eq!(next, "plimsoll pull smollm2");
-    // Nobody asked for it by name: serve would fetch it.
+    // The command line names no model: serve would fetch the default.
     let (all, code) = cache.doctor(&[]);
     assert_eq!((code, &about(&all, "model")[0]["level"]), (Some(0), &Value::from("note")), "{all:?}");
     assert!(fs::read_dir(&cache.0).unwrap().next().is_none(), "the doctor fetches and makes nothing");
@@ -136,7 +136,7 @@ fn a_model_that_is_missing_mistyped_or_damaged() {
     bytes[last] ^= 1;
     fs::write(&file, &bytes).unwrap();
     fs::File::options().write(true).open(&file).unwrap().set_modified(written).unwrap();
-    // Size and time are right, so only who reads it can know.
+    // Size and time are right, so only reading the file shows the damage.
     let (all, code) = cache.doctor(&[]);
     assert_eq!((code, &about(&all, "model")[0]["level"]), (Some(0), &Value::from("ok")), "{all:?}");
     for args in [&["smollm2"][..], &["--deep"]] {

@@ -1,4 +1,4 @@
-//! EleutherAI's `lm-eval` drives the server, as those do who compare models.
+//! EleutherAI's `lm-eval` drives the server, as in a comparison of models.
 
 use crate::product::Server;
 use crate::python;

@@ -1,5 +1,5 @@
-//! Pictures in numbers, against the demo model: everybody gets the answer to their own, whoever else is there; and thousands of them,
-//! some of whose clients leave in every phase, leave nothing behind.
+//! Many images at once, against the demo model. Each client gets the answer to its own image, whatever the others send.
+//! Thousands of images leave nothing behind, though some clients leave in every phase.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -125,7 +125,7 @@ fn two_hundred_squares_of_two_colours_at_once_are_named_by_those_who_asked() {
     eventually("everything is given back", || server.at_rest());
 }
 
-/// A server that sends pictures so slowly that nobody waits for their end.
+/// A server that sends images so slowly that every client leaves before the end.
 struct Trickle {
     address: SocketAddr,
     asked: Arc<AtomicU64>,
@@ -163,11 +163,11 @@ const ABSENT: &str = "not in the engine";
 /// Where clients mean to leave.
 const LEAVES: [&str; 7] = ["download", "picture's decoding", "queue", "encode", "prefill", "decode", "stream"];
 
-/// So many pictures that nobody has sent before, and so many clients that leave.
+/// How many new images the soak sends, and how many clients leave.
 struct Plan {
     pictures: u64,
     aborts: u64,
-    /// Phases in which somebody must have been seen to leave.
+    /// Phases in which at least one client must have been seen to leave.
     phases: &'static [&'static str],
     /// Bytes that each of these may grow by from one tenth to the next, at the end.
     slopes_max: &'static [(&'static str, f64)],
@@ -193,7 +193,8 @@ const KEPT_MAX: i64 = 4 << 20;
 struct Seen {
     /// Bytes when nothing was left, after each tenth.
     rests: BTreeMap<&'static str, Vec<i64>>,
-    /// In which phase those stood who left, as the server said just before: those that the engine did not know yet too.
+    /// Counts of clients that left, by the phase that the server reported just before. Requests that the engine did not
+    /// have yet count, too.
     left: BTreeMap<(&'static str, String), u64>,
 }
 
@@ -374,7 +375,7 @@ fn soak(plan: &Plan) {
     for lost in ["kv_pages_lost", "state_slots_lost", "encoder_pages_lost", "panics"] {
         assert_eq!(metric(&page, &format!("plimsoll_{lost}_total")), 0, "{lost}");
     }
-    // Who stays is answered; who leaves fails nobody.
+    // Clients that stay are answered; clients that leave cause no failure.
     assert_eq!(requests["failed"], 0, "{requests}");
     assert!(requests["finished"].as_u64().expect("a count") >= plan.pictures, "{requests}");
     assert!(requests["aborted"].as_u64().expect("a count") >= plan.aborts / 4, "{requests}");

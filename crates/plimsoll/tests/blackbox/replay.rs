@@ -103,7 +103,7 @@ fn a_trace_has_a_limit_and_the_one_before_is_kept() {
     server.signal("TERM");
     assert!(server.ended().success());
     let model = fixture("llama");
-    // Whoever starts it again has both traces.
+    // After a restart both traces are there.
     let lines = trace.lines().len();
     let again = Server::start_model(&model, &["--record", trace.name()]);
     assert_eq!(again.get("/health").status, 200);
@@ -157,7 +157,7 @@ fn public_traces_are_read_and_what_is_none_is_said() {
     // Of a later version, whatever else its first line has.
     let words = simulate(&write("later", "{\"plimsoll_trace\": 9, \"pages\": 1}\n")).refused();
     assert!(words.contains("line 1: the trace has version 9; this plimsoll reads version 1"), "{words}");
-    // Whoever wrote it was stopped in the middle of a line: what is whole is replayed.
+    // The recording stopped in the middle of a line: complete lines are replayed.
     let torn = write(
         "torn.jsonl",
         "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [1, 2]}\n{\"timestamp\": 900, \"inp",

@@ -62,7 +62,7 @@ fn routers_follow_the_cache() {
     assert_eq!((none, &tokens[..]), (None, &told[..16]));
     let (second, parent, tokens) = follower.stored();
     assert_eq!((parent, &tokens[..]), (Some(first), &told[16..32]));
-    // Salted prompts are told to nobody: the next thing told is of the next prompt.
+    // No event reports a salted prompt: the next event is about the next prompt.
     let mut salted = prompt(60);
     salted["cache_salt"] = json!("secret");
     server.ask("/v1/completions", &salted);

@@ -61,8 +61,9 @@ fn a_server_whose_log_cannot_be_written_serves_on() {
     assert!(server.ended_within(Duration::from_secs(60)).success());
 }
 
-/// Clocks that have run for ten years, in a time namespace. A clock cannot be made to jump without touching the whole machine's;
-/// that time passes while nothing runs is what SIGSTOP is for, and the time of day is nobody's measure (see below).
+/// A server with clocks that have run for ten years, in a time namespace. A clock jump would touch the whole machine,
+/// so no test makes one. SIGSTOP covers time that passes while nothing runs. The time of day decides nothing (see
+/// below).
 #[test]
 fn a_server_on_a_machine_that_has_been_up_for_ten_years() {
     const YEARS: &str = "315360000";

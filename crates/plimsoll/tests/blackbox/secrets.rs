@@ -95,7 +95,7 @@ fn gallery() -> (String, Arc<Mutex<Vec<String>>>) {
     (address, asked)
 }
 
-/// Answered requests in every API, whole and streamed, and one whose client leaves.
+/// Answered requests in every API, whole and streamed, and one that its client abandons.
 fn answered(server: &Server) {
     for stream in [false, true] {
         let chat = json!({"messages": [{"role": "system", "content": "sesame"}, {"role": "user", "content": "open sesame"}],

@@ -164,7 +164,7 @@ fn answers_do_not_depend_on_the_neighbours() {
     assert_eq!(alone, together);
 }
 
-/// glibc's caches by thread are off, and who has set them or anything else in its environment keeps that.
+/// glibc's per-thread caches are off. Tunables that the user has set in the environment stay.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn threads_keep_no_freed_memory_unless_they_are_told_to() {

@@ -162,7 +162,7 @@ fn models_come_and_go_and_so_does_their_memory() {
                 .sum::<u64>()
         );
         assert_eq!(page["device_allocations"]["after_ready"], 0);
-        // What was done is not forgotten with those who did it.
+        // The counts of requests stay after their model is unloaded.
         assert!(page["requests"]["finished"].as_u64().unwrap() >= 3 * (round + 1), "{page}");
     }
     // Another model under the old name is what is planned and loaded next.
@@ -257,7 +257,7 @@ fn one_line_for_all_of_them() {
     let error = refused.json()["error"].clone();
     assert_eq!(error["code"], "model_does_not_fit");
     assert!(error["message"].as_str().unwrap().contains("it needs"), "{error}");
-    // Who is in use stays, and who would need its room is told so.
+    // A model in use stays loaded. A request that needs its memory for another model is refused and told so.
     let body = json!({"model": "smol", "prompt": "Once", "max_tokens": 2000, "ignore_eos": true, "stream": true});
     let mut busy = stream(&server, &body);
     read_to(&mut busy, "data: ");
@@ -273,7 +273,7 @@ fn one_line_for_all_of_them() {
     assert!(server.log().contains("the ledger at the end"), "{}", server.log());
 }
 
-/// Whoever reads "ready" expects every name to mean something.
+/// When "ready" is printed, every name must lead to a model.
 #[test]
 fn a_name_without_a_model_is_found_before_ready() {
     let folder = Folder::new("nothing-there");

@@ -78,7 +78,7 @@ fn an_idle_server_ends_at_once() {
 #[test]
 #[ignore = "models"]
 fn what_does_not_finish_in_time_is_told_so() {
-    // When its time is over, or when somebody does not want to wait for that.
+    // The drain ends when its time is over or at a second signal.
     for (seconds, again) in [("1", false), ("600", true)] {
         let mut server = Server::start(&[&POOL[..], &["--drain-seconds", seconds]].concat());
         let stream = running_stream(&server, 8000);

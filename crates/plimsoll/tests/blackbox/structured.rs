@@ -157,7 +157,7 @@ fn a_sandbox_that_is_killed_is_replaced_and_none_outlives_its_server() {
         let killed = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
         assert!(killed.expect("kill runs").success());
     }
-    // The answer to a job whose process was killed may be an error; the next one is not.
+    // A job may get an error if its process was killed; the next job gets none.
     eventually("the sandboxes are replaced", || {
         server.post("/v1/completions", &completion(&json!({"const": "b"}))).status == 200
     });

@@ -1,5 +1,5 @@
-//! What a process is given by others: a log that nobody reads, a limit on files, few threads, an environment. None of it ends the server, and
-//! what would change it unnoticed is refused.
+//! What a process gets from outside: a log without a reader, a limit on files, few threads, an environment. None of
+//! these ends the server. A value that would change it unnoticed is refused.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -30,7 +30,7 @@ impl Drop for Folder {
     }
 }
 
-/// A server whose log goes to `log`, after `before` in the shell that starts it.
+/// A server that logs to `log`. The shell that starts it runs `before` first.
 fn logging_to(log: &Path, before: &str) -> Server {
     let model = fixture("llama");
     let serve = plimsoll(["serve", model.to_str().unwrap(), "--port", "0", "--max-total-token-num", "4096"]);

@@ -25,7 +25,7 @@ pub fn request(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> st
     Answer::read(stream)
 }
 
-/// An answer whose head has been read.
+/// An answer with its head already read.
 pub struct Answer {
     pub status: u16,
     headers: Vec<(String, String)>,

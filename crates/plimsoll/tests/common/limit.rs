@@ -1,4 +1,5 @@
-//! A memory cgroup around processes: a limit that somebody else has set and the kernel keeps. `tools/cage.sh` makes it.
+//! A memory cgroup around processes: a limit that is set from outside and that the kernel enforces. `tools/cage.sh`
+//! makes it.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::io::Write;
@@ -12,7 +13,7 @@ pub fn tool(name: &str) -> PathBuf {
     repository().join("tools").join(name)
 }
 
-/// Says something that nobody can overlook: straight to the standard error, past the test harness.
+/// Prints a notice straight to the standard error, past the test harness, so that it cannot be overlooked.
 pub fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -36,7 +36,7 @@ pub fn stored(width: u32, height: u32, raw: &[u8]) -> Vec<u8> {
     file(width, height, &data)
 }
 
-/// A PNG whose head says this size and whose data are what they are.
+/// A PNG with this size in its head and with these data, valid or not.
 pub fn file(width: u32, height: u32, data: &[u8]) -> Vec<u8> {
     let head = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
     [b"\x89PNG\r\n\x1a\n".to_vec(), chunk(b"IHDR", &head), chunk(b"IDAT", data), chunk(b"IEND", &[])].concat()
@@ -81,7 +81,7 @@ pub fn part(bytes: &[u8]) -> Value {
     linked(&data_url(bytes))
 }
 
-/// A part whose picture lies elsewhere.
+/// A part that links to an image.
 pub fn linked(url: &str) -> Value {
     json!({"type": "image_url", "image_url": {"url": url}})
 }

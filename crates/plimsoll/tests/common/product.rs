@@ -195,7 +195,7 @@ impl Server {
         answer
     }
 
-    /// POST whose answer nobody reads yet.
+    /// Sends a POST and does not read the answer yet.
     pub fn send(&self, path: &str, body: &Value) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).expect("the server listens");
         stream.write_all(&posted(path, body)).expect("the server reads");

@@ -1,4 +1,4 @@
-//! Books that did not balance: lists that nobody emptied, pools that were not given back, caches counted by number.
+//! Faults of accounting: lists that were never emptied, pools that were not freed, caches counted by entries.
 
 use serde_json::json;
 
@@ -267,7 +267,7 @@ fn v_a2_the_last_request_gives_back_though_nobody_comes_after_it() {
     assert_eq!((count(&server, "aborted"), count(&server, "finished")), (1, 0));
 }
 
-// TensorRT-LLM 5509, 13777: buffers of stop words, and statistics that nobody read, grew without bound.
+// TensorRT-LLM 5509, 13777: buffers of stop words, and statistics without a reader, grew without bound.
 #[test]
 fn t_66_v_54_stop_strings_leave_nothing_and_hold_back_no_more_than_themselves() {
     let server = tiny(&[]);

@@ -4,7 +4,7 @@
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is taken away, and who must notice.
+/// The protection that is removed, and the test that must then fail.
 pub const BROKEN: &[(&str, &str)] = &[
     ("T-01", "activation::t_01_prompt_logprobs_of_a_whole_context_come_in_steps_that_were_proven"),
     ("T-11", "profiling::t_11_of_two_that_start_at_once_in_room_for_one_and_a_half_one_stays_in_port"),
@@ -93,7 +93,7 @@ fn every_exhibit_of_the_list_fails_without_its_protection() {
     assert!(unnoticed.is_empty(), "{}", unnoticed.join("\n\n"));
 }
 
-// Whoever adds a switch shows what it is for, and a release has none.
+// A new switch needs a test that shows its purpose. A release build has no switch.
 #[test]
 fn every_switch_in_the_source_has_an_exhibit_and_every_exhibit_a_switch() {
     let mut found = Vec::new();

@@ -9,7 +9,8 @@ use crate::http::request;
 use crate::product::{eventually, posted};
 use crate::visitor::{count, events, greedy, ids, number, prompt, rests, says, tiny, until, with};
 
-// vllm-mlx engine_core.py:457, Rapid-MLX 1759: a waiting request whose client had gone stayed in the queue and ran to its end.
+// vllm-mlx engine_core.py:457, Rapid-MLX 1759: a waiting request stayed in the queue after its client had gone, and ran
+// to its end.
 #[test]
 fn v_a_who_goes_while_waiting_leaves_the_queue_at_once() {
     let server = tiny(&["--running-max-req-size", "1", "--graph-max-batch-size", "1"]);
@@ -26,7 +27,8 @@ fn v_a_who_goes_while_waiting_leaves_the_queue_at_once() {
     rests(&server);
 }
 
-// vllm-mlx af46e0d: nobody looked whether the client was still there; prompts were computed for the dead.
+// vllm-mlx af46e0d: the server did not check whether the client was still there, and computed prompts for clients that
+// had gone.
 #[test]
 fn v_27_who_goes_in_the_prompt_takes_the_rest_of_it_along() {
     let server = tiny(&["--batch-max-tokens", "16", "--graph-max-batch-size", "4"]);
@@ -48,7 +50,7 @@ fn v_28_who_goes_while_input_of_theirs_is_unread_is_noticed() {
     let server = tiny(&["--max-total-token-num", "139264"]);
     let body = with(greedy(&prompt(1, 20), 3900), json!({"n": 64, "return_token_ids": false}));
     let mut client = server.send("/v1/completions", &body);
-    // A second request behind it: the end of the connection lies behind bytes that nobody reads.
+    // A second request behind it: the end of the connection lies behind bytes that the server does not read.
     std::io::Write::write_all(&mut client, &posted("/v1/completions", &body)).expect("open");
     eventually("64 run", || number(&server.memory()["pools"]["requests"]["running"]) == 64);
     drop(client);
@@ -150,7 +152,7 @@ fn v_i_a_stream_is_cancelled_by_the_id_it_shows() {
     assert_eq!(cancel("cmpl-unknown").status, 404);
 }
 
-// Rapid-MLX 723: a request whose submission was cancelled half-way stayed without a consumer.
+// Rapid-MLX 723: a submission that was cancelled half-way left its request without a consumer.
 #[test]
 fn r_723_bodies_that_end_half_way_leave_no_request() {
     let server = tiny(&[]);

@@ -41,7 +41,7 @@ fn t_24_more_pictures_than_were_planned_are_refused() {
 /// Room for the outputs of three pictures of 128 × 128, 256 tokens of 96 numbers each.
 const ROOM_FOR_THREE: [&str; 4] = ["--encoder-output-bytes", "294912", "--max-video-frames", "2"];
 
-// vllm 31857, 31699, 31765; lightllm 901: waiting requests held what others needed to go on; everybody waited.
+// vllm 31857, 31699, 31765; lightllm 901: waiting requests held what others needed to go on, and all of them waited.
 #[test]
 fn t_25_t_35_two_pictures_each_in_room_for_three_all_finish() {
     let server = serve("vl-qwen3", &[&ROOM_FOR_THREE[..], &["--batch-max-tokens", "64"]].concat());

@@ -133,7 +133,7 @@ fn t_52_t_53_t_55_four_times_what_the_pool_holds_comes_to_its_end_with_the_same_
     rests(&server);
 }
 
-// omlx 947, 1372: there was a guard against pressure, and nobody called it.
+// omlx 947, 1372: there was a guard against memory pressure, and no code called it.
 #[test]
 fn t_60_a_line_that_sinks_under_a_running_server_is_noticed() {
     let flags = ["--max-total-token-num", "8192"];

@@ -76,7 +76,7 @@ fn t_20_a_pool_that_is_planned_starts() {
     }
 }
 
-// sglang-omni 292: one flag had to go up for one shortage and down for another, and nobody said which it was.
+// sglang-omni 292: one flag had to go up for one shortage and down for another, and no message said which it was.
 #[test]
 fn t_18_a_plan_that_does_not_fit_names_what_is_short_and_every_flag_that_helps() {
     let words = run(&served("llama", &["--memory-budget", "30MiB"])).refused();

@@ -105,7 +105,7 @@ fn v_61_bodies_are_bounded_however_they_come() {
     assert!(too_many.contains("4096"), "{too_many}");
 }
 
-// vllm-mlx 335: addresses in a request were fetched, whoever they led to.
+// vllm-mlx 335: the server fetched addresses from a request, wherever they led.
 #[test]
 fn v_61_nothing_in_a_request_to_a_model_of_text_is_fetched() {
     let server = tiny(&[]);

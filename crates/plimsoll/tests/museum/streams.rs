@@ -1,4 +1,4 @@
-//! Streams that did not end, ended without a word, or kept everybody else waiting.
+//! Streams that did not end, ended without a terminator, or blocked other requests.
 
 use serde_json::{Value, json};
 
@@ -61,7 +61,7 @@ fn v_44_an_answer_that_ends_inside_a_call_says_so() {
     rests(&server);
 }
 
-// vllm-mlx 414: a prompt kept everybody's decoding waiting, for 20 to 30 seconds.
+// vllm-mlx 414: a prompt blocked the decoding of all other requests for 20 to 30 seconds.
 #[test]
 fn v_37_streams_go_on_while_a_long_prompt_is_computed() {
     let server = tiny(&["--batch-max-tokens", "32", "--graph-max-batch-size", "4"]);

@@ -34,7 +34,7 @@ fn small<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
     all
 }
 
-/// The words of the command that serves a fixture model, for those who start it elsewhere.
+/// The arguments of the command that serves a fixture model, for tests that start it elsewhere.
 pub fn served<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
     // A few paths for the life of a test.
     let path: &'static str = fixture(model).to_str().expect("UTF-8").to_owned().leak();

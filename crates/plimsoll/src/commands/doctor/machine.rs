@@ -1,4 +1,4 @@
-//! What the machine and whoever set its limits give: processor, memory, files, port, clock, neighbours.
+//! Checks of the machine and its limits: processor, memory, files, port, clock, other servers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

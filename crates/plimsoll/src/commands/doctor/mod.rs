@@ -58,7 +58,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether somebody asks for these models by name.
+    /// Whether the command line names models.
     fn names_models(&self) -> bool {
         self.model.is_some() || self.models.is_some()
     }
@@ -70,7 +70,7 @@ impl Args {
 enum Level {
     /// As it should be.
     Ok,
-    /// It will work; whoever wants more can change something.
+    /// It works, but a change could improve it.
     Note,
     /// The server will not start, or not keep what it promises.
     Problem,

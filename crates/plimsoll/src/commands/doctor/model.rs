@@ -71,7 +71,7 @@ fn files_of(name: &str, cache: &Cache, args: &Args, report: &mut Report) -> Opti
         report.ok("model", format!("{name}: nothing is known that its files could be compared with"));
         return Some(path);
     }
-    // Reading takes time: only for who asks.
+    // Reading all files takes time: only with --deep or for named models.
     let read = args.deep || args.names_models();
     let files = cache.check(&model, read, progress(args).as_mut());
     if files.iter().all(|file| file.state == FileState::Missing) {
@@ -96,7 +96,7 @@ fn missing(model: &ModelRef, args: &Args, free: Option<u64>, report: &mut Report
             format!("{found}, and its {} do not fit there", Bytes(bytes)),
             "make room, `plimsoll rm` a model, or set PLIMSOLL_CACHE to a larger disk",
         ),
-        // Who named it wants to know before the server is started.
+        // A problem for a model that the command line names; else `serve` fetches it.
         _ if args.names_models() => report.problem("model", found, format!("plimsoll pull {name}")),
         _ => report.note("model", found, format!("plimsoll pull {name}; `serve` does it, too")),
     }
@@ -198,7 +198,7 @@ pub fn plans(
     Ok(())
 }
 
-/// Whose plan is judged, and what is planned beside it in the same process.
+/// The model under test: its name, and the bytes planned beside it in the same process.
 struct Subject {
     name: String,
     beside: u64,
