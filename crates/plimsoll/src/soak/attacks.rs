@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
 use super::ask::refusal;
-use super::manners::Setting;
+use super::client_profiles::Setting;
 use super::tally::Outcome;
 use crate::bench::prompts::Random;
 

@@ -3,9 +3,9 @@
 
 use std::fmt::Write;
 
+use super::faults::Fault;
 use super::memory::LEVELS;
 use super::watch::Look;
-use super::weather::Spell;
 
 const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 70.0;
@@ -30,7 +30,7 @@ pub struct Chart<'a> {
     /// The limit around the server.
     pub limit: Option<u64>,
     /// The trouble.
-    pub spells: &'a [Spell],
+    pub faults: &'a [Fault],
 }
 
 impl Chart<'_> {
@@ -55,7 +55,7 @@ impl Chart<'_> {
         )?;
         writeln!(out, "<rect width='{WIDTH}' height='{height}' fill='#fff'/>")?;
         writeln!(out, "<text x='{LEFT}' y='24' font-size='16'>{}</text>", escape(&self.title))?;
-        self.weather(out, height)?;
+        self.faults(out, height)?;
         self.sea(out)?;
         let degradation = TOP + SEA + GAP;
         self.degradation(out, degradation)?;
@@ -65,25 +65,25 @@ impl Chart<'_> {
     }
 
     /// Bands behind everything, named above.
-    fn weather(&self, out: &mut String, height: f64) -> std::fmt::Result {
+    fn faults(&self, out: &mut String, height: f64) -> std::fmt::Result {
         let mut named = Vec::new();
-        for spell in self.spells {
-            let colour = match spell.kind {
+        for fault in self.faults {
+            let colour = match fault.kind {
                 super::scenario::Kind::Balloon => "#f4c7c3",
                 super::scenario::Kind::Busy => "#fce8b2",
                 super::scenario::Kind::Stop => "#c9c9c9",
                 super::scenario::Kind::Flood => "#b7d7f5",
                 super::scenario::Kind::FullDisk => "#d9c4ec",
             };
-            let from = self.x(spell.from_s);
-            let width = (self.x(spell.to_s.unwrap_or(f64::MAX)) - from).max(1.0);
+            let from = self.x(fault.from_s);
+            let width = (self.x(fault.to_s.unwrap_or(f64::MAX)) - from).max(1.0);
             let bottom = height - GAP - TOP;
             writeln!(
                 out,
                 "<rect x='{from:.1}' y='{TOP}' width='{width:.1}' height='{bottom}' fill='{colour}' opacity='.7'/>"
             )?;
-            if !named.contains(&(spell.kind, colour)) {
-                named.push((spell.kind, colour));
+            if !named.contains(&(fault.kind, colour)) {
+                named.push((fault.kind, colour));
             }
         }
         for (i, (kind, colour)) in named.iter().enumerate() {
@@ -217,15 +217,15 @@ mod tests {
             calm: true,
         };
         let looks: Vec<Look> = (0..120).map(look).collect();
-        let spell = |kind, to_s| Spell { kind, from_s: 10.0, to_s, seen: Ok(String::new()) };
-        let spells = [spell(Kind::Balloon, Some(20.0)), spell(Kind::Stop, None), spell(Kind::Stop, Some(30.0))];
+        let fault = |kind, to_s| Fault { kind, from_s: 10.0, to_s, seen: Ok(String::new()) };
+        let faults = [fault(Kind::Balloon, Some(20.0)), fault(Kind::Stop, None), fault(Kind::Stop, Some(30.0))];
         let (line, limit) = (Some(200 << 20), Some(210 << 20));
-        let drawn = Chart { title: "a < b & c".into(), looks: &looks, line, limit, spells: &spells }.draw();
+        let drawn = Chart { title: "a < b & c".into(), looks: &looks, line, limit, faults: &faults }.draw();
         assert!(drawn.starts_with("<svg") && drawn.ends_with("</svg>\n"));
         assert!(drawn.contains("a &lt; b &amp; c") && drawn.contains("the line: planned, 200.0 MiB"));
         assert!(drawn.contains("balloon") && drawn.matches(">stopped<").count() == 1, "each kind is named once");
         assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
-        let empty = Chart { title: String::new(), looks: &[], line: None, limit: None, spells: &[] }.draw();
+        let empty = Chart { title: String::new(), looks: &[], line: None, limit: None, faults: &[] }.draw();
         assert!(!empty.contains("NaN") && !empty.contains("inf"), "{empty}");
     }
 }

@@ -6,8 +6,8 @@
 use std::sync::{Mutex, MutexGuard};
 
 use super::ask::{Question, Reading, ask};
-use super::book::same;
-use super::manners::Setting;
+use super::client_profiles::Setting;
+use super::golden_answers::same;
 use super::tally::Outcome;
 use crate::bench::prompts::Random;
 

@@ -1,4 +1,4 @@
-//! Which manners of clients there are, and how many of each.
+//! Which client profiles of clients there are, and how many of each.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,81 +7,81 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::book::Book;
-use super::manners::Manner;
+use super::client_profiles::ClientProfile;
+use super::golden_answers::GoldenAnswers;
 use crate::bench::prompts::Random;
 
 /// Manners with their weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mix(Vec<(Manner, u64)>);
+pub struct Mix(Vec<(ClientProfile, u64)>);
 
 /// Clients that want an answer.
-const POLITE: [(Manner, u64); 9] = [
-    (Manner::Whole, 12),
-    (Manner::Stream, 20),
-    (Manner::Chat, 10),
-    (Manner::Shared, 16),
-    (Manner::Fixed, 16),
-    (Manner::Picture, 4),
-    (Manner::Tools, 2),
-    (Manner::Form, 3),
-    (Manner::Heavy, 2),
+const POLITE: [(ClientProfile, u64); 9] = [
+    (ClientProfile::Whole, 12),
+    (ClientProfile::Stream, 20),
+    (ClientProfile::Chat, 10),
+    (ClientProfile::Shared, 16),
+    (ClientProfile::Fixed, 16),
+    (ClientProfile::Picture, 4),
+    (ClientProfile::Tools, 2),
+    (ClientProfile::Form, 3),
+    (ClientProfile::Heavy, 2),
 ];
 
 /// Clients that leave, dawdle or mean harm.
-const HOSTILE: [(Manner, u64); 12] = [
-    (Manner::LeavesEarly, 6),
-    (Manner::LeavesLate, 8),
-    (Manner::Slow, 4),
-    (Manner::Stalled, 1),
-    (Manner::HalfOpen, 3),
-    (Manner::Malformed, 4),
-    (Manner::Oversized, 1),
-    (Manner::Greedy, 2),
-    (Manner::TooLong, 1),
-    (Manner::Curious, 1),
-    (Manner::Giant, 1),
-    (Manner::Schemas, 3),
+const HOSTILE: [(ClientProfile, u64); 12] = [
+    (ClientProfile::LeavesEarly, 6),
+    (ClientProfile::LeavesLate, 8),
+    (ClientProfile::Slow, 4),
+    (ClientProfile::Stalled, 1),
+    (ClientProfile::HalfOpen, 3),
+    (ClientProfile::Malformed, 4),
+    (ClientProfile::Oversized, 1),
+    (ClientProfile::Greedy, 2),
+    (ClientProfile::TooLong, 1),
+    (ClientProfile::Curious, 1),
+    (ClientProfile::Giant, 1),
+    (ClientProfile::Schemas, 3),
 ];
 
 /// All clients generate 800 tokens, except the ones that check fixed answers.
-const MARATHON: [(Manner, u64); 2] = [(Manner::Marathon, 15), (Manner::Fixed, 1)];
+const MARATHON: [(ClientProfile, u64); 2] = [(ClientProfile::Marathon, 15), (ClientProfile::Fixed, 1)];
 
 impl Mix {
     /// All kinds of clients.
     pub fn all() -> Self {
-        Self([&POLITE[..], &HOSTILE[..], &[(Manner::Marathon, 1)]].concat())
+        Self([&POLITE[..], &HOSTILE[..], &[(ClientProfile::Marathon, 1)]].concat())
     }
 
     /// Without the clients that need what this server does not support; none if no client is left.
-    pub fn for_server(&self, book: &Book) -> Option<Self> {
-        let known = |manner: Manner| manner.needs().is_none_or(|kind| book.knows(kind));
-        let left: Vec<_> = self.0.iter().copied().filter(|(manner, _)| known(*manner)).collect();
+    pub fn for_server(&self, golden_answers: &GoldenAnswers) -> Option<Self> {
+        let known = |profile: ClientProfile| profile.needs().is_none_or(|kind| golden_answers.knows(kind));
+        let left: Vec<_> = self.0.iter().copied().filter(|(profile, _)| known(*profile)).collect();
         (!left.is_empty()).then_some(Self(left))
     }
 
     /// Whether no client in the mix wants an answer.
     pub fn is_hostile(&self) -> bool {
-        self.0.iter().all(|(manner, _)| HOSTILE.iter().any(|(hostile, _)| hostile == manner))
+        self.0.iter().all(|(profile, _)| HOSTILE.iter().any(|(hostile, _)| hostile == profile))
     }
 
     /// Chooses by weight.
-    pub fn choose(&self, random: &mut Random) -> Manner {
+    pub fn choose(&self, random: &mut Random) -> ClientProfile {
         let mut at = random.below(self.0.iter().map(|(_, weight)| weight).sum());
-        for (manner, weight) in &self.0 {
+        for (profile, weight) in &self.0 {
             if at < *weight {
-                return *manner;
+                return *profile;
             }
             at -= weight;
         }
-        Manner::Whole
+        ClientProfile::Whole
     }
 }
 
 impl FromStr for Mix {
     type Err = String;
 
-    /// `all`, `polite`, `hostile`, `marathon`, or manners with weights: `stream=4,giant=1`.
+    /// `all`, `polite`, `hostile`, `marathon`, or client profiles with weights: `stream=4,giant=1`.
     fn from_str(text: &str) -> Result<Self, String> {
         let named = match text {
             "all" => return Ok(Self::all()),
@@ -95,8 +95,8 @@ impl FromStr for Mix {
         }
         let part = |part: &str| {
             let (name, weight) = part.split_once('=').unwrap_or((part, "1"));
-            let manner = Manner::from_str(name.trim(), true).map_err(|_| {
-                let all: Vec<String> = Manner::value_variants()
+            let profile = ClientProfile::from_str(name.trim(), true).map_err(|_| {
+                let all: Vec<String> = ClientProfile::value_variants()
                     .iter()
                     .filter_map(|m| Some(m.to_possible_value()?.get_name().into()))
                     .collect();
@@ -106,7 +106,7 @@ impl FromStr for Mix {
                 )
             })?;
             match weight.trim().parse() {
-                Ok(weight @ 1..=1_000_000) => Ok((manner, weight)),
+                Ok(weight @ 1..=1_000_000) => Ok((profile, weight)),
                 _ => Err(format!("the weight of {name} is '{weight}'; 1 to 1000000 are allowed")),
             }
         };
@@ -116,8 +116,8 @@ impl FromStr for Mix {
 
 impl fmt::Display for Mix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (i, (manner, weight)) in self.0.iter().enumerate() {
-            let name = manner.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        for (i, (profile, weight)) in self.0.iter().enumerate() {
+            let name = profile.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
             write!(f, "{}{name}={weight}", if i == 0 { "" } else { "," })?;
         }
         Ok(())
@@ -131,7 +131,7 @@ impl Serialize for Mix {
 }
 
 impl<'de> Deserialize<'de> for Mix {
-    /// As text, or as a table of manners and weights.
+    /// As text, or as a table of client profiles and weights.
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
@@ -158,13 +158,13 @@ mod tests {
         let mix: Mix = "all".parse().unwrap();
         let mut random = Random::new(3);
         let total: u64 = mix.0.iter().map(|(_, weight)| weight).sum();
-        assert_eq!(mix.0.len(), Manner::value_variants().len(), "everybody is there");
+        assert_eq!(mix.0.len(), ClientProfile::value_variants().len(), "everybody is there");
         let visits = 100_000;
-        let chosen: Vec<Manner> = (0..visits).map(|_| mix.choose(&mut random)).collect();
-        for (manner, weight) in &mix.0 {
-            let share = chosen.iter().filter(|m| *m == manner).count() as f64 / visits as f64;
+        let chosen: Vec<ClientProfile> = (0..visits).map(|_| mix.choose(&mut random)).collect();
+        for (profile, weight) in &mix.0 {
+            let share = chosen.iter().filter(|m| *m == profile).count() as f64 / visits as f64;
             let expected = *weight as f64 / total as f64;
-            assert!((share - expected).abs() < 0.01, "{manner:?}: {share} instead of {expected}");
+            assert!((share - expected).abs() < 0.01, "{profile:?}: {share} instead of {expected}");
         }
     }
 

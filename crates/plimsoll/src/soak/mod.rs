@@ -1,4 +1,4 @@
-//! `plimsoll soak`: many clients of all manners against one server for a while, and a verdict.
+//! `plimsoll soak`: many clients of all client profiles against one server for a while, and a verdict.
 //!
 //! Some clients behave, some leave in the middle, some read slowly or not at all, some send rubbish. Meanwhile fixed
 //! prompts must keep giving the answers they gave when they were alone, the process must stay under its line, and at
@@ -7,13 +7,14 @@
 mod ask;
 mod attacks;
 pub mod balloon;
-mod book;
 mod chart;
+mod client_profiles;
+mod faults;
 mod find;
+mod golden_answers;
 mod keep;
 mod launch;
 mod limits;
-mod manners;
 mod memory;
 mod mix;
 mod picture;
@@ -23,7 +24,6 @@ mod schemas;
 mod tally;
 mod verdict;
 mod watch;
-mod weather;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -44,18 +44,18 @@ use crate::bench::prompts::{Random, Scale};
 use crate::bench::{first_model, write_json};
 use crate::replay::drive::{Models, Pace, replay};
 use crate::replay::{Format, Replayed, read};
-use book::Book;
 use chart::Chart;
+use client_profiles::Setting;
+use faults::{FaultInjector, FaultLog, Victim};
+use golden_answers::GoldenAnswers;
 use keep::Keep;
 use launch::Launched;
 use limits::Limits;
-use manners::Setting;
 use memory::Page;
 use scenario::{Crowd, Kind, Load, Replay, Scenario, Trouble};
 use tally::Tally;
 use verdict::{Evidence, Verdict};
 use watch::Watch;
-use weather::{Sky, Victim, Weather};
 
 /// What to do to the server.
 #[derive(Clone, Debug, clap::Args)]
@@ -148,20 +148,20 @@ async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Sett
     // What must be served has to fit, with room for a stalled client's longer answer.
     let prompt_tokens = crowd.prompt_tokens.min(context / 2);
     let output_tokens = crowd.output_tokens.min(context / 8).max(1);
-    let book = Book::record(target, &model, scale, prompt_tokens).await?;
+    let golden_answers = GoldenAnswers::record(target, &model, scale, prompt_tokens).await?;
     let schemas: Vec<Vec<_>> = args.schemas.iter().map(|file| schemas::read(file)).collect::<Result<_>>()?;
-    crowd.mix = crowd.mix.for_server(&book).context("this server knows none of the requests in the mix")?;
+    crowd.mix = crowd.mix.for_server(&golden_answers).context("this server knows none of the requests in the mix")?;
     Ok(Setting {
         target: target.clone(),
         model,
         scale,
-        book,
+        golden_answers,
         prompt_tokens,
         output_tokens,
         context,
         patience: Duration::from_secs(crowd.patience),
         at_once: AT_ONCE.max(Duration::from_millis(crowd.health_ms)),
-        sky: Arc::new(Sky::new()),
+        fault_log: Arc::new(FaultLog::new()),
         keep: Keep::default(),
         schemas: schemas.concat(),
         tally: Tally::default(),
@@ -174,13 +174,13 @@ fn begin(
     target: &Target,
     pid: Option<u32>,
     disk: Option<PathBuf>,
-    sky: &Arc<Sky>,
-) -> Result<Weather> {
+    fault_log: &Arc<FaultLog>,
+) -> Result<FaultInjector> {
     let mut troubles = scenario.chaos.clone();
     // A disk that could not be had cannot be full; that it is missing is in the verdict.
     troubles.retain(|trouble| trouble.kind != Kind::FullDisk || disk.is_some());
     let victim = Victim { pid, authority: target.authority.clone(), disk };
-    Weather::start(troubles, &victim, sky)
+    FaultInjector::start(troubles, &victim, fault_log)
 }
 
 async fn soak(
@@ -196,15 +196,15 @@ async fn soak(
     let pid = args.pid.or(server.as_ref().map(Launched::pid)).or_else(|| find::listener(&target.authority));
     eprintln!(
         "{} questions answered alone; {} clients for {} s, process {}",
-        setting.book.len(),
+        setting.golden_answers.len(),
         crowd.clients,
         crowd.duration.as_secs(),
         pid.map_or_else(|| "unseen".into(), |pid| pid.to_string())
     );
     let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
     let limits = pid.and_then(Limits::of);
-    let watch = Watch::start(&target, pid, limits.clone(), &setting.sky, setting.at_once);
-    let weather = begin(&scenario, &target, pid, server.as_ref().and_then(Launched::disk), &setting.sky)?;
+    let watch = Watch::start(&target, pid, limits.clone(), &setting.fault_log, setting.at_once);
+    let faults = begin(&scenario, &target, pid, server.as_ref().and_then(Launched::disk), &setting.fault_log)?;
     let started = Instant::now();
     let trace = scenario.trace.as_ref().map(|trace| trace_of(&setting, trace)).transpose()?;
     come_and_go(&crowd, &setting).await;
@@ -213,17 +213,18 @@ async fn soak(
         None => None,
     };
     let busy_s = started.elapsed().as_secs_f64();
-    drop(weather);
+    drop(faults);
     let watched = watch.stop().await;
     let after = memory::wait_for_idle(&target, pid, before.sample, IDLE_WITHIN).await;
     // Alone again: what came before must have left no trace.
-    let again = (setting.book.len(), setting.book.compare_all(&setting).await);
+    let again = (setting.golden_answers.len(), setting.golden_answers.compare_all(&setting).await);
     let alone = setting.keep.compare_all(&setting).await;
     let limits = limits.map(|limits| limits.kept());
     let without = server.as_ref().map_or_else(Vec::new, |server| server.without.clone());
     let ended = server.map(Launched::end);
     let (ended, complaints) = ended.map_or((None, Vec::new()), |(ended, complaints)| (Some(ended), complaints));
-    let (tally, spells, unknown) = (setting.tally.take(), setting.sky.all(), setting.book.unknown.clone());
+    let (tally, faults, unknown) =
+        (setting.tally.take(), setting.fault_log.all(), setting.golden_answers.unknown.clone());
     let (crowd, line) = (&crowd, args.line);
     let evidence = Evidence {
         crowd,
@@ -232,7 +233,7 @@ async fn soak(
         tally,
         watched,
         limits,
-        spells,
+        faults,
         without,
         unknown,
         replayed,
@@ -292,7 +293,7 @@ fn hand_in(args: &Args, scenario: &Scenario, verdict: &Verdict, evidence: &Evide
         let limit = evidence.limits.as_ref().map(|limits| limits.bytes);
         // A limit far above is the machine's, and would only press the picture flat.
         let limit = limit.filter(|limit| line.is_some_and(|line| *limit < line * 3));
-        let chart = Chart { title, looks: &looks, line, limit, spells: &evidence.spells };
+        let chart = Chart { title, looks: &looks, line, limit, faults: &evidence.faults };
         std::fs::write(path, chart.draw()).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
@@ -316,9 +317,9 @@ async fn come_and_go(crowd: &Crowd, setting: &Arc<Setting>) {
         let mut random = Random::new(crowd.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(client)));
         clients.spawn(async move {
             while Instant::now() < until {
-                let manner = mix.choose(&mut random);
-                let outcome = manner.act(&setting, &mut random, until).await;
-                setting.tally.add(manner, outcome);
+                let profile = mix.choose(&mut random);
+                let outcome = profile.act(&setting, &mut random, until).await;
+                setting.tally.add(profile, outcome);
                 let rest = Duration::from_millis(random.between(0, 2 * think_ms));
                 sleep(rest.min(until.saturating_duration_since(Instant::now()))).await;
             }

@@ -29,7 +29,7 @@ pub struct Load {
     #[arg(long, value_parser = duration)]
     #[serde(default, deserialize_with = "seconds", skip_serializing_if = "Option::is_none")]
     pub duration: Option<Duration>,
-    /// Which clients: all, polite, hostile, marathon (800 tokens each), or manners with weights, as stream=4,giant=1 [default: all].
+    /// Which clients: all, polite, hostile, marathon (800 tokens each), or client profiles with weights, as stream=4,giant=1 [default: all].
     #[arg(long)]
     pub mix: Option<Mix>,
     /// Milliseconds that a client rests between two visits, on average [default: 0].

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::ask::refusal;
-use super::manners::Setting;
+use super::client_profiles::Setting;
 use super::tally::Outcome;
 use crate::bench::prompts::Random;
 

@@ -1,11 +1,11 @@
-//! What came of every visit, by manner of client.
+//! What came of every visit, by client profile of client.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
 
 use serde::Serialize;
 
-use super::manners::Manner;
+use super::client_profiles::ClientProfile;
 
 /// What came of one visit.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub enum Outcome {
 /// Most findings that are kept in words.
 const FINDINGS: usize = 50;
 
-/// Counts of one manner.
+/// Counts of one client profile.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Counts {
     /// As it should be.
@@ -47,8 +47,8 @@ pub struct Counts {
 /// Everything counted so far.
 #[derive(Debug, Default, Serialize)]
 pub struct Counted {
-    /// Counts by manner.
-    pub by_manner: BTreeMap<Manner, Counts>,
+    /// Counts by client profile.
+    pub by_profile: BTreeMap<ClientProfile, Counts>,
     /// The first findings in words.
     pub findings: Vec<String>,
 }
@@ -56,14 +56,14 @@ pub struct Counted {
 impl Counted {
     /// Whether a client with a valid request got a good answer.
     pub fn answered(&self) -> bool {
-        use Manner::{Chat, Fixed, Form, Heavy, Marathon, Picture, Shared, Stream, Tools, Whole};
+        use ClientProfile::{Chat, Fixed, Form, Heavy, Marathon, Picture, Shared, Stream, Tools, Whole};
         let sensible = [Whole, Stream, Chat, Shared, Fixed, Picture, Tools, Form, Marathon, Heavy];
-        sensible.iter().any(|manner| self.by_manner.get(manner).is_some_and(|counts| counts.good > 0))
+        sensible.iter().any(|profile| self.by_profile.get(profile).is_some_and(|counts| counts.good > 0))
     }
 
-    /// Sums one count over all manners.
+    /// Sums one count over all client profiles.
     pub fn sum(&self, of: fn(&Counts) -> u64) -> u64 {
-        self.by_manner.values().map(of).sum()
+        self.by_profile.values().map(of).sum()
     }
 }
 
@@ -78,9 +78,9 @@ impl Tally {
     }
 
     /// Counts one visit.
-    pub fn add(&self, manner: Manner, outcome: Outcome) {
+    pub fn add(&self, profile: ClientProfile, outcome: Outcome) {
         let mut counted = self.counted();
-        let counts = counted.by_manner.entry(manner).or_default();
+        let counts = counted.by_profile.entry(profile).or_default();
         let words = match outcome {
             Outcome::Good => {
                 counts.good += 1;
@@ -109,7 +109,7 @@ impl Tally {
             }
         };
         if counted.findings.len() < FINDINGS {
-            counted.findings.push(format!("{manner:?}: {words}"));
+            counted.findings.push(format!("{profile:?}: {words}"));
         }
     }
 

@@ -5,13 +5,13 @@ use std::fmt;
 use serde::Serialize;
 
 use super::balloon;
-use super::book::Kind as Request;
+use super::faults::Fault;
+use super::golden_answers::Kind as Request;
 use super::limits::Kept;
 use super::memory::{IDLE_SLACK, LEVELS, POOLS, Page, settled};
 use super::scenario::{Crowd, Kind};
 use super::tally::Counted;
 use super::watch::{Look, Watched, beside_pages, growth};
-use super::weather::Spell;
 use crate::bench::process::Sample;
 use crate::replay::Replayed;
 
@@ -41,7 +41,7 @@ pub struct Evidence<'a> {
     /// The limits around it; none where they cannot be read.
     pub limits: Option<Kept>,
     /// What happened around it.
-    pub spells: Vec<Spell>,
+    pub faults: Vec<Fault>,
     /// What could not be put around it.
     pub without: Vec<String>,
     /// Requests that the server does not know, with its words.
@@ -89,7 +89,7 @@ impl Verdict {
         checks.extend(replayed(evidence));
         checks.push(health(evidence));
         checks.extend([killed(evidence), line(evidence), ledger(evidence)]);
-        checks.extend(weather(evidence));
+        checks.extend(faults(evidence));
         checks.extend(governor(evidence));
         checks.extend(flat(evidence));
         checks.extend(given_back(evidence));
@@ -148,18 +148,18 @@ fn replayed(evidence: &Evidence<'_>) -> Option<Check> {
     Some(check("the trace is served", Some(*failed == 0 && *refused == 0 && *answered > 0), seen))
 }
 
-fn weather(evidence: &Evidence<'_>) -> Vec<Check> {
+fn faults(evidence: &Evidence<'_>) -> Vec<Check> {
     let mut kinds: Vec<Kind> = Vec::new();
-    for spell in &evidence.spells {
-        if !kinds.contains(&spell.kind) {
-            kinds.push(spell.kind);
+    for fault in &evidence.faults {
+        if !kinds.contains(&fault.kind) {
+            kinds.push(fault.kind);
         }
     }
     let one = |kind: Kind| {
-        let all: Vec<&Spell> = evidence.spells.iter().filter(|spell| spell.kind == kind).collect();
-        let failed: Vec<&String> = all.iter().filter_map(|spell| spell.seen.as_ref().err()).collect();
+        let all: Vec<&Fault> = evidence.faults.iter().filter(|fault| fault.kind == kind).collect();
+        let failed: Vec<&String> = all.iter().filter_map(|fault| fault.seen.as_ref().err()).collect();
         let mut seen = format!("{kind}: {} times", all.len());
-        if let Some(last) = all.iter().rev().find_map(|spell| spell.seen.as_ref().ok()) {
+        if let Some(last) = all.iter().rev().find_map(|fault| fault.seen.as_ref().ok()) {
             seen += &format!(", the last: {last}");
         }
         if let Some(error) = failed.first() {
@@ -223,8 +223,8 @@ fn killed(evidence: &Evidence<'_>) -> Check {
         seen += &format!(", at least {:.1} MiB of them free", mib(free));
     }
     // The soak's own, which ask to be the first.
-    let killed = |spell: &&Spell| spell.seen.as_ref().is_ok_and(|seen| seen == balloon::KILLED);
-    let balloons = evidence.spells.iter().filter(killed).count() as u64;
+    let killed = |fault: &&Fault| fault.seen.as_ref().is_ok_and(|seen| seen == balloon::KILLED);
+    let balloons = evidence.faults.iter().filter(killed).count() as u64;
     let kept = limits.events.map(|events| {
         let others = events.oom_kills.saturating_sub(balloons);
         seen += &format!(", {others} kills, in the way {} times", events.limit_hits);
@@ -254,7 +254,7 @@ fn ledger(evidence: &Evidence<'_>) -> Check {
 }
 
 fn governor(evidence: &Evidence<'_>) -> Option<Check> {
-    if !evidence.spells.iter().any(|spell| spell.kind == Kind::Balloon) {
+    if !evidence.faults.iter().any(|fault| fault.kind == Kind::Balloon) {
         return None;
     }
     let after = evidence.after.as_ref().ok();

@@ -9,9 +9,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
+use super::faults::FaultLog;
 use super::limits::Limits;
 use super::memory::{Ledger, Page};
-use super::weather::Sky;
 use crate::bench::client::Target;
 use crate::bench::process::Sample;
 use plimsoll_engine::simulate::percentile;
@@ -61,10 +61,16 @@ pub struct Watch {
 
 impl Watch {
     /// Begins to watch. Health must answer `at_once`.
-    pub fn start(target: &Target, pid: Option<u32>, limits: Option<Limits>, sky: &Arc<Sky>, at_once: Duration) -> Self {
+    pub fn start(
+        target: &Target,
+        pid: Option<u32>,
+        limits: Option<Limits>,
+        fault_log: &Arc<FaultLog>,
+        at_once: Duration,
+    ) -> Self {
         let (stop, stopped) = watch::channel(false);
-        let looks = tokio::spawn(look(target.clone(), pid, limits, (stopped.clone(), Arc::clone(sky))));
-        let probes = tokio::spawn(probe(target.clone(), (stopped, Arc::clone(sky)), at_once));
+        let looks = tokio::spawn(look(target.clone(), pid, limits, (stopped.clone(), Arc::clone(fault_log))));
+        let probes = tokio::spawn(probe(target.clone(), (stopped, Arc::clone(fault_log)), at_once));
         Self { stop, looks, probes }
     }
 
@@ -81,7 +87,7 @@ async fn look(
     target: Target,
     pid: Option<u32>,
     limits: Option<Limits>,
-    (stopped, sky): (watch::Receiver<bool>, Arc<Sky>),
+    (stopped, fault_log): (watch::Receiver<bool>, Arc<FaultLog>),
 ) -> (Vec<Look>, bool) {
     let Some(pid) = pid else {
         return (Vec::new(), false);
@@ -91,11 +97,11 @@ async fn look(
         let Some(sample) = Sample::of(pid) else {
             return (looks, true);
         };
-        let (at_s, free) = (sky.now_s(), limits.as_ref().map(Limits::free));
+        let (at_s, free) = (fault_log.now_s(), limits.as_ref().map(Limits::free));
         // A server that is too busy for its page is seen by the probes; here it only leaves a gap.
         let page = timeout(LOOK_EVERY, Page::read(&target)).await;
         let ledger = page.ok().and_then(Result::ok).and_then(|page| page.ledger());
-        let calm = !sky.troubled() && ledger.is_none_or(|ledger| ledger.level == 0);
+        let calm = !fault_log.troubled() && ledger.is_none_or(|ledger| ledger.level == 0);
         looks.push(Look { at_s, sample, ledger, free, calm });
         sleep(LOOK_EVERY).await;
     }
@@ -104,7 +110,7 @@ async fn look(
 
 async fn probe(
     target: Target,
-    (stopped, sky): (watch::Receiver<bool>, Arc<Sky>),
+    (stopped, fault_log): (watch::Receiver<bool>, Arc<FaultLog>),
     at_once: Duration,
 ) -> (Watched, Vec<f64>) {
     let (mut probed, mut times) = (Watched::default(), Vec::new());
@@ -113,7 +119,7 @@ async fn probe(
         let answer = timeout(at_once, target.get("/health", at_once)).await;
         let good = answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.status() == 200));
         // A probe that the soak itself held up says nothing about the server, fast or slow.
-        let counted = match sky.hindered(start) {
+        let counted = match fault_log.hindered(start) {
             true => &mut probed.hindered,
             false => {
                 times.push(start.elapsed().as_secs_f64() * 1e3);

@@ -10,11 +10,11 @@ use tokio::time::{sleep, timeout};
 
 use super::ask::{Question, Reading, ask, refusal};
 use super::attacks;
-use super::book::{Book, Kind};
+use super::faults::FaultLog;
+use super::golden_answers::{GoldenAnswers, Kind};
 use super::keep::Keep;
 use super::schemas::{self, Case};
 use super::tally::{Outcome, Tally};
-use super::weather::Sky;
 use crate::bench::client::Target;
 use crate::bench::prompts::{Random, Scale, words};
 
@@ -27,7 +27,7 @@ pub struct Setting {
     /// Words per token.
     pub scale: Scale,
     /// Fixed questions and their answers.
-    pub book: Book,
+    pub golden_answers: GoldenAnswers,
     /// Tokens of the longest prompts.
     pub prompt_tokens: usize,
     /// Tokens of the longest answers.
@@ -39,7 +39,7 @@ pub struct Setting {
     /// What takes no work must be answered within this time.
     pub at_once: Duration,
     /// What happens around the server.
-    pub sky: Arc<Sky>,
+    pub fault_log: Arc<FaultLog>,
     /// Answers to be asked for again.
     pub keep: Keep,
     /// Schemas and requests from files.
@@ -51,7 +51,7 @@ pub struct Setting {
 /// A way to behave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum Manner {
+pub enum ClientProfile {
     /// Waits for a whole answer.
     Whole,
     /// Reads a stream to its end.
@@ -104,8 +104,8 @@ const MARATHON_TOKENS: usize = 800;
 /// Longer than any server should wait for a reader.
 const STALL: Duration = Duration::from_secs(45);
 
-impl Manner {
-    /// The kind of requests that the server must know for this manner to make sense.
+impl ClientProfile {
+    /// The kind of requests that the server must know for this client profile to make sense.
     pub const fn needs(self) -> Option<Kind> {
         match self {
             Self::Chat => Some(Kind::Chat),
@@ -148,7 +148,7 @@ impl Manner {
             Self::Giant => attacks::giant(setting, random).await,
             Self::Schemas => schemas::act(setting, random).await,
         };
-        let outcome = done.unwrap_or_else(|error| match setting.sky.hindered(began) {
+        let outcome = done.unwrap_or_else(|error| match setting.fault_log.hindered(began) {
             // A fault of the soak kept the client from the server: the server is not to blame.
             true => Outcome::Hindered,
             false => Outcome::Bad(format!("{error:#}")),
@@ -174,7 +174,7 @@ impl Setting {
             "model": self.model, "prompt": self.words(random), "max_tokens": tokens, "temperature": temperature,
             "seed": random.below(1 << 40), "ignore_eos": random.below(2) == 0
         });
-        if self.book.drafts && random.below(2) == 0 {
+        if self.golden_answers.drafts && random.below(2) == 0 {
             body["mtp"] = false.into();
         }
         Question { path: "/v1/completions", body }
@@ -219,7 +219,7 @@ impl Setting {
     fn ask_for(&self, kind: Kind, random: &mut Random) -> Question {
         let text = self.words(random);
         let mut question = kind.question(&self.model, random, text);
-        if self.book.drafts && random.below(2) == 0 {
+        if self.golden_answers.drafts && random.below(2) == 0 {
             question.body["mtp"] = false.into();
         }
         question
@@ -228,7 +228,7 @@ impl Setting {
     /// Any question, for clients that leave: some leave during image encoding or while a grammar is compiled.
     fn anything(&self, random: &mut Random) -> Question {
         let special = [Kind::Picture, Kind::Tools, Kind::Form][random.below(3) as usize];
-        match random.below(2) == 0 && self.book.knows(special) {
+        match random.below(2) == 0 && self.golden_answers.knows(special) {
             true => self.ask_for(special, random),
             false => self.completion(random),
         }
@@ -248,8 +248,8 @@ async fn visit(setting: &Setting, question: Question, stream: bool) -> Result<Ou
 }
 
 async fn fixed(setting: &Setting, random: &mut Random, kind: Option<Kind>) -> Result<Outcome> {
-    let index = setting.book.choose(kind, random);
-    setting.book.compare(setting, index, random.below(2) == 0, random.below(2) == 0).await
+    let index = setting.golden_answers.choose(kind, random);
+    setting.golden_answers.compare(setting, index, random.below(2) == 0, random.below(2) == 0).await
 }
 
 async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome> {

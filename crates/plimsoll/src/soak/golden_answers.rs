@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::ask::{Question, Reading, ask};
-use super::manners::Setting;
+use super::client_profiles::Setting;
 use super::picture;
 use super::tally::Outcome;
 use crate::bench::client::Target;
@@ -44,7 +44,7 @@ pub enum Kind {
 }
 
 /// All of them, with how many questions of each are recorded. A new sort of request is a row here, an arm in [`Kind::question`] and a
-/// manner that needs it.
+/// client profile that needs it.
 const KINDS: [(Kind, usize); 5] =
     [(Kind::Text, 8), (Kind::Chat, 3), (Kind::Picture, 4), (Kind::Tools, 2), (Kind::Form, 3)];
 
@@ -111,7 +111,7 @@ struct Page {
 
 /// The questions with their answers.
 #[derive(Clone, Debug)]
-pub struct Book {
+pub struct GoldenAnswers {
     pages: Vec<Page>,
     /// Kinds that the server does not know, with its words.
     pub unknown: Vec<(Kind, String)>,
@@ -119,29 +119,29 @@ pub struct Book {
     pub drafts: bool,
 }
 
-impl Book {
+impl GoldenAnswers {
     /// Records the answers. Each question is asked three times (whole, in pieces, without drafts) and must be answered alike: the second
     /// time it may come from the prefix cache.
     pub async fn record(target: &Target, model: &str, scale: Scale, longest: usize) -> Result<Self> {
-        let mut book = Self { pages: Vec::new(), unknown: Vec::new(), drafts: true };
+        let mut golden_answers = Self { pages: Vec::new(), unknown: Vec::new(), drafts: true };
         for (kind, count) in KINDS {
             for i in 0..count {
                 // Lengths from very short to the longest, none a multiple of a page.
                 let tokens = (3 + i * longest / count).max(3);
                 let seed = 0x60_1d + i as u64;
                 let question = kind.question(model, &mut Random::new(seed), words(seed, scale.words(tokens)));
-                match book.three_times(target, &question).await? {
-                    Ok(answer) => book.pages.push(Page { kind, question, answer }),
+                match golden_answers.three_times(target, &question).await? {
+                    Ok(answer) => golden_answers.pages.push(Page { kind, question, answer }),
                     // Every server must accept the text questions. It may refuse another kind at its first question.
                     Err(words) if i == 0 && kind != Kind::Text && words.starts_with("Bad(\"4") => {
-                        book.unknown.push((kind, words));
+                        golden_answers.unknown.push((kind, words));
                         break;
                     }
                     Err(words) => bail!("{kind:?} {i}, asked while the server was idle: {words}"),
                 }
             }
         }
-        Ok(book)
+        Ok(golden_answers)
     }
 
     /// How many questions there are.

@@ -1,7 +1,7 @@
-//! The weather around a server: trouble that comes, stays and goes, each kind on a thread of its own.
+//! Faults around a server, each kind on a thread of its own.
 //!
-//! Every spell ends by itself and leaves nothing behind, whenever the soak ends: a stopped server goes on, neighbours are ended,
-//! connections closed, the filler removed. While the soak itself keeps clients from the server, [`Sky::hindered`] says
+//! Every fault ends by itself and leaves nothing behind, whenever the soak ends: a stopped server goes on, neighbours are ended,
+//! connections closed, the filler removed. While the soak itself keeps clients from the server, [`FaultLog::hindered`] says
 //! so, so that the server is not blamed.
 
 use std::fs::{self, File};
@@ -20,7 +20,7 @@ use serde::Serialize;
 use super::balloon;
 use super::scenario::{Kind, Trouble};
 
-/// After a spell, clients that it held up have this long to find out.
+/// After a fault, clients that it held up have this long to find out.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
 /// A connection of a flood is opened within this time, or counts as one that the server did not take.
@@ -29,9 +29,9 @@ const CONNECT_WITHIN: Duration = Duration::from_millis(200);
 /// The filler grows by this much at a time.
 const FILL_BYTES: usize = 64 << 10;
 
-/// A spell of trouble.
+/// A fault, with its times.
 #[derive(Clone, Debug, Serialize)]
-pub struct Spell {
+pub struct Fault {
     /// What it was.
     pub kind: Kind,
     /// Seconds since the beginning.
@@ -43,20 +43,20 @@ pub struct Spell {
 }
 
 /// What is going on.
-pub struct Sky {
+pub struct FaultLog {
     began: Instant,
-    spells: Mutex<Vec<Spell>>,
+    faults: Mutex<Vec<Fault>>,
 }
 
-impl Sky {
+impl FaultLog {
     /// A blue one.
     pub fn new() -> Self {
-        Self { began: Instant::now(), spells: Mutex::default() }
+        Self { began: Instant::now(), faults: Mutex::default() }
     }
 
-    fn spells(&self) -> MutexGuard<'_, Vec<Spell>> {
+    fn faults(&self) -> MutexGuard<'_, Vec<Fault>> {
         // A list is complete after every push, even if a thread panicked.
-        self.spells.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        self.faults.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Seconds since the beginning.
@@ -67,37 +67,37 @@ impl Sky {
     /// Whether the soak kept clients from the server at some time since then.
     pub fn hindered(&self, since: Instant) -> bool {
         let since_s = since.saturating_duration_since(self.began).as_secs_f64();
-        let in_the_way = |spell: &Spell| matches!(spell.kind, Kind::Stop | Kind::Flood) && lasts(spell, since_s);
-        self.spells().iter().any(in_the_way)
+        let in_the_way = |record: &Fault| matches!(record.kind, Kind::Stop | Kind::Flood) && lasts(record, since_s);
+        self.faults().iter().any(in_the_way)
     }
 
     /// Whether anything is going on, or has been until a moment ago.
     pub fn troubled(&self) -> bool {
         let now_s = self.now_s();
-        self.spells().iter().any(|spell| lasts(spell, now_s))
+        self.faults().iter().any(|record| lasts(record, now_s))
     }
 
     /// Everything so far.
-    pub fn all(&self) -> Vec<Spell> {
-        self.spells().clone()
+    pub fn all(&self) -> Vec<Fault> {
+        self.faults().clone()
     }
 
-    fn spell(&self, kind: Kind, happens: impl FnOnce() -> Result<String, String>) {
+    fn record(&self, kind: Kind, happens: impl FnOnce() -> Result<String, String>) {
         let (at, from_s) = {
-            let mut spells = self.spells();
+            let mut faults = self.faults();
             let from_s = self.now_s();
-            spells.push(Spell { kind, from_s, to_s: None, seen: Err("it did not end".into()) });
-            (spells.len() - 1, from_s)
+            faults.push(Fault { kind, from_s, to_s: None, seen: Err("it did not end".into()) });
+            (faults.len() - 1, from_s)
         };
         let seen = happens();
         let to_s = Some(self.now_s());
-        self.spells()[at] = Spell { kind, from_s, to_s, seen };
+        self.faults()[at] = Fault { kind, from_s, to_s, seen };
     }
 }
 
-/// Whether a spell, or what it leaves, was still there at that time.
-fn lasts(spell: &Spell, at_s: f64) -> bool {
-    spell.to_s.is_none_or(|to_s| to_s + AFTERMATH.as_secs_f64() > at_s)
+/// Whether a fault, or what it leaves, was still there at that time.
+fn lasts(record: &Fault, at_s: f64) -> bool {
+    record.to_s.is_none_or(|to_s| to_s + AFTERMATH.as_secs_f64() > at_s)
 }
 
 /// Whom it happens to.
@@ -112,38 +112,38 @@ pub struct Victim {
 }
 
 /// All kinds of trouble, going on until this is dropped.
-pub struct Weather {
+pub struct FaultInjector {
     stop: Vec<Sender<()>>,
     kinds: Vec<JoinHandle<()>>,
 }
 
-impl Weather {
+impl FaultInjector {
     /// Begins.
     ///
     /// # Errors
     /// When something needs a process that cannot be seen.
-    pub fn start(troubles: Vec<Trouble>, victim: &Victim, sky: &Arc<Sky>) -> Result<Self> {
-        let mut weather = Self { stop: Vec::new(), kinds: Vec::new() };
+    pub fn start(troubles: Vec<Trouble>, victim: &Victim, fault_log: &Arc<FaultLog>) -> Result<Self> {
+        let mut faults = Self { stop: Vec::new(), kinds: Vec::new() };
         for trouble in troubles {
             if matches!(trouble.kind, Kind::Balloon | Kind::Stop) && victim.pid.is_none() {
                 bail!("{}: the server's process is not known: give --pid", trouble.kind);
             }
             let (stop, stopped) = channel();
-            let (victim, sky) = (victim.clone(), Arc::clone(sky));
-            let body = move || again_and_again(&trouble, &victim, &sky, &stopped);
-            weather.kinds.push(thread::Builder::new().name("weather".into()).spawn(body)?);
-            weather.stop.push(stop);
+            let (victim, fault_log) = (victim.clone(), Arc::clone(fault_log));
+            let body = move || again_and_again(&trouble, &victim, &fault_log, &stopped);
+            faults.kinds.push(thread::Builder::new().name("weather".into()).spawn(body)?);
+            faults.stop.push(stop);
         }
-        Ok(weather)
+        Ok(faults)
     }
 }
 
-impl Drop for Weather {
+impl Drop for FaultInjector {
     /// Ends what is going on and waits for it. This process may end next, and nothing may stay stopped or full.
     fn drop(&mut self) {
         self.stop.clear();
         for kind in self.kinds.drain(..) {
-            // A thread that panicked has left a spell without an end.
+            // A thread that panicked has left a fault without an end.
             let _ = kind.join();
         }
     }
@@ -154,10 +154,10 @@ fn wait(stopped: &Receiver<()>, time: Duration) -> bool {
     stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
 }
 
-fn again_and_again(trouble: &Trouble, victim: &Victim, sky: &Sky, stopped: &Receiver<()>) {
+fn again_and_again(trouble: &Trouble, victim: &Victim, fault_log: &FaultLog, stopped: &Receiver<()>) {
     let (mut pause, mut round) = (trouble.first, 0);
     while wait(stopped, pause) {
-        sky.spell(trouble.kind, || match trouble.kind {
+        fault_log.record(trouble.kind, || match trouble.kind {
             Kind::Balloon => {
                 let leave = trouble.leave_mib[round % trouble.leave_mib.len()] << 20;
                 balloon::blow(victim.pid.unwrap_or_default(), leave, trouble.hold)
@@ -315,21 +315,21 @@ mod tests {
     #[test]
     fn a_stopped_process_goes_on_when_the_soak_ends() {
         let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let sky = Arc::new(Sky::new());
+        let fault_log = Arc::new(FaultLog::new());
         let victim = Victim { pid: Some(child.id()), authority: "127.0.0.1:9".into(), disk: None };
         let began = Instant::now();
         let long = Trouble { hold: Duration::from_secs(600), ..trouble(Kind::Stop, None) };
-        let weather = Weather::start(vec![long], &victim, &sky).unwrap();
+        let faults = FaultInjector::start(vec![long], &victim, &fault_log).unwrap();
         while state(child.id()) != 'T' {
             assert!(began.elapsed() < Duration::from_secs(20), "it was not stopped");
             thread::sleep(Duration::from_millis(5));
         }
-        assert!(sky.hindered(Instant::now()) && sky.troubled());
-        drop(weather);
+        assert!(fault_log.hindered(Instant::now()) && fault_log.troubled());
+        drop(faults);
         assert_ne!(state(child.id()), 'T');
         assert!(began.elapsed() < Duration::from_secs(30), "nobody waits for ten minutes");
-        let spells = sky.all();
-        assert!(spells.len() == 1 && spells[0].seen.is_ok() && spells[0].to_s.is_some(), "{spells:?}");
+        let faults = fault_log.all();
+        assert!(faults.len() == 1 && faults[0].seen.is_ok() && faults[0].to_s.is_some(), "{faults:?}");
         child.kill().unwrap();
         child.wait().unwrap();
     }
@@ -338,18 +338,20 @@ mod tests {
     fn a_flood_opens_what_it_says_and_hinders_until_a_moment_later() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let victim = Victim { pid: None, authority: listener.local_addr().unwrap().to_string(), disk: None };
-        let sky = Sky::new();
+        let fault_log = FaultLog::new();
         let (_stop, stopped) = channel();
-        sky.spell(Kind::Flood, || Ok(happen(Kind::Flood, 7, &victim, &stopped, Duration::from_secs(1)).unwrap()));
-        assert_eq!(sky.all()[0].seen, Ok("7 connections, 0 not taken".into()));
-        assert!(sky.hindered(Instant::now()) && !sky.hindered(Instant::now() + AFTERMATH));
+        fault_log
+            .record(Kind::Flood, || Ok(happen(Kind::Flood, 7, &victim, &stopped, Duration::from_secs(1)).unwrap()));
+        assert_eq!(fault_log.all()[0].seen, Ok("7 connections, 0 not taken".into()));
+        assert!(fault_log.hindered(Instant::now()) && !fault_log.hindered(Instant::now() + AFTERMATH));
     }
 
     #[test]
     fn what_needs_a_process_says_so() {
         let victim = Victim { pid: None, authority: "127.0.0.1:9".into(), disk: None };
-        let sky = Arc::new(Sky::new());
-        let words = Weather::start(vec![trouble(Kind::Stop, None)], &victim, &sky).err().unwrap().to_string();
+        let fault_log = Arc::new(FaultLog::new());
+        let words =
+            FaultInjector::start(vec![trouble(Kind::Stop, None)], &victim, &fault_log).err().unwrap().to_string();
         assert!(words.contains("--pid"), "{words}");
     }
 
