@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 /// An opened checkpoint: configuration, tensor directory, and the mapped files behind it.
 ///
-/// The files are memory-mapped while this value lives: who has read what it needs asks whether they are still what was opened
+/// The files are memory-mapped while this value lives. A reader that is done asks whether they are still what was opened
 /// ([`Checkpoint::unchanged`]).
 pub struct Checkpoint {
     /// The model's configuration, bounded and with all defaults resolved.
@@ -104,7 +104,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Decodes one row of a tensor (of a vector: row 0) into `out`, whose buffers are reused.
+    /// Decodes one row of a tensor (of a vector: row 0) into `out` and reuses its buffers.
     ///
     /// # Errors
     ///

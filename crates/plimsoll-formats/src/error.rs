@@ -63,7 +63,7 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// An architecture that nobody here knows, with those that are.
+    /// An unknown architecture, with the known ones.
     pub(crate) fn unknown_architecture(what: &str, name: &str) -> FormatError {
         FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), Architecture::SUPPORTED))
     }

@@ -1,8 +1,8 @@
 //! A guard over mapped files: what the system cannot read any more is zeros, and the mapping is marked.
 //!
-//! Who reads a mapped page that its file has lost, or that the disk does not give, gets SIGBUS, which ends a process with all that it
-//! serves. Here the handler puts zeros in the place of the mapping's rest, and whoever reads the file asks [`Guard::has_lost`] when done.
-//! A signal from elsewhere goes to whoever had it before. What must not be in here: what a file means.
+//! A read of a mapped page that its file has lost, or that the disk does not deliver, is a SIGBUS. It ends a process with all that it
+//! serves. Here the handler puts zeros in the place of the mapping's rest; the reader asks [`Guard::has_lost`] when done.
+//! A signal from elsewhere goes to the handler that was there before. What must not be in here: what a file means.
 
 use std::io::{self, Error};
 use std::ops::Range;
@@ -22,7 +22,7 @@ struct Slot {
 
 static SLOTS: [Slot; GUARDS_MAX] =
     [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; GUARDS_MAX];
-/// Held while slots change, and by the handler while it looks: no mapped byte is read under it, so that nobody waits for himself.
+/// Held while slots change, and by the handler while it looks: no mapped byte is read under it, so that no thread waits for itself.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 static HANDLER: OnceLock<Result<Handler, i32>> = OnceLock::new();
 
@@ -97,7 +97,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
     // SAFETY: with SA_SIGINFO the system passes a valid `info`.
     let sent = unsafe { (*info).si_code } <= 0;
     if sent {
-        // By somebody, not by reading: it has no address, and nothing here is to be mended.
+        // Sent by a process, not caused by a read: it has no address, and nothing here is to be mended.
         // SAFETY: what the system wrote when this handler was installed is valid, and `raise` may be called in a handler.
         unsafe {
             libc::sigaction(signal, &raw const handler.before, std::ptr::null_mut());
@@ -116,7 +116,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
         let (place, length) = (std::ptr::without_provenance_mut(from), slot.end.load(Relaxed) - from);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED;
         // SAFETY: the pages are the rest of one guarded mapping, which lives at least as long as its slot is taken; it is only ever read,
-        // by this process through shared references, to which zeros are as good as any bytes of a file that somebody else writes.
+        // by this process through shared references, to which zeros are as good as any bytes of a file that another process writes.
         let mapped = unsafe { libc::mmap(place, length, libc::PROT_READ, flags, -1, 0) };
         slot.lost.store(true, Release);
         mapped != libc::MAP_FAILED

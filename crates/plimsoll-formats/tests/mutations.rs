@@ -1,4 +1,4 @@
-//! Random damage to small files: never a panic, never a read outside the map, only an error or a checkpoint whose rows
+//! Random damage to small files: never a panic, never a read outside the map, only an error or a checkpoint with rows that
 //! all decode.
 
 mod common;

@@ -1,7 +1,7 @@
 //! Files from addresses that strangers name: bounded in bytes, time and redirects, and only from where it is allowed.
 //!
 //! What is allowed is decided about the address that is connected to, after the name was resolved and again for every redirect: a
-//! name that means another address the second time it is asked gains nothing. Proxies are not used, since behind one nobody knows
+//! name that means another address the second time it is asked gains nothing. Proxies are not used, since behind one it is unknown
 //! what is connected to.
 
 use std::io::{self, Read};
@@ -30,7 +30,7 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Bytes that are read, and handed on, at once.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// The same, for whoever keeps pieces.
+/// The same, for a caller that keeps the pieces.
 pub const FETCH_PIECE_BYTES: u64 = PIECE_BYTES as u64;
 
 /// Heap bytes that one fetch takes at most besides what it hands on: connection, TLS, buffers.
@@ -57,7 +57,7 @@ pub enum FetchError {
     /// The same of one that a server has led to.
     #[error("`{host}` leads to an address that cannot be fetched: {why}")]
     BadRedirect {
-        /// Who leads there.
+        /// The host that redirects there.
         host: String,
         /// What is wrong with it.
         why: &'static str,
@@ -91,7 +91,7 @@ pub enum FetchError {
     /// It took too long.
     #[error("`{host}` took longer than {} s", .limit.as_secs_f32())]
     TooSlow {
-        /// Who was being asked when time was up.
+        /// The host that was being asked when time was up.
         host: String,
         /// The time that there was.
         limit: Duration,
@@ -99,12 +99,12 @@ pub enum FetchError {
     /// There is no connection, or it broke.
     #[error("`{host}`: {why}")]
     Failed {
-        /// Who was asked.
+        /// The host that was asked.
         host: String,
         /// What went wrong.
         why: String,
     },
-    /// Whoever takes the bytes wants no more of them.
+    /// The receiver of the bytes wants no more of them.
     #[error("nobody waits for the file any more")]
     Stopped,
 }
@@ -338,7 +338,7 @@ fn is_public(address: IpAddr) -> bool {
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
     let reserved = match (a, b, c) {
-        // "This" network; shared by carriers; protocols and the relay of 6to4; benchmarks; groups, the future, everybody.
+        // "This" network; shared by carriers; protocols and the relay of 6to4; benchmarks; multicast, reserved, broadcast.
         (0, ..) | (100, 64..=127, _) | (192, 0, 0) | (192, 88, 99) | (198, 18..=19, _) | (224.., ..) => true,
         _ => false,
     };

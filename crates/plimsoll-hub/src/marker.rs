@@ -1,6 +1,6 @@
 //! The sidecar `plimsoll.json` of a cache directory: what was pulled into it and which files were verified when.
 //!
-//! A file whose size and modification time are as recorded is not read again at start-up; one that differs in either
+//! A file with the recorded size and modification time is not read again at start-up; one that differs in either
 //! is. The marker is trusted no further than that: it is a file like others and may be damaged, so names in it are
 //! checked and a marker that cannot be read counts as none, which costs a new verification and nothing else.
 

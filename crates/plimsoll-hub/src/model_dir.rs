@@ -27,7 +27,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) bytes: u64,
     /// Its SHA-256, where it is known beforehand.
     pub(crate) sha256: Option<&'a str>,
-    /// The hub's own name for the content, for files whose SHA-256 the hub does not tell.
+    /// The hub's own name for the content, for files without a SHA-256 from the hub.
     pub(crate) blob: Option<&'a str>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Wanted<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct ModelDir {
     pub(crate) path: PathBuf,
-    /// Outside of the directory and never deleted, so that whoever waits for it waits for the right file.
+    /// Outside of the directory and never deleted, so that a process that waits for it waits for the right file.
     lock_path: PathBuf,
 }
 
@@ -70,7 +70,7 @@ impl ModelDir {
         }
     }
 
-    /// Waits for the lock; says so if somebody else holds it.
+    /// Waits for the lock; says so if another process holds it.
     pub(crate) fn lock(&self, name: &str, progress: &mut dyn Progress) -> Result<Lock, HubError> {
         if let Some(lock) = self.try_lock()? {
             return Ok(lock);
@@ -207,7 +207,7 @@ impl ModelDir {
         let answer = self.answer(&pull.path);
         let whole = pull.path.is_empty();
         marker.set_pull(pull);
-        // Who reads a directory takes all that is in it, the weights of an earlier revision, too. Who asked for one file of it may have
+        // A reader of a directory takes all files in it, the weights of an earlier revision too. A user that wants one file of it may have
         // undone the pull of the others by that (see `has`): they wait for that pull to be done again.
         if whole {
             self.remove_orphans(&mut marker)?;

@@ -1,4 +1,4 @@
-//! Telling the user what is going on, and hearing whether anybody still waits for it. Nothing else here decides anything.
+//! Reports progress to the user, and asks whether the caller still waits. It decides nothing else.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ pub trait Progress {
     fn done(&mut self);
     /// One line the user should see, such as a source that failed and what is tried instead.
     fn note(&mut self, line: &str);
-    /// Whether anybody waits for it still: looked at between pieces and between tries, and never again once it is not so.
+    /// Whether the caller still waits: asked between pieces and between tries, and never again after the first no.
     fn wanted(&self) -> bool {
         true
     }
 }
 
-/// [`HubError::GivenUp`] once nobody waits for it any more.
+/// [`HubError::GivenUp`] once the caller no longer waits.
 pub(crate) fn still_wanted(progress: &dyn Progress) -> Result<(), HubError> {
     if progress.wanted() { Ok(()) } else { Err(HubError::GivenUp) }
 }
@@ -115,7 +115,7 @@ impl Progress for TerminalProgress {
     }
 }
 
-/// One line on stderr; a closed stderr is nobody's problem.
+/// One line on stderr; a closed stderr is ignored.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

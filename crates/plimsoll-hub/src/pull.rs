@@ -48,7 +48,7 @@ pub fn pull(
     }
 }
 
-/// Answers from the cache if possible, else fetches while nobody else does.
+/// Answers from the cache if possible, else fetches under the lock.
 fn under_lock(
     directory: &ModelDir,
     request: &str,
@@ -64,7 +64,7 @@ fn under_lock(
     }
     fs::create_dir_all(&directory.path).map_err(HubError::io("create", &directory.path))?;
     let fetched = fetch(progress);
-    // A full disk hurts everybody: give back what cannot be used.
+    // A full disk hurts every process: give back what cannot be used.
     if matches!(fetched, Ok(_) | Err(HubError::DiskFull { .. })) {
         directory.clear_partials()?;
     }
@@ -204,7 +204,7 @@ fn entry_from_hub(
     Ok(partial)
 }
 
-/// What somebody wants of a repository.
+/// The wanted files of a repository.
 struct Wish<'a> {
     repo: &'a str,
     /// The one file wanted, if it is one.

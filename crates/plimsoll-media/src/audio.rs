@@ -74,7 +74,7 @@ pub struct Header {
 impl Header {
     /// The most heap bytes that decoding takes at any instant, the result included.
     pub fn decode_bytes(&self) -> u64 {
-        // The result; code books, tags and packets, or the resampler's work. The file itself is held by whoever gave it.
+        // The result; code books, tags and packets, or the resampler's work. The caller holds the file itself.
         self.samples * size_of::<f32>() as u64 + (40 << 20)
     }
 }
@@ -100,7 +100,7 @@ pub fn decode(bytes: &[u8], limits: &AudioLimits, stop: &AtomicBool) -> Result<S
     contained(WHAT, || decode_opened(open(File::new(bytes)?, limits)?, header.samples, stop))
 }
 
-/// A file whose header is acceptable.
+/// A file with an acceptable header.
 struct Opened<'a> {
     format: Box<dyn FormatReader + 'a>,
     track: u32,
@@ -190,7 +190,7 @@ fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<So
     Ok(Sound { rate, samples })
 }
 
-/// Refuses to go on for nobody.
+/// Refuses to go on once the client has left.
 fn check_wanted(stop: &AtomicBool) -> Result<(), MediaError> {
     if stop.load(Ordering::Relaxed) { Err(MediaError::Abandoned) } else { Ok(()) }
 }
@@ -218,7 +218,7 @@ fn decode_packet(
     Ok(true)
 }
 
-/// Refuses Vorbis headers whose code books unpack to more than any encoder's do: twenty bytes can stand for sixteen
+/// Refuses Vorbis headers with code books that unpack to more than any encoder's do: twenty bytes can stand for sixteen
 /// megabytes, and a header can hold 256 of them. Books begin at any bit, so all bits are searched for their mark.
 fn check_code_books(headers: &[u8]) -> Result<(), MediaError> {
     let bits = |at: usize, count: usize| {

@@ -88,7 +88,7 @@ pub enum MediaError {
         /// The encoder's words.
         why: String,
     },
-    /// Nobody waits for it any more.
+    /// The client has left.
     #[error("its request ended while it was prepared")]
     Abandoned,
     /// The server is shutting down.

@@ -26,9 +26,9 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<Page>,
-    /// An entry whose only owner is this map is in nobody's use.
+    /// An entry that only this map owns is unused.
     cached: HashMap<ContentKey, Cached>,
-    /// Pages of entries that nobody holds.
+    /// Pages of unused entries.
     idle: usize,
     clock: u64,
     hits: u64,
@@ -57,7 +57,7 @@ pub struct OutputStats {
     pub pages: usize,
     /// Pages that hold nothing.
     pub pages_free: usize,
-    /// Pages of entries that nobody holds, free as soon as they are needed.
+    /// Pages of unused entries, free as soon as they are needed.
     pub pages_idle: usize,
     /// Entries that can be found.
     pub entries: usize,
@@ -68,7 +68,7 @@ pub struct OutputStats {
 }
 
 impl OutputStats {
-    /// Bytes of the pages of entries that nobody holds.
+    /// Bytes of the pages of unused entries.
     pub fn idle_bytes(&self) -> u64 {
         (self.bytes * self.pages_idle as u64).checked_div(self.pages as u64).unwrap_or(0)
     }
@@ -121,7 +121,7 @@ impl OutputPool {
         self.0.width
     }
 
-    /// Refuses a request whose outputs (rows of each item) this pool could not hold even when empty.
+    /// Refuses a request with more outputs (rows of each item) than this pool could hold when empty.
     pub fn check(&self, items: impl IntoIterator<Item = usize>) -> Result<(), MediaError> {
         let pages: usize = items.into_iter().map(|rows| self.pages_of(rows)).sum();
         if pages <= self.0.pages_total {
@@ -281,7 +281,7 @@ impl Vacant {
         &mut entry.pages[row / page_rows][row % page_rows * width..][..width]
     }
 
-    /// What somebody else has filled in under the same key since the claim, if so: this place is not needed then.
+    /// The output that another request has filled in under the same key since the claim, if any: this place is not needed then.
     pub fn filled_meanwhile(self) -> Result<Pinned, Vacant> {
         let key = self.entry.as_ref().map(|entry| entry.key);
         let pinned = key.and_then(|key| self.pool.pin(&mut self.pool.lock(), &key));

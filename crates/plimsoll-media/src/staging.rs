@@ -1,6 +1,6 @@
 //! Host bytes of media on their way: what decoding takes, and resized pixels until their request has ended.
 //!
-//! One budget for all requests, planned as a line of its own. Reserving never waits: who finds it full tells its client to come
+//! One budget for all requests, planned as a line of its own. Reserving never waits: a caller that finds it full tells its client to come
 //! again. What is reserved goes back on drop, whatever the path.
 
 use std::fmt;
@@ -22,7 +22,7 @@ struct Inner {
     freed: OnceLock<Freed>,
 }
 
-/// Who is told that there is room.
+/// The callback that is told of free room.
 type Freed = Box<dyn Fn() + Send + Sync>;
 
 impl fmt::Debug for Inner {
@@ -47,13 +47,13 @@ impl Staging {
         Self(Arc::new(Inner { limit, used, peak, freed: OnceLock::new() }))
     }
 
-    /// Has `freed` called, by whoever gives something back, whenever there is more room than before; it must not wait. False where
-    /// somebody else is told already.
+    /// Calls `freed` in the thread that gives bytes back, whenever there is more room than before; it must not wait. False where
+    /// another callback is set already.
     pub fn when_freed(&self, freed: impl Fn() + Send + Sync + 'static) -> bool {
         self.0.freed.set(Box::new(freed)).is_ok()
     }
 
-    /// Reserves `bytes`: more than there are is the request's fault, more than are free is nobody's.
+    /// Reserves `bytes`: more than the budget is the request's error, more than is free is a temporary refusal.
     pub fn reserve(&self, bytes: u64) -> Result<Staged, MediaError> {
         let Inner { limit, used, peak, .. } = &*self.0;
         if bytes > *limit {

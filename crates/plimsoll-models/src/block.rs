@@ -237,8 +237,8 @@ impl Ends {
         Ok(x)
     }
 
-    /// What the last layer, `layer`, still has to finish when its mixer is done: all rows of `x`, or, where nobody looks at others, those
-    /// whose logits are wanted, moved to the beginning; and how many of them are computed in bfloat16.
+    /// What the last layer, `layer`, still has to finish when its mixer is done: all rows of `x`, or, where no other row is needed, those
+    /// with wanted logits, moved to the beginning; and how many of them are computed in bfloat16.
     pub fn wanted(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) -> (Buf, usize) {
         // What an encoder has for this layer belongs to rows by their place in the step.
         match step.only_logits && !self.deepens(layer) {

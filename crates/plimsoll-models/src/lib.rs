@@ -71,7 +71,7 @@ impl Pass {
 
 /// A multi-token-prediction head: guesses the token after the next one.
 pub trait Drafter: Send + Sync {
-    /// One pass over rows whose next token is known, after [`Model::forward`] in the same step's workspace.
+    /// One pass over rows with a known next token, after [`Model::forward`] in the same step's workspace.
     ///
     /// Row r of `step` stands at the position of row `rows[r]` of `hidden` (the model's output, or an earlier draft
     /// pass's) and names the token that *follows* that position. Keys and values go to the cache's last layer.
@@ -132,7 +132,7 @@ pub trait Encoder: Send + Sync {
     /// What a device must know of it.
     fn shape(&self) -> EncoderShape;
 
-    /// Encodes items as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Nobody sees another's.
+    /// Encodes items as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. No item sees another's.
     ///
     /// What it takes never shrinks with the patches of an item or of its longest frame, and depends on nothing else of it: the
     /// planner looks for the worst legal item among those that have most of either.

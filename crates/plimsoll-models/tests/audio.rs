@@ -1,5 +1,5 @@
 //! A model that hears beside seeing, against transformers: spectrograms, what the audio tower makes of them, where tokens stand (between
-//! whole steps behind a video), and the answers; and that nobody's sound depends on whose are computed beside it.
+//! whole steps behind a video), and the answers; and that no audio depends on what is computed beside it.
 
 mod common;
 #[path = "common/played.rs"]

@@ -56,7 +56,7 @@ fn check_prompt(rig: &mut Rig, model: &str, prompt: &Value) -> f64 {
         let parts = [Part::new(&tokens, 0, None, 0)];
         assert_eq!(rig.only_logits(&parts, &rows), wanted, "{model}: the logits of rows {rows:?} alone");
     }
-    // Beside another sequence, whose state lies in other slots.
+    // Beside another sequence with its state in other slots.
     let half = tokens.len() / 2;
     if half > 0 {
         let other = |tokens: &[u32], start, from, slot| Part { sequence: 1, ..Part::new(tokens, start, from, slot) };

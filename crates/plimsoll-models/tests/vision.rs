@@ -1,5 +1,5 @@
 //! Models that see, against transformers: the processor's patches, where tokens stand, what the tower makes of pictures, and the
-//! answers; and that nobody's picture depends on whose are computed beside it.
+//! answers; and that no image depends on what is computed beside it.
 
 mod common;
 

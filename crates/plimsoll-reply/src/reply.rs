@@ -32,7 +32,7 @@ pub struct Spec {
     /// An answer that as a whole is `{"name": …, "arguments": {…}}` of one of the tools, or a list of them, bare or in a fence, is calls
     /// whatever the format.
     pub written_calls: bool,
-    /// A call is an event when it is complete, and not before, so that one that a stop string cuts is none. One whose arguments are
+    /// A call is an event when it is complete, and not before, so that one that a stop string cuts is none. One with arguments that are
     /// longer than [`HELD_BYTES_MAX`](crate::HELD_BYTES_MAX) goes out as it comes from there on.
     pub whole_calls: bool,
 }

@@ -34,7 +34,7 @@ impl Watch {
         }
     }
 
-    /// The text has ended, or nobody watches any more: what was held back.
+    /// The text has ended, or the watch is over: what was held back.
     pub fn take_held(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

@@ -1,4 +1,4 @@
-//! JSON whose numbers keep their text, so that none is rounded.
+//! JSON with numbers that keep their text, so that none is rounded.
 
 use std::borrow::Cow;
 use std::fmt;

@@ -20,7 +20,7 @@ const PATTERNS_MAX: usize = 5;
 /// Steps of finding out whether a terminal matches anything.
 const FUEL_MAX: u64 = 10_000;
 
-/// States of an array or object whose parts are counted.
+/// States of an array or object with counted parts.
 const STATES_MAX: u64 = 1_500;
 
 /// How a value is written.

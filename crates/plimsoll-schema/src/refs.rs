@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::SchemaError;
 use crate::json::Json;
 
-/// Keywords whose value is a schema, a list of schemas, or schemas by name.
+/// Keywords with a schema, a list of schemas, or schemas by name as their value.
 const ONE: [&str; 13] = [
     "not",
     "if",

@@ -3,7 +3,7 @@
 //! One loop serves every vocabulary in the zoo. Byte-level BPE (GPT-2 and its heirs) and SentencePiece BPE (Llama, Gemma)
 //! differ only in what the first symbols are and where the ranks come from: a list of merges, or the scores of the
 //! pieces. The queue makes it O(n log n) in the length of the word, so a megabyte without a space is slow work, not
-//! an attack; memory is [`Scratch`], whose worst case is a multiple of the text that [`Scratch::bytes_max`] states.
+//! an attack; memory is [`Scratch`]: its worst case is the multiple of the text that [`Scratch::bytes_max`] states.
 //!
 //! Nothing here knows how text is cut into words or what a special token is.
 

@@ -49,7 +49,7 @@ impl Detokenizer {
         Self { opening: false, ..Self::new(skip_special) }
     }
 
-    /// The same, with special tokens that leave their text whatever `skip_special` says: markers that somebody downstream reads.
+    /// The same, with special tokens that leave their text whatever `skip_special` says: markers that a later reader needs.
     pub fn keeping(self, kept: Vec<u32>) -> Self {
         Self { kept, ..self }
     }
@@ -115,7 +115,7 @@ impl Detokenizer {
     }
 }
 
-/// The beginning of a character whose other bytes have not come yet.
+/// The beginning of a character; its other bytes have not come yet.
 #[derive(Clone, Copy, Default, Debug)]
 struct Waiting {
     bytes: [u8; 4],

@@ -1,7 +1,7 @@
 //! The way out for a `tokenizer.json` that our own pipeline cannot express: Unigram, WordPiece, unusual normalizers.
 //!
 //! The `tokenizers` library does the work, stage by stage rather than through its `encode`, since that one call cannot
-//! choose per text whether control tokens are matched, and keeps offsets that nobody asked for. Its caches are off: they
+//! choose per text whether control tokens are matched, and keeps offsets that are not needed. Its caches are off: they
 //! are per thread, keyed by text from strangers, and bounded only in entries.
 
 use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, TokenizerImpl};
@@ -35,7 +35,7 @@ impl Foreign {
         Self::BYTES_PER_BYTE * self.growth
     }
 
-    /// Loads a `tokenizer.json` held in memory, whose normalizer may make a text `growth` times as long.
+    /// Loads a `tokenizer.json` held in memory. Its normalizer may make a text `growth` times as long.
     pub(crate) fn new(json: &[u8], growth: usize) -> Result<Self, TextError> {
         let bad = |error: tokenizers::Error| TextError::BadTokenizer(error.to_string());
         let loaded: tokenizers::Tokenizer = serde_json::from_slice(json).map_err(|error| bad(error.into()))?;

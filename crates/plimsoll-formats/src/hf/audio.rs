@@ -19,7 +19,7 @@ pub(super) fn is(name: &str) -> bool {
     )
 }
 
-/// The token that ends a turn, which this family's generation takes for the end unless somebody says otherwise.
+/// The token that ends a turn, which ends generation in this family unless the configuration says otherwise.
 const TURN_END: u32 = 151_645;
 
 /// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
@@ -38,7 +38,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         return Err(FormatError::Config(format!("an audio tower of width {out} for a model of width {hidden}")));
     }
     if audio.bool("scale_embedding")? == Some(true) {
-        // transformers reads it and does nothing with it: nobody can say what such a checkpoint wants.
+        // transformers reads it and does nothing with it, so its meaning is unknown.
         return Err(FormatError::Unsupported("scale_embedding".to_owned()));
     }
     config.audio = Some(Audio {

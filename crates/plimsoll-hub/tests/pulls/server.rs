@@ -110,7 +110,7 @@ impl Server {
         self.publish(&format!("/api/models/{repo}/revision/main?blobs=true"), page);
     }
 
-    /// All requests so far whose path contains `part`.
+    /// All requests so far with `part` in their path.
     pub fn requests(&self, part: &str) -> Vec<Request> {
         let all = self.state.requests.lock().unwrap();
         all.iter().filter(|request| request.path.contains(part)).cloned().collect()

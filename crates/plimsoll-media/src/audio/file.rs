@@ -7,7 +7,7 @@ use symphonia::core::io::MediaSource;
 use super::{SUPPORTED, WHAT, malformed};
 use crate::MediaError;
 
-/// What writers into pipes, who cannot know, claim at least: `0x7FFFF000`, `0x80000000`, `0xFFFFFFFF` minus a header.
+/// The least size that writers into pipes claim, since they cannot know it: `0x7FFFF000`, `0x80000000`, `0xFFFFFFFF` minus a header.
 const PIPED_LEAST: usize = 0x7FFF_0000;
 
 /// A number that stands elsewhere in the file, and what it should be.

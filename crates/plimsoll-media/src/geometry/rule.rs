@@ -1,4 +1,4 @@
-//! The families' ways of making pictures and videos fit their towers, side by side: whoever plans, measures or prepares them asks
+//! The families' ways of making pictures and videos fit their towers, side by side: planning, measuring and preparing ask
 //! here and need not know which it is.
 
 use super::{PatchVideo, Patches, Sampling, TileVideo, Tiles};
@@ -62,7 +62,7 @@ impl ImageRule {
         }
     }
 
-    /// The same for who wants no more pixels than these, as far as the rule goes down to that.
+    /// The same with at most this many pixels, as far as the rule goes down to that.
     pub fn limited(&self, pixels: u64) -> Result<Self, MediaError> {
         match self {
             Self::Patches(rule) => {

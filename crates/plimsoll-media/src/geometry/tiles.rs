@@ -1,4 +1,4 @@
-//! Pictures cut into tiles of one size, with a thumbnail of the whole, and videos whose every frame is one tile: InternVL.
+//! Pictures cut into tiles of one size, with a thumbnail of the whole, and videos with one tile for each frame: InternVL.
 
 use super::config::{Fields, ProcessorFiles, within};
 use super::{Patches, Sampling};

@@ -33,7 +33,7 @@ pub struct PatchVideo {
 struct Defaults {
     patch: u64,
     pixels: (u64, u64),
-    /// Of a video whose frames are bounded by tokens.
+    /// Of a video with frames bounded by tokens.
     tokens: u64,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Reference: transformers, `modeling_internvl.py`. A picture's grid has a frame for each tile. What the reference shuffles at the
 //! end is the order of [`crate::Pictures`]: patches of a token lie side by side from the start. The class row stands behind a
-//! tile's patches, where it is in nobody's way.
+//! tile's patches, where it disturbs no order.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece};
 use plimsoll_formats::{Intern, Vision as Config};

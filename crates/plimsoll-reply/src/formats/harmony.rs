@@ -1,5 +1,5 @@
 //! OpenAI's harmony: every message has a header and a body, `<|channel|>analysis<|message|>…<|end|>`. The channel says
-//! what the body is: `analysis` is reasoning, `final` and a `commentary` to nobody are content, one to
+//! what the body is: `analysis` is reasoning, `final` and a `commentary` without a recipient are content, one to
 //! `functions.name` is a call.
 
 use super::{Format, NAME_BYTES_MAX, is_name};

@@ -22,7 +22,7 @@ pub(crate) use written::Written;
 use crate::event::Outlet;
 use crate::json::{Scanner, Step};
 
-/// The most bytes that one reply's parser holds back: a call whose head, or a value whose end, has not come by then is
+/// The most bytes that one reply's parser holds back: a call without its head, or a value without its end, by then is
 /// text.
 pub const HELD_BYTES_MAX: usize = 64 << 10;
 

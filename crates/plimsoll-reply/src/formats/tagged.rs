@@ -1,4 +1,4 @@
-//! Calls whose arguments stand between tags instead of in JSON: Qwen3-Coder's
+//! Calls with arguments between tags instead of in JSON: Qwen3-Coder's
 //! `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>` and GLM's
 //! `<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`.
 //!
@@ -72,7 +72,7 @@ pub(crate) struct Tagged {
     tools: Arc<Tools>,
     watch: Watch,
     state: State,
-    /// A call has ended whose closing tag has not come.
+    /// A call has ended before its closing tag has come.
     closing: bool,
     name: String,
     /// Whether an argument has gone out already.

@@ -1,7 +1,7 @@
 //! `namespace(...)`, and taking all of them apart after a rendering.
 //!
 //! A namespace is the one value that a template can change, so it is the one through which values can form a ring, which
-//! nobody would ever free, or a chain so long that freeing it recursively overflows the stack. Every namespace of a
+//! nothing would ever free, or a chain so long that freeing it recursively overflows the stack. Every namespace of a
 //! rendering is therefore remembered, and in the end emptied, attribute by attribute, while all of them are still alive.
 
 use std::cell::RefCell;
