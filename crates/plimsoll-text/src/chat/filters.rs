@@ -1,7 +1,7 @@
 //! The filters of templates, each charged before it works.
 //!
-//! The library's own do the work where they mean what Python means; programs reach them through a guard. Those with a
-//! result can be much longer than what they are given (`join`, `replace`, `indent`, `format`, `tojson`, `string`) are written
+//! The library's own do the work where they mean what Python means; programs reach them through a guard. Those with
+//! results that can be much longer than what they are given (`join`, `replace`, `indent`, `format`, `tojson`, `string`) are written
 //! here. A list that a filter returns lazily is made in full. Filters that are not in these tables do not exist.
 
 use std::fmt::Write;
