@@ -107,15 +107,10 @@ impl Trials {
         let until = Instant::now().min(patience.until) + SEARCH_TIME_MAX;
         let search = Search { sandbox: self.compiling.as_ref(), gone: patience.gone, until };
         let found = rules.iter().find_map(|rule| Some((rule, search.heaviest(rule.schema.as_deref()?)?)));
-        let place = match found {
-            None => String::new(),
-            Some((rule, at)) => {
-                let tool = rule.tool.as_ref().map(|name| format!(" in the tool '{name}'")).unwrap_or_default();
-                let at: String = at.chars().take(120).collect();
-                format!("{tool}{}{at}", if at.is_empty() { "" } else { " at " })
-            }
-        };
-        GrammarError::Invalid(format!("it is too complex{place}: {fault}; simplify this part"))
+        let (tool, at) = found.map_or((None, String::new()), |(rule, at)| (rule.tool.as_ref(), at));
+        let tool = tool.map(|name| format!("tool '{name}': ")).unwrap_or_default();
+        let at = if at.is_empty() { at } else { format!(" at {}", at.chars().take(120).collect::<String>()) };
+        GrammarError::Invalid(format!("{tool}it is too complex{at}: {fault}; simplify this part"))
     }
 
     /// Validates documents in the sandbox: for each of them, how it breaks the schema. Without a sandbox all are valid.
