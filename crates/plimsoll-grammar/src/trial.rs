@@ -110,7 +110,8 @@ impl Trials {
         let (tool, at) = found.map_or((None, String::new()), |(rule, at)| (rule.tool.as_ref(), at));
         let tool = tool.map(|name| format!("tool '{name}': ")).unwrap_or_default();
         let at = if at.is_empty() { at } else { format!(" at {}", at.chars().take(120).collect::<String>()) };
-        GrammarError::Invalid(format!("{tool}it is too complex{at}: {fault}; simplify this part"))
+        let part = if at.is_empty() { "it" } else { "this part" };
+        GrammarError::Invalid(format!("{tool}it is too complex{at}: {fault}; simplify {part}"))
     }
 
     /// Validates documents in the sandbox: for each of them, how it breaks the schema. Without a sandbox all are valid.
