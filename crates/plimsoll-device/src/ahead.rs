@@ -13,8 +13,8 @@ const LINE: usize = 64;
 /// Lines asked for at once.
 const LINES: usize = 8;
 
-/// Pieces of memory, the first to be read first, of which a budget's worth is fetched. It is only asked for, never read: an address may
-/// have become another's, or nobody's.
+/// Pieces of memory, the first to be read first, of which a budget's worth is fetched. The memory is only prefetched,
+/// never read: an address may have been unmapped or reused since.
 #[derive(Default)]
 pub(crate) struct Ahead {
     /// Addresses and bytes.

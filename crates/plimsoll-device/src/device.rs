@@ -72,7 +72,7 @@ pub enum DeviceError {
     /// Pictures were given to a model without a tower.
     #[error("there is no tower to encode pictures with")]
     NoEncoder,
-    /// Whoever wanted the result wants it no more.
+    /// The caller has cancelled the operation.
     #[error("it was stopped")]
     Stopped,
     /// A test asked for this failure.
@@ -89,7 +89,7 @@ pub enum Mode {
     Add,
 }
 
-/// For each row, where it stands in time, height and width. A function, so that nobody must write them all down.
+/// For each row, its position in time, height and width. A function, so that no list of all positions is needed.
 pub type Places<'a> = &'a (dyn Fn(usize) -> [f32; 3] + Sync);
 
 /// For each row, four rows of a table and how much of each: a point between four others. What is 0 is not looked at.
@@ -112,7 +112,7 @@ pub trait Device {
     /// `x[r] += Σ table[row] * share` over the four that `blend` gives for row r, summed first.
     fn add_blended(&mut self, x: Buf, table: LinearId, blend: Blend<'_>);
 
-    /// `x[r] += table[which(r)]`, of a table whose rows are as wide as those of `x`: positions that repeat.
+    /// `x[r] += table[which(r)]`, for positions that repeat. Rows of the table are as wide as those of `x`.
     fn add_rows(&mut self, x: Buf, table: VectorId, which: &(dyn Fn(usize) -> usize + Sync));
 
     /// `x[first_row + r] (+)= values[r][from..from + x.cols]` for every row of `values`, which are `width` wide: what comes from
@@ -230,9 +230,10 @@ pub trait Device {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// A mixture of experts: each row takes the `top_k` experts of greatest probability, a softmax over all of its `router` logits
-    /// (of equal ones the lower id); `out[r] (+)= Σ weight · down(act(gate x) · up x)`, added from the greatest weight down.
-    /// `router` [rows, experts] is overwritten. The workspace does not depend on who is chosen.
+    /// A mixture of experts: each row takes the `top_k` experts of greatest probability, a softmax over all of its
+    /// `router` logits (of equal ones the lower id); `out[r] (+)= Σ weight · down(act(gate x) · up x)`, added from the
+    /// greatest weight down. `router` [rows, experts] is overwritten. The size of the workspace does not depend on
+    /// which experts are chosen.
     fn experts(&mut self, spec: &Experts<'_>, out: Buf, x: Buf, router: Buf, mode: Mode) -> Result<(), DeviceError>;
 
     /// `x[r] += sigmoid(gate[r]) * y[r]`, one gate a row: a shared expert joins.

@@ -1,7 +1,7 @@
 //! The workspace of a mixture of experts: one list of what is taken, in one order, for the planner and for the device.
 //!
-//! Every row has `top_k` copies, grouped by expert, so the sizes are `rows · top_k` whoever is chosen: when all rows choose the same
-//! experts, or all different ones, nothing more is needed.
+//! Every row has `top_k` copies, grouped by expert. The sizes are therefore `rows · top_k` for every choice of experts,
+//! whether all rows choose the same ones or all different ones.
 
 use plimsoll_kernels::ActLayout;
 use plimsoll_memory::step::{StepOverflow, StepStack};

@@ -40,12 +40,12 @@ struct Job {
     next: Option<*const Next<'static>>,
 }
 
-/// The job being run and who is in it, together on a cache line.
+/// The current job and the number of workers in it, together on a cache line.
 #[repr(align(64))]
 struct Gate {
     /// Number of the job in units of [`JOB`], whether it is [`OPEN`], and how many workers are inside.
     word: AtomicUsize,
-    /// Written by `run_then` alone, while the gate is shut and nobody inside.
+    /// Written by `run_then` alone, while the gate is shut and no worker is inside.
     job: UnsafeCell<Option<Job>>,
 }
 
@@ -85,8 +85,8 @@ struct Shared {
     panicked: AtomicBool,
 }
 
-// SAFETY: `Gate::job` is written while nobody is inside the gate and read by those inside. What it points to is borrowed by `run_then`, which
-// returns when the gate is shut and empty, and is `Sync`.
+// SAFETY: `Gate::job` is written while no worker is inside the gate and read by the workers inside. What it points to
+// is borrowed by `run_then`, which returns when the gate is shut and empty, and is `Sync`.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -193,7 +193,7 @@ impl Drop for ThreadPool {
 }
 
 impl Shared {
-    /// Tells all workers that there is something new: a job, if it is `OPEN`. Nobody is inside.
+    /// Wakes all workers: there is a new job if `open` is [`OPEN`]. No worker is inside the gate.
     fn call(&self, open: usize) {
         let next = number(self.gate.word.load(Ordering::Relaxed)).wrapping_add(1);
         // In one order with `wait`: either the worker that is about to park sees this, or it is seen here.
@@ -244,7 +244,7 @@ fn claim(shared: &Shared, thread: usize, tasks: usize, task: &Task<'_>) {
             continue;
         }
         let next = &shared.shares[owner].next;
-        // Looked at first: the owner would lose its cache line to who finds nothing.
+        // The load comes first: `fetch_add` takes the cache line from the owner even if no task is left.
         while first + next.load(Ordering::Relaxed) < end {
             let index = first + next.fetch_add(1, Ordering::Relaxed);
             if index < end {

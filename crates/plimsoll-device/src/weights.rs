@@ -54,8 +54,8 @@ impl std::str::FromStr for DtypePolicy {
 /// The arithmetic of linear layers and attention, as a server is told; activations are quantized for packed weights alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeDtype {
-    /// Activations of 16 bits, whose answers are those of single precision; where a matrix unit multiplies bfloat16 (AMX), prompts in that,
-    /// several times as fast.
+    /// Activations of 16 bits, which give the same answers as single precision. Where a matrix unit multiplies bfloat16
+    /// (AMX), prompts are computed in bfloat16, several times as fast.
     Auto,
     /// All with activations of 16 bits.
     #[default]
@@ -153,7 +153,8 @@ impl RowPiece {
 pub enum Form {
     /// As rows, of which it takes those of the pieces, in order; all of them where there are no pieces.
     Rows(Box<[RowPiece]>),
-    /// A packed row is several neighbouring stored ones, side by side: the weights of a convolution whose windows do not overlap.
+    /// A packed row is several neighbouring stored rows, side by side: the weights of a convolution with windows that
+    /// do not overlap.
     Folded {
         /// Stored rows of a packed one.
         parts: usize,
@@ -284,7 +285,7 @@ impl WeightTable {
         Self { eight_bits: dtype == ComputeDtype::Int8, rounded, ..self }
     }
 
-    /// The table for steps none of whose rows are rounded.
+    /// The table for steps without rounded rows.
     pub fn unrounded(self) -> Self {
         Self { rounded: Rounded::None, ..self }
     }

@@ -1,5 +1,5 @@
-//! Mixture of experts on the CPU device: a row's bits are those of its experts' matrices applied to it alone, whoever its neighbours
-//! are and however they crowd; and the workspace is the planned one.
+//! Mixture of experts on the CPU device. A row's bits are those of its experts' matrices applied to it alone. They do
+//! not depend on the other rows, nor on how many choose the same expert. The workspace is the planned one.
 
 mod common;
 

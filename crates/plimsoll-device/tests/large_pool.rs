@@ -9,7 +9,7 @@ use plimsoll_device::{Attention, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS,
 /// Rows of the prompt, in steps of this many.
 const CHUNK: usize = 100;
 
-/// What 300 positions attend to whose keys and values lie in the pages that `page` names.
+/// The attention output of 300 positions, with their keys and values in the pages that `page` names.
 fn run(pages: usize, page: impl Fn(u32) -> u32) -> Vec<Vec<u32>> {
     let checkpoint = checkpoint("llama");
     let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();

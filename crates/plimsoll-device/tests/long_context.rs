@@ -73,7 +73,7 @@ impl Rig {
     }
 }
 
-/// Whose rows a step has, and what they see.
+/// The rows of a step, and the positions that they see.
 #[derive(Clone, Copy, Default)]
 struct Step<'a> {
     rows: &'a [Rows],

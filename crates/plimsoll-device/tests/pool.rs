@@ -38,7 +38,7 @@ fn the_same_part_of_every_job_is_the_same_threads() {
     let mut pool = ThreadPool::new(4).unwrap();
     let all = Barrier::new(4);
     for _ in 0..100 {
-        // Nobody ends a task before all have begun one.
+        // No thread ends its task before all threads have begun one.
         pool.run(4, &|thread, task| {
             all.wait();
             assert_eq!(thread, task);

@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 
 /// An opened checkpoint: configuration, tensor directory, and the mapped files behind it.
 ///
-/// The files are memory-mapped while this value lives. A reader that is done asks whether they are still what was opened
-/// ([`Checkpoint::unchanged`]).
+/// The files are memory-mapped while this value lives. After reading, a caller checks that they are still the files
+/// that were opened ([`Checkpoint::unchanged`]).
 pub struct Checkpoint {
     /// The model's configuration, bounded and with all defaults resolved.
     pub config: ModelConfig,

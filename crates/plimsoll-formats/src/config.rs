@@ -222,7 +222,7 @@ pub struct ModelConfig {
     /// How frequencies are shared out among time, height and width, in models that see pictures.
     pub rope_sections: Option<RopeSections>,
     /// Whether a head rotates neighbouring pairs (2i, 2i+1) rather than halves (i, i + head_dim/2). True for GGUF files
-    /// of architecture `llama`: its converter permutes the rows of the query and key projections.
+    /// of architecture `llama`: their converter permutes the rows of the query and key projections.
     pub rope_interleaved: bool,
     /// Longest context in tokens that the model was made for.
     pub max_context: usize,

@@ -63,7 +63,7 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// An unknown architecture, with the known ones.
+    /// An unknown architecture, with the list of supported ones.
     pub(crate) fn unknown_architecture(what: &str, name: &str) -> FormatError {
         FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), Architecture::SUPPORTED))
     }

@@ -1,8 +1,9 @@
-//! A guard over mapped files: what the system cannot read any more is zeros, and the mapping is marked.
+//! A guard over mapped files: pages that the system can no longer read become zeros, and the mapping is marked.
 //!
-//! A read of a mapped page that its file has lost, or that the disk does not deliver, is a SIGBUS. It ends a process with all that it
-//! serves. Here the handler puts zeros in the place of the mapping's rest; the reader asks [`Guard::has_lost`] when done.
-//! A signal from elsewhere goes to the handler that was there before. What must not be in here: what a file means.
+//! A read of a mapped page fails with SIGBUS if the file was cut or the disk does not deliver it. By default that ends
+//! the process. Here the handler maps zeros in the place of the mapping's rest, and the reader asks [`Guard::has_lost`]
+//! when it is done. A SIGBUS of another origin goes to the handler that was installed before. What must not be in here:
+//! what a file means.
 
 use std::io::{self, Error};
 use std::ops::Range;
@@ -22,7 +23,8 @@ struct Slot {
 
 static SLOTS: [Slot; GUARDS_MAX] =
     [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; GUARDS_MAX];
-/// Held while slots change, and by the handler while it looks: no mapped byte is read under it, so that no thread waits for itself.
+/// Held while slots change, and by the handler while it searches them. No mapped byte is read under it, so the handler
+/// cannot wait for its own thread.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 static HANDLER: OnceLock<Result<Handler, i32>> = OnceLock::new();
 
@@ -97,7 +99,7 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
     // SAFETY: with SA_SIGINFO the system passes a valid `info`.
     let sent = unsafe { (*info).si_code } <= 0;
     if sent {
-        // Sent by a process, not caused by a read: it has no address, and nothing here is to be mended.
+        // Sent by a process, not caused by a read: there is no address, and nothing to mend here.
         // SAFETY: what the system wrote when this handler was installed is valid, and `raise` may be called in a handler.
         unsafe {
             libc::sigaction(signal, &raw const handler.before, std::ptr::null_mut());
@@ -115,8 +117,9 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *
         let from = at - at % handler.page;
         let (place, length) = (std::ptr::without_provenance_mut(from), slot.end.load(Relaxed) - from);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANON | libc::MAP_FIXED;
-        // SAFETY: the pages are the rest of one guarded mapping, which lives at least as long as its slot is taken; it is only ever read,
-        // by this process through shared references, to which zeros are as good as any bytes of a file that another process writes.
+        // SAFETY: the pages are the rest of one guarded mapping, which lives at least as long as its slot is taken; it
+        // is only ever read, by this process through shared references, to which zeros are as good as any bytes of a
+        // file that another process writes.
         let mapped = unsafe { libc::mmap(place, length, libc::PROT_READ, flags, -1, 0) };
         slot.lost.store(true, Release);
         mapped != libc::MAP_FAILED

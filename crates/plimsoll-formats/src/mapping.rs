@@ -54,8 +54,9 @@ impl Mapping {
                 reason: format!("expected a file with contents, found {} bytes", status.len()),
             });
         }
-        // SAFETY: the mapping is private to this value and only ever read. A process that writes to the file meanwhile changes what is read, which
-        // `unchanged` tells; any bytes are valid bytes. A file that is cut would make reads fault: the guard puts zeros there.
+        // SAFETY: the mapping is private to this value and only ever read. A process that writes to the file meanwhile
+        // changes what is read, which `unchanged` tells; any bytes are valid bytes. A process that cuts it would make
+        // reads fault: the guard puts zeros there.
         let map = unsafe { Mmap::map(&file) }.map_err(FormatError::io(path))?;
         Ok(Mapping {
             #[cfg(unix)]

@@ -1,5 +1,5 @@
-//! Random damage to small files: never a panic, never a read outside the map, only an error or a checkpoint with rows that
-//! all decode.
+//! Random damage to small files: never a panic, never a read outside the map. The result is an error, or a checkpoint
+//! with rows that all decode.
 
 mod common;
 

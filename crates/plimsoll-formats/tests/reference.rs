@@ -125,7 +125,7 @@ fn one_file_comes_before_the_index_beside_it() {
     for name in ["config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors"] {
         folder.write(name, std::fs::read(fixture("sharded").join(name)).unwrap());
     }
-    // The index's other file is missing, and no test reads it.
+    // The index's other file is missing.
     assert!(Checkpoint::open(&folder.0).is_err());
     folder.write("model.safetensors", std::fs::read(fixture("sharded/model-00001-of-00002.safetensors")).unwrap());
     let checkpoint = Checkpoint::open(&folder.0).expect("one file is a checkpoint");
@@ -156,7 +156,7 @@ fn a_released_tensor_reads_the_same_again() {
     assert_eq!(values(&checkpoint, "test.Q6_K"), before);
 }
 
-/// A mapped file that is cut ends its reader's process, unless the guard is installed.
+/// Without the guard, reading a mapped file that was cut ends the process.
 #[cfg(unix)]
 #[test]
 fn a_file_that_is_cut_while_it_is_read_is_an_error_and_no_more() {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::scratch::Scratch;
 use crate::{KIB, MIB, parts, within};
 
-/// The least `config.json` of a Llama, and of one with weights in groups of four bits.
+/// The smallest `config.json` of a Llama, and of one with weights in groups of four bits.
 const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}"#;
 const PACKED: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,

@@ -64,8 +64,8 @@ pub fn target(name: &str) -> Target {
     *TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| panic!("there is no target {name}"))
 }
 
-/// Lets contained panics pass, which a fuzzer would take for a finding (I7 contains them: a decoder's panic is an error of
-/// the item). Each place is told once.
+/// Lets contained panics pass, which a fuzzer would report as a finding (I7 contains them: a decoder's panic is an
+/// error of the item). Each place is reported once.
 pub fn let_panics_be_contained() {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     std::panic::set_hook(Box::new(|panic| {

@@ -1,8 +1,9 @@
-//! A compiled form, and what its outputs share of it.
+//! A compiled grammar, and the automaton that its outputs share.
 //!
-//! llguidance builds a form's automaton while it is walked, one for all who walk it. One that has too many states fails from then on, for all
-//! of them. That nobody's output depends on who else walks: what fails is done again by a walk that is taken, token by token, from a
-//! fresh automaton of its own, and ends only if it fails there. An automaton that has half its states is not for new outputs.
+//! llguidance builds a grammar's automaton while outputs walk through it; all outputs of the grammar share one. An
+//! automaton with too many states fails from then on, for all outputs. No output may depend on the others. After a
+//! failure the output therefore gets a fresh automaton of its own and takes all its tokens again. It ends only if this
+//! fails, too. New outputs do not use an automaton that has half its states.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -56,15 +57,15 @@ fn few(mask: &SimpleVob) -> Option<Vec<u32>> {
 
 /// A compiled form.
 pub(crate) struct Compiled {
-    /// As it was compiled: nobody walks it.
+    /// The parser as it was compiled. No output walks it.
     fresh: Mutex<TokenParser>,
     fresh_bytes: u64,
     /// Where outputs begin: before the first token, with the automaton they share. None while there is no room for one.
     current: Mutex<Option<(TokenParser, Arc<Automaton>)>>,
     pub first_mask: SimpleVob,
-    /// The thread that computes masks, and the one for forms whose masks take long.
+    /// The thread that computes masks, and the thread for slow grammars.
     pub jobs: [Arc<Desk<Job>>; 2],
-    /// This one's do.
+    /// A mask of this grammar took long.
     pub slow: AtomicBool,
     /// Masks of it that have been asked for and not been computed yet.
     pub under_way: AtomicUsize,
@@ -118,7 +119,7 @@ impl Start {
         self.mask.is_zero()
     }
 
-    /// Bytes of the automaton that nobody walks, and of the one that outputs begin with.
+    /// Bytes of the fresh automaton, and of the one that outputs begin with.
     pub fn bytes(&self) -> [u64; 2] {
         [&self.fresh, &self.parser].map(|parser| parser.parser.lexer_stats().num_bytes as u64)
     }
@@ -166,7 +167,7 @@ impl Compiled {
         Ok(path)
     }
 
-    /// Nobody begins with this automaton any more: it goes with the last of those who walk it.
+    /// New outputs no longer begin with this automaton. The last output that uses it frees it.
     fn retire(&self, automaton: &Arc<Automaton>) {
         let mut current = held(&self.current);
         if current.as_ref().is_some_and(|(_, shared)| Arc::ptr_eq(shared, automaton)) {
@@ -177,7 +178,7 @@ impl Compiled {
     fn anew(&self, grammars: &Grammars) -> Result<(TokenParser, Arc<Automaton>), GrammarError> {
         let share = grammars.room(self.fresh_bytes)?;
         let mut parser = held(&self.fresh).deep_clone();
-        // Sets the limits of a step; what fails here fails again for whoever walks on.
+        // Sets the limits of a step. An error is ignored: the next step fails with it again.
         let _ = attempt(&mut parser, TokenParser::compute_mask);
         Ok((parser, Arc::new(Mutex::new(share))))
     }

@@ -35,13 +35,13 @@ pub struct Settings {
     pub spelled: Vec<u32>,
     /// Bytes for everything; 0 switches constrained output off.
     pub bytes: u64,
-    /// The program whose process compiles grammars for trial ([`crate::sandbox`]). Without one a grammar's cost is bounded by the
-    /// library's own limits alone: for tests of crates that have no program.
+    /// The program to run in a process of its own, which compiles grammars for trial ([`crate::sandbox`]). Without one
+    /// only the library's own limits bound a grammar's cost: for tests of crates that have no program.
     pub sandbox: Option<PathBuf>,
 }
 
-/// The tries' share of the budget: three of them, whose nodes take 8 bytes in lists that grow by doubling, and each token's
-/// text and place. Measured: 13.7 MB for 50,000 words of random letters, of which this makes 16.1.
+/// The tries' share of the budget. There are three tries; a node takes 8 bytes, in lists that grow by doubling. Each
+/// token has its text and a place. Measured: 13.7 MB for 50,000 words of random letters; these numbers give 16.1.
 const TRIE_BYTES_PER_NODE: u64 = 48;
 const TRIE_BYTES_PER_BYTE: u64 = 6;
 const TRIE_BYTES_PER_TOKEN: u64 = 64;
@@ -57,7 +57,7 @@ pub struct Grammars {
     budget: Arc<Budget>,
     pub(crate) trials: Trials,
     base: OnceLock<Base>,
-    /// Held by whoever makes the base.
+    /// Held while a thread makes the base.
     making: Mutex<()>,
     entries: Mutex<Vec<Entry>>,
     clock: AtomicU64,
@@ -122,7 +122,7 @@ impl Grammars {
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        // A list of whole entries, whoever panicked.
+        // A panic cannot leave an entry half written.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,7 +181,7 @@ impl Grammars {
         let compiled = Arc::new(built?);
         self.compiled.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.entries();
-        // Somebody else may have compiled it meanwhile.
+        // Another thread may have compiled it meanwhile.
         if let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) {
             return Ok(Arc::clone(&entry.compiled));
         }

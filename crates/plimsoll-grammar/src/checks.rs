@@ -20,7 +20,7 @@ const CANDIDATES_MAX: usize = 48;
 /// A schema that documents of an answer must satisfy.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
-    /// The tool whose arguments the documents are. None for another document.
+    /// The tool that gets the documents as arguments. None for another document.
     pub tool: Option<String>,
     /// The schema, as JSON text. None where only keys are checked.
     pub schema: Option<String>,
@@ -264,7 +264,7 @@ impl Document {
         self.shape.ended()
     }
 
-    /// What a token would bring, whose text stands behind `text`.
+    /// The effect of a token that follows `text`.
     fn outcome(&self, text: &[u8], token: &[u8]) -> Outcome {
         let mut shape = self.shape.clone();
         let mut outcome = Outcome::default();
@@ -334,7 +334,7 @@ impl Candidates {
         at.map(|at| self.tokens.push((token, at))).is_some()
     }
 
-    /// Takes away the tokens whose texts do not pass. Returns the texts that do.
+    /// Adds the tokens with texts that do not pass to `away`. Returns the texts that pass.
     fn judge(
         self,
         schema: &str,
@@ -355,7 +355,7 @@ impl Candidates {
     }
 }
 
-/// JSON pointers of the containers that are still open in a document whose `depth` innermost ones were closed for a look.
+/// JSON pointers of the containers that are still open. `text` has the `depth` innermost ones closed for the check.
 fn open_values(text: &str, depth: usize) -> Vec<String> {
     let Ok(document) = serde_json::from_str::<Value>(text) else { return Vec::new() };
     let (mut value, mut pointer, mut open) = (&document, String::new(), Vec::new());
@@ -379,7 +379,7 @@ fn open_values(text: &str, depth: usize) -> Vec<String> {
 const FINAL: [&str; 6] =
     ["uniqueItems", "maxItems", "maxProperties", "propertyNames", "additionalProperties", "additionalItems"];
 
-/// Keywords whose parts must all hold, each for itself.
+/// Keywords with parts that must all hold, each for itself.
 const TOGETHER: [&str; 10] = [
     "properties",
     "patternProperties",
@@ -473,7 +473,7 @@ mod tests {
         let (gone, asked) = away(r#"{"a": 1"#, &["}", "0}", ","], &[r#"{"a": 1}"#]);
         assert_eq!(asked, [r#"{"a": 1}"#, r#"{"a": 10}"#, r#"{"a": 1}"#]);
         assert_eq!(away(r#"["a", "a"#, &["\"", "b\""], &[r#"["a", "a"]"#]).0, [0]);
-        // What may still grow is judged by what cannot be mended: an array whose items repeat.
+        // An open value is refused only for a fault that no later token can mend: an array with repeated items.
         assert_eq!(gone, [0, 2]);
         assert_eq!(away("[1, 1", &[",", "2,", "]"], &["[1, 1]"]).0, [0, 2]);
     }

@@ -5,7 +5,7 @@ use thiserror::Error;
 /// Why there is no grammar.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum GrammarError {
-    /// The grammar cannot be served, whoever asks when.
+    /// The grammar cannot be served, now or later.
     #[error("{0}")]
     Invalid(String),
     /// Not now: the budget is taken by grammars in use.

@@ -7,7 +7,7 @@ use std::fmt::Write;
 /// Groups within groups.
 const NESTED_MAX: usize = 64;
 
-/// Rewrites a grammar whose first rule is `root`.
+/// Rewrites a grammar. Its first rule must be `root`.
 ///
 /// # Errors
 ///

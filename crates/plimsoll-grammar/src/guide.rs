@@ -114,7 +114,7 @@ enum State {
 }
 
 impl State {
-    /// What there was. Whoever takes it puts something in its place.
+    /// Takes the state. The caller puts another in its place.
     fn take(&mut self) -> State {
         std::mem::replace(self, State::Over(Unfit::Form(String::new())))
     }
@@ -122,7 +122,7 @@ impl State {
 
 type Done = Result<(Box<Path>, SimpleVob), Unfit>;
 
-/// A mask that was asked for. When nobody waits for it any more, what has not been begun is not, and its path goes at once.
+/// A mask that was asked for. Dropping this withdraws the job if it has not begun, and frees its path at once.
 struct Errand {
     reply: Receiver<Done>,
     _ticket: Ticket<Job>,
@@ -165,7 +165,7 @@ impl Job {
             None => Err(Unfit::Room("the system has no thread for the grammar; try again later".into())),
         };
         of.0.computed.fetch_add(1, Relaxed);
-        // Who has it may go on: this form's automaton is free.
+        // Before the reply: the grammar's automaton is free, so an output with the mask can go on.
         drop(of);
         // A request that is gone needs no mask.
         let _ = reply.send(done);
@@ -193,7 +193,7 @@ impl Walk {
             State::Due(path) => {
                 let (reply, done) = sync_channel(1);
                 let job = Job { path, of: UnderWay::new(compiled), grammars: Arc::clone(&self.grammars), reply };
-                // Without its thread nobody answers, and that is noticed.
+                // If the thread has ended, the job is dropped and `came` sees a closed channel.
                 let ticket = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].hand_in(job);
                 State::Away(Errand { reply: done, _ticket: ticket })
             }

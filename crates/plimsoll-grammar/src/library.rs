@@ -9,8 +9,8 @@ use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokR
 /// States of one automaton. Each takes one to two kilobytes.
 pub(crate) const STATES_MAX: usize = 8_000;
 
-/// The tokens that are decided together: those that may stand inside a JSON string. More such slices would save a part of a
-/// millisecond a mask, which nobody waits for, and take a trie each.
+/// The tokens that are decided together: those that may stand inside a JSON string. More such slices would save a part
+/// of a millisecond a mask, and no step waits for it. Each takes a trie.
 const SLICE: &str = r#"[^"\\\x00-\x1F\x7F]{1,30}"#;
 
 /// What grammars are compiled with.

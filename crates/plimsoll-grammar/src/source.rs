@@ -13,7 +13,7 @@ use crate::error::GrammarError;
 /// The longest text of one grammar, in bytes.
 pub const SOURCE_BYTES_MAX: usize = 128 << 10;
 
-/// Tools whose schemas are tried one by one where they cannot be followed together.
+/// Up to this many tools have their schemas tried one by one if they cannot be followed together.
 const TRIED_ALONE_MAX: usize = 64;
 
 /// What output must be.
@@ -276,7 +276,7 @@ impl Making<'_> {
         ))
     }
 
-    /// A grammar of the client's, whose schemas (`%json {…}`) become rules.
+    /// Converts a grammar of the client's: its schemas (`%json {…}`) become rules.
     fn lark(&mut self, text: &str) -> Result<String, GrammarError> {
         let (mut out, mut rest) = (String::with_capacity(text.len()), text);
         while let Some((before, after)) = rest.split_once("%json") {

@@ -1,4 +1,4 @@
-//! What an output may be does not depend on who else has that form: not beside it, and not before it.
+//! The allowed tokens of an output do not depend on other outputs of the same grammar, neither beside it nor before it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
 use plimsoll_text::Tokenizer;
 
-/// A pattern whose automaton has more than ten times the states that are allowed; one text passes a few hundred of them.
+/// A pattern with an automaton of more than ten times the allowed states. One text passes a few hundred of them.
 const COUNTED: &str = "[ab]*a[ab]{16}c";
 const TOKENS: usize = 600;
 const OUTPUTS: u64 = 60;

@@ -341,8 +341,8 @@ fn thoughts_come_first_and_end_in_time() {
     }
 }
 
-/// The soak found it: masks of a vocabulary that is a multiple of 32 have a word more than ours, and whoever could think before a form
-/// was told 500.
+/// Regression, found by the soak: if the vocabulary is a multiple of 32, masks have one more word than ours. Requests
+/// with reasoning before a grammar got status 500.
 #[test]
 fn who_may_think_first_is_given_a_form_whatever_the_size_of_the_vocabulary() {
     let tokenizer = tokenizer();
@@ -396,8 +396,8 @@ fn what_is_no_grammar_says_why() {
     assert!(words.contains("look-around") && words.contains("not supported"), "{words}");
 }
 
-/// A form whose text can be read in ever more ways is found to be slow. Then its outputs take their tokens while none of it is computed: that
-/// never takes long.
+/// A grammar with text that has ever more readings is marked slow. Its outputs then take their tokens while no mask of
+/// it is computed, so taking a token is always quick.
 #[test]
 fn a_form_that_takes_long_says_when_it_can_go_on() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());

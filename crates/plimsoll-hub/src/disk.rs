@@ -14,7 +14,7 @@ use crate::progress::{Progress, still_wanted};
 /// Room left on the disk beside a model, so that a pull never fills it to the last byte.
 const SPARE_BYTES: u64 = 16 << 20;
 
-/// A file that is being written; no other process may use it yet.
+/// A file that is being written and that no other process may use yet.
 #[derive(Debug)]
 pub(crate) struct Partial {
     file: File,

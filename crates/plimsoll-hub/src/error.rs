@@ -199,7 +199,7 @@ pub enum HubError {
         /// Each source with its error, in the order tried.
         failures: Vec<(String, HubError)>,
     },
-    /// The caller no longer waits for the model. The bytes that arrived are kept.
+    /// The caller has cancelled the pull. What has arrived is kept.
     #[error("given up: nobody waits for it any more")]
     GivenUp,
     /// The model to remove is not in the cache.
@@ -226,7 +226,7 @@ impl HubError {
         move |source| Self::Io { doing, path, source }
     }
 
-    /// Whether another source cannot help either, because the trouble is on this machine, or the caller has given up.
+    /// Whether another source cannot help either: the trouble is on this machine, or the caller has cancelled the pull.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Self::Io { .. } | Self::DiskFull { .. } | Self::GivenUp)
     }

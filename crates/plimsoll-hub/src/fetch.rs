@@ -1,8 +1,8 @@
 //! Files from addresses that strangers name: bounded in bytes, time and redirects, and only from where it is allowed.
 //!
-//! What is allowed is decided about the address that is connected to, after the name was resolved and again for every redirect: a
-//! name that means another address the second time it is asked gains nothing. Proxies are not used, since behind one it is unknown
-//! what is connected to.
+//! The rules are checked against the address that is connected to, after name resolution and again for every redirect.
+//! A name that resolves to another address the second time therefore gains nothing. Proxies are not used: behind one
+//! the address is unknown.
 
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,7 +30,7 @@ const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Bytes that are read, and handed on, at once.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// The same, for a caller that keeps the pieces.
+/// The same, for callers that keep pieces.
 pub const FETCH_PIECE_BYTES: u64 = PIECE_BYTES as u64;
 
 /// Heap bytes that one fetch takes at most besides what it hands on: connection, TLS, buffers.
@@ -57,7 +57,7 @@ pub enum FetchError {
     /// The same of one that a server has led to.
     #[error("`{host}` leads to an address that cannot be fetched: {why}")]
     BadRedirect {
-        /// The host that redirects there.
+        /// The server that redirects there.
         host: String,
         /// What is wrong with it.
         why: &'static str,
@@ -91,7 +91,7 @@ pub enum FetchError {
     /// It took too long.
     #[error("`{host}` took longer than {} s", .limit.as_secs_f32())]
     TooSlow {
-        /// The host that was being asked when time was up.
+        /// The server that was being asked when time was up.
         host: String,
         /// The time that there was.
         limit: Duration,
@@ -99,12 +99,12 @@ pub enum FetchError {
     /// There is no connection, or it broke.
     #[error("`{host}`: {why}")]
     Failed {
-        /// The host that was asked.
+        /// The server that was asked.
         host: String,
         /// What went wrong.
         why: String,
     },
-    /// The receiver of the bytes wants no more of them.
+    /// The receiver of the bytes has stopped the fetch.
     #[error("nobody waits for the file any more")]
     Stopped,
 }
@@ -338,7 +338,8 @@ fn is_public(address: IpAddr) -> bool {
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let [a, b, c, _] = address.octets();
     let reserved = match (a, b, c) {
-        // "This" network; shared by carriers; protocols and the relay of 6to4; benchmarks; multicast, reserved, broadcast.
+        // "This" network; shared by carriers; protocols and the relay of 6to4; benchmarks; multicast, reserved,
+        // broadcast.
         (0, ..) | (100, 64..=127, _) | (192, 0, 0) | (192, 88, 99) | (198, 18..=19, _) | (224.., ..) => true,
         _ => false,
     };

@@ -1,8 +1,8 @@
 //! The sidecar `plimsoll.json` of a cache directory: what was pulled into it and which files were verified when.
 //!
-//! A file with the recorded size and modification time is not read again at start-up; one that differs in either
-//! is. The marker is trusted no further than that: it is a file like others and may be damaged, so names in it are
-//! checked and a marker that cannot be read counts as none, which costs a new verification and nothing else.
+//! A file is not read again at start-up if its size and modification time are as recorded; otherwise it is. The marker
+//! is trusted no further than that: it is a file like others and may be damaged. So names in it are checked, and a
+//! marker that cannot be read counts as none. That costs a new verification and nothing else.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};

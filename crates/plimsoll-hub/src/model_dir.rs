@@ -27,7 +27,7 @@ pub(crate) struct Wanted<'a> {
     pub(crate) bytes: u64,
     /// Its SHA-256, where it is known beforehand.
     pub(crate) sha256: Option<&'a str>,
-    /// The hub's own name for the content, for files without a SHA-256 from the hub.
+    /// The hub's own name for the content, if the hub gives no SHA-256 of it.
     pub(crate) blob: Option<&'a str>,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Wanted<'a> {
 #[derive(Debug, Clone)]
 pub(crate) struct ModelDir {
     pub(crate) path: PathBuf,
-    /// Outside of the directory and never deleted, so that a process that waits for it waits for the right file.
+    /// Outside of the directory and never deleted, so that all waiting processes wait for the same file.
     lock_path: PathBuf,
 }
 
@@ -207,8 +207,8 @@ impl ModelDir {
         let answer = self.answer(&pull.path);
         let whole = pull.path.is_empty();
         marker.set_pull(pull);
-        // A reader of a directory takes all files in it, the weights of an earlier revision too. A user that wants one file of it may have
-        // undone the pull of the others by that (see `has`): they wait for that pull to be done again.
+        // A reader of the directory loads all files in it, so weights of an earlier revision must go. A pull of one
+        // file may have undone the pull of the others (see `has`). Their files stay until that pull is done again.
         if whole {
             self.remove_orphans(&mut marker)?;
         }

@@ -48,7 +48,7 @@ pub(crate) fn check_file(file: &str) -> Result<(), HubError> {
         if component.len() > COMPONENT_BYTES_MAX {
             return refuse("a component longer than 200 bytes");
         }
-        // Also keeps `..` out, and away from the partial files: their directory starts with a dot.
+        // Also keeps `..` out, and names in the directory of partial files: it starts with a dot.
         if component.starts_with('.') {
             return refuse("a component that starts with '.'");
         }

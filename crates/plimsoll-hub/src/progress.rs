@@ -1,4 +1,4 @@
-//! Reports progress to the user, and asks whether the caller still waits. It decides nothing else.
+//! Reports progress to the user, and tells a pull whether it is cancelled. Nothing else here decides anything.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -18,13 +18,14 @@ pub trait Progress {
     fn done(&mut self);
     /// One line the user should see, such as a source that failed and what is tried instead.
     fn note(&mut self, line: &str);
-    /// Whether the caller still waits: asked between pieces and between tries, and never again after the first no.
+    /// Whether the pull is still wanted. Called between pieces and between tries, and never again once it has returned
+    /// false.
     fn wanted(&self) -> bool {
         true
     }
 }
 
-/// [`HubError::GivenUp`] once the caller no longer waits.
+/// [`HubError::GivenUp`] once the pull is cancelled.
 pub(crate) fn still_wanted(progress: &dyn Progress) -> Result<(), HubError> {
     if progress.wanted() { Ok(()) } else { Err(HubError::GivenUp) }
 }
@@ -115,7 +116,7 @@ impl Progress for TerminalProgress {
     }
 }
 
-/// One line on stderr; a closed stderr is ignored.
+/// One line on stderr. A closed stderr is ignored.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -48,7 +48,7 @@ pub fn pull(
     }
 }
 
-/// Answers from the cache if possible, else fetches under the lock.
+/// Answers from the cache if possible, else fetches while no other process does.
 fn under_lock(
     directory: &ModelDir,
     request: &str,
@@ -64,7 +64,7 @@ fn under_lock(
     }
     fs::create_dir_all(&directory.path).map_err(HubError::io("create", &directory.path))?;
     let fetched = fetch(progress);
-    // A full disk hurts every process: give back what cannot be used.
+    // A full disk affects every process: delete files that cannot be used.
     if matches!(fetched, Ok(_) | Err(HubError::DiskFull { .. })) {
         directory.clear_partials()?;
     }
@@ -204,7 +204,7 @@ fn entry_from_hub(
     Ok(partial)
 }
 
-/// The wanted files of a repository.
+/// The part of a repository that was asked for.
 struct Wish<'a> {
     repo: &'a str,
     /// The one file wanted, if it is one.

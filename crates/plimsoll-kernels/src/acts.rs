@@ -152,10 +152,10 @@ impl<'a> Acts<'a> {
 /// Quantizes one row of `k` floats into `dst`, one row of a buffer of this layout (`row_bytes` long, aligned as in
 /// [`Acts::new`]).
 ///
-/// Per block of 32, of 16 bits: scale is the least power of two with amax / 32639 ≤ scale; number = x / scale, rounded to nearest even. Of 8:
-/// scale = amax / 127; number = x · (127 / amax), rounded likewise.
-/// Blocks whose amax is below 2⁻¹⁰⁰ become zeros. One that holds a NaN, an infinity or anything from 2¹⁰⁰ on gets the scale
-/// NaN, so that it cannot pass unnoticed.
+/// Per block of 32, of 16 bits: scale is the least power of two with amax / 32639 ≤ scale; number = x / scale, rounded
+/// to nearest even. Of 8: scale = amax / 127; number = x · (127 / amax), rounded likewise. Blocks with amax below 2⁻¹⁰⁰
+/// become zeros. A block that holds a NaN, an infinity or a magnitude from 2¹⁰⁰ on gets the scale NaN, so that the
+/// fault shows in the result.
 ///
 /// Panics if the lengths disagree.
 pub fn quantize_acts(isa: Isa, layout: ActLayout, x: &[f32], dst: &mut [u8]) {
@@ -206,7 +206,7 @@ impl<const PLANES: usize> Kernel for QuantizeRow<'_, PLANES> {
     }
 }
 
-/// Blocks whose greatest magnitudes, and whose sums, are found together: half of them fill a vector.
+/// Number of blocks that share the search for their greatest magnitudes and their sums: half of them fill a vector.
 const TOGETHER: usize = LANES / 2;
 
 #[inline(always)]

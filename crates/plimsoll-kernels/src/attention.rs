@@ -1,11 +1,11 @@
 //! Attention of a few query rows over paged keys and values, for one key/value head and its group of query heads: entry points,
 //! checks, and how partial results combine. A split is computed in `attention/split.rs`.
 //!
-//! Positions are cut into *splits* of [`SPLIT`] at absolute positions. Within a split: scores (lane = position, one chain over
-//! head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over positions, ascending).
-//! Splits combine in ascending order. This is always so, in prefill and decode, on one thread or many (what is rounded has other
-//! chains, `attention/rounded.rs`, and they too are always the same); a query's result
-//! therefore does not depend on the rows beside it nor on who computed which split.
+//! Positions are cut into *splits* of [`SPLIT`] at absolute positions. Within a split: scores (lane = position, one
+//! chain over head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over
+//! positions, ascending). Splits combine in ascending order. This is always so, in prefill and decode, on one thread or
+//! many (what is rounded has other chains, `attention/rounded.rs`, and they too are always the same); a query's result
+//! therefore does not depend on the rows beside it nor on which thread computed which split.
 //!
 //! Neighbouring rows that have all pages of a split in common, of one sequence or of several that begin alike, are a *run*: its keys
 //! and values are loaded once for all of them.
@@ -181,8 +181,8 @@ fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParam
 ///
 /// # Safety
 /// Every page of a sequence, from the first to the last in which any row of the call sees something, lies at
-/// `kv.base + id · kv.stride`, is readable for `bytes_per_page`, and is not written during the call. The output of every row and
-/// head is valid for writing and nobody else accesses it during the call.
+/// `kv.base + id · kv.stride`, is readable for `bytes_per_page`, and is not written during the call. The output of
+/// every row and head is valid for writing, and nothing else accesses it during the call.
 pub unsafe fn attend(
     isa: Isa,
     kv: &KvPages<'_>,
@@ -244,7 +244,7 @@ pub unsafe fn attend_split(
 /// clear.
 ///
 /// # Safety
-/// As for [`attend_split`], whose checks have been made, with as much scratch.
+/// As for [`attend_split`] after its checks, with as much scratch.
 unsafe fn tiles(
     isa: Isa,
     kv: &KvPages<'_>,
@@ -293,7 +293,7 @@ enum Running<'a> {
 
 impl<'a> Running<'a> {
     /// # Safety
-    /// As for [`attend_split`], whose checks have been made.
+    /// As for [`attend_split`] after its checks.
     unsafe fn new(
         isa: Isa,
         kv: &'a KvPages<'a>,
@@ -359,7 +359,7 @@ pub fn attend_merge(isa: Isa, layout: &KvLayout, states: &mut [f32], partials: &
 /// Panics if the length of `partials` is no positive multiple of a split's.
 ///
 /// # Safety
-/// The output of every row and head is valid for writing and nobody else accesses it during the call.
+/// The output of every row and head is valid for writing, and nothing else accesses it during the call.
 pub unsafe fn attend_combine(
     isa: Isa,
     layout: &KvLayout,

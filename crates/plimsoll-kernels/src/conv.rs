@@ -77,8 +77,9 @@ pub fn conv_weights(stored: &[f32], taps: usize, into: &mut [f32]) {
 /// Panics if the weights or the scratch do not fit.
 ///
 /// # Safety
-/// Rows are valid for reading and writing; so is, in every slot that is named, each of the `taps − 1` inputs of these channels;
-/// nobody else accesses them during the call (a slot to start from may be read by others unless it is written here).
+/// Rows are valid for reading and writing; so is, in every slot that is named, each of the `taps − 1` inputs of these
+/// channels; nothing else accesses them during the call (a slot to start from may be read by others unless it is
+/// written here).
 pub unsafe fn causal_conv(isa: Isa, spec: &ConvSpec<'_>, rows: ConvRows, slots: &StateSlots<'_>, scratch: &mut [f32]) {
     let ConvSpec { weights, taps, .. } = *spec;
     let padded = rows.channels.next_multiple_of(LANES);
@@ -162,7 +163,7 @@ impl Conv<'_> {
 }
 
 /// # Safety
-/// `channels` floats can be read at `from + offset`, and nobody writes them meanwhile.
+/// `channels` floats can be read at `from + offset`, and nothing writes them meanwhile.
 unsafe fn input<'a>(from: *const f32, offset: usize, channels: usize) -> &'a [f32] {
     // SAFETY: this function's contract.
     unsafe { std::slice::from_raw_parts(from.add(offset), channels) }

@@ -100,8 +100,9 @@ pub fn delta_scratch_len(key_dim: usize) -> usize {
 /// Panics if the inputs, the tiles or the scratch do not fit.
 ///
 /// # Safety
-/// Every slot named in `slots` is valid for `key_dim · value_dim` floats at its place, and the columns of `tiles` in it, as well as in
-/// the output, are accessed by nobody else during the call (a slot to start from may be read by others unless it is written here).
+/// Every slot named in `slots` is valid for `key_dim · value_dim` floats at its place, and nothing else accesses the
+/// columns of `tiles` in it, nor those in the output, during the call (a slot to start from may be read by others
+/// unless it is written here).
 pub unsafe fn gated_delta(
     isa: Isa,
     input: &DeltaInput<'_>,
@@ -134,7 +135,7 @@ pub unsafe fn gated_delta(
     }
 }
 
-/// `P` neighbouring tiles; `PART`: the last one of a head whose columns are no multiple of sixteen.
+/// `P` neighbouring tiles. `PART`: the last tile of a head with a number of columns that is no multiple of sixteen.
 struct Tiles<'a, const P: usize, const PART: bool> {
     input: &'a DeltaInput<'a>,
     slots: &'a StateSlots<'a>,

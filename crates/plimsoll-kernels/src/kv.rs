@@ -248,7 +248,7 @@ impl Head<'_> {
     #[inline(always)]
     fn store_q8<S: Simd>(self, s: S) {
         let Head { dim, slot, k, v, k_part, v_part } = self;
-        // Codes behind a narrower head stay what they are: the queries have zeros there, and nobody reads such results.
+        // Codes behind a narrower head stay unchanged: the queries have zeros there, and such results are never read.
         let (k_codes, k_scales) = k_part.split_at_mut(PAGE * dim);
         let (v_codes, v_scales) = v_part.split_at_mut(PAGE * dim);
         for (index, x) in k.chunks(KV_BLOCK).enumerate() {

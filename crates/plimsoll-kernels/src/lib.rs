@@ -1,12 +1,13 @@
 //! Plimsoll's inner loops: slices in, slices out. No allocation, no threads, no dependency; splitting work among threads and
 //! owning memory is `plimsoll-device`'s business, reading files `plimsoll-formats`'.
 //!
-//! **One arithmetic.** The result of a row depends on nothing but that row and the weights: not on how many rows are computed
-//! together, not on tiles or threads, and not on the instruction set. What is rounded to bfloat16 first ([`round_row`],
-//! [`AttendParams::rounded`]) is another input, which AMX multiplies, the second also AVX-512 BF16, each in an order of its own. Every floating-point kernel is written once over
-//! sixteen lanes (`simd::Simd`), whose operations are exactly rounded everywhere; sums have one fixed order; elementary
-//! functions are our own polynomials. [`Isa::Portable`] is therefore an oracle for the others, bit for bit. (NaN stays NaN,
-//! but its payload may differ.)
+//! **One arithmetic.** The result of a row depends on nothing but that row and the weights: not on how many rows are
+//! computed together, not on tiles or threads, and not on the instruction set. What is rounded to bfloat16 first
+//! ([`round_row`], [`AttendParams::rounded`]) is another input, which AMX multiplies, the second also AVX-512 BF16,
+//! each in an order of its own. Every floating-point kernel is written once over sixteen lanes (`simd::Simd`). Their
+//! operations are exactly rounded on every instruction set; sums have one fixed order; elementary functions are our own
+//! polynomials. [`Isa::Portable`] is therefore an oracle for the others, bit for bit. (NaN stays NaN, but its payload
+//! may differ.)
 //!
 //! Lengths that do not fit are the caller's bug and panic with both numbers; data from files is checked by [`Packing::new`]
 //! and the packing functions, which return errors.

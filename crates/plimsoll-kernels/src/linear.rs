@@ -87,8 +87,8 @@ pub struct Target {
 /// Panics if a range, a length or the kind of input does not fit.
 ///
 /// # Safety
-/// For every row in `rows` and every output of `panels`, `target` points to a float that is valid for reading and writing
-/// and that nobody else accesses during the call.
+/// For every row in `rows` and every output of `panels`, `target` points to a float that is valid for reading and
+/// writing and that nothing else accesses during the call.
 pub unsafe fn linear(
     isa: Isa,
     weights: &Weights<'_>,
@@ -133,7 +133,8 @@ pub unsafe fn linear(
 /// Panics if shapes do not fit, or if `isa` is not [`Isa::Amx`].
 ///
 /// # Safety
-/// `out` is valid for writing the whole buffer, and nobody else accesses these rows' results of `panels` during the call.
+/// `out` is valid for writing the whole buffer, and nothing else accesses these rows' results of `panels` during the
+/// call.
 pub unsafe fn linear_glu(
     isa: Isa,
     [gate, up]: [&Weights<'_>; 2],
@@ -241,7 +242,7 @@ impl Kernel for Finish {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for row in self.rows {
-            // SAFETY: whoever makes one says that the rows are within the target and have sums.
+            // SAFETY: the code that makes this value promises that the rows are within the target and have sums.
             unsafe { self.target.write(s, row, s.load(self.sums.add(row * PANEL))) };
         }
     }

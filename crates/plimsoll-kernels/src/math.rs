@@ -45,7 +45,8 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     s.mul(s.mul(e, power), rest)
 }
 
-/// 2ˣ for x ≤ 0, for those who round it to a few digits: off by a few millionths of itself, 0 below −150, NaN for NaN.
+/// 2ˣ for x ≤ 0, for results that are rounded to a few digits: relative error of a few millionths, 0 below −150, NaN
+/// for NaN.
 #[inline(always)]
 pub(crate) fn exp2_rough<S: Simd>(s: S, x: S::F) -> S::F {
     // 2ʳ on 0 ≤ r ≤ 1, within 3e-6.
@@ -158,7 +159,8 @@ pub(crate) fn swish<S: Simd>(s: S, x: S::F, gate: S::F) -> S::F {
     s.div(x, s.add(one, exp(s, s.sub(s.zero(), gate))))
 }
 
-/// 1 / (1 + e⁻ˣ) for those who round it to a few digits: off by a hundred-thousandth of itself, while that is a normal number.
+/// 1 / (1 + e⁻ˣ) for results that are rounded to a few digits: relative error of a hundred-thousandth while the result
+/// is a normal number.
 #[inline(always)]
 pub(crate) fn sigmoid_rough<S: Simd>(s: S, x: S::F) -> S::F {
     let one = s.splat(1.0);

@@ -1,5 +1,6 @@
-//! Rows of a prompt, or all rows if a server was told so, rounded to bfloat16 and laid out as the matrix unit takes them: half the
-//! bytes of a row, and products whose sums the unit keeps to itself (`linear/rounded.rs`). Exact rows are `acts`'.
+//! Rows of a prompt, or all rows if a server was told so, rounded to bfloat16 and laid out as the matrix unit takes
+//! them. They take half the bytes, and the order of a product's sums is the unit's own (`linear/rounded.rs`). `acts`
+//! has the exact rows.
 
 use crate::isa::{Isa, Kernel};
 use crate::packing::BLOCK;
@@ -87,7 +88,8 @@ pub(crate) fn round_any<S: Simd>(s: S, value: S::F) -> S::F {
     s.select_lt(s.abs(value), s.splat(f32::INFINITY), round_up(s, value), value)
 }
 
-/// Stores sixteen elements of a row of tiles, rounded: `half` counts them along the row, whose line begins in every tile as in the first.
+/// Stores sixteen elements of a row of tiles, rounded. `half` counts them along the row. The row's line begins at the
+/// same place in every tile.
 ///
 /// # Safety
 /// `line` is the row's line in its first tile, and the row has these elements.
@@ -103,7 +105,7 @@ pub(crate) unsafe fn store_half<S: Simd>(s: S, line: *mut u8, half: usize, value
 /// Panics if the row is not of this layout.
 ///
 /// # Safety
-/// `to` is the first byte of such a buffer, of which nobody else accesses this row during the call.
+/// `to` is the first byte of such a buffer, and nothing else accesses this row of it during the call.
 pub unsafe fn round_row(isa: Isa, layout: Bf16Layout, x: &[f32], to: *mut u8, row: usize) {
     assert!(x.len() == layout.k && row < layout.rows, "{} activations for row {row} of {layout:?}", x.len());
     let at = row / TILE_ROWS * layout.tile_bytes() + row % TILE_ROWS * TILE_LINE;
@@ -122,7 +124,7 @@ impl Kernel for RoundRow<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for (half, x) in self.x.as_chunks::<LANES>().0.iter().enumerate() {
-            // SAFETY: sixteen floats; the buffer has the row, by the word of who called `round_row`.
+            // SAFETY: sixteen floats; the buffer has the row, as the caller of `round_row` promises.
             unsafe { store_half(s, self.to, half, s.load(x.as_ptr())) };
         }
     }

@@ -190,7 +190,7 @@ fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<So
     Ok(Sound { rate, samples })
 }
 
-/// Refuses to go on once the client has left.
+/// Fails once the request has ended.
 fn check_wanted(stop: &AtomicBool) -> Result<(), MediaError> {
     if stop.load(Ordering::Relaxed) { Err(MediaError::Abandoned) } else { Ok(()) }
 }
@@ -218,8 +218,8 @@ fn decode_packet(
     Ok(true)
 }
 
-/// Refuses Vorbis headers with code books that unpack to more than any encoder's do: twenty bytes can stand for sixteen
-/// megabytes, and a header can hold 256 of them. Books begin at any bit, so all bits are searched for their mark.
+/// Refuses Vorbis headers with code books that unpack to more than any encoder's do. Twenty bytes can stand for sixteen
+/// megabytes, and a header can hold 256 code books. Books begin at any bit, so all bits are searched for their mark.
 fn check_code_books(headers: &[u8]) -> Result<(), MediaError> {
     let bits = |at: usize, count: usize| {
         let bit = |i: usize| headers.get((at + i) / 8).map_or(0, |byte| u64::from(byte >> ((at + i) % 8) & 1));

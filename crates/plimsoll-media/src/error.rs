@@ -88,7 +88,7 @@ pub enum MediaError {
         /// The encoder's words.
         why: String,
     },
-    /// The client has left.
+    /// The request has ended.
     #[error("its request ended while it was prepared")]
     Abandoned,
     /// The server is shutting down.

@@ -26,9 +26,9 @@ struct Inner {
 #[derive(Debug, Default)]
 struct State {
     free: Vec<Page>,
-    /// An entry that only this map owns is unused.
+    /// Entries by key. An entry is idle if this map is its only owner.
     cached: HashMap<ContentKey, Cached>,
-    /// Pages of unused entries.
+    /// Pages of idle entries.
     idle: usize,
     clock: u64,
     hits: u64,
@@ -57,7 +57,7 @@ pub struct OutputStats {
     pub pages: usize,
     /// Pages that hold nothing.
     pub pages_free: usize,
-    /// Pages of unused entries, free as soon as they are needed.
+    /// Pages of idle entries, which are freed as soon as they are needed.
     pub pages_idle: usize,
     /// Entries that can be found.
     pub entries: usize,
@@ -68,7 +68,7 @@ pub struct OutputStats {
 }
 
 impl OutputStats {
-    /// Bytes of the pages of unused entries.
+    /// Bytes of the pages of idle entries.
     pub fn idle_bytes(&self) -> u64 {
         (self.bytes * self.pages_idle as u64).checked_div(self.pages as u64).unwrap_or(0)
     }
@@ -121,7 +121,7 @@ impl OutputPool {
         self.0.width
     }
 
-    /// Refuses a request with more outputs (rows of each item) than this pool could hold when empty.
+    /// Refuses a request if its outputs (rows of each item) exceed this pool even when it is empty.
     pub fn check(&self, items: impl IntoIterator<Item = usize>) -> Result<(), MediaError> {
         let pages: usize = items.into_iter().map(|rows| self.pages_of(rows)).sum();
         if pages <= self.0.pages_total {
@@ -281,7 +281,8 @@ impl Vacant {
         &mut entry.pages[row / page_rows][row % page_rows * width..][..width]
     }
 
-    /// The output that another request has filled in under the same key since the claim, if any: this place is not needed then.
+    /// The entry that another request has filled in under the same key since the claim, if there is one. This place is
+    /// then not needed.
     pub fn filled_meanwhile(self) -> Result<Pinned, Vacant> {
         let key = self.entry.as_ref().map(|entry| entry.key);
         let pinned = key.and_then(|key| self.pool.pin(&mut self.pool.lock(), &key));

@@ -70,7 +70,7 @@ fn t26_one_item_larger_than_the_pool_is_refused_at_once() {
 
 #[test]
 fn t25_requests_with_two_items_in_a_pool_for_one_and_a_half_all_finish() {
-    // All or nothing: a request that gets room has all of it, so one can always finish.
+    // All or nothing: a request gets room for all of its items at once, so one request can always finish.
     let pool = OutputPool::new(WIDTH, PAGE_ROWS, 3).unwrap();
     thread::scope(|scope| {
         for client in 0..6_u64 {

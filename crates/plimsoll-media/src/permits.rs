@@ -1,8 +1,8 @@
 //! Permits: how much encoder work may exist at once, in bytes and in count.
 //!
 //! The first permit of a batch may wait; growing a batch never does, because a batcher that waits while it holds
-//! something waits for itself. Waiting batches are served in order, and no batch grows past them, so a large item is not
-//! starved by small ones. What is held goes back on drop, whatever the path.
+//! permits may wait for itself. Waiters are served in order and no batch grows past them, so small items do not starve
+//! a large one. Permits return on drop, on every path.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -54,7 +54,7 @@ impl Book {
         true
     }
 
-    /// Growth: only what fits now, and never past a batch that waits.
+    /// Growth: only what fits now, and never past a waiter.
     fn try_grow(&mut self, bytes: u64, limits: (usize, u64)) -> bool {
         !self.closed && self.waiting.is_empty() && self.take_if_fits(bytes, limits)
     }

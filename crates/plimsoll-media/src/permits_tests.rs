@@ -99,7 +99,7 @@ fn a28_every_reachable_state_is_inside_the_limits_and_can_finish() {
             assert_eq!((used.count, used.bytes, model.book.waiting.len()), (0, 0, 0));
             finished += 1;
         } else if model.clients.iter().all(|c| matches!(c, Client::Waiting(_) | Client::Done)) {
-            // No permit is held: the first in line must be served, or waiting would never end.
+            // No client holds a permit: the first in line must be served, or it waits for ever.
             let front = model.book.waiting[0];
             let who = model.clients.iter().position(|&c| c == Client::Waiting(front)).unwrap();
             assert!(model.clone().book.poll(front, SIZES[who].0, LIMITS));

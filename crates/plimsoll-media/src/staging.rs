@@ -1,7 +1,7 @@
 //! Host bytes of media on their way: what decoding takes, and resized pixels until their request has ended.
 //!
-//! One budget for all requests, planned as a line of its own. Reserving never waits: a caller that finds it full tells its client to come
-//! again. What is reserved goes back on drop, whatever the path.
+//! One budget for all requests, planned as a line of its own. Reserving never waits: if the budget is full, the client
+//! is told to try again. Reserved bytes return on drop, on every path.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
@@ -22,7 +22,7 @@ struct Inner {
     freed: OnceLock<Freed>,
 }
 
-/// The callback that is told of free room.
+/// Called when bytes become free.
 type Freed = Box<dyn Fn() + Send + Sync>;
 
 impl fmt::Debug for Inner {
@@ -47,13 +47,14 @@ impl Staging {
         Self(Arc::new(Inner { limit, used, peak, freed: OnceLock::new() }))
     }
 
-    /// Calls `freed` in the thread that gives bytes back, whenever there is more room than before; it must not wait. False where
-    /// another callback is set already.
+    /// Sets the function that is called whenever bytes are given back, on the thread that gives them back. It must not
+    /// wait. False if one is already set.
     pub fn when_freed(&self, freed: impl Fn() + Send + Sync + 'static) -> bool {
         self.0.freed.set(Box::new(freed)).is_ok()
     }
 
-    /// Reserves `bytes`: more than the budget is the request's error, more than is free is a temporary refusal.
+    /// Reserves `bytes`. More than the budget is the request's error; more than are free is
+    /// [`MediaError::StagingBusy`].
     pub fn reserve(&self, bytes: u64) -> Result<Staged, MediaError> {
         let Inner { limit, used, peak, .. } = &*self.0;
         if bytes > *limit {

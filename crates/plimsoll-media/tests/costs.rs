@@ -52,7 +52,8 @@ impl Bits {
         self.put(1 | 4 << 1 | 1022 << 4, 1 + 3 + 10);
     }
 
-    /// A lossless bitstream with blocks of 4 × 4 pixels that all use the last of `groups`; `size` stands before it in pictures, not in alphas.
+    /// A lossless bitstream with blocks of 4 × 4 pixels that all use the last of `groups`. `size` stands at the start
+    /// of images, not of alphas.
     fn lossless(size: Option<(u32, u32)>, groups: u32, pixels: u32) -> Vec<u8> {
         let mut bits = Self::default();
         if let Some((width, height)) = size {
@@ -194,7 +195,7 @@ fn liars_in_frames() {
     let renamed = [b"JUNK", &large[4..]].concat();
     let words = "a frame has no lossy picture behind its alpha";
     refused("a liar by another name", &moving((4, 4), &[frame((4, 4), &[raw, renamed])]), words);
-    // A decoder looks for the next frame where an odd one ends: in the padding, which no other decoder reads.
+    // Behind a frame of odd length a decoder looks for the next one in the padding. No other reader does.
     let mut odd = frame((28, 20), std::slice::from_ref(&small));
     odd[4] += 1;
     odd.extend(b"\0ANMF");

@@ -20,7 +20,7 @@ fn hear(bytes: &[u8], limits: &AudioLimits) -> Result<Sound, MediaError> {
     audio::decode(bytes, limits, &AtomicBool::new(false))
 }
 
-/// A PNG chunk, without a true checksum where decoders ignore it.
+/// A PNG chunk with its checksum.
 fn chunk(kind: &[u8; 4], body: &[u8]) -> Vec<u8> {
     let crc = png_crc(&[&kind[..], body].concat());
     [&(body.len() as u32).to_be_bytes(), kind, body, &crc.to_be_bytes()].concat()
@@ -158,7 +158,7 @@ fn page(flags: u8, sequence: u32, packet: &[u8]) -> Vec<u8> {
     page
 }
 
-/// An Ogg Vorbis of six kilobytes with 256 code books that unpack to eight megabytes each.
+/// An Ogg Vorbis file of six kilobytes with 256 code books that unpack to eight megabytes each.
 fn code_book_bomb() {
     let ident = [&b"\x01vorbis\0\0\0\0\x01"[..], &16_000_u32.to_le_bytes(), &[0; 12], &[0xB8, 1]].concat();
     let comment = b"\x03vorbis\0\0\0\0\0\0\0\0\x01".to_vec();

@@ -1,9 +1,9 @@
-//! The emergency reserve: memory that is held for nothing but to be given back when the system refuses an allocation, so that the refusal can be
-//! handled instead of ending the process.
+//! The emergency reserve ([`EmergencyReserve`]): memory that is held only to be given back when the system refuses an allocation.
+//! The refusal can then be handled instead of ending the process.
 //!
-//! It lies in slices, each a mapping of its own, and a refused allocation costs one. So a row of refusals is survived, one for each
-//! slice, before anybody has had time to bring them back. What must not be in here: when it is given up (`heap`), when it
-//! is brought back (the engine's watching thread).
+//! The reserve consists of blocks, each a mapping of its own. A refused allocation costs one block. The process
+//! therefore survives one refusal for each block in a row before any is restored. What must not be in here: when the
+//! reserve is given up (`heap`), and when it is restored (the engine's watching thread).
 
 use std::sync::Arc;
 

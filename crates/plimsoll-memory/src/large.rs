@@ -1,8 +1,8 @@
 //! Where the heap's large buffers lie. The system's allocator maps each by itself, and of one that was reserved for more than was
 //! ever put into it (a vector that doubled) only what was touched is memory.
 //!
-//! A table of fixed size, without locks: whoever allocates cannot allocate for it. A buffer that finds no place in it counts as
-//! touched, all of it.
+//! A table of fixed size, without locks: the allocator cannot allocate for it. A buffer that finds no place in it
+//! counts as touched, all of it.
 
 use std::ops::Range;
 use std::sync::atomic::{
@@ -19,7 +19,7 @@ const PLACES: usize = 512;
 /// What the allocator writes before such a buffer.
 const HEADER_BYTES: usize = 16;
 
-/// In a place that somebody is about to fill.
+/// The address in a place that a thread is about to fill.
 const TAKEN: usize = 1;
 
 /// A buffer's address, 0 for none, and its size, which is there before the address.
@@ -38,7 +38,7 @@ pub(crate) fn came(pointer: *mut u8, bytes: usize) {
     }
 }
 
-/// Strikes out a buffer that is about to be freed: afterwards its address may be somebody else's.
+/// Removes a buffer that is about to be freed: afterwards its address may belong to another buffer.
 #[inline]
 pub(crate) fn goes(pointer: *mut u8, bytes: usize) {
     if chunk_bytes(bytes) >= LARGE_BYTES {

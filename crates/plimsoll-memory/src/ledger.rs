@@ -103,8 +103,9 @@ pub struct Ledger {
     sealed: AtomicBool,
     allocations: AtomicU64,
     allocations_after_seal: AtomicU64,
-    /// Mappings whose pages come when they are used, and may go again: whose they are, and where. Locked when one comes or goes and when
-    /// they are looked at, never by a step, nor by the emergency reserve, which may have to go in the middle of anything.
+    /// Elastic mappings, each with its component: their pages appear on first use and may be given back. Locked when a
+    /// mapping comes or goes and when pages are counted. No step takes the lock. The emergency reserve does not either:
+    /// it may have to be given up at any moment.
     elastic: Mutex<Vec<(Component, Range<u64>)>>,
 }
 
@@ -150,7 +151,8 @@ impl Ledger {
         self.peak[i].fetch_max(bytes, Relaxed);
     }
 
-    /// A mapping of `component` has come whose pages will come one by one: the system is asked which are there ([`Self::look`]).
+    /// Adds an elastic mapping of `component`. Its pages appear on first use; [`Self::look`] asks the system which are
+    /// there.
     pub(crate) fn open(&self, component: Component, range: Range<u64>) {
         let bytes = range.end - range.start;
         let planned = self.planned[component as usize].load(Relaxed);
@@ -166,8 +168,8 @@ impl Ledger {
         self.look();
     }
 
-    /// Enters what is there now of mappings whose pages come when they are used; where the system does not tell, all of them. To be called
-    /// before rows are read.
+    /// Commits the pages of elastic mappings that are there now; where the system does not tell, all of them. Call it
+    /// before reading rows.
     pub fn look(&self) {
         let elastic = self.elastic();
         for (at, (component, _)) in elastic.iter().enumerate() {
@@ -200,7 +202,7 @@ impl Ledger {
     }
 
     fn elastic(&self) -> MutexGuard<'_, Vec<(Component, Range<u64>)>> {
-        // A list of mappings is whole whoever panicked.
+        // A panic cannot leave the list of mappings half changed.
         self.elastic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -49,13 +49,13 @@ const TUNABLES: &str = "GLIBC_TUNABLES";
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const NO_THREAD_CACHE: &str = "glibc.malloc.tcache_count=0";
 
-/// Says to the program started anew that it is: where the system takes settings of the allocator out of the environment (programs with
-/// capabilities of their own), or somebody in between does, it would start itself for ever.
+/// Marks the restarted program, so that it does not restart itself for ever. [`TUNABLES`] may be gone by then: glibc
+/// removes it for programs with capabilities of their own, and so may a wrapper.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const ANEW: &str = "_PLIMSOLL_STARTED_ANEW";
 
-/// What the variable says in this environment. glibc before 2.39 has ended each setting where it stands, with a zero in place of the
-/// colon: what follows looks like variables of their own.
+/// The settings in this environment's [`TUNABLES`]. glibc before 2.39 ends each setting in place with a zero instead of
+/// the colon: the settings behind the first look like variables of their own.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn settings(environment: &str) -> Vec<String> {
     let mut entries = environment
@@ -67,9 +67,9 @@ fn settings(environment: &str) -> Vec<String> {
     all.filter(|set| !set.is_empty()).map(str::to_owned).collect()
 }
 
-/// Starts the program anew, as the same process, with threads that keep nothing of what they free: glibc lets itself be told so by
-/// the environment only. Comes back where nothing is to be done or nothing can be; whoever has set these caches keeps their setting.
-/// To be called before anything has been done that cannot be done twice.
+/// Restarts the program, as the same process, with threads that keep no freed blocks for themselves: glibc takes this
+/// setting from the environment only. Returns if nothing is to be done or the restart fails. A setting of these caches
+/// that is already there stays. Call it before anything that must not happen twice.
 pub fn nothing_by_thread() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

@@ -52,7 +52,7 @@ pub struct Region {
 struct Entry {
     component: Component,
     ledger: Arc<Ledger>,
-    /// Entered; none of a mapping whose pages come when they are used: the ledger knows where it is.
+    /// Bytes committed in the ledger. None for an elastic mapping: the ledger has its addresses and counts its pages.
     bytes: Option<u64>,
 }
 
@@ -126,13 +126,14 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.map.len()) }
     }
 
-    /// The first byte, for those who divide the region among threads. Unlike [`Region::bytes_mut`] this is no reference to all of it, which
-    /// would end the right of every pointer into it that was taken before.
+    /// The first byte, for callers that divide the region among threads. Unlike [`Region::bytes_mut`] this makes no
+    /// reference to the whole region. Such a reference would invalidate every pointer into it that was taken before.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Maps and touches bytes whose place in the plan nobody else can have taken, before or after the seal: the emergency reserve's.
+    /// Maps and touches bytes that the plan reserves for `component` alone, before or after the seal: the emergency
+    /// reserve's.
     pub(crate) fn map_planned(ledger: &Arc<Ledger>, component: Component, bytes: u64) -> Result<Self, OutOfMemory> {
         Self::mapped(ledger, component, bytes, true)
     }
@@ -147,8 +148,8 @@ impl Region {
         let range = start..end;
         #[cfg(target_os = "linux")]
         {
-            // SAFETY: the mapping is anonymous and private, `&mut self` proves that nobody holds a view into it,
-            // and zero bytes are valid for every use of a region.
+            // SAFETY: the mapping is anonymous and private, `&mut self` proves that no view into it exists, and zero
+            // bytes are valid for every use of a region.
             let _ = unsafe {
                 self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
             };

@@ -1,4 +1,4 @@
-//! Signals whose default is to end the process, where an error would do.
+//! Signals that end the process by default, where an error would do.
 
 /// A write that goes beyond the limit on files' sizes (`ulimit -f`) is an error from here on, as on a full disk: the log's line or the
 /// trace's is lost, and nothing else.

@@ -129,7 +129,7 @@ fn links_and_leftovers_hold_nothing() {
     let victim = temp.0.join("victim");
     std::fs::write(&victim, "precious").unwrap();
     symlink(&victim, temp.leases().join("1-1-0.lease")).unwrap();
-    // A leftover that names a living process (this one), as after a reused process id: nobody holds its lock.
+    // A leftover that names a living process (this one), as after a reused process id. No process holds its lock.
     let text =
         format!("plimsoll-lease 1\npid {}\nstart 1\nplanned 999\ncommitted 0\ndomain machine\n", std::process::id());
     std::fs::write(temp.leases().join("2-2-0.lease"), text).unwrap();
@@ -206,7 +206,7 @@ fn threads_that_start_together_share_the_limit() {
                 barrier.wait();
                 std::thread::sleep(Duration::from_micros(i * 137 % 900));
                 let answer = Lease::acquire(temp.dir(), 100, 30, 15).unwrap();
-                // Held until everybody has an answer.
+                // Held until every thread has an answer.
                 barrier.wait();
                 if let Answer::Granted(lease) = &answer { lease.bytes() } else { 0 }
             })

@@ -1,8 +1,8 @@
 //! BERT and its relatives (MiniLM, RoBERTa, XLM-RoBERTa): encoders, with or without a classifier on the first position.
 //!
-//! Reference: transformers, `modeling_bert.py`, `modeling_roberta.py`. Every position sees every other of its sequence, so that a
-//! sequence is computed in one step and leaves nothing behind. Norms stand after the residual sum. The rows with logits that are
-//! wanted are the ones that the classifier looks at: the first of each sequence.
+//! Reference: transformers, `modeling_bert.py`, `modeling_roberta.py`. Every position sees every other of its sequence,
+//! so a sequence is computed in one step and leaves nothing for later steps. Norms stand after the residual sum. The
+//! rows that need logits are the ones that the classifier reads: the first of each sequence.
 
 use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, LinearId, Mode,

@@ -237,8 +237,9 @@ impl Ends {
         Ok(x)
     }
 
-    /// What the last layer, `layer`, still has to finish when its mixer is done: all rows of `x`, or, where no other row is needed, those
-    /// with wanted logits, moved to the beginning; and how many of them are computed in bfloat16.
+    /// Returns the rows that are still computed after the mixer of the last layer, `layer`, and how many of them are in
+    /// bfloat16. These are all rows of `x`. If the step uses hidden states only for logits, they are the rows that need
+    /// logits, moved to the beginning.
     pub fn wanted(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) -> (Buf, usize) {
         // What an encoder has for this layer belongs to rows by their place in the step.
         match step.only_logits && !self.deepens(layer) {

@@ -132,7 +132,8 @@ pub trait Encoder: Send + Sync {
     /// What a device must know of it.
     fn shape(&self) -> EncoderShape;
 
-    /// Encodes items as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. No item sees another's.
+    /// Encodes items as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Items do not see each
+    /// other.
     ///
     /// What it takes never shrinks with the patches of an item or of its longest frame, and depends on nothing else of it: the
     /// planner looks for the worst legal item among those that have most of either.

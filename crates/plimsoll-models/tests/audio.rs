@@ -1,5 +1,6 @@
-//! A model that hears beside seeing, against transformers: spectrograms, what the audio tower makes of them, where tokens stand (between
-//! whole steps behind a video), and the answers; and that no audio depends on what is computed beside it.
+//! A model for audio and images, against transformers: spectrograms, the audio encoder's output, token positions
+//! (between whole steps behind a video), and answers. An item's embeddings do not depend on the other items of the
+//! batch.
 
 mod common;
 #[path = "common/played.rs"]

@@ -1,5 +1,5 @@
-//! Models that see, against transformers: the processor's patches, where tokens stand, what the tower makes of pictures, and the
-//! answers; and that no image depends on what is computed beside it.
+//! Vision models, against transformers: the processor's patches, token positions, the encoder's output for images, and
+//! answers. An image's embeddings do not depend on the other images of the batch.
 
 mod common;
 

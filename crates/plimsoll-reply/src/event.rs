@@ -39,7 +39,7 @@ pub(crate) struct Outlet {
     /// White space that is content unless a call follows.
     space: String,
     after_call: bool,
-    /// Reasoning has been sent since the last question.
+    /// Reasoning has been sent since the last [`Self::take_thought`].
     thought: bool,
     /// Bytes of the reply that were taken, and those up to the last that is surely no content, or surely in an event.
     taken: usize,

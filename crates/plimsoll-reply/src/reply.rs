@@ -32,8 +32,8 @@ pub struct Spec {
     /// An answer that as a whole is `{"name": …, "arguments": {…}}` of one of the tools, or a list of them, bare or in a fence, is calls
     /// whatever the format.
     pub written_calls: bool,
-    /// A call is an event when it is complete, and not before, so that one that a stop string cuts is none. One with arguments that are
-    /// longer than [`HELD_BYTES_MAX`](crate::HELD_BYTES_MAX) goes out as it comes from there on.
+    /// A call is an event only when it is complete, so a call that a stop string cuts is none. A call with arguments
+    /// longer than [`HELD_BYTES_MAX`](crate::HELD_BYTES_MAX) is streamed from there on.
     pub whole_calls: bool,
 }
 

@@ -43,7 +43,7 @@ impl Tools {
         self.list.iter().any(|tool| tool.name == name)
     }
 
-    /// Whether the name of a tool begins with `seen` and then this character.
+    /// Whether a tool's name begins with `seen` and then this character.
     pub(crate) fn begins(&self, seen: &str, c: char) -> bool {
         self.list.iter().any(|tool| tool.name.strip_prefix(seen).is_some_and(|left| left.starts_with(c)))
     }

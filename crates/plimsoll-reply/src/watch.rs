@@ -34,7 +34,7 @@ impl Watch {
         }
     }
 
-    /// The text has ended, or the watch is over: what was held back.
+    /// Takes the text that was held back: the text has ended, or the watch is over.
     pub fn take_held(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

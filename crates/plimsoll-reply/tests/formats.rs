@@ -256,7 +256,7 @@ fn malformed_calls_come_back() {
     }
 }
 
-/// A call stays one once its name was sent: its arguments are what the model wrote.
+/// After its name was sent, a call stays a call: its arguments are what the model wrote.
 #[test]
 fn broken_and_cut_arguments_are_passed_on() {
     use ToolFormat as F;

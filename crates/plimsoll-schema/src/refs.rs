@@ -6,7 +6,7 @@ use std::rc::Rc;
 use crate::SchemaError;
 use crate::json::Json;
 
-/// Keywords with a schema, a list of schemas, or schemas by name as their value.
+/// Keywords that have a schema, a list of schemas, or schemas by name as value.
 const ONE: [&str; 13] = [
     "not",
     "if",

@@ -49,7 +49,8 @@ impl Detokenizer {
         Self { opening: false, ..Self::new(skip_special) }
     }
 
-    /// The same, with special tokens that leave their text whatever `skip_special` says: markers that a later reader needs.
+    /// The same, with special tokens that leave their text whatever `skip_special` says: markers that later stages
+    /// read.
     pub fn keeping(self, kept: Vec<u32>) -> Self {
         Self { kept, ..self }
     }
@@ -115,7 +116,7 @@ impl Detokenizer {
     }
 }
 
-/// The beginning of a character; its other bytes have not come yet.
+/// The beginning of a character with bytes that have not come yet.
 #[derive(Clone, Copy, Default, Debug)]
 struct Waiting {
     bytes: [u8; 4],

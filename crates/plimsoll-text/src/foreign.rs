@@ -1,8 +1,8 @@
 //! The way out for a `tokenizer.json` that our own pipeline cannot express: Unigram, WordPiece, unusual normalizers.
 //!
 //! The `tokenizers` library does the work, stage by stage rather than through its `encode`, since that one call cannot
-//! choose per text whether control tokens are matched, and keeps offsets that are not needed. Its caches are off: they
-//! are per thread, keyed by text from strangers, and bounded only in entries.
+//! choose per text whether control tokens are matched, and keeps offsets that are not needed here. Its caches are off:
+//! they are per thread, keyed by text from strangers, and bounded only in entries.
 
 use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, TokenizerImpl};
 

@@ -24,7 +24,7 @@ struct Rule {
 /// Patterns applied one after the other, each to the pieces of the one before.
 pub(crate) struct Cutter {
     rules: Vec<Rule>,
-    /// What each pattern knows of its automaton by now, once for all threads that cut at the same time.
+    /// Caches of what each pattern has learnt of its automaton: one for each thread that cuts at the same time.
     ///
     /// The patterns' own pool goes by threads: as these come and go, it makes up to nine of a cache that two would do for.
     idle: Mutex<Vec<Vec<Cache>>>,
@@ -36,8 +36,9 @@ const PATTERNS_MAX: usize = 16;
 /// What one pattern may take when it is compiled.
 const PATTERN_BYTES_MAX: usize = 4 << 20;
 
-/// What all patterns together learn of their automatons while one text is cut; kept for the next one. What does not fit is forgotten and
-/// learnt anew; a pattern with too small a share for any of it (none that has a name here) runs without, more slowly.
+/// What all patterns together learn of their automatons while one text is cut; kept for the next one. What does not fit
+/// is forgotten and learnt again. A pattern with too small a share runs without, more slowly (none that has a name
+/// here).
 pub const CUTTING_BYTES_MAX: usize = 4 << 20;
 
 /// Of these, what automatons share out: searching forwards and backwards is one each. The rest is what each takes however little it has.
@@ -72,7 +73,7 @@ impl Cutter {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Vec<Cache>>> {
-        // The list is whole even after a panic.
+        // A panic cannot leave the list half changed.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -17,7 +17,7 @@ pub(super) struct Arena {
     scratch: usize,
 }
 
-// SAFETY: the pointer is used through `row`, `scratch` and `bytes`, whose callers promise disjoint use.
+// SAFETY: the pointer is used through `row`, `scratch` and `bytes`; their callers promise disjoint use.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}

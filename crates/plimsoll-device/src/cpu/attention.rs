@@ -1,9 +1,9 @@
 //! Attention on all cores: one task is a few rows for one key/value head and the query heads it serves: of one sequence, or of
 //! neighbours that begin alike, so that what they have in common is loaded once.
 //!
-//! A few long units would keep some threads busy while others wait: of such a unit a task is one *split* (positions are cut at
-//! absolute places, whoever computes), and partial results are joined in the order in which one task would have joined them. No bit
-//! depends on which of the two was done.
+//! A few long units would keep some threads busy while others wait. A task is then one *split* of such a unit.
+//! Positions are cut at absolute places, the same ones for every number of threads. Partial results are joined in the
+//! order in which one task joins them. No bit of the result depends on which way was taken.
 
 use arrayvec::ArrayVec;
 use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayout, KvPages, Queries, RopeStyle, Span};
@@ -64,7 +64,7 @@ impl CpuDevice {
     ) {
         assert_eq!((q.cols, k.cols, v.cols), (out.cols, q.cols, k.cols), "as many heads of keys as of queries");
         let pages = k.rows.div_ceil(PAGE_TOKENS);
-        // SAFETY: the workspace outlives this operation, and nobody else looks at these words.
+        // SAFETY: the workspace outlives this operation, and nothing else accesses these words.
         let list = unsafe { self.arena().words(list, pages) };
         (0..).zip(&mut *list).for_each(|(id, page)| *page = id);
         let seqs = [SeqSpan { first_row: 0, rows: k.rows, start: 0, pages_at: 0, pages, seen_from: 0, state: None }];
@@ -178,7 +178,7 @@ impl<'a> Ready<'a> {
     /// One part of a row.
     ///
     /// # Safety
-    /// It is inside the workspace and nobody else's; so are the angles, which nobody writes.
+    /// The part and the angles are inside the workspace. Nothing else accesses the part, and nothing writes the angles.
     unsafe fn make(&self, arena: &Arena, scratch: &mut [f32], part: usize) {
         let (row, cols) = (part / self.parts, self.angles.cols);
         // SAFETY: this function's contract.
@@ -211,12 +211,12 @@ pub(super) struct Place {
     causal: bool,
 }
 
-// SAFETY: the pointer is used through `slice`, whose callers promise disjoint use.
+// SAFETY: the pointer is used through `slice`; its callers promise disjoint use.
 unsafe impl Sync for Place {}
 
 impl Place {
     /// # Safety
-    /// Nobody else accesses these bytes while the slice lives.
+    /// Nothing else accesses these bytes while the slice lives.
     #[allow(clippy::mut_from_ref)]
     unsafe fn slice(&self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset + len <= self.len, "a page beyond the pool");
@@ -296,8 +296,9 @@ impl Job<'_> {
         for head in first.head..first.head + heads {
             let share = Share { head, ..first };
             let (kv, queries) = self.inputs(&share, &spans);
-            // SAFETY: scratch belongs to this thread. In bounds of `out`; each task writes its own rows and heads. Page ids are within
-            // the pool (the engine takes them from it), and nobody writes the cache during this operation.
+            // SAFETY: scratch belongs to this thread. In bounds of `out`; each task writes its own rows and heads. Page
+            // ids are within the pool (the engine takes them from it), and nothing writes the cache during this
+            // operation.
             unsafe {
                 let scratch = self.arena.scratch(thread);
                 kernels::attend(self.isa, &kv, &queries, &self.params(&share), scratch, self.target(&share));
@@ -306,7 +307,8 @@ impl Job<'_> {
     }
 }
 
-/// How few units over long contexts are cut: in waves of splits, whose partial results fit into the threads' scratch together.
+/// How a few units over long contexts are cut: in waves of splits. The partial results of a wave fit into the scratch
+/// of all threads together.
 ///
 /// The scratch of all threads is one piece: first what each needs for its own, then for every unit its joined state and the partial
 /// results of one wave.

@@ -1,8 +1,9 @@
 //! How one matrix product is cut: into as many parts as there are threads, and each part into tasks.
 //!
-//! The same part of every operation is the same thread's, if it has the time, so what it wrote it finds in its own cache. Parts are as
-//! many panels of outputs for all rows; where rows are so many that every thread may well read all weights for its own, as many rows:
-//! then what it multiplies it has made itself, and what it makes nobody else asks for.
+//! The same thread computes the same part of every operation if it is free in time, so it finds its results in its own
+//! cache. Parts are groups of panels of outputs, each for all rows. If there are so many rows that every thread may
+//! well read all weights itself, parts are groups of rows. A thread then multiplies the rows that it has made, and no
+//! other thread needs its results.
 
 use std::ops::Range;
 
@@ -95,7 +96,7 @@ impl Cut {
     }
 }
 
-/// A length in parts as equal as its units allow; one part is everybody's.
+/// A length in parts as equal as its units allow. If there is one part, every thread gets all of it.
 struct Parts {
     len: usize,
     unit: usize,

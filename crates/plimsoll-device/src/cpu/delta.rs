@@ -31,7 +31,7 @@ struct States<'a> {
     out: &'a [u32],
 }
 
-// SAFETY: tasks use disjoint parts: other heads, other tiles, or other sequences, whose slots are different ones.
+// SAFETY: tasks use disjoint parts: other heads, other tiles, or other sequences; sequences have different slots.
 unsafe impl Sync for States<'_> {}
 
 impl States<'_> {

@@ -70,7 +70,7 @@ impl CpuDevice {
     /// Every row's copies at their places: quantized once, then copied.
     fn copy_to_experts(&mut self, top: usize, x: Buf, space: &Space) {
         let (isa, inputs) = (self.isa, space.inputs);
-        // SAFETY: nobody writes the places from here on.
+        // SAFETY: nothing writes the places from here on.
         let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
         self.rows(x, |arena, _, row| {
             // SAFETY: inside the workspace; every choice has a place of its own, and a row's choices belong to one task.
@@ -117,7 +117,8 @@ impl CpuDevice {
         let experts = products[0].0.len();
         let row_bytes = inputs.acts.map_or(inputs.cols * size_of::<f32>(), |(layout, _)| layout.row_bytes());
         let row_block = row_block(row_bytes);
-        // SAFETY: the parts do not overlap; nobody writes them while tasks run, nor the inputs, which were written before.
+        // SAFETY: the parts do not overlap; nothing writes them while tasks run, nor the inputs, which were written
+        // before.
         let (starts, blocks, acts) = unsafe {
             let acts = |(layout, at): (ActLayout, usize)| Acts::new(layout, arena.bytes(at, layout.bytes()));
             (arena.words(space.starts, experts + 1), arena.words(space.blocks, experts + 1), inputs.acts.map(acts))
@@ -152,7 +153,7 @@ impl CpuDevice {
             Mode::Store => kernels::Mode::Store,
             Mode::Add => kernels::Mode::Add,
         };
-        // SAFETY: nobody writes the places any more.
+        // SAFETY: nothing writes the places any more.
         let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
         self.rows(out, |arena, _, row| {
             let places = &places[row * top..][..top];

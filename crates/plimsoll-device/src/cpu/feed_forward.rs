@@ -67,7 +67,7 @@ impl CpuDevice {
         let task = |_: usize, task: usize| {
             let Some((rows, panels)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { return };
             let out = arena.at(inner.rounded_at);
-            // SAFETY: the buffer is inside the workspace and nobody else's; tasks have disjoint rows or panels.
+            // SAFETY: the buffer is inside the workspace and nothing else uses it; tasks have disjoint rows or panels.
             unsafe { kernels::linear_glu(isa, matrices.each_ref(), act, &acts, panels, rows, out) };
         };
         self.pool.run_then(threads * cut.tasks(), &task, Some(&next));

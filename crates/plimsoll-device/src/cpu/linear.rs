@@ -84,7 +84,7 @@ impl CpuDevice {
         });
     }
 
-    /// Whether a layer multiplies rounded rows. One whose input is quantized does, if any does.
+    /// Whether a layer multiplies rounded rows. If any layer does, those with quantized input do.
     pub(super) fn rounds(&self, id: LinearId) -> bool {
         let table = self.weights.table();
         table.rounds(&table.linear(id).packing)

@@ -89,7 +89,8 @@ impl CpuDevice {
         assert_eq!(out.cols, x.cols * taps, "a column for every channel and tap");
         let outer = x.rows / inner;
         self.rows(out, |arena, _, row| {
-            // SAFETY: both are inside the workspace and do not overlap, each row of `out` belongs to one task, nobody writes `x`.
+            // SAFETY: both are inside the workspace and do not overlap, each row of `out` belongs to one task, nothing
+            // writes `x`.
             let (out, points) = unsafe { (arena.row(out, row), arena.matrix(x)) };
             let corner = [row / windows * step[0], row % windows * step[1]];
             for tap in 0..taps {

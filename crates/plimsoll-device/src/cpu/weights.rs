@@ -43,7 +43,7 @@ pub enum LoadError {
         /// The kernels' reason.
         source: PackError,
     },
-    /// Whoever wanted them wants them no more.
+    /// The caller has cancelled loading.
     #[error("loading was stopped")]
     Stopped,
 }
@@ -70,7 +70,8 @@ impl CpuWeights {
         Self::load_unless(table, checkpoint, ledger, pool, progress, || false)
     }
 
-    /// As [`Self::load`], unless `stopped` says, between two tensors, that nobody wants them any more.
+    /// As [`Self::load`], but calls `stopped` between two tensors and fails with [`LoadError::Stopped`] once it returns
+    /// true.
     pub fn load_unless(
         table: WeightTable,
         checkpoint: &Checkpoint,

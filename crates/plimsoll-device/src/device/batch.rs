@@ -22,7 +22,7 @@ pub struct SeqSpan {
 /// In [`StepInput::state_out`]: the state after this row is not kept.
 pub const NO_STATE: u32 = plimsoll_kernels::NO_SLOT;
 
-/// Consecutive rows of a step whose embeddings an encoder has made.
+/// Consecutive rows of a step that take their embeddings from an encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct MediaRows<'a> {
     /// The first of the rows.
@@ -44,26 +44,27 @@ pub struct StepInput<'a> {
     pub pages: &'a [u32],
     /// Token type of each row, for encoders, which tell the texts of a pair apart; empty for all others.
     pub types: &'a [u32],
-    /// The rows whose logits are wanted, ascending.
+    /// The rows that need logits, ascending.
     pub logit_rows: &'a [u32],
     /// For each row the slot that receives the recurrent state after it, or [`NO_STATE`]; empty for models without state.
     /// A sequence's last row always names one. It may be the slot that the sequence starts from; no slot is named twice.
     pub state_out: &'a [u32],
-    /// Where each row stands in time, height and width, for models that give pictures a place in all three; empty: its
-    /// position, three times. Whole numbers but behind a video whose frames are not whole steps apart.
+    /// The position of each row in time, height and width, for models that give images a position in all three. Empty:
+    /// the row's position, three times. The numbers are whole, except behind a video with frames that are not whole
+    /// steps apart.
     pub places: &'a [[f32; 3]],
-    /// Rows whose embeddings do not come from their tokens.
+    /// Rows that do not take their embeddings from their tokens.
     pub media: &'a [MediaRows<'a>],
     /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::Rounded`]).
     pub rounded_rows: usize,
     /// Whether logits are computed so, too.
     pub rounded_logits: bool,
-    /// Whether nobody looks at hidden states but to make logits of them: then the last layer is spared what other rows would become.
+    /// Whether hidden states are used only to compute logits. The last layer then skips rows that need no logits.
     pub only_logits: bool,
 }
 
 impl StepInput<'_> {
-    /// How many of the rows whose logits are wanted, the last ones, are computed in bfloat16.
+    /// How many of the rows that need logits are computed in bfloat16. These are the last ones.
     pub fn rounded_logit_rows(&self) -> usize {
         let exact = (self.tokens.len() - self.rounded_rows) as u32;
         self.logit_rows.len() - self.logit_rows.partition_point(|row| *row < exact)

@@ -64,8 +64,8 @@ impl<'a> Declare<'a> {
         self.matrix(&format!("{prefix}.weight"), out, k, Some(bias))
     }
 
-    /// A matrix of width `k` made of some rows of a tensor whose shape in the file is `stored`, its leading dimensions taken
-    /// together as rows.
+    /// A matrix of width `k` made of some rows of a tensor. `stored` is the tensor's shape in the file; its leading
+    /// dimensions together are the rows.
     ///
     /// # Panics
     /// When a piece reaches beyond the tensor: the model's mistake, never the file's.
@@ -94,8 +94,8 @@ impl<'a> Declare<'a> {
         self.rows_of(&format!("{prefix}.weight"), &[stored, k], &[RowPiece::span(first, rows)], k, Some(bias))
     }
 
-    /// The matrix `prefix.weight` of a convolution whose windows do not overlap: `window` is its channels, then its extents. With
-    /// `bias`, `prefix.bias` is one value an output.
+    /// The matrix `prefix.weight` of a convolution with windows that do not overlap. `window` is its channels, then its
+    /// extents. With `bias`, `prefix.bias` is one value an output.
     pub fn convolution(
         &mut self,
         prefix: &str,
@@ -119,8 +119,8 @@ impl<'a> Declare<'a> {
         self.push_linear(&name, encoding, form, (out, k), bias)
     }
 
-    /// A matrix of out × k that is stored with its inputs first: columns `column..column + out` of rows `row..row + k` of a tensor whose
-    /// shape is `stored`, its leading dimensions taken together as rows.
+    /// A matrix of out × k that is stored with its inputs first: columns `column..column + out` of rows `row..row + k`
+    /// of a tensor. `stored` is the tensor's shape; its leading dimensions together are the rows.
     ///
     /// # Panics
     /// When it reaches beyond the tensor: the model's mistake, never the file's.

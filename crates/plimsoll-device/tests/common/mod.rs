@@ -35,7 +35,7 @@ pub fn device(
     device_of(table, checkpoint, shape, [256, slots], threads, isa)
 }
 
-/// The same with as many pages and slots as it is told; what nobody touches takes no memory.
+/// The same with these numbers of pages and slots. Pages that no test touches take no memory.
 pub fn device_of(
     table: &WeightTable,
     checkpoint: &Checkpoint,

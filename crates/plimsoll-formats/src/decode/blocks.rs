@@ -8,7 +8,7 @@ use crate::row::RowBuf;
 /// Elements in a simple block.
 const BLOCK: usize = 32;
 
-/// Q4_0: `d`, then 16 bytes: the low nibbles are elements 0–15, the high nibbles elements 16–31.
+/// Q4_0: `d`, then 16 bytes. Their low nibbles are elements 0–15, their high nibbles are elements 16–31.
 pub(crate) fn q4_0(block: &[u8], out: &mut RowBuf) {
     out.push_scale_f16(word(block, 0));
     push_nibbles(&block[2..18], &mut out.codes);

@@ -8,7 +8,7 @@ use crate::config::{Activation, Architecture, ModelConfig, RopeScaling, YarnScal
 use crate::directory::Directory;
 use crate::error::{FormatError, quote};
 
-/// Layers of Gemma 3 27B. Only in this size the query scale is not that of the head width.
+/// Layers of Gemma 3 27B, the one size with a query scale that does not follow from its head width.
 const GEMMA3_27B_LAYERS: usize = 62;
 /// Most layers that are looked at before the configuration as a whole is checked.
 const LAYERS_MAX: usize = 1000;
@@ -228,7 +228,7 @@ fn token(meta: &GgufMeta, key: &str) -> Option<u32> {
     u32::try_from(meta.u64(key)?).ok()
 }
 
-/// The tokens that the metadata calls ends of an answer. The tokenizer knows those with telling names.
+/// The tokens that the metadata calls ends of an answer. The tokenizer adds those that it recognises by name.
 fn eos_token_ids(meta: &GgufMeta) -> Vec<u32> {
     let id = |kind| token(meta, &format!("tokenizer.ggml.{kind}_token_id"));
     let mut ids: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();

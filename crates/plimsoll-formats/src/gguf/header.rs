@@ -1,6 +1,6 @@
 //! The head of a GGUF file: version, metadata, tensor infos, and where each tensor's bytes lie.
 //!
-//! Every range is checked here against the file's size and against its neighbours. Later code need not check.
+//! Every range is checked against the file's size and against its neighbours here, so later code need not check.
 
 use super::cursor::{Cursor, in_key};
 use super::meta::GgufMeta;

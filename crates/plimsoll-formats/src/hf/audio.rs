@@ -19,7 +19,7 @@ pub(super) fn is(name: &str) -> bool {
     )
 }
 
-/// The token that ends a turn, which ends generation in this family unless the configuration says otherwise.
+/// The token that ends a turn. Generation in this family ends with it unless the configuration names other tokens.
 const TURN_END: u32 = 151_645;
 
 /// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
@@ -38,7 +38,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         return Err(FormatError::Config(format!("an audio tower of width {out} for a model of width {hidden}")));
     }
     if audio.bool("scale_embedding")? == Some(true) {
-        // transformers reads it and does nothing with it, so its meaning is unknown.
+        // transformers reads it and ignores it, so there is no reference for such a checkpoint.
         return Err(FormatError::Unsupported("scale_embedding".to_owned()));
     }
     config.audio = Some(Audio {

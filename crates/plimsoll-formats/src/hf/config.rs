@@ -58,7 +58,7 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
     }
 }
 
-/// The names of a family with routers that, unlike those of its language models, have no key for renormalising.
+/// The names of a family with no key for renormalising its routers, unlike the language models of that family.
 const QWEN3_VL_MOE: [&str; 3] = ["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"];
 
 /// What the defaults of a class depend on.

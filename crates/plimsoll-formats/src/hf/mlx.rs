@@ -140,7 +140,8 @@ fn float_entry(tensor: &Found, encoding: Encoding) -> Entry {
     }
 }
 
-/// Joins a packed weight with its scales and biases. Their shapes must agree with each other and the configuration.
+/// Joins a packed weight with its scales and biases. Their shapes must agree with each other and with the
+/// configuration.
 fn affine_entry<'a>(
     weight: &Found,
     declared: &Quantization,

@@ -24,7 +24,7 @@ struct Defaults {
 const QWEN2_TOKENS: MediaTokens = MediaTokens { image: 151_655, video: 151_656 };
 const FOLLOWING: RopeSections = RopeSections { sizes: [16, 24, 24], interleaved: false };
 
-/// Those of a class or `model_type`; none for a family with an unsupported vision encoder: it serves text.
+/// Those of a class or `model_type`; none for a family without image support here, which serves text.
 fn family(name: &str) -> Option<Defaults> {
     let qwen2 = Defaults {
         tower: Tower::Qwen2,

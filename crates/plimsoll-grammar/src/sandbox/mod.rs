@@ -44,7 +44,7 @@ const PROCESS_BYTES_MAX: u64 = 3 << 20;
 pub const SANDBOXES_BYTES_MAX: u64 = COMPILING.process_bytes() + VALIDATING.process_bytes();
 
 impl Bounds {
-    /// Memory of a process whose jobs have these bounds.
+    /// Memory of a process that runs jobs with these bounds.
     const fn process_bytes(self) -> u64 {
         PROCESS_BYTES_MAX + self.heap_bytes + self.stack_bytes as u64
     }
@@ -134,7 +134,7 @@ impl Sandbox {
     }
 }
 
-/// Time for the process to start and take the vocabulary. A machine whose cores are busy needs a part of it.
+/// Time for the process to start and read the vocabulary. A machine with busy cores needs a fraction of it.
 const START_TIME: Duration = Duration::from_secs(10);
 
 impl Running {

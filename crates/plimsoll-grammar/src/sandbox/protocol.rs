@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
-/// The exit status of a sandbox whose job needed more heap than it may have.
+/// The exit status of a sandbox with a job that needed more heap than allowed.
 pub(super) const EXIT_BYTES: i32 = plimsoll_memory::heap::EXIT_BEYOND;
 
 /// Bytes of one frame at most.

@@ -25,7 +25,7 @@ pub fn settings(endpoint: String) -> Settings {
     }
 }
 
-/// An endpoint without a listener.
+/// An endpoint with no server.
 pub fn nowhere() -> String {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     format!("http://{}", listener.local_addr().unwrap())
@@ -82,7 +82,7 @@ pub struct Recorder {
     pub bytes: u64,
     pub total: Option<u64>,
     pub open: bool,
-    /// Gives up after so many bytes.
+    /// The pull is cancelled after this many bytes.
     pub enough: Option<u64>,
 }
 

@@ -1,5 +1,5 @@
-//! Attention over 4096 positions of eight heads of 128, whose pages lie in the last cache; and as sixteen streams' next tokens need it, from
-//! memory.
+//! Attention over 4096 positions of eight heads of 128, with pages in the last cache; and attention for the next tokens
+//! of sixteen streams, from memory.
 
 use std::fmt;
 

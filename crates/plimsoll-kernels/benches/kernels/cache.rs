@@ -1,4 +1,4 @@
-//! Products whose weights stay in the cache.
+//! Products with weights that stay in the cache.
 
 use divan::Bencher;
 use divan::counter::ItemsCount;

@@ -1,5 +1,4 @@
-//! The delta rule over heads of 128 × 128: one row a sequence, whose states come from memory, and rows that stay with their
-//! state.
+//! The delta rule over heads of 128 × 128: one row a sequence with the states in memory, and many rows of one state.
 
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};

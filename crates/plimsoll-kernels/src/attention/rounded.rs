@@ -2,10 +2,10 @@
 //! to bfloat16, sums are single precision (`unit::strip` and `pairs::strip` say in which order), and so is everything between scores and
 //! probabilities.
 //!
-//! The split's keys and values are laid out once for all queries of the call (`convert`); keys that are stored in bfloat16 stay where
-//! they are. Then sixteen queries, or on the unit up to four times as many side by side, have their scores, their softmax, which is that of all
-//! attention, and their sums. What a query must not see has the probability 0; values that nobody sees, which may be anything, are
-//! replaced by zeros.
+//! The split's keys and values are laid out once for all queries of the call (`convert`); keys that are stored in
+//! bfloat16 stay where they are. Sixteen queries at a time, or on the unit up to four times as many side by side, get
+//! their scores, their softmax (that of all attention) and their sums. A position that a query must not see has the
+//! probability 0. Values that no query sees may be anything and are replaced by zeros.
 
 use super::{AttendParams, HEADER, KvPages, Queries, ROUNDED_TILE as QUERIES, SPLIT, SPLIT_PAGES};
 use crate::isa::Isa;
@@ -84,7 +84,7 @@ impl<'a> RoundedSplit<'a> {
     /// Lays out what the queries see of split `split`, and sets the unit up if there is one. [`Self::done`] comes last.
     ///
     /// # Safety
-    /// As for [`super::attend_split`], whose checks have been made; the processor multiplies so; `scratch` is [`scratch_len`] long.
+    /// As for [`super::attend_split`] after its checks; the processor multiplies so; `scratch` is [`scratch_len`] long.
     pub(super) unsafe fn new(
         isa: Isa,
         kv: &'a KvPages<'a>,

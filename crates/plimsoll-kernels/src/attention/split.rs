@@ -1,5 +1,5 @@
-//! One tile of queries over one split: who sees what, and the order of the three kernels in `attention/tile.rs`. How splits
-//! combine is decided by the parent module.
+//! One tile of queries over one split: which query sees which positions, and the order of the three kernels in
+//! `attention/tile.rs`. The parent module decides how splits combine.
 //!
 //! Keys and values are loaded once for all queries of the tile. Positions that only some of the queries see are masked out of
 //! the scores, and their values are read by those queries alone: what another query must not see is never multiplied into
@@ -23,7 +23,7 @@ impl Split<'_> {
     /// Runs the queries `first ..` of as many partial results as are given (at most eight), in tiles of at most `TILE`.
     ///
     /// # Safety
-    /// As for [`super::attend_split`], whose checks have been made.
+    /// As for [`super::attend_split`] after its checks.
     pub(super) unsafe fn run(&self, first: usize, scratch: &mut [f32], partials: &mut [f32]) {
         let len = HEADER + self.kv.layout.head_dim();
         let count = partials.len() / len;

@@ -30,8 +30,8 @@ pub(super) struct TileView<'a> {
 /// So many pages before its turn a page of keys is asked for, or as many as are taken at a time.
 const PAGES_AHEAD: usize = 2;
 
-/// So many positions at a time are summed one vector of dimensions after the other: a vector of halves is half a cache line, whose other half
-/// is still near when its turn comes.
+/// Number of positions that are summed for one vector of dimensions before the next vector. A vector of halves is half
+/// a cache line; the other half is still in a near cache when it is needed.
 const NEAR: usize = 64;
 
 /// Scores of `Q` queries (scaled, side by side per dimension) over pages `first..end` of a cache of format `D`, `P` pages at
@@ -122,8 +122,9 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
     }
 }
 
-/// Asks for a part of later pages' keys and for as much of these pages' values, whose turn comes after all keys, `half` bytes behind:
-/// some before every few products, since a processor waits where many are asked for at once.
+/// Prefetches a part of later pages' keys and as much of these pages' values. The values lie `half` bytes behind the
+/// keys and are used after all keys. The prefetches are spread over the products, since a processor stalls on many at
+/// once.
 #[inline(always)]
 fn ask<const N: usize>(half: usize, pages: &[*const u8; N], later: &[*const u8; N], part: Range<usize>) {
     for at in (part.start.next_multiple_of(64)..part.end).step_by(64) {
@@ -203,7 +204,7 @@ impl Kernel for Softmax<'_> {
     }
 }
 
-/// Lanes whose position (`at` + lane) is in `low..high` keep their score, the others become −∞.
+/// Lanes with a position (`at` + lane) in `low..high` keep their score, the others become −∞.
 #[inline(always)]
 pub(super) fn visible<S: Simd>(s: S, at: usize, low: usize, high: usize, score: S::F) -> S::F {
     if at >= low && at + LANES <= high {

@@ -76,7 +76,7 @@ impl Case {
         }
         let slot = &slots[from.unwrap() as usize * stride..];
         let kept = (0..self.taps - 1).flat_map(|t| slot[t * self.ld..][..self.channels].to_vec()).collect();
-        // What lies between the channels of two rows is somebody else's.
+        // The bytes between the channels of two rows must stay unchanged.
         for (row, (new, old)) in x.chunks(self.ld).zip(self.x.chunks(self.ld)).enumerate() {
             assert_eq!(bits(&new[self.channels..]), bits(&old[self.channels..]), "row {row}");
         }

@@ -267,8 +267,8 @@ impl Job<'_> {
         true
     }
 
-    /// `P` panels after `P` panels, and the rest one by one. Not inlined: its scratch shall be on the stack only of those who
-    /// multiply by tiles.
+    /// `P` panels after `P` panels, and the rest one by one. Not inlined, so that only calls that multiply by tiles
+    /// have its scratch on the stack.
     ///
     /// # Safety
     /// As for [`Job::tiled`], with enough rows and of the packing's [`kind`].

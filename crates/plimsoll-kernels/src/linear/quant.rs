@@ -105,7 +105,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         for row in self.rows.clone().step_by(R) {
             let ahead = self.ahead(row);
             for panel in self.panels.clone().step_by(P) {
-                // SAFETY: within what `linear` has checked, by the word of whoever made the sweep.
+                // SAFETY: within what `linear` has checked, as the code that made the sweep promises.
                 unsafe { self.job.tile::<BITS, HALVES, OFFSET, PLANES, R, P>(panel, row, ahead) }.multiply(s);
             }
         }
@@ -192,7 +192,8 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         }
     }
 
-    /// Adds a block, whose activations of the tile's first row lie at `acts`, to the sums of `F` rows from `row` on.
+    /// Adds a block to the sums of `F` rows from `row` on. The block's activations of the tile's first row lie at
+    /// `acts`.
     ///
     /// # Safety
     /// They are rows of the tile, and activations of the block are there.
@@ -218,8 +219,8 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         }
     }
 
-    /// Adds a group, a whole block or one `half` of it, whose activations of the first row lie at `acts`, to the sums of the first `F` rows.
-    /// Σ (code − zero) · number is exact: at most 255 · 32639 · 32, which 32 bits hold.
+    /// Adds a group, a whole block or one `half` of it, to the sums of the first `F` rows. The group's activations of
+    /// the first row lie at `acts`. Σ (code − zero) · number is exact: at most 255 · 32639 · 32, which 32 bits hold.
     ///
     /// # Safety
     /// As for [`Tile::rows`].
@@ -247,7 +248,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
                 for (r, dot) in dots.iter_mut().enumerate() {
                     let sums = self.sums(acts, r);
                     let minus_sum = half.map_or(sums.minus_sum, |half| sums.minus_half_sums[half]);
-                    // Of nonsense, whose scale is NaN, it may be anything.
+                    // Blocks with the scale NaN may wrap around: their result is NaN anyway.
                     *dot = s.splat_i(minus_sum.wrapping_mul(i32::from(self.quant.zero)));
                 }
             }

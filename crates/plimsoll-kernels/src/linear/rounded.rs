@@ -150,8 +150,8 @@ unsafe fn multiply_panels(
         for (number, tile) in tiles.clone().enumerate().step_by(2) {
             let pair = [tile, (tile + 1).min(tiles.end - 1)];
             let rows = pair.map(|tile| acts.tile(tile, first));
-            // A tile that stands alone is multiplied twice; beside a panel that does there is whatever was unpacked last. Nobody reads
-            // these sums.
+            // A single tile is multiplied twice. Beside a single panel lie the weights that were unpacked there last.
+            // The sums of both are never read.
             // SAFETY: the caller's word.
             unsafe { unit::square(rows, (&raw const (*scratch).weights).cast(), len, sums(number)[0], first == 0) };
             if first + len == groups {
@@ -176,7 +176,7 @@ fn by_tiles(rows: Range<usize>, mut each: impl FnMut(Range<usize>, *mut Scratch)
     unit::release();
 }
 
-/// Not inlined: its scratch shall be on the stack only of those who multiply so.
+/// Not inlined, so that only calls that multiply rounded rows have its scratch on the stack.
 ///
 /// # Safety
 /// As for [`super::linear`], which has checked the shapes; `rows` begin a tile, and end one or all rows.

@@ -80,7 +80,7 @@ fn run(
         for row in (0..rows).step_by(row_step) {
             let panels = panel..packing.panels().min(panel + panel_step);
             let rows = row..rows.min(row + row_step);
-            // SAFETY: `y` has all rows of `ld` floats and nobody else uses it.
+            // SAFETY: `y` has all rows of `ld` floats and nothing else uses it.
             unsafe { linear(isa, &weights, input(), panels, rows, target) };
         }
     }

@@ -19,7 +19,7 @@ use super::Shapes;
 const ROWS: usize = 16;
 const QUADS: usize = 16;
 const TILES: usize = 8;
-/// Bytes of an instruction whose operands are tiles.
+/// Bytes of an instruction with only tiles as operands.
 const BYTES: usize = 5;
 /// Bytes of another before what describes its place in memory.
 const HEAD_BYTES: usize = 4;
@@ -49,7 +49,8 @@ thread_local! {
 
 static INSTALLED: OnceLock<()> = OnceLock::new();
 
-/// Whether the processor's own unit, if it has one, is to be passed over. Where nobody asks the system for it, it faults, too.
+/// Whether to emulate the unit even if the processor has one. A real unit faults, too, until the process asks the
+/// system for it.
 pub(super) fn forced() -> bool {
     env::var_os("EMULATE_AMX").is_some()
 }
@@ -235,7 +236,7 @@ impl Place {
         let number = |low: u8, high: u8| usize::from(low & 7) + if extension & high == 0 { 8 } else { 0 };
         let register = |number: usize| registers[REGISTERS[number] as usize] as usize;
         let (mode, sib) = (byte(0) >> 6, byte(1));
-        // Without a base: nobody asks so.
+        // No base register: no code here uses this form.
         if byte(0) & 7 != 4 || mode == 0 && sib & 7 == 5 {
             return None;
         }

@@ -24,7 +24,7 @@ pub(crate) const fn one_plane(kind: u8) -> bool {
 /// Writes a tile of sums as the `$index`-th of those at `$dots`.
 macro_rules! write_tile {
     ($dots:expr, $index:literal, $tile:literal) => {
-        // SAFETY: the caller's word, who has a `# Safety` of his own.
+        // SAFETY: the calling function promises it in a `# Safety` section of its own.
         unsafe {
             asm!(
                 concat!("tilestored [{dots} + {line}*1 + ", $index, "*1024], ", $tile),
@@ -67,8 +67,9 @@ pub(crate) unsafe fn load_rows<const KIND: u8>(acts: *const u8, row_bytes: usize
     }
 }
 
-/// Multiplies the loaded rows by a group of `P` panels (1 or 2, in bfloat16 and of one plane up to 4), whose codes lie 1 KiB apart. Before a
-/// tile of sums is used again, what it holds of the group before goes to `before`, as [`store`] would write it.
+/// Multiplies the loaded rows by a group of `P` panels (1 or 2, in bfloat16 and of one plane up to 4). The panels'
+/// codes lie 1 KiB apart. Before a tile of sums is used again, what it holds of the group before goes to `before`, as
+/// [`store`] would write it.
 ///
 /// # Safety
 /// The unit is set up for the group, rows are loaded, and `codes` and `before` point to as much as they take.

@@ -7,7 +7,8 @@ use symphonia::core::io::MediaSource;
 use super::{SUPPORTED, WHAT, malformed};
 use crate::MediaError;
 
-/// The least size that writers into pipes claim, since they cannot know it: `0x7FFFF000`, `0x80000000`, `0xFFFFFFFF` minus a header.
+/// Writers into pipes do not know the length. They claim at least this: `0x7FFFF000`, `0x80000000`, `0xFFFFFFFF` minus
+/// a header.
 const PIPED_LEAST: usize = 0x7FFF_0000;
 
 /// A number that stands elsewhere in the file, and what it should be.

@@ -88,7 +88,8 @@ mod tests {
             let found = resampled(tone(1000.0, rate, samples), rate);
             assert_eq!(found.len() as u64, resampled_len(samples as u64, rate, 16_000));
             let expected = tone(1000.0, 16_000, found.len());
-            // Where the tone begins and ends the filter rings: at 8 kHz, with the nearest half, 4e-4 after 300 samples.
+            // The filter rings at both ends of the tone. Worst at 8 kHz, with half the rate nearest to the tone: 4e-4
+            // after 300 samples.
             let middle = 1000..found.len() - 1000;
             let worst = middle.clone().map(|i| (found[i] - expected[i]).abs()).fold(0.0, f32::max);
             assert!(worst < 1e-4, "{rate}: off by {worst}");

@@ -1,5 +1,5 @@
-//! The families' ways of making pictures and videos fit their towers, side by side: planning, measuring and preparing ask
-//! here and need not know which it is.
+//! The families' rules that fit images and videos to their encoders, side by side. Planning, measuring and preparing
+//! all ask here and do not depend on the family.
 
 use super::{PatchVideo, Patches, Sampling, TileVideo, Tiles};
 use crate::{MediaError, Shape, Size};
@@ -62,7 +62,7 @@ impl ImageRule {
         }
     }
 
-    /// The same with at most this many pixels, as far as the rule goes down to that.
+    /// The same with at most this many pixels, as far as the rule's minimum allows it.
     pub fn limited(&self, pixels: u64) -> Result<Self, MediaError> {
         match self {
             Self::Patches(rule) => {

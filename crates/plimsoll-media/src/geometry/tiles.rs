@@ -1,4 +1,4 @@
-//! Pictures cut into tiles of one size, with a thumbnail of the whole, and videos with one tile for each frame: InternVL.
+//! Images cut into tiles of one size, with a thumbnail of the whole, and videos with one tile a frame: InternVL.
 
 use super::config::{Fields, ProcessorFiles, within};
 use super::{Patches, Sampling};

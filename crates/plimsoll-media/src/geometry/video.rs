@@ -33,7 +33,7 @@ pub struct PatchVideo {
 struct Defaults {
     patch: u64,
     pixels: (u64, u64),
-    /// Of a video with frames bounded by tokens.
+    /// Tokens of a video, if tokens bound its frames.
     tokens: u64,
 }
 

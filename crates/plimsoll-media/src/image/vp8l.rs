@@ -1,6 +1,7 @@
-//! What the prefix codes of a lossless WebP bitstream (RFC 9649, section 3) will take as trees. An image of blocks says which
-//! group of five codes each block uses, and its largest number says how many groups follow: 65,536 of them behind a picture of
-//! one pixel. So the stream is read to the end of its codes, as the decoder reads it, and no pixel is made.
+//! The memory that the decoder takes for the prefix codes of a lossless WebP bitstream (RFC 9649, section 3), as trees.
+//! An image of blocks says which group of five codes each block uses. Its largest number says how many groups follow:
+//! without a check, up to 65,536 behind an image of one pixel. So the stream is read to the end of its codes, as the
+//! decoder reads it, and no pixel is made.
 //!
 //! Nothing is allocated, and time is that of the blocks' images, at most a sixteenth of the pixels each, and of the codes' symbols.
 
@@ -139,7 +140,7 @@ impl<'a> Walk<'a> {
         Some(width)
     }
 
-    /// How many blocks a picture has; its side stands here.
+    /// Reads the side of a block; returns the number of blocks in the image.
     fn blocks(&mut self, width: u32, height: u32) -> Option<u64> {
         let side = 4 << self.bits.read(3)?;
         Some(u64::from(width.div_ceil(side)) * u64::from(height.div_ceil(side)))

@@ -91,7 +91,7 @@ fn walk<'a>(bytes: &'a [u8], mut see: impl FnMut(Part<'a>) -> Result<(), MediaEr
     Ok(())
 }
 
-/// The parts of a frame. Their images must be as large as it is.
+/// Reads the parts of a frame. Their images must be as large as the frame.
 fn frame<'a>(body: &'a [u8], see: &mut impl FnMut(Part<'a>) -> Result<(), MediaError>) -> Result<(), MediaError> {
     let size = plus_one(body, 6, 9).ok_or_else(cut_off)?;
     let duration_ms = le24(body, 12).ok_or_else(cut_off)?.into();
@@ -152,7 +152,7 @@ fn lossless_size(body: &[u8]) -> Option<Size> {
     Some(Size { width: (bits & 0x3FFF) + 1, height: (bits >> 14 & 0x3FFF) + 1 })
 }
 
-/// A size with sides written as one less, in three bytes each.
+/// A size with each side stored as one less, in three bytes.
 fn plus_one(body: &[u8], width: usize, height: usize) -> Option<Size> {
     Some(Size { width: le24(body, width)? + 1, height: le24(body, height)? + 1 })
 }

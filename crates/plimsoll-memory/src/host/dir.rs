@@ -86,7 +86,7 @@ impl PrivateDir {
         Ok(file)
     }
 
-    /// Whether an open file still stands under `name`: whoever has waited for its lock may hold one that was removed meanwhile.
+    /// Whether an open file is still the one under `name`: it may be removed while a process waits for its lock.
     pub(super) fn has(&self, name: &str, file: &File) -> io::Result<bool> {
         let open = rustix::fs::fstat(file)?;
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {

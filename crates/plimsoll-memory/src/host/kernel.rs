@@ -28,7 +28,7 @@ impl Overcommit {
         }
     }
 
-    /// Bytes that may still be reserved; `None` where nobody counts.
+    /// Bytes that may still be reserved; `None` where the kernel enforces no limit.
     #[must_use]
     pub fn room(&self) -> Option<u64> {
         let room = self.limit?.saturating_sub(self.reserved?);

@@ -1,9 +1,9 @@
-//! Leases: several Plimsolls of one user agree on who may plan how much, before anyone allocates.
+//! Leases: several Plimsoll processes of one user agree on how much each may plan, before any of them allocates.
 //!
 //! Measuring what others use is not enough when two servers start at once: both measure an empty machine. So each
-//! writes down what it *plans* in a private directory, under a lock, and the next one counts plans rather than usage.
-//! A lease lives exactly as long as its process holds the lock on its file; the kernel drops that lock when the
-//! process ends, however it ends, so nothing stale outlives anyone and a reused process id fools nobody.
+//! writes down what it *plans* in a private directory, under a lock, and the next one counts plans rather than usage. A
+//! lease lives exactly as long as its process holds the lock on its file. The kernel drops that lock when the process
+//! ends, however it ends. So no stale lease stays in force, and a reused process id does not matter.
 //!
 //! Not covered, because nothing shared can be trusted there: other users, and containers that do not share the
 //! directory. Their memory is still seen once it is used, as `used_by_others`.
@@ -92,8 +92,9 @@ impl LeaseDir {
 
     /// Asks for up to `want` bytes and at least `min`, for all memory of this process, in every domain it lives in.
     ///
-    /// `measure` returns the rooms (see [`super::HostNow::rooms`]) and is called with the directory locked, so that
-    /// nobody is granted anything between the measurement and the decision. A process that takes several counts what it holds under the others as used.
+    /// `measure` returns the rooms (see [`super::HostNow::rooms`]). It is called with the directory locked, so no lease
+    /// is granted between the measurement and the decision. A process with several leases counts the memory that it
+    /// holds under the others as used.
     ///
     /// # Errors
     /// [`LeaseError`] if the directory cannot be used; a refusal is an [`Answer`].
@@ -130,7 +131,7 @@ impl LeaseDir {
     fn lock(&self) -> Result<File, LeaseError> {
         let deadline = Instant::now() + LOCK_WAIT;
         loop {
-            // Anew each time: who tidies up temporary files may have removed it.
+            // Opened each time: a clean-up of temporary files may have removed it.
             let file = self.dir.file(LOCK_NAME, true).map_err(|e| self.io(e))?;
             if let Some(file) = self.locked(LOCK_NAME, file).map_err(|e| self.io(e))? {
                 return Ok(file);
@@ -142,7 +143,8 @@ impl LeaseDir {
         }
     }
 
-    /// The file, opened under `name`, with its lock; none when somebody else holds that, or when what was opened is gone.
+    /// The file, opened under `name`, with its lock. None if another process holds the lock, or if the file was
+    /// removed.
     fn locked(&self, name: &str, file: File) -> io::Result<Option<File>> {
         match file.try_lock() {
             // A lease's holder removes it and lets go without the directory's lock.
@@ -169,7 +171,7 @@ impl LeaseDir {
                     let path = self.dir.path().join(&name);
                     holders.push(Holder::parse(&text).ok_or(LeaseError::Unreadable { path })?);
                 }
-                // Nobody holds the lock: its process is gone.
+                // The lock is free: its process has ended.
                 Ok(()) => self.dir.remove(&name).map_err(|e| self.io(e))?,
                 Err(TryLockError::Error(error)) => return Err(self.io(error)),
             }
@@ -230,8 +232,8 @@ impl Lease {
         &self.others
     }
 
-    /// Tells the others how much of the lease is really in use. Call it after memory was touched and before it is
-    /// given back, so that nobody ever sees less than the truth.
+    /// Tells the other processes how much of the lease is really in use. Call it after memory was touched and before it
+    /// is given back, so that no process ever sees less than the truth.
     ///
     /// # Errors
     /// [`LeaseError`] if the file cannot be written; what stood there stays in force here.

@@ -26,7 +26,7 @@ pub struct LimitSource {
 pub enum Remedy {
     /// By the operator's own flag.
     Budget,
-    /// By whoever runs the cgroup or container.
+    /// In the settings of the cgroup or container.
     Cgroup,
     /// `ulimit -v`, before the start.
     AddressSpace,

@@ -1,5 +1,6 @@
-//! Memory on macOS, where there is no `/proc`: the machine's from `sysctl` and `vm_stat`, whose pages no stable call of the C library
-//! counts, this process's from the kernel. Parsing is separate so that it is tested on every system.
+//! Memory on macOS, which has no `/proc`. The machine's memory comes from `sysctl` and `vm_stat`: no stable call of the
+//! C library counts its pages. This process's memory comes from the kernel. Parsing is separate so that it is tested on
+//! every system.
 
 use super::MemInfo;
 #[cfg(target_os = "macos")]

@@ -66,7 +66,7 @@ pub enum HostError {
 pub struct Root {
     prefix: PathBuf,
     shm: Option<Space>,
-    /// Whose `/proc/self` is read; absent: that of this process.
+    /// The process to read in place of `/proc/self`; absent: this process.
     pid: Option<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! [`HostNow`]: what is left inside the limits at this moment, and who else is using them.
+//! [`HostNow`]: what is left inside the limits at this moment, and how much other processes use.
 //!
 //! Every domain (machine, each cgroup level, rlimits, budget) has its own room, `limit - peers`; the tightest decides.
 //! `used_by_others` is stated against the effective limit, so that `effective - used_by_others` is that tightest room
@@ -12,12 +12,12 @@ use super::{HostLimits, MemInfo, OwnProcess, Psi, Root, cgroup, touched};
 pub struct HostNow {
     /// What this process could still allocate without crossing any limit.
     pub available: u64,
-    /// What the whole machine could still give, whoever asks; unknown where the system does not tell.
+    /// What the whole machine could still give to any process; unknown where the system does not tell.
     pub machine_available: Option<u64>,
     /// What others take of the effective limit, never below zero. Kernel memory charged to the same cgroup (page
     /// tables, sockets) counts as others', since nothing here can give it back.
     pub used_by_others: u64,
-    /// The domain whose room is the tightest, by its lease name.
+    /// The lease name of the domain with the least room.
     pub tightest: String,
     /// What this process uses itself; `rss_anon` and `vm_swap` are the ones to watch.
     pub own: OwnProcess,

@@ -5,7 +5,7 @@
 use super::cgroup::{CgroupVersion, Hierarchy};
 use super::{Root, read_text};
 
-/// Whose pressure was read.
+/// Where pressure was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PsiScope {
@@ -18,7 +18,7 @@ pub enum PsiScope {
 /// Memory pressure. Averages are percentages of the last ten seconds, totals are microseconds since boot.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Psi {
-    /// Whose pressure this is.
+    /// Where this pressure was read.
     pub scope: PsiScope,
     /// Percentage of time in which at least one task waited for memory.
     pub some_avg10: f32,

@@ -70,7 +70,7 @@ impl OwnProcess {
         self.rss_anon.saturating_add(self.rss_shmem)
     }
 
-    /// The number whose growth means a leak: anonymous memory, resident or swapped.
+    /// Anonymous memory, resident or swapped. If it keeps growing, there is a leak.
     #[must_use]
     pub fn leak_gauge(&self) -> u64 {
         self.rss_anon.saturating_add(self.vm_swap)

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::Root;
 use crate::{heap, large};
 
-/// The stack of a thread that asked for no other size (Rust's own default). What lies above it may be somebody else's mapping
+/// The stack of a thread that asked for no other size (Rust's own default). The memory above it may be another mapping
 /// that the kernel shows as one with it.
 pub(super) const STACK_BYTES: u64 = 2 << 20;
 /// What lies below it without rights, where pages are small.
@@ -21,7 +21,8 @@ const HEAP_BYTES: u64 = 64 << 20;
 const PAGE_BYTES: u64 = 4096;
 /// An entry of `pagemap`: a page that is present, or in swap.
 const TOUCHED: u64 = 3 << 62;
-/// The same: a page that is in swap, and one that nobody else has. A page that was only read is the system's one page of zeros.
+/// Bits of an entry of `pagemap`: a page that is in swap, and a page that no other process has. A page that was only
+/// read is the system's shared page of zeros.
 const SWAPPED: u64 = 1 << 62;
 const OWN: u64 = 1 << 56;
 
@@ -193,7 +194,8 @@ garbage
             ranges(maps),
             [
                 (What::Heap, 0x0100_0000..0x0110_0000),
-                // Above the first mapping of its block, and at its beginning: a heap. In the middle: somebody's region.
+                // A mapping above the first of its block and at the block's beginning is a heap. One in the middle is
+                // another region.
                 (What::Heap, 0x7f00_0000_0000..0x7f00_0010_0000),
                 (What::Stack, 0x7f10_0000_1000..0x7f10_0020_1000),
                 (What::Stack, 0x7f20_0000_1000..0x7f20_0020_1000),

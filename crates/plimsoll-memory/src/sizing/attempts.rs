@@ -137,7 +137,7 @@ impl<D: Generations> Run<'_, D> {
         };
         let peak_reserved = measured.peak_reserved;
         self.device.event(&Event::Measured { peak_reserved });
-        // Measured while the probe stands, so that its bytes count as ours and not as anybody's.
+        // Measured before the probe's teardown, so that its bytes count as this process's own.
         let input = self.input(shape, peak_reserved);
         self.teardown(generation, shape)?;
         Ok((shape, input))
@@ -171,7 +171,7 @@ impl<D: Generations> Run<'_, D> {
         slots
     }
 
-    /// This rank's capacity, then everybody's: the least tokens and the least state slots.
+    /// Computes this rank's capacity, then the capacity of all ranks: the least tokens and the least state slots.
     pub(super) fn agreed_size(&mut self, target: &Target) -> Result<(u64, u64), SizingError> {
         let total = self.device.device().total;
         let mine = own_size(self.cfg, target, total);

@@ -4,7 +4,7 @@
 
 use super::{EMERGENCY_RESERVE_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_batch, probe_tokens};
 
-/// Who decides on the capacity.
+/// How the capacity is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Mode {
     /// Probe, measure, build, prove.
@@ -47,7 +47,7 @@ pub struct StatePool {
 /// Everything sizing needs to know. Ranks of one server must be given equal values, unit sizes aside.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct ProfileConfig {
-    /// Who decides on the capacity.
+    /// How the capacity is decided.
     pub mode: Mode,
     /// `--batch-max-tokens`: tokens of the largest prefill step.
     pub batch_max_tokens: u64,

@@ -1,4 +1,4 @@
-//! The seam between sizing and the engine: building, stressing and dropping everything whose size depends on capacity.
+//! The seam between sizing and the engine: building, stressing and dropping everything that depends on capacity.
 //!
 //! A generation owns all of it (KV, request table, attention workspaces, captured plans, emergency reserve), so that nothing can
 //! point into a generation that is gone. The engine implements [`Generations`]; tests implement it with a fake device.
@@ -42,7 +42,7 @@ pub struct Measured {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, thiserror::Error)]
 #[error("'{component}' asked for {}, {} more than was free", ExactBytes(*requested), ExactBytes(*shortfall))]
 pub struct OutOfMemory {
-    /// Who asked.
+    /// The component that asked.
     pub component: String,
     /// For how many bytes.
     pub requested: u64,
@@ -113,7 +113,7 @@ pub struct PoolCount {
 /// `reduce_max` connect them; they are called in the same order on every rank, whatever happened on it. A stress that
 /// uses collectives of its own must not leave them half-way when it fails.
 pub trait Generations {
-    /// Everything whose size depends on capacity, owned by one value.
+    /// Everything with a size that depends on capacity, owned by one value.
     type G;
 
     /// The device right now.

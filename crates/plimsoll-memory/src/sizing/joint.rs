@@ -35,7 +35,7 @@ pub struct JointInput {
 /// A solved split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct JointSplit {
-    /// Requests whose state fits.
+    /// Requests with room for their state.
     pub requests: u64,
     /// Recurrent state slots, `requests × slots_per_request`.
     pub state_slots: u64,

@@ -53,7 +53,7 @@ impl Drop for Block {
     }
 }
 
-/// A generation: everything whose size depends on capacity.
+/// A generation: everything with a size that depends on capacity.
 pub struct Gen {
     pub shape: Shape,
     pub blocks: Vec<Block>,
@@ -90,9 +90,9 @@ pub struct Fake {
     pub always_short_from: Option<u32>,
     /// The neighbours' bytes from a generation's build on.
     pub peers_at_build: BTreeMap<u32, u64>,
-    /// Generations whose KV stays with the pool after teardown, where no ledger line shows it.
+    /// Generations that leave their KV cache with the pool after teardown, where no ledger line shows it.
     pub slack_at_teardown: Vec<u32>,
-    /// Owners whose memory survives the teardown of a generation.
+    /// Owners that keep their memory after the teardown of a generation.
     pub keep_at_teardown: BTreeMap<u32, &'static str>,
     kept: Vec<Block>,
     weights: Vec<Block>,
@@ -318,7 +318,7 @@ pub fn production(fake: &Fake) -> Vec<u64> {
     fake.built.iter().filter(|s| s.phase == Phase::Production).map(|s| s.tokens).collect()
 }
 
-/// What connects ranks: everybody hands in a value and waits for all others, who must be doing the same.
+/// Connects ranks: each rank hands in a value and waits for all others, which must be doing the same.
 pub struct Link {
     ranks: usize,
     state: Mutex<Round>,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 type Report = (Result<u64, SizingError>, Vec<u64>);
 
-/// Runs one rank per device; a collective that not everybody joins fails the test after a while.
+/// Runs one rank per device; a collective that not every rank joins fails the test after a while.
 fn run(cfg: &ProfileConfig, fakes: Vec<Fake>) -> Vec<Report> {
     let link = Link::new(fakes.len());
     std::thread::scope(|scope| {

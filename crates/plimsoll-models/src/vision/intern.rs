@@ -1,8 +1,8 @@
 //! The tower of InternVL: pictures are lists of square tiles of one size, each with a class row that attends and is then dropped.
 //!
-//! Reference: transformers, `modeling_internvl.py`. A picture's grid has a frame for each tile. What the reference shuffles at the
-//! end is the order of [`crate::Pictures`]: patches of a token lie side by side from the start. The class row stands behind a
-//! tile's patches, where it disturbs no order.
+//! Reference: transformers, `modeling_internvl.py`. A picture's grid has a frame for each tile. What the reference
+//! shuffles at the end is the order of [`crate::Pictures`]: patches of a token lie side by side from the start. The
+//! class row stands behind a tile's patches, so the patches keep their places.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece};
 use plimsoll_formats::{Intern, Vision as Config};

@@ -1,4 +1,4 @@
-//! The order in which a tower has the patches of its pictures, as arithmetic: no list is stored.
+//! The order of an image's patches in a vision encoder, computed by arithmetic instead of a list.
 //!
 //! Patches come frame by frame and, within a frame, token by token: the square blocks that become one token, from left to right and
 //! from top to bottom, each of them in the same way. A tower that attends in windows takes the tokens window by window instead.

@@ -67,7 +67,8 @@ impl PlaceRule {
     /// Returns where the tokens after the prompt stand.
     ///
     /// # Panics
-    /// When the items have fewer or more tokens than the prompt has placeholders.
+    /// When the items have fewer or more tokens than there are placeholders. The caller that made the prompt has
+    /// counted them.
     pub fn places(&self, is_media: impl Fn(usize) -> bool, items: &[PlacedItem], out: &mut [[f32; 3]]) -> After {
         let (mut at, mut text, mut greatest) = (0, TextLine { start: 0.0, steps: 0 }, 0.0_f32);
         // Planes of one item that have text between them, after the one at hand.

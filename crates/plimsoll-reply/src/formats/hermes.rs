@@ -12,7 +12,7 @@ const CLOSE: &str = "</tool_call>";
 pub(crate) struct Hermes {
     watch: Watch,
     state: State,
-    /// A call has ended before its closing marker has come.
+    /// A call has ended, but its closing marker has not come.
     closing: bool,
 }
 

@@ -22,8 +22,8 @@ pub(crate) use written::Written;
 use crate::event::Outlet;
 use crate::json::{Scanner, Step};
 
-/// The most bytes that one reply's parser holds back: a call without its head, or a value without its end, by then is
-/// text.
+/// The most bytes that one reply's parser holds back. A call is text if its head, or the end of a value, has not come
+/// by then.
 pub const HELD_BYTES_MAX: usize = 64 << 10;
 
 /// Adds to what is held back, less than [`HELD_BYTES_MAX`] so far. Its room grows no further than that.

@@ -72,7 +72,7 @@ pub(crate) struct Tagged {
     tools: Arc<Tools>,
     watch: Watch,
     state: State,
-    /// A call has ended before its closing tag has come.
+    /// A call has ended, but its closing tag has not come.
     closing: bool,
     name: String,
     /// Whether an argument has gone out already.

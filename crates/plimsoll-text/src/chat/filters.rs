@@ -1,8 +1,9 @@
 //! The filters of templates, each charged before it works.
 //!
-//! The library's own do the work where they mean what Python means; programs reach them through a guard. Those with
-//! results that can be much longer than what they are given (`join`, `replace`, `indent`, `format`, `tojson`, `string`) are written
-//! here. A list that a filter returns lazily is made in full. Filters that are not in these tables do not exist.
+//! The library's own filters do the work where they mean what Python means; programs reach them through a guard.
+//! Filters with a result that can be much longer than their input (`join`, `replace`, `indent`, `format`, `tojson`,
+//! `string`) are written here. A list that a filter returns lazily is made in full. Filters that are not in these
+//! tables do not exist.
 
 use std::fmt::Write;
 

@@ -1,6 +1,7 @@
 //! The methods of strings, lists and maps, as Python has them.
 //!
-//! Most come from the library's Python compatibility; those that it lacks, and those with a result that must be bounded, are here.
+//! Most come from the library's Python compatibility. Here are those that it lacks, and those that need a bounded
+//! result.
 
 use minijinja::formatting::FormatStyle;
 use minijinja::value::{Tuple, Value, from_args};

@@ -1,8 +1,8 @@
 //! `namespace(...)`, and taking all of them apart after a rendering.
 //!
-//! A namespace is the one value that a template can change, so it is the one through which values can form a ring, which
-//! nothing would ever free, or a chain so long that freeing it recursively overflows the stack. Every namespace of a
-//! rendering is therefore remembered, and in the end emptied, attribute by attribute, while all of them are still alive.
+//! A namespace is the one value that a template can change, so only namespaces can form a ring or a long chain of
+//! values. A ring is never freed. Freeing a long chain recursively overflows the stack. Every namespace of a rendering
+//! is therefore remembered. In the end each is emptied, attribute by attribute, while all of them are still alive.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -172,7 +172,7 @@ fn contains(needle: &Value, haystack: &Value) -> Result<bool, Error> {
     }
 }
 
-/// Whether a map has a key, even with an undefined value.
+/// Whether a map has a key, even one with an undefined value.
 fn has_key(map: &Value, key: &Value) -> Result<bool, Error> {
     for found in map.try_iter()?.checked() {
         charge(8)?;

@@ -1,4 +1,4 @@
-//! Compiling a template into a program with guards around dangerous instructions.
+//! Compiling a template into a program. Its dangerous instructions go through guards.
 //!
 //! The template library has no notion of a memory limit, but it lets us see its instructions. Operators become calls of
 //! guarded functions (`operators`), and literal text becomes a printed constant, so that every byte of output is

@@ -112,7 +112,7 @@ impl<'a> Tasks<'a> {
         task_rows(self.rounded(seq), self.group)
     }
 
-    /// Sequences whose units are theirs together, and their rows.
+    /// Groups of sequences that share their units, each with its number of rows.
     fn groups(&self) -> impl Iterator<Item = (&'a [SeqSpan], usize)> {
         let mut rest = self.step.seqs;
         let groups = std::iter::from_fn(move || {
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!(counts(None, 2), (0, 21), "one of four of a head is no half of two threads' share");
         assert_eq!(counts(None, 8), (12, 9));
         assert_eq!(counts(None, 1), (0, 21));
-        // Nobody sees more than two splits.
+        // With this window no row sees more than two splits.
         assert_eq!(counts(Some(500), 4), (0, 21));
         assert_eq!(counts(Some(500), 8), (12, 9));
         assert_eq!(counts(Some(500), 64), (21, 0));

@@ -138,8 +138,8 @@ impl<const D: u8> Convert<'_, D> {
         }
     }
 
-    /// Of a page in bfloat16 all of whose positions are seen. Its keys, which come next where they stay, and the next page's values are
-    /// asked for.
+    /// Copies the values of a page in bfloat16 that is seen in full. Prefetches the next page's values and, if keys
+    /// stay in place, this page's keys, which are read next.
     ///
     /// # Safety
     /// The page is within the sequence.

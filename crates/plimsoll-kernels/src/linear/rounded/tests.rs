@@ -38,7 +38,7 @@ fn weight(source: &Source, row: usize, k: usize) -> f32 {
     ((source.code(row, k) + zero) as f32).mul_add(scale, offset)
 }
 
-/// Rows of activations, rounded, in a buffer whose unused part is full of what must not matter.
+/// Rows of activations, rounded, in a buffer with an unused part full of bytes that must not matter.
 fn round(layout: Bf16Layout, x: &[f32]) -> Aligned {
     let mut buffer = Aligned::new(layout.bytes());
     buffer.bytes_mut().fill(0xff);
@@ -70,7 +70,7 @@ impl Call<'_> {
                 let panels = panel..packing.panels().min(panel + panel_step);
                 let rows = row..layout.rows.min(row + 16 * tile_step);
                 let target = Target { ptr: y.as_mut_ptr(), ld: out, mode: Mode::Add };
-                // SAFETY: `y` has all rows of `out` floats and nobody else uses it.
+                // SAFETY: `y` has all rows of `out` floats and nothing else uses it.
                 unsafe { linear(Isa::Amx, &weights, Input::Bf16(&acts), panels, rows, target) };
             }
         }
