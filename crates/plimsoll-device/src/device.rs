@@ -9,46 +9,10 @@ mod layers;
 use plimsoll_memory::step::{Mark as StackMark, StepOverflow};
 use thiserror::Error;
 
+pub use crate::buf::Buf;
 use crate::weights::{LinearId, VectorId};
 pub use batch::{MediaRows, NO_STATE, SeqSpan, StepInput};
 pub use layers::{Activation, Attention, Experts, FeedForward, GatedDelta, Input, Norm, Rotary, Unfold};
-
-/// A matrix of f32 in the step arena, row-major. A handle: only the device that gave it can read it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Buf {
-    /// Byte offset in the step arena.
-    pub(crate) offset: usize,
-    /// Rows.
-    pub rows: usize,
-    /// Columns.
-    pub cols: usize,
-}
-
-impl Buf {
-    /// The same elements as rows of another width, for example one row per head.
-    pub fn reshape(self, cols: usize) -> Buf {
-        let elements = self.rows * self.cols;
-        assert_eq!(elements % cols, 0, "{elements} elements in rows of {cols}");
-        Buf { rows: elements / cols, cols, ..self }
-    }
-
-    /// Its first rows.
-    pub fn first(self, rows: usize) -> Buf {
-        assert!(rows <= self.rows, "{rows} of {} rows", self.rows);
-        Buf { rows, ..self }
-    }
-
-    /// `rows` of its rows, from `first` on.
-    pub fn span(self, first: usize, rows: usize) -> Buf {
-        assert!(first + rows <= self.rows, "{rows} rows from {first} of {}", self.rows);
-        Buf { offset: self.offset + first * self.cols * size_of::<f32>(), rows, ..self }
-    }
-
-    /// Bytes of the matrix.
-    pub(crate) fn bytes(self) -> usize {
-        self.rows * self.cols * size_of::<f32>()
-    }
-}
 
 /// A position in the step arena to return to.
 #[derive(Clone, Copy, Debug)]

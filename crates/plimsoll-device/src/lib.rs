@@ -5,6 +5,7 @@
 //! **Architecture invariant:** this crate knows shapes and bytes, but no architecture and no request.
 
 mod ahead;
+mod buf;
 pub mod cpu;
 pub mod device;
 mod experts;

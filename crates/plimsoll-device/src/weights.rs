@@ -11,7 +11,7 @@ use plimsoll_formats::Encoding;
 use plimsoll_kernels::{ActForm, ActLayout, Bf16Layout, Isa, Packing};
 use thiserror::Error;
 
-use crate::device::Buf;
+use crate::buf::Buf;
 use crate::kv::ModelShape;
 pub use declare::Declare;
 

@@ -4,6 +4,8 @@
 //! A family's file says what its configuration means; this one declares the layers that follow from it and runs them, with or
 //! without a draft head.
 
+mod mtp;
+
 use std::sync::Arc;
 
 use plimsoll_device::{
@@ -15,9 +17,9 @@ use plimsoll_formats::ModelConfig;
 use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
 use crate::delta::{DeltaBlock, state_shape};
 use crate::moe::MoeBlock;
-use crate::mtp::MtpHead;
 use crate::rope::rope;
 use crate::{Drafter, Encoder, Model, Output, Pass, Sense, Vision, audio, vision};
+use mtp::MtpHead;
 
 /// What mixes positions in a layer, with its place among its kind.
 #[derive(Clone, Copy, Debug)]

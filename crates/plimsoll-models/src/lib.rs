@@ -13,7 +13,6 @@ pub mod delta;
 pub mod gemma3;
 pub mod llama;
 pub mod moe;
-pub mod mtp;
 pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_5;

@@ -2,8 +2,16 @@
 
 use super::config::{Fields, within};
 use super::round_half_even;
-use super::video::Budget;
 use crate::{MediaError, Modality};
+
+/// What the pixel bounds hold for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// For each frame: Qwen2-VL, Qwen2.5-VL.
+    Frame,
+    /// For all frames of a video together: Qwen3-VL and later.
+    Video,
+}
 
 /// How many frames are wanted.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,20 +1,12 @@
 //! Videos cut into patches: Qwen2-VL and 2.5-VL bound every frame, Qwen3-VL bounds all frames together.
 
 use super::config::{Fields, ProcessorFiles, SizeField, within};
+pub use super::frames::Budget;
 use super::frames::Sampling;
 use super::frontier::{RoundedUp, Rule};
 use super::patches::{check_sides, resize_within, scale, size_of_sides};
 use super::{Patches, round_half_even};
 use crate::{MediaError, Modality, Shape, Size};
-
-/// What the pixel bounds hold for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Budget {
-    /// For each frame: Qwen2-VL, Qwen2.5-VL.
-    Frame,
-    /// For all frames of a video together: Qwen3-VL and later.
-    Video,
-}
 
 /// The resize rule, patch grid and frame sampling of a video processor.
 #[derive(Clone, Debug, PartialEq)]

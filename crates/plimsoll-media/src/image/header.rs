@@ -1,7 +1,6 @@
 //! Sizes and frame counts out of headers: a walk over chunks, markers and blocks that follows no offset blindly.
 
-use super::{WHAT, malformed, webp};
-use crate::{MediaError, Size};
+use crate::Size;
 
 /// The formats that are decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,17 +52,6 @@ impl Scan {
     }
 }
 
-pub(super) fn scan(bytes: &[u8]) -> Result<Scan, MediaError> {
-    let found = match bytes {
-        [0x89, b'P', b'N', b'G', 0x0D, 0x0A, 0x1A, 0x0A, ..] => png(bytes),
-        [0xFF, 0xD8, 0xFF, ..] => jpeg(bytes),
-        [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => gif(bytes),
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => return webp::scan(bytes),
-        _ => return Err(MediaError::Unsupported { what: WHAT, supported: "PNG, JPEG, GIF and WebP" }),
-    };
-    found.ok_or_else(|| malformed("its header is cut off"))
-}
-
 fn be16(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from(u16::from_be_bytes(bytes.get(at..at + 2)?.try_into().ok()?)))
 }
@@ -85,7 +73,7 @@ pub(super) fn le32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-fn png(bytes: &[u8]) -> Option<Scan> {
+pub(super) fn png(bytes: &[u8]) -> Option<Scan> {
     let (width, height) = (be32(bytes, 16)?, be32(bytes, 20)?);
     let size = Size { height, width };
     let (depth, color) = (*bytes.get(24)?, *bytes.get(25)?);
@@ -130,7 +118,7 @@ pub(super) fn essential_png(bytes: &[u8]) -> Vec<u8> {
     kept
 }
 
-fn jpeg(bytes: &[u8]) -> Option<Scan> {
+pub(super) fn jpeg(bytes: &[u8]) -> Option<Scan> {
     let mut at = 2;
     let mut size = None;
     loop {
@@ -167,7 +155,7 @@ fn jpeg(bytes: &[u8]) -> Option<Scan> {
     }
 }
 
-fn gif(bytes: &[u8]) -> Option<Scan> {
+pub(super) fn gif(bytes: &[u8]) -> Option<Scan> {
     let (width, height) = (le16(bytes, 6)?, le16(bytes, 8)?);
     let table = |packed: u8| if packed & 0x80 == 0 { 0 } else { 3_usize << ((packed & 7) + 1) };
     let mut at = 13 + table(*bytes.get(10)?);

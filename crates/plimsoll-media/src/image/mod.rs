@@ -26,6 +26,18 @@ use crate::{MediaError, Size};
 
 const WHAT: &str = "an image";
 
+/// Walks over the headers of a file.
+fn scan(bytes: &[u8]) -> Result<header::Scan, MediaError> {
+    let found = match bytes {
+        [0x89, b'P', b'N', b'G', 0x0D, 0x0A, 0x1A, 0x0A, ..] => header::png(bytes),
+        [0xFF, 0xD8, 0xFF, ..] => header::jpeg(bytes),
+        [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => header::gif(bytes),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => return webp::scan(bytes),
+        _ => return Err(MediaError::Unsupported { what: WHAT, supported: "PNG, JPEG, GIF and WebP" }),
+    };
+    found.ok_or_else(|| malformed("its header is cut off"))
+}
+
 /// What a picture may be at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
@@ -84,7 +96,7 @@ pub fn probe(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> {
 }
 
 fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> {
-    let scan = header::scan(bytes)?;
+    let scan = scan(bytes)?;
     if scan.size.pixels() == 0 {
         return Err(malformed(format!("{} × {} has no pixels", scan.size.width, scan.size.height)));
     }

@@ -211,7 +211,7 @@ fn a19_no_generation_outlives_its_successor() {
     assert_eq!(fake.held("attention"), ATTENTION);
     let steps: Vec<&str> =
         fake.log.iter().filter(|l| !l.starts_with("log")).map(|l| l.split(' ').next().unwrap()).collect();
-    let attempt = ["build", "emergency reserve", "stress", "teardown"];
+    let attempt = ["build", "reserve", "stress", "teardown"];
     assert_eq!(steps, [&["build", "stress", "teardown"][..], &attempt, &attempt, &attempt[..3]].concat());
 }
 
@@ -232,11 +232,11 @@ fn a21_the_canary_comes_after_the_rebuild_and_goes_with_the_teardown() {
     fake.wrong.insert(2, Wrong::Short(1));
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
     let line = |start: &str| fake.log.iter().position(|l| l.starts_with(start)).unwrap();
-    assert!(line("emergency reserve") > line("teardown"), "not in the probe");
-    assert_eq!(fake.held("emergency reserve"), EMERGENCY_RESERVE_BYTES, "one, in the ledger");
+    assert!(line("reserve") > line("teardown"), "not in the probe");
+    assert_eq!(fake.held("reserve"), EMERGENCY_RESERVE_BYTES, "one, in the ledger");
     assert_eq!(outcome.emergency_reserve_bytes, EMERGENCY_RESERVE_BYTES);
     drop(outcome);
-    assert_eq!(fake.held("emergency reserve"), 0);
+    assert_eq!(fake.held("reserve"), 0);
     // A emergency reserve that does not fit is a reason to shrink like any other.
     let mut fake = Fake::usual();
     // The weights, the probe's three and its scratch, then three for production: the ninth is the emergency reserve.

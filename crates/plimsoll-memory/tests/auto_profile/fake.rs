@@ -173,7 +173,7 @@ impl Fake {
     }
 }
 
-const OF_GENERATION: [&str; 4] = ["kv", "state", "attention", "emergency reserve"];
+const OF_GENERATION: [&str; 4] = ["kv", "state", "attention", "reserve"];
 
 impl Generations for Fake {
     type G = Gen;
@@ -198,8 +198,8 @@ impl Generations for Fake {
     }
 
     fn place_reserve(&mut self, generation: &mut Gen, bytes: u64) -> Result<(), OutOfMemory> {
-        self.log.push("emergency reserve".to_owned());
-        generation.emergency_reserve = Some(self.take("emergency reserve", bytes)?);
+        self.log.push("reserve".to_owned());
+        generation.emergency_reserve = Some(self.take("reserve", bytes)?);
         Ok(())
     }
 

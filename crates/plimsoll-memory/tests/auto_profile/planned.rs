@@ -18,7 +18,7 @@ fn a_plan_that_holds_is_built_once_and_proven_once() {
     assert_eq!((outcome.shape.tokens, outcome.attempts, outcome.probe_tokens), (usual_target(), 1, None));
     assert_eq!((fake.built.len(), fake.stresses, fake.teardowns), (1, 1, 0));
     assert_eq!(
-        (outcome.emergency_reserve_bytes, fake.held("emergency reserve")),
+        (outcome.emergency_reserve_bytes, fake.held("reserve")),
         (EMERGENCY_RESERVE_BYTES, EMERGENCY_RESERVE_BYTES)
     );
     // The same arithmetic over its own peak as over a probe's.

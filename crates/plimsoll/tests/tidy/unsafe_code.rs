@@ -1,45 +1,8 @@
-//! House rules that no compiler holds: where `unsafe` may stand, and what stands above it.
+//! `unsafe` stands only where ARCHITECTURE.md says, and a comment above each place says why it is sound.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// The Rust files under a folder.
-fn sources(folder: &Path) -> Vec<PathBuf> {
-    let (mut all, mut left) = (Vec::new(), vec![folder.to_path_buf()]);
-    while let Some(folder) = left.pop() {
-        for entry in std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
-            let path = entry.expect("it can be listed").path();
-            if path.is_dir() {
-                left.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "rs") {
-                all.push(path);
-            }
-        }
-    }
-    all.sort();
-    all
-}
-
-/// The code of a line: without its comment, and without what stands in quotes.
-fn code(line: &str) -> String {
-    let (mut code, mut quoted, mut escaped) = (String::new(), false, false);
-    let mut chars = line.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            _ if escaped => escaped = false,
-            '\\' if quoted => escaped = true,
-            '"' => quoted = !quoted,
-            '/' if !quoted && chars.peek() == Some(&'/') => break,
-            c if !quoted => code.push(c),
-            _ => {}
-        }
-    }
-    code
-}
+use crate::{code, root, sources};
 
 /// What is unsafe in a line.
 fn kinds(line: &str) -> Vec<&'static str> {

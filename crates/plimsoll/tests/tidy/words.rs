@@ -1,0 +1,91 @@
+//! Comments and documents in plain words; ignored tests name their tier.
+
+use crate::{code_files, root};
+
+/// Comment lines with a vague subject, of 1,000.
+const VAGUE_MAX: usize = 5;
+const VAGUE: [&str; 7] = ["who", "whoever", "nobody", "somebody", "everybody", "anybody", "whose"];
+
+/// Words of the median sentence of README.md and ARCHITECTURE.md.
+const SENTENCE_WORDS_MAX: usize = 15;
+
+/// What README.md may have: lines, and characters of a line and of a table's cell.
+const README_MAX: [usize; 3] = [120, 120, 60];
+
+/// Tiers that `#[ignore]` may name; `manual` stands before a reason.
+const TIERS: [&str; 3] = ["models", "external", "soak"];
+
+#[test]
+fn comments_name_the_thing_that_acts() {
+    let files = code_files();
+    let comments = files.iter().flat_map(|(file, text)| text.lines().map(move |line| (file, line.trim())));
+    let comments: Vec<_> = comments.filter(|(_, line)| line.starts_with("//")).collect();
+    let is_vague = |line: &str| {
+        line.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| VAGUE.contains(&word.to_lowercase().as_str()))
+    };
+    let vague: Vec<String> =
+        comments.iter().filter(|(_, line)| is_vague(line)).map(|(file, line)| format!("{file}: {line}")).collect();
+    println!("{} of {} comment lines have a vague subject", vague.len(), comments.len());
+    assert!(vague.len() * 1000 <= comments.len() * VAGUE_MAX, "{vague:#?}");
+}
+
+/// The number of words of every sentence in a Markdown text: without code, tables and headings.
+fn sentences(text: &str) -> Vec<usize> {
+    let (mut prose, mut code) = (String::new(), false);
+    for line in text.lines() {
+        code ^= line.starts_with("```");
+        let item = line.trim_start().starts_with(['-', '*']) || line.starts_with(|c: char| c.is_ascii_digit());
+        match line.trim_start().starts_with(['|', '#', '!', '`']) || code {
+            true => prose.push_str(".\n"),
+            false => prose.extend([if item || line.is_empty() { ".\n" } else { "" }, line, "\n"]),
+        }
+    }
+    let ends = |c: char| matches!(c, '.' | '!' | '?' | ':' | ';');
+    let mut all = vec![0];
+    for word in prose.split_whitespace() {
+        let counts = word.chars().any(char::is_alphanumeric);
+        *all.last_mut().expect("it has one") += usize::from(counts);
+        if word.ends_with(ends) {
+            all.push(0);
+        }
+    }
+    all.retain(|words| *words > 2);
+    all
+}
+
+#[test]
+fn readme_and_architecture_are_short_and_plain() {
+    for name in ["README.md", "ARCHITECTURE.md"] {
+        let text = std::fs::read_to_string(root().join(name)).expect("it is there");
+        let mut all = sentences(&text);
+        all.sort_unstable();
+        let median = all[all.len() / 2];
+        println!("{name}: {median} words in the median of {} sentences", all.len());
+        assert!(median <= SENTENCE_WORDS_MAX, "{name}: the median sentence has {median} words");
+    }
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("it is there");
+    let cells = readme.lines().filter(|line| line.starts_with('|')).flat_map(|line| line.split('|'));
+    let longest =
+        |texts: &mut dyn Iterator<Item = &str>| texts.map(|text| text.trim().chars().count()).max().unwrap_or(0);
+    let found = [readme.lines().count(), longest(&mut readme.lines()), longest(&mut cells.into_iter())];
+    assert!(found.iter().zip(README_MAX).all(|(found, most)| *found <= most), "{found:?}, at most {README_MAX:?}");
+}
+
+#[test]
+fn every_ignored_test_names_its_tier() {
+    let mut wrong = Vec::new();
+    for (file, text) in code_files().into_iter().filter(|(file, _)| !file.contains("tests/tidy/")) {
+        let lines: Vec<&str> = text.lines().map(str::trim).collect();
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| line.starts_with("#[ignore")) {
+            let reason = line.split('"').nth(1).unwrap_or_default();
+            let manual = reason.starts_with("manual: ") && lines[at + 1].starts_with("fn manual_");
+            if !TIERS.contains(&reason) && !manual {
+                wrong.push(format!("{file}:{}: {line}", at + 1));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "use one of {TIERS:?}, or \"manual: why\" and a name that begins with manual_: {wrong:#?}"
+    );
+}
