@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::loading::{LoadingError, small_json};
+use crate::loading::error::{LoadingError, small_json};
 use crate::sampling::SamplingParams;
 
 /// Reads the file in `folder`. What it does not say, or where there is none, has its neutral value; `do_sample` says nothing here, as

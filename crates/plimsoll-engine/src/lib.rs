@@ -14,6 +14,7 @@ pub mod cache_stats;
 pub mod cancel;
 pub mod constraint;
 pub mod cpu;
+mod degradation;
 mod emergency_reserve;
 mod encoder_batch;
 pub mod engine_host;

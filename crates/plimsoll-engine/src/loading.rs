@@ -2,46 +2,19 @@
 //!
 //! The one place that knows where GGUF metadata and checkpoint directories keep what the text side needs.
 
-use std::fs::File;
-use std::io::Read;
+pub(crate) mod error;
+
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_formats::{Checkpoint, FormatError, GgufMeta};
+use plimsoll_formats::{Checkpoint, GgufMeta};
 use plimsoll_memory::heap;
 use plimsoll_text::{ChatTemplate, GgufVocab, TemplateSources, TextError, Tokenizer};
-use serde_json::Value;
-use thiserror::Error;
 
 use crate::generation;
 use crate::sampling::SamplingParams;
 use crate::sentence::Sentence;
-
-/// The largest of the small files beside a checkpoint that is read.
-const FILE_BYTES_MAX: u64 = 1 << 20;
-
-/// Why a model cannot be opened.
-#[derive(Debug, Error)]
-pub enum LoadingError {
-    /// The checkpoint is broken or not one.
-    #[error(transparent)]
-    Format(#[from] FormatError),
-    /// Tokenizer or chat template are broken.
-    #[error(transparent)]
-    Text(#[from] TextError),
-    /// The tokenizer is not there.
-    #[error("no tokenizer: {0}")]
-    NoTokenizer(String),
-    /// The files of sentence-transformers are broken, or ask for something else than pooling and normalization.
-    #[error("sentence-transformers' {0}")]
-    Sentence(String),
-    /// The sampling that the checkpoint recommends is broken.
-    #[error("{0} (--generation-config off serves without it)")]
-    Generation(String),
-    /// The checkpoint holds a configuration only.
-    #[error("'{0}' has a configuration but no weights: it can be planned, not served")]
-    NoWeights(String),
-}
+pub use error::LoadingError;
 
 /// Opens a checkpoint that can be served: one with weights, not a configuration alone.
 ///
@@ -156,15 +129,4 @@ fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<TemplateSources>), Lo
     }
     let tokenizer = Tokenizer::from_file(&file)?;
     Ok((tokenizer, plimsoll_text::chat_template_sources(dir)?))
-}
-
-/// One of the small files, or what is wrong with it.
-pub(crate) fn small_json(file: &Path) -> Result<Value, String> {
-    let mut bytes = Vec::new();
-    let read = File::open(file).and_then(|opened| opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
-    read.map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > FILE_BYTES_MAX {
-        return Err(format!("is longer than {FILE_BYTES_MAX} bytes"));
-    }
-    serde_json::from_slice(&bytes).map_err(|error| error.to_string())
 }

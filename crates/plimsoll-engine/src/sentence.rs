@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::loading::{LoadingError, small_json};
+use crate::loading::error::{LoadingError, small_json};
 use crate::pooling::Pooling;
 
 /// How a checkpoint's own files say that embeddings are made.
