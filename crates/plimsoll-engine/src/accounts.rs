@@ -6,8 +6,8 @@
 use plimsoll_device::WeightTable;
 use plimsoll_memory::{Component, Ledger};
 
+use crate::arrival::Arrival;
 use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
-use crate::handle::Arrival;
 use crate::options::Options;
 use crate::process::ProcessAccount;
 use crate::request_state::RequestState;

@@ -1,29 +1,10 @@
 //! Advice: which flags would make a plan smaller, and by how much. Everything it says has been planned.
 
-use std::fmt;
-
 use plimsoll_device::KvDtype;
-use plimsoll_memory::Bytes;
 
 use crate::media::MediaPlan;
 use crate::options::Options;
-
-/// What one flag would save.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Advice {
-    /// The flag.
-    pub flag: &'static str,
-    /// The value to give it.
-    pub value: String,
-    /// Bytes that the plan would be smaller by.
-    pub saves: u64,
-}
-
-impl fmt::Display for Advice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} ({} less)", self.flag, self.value, Bytes(self.saves))
-    }
-}
+use crate::planner::error::Advice;
 
 /// A flag that trades something for memory, with the options that it leads to.
 pub(crate) struct Alternative {

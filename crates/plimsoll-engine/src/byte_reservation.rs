@@ -4,53 +4,14 @@
 //! What is not in here is output that waits for its reader: its size is not known beforehand, and its owner asks for it piece
 //! by piece, each time ready to be refused. What must not be in here: limits.
 
-use std::collections::TryReserveError;
-
 use plimsoll_text::StopMatcher;
 
 use crate::cache::{PAGE_TOKENS, PageId};
-use crate::constraint::{Constraint, Unfit};
+use crate::constraint::Constraint;
 use crate::media::{MediaSpec, SeqMedia};
 use crate::pooling::Pool;
 use crate::request::Request;
 use crate::sampling::TokenCounts;
-
-/// Why a request ends with an error.
-#[derive(Debug)]
-pub(crate) enum Failure {
-    /// Memory was refused; saying so takes none.
-    Memory,
-    /// The form that its output must have ends it.
-    Form(Unfit),
-    /// What was computed is no number, in words: what it was computed from is not to be trusted.
-    Numbers(String),
-    /// Anything else, in words.
-    Words(String),
-}
-
-impl From<Unfit> for Failure {
-    fn from(unfit: Unfit) -> Self {
-        Self::Form(unfit)
-    }
-}
-
-impl From<String> for Failure {
-    fn from(words: String) -> Self {
-        Self::Words(words)
-    }
-}
-
-impl From<&str> for Failure {
-    fn from(words: &str) -> Self {
-        Self::Words(words.into())
-    }
-}
-
-impl From<TryReserveError> for Failure {
-    fn from(_: TryReserveError) -> Self {
-        Self::Memory
-    }
-}
 
 /// The blocks.
 pub(crate) struct ByteReservation {

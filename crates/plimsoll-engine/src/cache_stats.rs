@@ -1,27 +1,25 @@
 //! The prefix cache from outside: what it holds and has done, and the request to forget it all, which the engine thread serves
 //! between two steps.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
 
-use plimsoll_memory::Component;
 use serde::Serialize;
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
-use crate::cache::{IndexStats, KvEventLog, PAGE_TOKENS};
-use crate::handle::{EngineHandle, Shared};
+use crate::cache::IndexStats;
 
 /// What the engine thread tells about the prefix cache after every step.
 #[derive(Debug, Default)]
 pub(crate) struct CacheStats {
     /// Pages in the prefix tree, held by sequences or by the tree alone.
-    indexed: AtomicU64,
-    hit_tokens: AtomicU64,
-    miss_tokens: AtomicU64,
-    inserted: AtomicU64,
-    evicted: AtomicU64,
-    /// Number of calls to [`EngineHandle::clear_cache`], and how many of them are done.
+    pub indexed: AtomicU64,
+    pub hit_tokens: AtomicU64,
+    pub miss_tokens: AtomicU64,
+    pub inserted: AtomicU64,
+    pub evicted: AtomicU64,
+    /// Number of calls to [`crate::EngineHandle::clear_cache`], and how many of them are done.
     clears_asked: AtomicU64,
     clears_done: AtomicU64,
     cleared: Notify,
@@ -39,6 +37,21 @@ impl CacheStats {
     pub fn looked_up(&self, found: usize, of: usize) {
         self.hit_tokens.fetch_add(found as u64, Release);
         self.miss_tokens.fetch_add(of.saturating_sub(found) as u64, Release);
+    }
+
+    /// Asks the engine thread to clear the cache. Returns the number of this call.
+    pub fn ask(&self) -> u64 {
+        self.clears_asked.fetch_add(1, Release) + 1
+    }
+
+    /// Whether the clear call of this number is done.
+    pub fn is_done(&self, asked: u64) -> bool {
+        self.clears_done.load(Acquire) >= asked
+    }
+
+    /// Resolves when waiting clear calls are woken after this call.
+    pub fn woken(&self) -> Notified<'_> {
+        self.cleared.notified()
     }
 
     /// For the engine thread: the number of the newest clear call, if it is not done yet. [`Self::done`] takes this
@@ -91,87 +104,4 @@ pub struct CacheReport {
     pub inserted_pages: u64,
     /// Pages that were evicted to make room.
     pub evicted_pages: u64,
-}
-
-impl CacheReport {
-    fn of(shared: &Shared) -> Self {
-        let (cached, status) = (&shared.cached, &shared.status);
-        let (pages, kept) = (status.pages_cached.load(Acquire), status.slots_kept.load(Acquire));
-        let (page_bytes, slot_bytes) = (shared.page_bytes(), shared.slot_bytes());
-        let encoder = shared.media.get().map(|media| media.outputs.stats());
-        Self {
-            enabled: status.prefix_cache.load(Acquire),
-            page_tokens: PAGE_TOKENS as u64,
-            page_bytes,
-            entries: cached.indexed.load(Acquire),
-            pages,
-            bytes: pages * page_bytes,
-            state_checkpoints: kept,
-            state_bytes: kept * slot_bytes,
-            encoder_entries: encoder.map_or(0, |stats| stats.entries as u64),
-            encoder_bytes: encoder.map_or(0, |stats| stats.idle_bytes()),
-            hit_tokens: cached.hit_tokens.load(Acquire),
-            miss_tokens: cached.miss_tokens.load(Acquire),
-            inserted_pages: cached.inserted.load(Acquire),
-            evicted_pages: cached.evicted.load(Acquire),
-        }
-    }
-}
-
-impl Shared {
-    /// Bytes of one page of keys and values, as planned.
-    pub fn page_bytes(&self) -> u64 {
-        self.each(Component::KvPages, self.status.pages_total.load(Acquire))
-    }
-
-    /// Bytes of one state slot, as planned; 0 for models without recurrent state.
-    pub fn slot_bytes(&self) -> u64 {
-        self.each(Component::StateSlots, self.status.slots_total.load(Acquire))
-    }
-
-    fn each(&self, component: Component, count: u64) -> u64 {
-        let line = self.plan.lines.iter().find(|line| line.component == component);
-        line.map_or(0, |line| line.bytes.checked_div(count).unwrap_or(0))
-    }
-}
-
-impl EngineHandle {
-    /// What the prefix cache holds and has done.
-    pub fn cache_report(&self) -> CacheReport {
-        CacheReport::of(&self.shared)
-    }
-
-    /// What the prefix cache holds, for others to follow; none unless [`crate::Options::kv_events`].
-    pub fn kv_event_log(&self) -> Option<&Arc<KvEventLog>> {
-        self.shared.kv_event_log.get()
-    }
-
-    /// Bytes of one page of keys and values.
-    pub fn page_bytes(&self) -> u64 {
-        self.shared.page_bytes()
-    }
-
-    /// Bytes of one state slot.
-    pub fn slot_bytes(&self) -> u64 {
-        self.shared.slot_bytes()
-    }
-
-    /// Drops every prefix and checkpoint between two steps; pages and slots without another holder are free
-    /// afterwards. Returns the report before and after, or none when the engine has stopped. Cancel-safe: the engine
-    /// clears the cache even if this call is dropped.
-    pub async fn clear_cache(&self) -> Option<(CacheReport, CacheReport)> {
-        let cached = &self.shared.cached;
-        let before = self.cache_report();
-        let mine = cached.clears_asked.fetch_add(1, Release) + 1;
-        loop {
-            let told = cached.cleared.notified();
-            if cached.clears_done.load(Acquire) >= mine {
-                return Some((before, self.cache_report()));
-            }
-            if self.stopped() {
-                return None;
-            }
-            told.await;
-        }
-    }
 }

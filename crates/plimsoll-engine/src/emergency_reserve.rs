@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use plimsoll_memory::heap;
 
-use crate::governor::DegradationLevel;
-use crate::handle::Shared;
+use crate::degradation::DegradationLevel;
+use crate::shared::Shared;
 
 /// Between two attempts to bring a slice back.
 pub(crate) const RETRY: Duration = Duration::from_millis(50);

@@ -5,21 +5,22 @@
 //! engine host and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use plimsoll_memory::{Bytes, Component, EmergencyReserve, Ledger, Plan, PlanLine, heap};
 
-use crate::handle::{EngineHandle, Shared};
 use crate::memory_lease::MemoryLease;
-use crate::planner::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, Line, PROCESS_BASELINE_BYTES};
+use crate::planner::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
+use crate::planner::line::Line;
 use crate::process::ProcessAccount;
-use crate::report::{Counts, LedgerReport, Whole, looked_at};
-use crate::startup::{Host, StartError};
+use crate::report::counts::Counts;
+use crate::shared::Shared;
+use crate::startup::error::{NoRoom, StartError};
 
 /// What the hosted engines share, and the list of these engines.
 pub struct EngineHost {
     plan: Plan,
-    ledger: Arc<Ledger>,
+    pub(crate) ledger: Arc<Ledger>,
     hosted_engines: Mutex<HostedEngines>,
     left: Condvar,
     process: ProcessAccount,
@@ -29,9 +30,9 @@ pub struct EngineHost {
 /// The hosted engines, and the counts of those that have left. Each engine is in exactly one of the two at any time,
 /// so a sum of counts neither misses an engine nor counts it twice.
 #[derive(Clone, Default)]
-struct HostedEngines {
-    here: Vec<HostedEngine>,
-    past: Counts,
+pub(crate) struct HostedEngines {
+    pub here: Vec<HostedEngine>,
+    pub past: Counts,
 }
 
 /// One hosted engine.
@@ -43,7 +44,7 @@ pub(crate) struct HostedEngine {
 }
 
 impl HostedEngine {
-    fn is(&self, ledger: &Arc<Ledger>) -> bool {
+    pub fn is(&self, ledger: &Arc<Ledger>) -> bool {
         Arc::ptr_eq(&self.ledger, ledger)
     }
 }
@@ -52,20 +53,6 @@ impl HostedEngine {
 pub(crate) struct HostedLease {
     engine_host: Arc<EngineHost>,
     ledger: Arc<Ledger>,
-}
-
-/// The engine host itself does not fit under the memory limit, or an engine does not fit into the host.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("{what} needs {} of which {} are left under the line of {}", Bytes(*needed), Bytes(*left), Bytes(*line))]
-pub struct NoRoom {
-    /// The part that does not fit.
-    pub what: &'static str,
-    /// Bytes it needs.
-    pub needed: u64,
-    /// Bytes that no plan has taken.
-    pub left: u64,
-    /// The memory limit.
-    pub line: u64,
 }
 
 impl EngineHost {
@@ -100,17 +87,8 @@ impl EngineHost {
         Line { chosen: false, ..Line::of_budget(bytes, source) }
     }
 
-    /// Plans the engine host under the machine's line, leases it, and puts the emergency reserve into the heap's keeping.
-    ///
-    /// # Errors
-    /// [`StartError::NoRoom`] when the line does not even hold this; otherwise as of a start.
-    pub fn open(http_bytes: u64, host: &Host) -> Result<Arc<Self>, StartError> {
-        let plan = Self::planned(http_bytes, &host.line);
-        if plan.shortfall() > 0 {
-            let (needed, left) = (plan.total(), plan.limit);
-            return Err(NoRoom { what: "what all models share", needed, left, line: plan.limit }.into());
-        }
-        let mut memory_lease = MemoryLease::take(plan.total(), 0, host.lease_dir.clone(), &host.root, &host.limits)?;
+    /// Puts the emergency reserve into the heap's keeping, under a plan that fits and is leased.
+    pub(crate) fn build(plan: Plan, mut memory_lease: MemoryLease) -> Result<Arc<Self>, StartError> {
         let ledger = Arc::new(Ledger::new());
         plan.enter(&ledger);
         drop(heap::arm(EmergencyReserve::map(&ledger, EMERGENCY_RESERVE_BYTES)?));
@@ -127,7 +105,7 @@ impl EngineHost {
         }))
     }
 
-    fn hosted_engines(&self) -> MutexGuard<'_, HostedEngines> {
+    pub(crate) fn hosted_engines(&self) -> MutexGuard<'_, HostedEngines> {
         // A panic under the lock leaves the list and the sums valid.
         self.hosted_engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -182,6 +160,17 @@ impl EngineHost {
         Ok(HostedLease { engine_host: Arc::clone(self), ledger: Arc::clone(ledger) })
     }
 
+    /// Waits until the engine of `ledger` has moved out. False when that takes longer than `within`.
+    pub(crate) fn wait_until_gone(&self, ledger: &Arc<Ledger>, within: Duration) -> bool {
+        let here = |hosted_engines: &mut HostedEngines| {
+            hosted_engines.here.iter().any(|hosted_engine| hosted_engine.is(ledger))
+        };
+        let waited = self.left.wait_timeout_while(self.hosted_engines(), within, here);
+        let (hosted_engines, late) = waited.unwrap_or_else(PoisonError::into_inner);
+        drop(hosted_engines);
+        !late.timed_out()
+    }
+
     /// Enters what the engine host holds now: the heap that is in no resident's account, and the process's own.
     fn observe(&self) {
         let owned = [
@@ -197,35 +186,6 @@ impl EngineHost {
         });
         self.process.observe(&self.ledger, accounts);
     }
-
-    /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on their way in or out:
-    /// they hold bytes, and have no more to say.
-    pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.told(engines, true)
-    }
-
-    /// The same without `engines`: what all share, and what is on its way.
-    pub fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.told(engines, false)
-    }
-
-    fn told(&self, engines: &[&EngineHandle], with: bool) -> LedgerReport {
-        let (process, _) = looked_at(|| {
-            // The host counts what no engine counts, so the engines are observed first.
-            engines.iter().filter(|_| with).for_each(|engine| engine.shared.observe_accounts());
-            self.committed_total()
-        });
-        // An engine that leaves after this line is still in `here`. One that left before is counted in `past`, even
-        // if `engines` still lists it.
-        let HostedEngines { here, past } = self.hosted_engines().clone();
-        let (known, moving): (Vec<HostedEngine>, Vec<HostedEngine>) = here
-            .into_iter()
-            .partition(|hosted_engine| engines.iter().any(|engine| hosted_engine.is(&engine.shared.ledger)));
-        let known: Vec<&Shared> =
-            known.iter().filter(|_| with).filter_map(|hosted_engine| hosted_engine.engine.as_deref()).collect();
-        let (plan, ledger) = (&self.plan, &*self.ledger);
-        LedgerReport::whole(&Whole { plan, ledger, engines: &known, moving: &moving, past, process })
-    }
 }
 
 /// Σ planned bytes of a ledger.
@@ -240,9 +200,13 @@ impl Drop for EngineHost {
 }
 
 impl HostedLease {
-    /// The engine stands, and knows where it lives.
+    /// Where the engine lives.
+    pub fn engine_host(&self) -> &Arc<EngineHost> {
+        &self.engine_host
+    }
+
+    /// The engine stands: its counts are read from here on.
     pub fn register(&self, engine: &Arc<Shared>) {
-        let _ = engine.engine_host.set(Arc::clone(&self.engine_host));
         let mut hosted_engines = self.engine_host.hosted_engines();
         let mine = hosted_engines.here.iter_mut().filter(|hosted_engine| hosted_engine.is(&self.ledger));
         mine.for_each(|hosted_engine| hosted_engine.engine = Some(Arc::clone(engine)));
@@ -261,62 +225,30 @@ impl Drop for HostedLease {
     }
 }
 
-impl EngineHandle {
-    /// Ends the engine and waits until it has moved out of its engine host, its memory given back. False when that took longer than `within`.
-    pub fn move_out(&self, within: Duration) -> bool {
-        self.stop();
-        let Some(engine_host) = self.shared.engine_host.get() else { return self.stopped() };
-        let deadline = Instant::now() + within;
-        let here = |hosted_engines: &mut HostedEngines| {
-            hosted_engines.here.iter().any(|hosted_engine| hosted_engine.is(&self.shared.ledger))
-        };
-        let rest = deadline.saturating_duration_since(Instant::now());
-        let waited = engine_host.left.wait_timeout_while(engine_host.hosted_engines(), rest, here);
-        let (hosted_engines, late) = waited.unwrap_or_else(PoisonError::into_inner);
-        drop(hosted_engines);
-        !late.timed_out()
-    }
+/// Sums over the whole process: those of the engine host where there is one, those of the engine where it is alone.
+pub(crate) struct ProcessSums<'a> {
+    pub engine: &'a Shared,
+    pub engine_host: Option<&'a EngineHost>,
 }
 
-#[cfg(test)]
-mod tests {
-    use plimsoll_memory::Component;
+impl ProcessSums<'_> {
+    /// Planned bytes.
+    pub fn planned(&self) -> u64 {
+        self.engine_host.map_or_else(|| self.engine.plan.total(), EngineHost::planned_total)
+    }
 
-    use super::*;
-    use crate::Options;
+    /// Committed bytes.
+    pub fn committed(&self) -> u64 {
+        self.engine_host.map_or_else(|| self.engine.ledger.committed_total(), EngineHost::committed_total)
+    }
 
-    #[test]
-    fn residents_stay_under_the_line_and_leave_their_room_behind() {
-        let dir = tempfile::tempdir().unwrap();
-        let options = Options { memory_budget: Some("64MiB".parse().unwrap()), ..Options::default() };
-        let host = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };
-        let engine_host = EngineHost::open(8 << 20, &host).unwrap();
-        let shared = engine_host.plan().total();
-        assert_eq!((engine_host.planned_total(), engine_host.room()), (shared, (64 << 20) - shared));
-        let ledger = |bytes| {
-            let ledger = Arc::new(Ledger::new());
-            ledger.plan(Component::Weights, bytes);
-            ledger
-        };
-        let first = engine_host.admit(&ledger(engine_host.room() - 10)).unwrap();
-        assert_eq!(engine_host.room(), 10);
-        let refused = engine_host.admit(&ledger(11)).err().unwrap();
-        assert_eq!((refused.needed, refused.left, refused.line), (11, 10, 64 << 20));
-        assert!(refused.to_string().contains("64.0 MiB"), "{refused}");
-        let second = engine_host.admit(&ledger(10)).unwrap();
-        assert_eq!(engine_host.room(), 0);
-        // The report counts hosted engines that are loading or shutting down.
-        let report = engine_host.report(&[]);
-        assert_eq!(report.planned_bytes, 64 << 20);
-        let weights = report.components.iter().find(|row| row.component == Component::Weights.name()).unwrap();
-        assert_eq!(weights.planned_bytes, (64 << 20) - shared);
-        drop(first);
-        drop(second);
-        assert_eq!(engine_host.planned_total(), shared);
-        assert!(heap::armed());
-        drop(engine_host);
-        assert!(!heap::armed(), "the emergency reserve goes with the engine host");
-        let tight = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };
-        assert!(matches!(EngineHost::open(1 << 30, &tight), Err(StartError::NoRoom(_))));
+    /// Committed bytes, and those that are mapped and not there yet.
+    pub fn mapped(&self) -> u64 {
+        self.engine_host.map_or_else(|| self.engine.ledger.mapped_total(), EngineHost::mapped_total)
+    }
+
+    /// The memory limit.
+    pub fn limit(&self) -> u64 {
+        self.engine_host.map_or(self.engine.plan.limit, |engine_host| engine_host.plan().limit)
     }
 }

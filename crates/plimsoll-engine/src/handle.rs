@@ -1,236 +1,36 @@
 //! The engine's front door: submit, look, drain. Cheap to clone; everything else stays inside the engine thread.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+mod cache;
+mod hosted;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{SyncSender, TrySendError};
-use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use plimsoll_memory::{Ledger, Plan, broken, heap};
+use plimsoll_memory::{Ledger, Plan, heap};
 
-use crate::accounts::Accounts;
+use crate::admission::{AdmissionPermit, HostBytes};
+use crate::arrival::{Arrival, Timestamps};
 use crate::byte_reservation::ByteReservation;
-use crate::cache::KvEventLog;
-use crate::cache_stats::CacheStats;
+use crate::degradation::DegradationLevel;
 use crate::engine_host::EngineHost;
-use crate::governor::{DegradationLevel, Gauge};
+use crate::error::Refusal;
+use crate::limits::Limits;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
-use crate::outbox::{Outbox, Reader, outbox};
+use crate::outbox::{Reader, outbox};
 use crate::report::LedgerReport;
-use crate::request::{Limits, Refusal, Request};
-use crate::watchdog::{STALL_LIMIT, Watchdog};
-
-/// A request on its way to the engine thread, with all it has reserved.
-pub(crate) struct Arrival {
-    pub request: Request,
-    pub outbox: Outbox,
-    pub timestamps: Timestamps,
-    pub place: AdmissionPermit,
-    pub room: ByteReservation,
-}
-
-/// Since when a request is on its way.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Timestamps {
-    /// Its client asked.
-    pub asked: Instant,
-    /// It was submitted.
-    pub arrived: Instant,
-}
-
-/// A request's place among those in the system; given back when the engine is done with it.
-pub(crate) struct AdmissionPermit(Arc<Shared>);
-
-impl Drop for AdmissionPermit {
-    fn drop(&mut self) {
-        self.0.in_system.fetch_sub(u64::from(!broken("V-3")), Ordering::AcqRel);
-    }
-}
-
-/// Host bytes reserved for one request, and how many of them it holds; given back when neither engine nor client holds any
-/// of its output.
-pub(crate) struct HostBytes {
-    shared: Arc<Shared>,
-    reserved: AtomicU64,
-    held: AtomicU64,
-}
-
-impl HostBytes {
-    /// Reserves `more`. False when all bytes for requests are reserved.
-    pub fn grow(&self, more: u64) -> bool {
-        let taken = take(&self.shared.host_reserved, more, self.shared.limits.host_bytes);
-        self.reserved.fetch_add(if taken { more } else { 0 }, Ordering::AcqRel);
-        taken
-    }
-
-    /// Notes that `before` bytes of the heap have become `after`.
-    pub fn hold(&self, before: u64, after: u64) {
-        for sum in [&self.held, &self.shared.host_held] {
-            sum.fetch_add(after.wrapping_sub(before), Ordering::AcqRel);
-        }
-    }
-
-    /// How many of them are held.
-    pub fn held(&self) -> u64 {
-        self.held.load(Ordering::Acquire)
-    }
-}
-
-impl std::fmt::Debug for HostBytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} of {} bytes", self.held.load(Ordering::Relaxed), self.reserved.load(Ordering::Relaxed))
-    }
-}
-
-impl Drop for HostBytes {
-    fn drop(&mut self) {
-        let reserved = if broken("V-C") { 0 } else { *self.reserved.get_mut() };
-        self.shared.host_reserved.fetch_sub(reserved, Ordering::AcqRel);
-        self.shared.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
-    }
-}
-
-/// Adds `more` to `sum` unless the result would exceed `limit`. Other threads never see a sum that was not granted.
-fn take(sum: &AtomicU64, more: u64, limit: u64) -> bool {
-    let granted = |sum: u64| sum.checked_add(more).filter(|sum| *sum <= limit);
-    sum.fetch_update(Ordering::AcqRel, Ordering::Acquire, granted).is_ok()
-}
-
-/// What the handle and the engine thread both see.
-pub(crate) struct Shared {
-    pub limits: Limits,
-    pub plan: Plan,
-    pub ledger: Arc<Ledger>,
-    pub metrics: Metrics,
-    pub status: Status,
-    pub cached: CacheStats,
-    pub draining: AtomicBool,
-    pub stop: AtomicBool,
-    pub stopped: AtomicBool,
-    /// What is held on the heap, once start-up has measured it; a scripted engine has none.
-    pub accounts: OnceLock<Accounts>,
-    /// Where the engine lives with others; none where it is alone.
-    pub engine_host: OnceLock<Arc<EngineHost>>,
-    /// The last look at the machine, and the level the engine stands on.
-    pub gauge: Gauge,
-    /// Whether the engine gets anywhere.
-    pub watchdog: Watchdog,
-    /// The tokens that end output, the model's and its tokenizer's.
-    pub eos: OnceLock<Vec<u32>>,
-    /// What the model takes besides text.
-    pub media: OnceLock<MediaSpec>,
-    /// What the prefix cache holds, where others are to know.
-    pub kv_event_log: OnceLock<Arc<KvEventLog>>,
-    /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
-    pub reserve_kept: AtomicBool,
-    /// The engine thread asks for the heap to be trimmed; the watching thread does it.
-    pub trim: AtomicBool,
-    host_reserved: AtomicU64,
-    /// What requests really hold of it.
-    host_held: AtomicU64,
-    in_system: AtomicU64,
-}
-
-/// Numbers the engine thread refreshes every step.
-#[derive(Debug, Default)]
-pub struct Status {
-    /// Requests that hold a slot.
-    pub running: AtomicU64,
-    /// Requests that wait for one.
-    pub waiting: AtomicU64,
-    /// Pages in use, by requests or by the prefix index.
-    pub pages_used: AtomicU64,
-    /// The most pages in use at once since start, whatever became of the pool.
-    pub pages_peak: AtomicU64,
-    /// Pages of the pool.
-    pub pages_total: AtomicU64,
-    /// Pages held by the prefix index alone.
-    pub pages_cached: AtomicU64,
-    /// State slots in use: by sequences, or kept as checkpoints.
-    pub slots_used: AtomicU64,
-    /// State slots of the pool; 0 for models without recurrent state.
-    pub slots_total: AtomicU64,
-    /// State slots kept as checkpoints.
-    pub slots_kept: AtomicU64,
-    /// Whether equal prefixes are shared.
-    pub prefix_cache: AtomicBool,
-    /// Steps taken since start.
-    pub steps: AtomicU64,
-    /// Looks around since start, those of an idle engine included.
-    pub turns: AtomicU64,
-    /// Milliseconds since the engine's epoch at which the last step ended (or the engine was idle).
-    pub progress_ms: AtomicU64,
-}
-
-impl Shared {
-    pub fn new(limits: Limits, plan: Plan, ledger: Arc<Ledger>) -> Self {
-        Self {
-            limits,
-            plan,
-            ledger,
-            metrics: Metrics::default(),
-            status: Status::default(),
-            cached: CacheStats::default(),
-            draining: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
-            accounts: OnceLock::new(),
-            engine_host: OnceLock::new(),
-            gauge: Gauge::default(),
-            watchdog: Watchdog::new(STALL_LIMIT),
-            eos: OnceLock::new(),
-            media: OnceLock::new(),
-            kv_event_log: OnceLock::new(),
-            reserve_kept: AtomicBool::new(false),
-            trim: AtomicBool::new(false),
-            host_reserved: AtomicU64::new(0),
-            host_held: AtomicU64::new(0),
-            in_system: AtomicU64::new(0),
-        }
-    }
-}
-
-impl Shared {
-    /// Host bytes reserved by requests in the system, and how many requests those are.
-    pub fn reserved(&self) -> (u64, u64) {
-        (self.host_reserved.load(Ordering::Acquire), self.in_system.load(Ordering::Acquire))
-    }
-
-    /// Planned bytes of the whole process.
-    pub fn process_planned(&self) -> u64 {
-        self.engine_host.get().map_or_else(|| self.plan.total(), |engine_host| engine_host.planned_total())
-    }
-
-    /// Committed bytes of the whole process.
-    pub fn process_committed(&self) -> u64 {
-        self.engine_host
-            .get()
-            .map_or_else(|| self.ledger.committed_total(), |engine_host| engine_host.committed_total())
-    }
-
-    /// The same with what is mapped and not there yet.
-    pub fn process_mapped(&self) -> u64 {
-        self.engine_host.get().map_or_else(|| self.ledger.mapped_total(), |engine_host| engine_host.mapped_total())
-    }
-
-    /// The most the whole process may use.
-    pub fn process_line(&self) -> u64 {
-        self.engine_host.get().map_or(self.plan.limit, |engine_host| engine_host.plan().limit)
-    }
-
-    /// Enters in the ledger what is measured rather than counted.
-    pub fn observe_accounts(&self) {
-        if let Some(accounts) = self.accounts.get() {
-            let staged = self.media.get().map_or(0, |media| media.staging.used());
-            accounts.observe(&self.ledger, self.host_held.load(Ordering::Acquire), staged);
-        }
-    }
-}
+use crate::request::Request;
+use crate::shared::Shared;
+pub use crate::status::Status;
 
 /// A clonable handle to a running engine.
 #[derive(Clone)]
 pub struct EngineHandle {
     pub(crate) shared: Arc<Shared>,
+    /// Where the engine lives with others; none where it is alone.
+    pub(crate) engine_host: Option<Arc<EngineHost>>,
     pub(crate) arrivals: SyncSender<Arrival>,
     pub(crate) epoch: Instant,
 }
@@ -329,14 +129,9 @@ impl EngineHandle {
             });
         }
         let places = u64::from(limits.running_max_req_size) + u64::from(waiting);
-        if !take(&self.shared.in_system, 1, if broken("V-AB") { u64::MAX } else { places }) {
-            return Err(self.full("queue"));
-        }
-        let place = AdmissionPermit(Arc::clone(&self.shared));
-        if !take(&self.shared.host_reserved, bytes, if broken("V-O") { u64::MAX } else { limits.host_bytes }) {
-            return Err(self.full("host"));
-        }
-        Ok((place, HostBytes { shared: Arc::clone(&self.shared), reserved: bytes.into(), held: 0.into() }))
+        let Some(place) = self.shared.reservations.admit(places) else { return Err(self.full("queue")) };
+        let Some(bytes) = self.shared.reservations.reserve(bytes) else { return Err(self.full("host")) };
+        Ok((place, bytes))
     }
 
     fn full(&self, what: &str) -> Refusal {
@@ -382,7 +177,7 @@ impl EngineHandle {
 
     /// Everything there is to say about memory and requests at this moment.
     pub fn report(&self) -> LedgerReport {
-        LedgerReport::of(&self.shared)
+        LedgerReport::of(&self.shared, self.engine_host.as_deref())
     }
 
     /// What the largest steps really took of the step workspace when they were proven; none for a scripted engine.
@@ -407,12 +202,13 @@ impl EngineHandle {
 
     /// Host bytes reserved by requests in the system, and how many requests those are.
     pub fn reserved(&self) -> (u64, u64) {
-        self.shared.reserved()
+        let reservations = &self.shared.reservations;
+        (reservations.reserved(), reservations.in_system())
     }
 
     /// Host bytes that requests hold at this moment, of those that are reserved.
     pub fn held(&self) -> u64 {
-        self.shared.host_held.load(Ordering::Acquire)
+        self.shared.reservations.held()
     }
 
     /// Whether the engine is alive and has made progress lately (or had nothing to do): within [`Self::stall_limit`].
@@ -454,7 +250,7 @@ impl EngineHandle {
 
     /// Whether nothing is running or waiting.
     pub fn idle(&self) -> bool {
-        self.shared.in_system.load(Ordering::Acquire) == 0
+        self.shared.reservations.in_system() == 0
     }
 }
 

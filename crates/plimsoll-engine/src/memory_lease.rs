@@ -9,7 +9,7 @@ use plimsoll_memory::broken;
 use plimsoll_memory::host::lease::{Answer, Lease, LeaseDir, LeaseError};
 use plimsoll_memory::host::{HostLimits, HostNow, Root};
 
-use crate::startup::StartError;
+use crate::startup::error::StartError;
 
 /// A lease, or none where no directory for leases can be used.
 #[derive(Debug)]

@@ -1,8 +1,13 @@
 //! What the operator asked for. Names are those of the flags; absent means "decide from the model and the machine".
 
+use std::time::Duration;
+
 use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype};
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
+
+/// How long an engine may make no progress unless told otherwise.
+pub const STALL_LIMIT: Duration = Duration::from_secs(120);
 
 /// What the HTTP side would take with another value of one of its flags.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +59,7 @@ pub struct Options {
     /// Commit pages on demand instead of at start.
     pub elastic: bool,
     /// How long the engine may make no progress before it is said and new requests are refused.
-    pub stall_limit: std::time::Duration,
+    pub stall_limit: Duration,
     /// Load the checkpoint's multi-token-prediction head and let it draft.
     pub enable_mtp: bool,
     /// Tokens it drafts at once, 1 to [`Options::DRAFTS_MAX`].
@@ -121,7 +126,7 @@ impl Default for Options {
             prefix_cache: true,
             kv_events: false,
             elastic: false,
-            stall_limit: crate::watchdog::STALL_LIMIT,
+            stall_limit: STALL_LIMIT,
             enable_mtp: false,
             mtp_num_draft_tokens: 1,
             mtp_optimistic: false,

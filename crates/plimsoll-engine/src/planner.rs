@@ -3,46 +3,38 @@
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
 mod check;
+pub(crate) mod constants;
+pub(crate) mod error;
 mod idle;
+pub(crate) mod line;
 mod run;
 mod shortfall;
+pub(crate) mod sizes;
 mod tree;
 
-use plimsoll_device::{
-    Declare, DeclareError, DeviceError, KvShape, MediaRows, ModelShape, PAGE_TOKENS, WeightTable, Work,
-};
+use plimsoll_device::{Declare, KvShape, ModelShape, PAGE_TOKENS, WeightTable, Work};
 use plimsoll_formats::{Checkpoint, Encoder};
-use plimsoll_media::MediaError;
 use plimsoll_memory::Plan;
-use plimsoll_memory::host::Remedy;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_models::Model;
-use thiserror::Error;
 
 use crate::accounts::Tables;
 use crate::advice::advice;
 use crate::cache::PagePool;
 use crate::encoder_batch;
+use crate::limits::Limits;
 use crate::media::{MediaPlan, MediaRules};
 use crate::options::Options;
-use crate::request::Limits;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
-use crate::sizing::Sizes;
-use crate::stress::Pools;
-use crate::worker::Speculation;
+use crate::speculation::Speculation;
 pub use check::check_options;
+use constants::EMERGENCY_RESERVE_BYTES;
+pub use error::{PlanError, Shortfall};
+pub use line::Line;
 use run::Run;
-pub use shortfall::Shortfall;
+use sizes::{Pools, Sizes};
 
-/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
-/// ready, 1.1 MiB under the attacks of `plimsoll soak`.
-pub(crate) const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
-/// What the system's allocator keeps of freed memory: holes between blocks that live on. Measured: 0.6 MiB at ready, 2.8 MiB
-/// under the attacks of `plimsoll soak`.
-pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;
-/// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
-pub(crate) const EMERGENCY_RESERVE_BYTES: u64 = 16 << 20;
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
 const CASUAL_TOKENS: usize = 1024;
 /// See [`CASUAL_TOKENS`].
@@ -52,9 +44,6 @@ const TYPICAL_TOKENS: usize = 4096;
 /// Operations that take as long as moving one byte, roughly: what a machine that computes 16 times as fast as it reads makes of a
 /// plan. Only the first guess at what drafts cost goes by it; then they are timed.
 const FLOPS_PER_BYTE: u64 = 16;
-
-/// For the planner, and the proof: rows of media, without contents.
-pub(crate) const ROWS_OF_MEDIA: [MediaRows<'static>; 1] = [MediaRows { first_row: 0, values: &[] }];
 
 /// Tokens of the input for which an encoder's plan states the work.
 pub const INPUT_TOKENS: usize = 128;
@@ -73,53 +62,6 @@ pub struct Blueprint {
     pub encoder: Option<Encoder>,
     /// How media are prepared for it, if it takes any.
     pub media: Option<MediaRules>,
-}
-
-/// Why no plan can be made.
-#[derive(Debug, Error)]
-pub enum PlanError {
-    /// The checkpoint does not fit its own configuration, or the architecture is unknown.
-    #[error(transparent)]
-    Declare(#[from] DeclareError),
-    /// The planner's own run failed: a bug, reported as itself.
-    #[error("planning a step: {0}")]
-    Step(#[from] DeviceError),
-    /// How the checkpoint's media are prepared cannot be used.
-    #[error(transparent)]
-    Media(#[from] MediaError),
-    /// An option is out of range.
-    #[error("{flag} {problem}")]
-    Option {
-        /// The flag's name.
-        flag: &'static str,
-        /// What is wrong and what is allowed.
-        problem: String,
-    },
-    /// The machine has no room for even one request.
-    #[error("{0}")]
-    DoesNotFit(Box<Shortfall>),
-}
-
-/// What this process may use: the line, less what peers use inside it.
-#[derive(Clone, Debug)]
-pub struct Line {
-    /// Bytes.
-    pub bytes: u64,
-    /// Where the number comes from, for people.
-    pub source: String,
-    /// Whether the operator set it: then the pool fills the room.
-    pub chosen: bool,
-    /// What others use of the limit that it comes from.
-    pub peers: u64,
-    /// How that limit is raised.
-    pub remedy: Remedy,
-}
-
-impl Line {
-    /// A line of the operator's own: that of a budget, on this machine or another.
-    pub fn of_budget(bytes: u64, source: impl Into<String>) -> Self {
-        Self { bytes, source: source.into(), chosen: true, peers: 0, remedy: Remedy::Budget }
-    }
 }
 
 /// A complete plan: components, limits, sizes.

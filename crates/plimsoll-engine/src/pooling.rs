@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use crate::byte_reservation::Failure;
+use crate::error::Failure;
 
 /// What a sequence becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,12 +2,9 @@
 //! after a step, and any thread can read them. What must not be in here: decisions, and anything a step would have to
 //! wait for.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU32};
 use std::time::{Duration, Instant};
-
-use crate::outbox::Shared;
 
 /// Where a request is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -99,6 +96,26 @@ impl Progress {
         let all = [Phase::Waiting, Phase::Encode, Phase::Prefill, Phase::Decode];
         all.into_iter().find(|known| *known as u8 == phase).unwrap_or(Phase::Ended)
     }
+
+    /// Reads everything now; `host_bytes` is the heap that the request holds.
+    pub fn snapshot(&self, host_bytes: u64) -> Snapshot {
+        let read = |number: &AtomicU32| number.load(Relaxed);
+        let generated_tokens = read(&self.generated);
+        let ms = read(&self.last_ms).saturating_sub(read(&self.first_ms));
+        let speed = f64::from(generated_tokens.saturating_sub(1)) * 1000.0 / f64::from(ms.max(1));
+        Snapshot {
+            phase: self.phase(),
+            prompt_tokens: self.prompt_tokens,
+            computed_tokens: read(&self.computed),
+            cached_tokens: read(&self.cached),
+            generated_tokens,
+            kv_pages: read(&self.pages),
+            state_slots: read(&self.slots),
+            host_bytes,
+            age: self.arrived.elapsed(),
+            tokens_per_second: (generated_tokens > 1 && ms > 0).then_some(speed),
+        }
+    }
 }
 
 /// What a request has come to at one moment.
@@ -124,38 +141,4 @@ pub struct Snapshot {
     pub age: Duration,
     /// Between its first token and its last; none before the second.
     pub tokens_per_second: Option<f64>,
-}
-
-/// A view of one request from outside, and the means to cancel it. It keeps the request's output and byte reservation
-/// alive, so drop it together with the reader.
-#[derive(Clone, Debug)]
-pub struct Watch(pub(crate) Arc<Shared>);
-
-impl Watch {
-    /// Reads everything now.
-    #[must_use]
-    pub fn snapshot(&self) -> Snapshot {
-        let progress = &self.0.progress;
-        let read = |number: &AtomicU32| number.load(Relaxed);
-        let generated_tokens = read(&progress.generated);
-        let ms = read(&progress.last_ms).saturating_sub(read(&progress.first_ms));
-        let speed = f64::from(generated_tokens.saturating_sub(1)) * 1000.0 / f64::from(ms.max(1));
-        Snapshot {
-            phase: progress.phase(),
-            prompt_tokens: progress.prompt_tokens,
-            computed_tokens: read(&progress.computed),
-            cached_tokens: read(&progress.cached),
-            generated_tokens,
-            kv_pages: read(&progress.pages),
-            state_slots: read(&progress.slots),
-            host_bytes: self.0.reserved.held(),
-            age: progress.arrived.elapsed(),
-            tokens_per_second: (generated_tokens > 1 && ms > 0).then_some(speed),
-        }
-    }
-
-    /// Ends the request as if its reader had gone: the engine gives back what it holds in its next step.
-    pub fn abort(&self) {
-        self.0.abort();
-    }
 }

@@ -3,7 +3,7 @@
 //!
 //! What must not be in here: decisions. A report is read, never acted upon.
 
-mod counts;
+pub(crate) mod counts;
 mod words;
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,9 +13,10 @@ use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Ledger, Plan, heap};
 use serde::Serialize;
 
-use crate::engine_host::HostedEngine;
-use crate::governor::{DegradationLevel, Reading};
-use crate::handle::Shared;
+use crate::degradation::DegradationLevel;
+use crate::engine_host::{EngineHost, HostedEngine, ProcessSums};
+use crate::governor::Reading;
+use crate::shared::Shared;
 pub(crate) use counts::Counts;
 pub use counts::{DeviceAllocations, Requests, Tokens};
 
@@ -211,10 +212,11 @@ pub(crate) fn looked_at(committed: impl Fn() -> u64) -> (OwnProcess, u64) {
 
 impl LedgerReport {
     /// Reads everything now.
-    pub(crate) fn of(shared: &Shared) -> Self {
+    pub(crate) fn of(shared: &Shared, engine_host: Option<&EngineHost>) -> Self {
+        let sums = ProcessSums { engine: shared, engine_host };
         let (process, committed) = looked_at(|| {
             shared.observe_accounts();
-            shared.process_committed()
+            sums.committed()
         });
         let unaccounted_bytes = difference(process.leak_gauge(), committed);
         Self { unaccounted_bytes, ..Self::rows_of(shared, process, Heap::now()) }
@@ -354,7 +356,7 @@ impl Pools {
 
     fn of(shared: &Shared) -> Self {
         let (status, limits) = (&shared.status, &shared.limits);
-        let (reserved, in_system) = shared.reserved();
+        let (reserved, in_system) = (shared.reservations.reserved(), shared.reservations.in_system());
         Self {
             kv_pages: Pages {
                 used: status.pages_used.load(Relaxed),

@@ -8,11 +8,14 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
-use crate::byte_reservation::{ByteReservation, Failure};
+use crate::admission::AdmissionPermit;
+use crate::arrival::Timestamps;
+use crate::byte_reservation::ByteReservation;
 use crate::constraint::{Constraint, Unfit};
-use crate::handle::{AdmissionPermit, Timestamps};
+use crate::error::Failure;
 use crate::metrics::Metrics;
-use crate::outbox::{Cause, FinishReason, Outbox, TokenLogprobs, TokenOut};
+use crate::outbox::Outbox;
+use crate::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
 use crate::pooling::Pool;
 use crate::progress::Progress;
 use crate::request::Request;

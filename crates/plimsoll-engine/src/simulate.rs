@@ -11,9 +11,10 @@ use thiserror::Error;
 
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::lease::SharedCache;
+use crate::limits::Limits;
 use crate::media::SeqMedia;
 use crate::planner::EnginePlan;
-use crate::request::{Limits, Request};
+use crate::request::Request;
 use crate::sampling::SamplingParams;
 use crate::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
 use crate::trace::{Line, Trace};

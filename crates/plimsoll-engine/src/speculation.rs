@@ -33,6 +33,23 @@ const PROBE_EVERY: u32 = 64;
 const PROBE_STEPS: u32 = 2;
 /// Steps of silence after the draft head has failed.
 const SILENCE: u32 = 256;
+/// How drafts are dealt with.
+#[derive(Clone, Copy, Debug)]
+pub struct Speculation {
+    /// They are taken as they are, unchecked.
+    pub optimistic: bool,
+    /// Drafting pauses where it does not pay.
+    pub adaptive: bool,
+    /// Time of a step that checks drafts over that of a plain one, as far as the plan can tell.
+    pub cost: f64,
+}
+
+impl Default for Speculation {
+    fn default() -> Self {
+        Self { optimistic: false, adaptive: true, cost: 1.25 }
+    }
+}
+
 /// Times are compared among batches of the same power of two: [`bucket`].
 pub(crate) const BUCKETS: usize = 18;
 

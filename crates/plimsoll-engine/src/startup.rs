@@ -1,5 +1,6 @@
 //! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
+pub(crate) mod error;
 mod host;
 mod start_reserve;
 
@@ -7,105 +8,34 @@ use std::sync::Arc;
 use std::sync::mpsc::{channel, sync_channel};
 use std::time::Instant;
 
-use plimsoll_device::{CpuWeights, DeviceError, ThreadPool};
+use plimsoll_device::{CpuWeights, ThreadPool};
 use plimsoll_formats::Checkpoint;
-use plimsoll_media::{MediaError, OutputPool};
-use plimsoll_memory::host::HostError;
-use plimsoll_memory::host::lease::{LeaseError, Refusal};
+use plimsoll_media::OutputPool;
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
-use plimsoll_memory::{Bytes, Component, EmergencyReserve, Ledger, OutOfMemory, heap};
+use plimsoll_memory::{Component, EmergencyReserve, Ledger, OutOfMemory, heap};
 use plimsoll_models::Model;
-use thiserror::Error;
 
 use crate::accounts::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
+use crate::arrival::Arrival;
 use crate::cache::PrefixIndex;
 use crate::cancel::Cancel;
-use crate::engine_host::{HostedLease, NoRoom};
-use crate::handle::{Arrival, EngineHandle, Shared};
+use crate::engine_host::HostedLease;
+use crate::handle::EngineHandle;
 use crate::media::{MediaPlan, MediaSpec};
 use crate::memory_lease::MemoryLease;
 use crate::options::Options;
-use crate::planner::{Blueprint, EnginePlan, PlanError};
+use crate::planner::{Blueprint, EnginePlan};
 use crate::prefill_budget::PrefillMeter;
 use crate::process::ProcessAccount;
 use crate::request_state::SharedTokenizer;
-use crate::sampling::{Sampler, SamplerError};
+use crate::sampling::Sampler;
+use crate::shared::Shared;
 use crate::sizing::{CpuGenerations, PoolBuild, profile_config};
 use crate::watch::watch;
 use crate::worker::{Encoding, Parts, Worker};
+pub use error::{NoRoom, StartError};
 pub use host::Host;
-pub(crate) use host::SPACE_STEP_BYTES;
 use start_reserve::StartReserve;
-
-/// Why an engine did not start.
-#[derive(Debug, Error)]
-pub enum StartError {
-    /// It cannot be planned, or does not fit.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// The machine's limits could not be read.
-    #[error(transparent)]
-    Host(#[from] HostError),
-    /// Other Plimsolls have leased too much of the machine.
-    #[error("another Plimsoll was here first: {0}")]
-    Refused(Box<Refusal>),
-    /// Others under the same line leave too little.
-    #[error(transparent)]
-    NoRoom(#[from] NoRoom),
-    /// Whether others have leased something cannot be told.
-    #[error("leases: {0}")]
-    Lease(Box<LeaseError>),
-    /// No pool could be built and proven.
-    #[error(transparent)]
-    Sizing(Box<SizingError>),
-    /// The smallest pool was planned, and even that does not fit any more. No option set its size.
-    #[error(
-        "the pool of {tokens} tokens that was planned needs {}, but only {} are left: others have taken memory since", Bytes(*need),
-        Bytes(*available)
-    )]
-    Shrunk {
-        /// Tokens of the pool.
-        tokens: u64,
-        /// Bytes it needs.
-        need: u64,
-        /// Bytes that are free.
-        available: u64,
-    },
-    /// The weights could not be loaded.
-    #[error(transparent)]
-    Load(#[from] plimsoll_device::cpu::LoadError),
-    /// Planned memory could not be had.
-    #[error(transparent)]
-    OutOfMemory(#[from] OutOfMemory),
-    /// The sampler's scratch could not be had.
-    #[error(transparent)]
-    Sampler(#[from] SamplerError),
-    /// The system refused a thread.
-    #[error("starting a thread: {0}")]
-    Thread(std::io::Error),
-    /// Planned memory for media could not be had.
-    #[error(transparent)]
-    MediaMemory(MediaError),
-    /// The worst case of media did not run.
-    #[error("the proof failed: {0}")]
-    Media(MediaError),
-    /// The worst case did not run.
-    #[error("the proof failed: {0}")]
-    Proof(DeviceError),
-    /// The caller cancelled the start ([`Cancel`]).
-    #[error("the start was cancelled")]
-    Cancelled,
-    /// The worst case took more than was planned: a bug in the planner.
-    #[error("the proof failed: {component} used {measured} bytes, {planned} were planned")]
-    ProofExceeds {
-        /// The component.
-        component: &'static str,
-        /// Bytes used.
-        measured: u64,
-        /// Bytes planned.
-        planned: u64,
-    },
-}
 
 /// Plans, builds and proves an engine, and starts its thread. Returns when it is ready.
 ///
@@ -329,7 +259,8 @@ fn spawn(
     media.into_iter().for_each(|media| drop(shared.media.set(media)));
     hosted.iter().for_each(|hosted| hosted.register(&shared));
     let epoch = Instant::now();
-    let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
+    let engine_host = hosted.as_ref().map(|hosted| Arc::clone(hosted.engine_host()));
+    let handle = EngineHandle { shared: Arc::clone(&shared), engine_host, arrivals, epoch };
     handle.set_stall_limit(options.stall_limit);
     let PoolBuild { runner, cache, emergency_reserve } = pool_build;
     let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
@@ -418,7 +349,7 @@ fn close_books(
     // Set once, here.
     let _ = handle.shared.accounts.set(accounts);
     let (epoch, root, limits) = (handle.epoch, host.root.clone(), host.limits.clone());
-    watch(&handle.shared, epoch, root, limits, log_every).map_err(StartError::Thread)?;
+    watch(&handle.shared, handle.engine_host.as_ref(), epoch, root, limits, log_every).map_err(StartError::Thread)?;
     Ok((memory_lease, start_reserve))
 }
 

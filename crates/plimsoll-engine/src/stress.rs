@@ -10,19 +10,11 @@ use plimsoll_models::{Grid, Pictures};
 use crate::cancel::Cancel;
 use crate::encoder_batch::{self, EncoderStep};
 use crate::media::{MediaPlan, MediaSpec, widen};
-use crate::planner::ROWS_OF_MEDIA;
+use crate::planner::constants::ROWS_OF_MEDIA;
+use crate::planner::sizes::Pools;
 use crate::runner::Runner;
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::scheduler::StepLimits;
-
-/// The pools that a stress may use.
-#[derive(Clone, Copy, Debug)]
-pub struct Pools {
-    /// Pages.
-    pub pages: usize,
-    /// State slots; 0 for models without recurrent state.
-    pub slots: usize,
-}
 
 /// Rows of one sequence in a step.
 #[derive(Clone, Copy, Debug)]

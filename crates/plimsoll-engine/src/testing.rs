@@ -14,19 +14,22 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
+use crate::arrival::Arrival;
 use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
-use crate::handle::{Arrival, EngineHandle, Shared};
+use crate::handle::EngineHandle;
+use crate::limits::Limits;
 use crate::media::MediaSpec;
-use crate::outbox::{Cause, FinishReason, TokenLogprobs, TokenOut};
+use crate::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
 use crate::prefill_budget::PrefillMeter;
 use crate::progress::Phase;
-use crate::request::{Limits, Request};
+use crate::request::Request;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::StepLimits;
+use crate::shared::Shared;
 use crate::worker::{Encoding, Parts, Worker};
 
-pub use crate::worker::Speculation;
+pub use crate::speculation::Speculation;
 
 /// One thing the scripted engine does for a request.
 #[derive(Clone, Debug)]
@@ -125,7 +128,7 @@ pub fn scripted_with_media(
         script: Box::new(script),
     };
     std::thread::spawn(move || engine.run(&inbox));
-    Scripted { handle: EngineHandle { shared, arrivals, epoch }, observed }
+    Scripted { handle: EngineHandle { shared, engine_host: None, arrivals, epoch }, observed }
 }
 
 /// What [`over_runner`] builds an engine from.
@@ -163,7 +166,7 @@ impl<R: Runner> Bench<R> {
         let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
         media.into_iter().for_each(|media| drop(shared.media.set(media)));
         let epoch = Instant::now();
-        let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
+        let handle = EngineHandle { shared: Arc::clone(&shared), engine_host: None, arrivals, epoch };
         let build = move || {
             let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
             let pool = PagePool::new(pages).expect("a pool");

@@ -12,9 +12,10 @@ use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root, Touched};
 
 use crate::emergency_reserve::{Keeper, RETRY};
+use crate::engine_host::{EngineHost, ProcessSums};
 use crate::governor::Reading;
-use crate::handle::Shared;
 use crate::report::LedgerReport;
+use crate::shared::Shared;
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -35,6 +36,8 @@ struct Watcher {
     logged: u64,
     log_every: u64,
     keeper: Keeper,
+    /// Where the engine lives with others. The host outlives the engine thread, which holds a place in it.
+    engine_host: Option<Weak<EngineHost>>,
 }
 
 /// Starts the thread.
@@ -43,6 +46,7 @@ struct Watcher {
 /// back when it becomes much.
 pub(crate) fn watch(
     shared: &Arc<Shared>,
+    engine_host: Option<&Arc<EngineHost>>,
     epoch: Instant,
     root: Root,
     limits: HostLimits,
@@ -51,7 +55,8 @@ pub(crate) fn watch(
     // From here on the watcher refills the emergency reserve, so admission may wait for it.
     shared.reserve_kept.store(true, Relaxed);
     let shared = Arc::downgrade(shared);
-    let mut watcher = Watcher { root, limits, used: false, since_trim: 0, logged: 0, log_every, keeper: Keeper::new() };
+    let (engine_host, keeper) = (engine_host.map(Arc::downgrade), Keeper::new());
+    let mut watcher = Watcher { root, limits, used: false, since_trim: 0, logged: 0, log_every, keeper, engine_host };
     let body = move || {
         let _woken = heap::wake_me();
         let mut due = Instant::now();
@@ -82,7 +87,9 @@ impl Watcher {
             self.limits = self.limits.again(&self.root);
         }
         let now = HostNow::read(&self.root, &self.limits);
-        shared.gauge.set(reading(shared, &self.limits, &now));
+        let engine_host = self.engine_host.as_ref().and_then(Weak::upgrade);
+        let sums = ProcessSums { engine: shared, engine_host: engine_host.as_deref() };
+        shared.gauge.set(reading(&sums, &self.limits, &now));
         // To look costs as much as all the rest: not every time.
         self.since_trim = (self.since_trim + 1) % TRIM_READINGS;
         let much = self.since_trim == 0 && heap::kept(&Touched::read(&Root::system())) > KEPT_BYTES;
@@ -93,7 +100,7 @@ impl Watcher {
         let steps = shared.status.steps.load(Relaxed);
         if self.log_every > 0 && steps - self.logged >= self.log_every {
             self.logged = steps;
-            tracing::info!("{}", LedgerReport::of(shared).line());
+            tracing::info!("{}", LedgerReport::of(shared, engine_host.as_deref()).line());
         }
     }
 
@@ -113,18 +120,18 @@ fn guarded(shared: &Shared, look: impl FnOnce()) {
 }
 
 /// What the governor is told.
-fn reading(shared: &Shared, limits: &HostLimits, now: &HostNow) -> Reading {
-    let planned = shared.process_planned();
+fn reading(sums: &ProcessSums<'_>, limits: &HostLimits, now: &HostNow) -> Reading {
+    let planned = sums.planned();
     let psi = now.psi.as_ref();
     // A limit of address space counts what is mapped before it is touched: that is not to come any more.
     let mapped = match limits.binding().remedy {
-        Remedy::AddressSpace | Remedy::Data => shared.process_mapped(),
+        Remedy::AddressSpace | Remedy::Data => sums.mapped(),
         _ => 0,
     };
     Reading {
         available: now.available,
         untouched: planned.saturating_sub(now.own.leak_gauge().max(mapped)),
-        above_plan: limits.effective.min(shared.process_line()).saturating_sub(planned),
+        above_plan: limits.effective.min(sums.limit()).saturating_sub(planned),
         // The machine's stalls are about the machine's room, whatever a cgroup allows of it.
         stall_room: match psi.map(|psi| psi.scope) {
             Some(PsiScope::Host) => now.machine_available.unwrap_or(now.available),

@@ -9,11 +9,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::handle::Status;
 use crate::metrics::Metrics;
-
-/// How long an engine may make no progress unless told otherwise.
-pub const STALL_LIMIT: Duration = Duration::from_secs(120);
+use crate::status::Status;
 
 /// Watches one engine's progress.
 #[derive(Debug)]

@@ -22,9 +22,10 @@ use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_memory::heap::GivenUp;
 
+use crate::arrival::Arrival;
 use crate::cache::PAGE_TOKENS;
-use crate::governor::{DegradationLevel, Governor};
-use crate::handle::{Arrival, Shared};
+use crate::degradation::DegradationLevel;
+use crate::governor::Governor;
 use crate::lease::SharedCache;
 use crate::metrics::Metrics;
 use crate::pooling::Pooling;
@@ -33,7 +34,8 @@ use crate::request_state::{RequestState, SharedTokenizer};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::scheduler::{NewSeq, Pooled, Scheduler, Seq, Share, StepLimits};
-use crate::speculation::{Done, Next, Pace};
+use crate::shared::Shared;
+use crate::speculation::{Done, Next, Pace, Speculation};
 use crate::step::{DraftRows, StepBuffers, reuse};
 use crate::trim::Trim;
 pub(crate) use encode::Encoding;
@@ -129,23 +131,6 @@ impl Drop for Stopped {
     fn drop(&mut self) {
         self.0.stopped.store(true, Release);
         self.0.cached.wake();
-    }
-}
-
-/// How drafts are dealt with.
-#[derive(Clone, Copy, Debug)]
-pub struct Speculation {
-    /// They are taken as they are, unchecked.
-    pub optimistic: bool,
-    /// Drafting pauses where it does not pay.
-    pub adaptive: bool,
-    /// Time of a step that checks drafts over that of a plain one, as far as the plan can tell.
-    pub cost: f64,
-}
-
-impl Default for Speculation {
-    fn default() -> Self {
-        Self { optimistic: false, adaptive: true, cost: 1.25 }
     }
 }
 

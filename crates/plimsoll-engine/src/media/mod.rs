@@ -22,7 +22,7 @@ pub use plan::MediaPlan;
 pub use rules::MediaRules;
 pub use seq::SeqMedia;
 
-use crate::request::Refusal;
+use crate::error::Refusal;
 
 /// One medium of a request.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use plimsoll_device::{ComputeDtype, Isa};
 
-use super::PlanError;
+use super::error::PlanError;
 use crate::options::Options;
 
 /// A request of a few hundred tokens takes about so much.

@@ -2,7 +2,9 @@
 
 use plimsoll_device::{ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, Rounded, SeqSpan, StepInput, Work};
 
-use super::{Blueprint, PlanError, ROWS_OF_MEDIA};
+use super::Blueprint;
+use super::constants::ROWS_OF_MEDIA;
+use super::error::PlanError;
 use crate::cpu::Passes;
 use crate::encoder_batch::EncoderStep;
 use crate::options::Options;

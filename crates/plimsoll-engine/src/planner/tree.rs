@@ -3,11 +3,12 @@
 use plimsoll_device::{KvShape, PAGE_TOKENS};
 use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 
-use super::{Blueprint, Draft, EMERGENCY_RESERVE_BYTES, EnginePlan, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
+use super::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
+use super::sizes::Pools;
+use super::{Blueprint, Draft, EnginePlan};
 use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::media::MediaPlan;
 use crate::scheduler::StepLimits;
-use crate::stress::Pools;
 
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Acquire;
 
 use serde::Serialize;
 
-use crate::governor::DegradationLevel;
-use crate::handle::Shared;
+use crate::degradation::DegradationLevel;
+use crate::shared::Shared;
 
 /// All counts of one engine, or their sum over several.
 #[derive(Clone, Copy, Debug, Default)]

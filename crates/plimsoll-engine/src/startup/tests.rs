@@ -7,7 +7,7 @@ use plimsoll_memory::sizing::Mode;
 use plimsoll_text::Tokenizer;
 
 use super::*;
-use crate::outbox::{Delta, TokenOut};
+use crate::output::{Delta, TokenOut};
 use crate::request::Request;
 use crate::sampling::SamplingParams;
 

@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use plimsoll_memory::faults::{self, Site};
 
 use super::{Worker, panic_message};
-use crate::byte_reservation::Failure;
 use crate::constraint::Unfit;
-use crate::outbox::TokenLogprobs;
+use crate::error::Failure;
+use crate::output::TokenLogprobs;
 use crate::request::Request;
 use crate::runner::Runner;
 use crate::sampling::{LogprobError, SampleError, Sampler, TokenCounts, top_logprobs};

@@ -14,7 +14,7 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_models::{Grid, Pictures, Sense};
 
 use super::{Worker, panic_message};
-use crate::governor::DegradationLevel;
+use crate::degradation::DegradationLevel;
 use crate::media::{MediaSpec, sense, widen};
 use crate::metrics::Metrics;
 use crate::runner::Runner;

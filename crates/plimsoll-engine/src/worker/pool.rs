@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Worker, panic_message};
-use crate::byte_reservation::Failure;
+use crate::error::Failure;
 use crate::pooling::Pooling;
 use crate::runner::Runner;
 use crate::scheduler::Share;

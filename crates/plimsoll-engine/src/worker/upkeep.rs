@@ -6,9 +6,9 @@ use std::time::Instant;
 use plimsoll_memory::{broken, heap};
 
 use super::Worker;
-use crate::byte_reservation::Failure;
 use crate::cache::PAGE_TOKENS;
-use crate::governor::DegradationLevel;
+use crate::degradation::DegradationLevel;
+use crate::error::Failure;
 use crate::progress::Phase;
 use crate::runner::Runner;
 use crate::trim::Due;
