@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use plimsoll_device::StepInput;
 
-use super::{Worker, enters, run_guarded};
+use super::Worker;
+use super::run::{enters, run_guarded};
 use crate::runner::Runner;
 use crate::scheduler::{Share, StepLimits};
 use crate::speculation::Next;
