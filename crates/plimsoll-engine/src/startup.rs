@@ -2,39 +2,31 @@
 
 pub(crate) mod error;
 mod host;
+mod spawn;
 mod start_reserve;
 
 use std::sync::Arc;
-use std::sync::mpsc::{channel, sync_channel};
-use std::time::Instant;
 
 use plimsoll_device::{CpuWeights, ThreadPool};
 use plimsoll_formats::Checkpoint;
-use plimsoll_media::OutputPool;
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
-use plimsoll_memory::{Component, EmergencyReserve, Ledger, OutOfMemory, heap};
+use plimsoll_memory::{Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
 use crate::accounts::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
-use crate::arrival::Arrival;
-use crate::cache::PrefixIndex;
 use crate::cancel::Cancel;
-use crate::engine_host::HostedLease;
 use crate::handle::EngineHandle;
 use crate::media::{MediaPlan, MediaSpec};
 use crate::memory_lease::MemoryLease;
 use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan};
-use crate::prefill_budget::PrefillMeter;
 use crate::process::ProcessAccount;
 use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
-use crate::shared::Shared;
 use crate::sizing::{CpuGenerations, PoolBuild, profile_config};
-use crate::watch::watch;
-use crate::worker::{Encoding, Parts, Worker};
 pub use error::{NoRoom, StartError};
 pub use host::Host;
+use spawn::{Ready, spawn};
 use start_reserve::StartReserve;
 
 /// Plans, builds and proves an engine, and starts its thread. Returns when it is ready.
@@ -222,150 +214,6 @@ fn end_tokens(blueprint: &Blueprint, tokenizer: &SharedTokenizer) -> Vec<u32> {
     eos.sort_unstable();
     eos.dedup();
     eos
-}
-
-/// A proven engine on its way to its thread.
-struct Ready {
-    pool_build: PoolBuild,
-    sampler: Sampler,
-    media: Option<MediaSpec>,
-    planned: EnginePlan,
-    ledger: Arc<Ledger>,
-    tokenizer: SharedTokenizer,
-    eos: Vec<u32>,
-    memory_lease: MemoryLease,
-    accounts: Accounts,
-    hosted: Option<HostedLease>,
-}
-
-/// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
-/// takes the thread along.
-fn spawn(
-    ready: Ready,
-    start_reserve: StartReserve,
-    options: &Options,
-    host: &Host,
-) -> Result<EngineHandle, StartError> {
-    let Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted } = ready;
-    debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
-    let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
-    let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
-    let prefill_budget = PrefillMeter::new(options.long_prompt_slowdown);
-    let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
-    let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
-    let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
-    // Set once, here.
-    let _ = shared.eos.set(eos.clone());
-    media.into_iter().for_each(|media| drop(shared.media.set(media)));
-    hosted.iter().for_each(|hosted| hosted.register(&shared));
-    let epoch = Instant::now();
-    let engine_host = hosted.as_ref().map(|hosted| Arc::clone(hosted.engine_host()));
-    let handle = EngineHandle { shared: Arc::clone(&shared), engine_host, arrivals, epoch };
-    handle.set_stall_limit(options.stall_limit);
-    let PoolBuild { runner, cache, emergency_reserve } = pool_build;
-    let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
-    notes.into_iter().for_each(|notes| drop(shared.kv_event_log.set(Arc::clone(notes))));
-    let emergency_reserve = match emergency_reserve {
-        None if hosted.is_none() => {
-            Some(EmergencyReserve::map(&ledger, ledger.row(Component::EmergencyReserve).planned)?)
-        }
-        emergency_reserve => emergency_reserve,
-    };
-    ledger.seal();
-    let (built, wait) = channel();
-    let (go, begin) = channel::<MemoryLease>();
-    let thread = std::thread::Builder::new().name("plimsoll-engine".into());
-    let outputs = handle.shared.media.get().map(|media| media.outputs.clone());
-    let body = move || {
-        let cache = std::rc::Rc::new(std::cell::RefCell::new(cache));
-        let worker = Worker::new(Parts {
-            shared,
-            arrivals: receiver,
-            epoch,
-            runner,
-            cache,
-            limits: step,
-            speculation,
-            prefill_budget,
-            sampler,
-            encoding,
-            tokenizer,
-            eos,
-            elastic,
-        });
-        // The starter waits for this word, and hands over the lease, which lasts as long as the engine.
-        let _ = built.send(());
-        let Ok(memory_lease) = begin.recv() else { return };
-        worker.run();
-        // Readers may outlive the engine and know the pool; its memory they must not keep.
-        outputs.iter().for_each(OutputPool::retire);
-        // A resident's emergency reserve is its engine host's. It moves out last, when all else is given back.
-        let emergency_reserve = if hosted.is_none() { heap::disarm() } else { None };
-        drop((emergency_reserve, memory_lease, hosted));
-    };
-    let thread = thread.spawn(body).map_err(StartError::Thread)?;
-    let closed = match wait.recv() {
-        Ok(()) => close_books(
-            &handle,
-            start_reserve.replace(emergency_reserve),
-            memory_lease,
-            accounts,
-            options.log_ledger_every,
-            host,
-        ),
-        Err(_) => Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready"))),
-    };
-    match closed {
-        Ok((memory_lease, start_reserve)) => {
-            start_reserve.keep();
-            // The thread is there: it has just spoken.
-            let _ = go.send(memory_lease);
-            Ok(handle)
-        }
-        Err(error) => {
-            drop(go);
-            // It ends without a word of its own, or has panicked, which is the error.
-            let _ = thread.join();
-            Err(error)
-        }
-    }
-}
-
-/// Measures what is not counted, tells the others what was built, and starts the thread that watches.
-fn close_books(
-    handle: &EngineHandle,
-    start_reserve: StartReserve,
-    mut memory_lease: MemoryLease,
-    accounts: Accounts,
-    log_every: u64,
-    host: &Host,
-) -> Result<(MemoryLease, StartReserve), StartError> {
-    let ledger = &handle.shared.ledger;
-    accounts.measure_baseline(ledger);
-    accounts.observe(ledger, 0, 0);
-    // What may come at any time is as good as there.
-    memory_lease.built(handle.plan().total(), ledger.mapped_total())?;
-    report_baseline(ledger);
-    // Set once, here.
-    let _ = handle.shared.accounts.set(accounts);
-    let (epoch, root, limits) = (handle.epoch, host.root.clone(), host.limits.clone());
-    watch(&handle.shared, handle.engine_host.as_ref(), epoch, root, limits, log_every).map_err(StartError::Thread)?;
-    Ok((memory_lease, start_reserve))
-}
-
-/// A process that took more before the engine than was planned for it is not stopped, but it is said.
-fn report_baseline(ledger: &Ledger) {
-    for component in [Component::ProcessBaseline, Component::Tokenizer, Component::HostHeap] {
-        let row = ledger.row(component);
-        if row.committed > row.planned {
-            tracing::warn!(
-                component = component.name(),
-                planned = row.planned,
-                measured = row.committed,
-                "more than was planned"
-            );
-        }
-    }
 }
 
 #[cfg(test)]
