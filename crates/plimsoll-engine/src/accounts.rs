@@ -6,9 +6,9 @@
 use plimsoll_device::WeightTable;
 use plimsoll_memory::{Component, Ledger};
 
-use crate::arrival::Arrival;
+use crate::api::arrival::Arrival;
+use crate::api::options::Options;
 use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
-use crate::options::Options;
 use crate::process::ProcessAccount;
 use crate::request_state::RequestState;
 use crate::sampling::Sampler;

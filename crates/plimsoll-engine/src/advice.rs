@@ -2,8 +2,8 @@
 
 use plimsoll_device::KvDtype;
 
+use crate::api::options::Options;
 use crate::media::MediaPlan;
-use crate::options::Options;
 use crate::planner::error::Advice;
 
 /// A flag that trades something for memory, with the options that it leads to.
@@ -74,7 +74,7 @@ pub(crate) fn advice(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::HttpAlternative;
+    use crate::api::options::HttpAlternative;
 
     #[test]
     fn what_saves_most_comes_first_and_what_saves_nothing_not_at_all() {

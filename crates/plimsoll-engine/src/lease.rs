@@ -11,8 +11,8 @@ use arrayvec::ArrayVec;
 use plimsoll_device::NO_STATE;
 use plimsoll_memory::faults::{self, Site};
 
+use crate::api::options::Options;
 use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, PageKey, Purpose, SlotId};
-use crate::options::Options;
 
 /// Checkpoints that one sequence may ask for: the end of its input, where it leaves known ground, where a follower does.
 pub const WISHES_MAX: usize = 3;

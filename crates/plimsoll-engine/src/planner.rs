@@ -20,11 +20,11 @@ use plimsoll_models::Model;
 
 use crate::accounts::Tables;
 use crate::advice::advice;
+use crate::api::limits::Limits;
+use crate::api::options::Options;
 use crate::cache::PagePool;
 use crate::encoder_batch;
-use crate::limits::Limits;
 use crate::media::{MediaPlan, MediaRules};
-use crate::options::Options;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::scheduler::StepLimits;
 use crate::speculation::Speculation;

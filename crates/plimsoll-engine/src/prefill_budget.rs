@@ -120,7 +120,7 @@ fn update(estimate: &mut f64, seconds: f64, weight: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Options;
+    use crate::api::options::Options;
 
     /// Seconds between tokens while a prompt of 8,000 tokens is computed, and the number of its chunks. A row costs
     /// `row(layer, computed)` in each of thirty layers.

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
-use crate::admission::AdmissionPermit;
-use crate::arrival::Timestamps;
-use crate::byte_reservation::ByteReservation;
-use crate::constraint::{Constraint, Unfit};
-use crate::error::Failure;
+use crate::api::admission::AdmissionPermit;
+use crate::api::arrival::Timestamps;
+use crate::api::byte_reservation::ByteReservation;
+use crate::api::constraint::{Constraint, Unfit};
+use crate::api::error::Failure;
+use crate::api::outbox::Outbox;
+use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
+use crate::api::pooling::Pool;
+use crate::api::progress::Progress;
+use crate::api::request::Request;
 use crate::metrics::Metrics;
-use crate::outbox::Outbox;
-use crate::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
-use crate::pooling::Pool;
-use crate::progress::Progress;
-use crate::request::Request;
 use crate::sampling::TokenCounts;
 use crate::speculation::Drafting;
 

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::api::pooling::Pooling;
 use crate::loading::error::{LoadingError, small_json};
-use crate::pooling::Pooling;
 
 /// How a checkpoint's own files say that embeddings are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,8 +13,8 @@ use plimsoll_memory::{Bytes, Component, Ledger};
 use plimsoll_models::Model;
 use serde::Serialize;
 
+use crate::api::options::Options;
 use crate::memory_lease::MemoryLease;
-use crate::options::Options;
 use crate::planner::{Blueprint, PlanError};
 use crate::sizing::profile_config;
 use crate::startup::{Host, StartError, generations, own_error};

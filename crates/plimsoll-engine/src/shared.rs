@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock};
 use plimsoll_memory::{Component, Ledger, Plan};
 
 use crate::accounts::Accounts;
-use crate::admission::Reservations;
+use crate::api::admission::Reservations;
+use crate::api::limits::Limits;
+use crate::api::options::STALL_LIMIT;
 use crate::cache::KvEventLog;
 use crate::cache_stats::CacheStats;
 use crate::governor::Gauge;
-use crate::limits::Limits;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
-use crate::options::STALL_LIMIT;
 use crate::status::Status;
 use crate::watchdog::Watchdog;
 

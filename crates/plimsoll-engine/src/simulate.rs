@@ -9,12 +9,12 @@ use std::rc::Rc;
 use serde::Serialize;
 use thiserror::Error;
 
+use crate::api::limits::Limits;
+use crate::api::request::Request;
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::lease::SharedCache;
-use crate::limits::Limits;
 use crate::media::SeqMedia;
 use crate::planner::EnginePlan;
-use crate::request::Request;
 use crate::sampling::SamplingParams;
 use crate::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
 use crate::trace::{Line, Trace};

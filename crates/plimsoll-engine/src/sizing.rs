@@ -13,8 +13,8 @@ use plimsoll_memory::{Component, EmergencyReserve, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
 use crate::accounts::Tables;
+use crate::api::cancel::Cancel;
 use crate::cache::{self, KvCache, KvEventLog, PagePool, PrefixIndex};
-use crate::cancel::Cancel;
 use crate::cpu::CpuRunner;
 use crate::media::MediaSpec;
 use crate::planner::EnginePlan;
@@ -267,7 +267,7 @@ mod tests {
     use plimsoll_memory::sizing::{SizingError, auto_profile};
 
     use super::*;
-    use crate::options::Options;
+    use crate::api::options::Options;
     use crate::planner::{Blueprint, Line};
 
     /// Tokens, attempts, and the probe's tokens; or why not.

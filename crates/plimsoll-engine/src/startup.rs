@@ -14,11 +14,11 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
 use crate::accounts::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
-use crate::cancel::Cancel;
-use crate::handle::EngineHandle;
+use crate::api::cancel::Cancel;
+use crate::api::handle::EngineHandle;
+use crate::api::options::Options;
 use crate::media::{MediaPlan, MediaSpec};
 use crate::memory_lease::MemoryLease;
-use crate::options::Options;
 use crate::planner::{Blueprint, EnginePlan};
 use crate::process::ProcessAccount;
 use crate::request_state::SharedTokenizer;

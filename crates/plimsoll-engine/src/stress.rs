@@ -7,7 +7,7 @@ use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
 use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
 use plimsoll_models::{Grid, Pictures};
 
-use crate::cancel::Cancel;
+use crate::api::cancel::Cancel;
 use crate::encoder_batch::{self, EncoderStep};
 use crate::media::{MediaPlan, MediaSpec, widen};
 use crate::planner::constants::ROWS_OF_MEDIA;

@@ -7,8 +7,8 @@ use plimsoll_formats::Checkpoint;
 use serde::Serialize;
 
 use crate::advice::{Alternative, alternatives};
+use crate::api::options::Options;
 use crate::media::MediaPlan;
-use crate::options::Options;
 use crate::planner::{Blueprint, Line, PlanError};
 
 /// The most users that are considered; more rows than this no step has.

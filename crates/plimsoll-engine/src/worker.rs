@@ -21,7 +21,7 @@ use std::time::Instant;
 use plimsoll_device::MediaRows;
 use plimsoll_memory::heap::GivenUp;
 
-use crate::arrival::Arrival;
+use crate::api::arrival::Arrival;
 use crate::cache::PAGE_TOKENS;
 use crate::governor::Governor;
 use crate::lease::SharedCache;

@@ -22,7 +22,7 @@ pub use plan::MediaPlan;
 pub use rules::MediaRules;
 pub use seq::SeqMedia;
 
-use crate::error::Refusal;
+use crate::api::error::Refusal;
 
 /// One medium of a request.
 #[derive(Clone, Debug)]

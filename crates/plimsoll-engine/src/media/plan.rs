@@ -13,7 +13,7 @@ use plimsoll_memory::{Bytes, Component, PlanLine};
 use plimsoll_models::{Encoder, Grid, Pictures, PlaceRule, Sense};
 
 use super::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
-use crate::options::Options;
+use crate::api::options::Options;
 use crate::planner::error::PlanError;
 
 /// What of the options decides how large items are.

@@ -15,7 +15,7 @@ use plimsoll_models::Model;
 
 use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
 use super::{AudioSpec, ImageSpec, Spelling, VideoSpec};
-use crate::options::Options;
+use crate::api::options::Options;
 use crate::planner::error::PlanError;
 
 /// Without a flag, no item has more tokens than this, whatever the model's processor allows. Some processors allow an

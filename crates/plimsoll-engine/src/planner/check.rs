@@ -3,7 +3,7 @@
 use plimsoll_device::{ComputeDtype, Isa};
 
 use super::error::PlanError;
-use crate::options::Options;
+use crate::api::options::Options;
 
 /// A request of a few hundred tokens takes about so much.
 const REQUEST_BYTES_MIN: u64 = 16 << 10;

@@ -4,8 +4,8 @@
 use plimsoll_device::{ComputeDtype, KvDtype, Rounded};
 
 use super::Blueprint;
+use crate::api::options::Options;
 use crate::media::MediaRules;
-use crate::options::Options;
 
 /// A flag, and whether it was set.
 type Flag<'a> = (&'a str, bool);

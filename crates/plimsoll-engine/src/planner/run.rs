@@ -5,9 +5,9 @@ use plimsoll_device::{ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, Rounded, Se
 use super::Blueprint;
 use super::constants::ROWS_OF_MEDIA;
 use super::error::PlanError;
+use crate::api::options::Options;
 use crate::cpu::Passes;
 use crate::encoder_batch::EncoderStep;
-use crate::options::Options;
 
 /// A step of one sequence, for the planner's device.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,10 +2,10 @@
 
 use arrayvec::ArrayVec;
 
+use crate::api::options::Options;
 use crate::cache::{PAGE_TOKENS, PageId, PageKey};
 use crate::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
 use crate::media::SeqMedia;
-use crate::options::Options;
 use crate::scheduler::layered::Layered;
 
 /// What is special about a sequence that no text is made of.

@@ -9,9 +9,9 @@ use plimsoll_formats::Checkpoint;
 use proptest::prelude::*;
 
 use super::*;
+use crate::api::options::Options;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
 use crate::cpu::Passes;
-use crate::options::Options;
 use crate::planner::{Blueprint, Line};
 use crate::scheduler::{NewSeq, Scheduler, Seq, Share};
 use crate::step::{DraftRows, StepBuffers};

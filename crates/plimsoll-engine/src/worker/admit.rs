@@ -6,8 +6,8 @@ use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 
 use super::Worker;
-use crate::arrival::Arrival;
-use crate::pooling::Pooling;
+use crate::api::arrival::Arrival;
+use crate::api::pooling::Pooling;
 use crate::request_state::RequestState;
 use crate::runner::Runner;
 use crate::scheduler::{NewSeq, Pooled, Seq};

@@ -5,10 +5,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use plimsoll_memory::faults::{self, Site};
 
 use super::{Worker, panic_message};
-use crate::constraint::Unfit;
-use crate::error::Failure;
-use crate::output::TokenLogprobs;
-use crate::request::Request;
+use crate::api::constraint::Unfit;
+use crate::api::error::Failure;
+use crate::api::output::TokenLogprobs;
+use crate::api::request::Request;
 use crate::runner::Runner;
 use crate::sampling::{LogprobError, SampleError, Sampler, TokenCounts, top_logprobs};
 use crate::scheduler::Share;

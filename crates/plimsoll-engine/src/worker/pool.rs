@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Worker, panic_message};
-use crate::error::Failure;
-use crate::pooling::Pooling;
+use crate::api::error::Failure;
+use crate::api::pooling::Pooling;
 use crate::runner::Runner;
 use crate::scheduler::Share;
 

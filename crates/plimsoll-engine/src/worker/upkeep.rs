@@ -6,10 +6,10 @@ use std::time::Instant;
 use plimsoll_memory::{broken, heap};
 
 use super::Worker;
+use crate::api::error::Failure;
+use crate::api::progress::Phase;
 use crate::cache::PAGE_TOKENS;
 use crate::degradation::DegradationLevel;
-use crate::error::Failure;
-use crate::progress::Phase;
 use crate::runner::Runner;
 use crate::trim::Due;
 

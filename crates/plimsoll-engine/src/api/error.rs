@@ -4,7 +4,7 @@ use std::collections::TryReserveError;
 
 use thiserror::Error;
 
-use crate::constraint::Unfit;
+use crate::api::constraint::Unfit;
 
 /// Why a request was not accepted. The message is what the client reads.
 #[derive(Clone, Debug, Error, PartialEq)]

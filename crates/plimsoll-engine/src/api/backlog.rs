@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use crate::output::{Delta, TokenLogprobs, TokenOut};
+use crate::api::output::{Delta, TokenLogprobs, TokenOut};
 
 /// Bytes of one piece, as its answer is written: more than one token or report only as long as they fit.
 pub const DELTA_BYTES: usize = 8 << 10;
@@ -117,7 +117,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::output::FinishReason;
+    use crate::api::output::FinishReason;
 
     fn report(n: usize) -> TokenLogprobs {
         TokenLogprobs { own: Some(-1.0), top: vec![(7, -2.0); n].into() }

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 
 use plimsoll_memory::{Ledger, Plan, heap};
 
-use crate::admission::{AdmissionPermit, HostBytes};
-use crate::arrival::{Arrival, Timestamps};
-use crate::byte_reservation::ByteReservation;
+use crate::api::admission::{AdmissionPermit, HostBytes};
+use crate::api::arrival::{Arrival, Timestamps};
+use crate::api::byte_reservation::ByteReservation;
+use crate::api::error::Refusal;
+use crate::api::limits::Limits;
+use crate::api::outbox::{Reader, outbox};
+use crate::api::request::Request;
 use crate::degradation::DegradationLevel;
 use crate::engine_host::EngineHost;
-use crate::error::Refusal;
-use crate::limits::Limits;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;
-use crate::outbox::{Reader, outbox};
 use crate::report::LedgerReport;
-use crate::request::Request;
 use crate::shared::Shared;
 pub use crate::status::Status;
 

@@ -6,11 +6,11 @@
 
 use plimsoll_text::StopMatcher;
 
+use crate::api::constraint::Constraint;
+use crate::api::pooling::Pool;
+use crate::api::request::Request;
 use crate::cache::{PAGE_TOKENS, PageId};
-use crate::constraint::Constraint;
 use crate::media::{MediaSpec, SeqMedia};
-use crate::pooling::Pool;
-use crate::request::Request;
 use crate::sampling::TokenCounts;
 
 /// The blocks.

@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use crate::error::Failure;
+use crate::api::error::Failure;
 
 /// What a sequence becomes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,13 +13,13 @@ use plimsoll_memory::broken;
 use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
-use crate::admission::HostBytes;
-use crate::backlog::Backlog;
-use crate::constraint::Unfit;
-use crate::error::Failure;
-use crate::output::{Cause, Delta, FinishReason, TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
-use crate::progress::{Progress, Snapshot};
-use crate::request::Request;
+use crate::api::admission::HostBytes;
+use crate::api::backlog::Backlog;
+use crate::api::constraint::Unfit;
+use crate::api::error::Failure;
+use crate::api::output::{Cause, Delta, FinishReason, TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
+use crate::api::progress::{Progress, Snapshot};
+use crate::api::request::Request;
 
 /// Text beyond [`TEXT_BYTES_PER_TOKEN`] is reserved in steps of this many bytes.
 const EXTRA_TEXT_BYTES: usize = 1024;
@@ -272,7 +272,7 @@ impl Reader {
         None
     }
 
-    /// What is there now, without waiting; of much that has waited, the next piece ([`crate::backlog::DELTA_BYTES`]).
+    /// What is there now, without waiting; of much that has waited, the next piece ([`crate::api::backlog::DELTA_BYTES`]).
     pub fn take(&mut self) -> Option<Delta> {
         if self.backlog.is_empty() {
             let delta = self.take_all()?;

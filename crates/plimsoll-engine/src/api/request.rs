@@ -7,13 +7,13 @@ use plimsoll_memory::broken;
 use plimsoll_memory::heap::chunk_bytes;
 use std::sync::Arc;
 
+use crate::api::constraint::Grammar;
+use crate::api::error::Refusal;
+use crate::api::limits::Limits;
+use crate::api::output::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
+use crate::api::pooling::Embed;
 use crate::cache::PAGE_TOKENS;
-use crate::constraint::Grammar;
-use crate::error::Refusal;
-use crate::limits::Limits;
 use crate::media::{MediaItem, SeqMedia};
-use crate::output::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
-use crate::pooling::Embed;
 use crate::sampling::{SamplingParams, TokenCounts};
 
 /// One sequence to generate. `n` completions are `n` requests; they share their prompt's pages.

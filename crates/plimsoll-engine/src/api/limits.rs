@@ -1,6 +1,6 @@
 //! The bounds that every request is checked against.
 
-use crate::pooling::{Embed, Pooling};
+use crate::api::pooling::{Embed, Pooling};
 
 /// The bounds every request is checked against. One value, made from the plan; the same numbers `plimsoll plan` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

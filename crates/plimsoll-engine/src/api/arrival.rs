@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use crate::admission::AdmissionPermit;
-use crate::byte_reservation::ByteReservation;
-use crate::outbox::Outbox;
-use crate::request::Request;
+use crate::api::admission::AdmissionPermit;
+use crate::api::byte_reservation::ByteReservation;
+use crate::api::outbox::Outbox;
+use crate::api::request::Request;
 
 /// A request on its way to the engine thread, with all it has reserved.
 pub(crate) struct Arrival {
