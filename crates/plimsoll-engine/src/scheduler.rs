@@ -17,7 +17,7 @@ mod seq;
 use plimsoll_memory::broken;
 
 use crate::cache::PAGE_TOKENS;
-use crate::lease::SharedCache;
+use crate::cache::lease::SharedCache;
 pub use limits::{Events, PrefillBudget, Share, StepLimits};
 pub use seq::{NewSeq, Pooled, Seq};
 

@@ -11,7 +11,7 @@ use crate::api::admission::Reservations;
 use crate::api::limits::Limits;
 use crate::api::options::STALL_LIMIT;
 use crate::cache::KvEventLog;
-use crate::cache_stats::CacheStats;
+use crate::cache::stats::CacheStats;
 use crate::governor::Gauge;
 use crate::media::MediaSpec;
 use crate::metrics::Metrics;

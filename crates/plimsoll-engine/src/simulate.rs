@@ -11,8 +11,8 @@ use thiserror::Error;
 
 use crate::api::limits::Limits;
 use crate::api::request::Request;
+use crate::cache::lease::SharedCache;
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
-use crate::lease::SharedCache;
 use crate::media::SeqMedia;
 use crate::planner::EnginePlan;
 use crate::sampling::SamplingParams;

@@ -23,8 +23,8 @@ use plimsoll_memory::heap::GivenUp;
 
 use crate::api::arrival::Arrival;
 use crate::cache::PAGE_TOKENS;
+use crate::cache::lease::SharedCache;
 use crate::governor::Governor;
-use crate::lease::SharedCache;
 use crate::prefill_budget::PrefillMeter;
 use crate::request_state::{RequestState, SharedTokenizer};
 use crate::runner::Runner;

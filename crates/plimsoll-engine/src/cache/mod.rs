@@ -15,9 +15,11 @@ mod hash;
 mod key;
 mod kv;
 mod kv_event_log;
+pub(crate) mod lease;
 mod pages;
 mod radix;
 mod states;
+pub mod stats;
 #[cfg(test)]
 mod tests;
 

@@ -3,8 +3,8 @@
 use arrayvec::ArrayVec;
 
 use crate::api::options::Options;
+use crate::cache::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
 use crate::cache::{PAGE_TOKENS, PageId, PageKey};
-use crate::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
 use crate::media::SeqMedia;
 use crate::scheduler::layered::Layered;
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 
 use super::EngineHandle;
+use crate::cache::stats::CacheReport;
 use crate::cache::{KvEventLog, PAGE_TOKENS};
-use crate::cache_stats::CacheReport;
 use crate::shared::Shared;
 
 fn report(shared: &Shared) -> CacheReport {
