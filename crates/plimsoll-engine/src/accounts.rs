@@ -12,7 +12,7 @@ use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::process::ProcessAccount;
 use crate::request_state::RequestState;
 use crate::sampling::Sampler;
-use crate::scheduler::{Seq, Share, StepLimits};
+use crate::schedule::scheduler::{Seq, Share, StepLimits};
 use crate::step::{DraftRows, StepBuffers};
 
 /// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by

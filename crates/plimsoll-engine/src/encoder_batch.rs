@@ -3,7 +3,7 @@
 
 use plimsoll_device::{PAGE_TOKENS, SeqSpan, StepInput};
 
-use crate::scheduler::StepLimits;
+use crate::schedule::scheduler::StepLimits;
 
 /// Rows of each sequence in the step that takes the most workspace: as many rows and sequences as the limits allow, none longer
 /// than `context`, shared out so that their keys and values lie in as many pages as any such step's can.

@@ -26,7 +26,7 @@ use crate::cache::PagePool;
 use crate::encoder_batch;
 use crate::media::{MediaPlan, MediaRules};
 use crate::sampling::TOP_LOGPROBS_MAX;
-use crate::scheduler::StepLimits;
+use crate::schedule::scheduler::StepLimits;
 use crate::speculation::Speculation;
 pub use check::check_options;
 use constants::EMERGENCY_RESERVE_BYTES;

@@ -16,7 +16,7 @@ use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::media::SeqMedia;
 use crate::planner::EnginePlan;
 use crate::sampling::SamplingParams;
-use crate::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
+use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
 use crate::trace::{Line, Trace};
 
 /// What the imagined machine does in a second.

@@ -2,7 +2,7 @@
 
 use plimsoll_device::{MediaRows, PAGE_TOKENS, SeqSpan, StepInput};
 
-use crate::scheduler::{Seq, Share, StepLimits};
+use crate::schedule::scheduler::{Seq, Share, StepLimits};
 
 /// Reserved buffers for one step.
 #[derive(Debug)]

@@ -14,7 +14,7 @@ use crate::planner::constants::ROWS_OF_MEDIA;
 use crate::planner::sizes::Pools;
 use crate::runner::Runner;
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
-use crate::scheduler::StepLimits;
+use crate::schedule::scheduler::StepLimits;
 
 /// Rows of one sequence in a step.
 #[derive(Clone, Copy, Debug)]

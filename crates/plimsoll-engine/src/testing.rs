@@ -22,10 +22,10 @@ use crate::api::progress::Phase;
 use crate::api::request::Request;
 use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::media::MediaSpec;
-use crate::prefill_budget::PrefillMeter;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
-use crate::scheduler::StepLimits;
+use crate::schedule::prefill_budget::PrefillMeter;
+use crate::schedule::scheduler::StepLimits;
 use crate::shared::Shared;
 use crate::worker::{Encoding, Parts, Worker};
 

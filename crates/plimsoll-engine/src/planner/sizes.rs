@@ -4,7 +4,7 @@ use plimsoll_device::PAGE_TOKENS;
 use plimsoll_memory::sizing::{self, ProfileConfig, SizingError, SizingInput, StatePool};
 
 use crate::accounts::Tables;
-use crate::scheduler::StepLimits;
+use crate::schedule::scheduler::StepLimits;
 
 /// Sizes of the two pools.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use super::sizes::Pools;
 use super::{Blueprint, Draft, EnginePlan};
 use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::media::MediaPlan;
-use crate::scheduler::StepLimits;
+use crate::schedule::scheduler::StepLimits;
 
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;

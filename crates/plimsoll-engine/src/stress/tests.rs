@@ -13,7 +13,7 @@ use crate::api::options::Options;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
 use crate::cpu::Passes;
 use crate::planner::{Blueprint, Line};
-use crate::scheduler::{NewSeq, Scheduler, Seq, Share};
+use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share};
 use crate::step::{DraftRows, StepBuffers};
 
 /// What makes a step dear.

@@ -10,7 +10,7 @@ use crate::api::arrival::Arrival;
 use crate::api::pooling::Pooling;
 use crate::request_state::RequestState;
 use crate::runner::Runner;
-use crate::scheduler::{NewSeq, Pooled, Seq};
+use crate::schedule::scheduler::{NewSeq, Pooled, Seq};
 
 impl<R: Runner> Worker<R> {
     /// Queues an arrival. A panic ends it alone: its outbox says so when it is dropped.

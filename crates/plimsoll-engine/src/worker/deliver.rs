@@ -11,7 +11,7 @@ use crate::api::output::TokenLogprobs;
 use crate::api::request::Request;
 use crate::runner::Runner;
 use crate::sampling::{LogprobError, SampleError, Sampler, TokenCounts, top_logprobs};
-use crate::scheduler::Share;
+use crate::schedule::scheduler::Share;
 
 impl<R: Runner> Worker<R> {
     /// Turns the logits of the last step into tokens, and notes how many rows of each share count.

@@ -11,7 +11,7 @@ use plimsoll_device::StepInput;
 use super::Worker;
 use super::run::{enters, run_guarded};
 use crate::runner::Runner;
-use crate::scheduler::{Share, StepLimits};
+use crate::schedule::scheduler::{Share, StepLimits};
 use crate::speculation::Next;
 use crate::step::{StepBuffers, reuse};
 

@@ -12,7 +12,7 @@ use crate::degradation::DegradationLevel;
 use crate::metrics::Metrics;
 use crate::request_state::RequestState;
 use crate::runner::Runner;
-use crate::scheduler::Seq;
+use crate::schedule::scheduler::Seq;
 use crate::shared::Shared;
 use crate::speculation::{Done, Next};
 use crate::step::reuse;

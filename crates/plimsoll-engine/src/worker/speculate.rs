@@ -18,7 +18,7 @@ use crate::metrics::Metrics;
 use crate::prompt_lookup::Repeat;
 use crate::request_state::RequestState;
 use crate::runner::Runner;
-use crate::scheduler::Seq;
+use crate::schedule::scheduler::Seq;
 use crate::speculation::{Next, Source};
 use crate::step::DraftRows;
 

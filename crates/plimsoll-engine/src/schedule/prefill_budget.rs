@@ -4,7 +4,7 @@
 use arrayvec::ArrayVec;
 
 use crate::cache::PAGE_TOKENS;
-use crate::scheduler::PrefillBudget;
+use crate::schedule::scheduler::PrefillBudget;
 use crate::speculation::{BUCKETS, bucket};
 
 /// All prompts of a step together may take so many seconds of it; or, where a step takes long anyway, so many times as long as one without:

@@ -6,7 +6,7 @@ use crate::api::options::Options;
 use crate::cache::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
 use crate::cache::{PAGE_TOKENS, PageId, PageKey};
 use crate::media::SeqMedia;
-use crate::scheduler::layered::Layered;
+use crate::schedule::scheduler::layered::Layered;
 
 /// What is special about a sequence that no text is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
