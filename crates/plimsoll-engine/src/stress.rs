@@ -8,11 +8,11 @@ use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
 use plimsoll_models::{Grid, Pictures};
 
 use crate::api::cancel::Cancel;
-use crate::encoder_batch::{self, EncoderStep};
 use crate::media::{MediaPlan, MediaSpec, widen};
 use crate::planner::constants::ROWS_OF_MEDIA;
 use crate::planner::sizes::Pools;
 use crate::runner::Runner;
+use crate::runner::encoder_batch::{self, EncoderStep};
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::schedule::scheduler::StepLimits;
 

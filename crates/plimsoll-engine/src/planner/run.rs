@@ -6,8 +6,8 @@ use super::Blueprint;
 use super::constants::ROWS_OF_MEDIA;
 use super::error::PlanError;
 use crate::api::options::Options;
-use crate::cpu::Passes;
-use crate::encoder_batch::EncoderStep;
+use crate::runner::cpu::Passes;
+use crate::runner::encoder_batch::EncoderStep;
 
 /// A step of one sequence, for the planner's device.
 #[derive(Clone, Copy, Debug, Default)]

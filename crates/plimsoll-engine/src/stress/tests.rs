@@ -11,10 +11,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::api::options::Options;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
-use crate::cpu::Passes;
 use crate::planner::{Blueprint, Line};
+use crate::runner::cpu::Passes;
+use crate::runner::step::{DraftRows, StepBuffers};
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share};
-use crate::step::{DraftRows, StepBuffers};
 
 /// What makes a step dear.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

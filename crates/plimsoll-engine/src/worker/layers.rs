@@ -11,9 +11,9 @@ use plimsoll_device::StepInput;
 use super::Worker;
 use super::run::{enters, run_guarded};
 use crate::runner::Runner;
+use crate::runner::step::{StepBuffers, reuse};
 use crate::schedule::scheduler::{Share, StepLimits};
 use crate::speculation::Next;
-use crate::step::{StepBuffers, reuse};
 
 /// A chunk between two layers.
 #[derive(Debug)]

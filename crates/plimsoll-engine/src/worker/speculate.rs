@@ -18,9 +18,9 @@ use crate::metrics::Metrics;
 use crate::prompt_lookup::Repeat;
 use crate::request_state::RequestState;
 use crate::runner::Runner;
+use crate::runner::step::DraftRows;
 use crate::schedule::scheduler::Seq;
 use crate::speculation::{Next, Source};
-use crate::step::DraftRows;
 
 /// A line of log for so many checked steps.
 const LOG_EVERY: u64 = 4096;

@@ -3,6 +3,10 @@
 //! The engine schedules and samples; a runner owns model, device and the memory of one generation. Tests and the simulator bring
 //! runners of their own.
 
+pub mod cpu;
+pub(crate) mod encoder_batch;
+pub(crate) mod step;
+
 use plimsoll_device::{DeviceError, StepInput};
 use plimsoll_models::{Pictures, Sense};
 
