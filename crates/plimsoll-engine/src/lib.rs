@@ -20,7 +20,6 @@ mod memory_lease;
 pub mod metrics;
 pub mod planner;
 mod process;
-mod prompt_lookup;
 pub mod report;
 mod request_state;
 pub mod runner;

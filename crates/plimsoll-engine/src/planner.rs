@@ -27,7 +27,7 @@ use crate::media::{MediaPlan, MediaRules};
 use crate::runner::encoder_batch;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::schedule::scheduler::StepLimits;
-use crate::speculation::Speculation;
+use crate::speculation::pace::Speculation;
 pub use check::check_options;
 use constants::EMERGENCY_RESERVE_BYTES;
 pub use error::{PlanError, Shortfall};

@@ -20,7 +20,7 @@ use crate::api::progress::Progress;
 use crate::api::request::Request;
 use crate::metrics::Metrics;
 use crate::sampling::TokenCounts;
-use crate::speculation::Drafting;
+use crate::speculation::pace::Drafting;
 
 /// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
 pub(crate) struct RequestState {

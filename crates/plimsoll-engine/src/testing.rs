@@ -29,7 +29,7 @@ use crate::schedule::scheduler::StepLimits;
 use crate::shared::Shared;
 use crate::worker::{Encoding, Parts, Worker};
 
-pub use crate::speculation::Speculation;
+pub use crate::speculation::pace::Speculation;
 
 /// One thing the scripted engine does for a request.
 #[derive(Clone, Debug)]

@@ -32,7 +32,7 @@ use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::schedule::scheduler::{Scheduler, Share, StepLimits};
 use crate::shared::Shared;
-use crate::speculation::{Pace, Speculation};
+use crate::speculation::pace::{Pace, Speculation};
 use crate::trim::Trim;
 pub(crate) use encode::Encoding;
 use layers::Layers;

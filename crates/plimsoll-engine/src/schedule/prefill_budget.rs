@@ -5,7 +5,7 @@ use arrayvec::ArrayVec;
 
 use crate::cache::PAGE_TOKENS;
 use crate::schedule::scheduler::PrefillBudget;
-use crate::speculation::{BUCKETS, bucket};
+use crate::speculation::pace::{BUCKETS, bucket};
 
 /// All prompts of a step together may take so many seconds of it; or, where a step takes long anyway, so many times as long as one without:
 /// then four fifths of it are theirs, and they take a quarter longer than alone. [`FEWEST`] rows go on in any case.

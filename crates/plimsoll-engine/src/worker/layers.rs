@@ -13,7 +13,7 @@ use super::run::{enters, run_guarded};
 use crate::runner::Runner;
 use crate::runner::step::{StepBuffers, reuse};
 use crate::schedule::scheduler::{Share, StepLimits};
-use crate::speculation::Next;
+use crate::speculation::pace::Next;
 
 /// A chunk between two layers.
 #[derive(Debug)]

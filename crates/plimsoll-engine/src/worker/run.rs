@@ -15,7 +15,7 @@ use crate::runner::Runner;
 use crate::runner::step::reuse;
 use crate::schedule::scheduler::Seq;
 use crate::shared::Shared;
-use crate::speculation::{Done, Next};
+use crate::speculation::pace::{Done, Next};
 
 /// How long the engine waits at a time for a grammar's next tokens when no sequence can go on without them.
 const HELD_WAIT: Duration = Duration::from_millis(5);
