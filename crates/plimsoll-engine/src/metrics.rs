@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::degradation::DegradationLevel;
+use crate::memory::degradation::DegradationLevel;
 
 /// What the engine counts.
 #[derive(Clone, Debug)]

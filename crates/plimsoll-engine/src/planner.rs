@@ -18,12 +18,12 @@ use plimsoll_memory::Plan;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_models::Model;
 
-use crate::accounts::Tables;
 use crate::advice::advice;
 use crate::api::limits::Limits;
 use crate::api::options::Options;
 use crate::cache::PagePool;
 use crate::media::{MediaPlan, MediaRules};
+use crate::memory::footprint::Tables;
 use crate::runner::encoder_batch;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::schedule::scheduler::StepLimits;

@@ -14,7 +14,7 @@ use plimsoll_models::Model;
 use serde::Serialize;
 
 use crate::api::options::Options;
-use crate::memory_lease::MemoryLease;
+use crate::memory::lease::MemoryLease;
 use crate::planner::{Blueprint, PlanError};
 use crate::sizing::profile_config;
 use crate::startup::{Host, StartError, generations, own_error};

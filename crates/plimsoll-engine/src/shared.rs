@@ -6,14 +6,14 @@ use std::sync::{Arc, OnceLock};
 
 use plimsoll_memory::{Component, Ledger, Plan};
 
-use crate::accounts::Accounts;
 use crate::api::admission::Reservations;
 use crate::api::limits::Limits;
 use crate::api::options::STALL_LIMIT;
 use crate::cache::KvEventLog;
 use crate::cache::stats::CacheStats;
-use crate::governor::Gauge;
 use crate::media::MediaSpec;
+use crate::memory::footprint::Accounts;
+use crate::memory::governor::Gauge;
 use crate::metrics::Metrics;
 use crate::status::Status;
 use crate::watchdog::Watchdog;

@@ -12,10 +12,10 @@ use plimsoll_memory::sizing::{
 use plimsoll_memory::{Component, EmergencyReserve, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
-use crate::accounts::Tables;
 use crate::api::cancel::Cancel;
 use crate::cache::{self, KvCache, KvEventLog, PagePool, PrefixIndex};
 use crate::media::MediaSpec;
+use crate::memory::footprint::Tables;
 use crate::planner::EnginePlan;
 use crate::planner::sizes::{Pools, Sizes};
 use crate::runner::Runner;

@@ -13,14 +13,14 @@ use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, 
 use plimsoll_memory::{Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
-use crate::accounts::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
 use crate::api::cancel::Cancel;
 use crate::api::handle::EngineHandle;
 use crate::api::options::Options;
 use crate::media::{MediaPlan, MediaSpec};
-use crate::memory_lease::MemoryLease;
+use crate::memory::footprint::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
+use crate::memory::lease::MemoryLease;
+use crate::memory::process::ProcessAccount;
 use crate::planner::{Blueprint, EnginePlan};
-use crate::process::ProcessAccount;
 use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
 use crate::sizing::{CpuGenerations, PoolBuild, profile_config};

@@ -411,7 +411,7 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
 }
 
 /// Hands the engine a made-up look at the machine.
-pub fn take_reading(engine: &EngineHandle, reading: crate::governor::Reading) {
+pub fn take_reading(engine: &EngineHandle, reading: crate::memory::governor::Reading) {
     engine.shared.gauge.set(reading);
 }
 

@@ -17,11 +17,11 @@ use crate::api::error::Refusal;
 use crate::api::limits::Limits;
 use crate::api::outbox::{Reader, outbox};
 use crate::api::request::Request;
-use crate::degradation::DegradationLevel;
-use crate::engine_host::EngineHost;
 use crate::media::MediaSpec;
+use crate::memory::degradation::DegradationLevel;
+use crate::memory::host::EngineHost;
+use crate::memory::ledger_report::LedgerReport;
 use crate::metrics::Metrics;
-use crate::report::LedgerReport;
 use crate::shared::Shared;
 pub use crate::status::Status;
 

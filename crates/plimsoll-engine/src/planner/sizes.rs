@@ -3,7 +3,7 @@
 use plimsoll_device::PAGE_TOKENS;
 use plimsoll_memory::sizing::{self, ProfileConfig, SizingError, SizingInput, StatePool};
 
-use crate::accounts::Tables;
+use crate::memory::footprint::Tables;
 use crate::schedule::scheduler::StepLimits;
 
 /// Sizes of the two pools.

@@ -6,8 +6,8 @@ use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
 use super::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
 use super::sizes::Pools;
 use super::{Blueprint, Draft, EnginePlan};
-use crate::accounts::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::media::MediaPlan;
+use crate::memory::footprint::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::schedule::scheduler::StepLimits;
 
 /// Each compute thread on top: the touched part of its stack and its share of the system's allocator.

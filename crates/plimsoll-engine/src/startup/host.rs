@@ -8,8 +8,8 @@ use plimsoll_memory::host::{HostError, HostLimits, HostNow, Remedy, Root};
 use plimsoll_memory::{Bytes, Ledger};
 
 use crate::api::options::Options;
-use crate::engine_host::EngineHost;
-use crate::memory_lease::MemoryLease;
+use crate::memory::host::EngineHost;
+use crate::memory::lease::MemoryLease;
 use crate::planner::constants::SPACE_STEP_BYTES;
 use crate::planner::error::PlanError;
 use crate::planner::line::Line;

@@ -10,21 +10,21 @@ use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
 use super::error::StartError;
 use super::host::Host;
 use super::start_reserve::StartReserve;
-use crate::accounts::Accounts;
 use crate::api::arrival::Arrival;
 use crate::api::handle::EngineHandle;
 use crate::api::options::Options;
 use crate::cache::PrefixIndex;
-use crate::engine_host::HostedLease;
 use crate::media::MediaSpec;
-use crate::memory_lease::MemoryLease;
+use crate::memory::footprint::Accounts;
+use crate::memory::host::HostedLease;
+use crate::memory::lease::MemoryLease;
+use crate::memory::watch::watch;
 use crate::planner::EnginePlan;
 use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::shared::Shared;
 use crate::sizing::PoolBuild;
-use crate::watch::watch;
 use crate::worker::{Encoding, Parts, Worker};
 
 /// A proven engine on its way to its thread.

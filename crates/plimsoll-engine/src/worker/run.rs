@@ -8,7 +8,7 @@ use plimsoll_device::{DeviceError, StepInput};
 use plimsoll_memory::faults::{self, Site};
 
 use super::{Worker, panic_message};
-use crate::degradation::DegradationLevel;
+use crate::memory::degradation::DegradationLevel;
 use crate::metrics::Metrics;
 use crate::request_state::RequestState;
 use crate::runner::Runner;

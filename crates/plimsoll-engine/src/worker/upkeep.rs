@@ -9,9 +9,9 @@ use super::Worker;
 use crate::api::error::Failure;
 use crate::api::progress::Phase;
 use crate::cache::PAGE_TOKENS;
-use crate::degradation::DegradationLevel;
+use crate::memory::degradation::DegradationLevel;
+use crate::memory::trim::Due;
 use crate::runner::Runner;
-use crate::trim::Due;
 
 impl<R: Runner> Worker<R> {
     /// Forgets all state that may be half changed. Requests wait again and are computed anew, with the same bits; if that is of

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::EngineHandle;
-use crate::engine_host::{EngineHost, HostedEngine, HostedEngines};
-use crate::report::{LedgerReport, Whole, looked_at};
+use crate::memory::host::{EngineHost, HostedEngine, HostedEngines};
+use crate::memory::ledger_report::{LedgerReport, Whole, looked_at};
 use crate::shared::Shared;
 
 impl EngineHost {

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root, Touched};
 
-use crate::emergency_reserve::{Keeper, RETRY};
-use crate::engine_host::{EngineHost, ProcessSums};
-use crate::governor::Reading;
-use crate::report::LedgerReport;
+use crate::memory::governor::Reading;
+use crate::memory::host::{EngineHost, ProcessSums};
+use crate::memory::ledger_report::LedgerReport;
+use crate::memory::reserve::{Keeper, RETRY};
 use crate::shared::Shared;
 
 /// Between two readings.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use plimsoll_memory::heap;
 
-use crate::degradation::DegradationLevel;
+use crate::memory::degradation::DegradationLevel;
 use crate::shared::Shared;
 
 /// Between two attempts to bring a slice back.

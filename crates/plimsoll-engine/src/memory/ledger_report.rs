@@ -13,9 +13,9 @@ use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Ledger, Plan, heap};
 use serde::Serialize;
 
-use crate::degradation::DegradationLevel;
-use crate::engine_host::{EngineHost, HostedEngine, ProcessSums};
-use crate::governor::Reading;
+use crate::memory::degradation::DegradationLevel;
+use crate::memory::governor::Reading;
+use crate::memory::host::{EngineHost, HostedEngine, ProcessSums};
 use crate::shared::Shared;
 pub(crate) use counts::Counts;
 pub use counts::{DeviceAllocations, Requests, Tokens};

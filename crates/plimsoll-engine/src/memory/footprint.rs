@@ -9,7 +9,7 @@ use plimsoll_memory::{Component, Ledger};
 use crate::api::arrival::Arrival;
 use crate::api::options::Options;
 use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
-use crate::process::ProcessAccount;
+use crate::memory::process::ProcessAccount;
 use crate::request_state::RequestState;
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use plimsoll_memory::{Bytes, Component, EmergencyReserve, Ledger, Plan, PlanLine, heap};
 
-use crate::memory_lease::MemoryLease;
+use crate::memory::lease::MemoryLease;
+use crate::memory::ledger_report::counts::Counts;
+use crate::memory::process::ProcessAccount;
 use crate::planner::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
 use crate::planner::line::Line;
-use crate::process::ProcessAccount;
-use crate::report::counts::Counts;
 use crate::shared::Shared;
 use crate::startup::error::{NoRoom, StartError};
 
