@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-mod advice;
 mod api;
 pub mod cache;
 mod generation;
@@ -13,7 +12,7 @@ pub mod loading;
 pub mod media;
 mod memory;
 pub mod metrics;
-pub mod planner;
+pub mod plan;
 mod request_state;
 pub mod runner;
 pub mod sampling;
@@ -30,7 +29,6 @@ mod stress;
 pub mod testing;
 pub mod trace;
 mod watchdog;
-pub mod whatif;
 mod worker;
 
 pub use api::backlog;
@@ -61,8 +59,10 @@ pub use memory::host as engine_host;
 pub use memory::host::EngineHost;
 pub use memory::ledger_report as report;
 pub use memory::ledger_report::LedgerReport;
-pub use planner::error::Advice;
-pub use planner::{Blueprint, EnginePlan, Line, PlanError, Shortfall, check_options};
+pub use plan as planner;
+pub use plan::error::Advice;
+pub use plan::what_if as whatif;
+pub use plan::{Blueprint, EnginePlan, Line, PlanError, Shortfall, check_options};
 pub use plimsoll_models::{Grid, PlaceRule};
 pub use runner::cpu;
 pub use schedule::scheduler;

@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::api::options::Options;
 use crate::memory::lease::MemoryLease;
-use crate::planner::{Blueprint, PlanError};
+use crate::plan::{Blueprint, PlanError};
 use crate::sizing::profile_config;
 use crate::startup::{Host, StartError, generations, own_error};
 

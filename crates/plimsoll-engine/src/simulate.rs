@@ -14,7 +14,7 @@ use crate::api::request::Request;
 use crate::cache::lease::SharedCache;
 use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
 use crate::media::SeqMedia;
-use crate::planner::EnginePlan;
+use crate::plan::EnginePlan;
 use crate::sampling::SamplingParams;
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
 use crate::trace::{Line, Trace};

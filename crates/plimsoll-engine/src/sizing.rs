@@ -16,8 +16,8 @@ use crate::api::cancel::Cancel;
 use crate::cache::{self, KvCache, KvEventLog, PagePool, PrefixIndex};
 use crate::media::MediaSpec;
 use crate::memory::footprint::Tables;
-use crate::planner::EnginePlan;
-use crate::planner::sizes::{Pools, Sizes};
+use crate::plan::EnginePlan;
+use crate::plan::sizes::{Pools, Sizes};
 use crate::runner::Runner;
 use crate::runner::cpu::CpuRunner;
 use crate::sampling::Sampler;
@@ -268,7 +268,7 @@ mod tests {
 
     use super::*;
     use crate::api::options::Options;
-    use crate::planner::{Blueprint, Line};
+    use crate::plan::{Blueprint, Line};
 
     /// Tokens, attempts, and the probe's tokens; or why not.
     type Found = Result<(u64, u32, Option<u64>), SizingError>;

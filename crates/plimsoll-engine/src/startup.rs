@@ -20,7 +20,7 @@ use crate::media::{MediaPlan, MediaSpec};
 use crate::memory::footprint::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
 use crate::memory::lease::MemoryLease;
 use crate::memory::process::ProcessAccount;
-use crate::planner::{Blueprint, EnginePlan};
+use crate::plan::{Blueprint, EnginePlan};
 use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
 use crate::sizing::{CpuGenerations, PoolBuild, profile_config};

@@ -9,8 +9,8 @@ use plimsoll_models::{Grid, Pictures};
 
 use crate::api::cancel::Cancel;
 use crate::media::{MediaPlan, MediaSpec, widen};
-use crate::planner::constants::ROWS_OF_MEDIA;
-use crate::planner::sizes::Pools;
+use crate::plan::constants::ROWS_OF_MEDIA;
+use crate::plan::sizes::Pools;
 use crate::runner::Runner;
 use crate::runner::encoder_batch::{self, EncoderStep};
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};

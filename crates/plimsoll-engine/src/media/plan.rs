@@ -14,7 +14,7 @@ use plimsoll_models::{Encoder, Grid, Pictures, PlaceRule, Sense};
 
 use super::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
 use crate::api::options::Options;
-use crate::planner::error::PlanError;
+use crate::plan::error::PlanError;
 
 /// What of the options decides how large items are.
 #[derive(Clone, Debug, PartialEq)]

@@ -16,7 +16,7 @@ use plimsoll_models::Model;
 use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
 use super::{AudioSpec, ImageSpec, Spelling, VideoSpec};
 use crate::api::options::Options;
-use crate::planner::error::PlanError;
+use crate::plan::error::PlanError;
 
 /// Without a flag, no item has more tokens than this, whatever the model's processor allows. Some processors allow an
 /// image of 16384 tokens: on a CPU it takes minutes, while all other requests wait. llama.cpp has the same limit.

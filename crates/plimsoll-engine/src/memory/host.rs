@@ -12,8 +12,8 @@ use plimsoll_memory::{Bytes, Component, EmergencyReserve, Ledger, Plan, PlanLine
 use crate::memory::lease::MemoryLease;
 use crate::memory::ledger_report::counts::Counts;
 use crate::memory::process::ProcessAccount;
-use crate::planner::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
-use crate::planner::line::Line;
+use crate::plan::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
+use crate::plan::line::Line;
 use crate::shared::Shared;
 use crate::startup::error::{NoRoom, StartError};
 

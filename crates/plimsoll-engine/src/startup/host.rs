@@ -10,9 +10,9 @@ use plimsoll_memory::{Bytes, Ledger};
 use crate::api::options::Options;
 use crate::memory::host::EngineHost;
 use crate::memory::lease::MemoryLease;
-use crate::planner::constants::SPACE_STEP_BYTES;
-use crate::planner::error::PlanError;
-use crate::planner::line::Line;
+use crate::plan::constants::SPACE_STEP_BYTES;
+use crate::plan::error::PlanError;
+use crate::plan::line::Line;
 use crate::startup::error::{NoRoom, StartError};
 
 const SPACE_KEPT_BYTES: u64 = 1 << 20;

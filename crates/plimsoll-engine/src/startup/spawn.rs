@@ -19,7 +19,7 @@ use crate::memory::footprint::Accounts;
 use crate::memory::host::HostedLease;
 use crate::memory::lease::MemoryLease;
 use crate::memory::watch::watch;
-use crate::planner::EnginePlan;
+use crate::plan::EnginePlan;
 use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;

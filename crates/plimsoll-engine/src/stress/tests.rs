@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::api::options::Options;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
-use crate::planner::{Blueprint, Line};
+use crate::plan::{Blueprint, Line};
 use crate::runner::cpu::Passes;
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share};

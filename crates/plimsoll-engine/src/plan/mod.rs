@@ -2,6 +2,7 @@
 //!
 //! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
 
+pub(crate) mod advice;
 mod check;
 pub(crate) mod constants;
 pub(crate) mod error;
@@ -11,6 +12,7 @@ mod run;
 mod shortfall;
 pub(crate) mod sizes;
 mod tree;
+pub mod what_if;
 
 use plimsoll_device::{Declare, KvShape, ModelShape, PAGE_TOKENS, WeightTable, Work};
 use plimsoll_formats::{Checkpoint, Encoder};
@@ -18,12 +20,12 @@ use plimsoll_memory::Plan;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_models::Model;
 
-use crate::advice::advice;
 use crate::api::limits::Limits;
 use crate::api::options::Options;
 use crate::cache::PagePool;
 use crate::media::{MediaPlan, MediaRules};
 use crate::memory::footprint::Tables;
+use crate::plan::advice::advice;
 use crate::runner::encoder_batch;
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::schedule::scheduler::StepLimits;

@@ -4,7 +4,7 @@ use plimsoll_device::KvDtype;
 
 use crate::api::options::Options;
 use crate::media::MediaPlan;
-use crate::planner::error::Advice;
+use crate::plan::error::Advice;
 
 /// A flag that trades something for memory, with the options that it leads to.
 pub(crate) struct Alternative {

@@ -6,10 +6,10 @@ use plimsoll_device::PAGE_TOKENS;
 use plimsoll_formats::Checkpoint;
 use serde::Serialize;
 
-use crate::advice::{Alternative, alternatives};
 use crate::api::options::Options;
 use crate::media::MediaPlan;
-use crate::planner::{Blueprint, Line, PlanError};
+use crate::plan::advice::{Alternative, alternatives};
+use crate::plan::{Blueprint, Line, PlanError};
 
 /// The most users that are considered; more rows than this no step has.
 const USERS_MAX: u64 = 1 << 16;
