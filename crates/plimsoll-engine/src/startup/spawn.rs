@@ -24,7 +24,7 @@ use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::shared::Shared;
-use crate::sizing::PoolBuild;
+use crate::startup::size::PoolBuild;
 use crate::worker::{Encoding, Parts, Worker};
 
 /// A proven engine on its way to its thread.

@@ -2,8 +2,11 @@
 
 pub(crate) mod error;
 mod host;
+pub(crate) mod shadow;
+pub(crate) mod size;
 mod spawn;
 mod start_reserve;
+pub(crate) mod stress;
 
 use std::sync::Arc;
 
@@ -23,7 +26,7 @@ use crate::memory::process::ProcessAccount;
 use crate::plan::{Blueprint, EnginePlan};
 use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
-use crate::sizing::{CpuGenerations, PoolBuild, profile_config};
+use crate::startup::size::{CpuGenerations, PoolBuild, profile_config};
 pub use error::{NoRoom, StartError};
 pub use host::Host;
 use spawn::{Ready, spawn};

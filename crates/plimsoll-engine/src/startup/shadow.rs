@@ -16,7 +16,7 @@ use serde::Serialize;
 use crate::api::options::Options;
 use crate::memory::lease::MemoryLease;
 use crate::plan::{Blueprint, PlanError};
-use crate::sizing::profile_config;
+use crate::startup::size::profile_config;
 use crate::startup::{Host, StartError, generations, own_error};
 
 /// What a probe found. All sizes are bytes.

@@ -22,7 +22,7 @@ use crate::runner::Runner;
 use crate::runner::cpu::CpuRunner;
 use crate::sampling::Sampler;
 use crate::startup::error::StartError;
-use crate::stress::{stress, stress_tower};
+use crate::startup::stress::{stress, stress_tower};
 
 /// The configuration that lets `auto_profile` build what `plan` planned: as planned, and measured anew if that does not hold, where
 /// the operator left the pool's size open; pinned otherwise.
