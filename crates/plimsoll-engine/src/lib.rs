@@ -13,7 +13,6 @@ pub mod media;
 mod memory;
 pub mod metrics;
 pub mod plan;
-mod request_state;
 pub mod runner;
 pub mod sampling;
 mod schedule;
@@ -25,7 +24,6 @@ pub mod startup;
 mod status;
 pub mod testing;
 pub mod trace;
-mod watchdog;
 mod worker;
 
 pub use api::backlog;

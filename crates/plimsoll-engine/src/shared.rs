@@ -16,7 +16,7 @@ use crate::memory::footprint::Accounts;
 use crate::memory::governor::Gauge;
 use crate::metrics::Metrics;
 use crate::status::Status;
-use crate::watchdog::Watchdog;
+use crate::worker::watchdog::Watchdog;
 
 /// What the handle and the engine thread both see.
 pub(crate) struct Shared {

@@ -24,9 +24,9 @@ use crate::memory::footprint::{Accounts, Tables, engine_bytes, sampler_bytes, ta
 use crate::memory::lease::MemoryLease;
 use crate::memory::process::ProcessAccount;
 use crate::plan::{Blueprint, EnginePlan};
-use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
 use crate::startup::size::{CpuGenerations, PoolBuild, profile_config};
+use crate::worker::request_state::SharedTokenizer;
 pub use error::{NoRoom, StartError};
 pub use host::Host;
 use spawn::{Ready, spawn};

@@ -20,11 +20,11 @@ use crate::memory::host::HostedLease;
 use crate::memory::lease::MemoryLease;
 use crate::memory::watch::watch;
 use crate::plan::EnginePlan;
-use crate::request_state::SharedTokenizer;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::shared::Shared;
 use crate::startup::size::PoolBuild;
+use crate::worker::request_state::SharedTokenizer;
 use crate::worker::{Encoding, Parts, Worker};
 
 /// A proven engine on its way to its thread.

@@ -8,9 +8,9 @@ use plimsoll_memory::faults::{self, Site};
 use super::Worker;
 use crate::api::arrival::Arrival;
 use crate::api::pooling::Pooling;
-use crate::request_state::RequestState;
 use crate::runner::Runner;
 use crate::schedule::scheduler::{NewSeq, Pooled, Seq};
+use crate::worker::request_state::RequestState;
 
 impl<R: Runner> Worker<R> {
     /// Queues an arrival. A panic ends it alone: its outbox says so when it is dropped.

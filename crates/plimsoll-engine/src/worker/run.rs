@@ -10,12 +10,12 @@ use plimsoll_memory::faults::{self, Site};
 use super::{Worker, panic_message};
 use crate::memory::degradation::DegradationLevel;
 use crate::metrics::Metrics;
-use crate::request_state::RequestState;
 use crate::runner::Runner;
 use crate::runner::step::reuse;
 use crate::schedule::scheduler::Seq;
 use crate::shared::Shared;
 use crate::speculation::pace::{Done, Next};
+use crate::worker::request_state::RequestState;
 
 /// How long the engine waits at a time for a grammar's next tokens when no sequence can go on without them.
 const HELD_WAIT: Duration = Duration::from_millis(5);
