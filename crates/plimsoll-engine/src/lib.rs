@@ -7,7 +7,6 @@
 
 mod api;
 pub mod cache;
-mod generation;
 pub mod loading;
 pub mod media;
 mod memory;
@@ -16,7 +15,6 @@ pub mod plan;
 pub mod runner;
 pub mod sampling;
 mod schedule;
-pub mod sentence;
 mod shared;
 pub mod simulate;
 mod speculation;
@@ -47,6 +45,8 @@ pub use api::request;
 pub use api::request::Request;
 pub use cache::stats as cache_stats;
 pub use cache::stats::CacheReport;
+pub use loading::sentence;
+pub use loading::sentence::Sentence;
 pub use loading::{CheckpointDefaults, LoadedModel, LoadingError, with_weights};
 pub use media::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, VideoSpec};
 pub use memory::governor;
@@ -61,6 +61,5 @@ pub use plan::{Blueprint, EnginePlan, Line, PlanError, Shortfall, check_options}
 pub use plimsoll_models::{Grid, PlaceRule};
 pub use runner::cpu;
 pub use schedule::scheduler;
-pub use sentence::Sentence;
 pub use startup::shadow::{DryRun, dry_run};
 pub use startup::{Host, NoRoom, StartError, start, start_unless};

@@ -3,6 +3,8 @@
 //! The one place that knows where GGUF metadata and checkpoint directories keep what the text side needs.
 
 pub(crate) mod error;
+pub(crate) mod generation;
+pub mod sentence;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,9 +13,8 @@ use plimsoll_formats::{Checkpoint, GgufMeta};
 use plimsoll_memory::heap;
 use plimsoll_text::{ChatTemplate, GgufVocab, TemplateSources, TextError, Tokenizer};
 
-use crate::generation;
+use crate::loading::sentence::Sentence;
 use crate::sampling::SamplingParams;
-use crate::sentence::Sentence;
 pub use error::LoadingError;
 
 /// Opens a checkpoint that can be served: one with weights, not a configuration alone.
