@@ -12,7 +12,7 @@ use plimsoll_media::{MediaError, Modality, OutputPool, Shape, Staging};
 use plimsoll_memory::{Bytes, Component, PlanLine};
 use plimsoll_models::{Encoder, Grid, Pictures, PlaceRule, Sense};
 
-use super::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
+use super::spec::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
 use crate::api::options::Options;
 use crate::plan::error::PlanError;
 

@@ -14,7 +14,7 @@ use plimsoll_media::{MediaError, Size};
 use plimsoll_models::Model;
 
 use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
-use super::{AudioSpec, ImageSpec, Spelling, VideoSpec};
+use super::spec::{AudioSpec, ImageSpec, Spelling, VideoSpec};
 use crate::api::options::Options;
 use crate::plan::error::PlanError;
 

@@ -4,7 +4,7 @@
 //! Progress is a step that was delivered, a request that ended, or having nothing to do. A step that returns late has been a
 //! stall and is over; a kernel that never returns cannot be killed without the process, so it is said and that is
 //! all. An engine thread that goes round without getting anywhere is another matter: it ends what it has and starts over
-//! (`worker.rs`).
+//! (`worker/upkeep.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
