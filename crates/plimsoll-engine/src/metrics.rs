@@ -9,7 +9,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::governor::DegradationLevel;
+use crate::memory::degradation::DegradationLevel;
 
 /// What the engine counts.
 #[derive(Clone, Debug)]
@@ -163,6 +163,17 @@ impl Metrics {
         let mut counter = |name: &str, help: &str, counter: &Counter| {
             registry.register(format!("plimsoll_{name}"), help, counter.clone());
         };
+        self.each_request_counter(&mut counter);
+        self.each_memory_counter(&mut counter);
+        self.each_step_counter(&mut counter);
+        self.each_cache_counter(&mut counter);
+        self.each_encoder_counter(&mut counter);
+        self.register_gauges(registry);
+        self.register_histograms(registry);
+    }
+
+    /// Tokens, and what became of requests.
+    fn each_request_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("prompt_tokens", "Prompt tokens computed", &self.prompt_tokens);
         counter("prompt_cached_tokens", "Prompt tokens found in the prefix cache", &self.cached_tokens);
         counter("generated_tokens", "Tokens generated", &self.generated_tokens);
@@ -181,6 +192,10 @@ impl Metrics {
             "Requests refused with a 503 because memory was short",
             &self.refused_memory,
         );
+    }
+
+    /// Degradation levels and the emergency reserve.
+    fn each_memory_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         for (level, entered) in DegradationLevel::ALL.iter().zip(&self.levels) {
             counter(&format!("governor_{}", level.name()), "How often this degradation level was entered", entered);
         }
@@ -189,6 +204,10 @@ impl Metrics {
             "How often a refused allocation cost a block of the emergency reserve",
             &self.reserve_releases,
         );
+    }
+
+    /// Steps, their failures, and what a failure loses.
+    fn each_step_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter(
             "layered_chunks",
@@ -212,6 +231,10 @@ impl Metrics {
         );
         counter("engine_stalls", "Times the engine made no progress for too long", &self.stalls);
         counter("memory_trims", "Times free memory was given back to the system", &self.trims);
+    }
+
+    /// Prefix cache, speculation and state checkpoints.
+    fn each_cache_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);
         counter("speculation_drafted_tokens", "Drafted tokens that were checked", &self.drafted_tokens);
         counter("speculation_accepted_tokens", "Drafted tokens that were right", &self.accepted_tokens);
@@ -231,10 +254,17 @@ impl Metrics {
             "State checkpoints not made because every slot was held",
             &self.checkpoints_missed,
         );
+    }
+
+    /// The encoder.
+    fn each_encoder_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("encoder_media", "Media encoded", &self.encoded_media);
         counter("encoder_batches", "Batches that went through the encoder", &self.encoder_batches);
         counter("encoder_hits", "Media whose outputs were there already", &self.encoder_hits);
         counter("encoder_failures", "Media on which the encoder failed", &self.encoder_failures);
+    }
+
+    fn register_gauges(&self, registry: &mut Registry) {
         for (name, help, gauge) in [
             ("encoder_pages_used", "Pages of encoder outputs that requests hold", &self.encoder_pages_used),
             ("encoder_pages_cached", "Pages of encoder outputs that nobody holds", &self.encoder_pages_cached),
@@ -244,6 +274,9 @@ impl Metrics {
         }
         let ratio = self.acceptance_ratio.clone();
         registry.register("plimsoll_speculation_acceptance_ratio", "Accepted over drafted tokens since start", ratio);
+    }
+
+    fn register_histograms(&self, registry: &mut Registry) {
         let mut histogram = |name: &str, help: &str, histogram: &Histogram| {
             registry.register(format!("plimsoll_{name}_seconds"), help, histogram.clone());
         };

@@ -14,19 +14,22 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
+use crate::api::arrival::Arrival;
+use crate::api::handle::EngineHandle;
+use crate::api::limits::Limits;
+use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
+use crate::api::progress::Phase;
+use crate::api::request::Request;
 use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
-use crate::handle::{Arrival, EngineHandle, Shared};
 use crate::media::MediaSpec;
-use crate::outbox::{Cause, FinishReason, TokenLogprobs, TokenOut};
-use crate::prefill_budget::PrefillMeter;
-use crate::progress::Phase;
-use crate::request::{Limits, Request};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
-use crate::scheduler::StepLimits;
+use crate::schedule::prefill_budget::PrefillMeter;
+use crate::schedule::scheduler::StepLimits;
+use crate::shared::Shared;
 use crate::worker::{Encoding, Parts, Worker};
 
-pub use crate::worker::Speculation;
+pub use crate::speculation::pace::Speculation;
 
 /// One thing the scripted engine does for a request.
 #[derive(Clone, Debug)]
@@ -125,7 +128,7 @@ pub fn scripted_with_media(
         script: Box::new(script),
     };
     std::thread::spawn(move || engine.run(&inbox));
-    Scripted { handle: EngineHandle { shared, arrivals, epoch }, observed }
+    Scripted { handle: EngineHandle { shared, engine_host: None, arrivals, epoch }, observed }
 }
 
 /// What [`over_runner`] builds an engine from.
@@ -163,7 +166,7 @@ impl<R: Runner> Bench<R> {
         let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
         media.into_iter().for_each(|media| drop(shared.media.set(media)));
         let epoch = Instant::now();
-        let handle = EngineHandle { shared: Arc::clone(&shared), arrivals, epoch };
+        let handle = EngineHandle { shared: Arc::clone(&shared), engine_host: None, arrivals, epoch };
         let build = move || {
             let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
             let pool = PagePool::new(pages).expect("a pool");
@@ -408,7 +411,7 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
 }
 
 /// Hands the engine a made-up look at the machine.
-pub fn take_reading(engine: &EngineHandle, reading: crate::governor::Reading) {
+pub fn take_reading(engine: &EngineHandle, reading: crate::memory::governor::Reading) {
     engine.shared.gauge.set(reading);
 }
 

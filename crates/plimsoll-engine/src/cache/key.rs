@@ -8,7 +8,7 @@
 use plimsoll_media::ContentKey;
 use plimsoll_memory::broken;
 
-use super::radix::PAGE_TOKENS;
+use super::pages::PAGE_TOKENS;
 
 /// From this position on a prompt's pages depend on this content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

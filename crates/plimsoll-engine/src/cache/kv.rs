@@ -4,8 +4,8 @@
 //! has a checkpoint: a checkpoint that goes takes the pages with it that no other one needs, and a page takes its checkpoint.
 
 use super::key::PageKey;
-use super::pages::{PageId, PagePool};
-use super::radix::{Match, PAGE_TOKENS, PrefixIndex};
+use super::pages::{PAGE_TOKENS, PageId, PagePool};
+use super::radix::{Match, PrefixIndex};
 use super::states::{Purpose, SlotId, StatePool};
 
 /// The page pool, the index over it and the state slots beside it.

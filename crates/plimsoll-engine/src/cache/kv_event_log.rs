@@ -18,8 +18,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::sync::Notify;
 
-use super::pages::PageId;
-use super::radix::{PAGE_TOKENS, fold};
+use super::hash::fold;
+use super::pages::{PAGE_TOKENS, PageId};
 
 /// Upper limit of the rows examined to find a reader's position again. The engine thread may wait for this search.
 const LOOKED_AT_MAX: usize = 1024;

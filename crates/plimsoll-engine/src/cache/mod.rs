@@ -11,18 +11,21 @@
 //! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three consistent. [`KvEventLog`]
 //! reports the content of the index to external readers, if there are any.
 
+mod hash;
 mod key;
 mod kv;
 mod kv_event_log;
+pub(crate) mod lease;
 mod pages;
 mod radix;
 mod states;
+pub mod stats;
 #[cfg(test)]
 mod tests;
 
 pub use key::{MediaMark, PageKey};
 pub use kv::KvCache;
 pub use kv_event_log::{KvCursor, KvEvent, KvEventLog, KvEventStats};
-pub use pages::{PageId, PagePool, PoolError};
-pub use radix::{IndexError, IndexStats, Match, PAGE_TOKENS, PrefixIndex};
+pub use pages::{PAGE_TOKENS, PageId, PagePool, PoolError};
+pub use radix::{IndexError, IndexStats, Match, PrefixIndex};
 pub use states::{Purpose, SlotId, StateError, StatePool, StateStats};

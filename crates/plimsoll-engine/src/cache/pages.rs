@@ -8,6 +8,9 @@
 
 use thiserror::Error;
 
+/// Tokens in one page of KV.
+pub const PAGE_TOKENS: usize = 16;
+
 /// End of a list, and the link of a page that is on none.
 const NIL: u32 = u32::MAX;
 /// Set in `Slot::refs` while the prefix index is one of the holders.

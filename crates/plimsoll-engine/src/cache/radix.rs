@@ -20,14 +20,11 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::hash::fold;
 use super::key::PageKey;
 use super::kv_event_log::KvEventLog;
-use super::pages::{PageId, PagePool};
-pub(super) use table::fold;
+use super::pages::{PAGE_TOKENS, PageId, PagePool};
 use table::{DEAD, Node, Place, ROOT};
-
-/// Tokens in one page of KV.
-pub const PAGE_TOKENS: usize = 16;
 
 /// What a lookup found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::collections::TryReserveError;
 
-use super::{MediaItem, MediaSpec};
+use super::spec::{MediaItem, MediaSpec};
 
 /// Placeholders without a gap: a whole picture, or one group of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,10 +12,19 @@ use plimsoll_media::{MediaError, Modality, OutputPool, Shape, Staging};
 use plimsoll_memory::{Bytes, Component, PlanLine};
 use plimsoll_models::{Encoder, Grid, Pictures, PlaceRule, Sense};
 
-use super::rules::Bounds;
-use super::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
-use crate::options::Options;
-use crate::planner::PlanError;
+use super::spec::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
+use crate::api::options::Options;
+use crate::plan::error::PlanError;
+
+/// What of the options decides how large items are.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Bounds {
+    pub image: ImageSpec,
+    pub video: Option<VideoSpec>,
+    pub audio: Option<AudioSpec>,
+    pub batch: usize,
+    pub spelling: Spelling,
+}
 
 /// Rows of a page of encoder outputs: small beside a picture, so that little of the last page is wasted.
 const OUTPUT_PAGE_ROWS: usize = 32;

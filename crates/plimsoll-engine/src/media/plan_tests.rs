@@ -6,7 +6,7 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_media::Size;
 
 use super::*;
-use crate::planner::{Blueprint, EnginePlan, Line};
+use crate::plan::{Blueprint, EnginePlan, Line};
 
 fn fixture_of(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)

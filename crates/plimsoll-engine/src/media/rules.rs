@@ -13,10 +13,10 @@ use plimsoll_media::image::Normalize;
 use plimsoll_media::{MediaError, Size};
 use plimsoll_models::Model;
 
-use super::plan::{MediaPlan, Planner, image_bounds, largest_images};
-use super::{AudioSpec, ImageSpec, Spelling, VideoSpec};
-use crate::options::Options;
-use crate::planner::PlanError;
+use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
+use super::spec::{AudioSpec, ImageSpec, Spelling, VideoSpec};
+use crate::api::options::Options;
+use crate::plan::error::PlanError;
 
 /// Without a flag, no item has more tokens than this, whatever the model's processor allows. Some processors allow an
 /// image of 16384 tokens: on a CPU it takes minutes, while all other requests wait. llama.cpp has the same limit.
@@ -49,16 +49,6 @@ pub struct MediaRules {
     max_context: usize,
     /// Plans that have been made: the planner is asked again and again.
     made: Mutex<Vec<(Bounds, MediaPlan)>>,
-}
-
-/// What of the options decides how large items are.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Bounds {
-    pub image: ImageSpec,
-    pub video: Option<VideoSpec>,
-    pub audio: Option<AudioSpec>,
-    pub batch: usize,
-    pub spelling: Spelling,
 }
 
 /// Plans that are remembered.

@@ -12,8 +12,8 @@ use plimsoll_media::{Claim, ContentKey, MediaError, Modality, OutputPool, Pinned
 use plimsoll_memory::heap::chunk_bytes;
 use plimsoll_models::{Grid, PlacedItem, Sense, TextLine};
 
-use super::placed::Run;
-use super::{MediaItem, MediaSpec, Pixels, placed, sense};
+use super::placed::{self, Run};
+use super::spec::{MediaItem, MediaSpec, Pixels, sense};
 use crate::cache::MediaMark;
 
 /// One item as its sequence holds it.

@@ -7,13 +7,14 @@ use plimsoll_device::Isa;
 use plimsoll_memory::host::{HostError, HostLimits, HostNow, Remedy, Root};
 use plimsoll_memory::{Bytes, Ledger};
 
-use crate::engine_host::EngineHost;
-use crate::options::Options;
-use crate::planner::{Line, PlanError};
+use crate::api::options::Options;
+use crate::memory::host::EngineHost;
+use crate::memory::lease::MemoryLease;
+use crate::plan::constants::SPACE_STEP_BYTES;
+use crate::plan::error::PlanError;
+use crate::plan::line::Line;
+use crate::startup::error::{NoRoom, StartError};
 
-/// What is mapped and not touched differs by some hundred KiB from one look to the next, and between `plan` and `serve`. Under an rlimit the
-/// line is so much lower, at least, and a multiple of this below the limit: both find the same.
-pub(crate) const SPACE_STEP_BYTES: u64 = 4 << 20;
 const SPACE_KEPT_BYTES: u64 = 1 << 20;
 
 /// Threads that a process with an engine of `threads` compute threads has beside its first: those, all of the time; and either what
@@ -98,5 +99,63 @@ impl Host {
             _ => 0,
         };
         now.available.saturating_add(untouched).saturating_add(now.own.leak_gauge().saturating_sub(others))
+    }
+}
+
+impl EngineHost {
+    /// Plans the engine host under the machine's line, leases it, and puts the emergency reserve into the heap's keeping.
+    ///
+    /// # Errors
+    /// [`StartError::NoRoom`] when the line does not even hold this; otherwise as of a start.
+    pub fn open(http_bytes: u64, host: &Host) -> Result<Arc<Self>, StartError> {
+        let plan = Self::planned(http_bytes, &host.line);
+        if plan.shortfall() > 0 {
+            let (needed, left) = (plan.total(), plan.limit);
+            return Err(NoRoom { what: "what all models share", needed, left, line: plan.limit }.into());
+        }
+        let memory_lease = MemoryLease::take(plan.total(), 0, host.lease_dir.clone(), &host.root, &host.limits)?;
+        Self::build(plan, memory_lease)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_memory::{Component, heap};
+
+    use super::*;
+
+    #[test]
+    fn residents_stay_under_the_line_and_leave_their_room_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { memory_budget: Some("64MiB".parse().unwrap()), ..Options::default() };
+        let host = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };
+        let engine_host = EngineHost::open(8 << 20, &host).unwrap();
+        let shared = engine_host.plan().total();
+        assert_eq!((engine_host.planned_total(), engine_host.room()), (shared, (64 << 20) - shared));
+        let ledger = |bytes| {
+            let ledger = Arc::new(Ledger::new());
+            ledger.plan(Component::Weights, bytes);
+            ledger
+        };
+        let first = engine_host.admit(&ledger(engine_host.room() - 10)).unwrap();
+        assert_eq!(engine_host.room(), 10);
+        let refused = engine_host.admit(&ledger(11)).err().unwrap();
+        assert_eq!((refused.needed, refused.left, refused.line), (11, 10, 64 << 20));
+        assert!(refused.to_string().contains("64.0 MiB"), "{refused}");
+        let second = engine_host.admit(&ledger(10)).unwrap();
+        assert_eq!(engine_host.room(), 0);
+        // The report counts hosted engines that are loading or shutting down.
+        let report = engine_host.report(&[]);
+        assert_eq!(report.planned_bytes, 64 << 20);
+        let weights = report.components.iter().find(|row| row.component == Component::Weights.name()).unwrap();
+        assert_eq!(weights.planned_bytes, (64 << 20) - shared);
+        drop(first);
+        drop(second);
+        assert_eq!(engine_host.planned_total(), shared);
+        assert!(heap::armed());
+        drop(engine_host);
+        assert!(!heap::armed(), "the emergency reserve goes with the engine host");
+        let tight = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };
+        assert!(matches!(EngineHost::open(1 << 30, &tight), Err(StartError::NoRoom(_))));
     }
 }

@@ -7,8 +7,8 @@ use plimsoll_memory::sizing::Mode;
 use plimsoll_text::Tokenizer;
 
 use super::*;
-use crate::outbox::{Delta, TokenOut};
-use crate::request::Request;
+use crate::api::output::{Delta, TokenOut};
+use crate::api::request::Request;
 use crate::sampling::SamplingParams;
 
 fn fixture(model: &str) -> PathBuf {
@@ -60,7 +60,7 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         media: Vec::new(),
     };
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
-    let read = |mut reader: crate::outbox::Reader| {
+    let read = |mut reader: crate::api::outbox::Reader| {
         let deltas = std::iter::from_fn(|| pollster::block_on(reader.next()));
         deltas.inspect(|delta: &Delta| assert_eq!(delta.error, None)).flat_map(|delta| delta.tokens).collect()
     };

@@ -5,17 +5,16 @@
 //! Memory and time depend on nothing else. The numbers come from a hash with a key that is drawn anew for each trace
 //! and never written down.
 
+mod blinds;
 mod import;
 
 use std::borrow::Cow;
-use std::hash::{BuildHasher, RandomState};
 use std::io::BufRead;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::media::MediaItem;
-
+pub use blinds::Blinds;
 pub use import::{burst_gpt, mooncake};
 
 /// The version of the format.
@@ -339,37 +338,6 @@ fn each_line(
         take(number, text)?;
     }
     Ok(None)
-}
-
-/// Numbers for blocks and salts, under a random key that is dropped with this value.
-#[derive(Default)]
-pub struct Blinds(RandomState);
-
-impl Blinds {
-    /// A prompt without its content, or (`content`) with its ids.
-    pub fn prompt(&self, ids: &[u32], media: &[MediaItem], content: bool) -> Prompt {
-        let media: Vec<Medium> = media.iter().map(|item| self.medium(item)).collect();
-        let mut before = 0;
-        let mut number = |(block, ids): (usize, &[u32])| {
-            // Placeholders look alike whatever they stand for.
-            let here = media.iter().filter(|medium| (medium.first / BLOCK_TOKENS) as usize == block);
-            before = here.fold(self.0.hash_one((before, ids)), |before, medium| self.0.hash_one((before, medium.key)));
-            before >> 16
-        };
-        let blocks = ids.chunks(BLOCK_TOKENS as usize).enumerate().map(&mut number).collect();
-        Prompt { tokens: ids.len() as u32, blocks, media, ids: content.then(|| ids.to_vec()) }
-    }
-
-    fn medium(&self, item: &MediaItem) -> Medium {
-        let tokens = u32::try_from(item.shape.tokens).unwrap_or(u32::MAX);
-        let (kind, key) = (item.shape.modality.name().into(), self.0.hash_one(item.key) >> 16);
-        Medium { kind, tokens, first: item.first, key }
-    }
-
-    /// The number for a salt; 0 for none.
-    pub fn salt(&self, salt: u64) -> u64 {
-        if salt == 0 { 0 } else { self.0.hash_one(salt) >> 16 }
-    }
 }
 
 #[cfg(test)]

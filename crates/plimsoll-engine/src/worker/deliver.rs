@@ -5,13 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use plimsoll_memory::faults::{self, Site};
 
 use super::{Worker, panic_message};
-use crate::byte_reservation::Failure;
-use crate::constraint::Unfit;
-use crate::outbox::TokenLogprobs;
-use crate::request::Request;
+use crate::api::constraint::Unfit;
+use crate::api::error::Failure;
+use crate::api::output::TokenLogprobs;
+use crate::api::request::Request;
 use crate::runner::Runner;
 use crate::sampling::{LogprobError, SampleError, Sampler, TokenCounts, top_logprobs};
-use crate::scheduler::Share;
+use crate::schedule::scheduler::Share;
 
 impl<R: Runner> Worker<R> {
     /// Turns the logits of the last step into tokens, and notes how many rows of each share count.

@@ -8,11 +8,12 @@ use std::time::Instant;
 
 use plimsoll_device::StepInput;
 
-use super::{Worker, enters, run_guarded};
+use super::Worker;
+use super::run::{enters, run_guarded};
 use crate::runner::Runner;
-use crate::scheduler::{Share, StepLimits};
-use crate::speculation::Next;
-use crate::step::{StepBuffers, reuse};
+use crate::runner::step::{StepBuffers, reuse};
+use crate::schedule::scheduler::{Share, StepLimits};
+use crate::speculation::pace::Next;
 
 /// A chunk between two layers.
 #[derive(Debug)]

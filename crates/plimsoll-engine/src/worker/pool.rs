@@ -3,10 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::{Worker, panic_message};
-use crate::byte_reservation::Failure;
-use crate::pooling::Pooling;
+use crate::api::error::Failure;
+use crate::api::pooling::Pooling;
 use crate::runner::Runner;
-use crate::scheduler::Share;
+use crate::schedule::scheduler::Share;
 
 impl<R: Runner> Worker<R> {
     /// Collects one share. Its rows begin with the step's row `first_row`, its logits with row `logit_row`. Returns how

@@ -15,12 +15,12 @@ use plimsoll_device::DeviceError;
 use super::deliver::Chooser;
 use super::{Worker, panic_message};
 use crate::metrics::Metrics;
-use crate::prompt_lookup::Repeat;
-use crate::request_state::RequestState;
 use crate::runner::Runner;
-use crate::scheduler::Seq;
-use crate::speculation::{Next, Source};
-use crate::step::DraftRows;
+use crate::runner::step::DraftRows;
+use crate::schedule::scheduler::Seq;
+use crate::speculation::pace::{Next, Source};
+use crate::speculation::prompt_lookup::Repeat;
+use crate::worker::request_state::RequestState;
 
 /// A line of log for so many checked steps.
 const LOG_EVERY: u64 = 4096;

@@ -6,12 +6,12 @@ use std::time::Instant;
 use plimsoll_memory::{broken, heap};
 
 use super::Worker;
-use crate::byte_reservation::Failure;
+use crate::api::error::Failure;
+use crate::api::progress::Phase;
 use crate::cache::PAGE_TOKENS;
-use crate::governor::DegradationLevel;
-use crate::progress::Phase;
+use crate::memory::degradation::DegradationLevel;
+use crate::memory::trim::Due;
 use crate::runner::Runner;
-use crate::trim::Due;
 
 impl<R: Runner> Worker<R> {
     /// Forgets all state that may be half changed. Requests wait again and are computed anew, with the same bits; if that is of

@@ -7,6 +7,7 @@ mod words;
 
 use std::path::{Path, PathBuf};
 
+/// The root of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

@@ -2,9 +2,10 @@
 
 use plimsoll_memory::broken;
 
+use super::super::hash::fold;
 use super::super::key::Content;
-use super::super::pages::{PageId, PagePool};
-use super::{PAGE_TOKENS, PrefixIndex};
+use super::super::pages::{PAGE_TOKENS, PageId, PagePool};
+use super::PrefixIndex;
 
 /// The parent of a node that starts a prompt, and an empty place in the table.
 pub(super) const ROOT: u32 = u32::MAX;
@@ -122,10 +123,4 @@ impl PrefixIndex {
         self.stats.nodes -= 1;
         self.kv_event_log.iter().for_each(|kv_event_log| kv_event_log.removed(page));
     }
-}
-
-/// The two halves of a 128-bit product, folded: every input bit reaches every output bit.
-pub(in crate::cache) fn fold(a: u64, b: u64) -> u64 {
-    let product = u128::from(a) * u128::from(b);
-    (product >> 64) as u64 ^ product as u64
 }

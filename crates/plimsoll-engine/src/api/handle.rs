@@ -1,0 +1,259 @@
+//! The engine's front door: submit, look, drain. Cheap to clone; everything else stays inside the engine thread.
+
+mod cache;
+mod hosted;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::{Duration, Instant};
+
+use plimsoll_memory::{Ledger, Plan, heap};
+
+use crate::api::admission::{AdmissionPermit, HostBytes};
+use crate::api::arrival::{Arrival, Timestamps};
+use crate::api::byte_reservation::ByteReservation;
+use crate::api::error::Refusal;
+use crate::api::limits::Limits;
+use crate::api::outbox::{Reader, outbox};
+use crate::api::request::Request;
+use crate::media::MediaSpec;
+use crate::memory::degradation::DegradationLevel;
+use crate::memory::host::EngineHost;
+use crate::memory::ledger_report::LedgerReport;
+use crate::metrics::Metrics;
+use crate::shared::Shared;
+pub use crate::status::Status;
+
+/// A clonable handle to a running engine.
+#[derive(Clone)]
+pub struct EngineHandle {
+    pub(crate) shared: Arc<Shared>,
+    /// Where the engine lives with others; none where it is alone.
+    pub(crate) engine_host: Option<Arc<EngineHost>>,
+    pub(crate) arrivals: SyncSender<Arrival>,
+    pub(crate) epoch: Instant,
+}
+
+impl EngineHandle {
+    /// Checks, prices and queues a request. Never blocks.
+    pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
+        self.submit_since(request, Instant::now())
+    }
+
+    /// As [`Self::submit`], for a client that has waited since `asked`: the time to first token counts from there.
+    pub fn submit_since(&self, request: Request, asked: Instant) -> Result<Reader, Refusal> {
+        if self.shared.draining.load(Ordering::Acquire) {
+            return Err(unavailable("the server is shutting down and accepts no new requests"));
+        }
+        self.queue(request, asked, self.shared.limits.max_waiting).inspect_err(|refusal| {
+            if let Refusal::Full { .. } = refusal {
+                self.shared.metrics.refused_full.inc();
+            }
+        })
+    }
+
+    /// As [`Self::submit`], for a further input of a request that has run some of its inputs. A draining server lets
+    /// it finish. While other inputs still run (`beside`), it leaves half of the queue to other requests. A full
+    /// queue does not count as a refusal: the caller waits and tries again.
+    pub fn submit_next(&self, request: Request, beside: bool) -> Result<Reader, Refusal> {
+        let waiting = self.shared.limits.max_waiting;
+        self.queue(request, Instant::now(), if beside { waiting / 2 } else { waiting })
+    }
+
+    fn queue(&self, mut request: Request, asked: Instant, waiting: u32) -> Result<Reader, Refusal> {
+        let limits = &self.shared.limits;
+        request.embed.iter_mut().for_each(|embed| limits.complete(embed));
+        request.check(limits).inspect_err(|_| {
+            self.shared.metrics.refused_invalid.inc();
+        })?;
+        self.check_media(&request).inspect_err(|_| {
+            self.shared.metrics.refused_invalid.inc();
+        })?;
+        if self.level() >= DegradationLevel::StopAdmitting {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable("memory is short on this machine: no new requests until it is back"));
+        }
+        if self.shared.reserve_kept.load(Ordering::Relaxed) && heap::reserve_blocks_missing() > 0 {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable(
+                "memory was refused a moment ago: no new requests until the reserve is whole again",
+            ));
+        }
+        if self.shared.watchdog.stalled() {
+            return Err(unavailable("the engine makes no progress: no new requests until it does"));
+        }
+        let (place, bytes) = self.reserve(&request, waiting)?;
+        let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
+        let constraint = constraint.map_err(|message| {
+            self.shared.metrics.refused_memory.inc();
+            unavailable(&message)
+        })?;
+        let room =
+            ByteReservation::reserve(&mut request, self.media()).map(|room| ByteReservation { constraint, ..room });
+        let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
+            self.shared.metrics.refused_memory.inc();
+            return Err(unavailable("memory ran short on this machine; try again later"));
+        };
+        let arrival =
+            Arrival { request, outbox, timestamps: Timestamps { asked, arrived: Instant::now() }, place, room };
+        match self.arrivals.try_send(arrival) {
+            Ok(()) => Ok(reader),
+            Err(TrySendError::Full(_)) => Err(self.full("queue")),
+            Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
+        }
+    }
+
+    fn check_media(&self, request: &Request) -> Result<(), Refusal> {
+        let invalid = |message: &str| Err(Refusal::Invalid { param: "messages", message: message.into() });
+        match self.media() {
+            _ if request.media.is_empty() => Ok(()),
+            Some(_) if request.embed.is_some() => invalid("media are not embedded here: only text is"),
+            Some(spec) => spec.check(&request.prompt, &request.media),
+            None => invalid("this model takes text only: no images, video or sound"),
+        }
+    }
+
+    /// Reserves the request's place among those that run and `waiting` more, and its host bytes, or says what is full.
+    fn reserve(&self, request: &Request, waiting: u32) -> Result<(AdmissionPermit, HostBytes), Refusal> {
+        let limits = &self.shared.limits;
+        let bytes = request.host_bytes();
+        if bytes > limits.host_bytes {
+            self.shared.metrics.refused_invalid.inc();
+            return Err(Refusal::Invalid {
+                param: "max_tokens",
+                message: format!(
+                    "the request may hold {bytes} bytes on the host (ids, output, log-probabilities); the limit is {}",
+                    limits.host_bytes
+                ),
+            });
+        }
+        let places = u64::from(limits.running_max_req_size) + u64::from(waiting);
+        let Some(place) = self.shared.reservations.admit(places) else { return Err(self.full("queue")) };
+        let Some(bytes) = self.shared.reservations.reserve(bytes) else { return Err(self.full("host")) };
+        Ok((place, bytes))
+    }
+
+    fn full(&self, what: &str) -> Refusal {
+        let limits = &self.shared.limits;
+        let message = match what {
+            "host" => format!("all {} bytes for requests on the host are reserved; try again later", limits.host_bytes),
+            // Not all need be alive: those that hung up hold their places until the engine's next step.
+            _ => format!(
+                "all {} places are taken ({} may run and {} wait); try again later",
+                u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting),
+                limits.running_max_req_size,
+                limits.max_waiting
+            ),
+        };
+        Refusal::Full { message, retry_after_s: 1 }
+    }
+
+    /// The bounds requests are checked against.
+    pub fn limits(&self) -> &Limits {
+        &self.shared.limits
+    }
+
+    /// The tokens that end output; none for an engine without a model.
+    pub fn eos(&self) -> &[u32] {
+        self.shared.eos.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// What the model takes besides text, and within which limits; none for a model of text alone.
+    pub fn media(&self) -> Option<&MediaSpec> {
+        self.shared.media.get()
+    }
+
+    /// The plan this engine was built from.
+    pub fn plan(&self) -> &Plan {
+        &self.shared.plan
+    }
+
+    /// The ledger, live: what is measured rather than counted is measured now.
+    pub fn ledger(&self) -> &Ledger {
+        self.shared.observe_accounts();
+        &self.shared.ledger
+    }
+
+    /// Everything there is to say about memory and requests at this moment.
+    pub fn report(&self) -> LedgerReport {
+        LedgerReport::of(&self.shared, self.engine_host.as_deref())
+    }
+
+    /// What the largest steps really took of the step workspace when they were proven; none for a scripted engine.
+    pub fn proven_workspace_bytes(&self) -> Option<u64> {
+        self.shared.accounts.get().map(|accounts| accounts.workspace_peak)
+    }
+
+    /// Counters and histograms.
+    pub fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
+
+    /// How far the engine gives way because memory is short on the machine.
+    pub fn level(&self) -> DegradationLevel {
+        self.shared.gauge.level()
+    }
+
+    /// Gauges, refreshed every step.
+    pub fn status(&self) -> &Status {
+        &self.shared.status
+    }
+
+    /// Host bytes reserved by requests in the system, and how many requests those are.
+    pub fn reserved(&self) -> (u64, u64) {
+        let reservations = &self.shared.reservations;
+        (reservations.reserved(), reservations.in_system())
+    }
+
+    /// Host bytes that requests hold at this moment, of those that are reserved.
+    pub fn held(&self) -> u64 {
+        self.shared.reservations.held()
+    }
+
+    /// Whether the engine is alive and has made progress lately (or had nothing to do): within [`Self::stall_limit`].
+    pub fn healthy(&self) -> bool {
+        let progress = Duration::from_millis(self.shared.status.progress_ms.load(Ordering::Acquire));
+        !self.stopped() && self.epoch.elapsed().saturating_sub(progress) <= self.stall_limit()
+    }
+
+    /// How long the engine may make no progress before it counts as stalled.
+    pub fn stall_limit(&self) -> Duration {
+        self.shared.watchdog.limit()
+    }
+
+    /// Sets [`Self::stall_limit`].
+    pub fn set_stall_limit(&self, limit: Duration) {
+        self.shared.watchdog.set_limit(limit);
+    }
+
+    /// Whether new requests are refused because of shutdown.
+    pub fn draining(&self) -> bool {
+        self.shared.draining.load(Ordering::Acquire)
+    }
+
+    /// Stops admitting; requests already accepted are finished.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::Release);
+    }
+
+    /// Ends every request with an error and the engine thread with them.
+    pub fn stop(&self) {
+        self.drain();
+        self.shared.stop.store(true, Ordering::Release);
+    }
+
+    /// Whether the engine thread has ended.
+    pub fn stopped(&self) -> bool {
+        self.shared.stopped.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing is running or waiting.
+    pub fn idle(&self) -> bool {
+        self.shared.reservations.in_system() == 0
+    }
+}
+
+fn unavailable(message: &str) -> Refusal {
+    Refusal::Unavailable { message: message.into(), retry_after_s: 5 }
+}

@@ -1,0 +1,73 @@
+//! The prefix cache through the handle: what it holds, and the request to clear it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Acquire;
+
+use super::EngineHandle;
+use crate::cache::stats::CacheReport;
+use crate::cache::{KvEventLog, PAGE_TOKENS};
+use crate::shared::Shared;
+
+fn report(shared: &Shared) -> CacheReport {
+    let (cached, status) = (&shared.cached, &shared.status);
+    let (pages, kept) = (status.pages_cached.load(Acquire), status.slots_kept.load(Acquire));
+    let (page_bytes, slot_bytes) = (shared.page_bytes(), shared.slot_bytes());
+    let encoder = shared.media.get().map(|media| media.outputs.stats());
+    CacheReport {
+        enabled: status.prefix_cache.load(Acquire),
+        page_tokens: PAGE_TOKENS as u64,
+        page_bytes,
+        entries: cached.indexed.load(Acquire),
+        pages,
+        bytes: pages * page_bytes,
+        state_checkpoints: kept,
+        state_bytes: kept * slot_bytes,
+        encoder_entries: encoder.map_or(0, |stats| stats.entries as u64),
+        encoder_bytes: encoder.map_or(0, |stats| stats.idle_bytes()),
+        hit_tokens: cached.hit_tokens.load(Acquire),
+        miss_tokens: cached.miss_tokens.load(Acquire),
+        inserted_pages: cached.inserted.load(Acquire),
+        evicted_pages: cached.evicted.load(Acquire),
+    }
+}
+
+impl EngineHandle {
+    /// What the prefix cache holds and has done.
+    pub fn cache_report(&self) -> CacheReport {
+        report(&self.shared)
+    }
+
+    /// What the prefix cache holds, for others to follow; none unless [`crate::Options::kv_events`].
+    pub fn kv_event_log(&self) -> Option<&Arc<KvEventLog>> {
+        self.shared.kv_event_log.get()
+    }
+
+    /// Bytes of one page of keys and values.
+    pub fn page_bytes(&self) -> u64 {
+        self.shared.page_bytes()
+    }
+
+    /// Bytes of one state slot.
+    pub fn slot_bytes(&self) -> u64 {
+        self.shared.slot_bytes()
+    }
+
+    /// Drops every prefix and checkpoint between two steps; pages and slots without another holder are free
+    /// afterwards. Returns the report before and after, or none when the engine has stopped. Cancel-safe: the engine
+    /// clears the cache even if this call is dropped.
+    pub async fn clear_cache(&self) -> Option<(CacheReport, CacheReport)> {
+        let cached = &self.shared.cached;
+        let before = self.cache_report();
+        let mine = cached.ask();
+        loop {
+            let told = cached.woken();
+            if cached.is_done(mine) {
+                return Some((before, self.cache_report()));
+            }
+            if self.stopped() {
+                return None;
+            }
+            told.await;
+        }
+    }
+}

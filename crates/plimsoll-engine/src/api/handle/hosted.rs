@@ -1,0 +1,48 @@
+//! Engines that share a process, through their handles: reports over all of them, and the end of one.
+
+use std::time::Duration;
+
+use super::EngineHandle;
+use crate::memory::host::{EngineHost, HostedEngine, HostedEngines};
+use crate::memory::ledger_report::{LedgerReport, Whole, looked_at};
+use crate::shared::Shared;
+
+impl EngineHost {
+    /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on their way in or out:
+    /// they hold bytes, and have no more to say.
+    pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
+        self.told(engines, true)
+    }
+
+    /// The same without `engines`: what all share, and what is on its way.
+    pub fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
+        self.told(engines, false)
+    }
+
+    fn told(&self, engines: &[&EngineHandle], with: bool) -> LedgerReport {
+        let (process, _) = looked_at(|| {
+            // The host counts what no engine counts, so the engines are observed first.
+            engines.iter().filter(|_| with).for_each(|engine| engine.shared.observe_accounts());
+            self.committed_total()
+        });
+        // An engine that leaves after this line is still in `here`. One that left before is counted in `past`, even
+        // if `engines` still lists it.
+        let HostedEngines { here, past } = self.hosted_engines().clone();
+        let (known, moving): (Vec<HostedEngine>, Vec<HostedEngine>) = here
+            .into_iter()
+            .partition(|hosted_engine| engines.iter().any(|engine| hosted_engine.is(&engine.shared.ledger)));
+        let known: Vec<&Shared> =
+            known.iter().filter(|_| with).filter_map(|hosted_engine| hosted_engine.engine.as_deref()).collect();
+        let (plan, ledger) = (self.plan(), &*self.ledger);
+        LedgerReport::whole(&Whole { plan, ledger, engines: &known, moving: &moving, past, process })
+    }
+}
+
+impl EngineHandle {
+    /// Ends the engine and waits until it has moved out of its engine host, its memory given back. False when that took longer than `within`.
+    pub fn move_out(&self, within: Duration) -> bool {
+        self.stop();
+        let Some(engine_host) = &self.engine_host else { return self.stopped() };
+        engine_host.wait_until_gone(&self.shared.ledger, within)
+    }
+}

@@ -1,0 +1,17 @@
+//! What a client of the engine sees: requests, limits, output, errors, the handle.
+
+pub(crate) mod admission;
+pub(crate) mod arrival;
+pub mod backlog;
+pub(crate) mod byte_reservation;
+pub mod cancel;
+pub mod constraint;
+pub(crate) mod error;
+pub mod handle;
+pub(crate) mod limits;
+pub mod options;
+pub mod outbox;
+pub(crate) mod output;
+pub mod pooling;
+pub mod progress;
+pub mod request;

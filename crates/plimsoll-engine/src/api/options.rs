@@ -1,0 +1,183 @@
+//! What the operator asked for. Names are those of the flags; absent means "decide from the model and the machine".
+
+use std::time::Duration;
+
+use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype};
+use plimsoll_memory::host::MemoryBudget;
+use plimsoll_memory::sizing::Fraction;
+
+/// How long an engine may make no progress unless told otherwise.
+pub const STALL_LIMIT: Duration = Duration::from_secs(120);
+
+/// What the HTTP side would take with another value of one of its flags.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpAlternative {
+    /// The flag.
+    pub flag: &'static str,
+    /// The value.
+    pub value: String,
+    /// [`Options::http_bytes`] with it.
+    pub http_bytes: u64,
+}
+
+/// Options of one engine.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The line, if lower than what the machine allows.
+    pub memory_budget: Option<MemoryBudget>,
+    /// Share of the room for keys and values that is used.
+    pub mem_fraction: Fraction,
+    /// Tokens of the page pool, exactly; absent: sized from the room.
+    pub max_total_token_num: Option<u64>,
+    /// Token rows of one step.
+    pub batch_max_tokens: usize,
+    /// Largest decode batch, which is the number of logit rows of one step.
+    pub graph_max_batch_size: usize,
+    /// By how many percent a token of a running stream may take longer beside a prompt of more than a step, 1 to 10000; one layer of
+    /// sixteen of its rows goes on in any case.
+    pub long_prompt_slowdown: usize,
+    /// Requests that run at once.
+    pub running_max_req_size: usize,
+    /// Requests that wait at most.
+    pub max_waiting: usize,
+    /// Prompt plus output of one request; absent: the model's context, or what the pool can hold.
+    pub max_req_total_len: Option<usize>,
+    /// Storage of keys and values.
+    pub kv_dtype: KvDtype,
+    /// Storage of weights.
+    pub dtype: DtypePolicy,
+    /// Compute threads; absent: the usable cores.
+    pub threads: Option<usize>,
+    /// Instruction set; absent: the best this machine has.
+    pub isa: Option<Isa>,
+    /// Arithmetic of linear layers and attention.
+    pub compute_dtype: ComputeDtype,
+    /// Share the pages of equal prefixes.
+    pub prefix_cache: bool,
+    /// Keep notes of what the prefix cache holds, for routers.
+    pub kv_events: bool,
+    /// Commit pages on demand instead of at start.
+    pub elastic: bool,
+    /// How long the engine may make no progress before it is said and new requests are refused.
+    pub stall_limit: Duration,
+    /// Load the checkpoint's multi-token-prediction head and let it draft.
+    pub enable_mtp: bool,
+    /// Tokens it drafts at once, 1 to [`Options::DRAFTS_MAX`].
+    pub mtp_num_draft_tokens: usize,
+    /// Take drafts as they are instead of checking them: faster, one state slot a sequence, other output.
+    pub mtp_optimistic: bool,
+    /// Pause drafting where it costs more than it wins.
+    pub mtp_adaptive: bool,
+    /// Tokens drafted at once from what the text itself said before, without a head; 0 to [`Options::DRAFTS_MAX`].
+    pub prompt_lookup_num_tokens: usize,
+    /// Share of the pools' room that recurrent state gets; absent: balanced with the page pool.
+    pub state_ratio: Option<Fraction>,
+    /// Slots for checkpoints of recurrent state, for each running request.
+    pub state_checkpoints: usize,
+    /// Media that go through the encoder together, at most; at least 1.
+    pub visual_infer_batch_size: usize,
+    /// Pixels that a picture is resized to, at most; absent: what the model's processor says, and no more than 4096 tokens.
+    pub max_image_pixels: Option<u64>,
+    /// Frames of one video, at most; absent: what the model's processor says, and no more than 4096 tokens.
+    pub max_video_frames: Option<u64>,
+    /// Seconds of one sound, at most; absent: no more than 4096 tokens.
+    pub max_audio_seconds: Option<u64>,
+    /// Media of one request, at most.
+    pub max_media_per_request: usize,
+    /// Bytes for what the encoder has made; absent: for a batch of the largest items, and one more.
+    pub encoder_output_bytes: Option<u64>,
+    /// Host bytes for media: decoding, and pixels until their requests end.
+    pub media_bytes: u64,
+    /// Host bytes that requests may hold together.
+    pub request_bytes: u64,
+    /// Host bytes the HTTP side may hold: bodies, connections, buffers.
+    pub http_bytes: u64,
+    /// Threads that the process has at most beside the engine's: the HTTP side's, and other engines'. Where address space is limited
+    /// their stacks count.
+    pub other_threads: usize,
+    /// Flags of the HTTP side that would make that less, for advice.
+    pub http_alternatives: Vec<HttpAlternative>,
+    /// A line in the log about every so many steps says where every byte is; 0: never.
+    pub log_ledger_every: u64,
+    /// The engine lives in a [`crate::EngineHost`], which holds what all engines of the process share: it plans only what goes with it.
+    pub hosted: bool,
+    /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does); absent:
+    /// planned by a formula over the vocabulary.
+    pub tokenizer_bytes: Option<u64>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            memory_budget: None,
+            mem_fraction: Fraction::DEFAULT,
+            max_total_token_num: None,
+            batch_max_tokens: 512,
+            graph_max_batch_size: 64,
+            long_prompt_slowdown: 80,
+            running_max_req_size: 64,
+            max_waiting: 512,
+            max_req_total_len: None,
+            kv_dtype: KvDtype::F16,
+            dtype: DtypePolicy::Auto,
+            threads: None,
+            isa: None,
+            compute_dtype: ComputeDtype::Auto,
+            prefix_cache: true,
+            kv_events: false,
+            elastic: false,
+            stall_limit: STALL_LIMIT,
+            enable_mtp: false,
+            mtp_num_draft_tokens: 1,
+            mtp_optimistic: false,
+            mtp_adaptive: true,
+            prompt_lookup_num_tokens: 0,
+            state_ratio: None,
+            state_checkpoints: 1,
+            visual_infer_batch_size: 1,
+            max_image_pixels: None,
+            max_video_frames: None,
+            max_audio_seconds: None,
+            max_media_per_request: 16,
+            encoder_output_bytes: None,
+            media_bytes: 256 << 20,
+            request_bytes: 64 << 20,
+            http_bytes: 128 << 20,
+            other_threads: 0,
+            http_alternatives: Vec::new(),
+            log_ledger_every: 0,
+            hosted: false,
+            tokenizer_bytes: None,
+        }
+    }
+}
+
+impl Options {
+    /// The most drafts at once.
+    pub const DRAFTS_MAX: usize = 8;
+
+    /// The instruction set that is used.
+    pub fn isa(&self) -> Isa {
+        self.isa.unwrap_or_else(Isa::detect)
+    }
+
+    /// Drafts that a sequence may have at once; 0 without speculation.
+    pub fn drafts(&self) -> usize {
+        if self.enable_mtp { self.mtp_num_draft_tokens } else { self.prompt_lookup_num_tokens }
+    }
+
+    /// Whether drafts are taken as they are.
+    pub fn optimistic(&self) -> bool {
+        self.enable_mtp && self.mtp_optimistic
+    }
+
+    /// State slots that a running sequence owns, if the model has recurrent state: one, and one for each draft that is checked.
+    pub fn slots_per_sequence(&self) -> usize {
+        1 + if self.optimistic() { 0 } else { self.drafts() }
+    }
+
+    /// State slots planned for each running request: its own, and those for checkpoints.
+    pub fn slots_per_request(&self) -> usize {
+        self.slots_per_sequence() + if self.prefix_cache { self.state_checkpoints } else { 0 }
+    }
+}

@@ -1,0 +1,338 @@
+//! What one sequence holds of the cache. However the sequence ends, its pages and state slots return to the pools.
+//!
+//! Pool, prefix index and state slots live on the engine thread, behind one shared cell. A lease can therefore return
+//! everything in `Drop`.
+
+use std::cell::RefCell;
+use std::ops::Range;
+use std::rc::Rc;
+
+use arrayvec::ArrayVec;
+use plimsoll_device::NO_STATE;
+use plimsoll_memory::faults::{self, Site};
+
+use crate::api::options::Options;
+use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, PageKey, Purpose, SlotId};
+
+/// Checkpoints that one sequence may ask for: the end of its input, where it leaves known ground, where a follower does.
+pub const WISHES_MAX: usize = 3;
+
+/// Slots a sequence may own at once: one, and one for each draft.
+const RING_MAX: usize = 1 + Options::DRAFTS_MAX;
+
+/// The cache as sequences and scheduler share it.
+pub type SharedCache = Rc<RefCell<KvCache>>;
+
+/// The pages of one sequence, in order of position.
+#[derive(Debug)]
+pub struct PageLease {
+    cache: SharedCache,
+    pages: Vec<PageId>,
+    ids: Vec<u32>,
+    /// [`KvCache::doubts`] when it took its first page.
+    doubts: u32,
+}
+
+impl PageLease {
+    /// No pages yet. `pages` and `ids` have room for all it may come to, so that growing never allocates.
+    pub fn new(cache: &SharedCache, pages: Vec<PageId>, ids: Vec<u32>) -> Self {
+        debug_assert!(pages.is_empty() && ids.is_empty());
+        Self { cache: Rc::clone(cache), pages, ids, doubts: 0 }
+    }
+
+    /// Positions the pages have room for.
+    pub fn capacity(&self) -> usize {
+        self.pages.len() * PAGE_TOKENS
+    }
+
+    /// Page ids as the device takes them.
+    pub fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    fn name(&mut self) {
+        self.ids.clear();
+        self.ids.extend(self.pages.iter().map(|page| page.0));
+    }
+
+    /// Takes the cached pages of `key`'s longest usable prefix, and the state after it.
+    pub fn take_prefix(&mut self, key: PageKey<'_>, state: &mut StateLease) -> Match {
+        debug_assert!(self.pages.is_empty(), "a prefix comes first");
+        self.begin();
+        let (found, slot) = self.cache.borrow_mut().lookup(key, &mut self.pages);
+        self.name();
+        state.source = slot.map_or(Source::Zeros, Source::Shared);
+        found
+    }
+
+    /// Notes since when it holds what it holds.
+    fn begin(&mut self) {
+        self.doubts = self.cache.borrow().doubts();
+    }
+
+    /// Whether a step has computed a non-finite value since this lease took its first page. Such a lease is never
+    /// published to the prefix index.
+    pub(crate) fn doubted(&self) -> bool {
+        self.doubts != self.cache.borrow().doubts()
+    }
+
+    /// Grows to hold `positions`. False when the pool has no page left; what was taken stays.
+    pub fn grow(&mut self, positions: usize) -> bool {
+        if self.pages.is_empty() {
+            self.begin();
+        }
+        while self.capacity() < positions {
+            let Some(page) = self.cache.borrow_mut().take() else { return false };
+            self.pages.push(page);
+            self.ids.push(page.0);
+        }
+        true
+    }
+
+    /// Notes that the draft head has made its entries of the positions `drafted`, the last of them those from `new` on.
+    pub fn set_drafted(&self, drafted: &Range<usize>, new: usize) {
+        let whole = new.max(drafted.start.next_multiple_of(PAGE_TOKENS)) / PAGE_TOKENS..drafted.end / PAGE_TOKENS;
+        let pool = &mut self.cache.borrow_mut().pool;
+        self.pages[whole.start.min(whole.end)..whole.end].iter().for_each(|page| pool.set_drafted(*page));
+    }
+
+    /// From where on the draft head has made its entries of all of the first `positions`.
+    pub fn drafted_from(&self, positions: usize) -> usize {
+        let pool = &self.cache.borrow().pool;
+        let pages = &self.pages[..positions.div_ceil(PAGE_TOKENS)];
+        pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
+    }
+
+    /// Lets others find the whole pages of `key`, which these pages hold, unless they are doubted.
+    pub fn publish(&self, key: PageKey<'_>) {
+        if self.doubted() {
+            return;
+        }
+        let cache = &mut *self.cache.borrow_mut();
+        if let Some(index) = &mut cache.index {
+            index.insert(key, &self.pages, &mut cache.pool);
+        }
+    }
+
+    /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
+    pub fn publish_checkpoints(&mut self, key: PageKey<'_>, state: &mut StateLease, end_of_input: usize) -> bool {
+        let any = !state.written.is_empty() && !self.doubted();
+        for (position, slot) in state.written.drain(..) {
+            let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };
+            let cache = &mut *self.cache.borrow_mut();
+            if any {
+                cache.publish_state(key.first(position), &mut self.pages, slot, purpose);
+            }
+            cache.states.as_mut().expect("it gave the slot").release(slot);
+        }
+        if any {
+            self.name();
+        }
+        any
+    }
+
+    /// Ends the lease and leaves what was computed to the index, unless it is doubted.
+    pub fn donate(&mut self, key: PageKey<'_>) {
+        if self.doubted() {
+            return self.clear();
+        }
+        let cache = &mut *self.cache.borrow_mut();
+        if let Some(index) = &mut cache.index {
+            index.donate(key, &self.pages, &mut cache.pool);
+            self.pages.clear();
+            self.ids.clear();
+        }
+    }
+
+    /// Lets go of every page without giving it back: the pool starts over.
+    pub fn forget(&mut self) {
+        self.pages.clear();
+        self.ids.clear();
+    }
+
+    /// Gives every page back.
+    pub fn clear(&mut self) {
+        if !self.pages.is_empty() && faults::asked(Site::LosePage) {
+            self.pages.pop();
+        }
+        self.cache.borrow_mut().pool.release_all(&self.pages);
+        self.pages.clear();
+        self.ids.clear();
+    }
+}
+
+impl Drop for PageLease {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+/// Where a sequence's recurrent state is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// Nowhere: the sequence starts from zeros.
+    Zeros,
+    /// In this slot of its own ring.
+    Ring(usize),
+    /// In a checkpoint that it shares and does not write; held until another step has moved the state on.
+    Shared(SlotId),
+}
+
+/// The state slots of one sequence. A sequence that verifies drafts owns a ring of one slot more than it has drafts: a step writes
+/// the state after each row into the next one, and accepting rows is moving on by as many. Nothing is ever copied.
+#[derive(Debug)]
+pub struct StateLease {
+    cache: SharedCache,
+    ring: ArrayVec<SlotId, RING_MAX>,
+    /// Slots of the ring, once it is held; 0 for a model without state.
+    width: usize,
+    source: Source,
+    /// Slots that the next step writes as checkpoints, with their positions, ascending.
+    planned: ArrayVec<(usize, SlotId), WISHES_MAX>,
+    /// Checkpoints that the last step has written and that are not published yet.
+    written: ArrayVec<(usize, SlotId), WISHES_MAX>,
+}
+
+impl StateLease {
+    /// No slots yet; `width` will be taken by [`Self::acquire`].
+    pub fn new(cache: &SharedCache, width: usize) -> Self {
+        debug_assert!(width <= RING_MAX);
+        Self {
+            cache: Rc::clone(cache),
+            ring: ArrayVec::new(),
+            width,
+            source: Source::Zeros,
+            planned: ArrayVec::new(),
+            written: ArrayVec::new(),
+        }
+    }
+
+    /// Whether the model has recurrent state.
+    pub fn needed(&self) -> bool {
+        self.width > 0
+    }
+
+    /// Slots it holds, those it shares included.
+    pub fn held(&self) -> usize {
+        let shared = matches!(self.source, Source::Shared(_));
+        self.ring.len() + self.planned.len() + self.written.len() + usize::from(shared)
+    }
+
+    /// Takes the ring's slots; cold checkpoints give way. False when there are not enough: what was taken is held until more are.
+    pub fn acquire(&mut self) -> bool {
+        let cache = &mut *self.cache.borrow_mut();
+        if cache.states.as_ref().is_some_and(|states| states.available() < self.width - self.ring.len()) {
+            return false;
+        }
+        while self.ring.len() < self.width {
+            let Some(slot) = cache.take_slot() else { return false };
+            self.ring.push(slot);
+        }
+        true
+    }
+
+    /// The slot that the next step starts from.
+    pub fn source(&self) -> Option<u32> {
+        match self.source {
+            Source::Zeros => None,
+            Source::Ring(at) => Some(self.ring[at].0),
+            Source::Shared(slot) => Some(slot.0),
+        }
+    }
+
+    /// Plans a checkpoint of the state at `position` in the next step; false if every slot is held.
+    pub fn plan_checkpoint(&mut self, position: usize) -> bool {
+        let slot = self.cache.borrow_mut().take_checkpoint_slot();
+        slot.into_iter().for_each(|slot| self.planned.push((position, slot)));
+        slot.is_some()
+    }
+
+    /// Whether a checkpoint at `position` is planned.
+    pub fn plans(&self, position: usize) -> bool {
+        self.planned.iter().any(|(planned, _)| *planned == position)
+    }
+
+    /// The ring's place `rows` after the current one.
+    fn ahead(&self, rows: usize) -> usize {
+        let current = if let Source::Ring(at) = self.source { at } else { self.width - 1 };
+        (current + rows) % self.width
+    }
+
+    /// The ring's place where a step that keeps but its last state puts it: the one that it reads, which is in the caches.
+    fn in_place(&self) -> usize {
+        if let Source::Ring(at) = self.source { at } else { 0 }
+    }
+
+    /// Names the slot that receives the state after each of the `rows` rows from `start` on. `each`: after every row, since
+    /// any of them may turn out to be the last that counts.
+    pub fn outputs(&self, start: usize, rows: usize, each: bool, out: &mut Vec<u32>) {
+        if self.width == 0 {
+            return;
+        }
+        let first = out.len();
+        for row in 1..=rows {
+            let slot = match each {
+                true => self.ring[self.ahead(row)].0,
+                false => NO_STATE,
+            };
+            out.push(slot);
+        }
+        if !each {
+            out[first + rows - 1] = self.ring[self.in_place()].0;
+        }
+        for (position, slot) in &self.planned {
+            out[first + position - 1 - start] = slot.0;
+        }
+    }
+
+    /// Moves on by the first `rows` rows from `start`, for which [`Self::outputs`] has named slots.
+    pub fn advance(&mut self, start: usize, rows: usize, each: bool) {
+        if self.width == 0 {
+            return;
+        }
+        let next = match self.planned.last() {
+            Some((position, slot)) if *position == start + rows => {
+                self.cache.borrow_mut().states.as_mut().expect("it gave the slot").retain(*slot);
+                Source::Shared(*slot)
+            }
+            _ => Source::Ring(if each { self.ahead(rows) } else { self.in_place() }),
+        };
+        self.leave_source();
+        self.source = next;
+        debug_assert!(self.written.is_empty(), "published after every step");
+        self.written = self.planned.take();
+    }
+
+    fn leave_source(&mut self) {
+        if let (Source::Shared(slot), Some(states)) = (self.source, &mut self.cache.borrow_mut().states) {
+            states.release(slot);
+        }
+        self.source = Source::Zeros;
+    }
+
+    /// Lets go of every slot without giving it back: the pool starts over.
+    pub fn forget(&mut self) {
+        self.source = Source::Zeros;
+        self.ring.clear();
+        self.planned.clear();
+        self.written.clear();
+    }
+
+    /// Gives every slot back: the sequence starts over.
+    pub fn clear(&mut self) {
+        self.leave_source();
+        if !self.ring.is_empty() && faults::asked(Site::LoseSlot) {
+            self.ring.pop();
+        }
+        let cache = &mut *self.cache.borrow_mut();
+        let Some(states) = &mut cache.states else { return };
+        let checkpoints = self.planned.drain(..).chain(self.written.drain(..)).map(|(_, slot)| slot);
+        checkpoints.chain(self.ring.drain(..)).for_each(|slot| states.release(slot));
+    }
+}
+
+impl Drop for StateLease {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}

@@ -1,0 +1,107 @@
+//! The prefix cache from outside: what it holds and has done, and the request to forget it all, which the engine thread serves
+//! between two steps.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Release};
+
+use serde::Serialize;
+use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
+
+use crate::cache::IndexStats;
+
+/// What the engine thread tells about the prefix cache after every step.
+#[derive(Debug, Default)]
+pub(crate) struct CacheStats {
+    /// Pages in the prefix tree, held by sequences or by the tree alone.
+    pub indexed: AtomicU64,
+    pub hit_tokens: AtomicU64,
+    pub miss_tokens: AtomicU64,
+    pub inserted: AtomicU64,
+    pub evicted: AtomicU64,
+    /// Number of calls to [`crate::EngineHandle::clear_cache`], and how many of them are done.
+    clears_asked: AtomicU64,
+    clears_done: AtomicU64,
+    cleared: Notify,
+}
+
+impl CacheStats {
+    /// Takes over the index's numbers. Returns how many pages were evicted since the last time.
+    pub fn refresh(&self, stats: &IndexStats) -> u64 {
+        self.indexed.store(stats.nodes as u64, Release);
+        self.inserted.store(stats.inserted_pages, Release);
+        stats.evicted_pages - self.evicted.swap(stats.evicted_pages, Release)
+    }
+
+    /// For the engine thread: so many tokens of a prompt were found, of so many. Said once a request, however often it is computed anew.
+    pub fn looked_up(&self, found: usize, of: usize) {
+        self.hit_tokens.fetch_add(found as u64, Release);
+        self.miss_tokens.fetch_add(of.saturating_sub(found) as u64, Release);
+    }
+
+    /// Asks the engine thread to clear the cache. Returns the number of this call.
+    pub fn ask(&self) -> u64 {
+        self.clears_asked.fetch_add(1, Release) + 1
+    }
+
+    /// Whether the clear call of this number is done.
+    pub fn is_done(&self, asked: u64) -> bool {
+        self.clears_done.load(Acquire) >= asked
+    }
+
+    /// Resolves when waiting clear calls are woken after this call.
+    pub fn woken(&self) -> Notified<'_> {
+        self.cleared.notified()
+    }
+
+    /// For the engine thread: the number of the newest clear call, if it is not done yet. [`Self::done`] takes this
+    /// number.
+    pub fn asked(&self) -> Option<u64> {
+        let asked = self.clears_asked.load(Acquire);
+        (asked > self.clears_done.load(Acquire)).then_some(asked)
+    }
+
+    /// Marks all clear calls up to `asked` as done. The counters must be up to date by then.
+    pub fn done(&self, asked: u64) {
+        self.clears_done.store(asked, Release);
+        self.wake();
+    }
+
+    /// Wakes all waiting clear calls so that they check again.
+    pub fn wake(&self) {
+        self.cleared.notify_waiters();
+    }
+}
+
+/// What the prefix cache holds and has done, and what is kept of media.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct CacheReport {
+    /// Whether equal prefixes are shared at all.
+    pub enabled: bool,
+    /// Tokens of one page.
+    pub page_tokens: u64,
+    /// Bytes of one page of keys and values.
+    pub page_bytes: u64,
+    /// Pages that the prefix tree knows, those that requests are using included: one entry each.
+    pub entries: u64,
+    /// Pages that it alone holds; given up as soon as a request needs them.
+    pub pages: u64,
+    /// Bytes of those.
+    pub bytes: u64,
+    /// Checkpoints of recurrent state beside the tree.
+    pub state_checkpoints: u64,
+    /// Bytes of those.
+    pub state_bytes: u64,
+    /// Media items with stored encoder outputs, including those that requests use.
+    pub encoder_entries: u64,
+    /// Bytes of outputs that no request is using; given up as soon as others need the room.
+    pub encoder_bytes: u64,
+    /// Prompt tokens that were found, since start.
+    pub hit_tokens: u64,
+    /// Prompt tokens that were looked for and not found.
+    pub miss_tokens: u64,
+    /// Pages that entered the tree.
+    pub inserted_pages: u64,
+    /// Pages that were evicted to make room.
+    pub evicted_pages: u64,
+}

@@ -1,0 +1,47 @@
+//! Why a model cannot be opened, and the reader of the small files beside a checkpoint.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use plimsoll_formats::FormatError;
+use plimsoll_text::TextError;
+use serde_json::Value;
+use thiserror::Error;
+
+/// The largest of the small files beside a checkpoint that is read.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why a model cannot be opened.
+#[derive(Debug, Error)]
+pub enum LoadingError {
+    /// The checkpoint is broken or not one.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Tokenizer or chat template are broken.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// The tokenizer is not there.
+    #[error("no tokenizer: {0}")]
+    NoTokenizer(String),
+    /// The files of sentence-transformers are broken, or ask for something else than pooling and normalization.
+    #[error("sentence-transformers' {0}")]
+    Sentence(String),
+    /// The sampling that the checkpoint recommends is broken.
+    #[error("{0} (--generation-config off serves without it)")]
+    Generation(String),
+    /// The checkpoint holds a configuration only.
+    #[error("'{0}' has a configuration but no weights: it can be planned, not served")]
+    NoWeights(String),
+}
+
+/// One of the small files, or what is wrong with it.
+pub(crate) fn small_json(file: &Path) -> Result<Value, String> {
+    let mut bytes = Vec::new();
+    let read = File::open(file).and_then(|opened| opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));
+    read.map_err(|error| error.to_string())?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(format!("is longer than {FILE_BYTES_MAX} bytes"));
+    }
+    serde_json::from_slice(&bytes).map_err(|error| error.to_string())
+}

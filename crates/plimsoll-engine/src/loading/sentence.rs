@@ -1,0 +1,142 @@
+//! What sentence-transformers keeps beside a checkpoint: `modules.json`, and the pooling's `config.json` in the folder it names.
+//!
+//! Modules that are known are a transformer, pooling, normalization. Any other (a dense layer behind the pooling) changes the
+//! embedding, so a checkpoint that has one is refused rather than served with another answer.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::api::pooling::Pooling;
+use crate::loading::error::{LoadingError, small_json};
+
+/// How a checkpoint's own files say that embeddings are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sentence {
+    /// What a sequence becomes.
+    pub pooling: Pooling,
+    /// Whether embeddings are scaled to length 1.
+    pub normalize: bool,
+}
+
+impl Sentence {
+    /// Reads the files in `folder`; none where there is no `modules.json`.
+    ///
+    /// # Errors
+    /// [`LoadingError::Sentence`] for files that are broken or ask for what is not done here.
+    pub fn read(folder: &Path) -> Result<Option<Self>, LoadingError> {
+        let file = folder.join("modules.json");
+        if !file.is_file() {
+            return Ok(None);
+        }
+        let modules = json(&file)?;
+        let modules = modules.as_array().ok_or_else(|| wrong(&file, "is no list"))?;
+        let (mut pooling, mut normalize) = (None, false);
+        for module in modules {
+            let kind = module["type"].as_str().and_then(|kind| kind.rsplit('.').next()).unwrap_or_default();
+            match kind {
+                "Transformer" => {}
+                "Pooling" => pooling = Some(read_pooling(folder, module["path"].as_str().unwrap_or_default())?),
+                "Normalize" => normalize = true,
+                other => return Err(wrong(&file, &format!("asks for the module {other:?}, which is not supported"))),
+            }
+        }
+        let pooling = pooling.ok_or_else(|| wrong(&file, "names no pooling"))?;
+        Ok(Some(Self { pooling, normalize }))
+    }
+}
+
+fn read_pooling(folder: &Path, path: &str) -> Result<Pooling, LoadingError> {
+    let file = folder.join(path).join("config.json");
+    // The path is the checkpoint's word: it stays inside.
+    if Path::new(path).components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
+        return Err(wrong(&folder.join("modules.json"), "names a path outside of the checkpoint"));
+    }
+    let config = json(&file)?;
+    let modes = config.as_object().ok_or_else(|| wrong(&file, "is no object"))?;
+    // One of many switches; since sentence-transformers 6 one name, or several.
+    let on = modes.iter().filter(|(name, value)| name.starts_with("pooling_mode_") && **value == Value::Bool(true));
+    let on = on.map(|(name, _)| name.trim_start_matches("pooling_mode_").trim_end_matches("_tokens"));
+    let named = match modes.get("pooling_mode") {
+        Some(Value::Array(names)) => names.as_slice(),
+        Some(name) => std::slice::from_ref(name),
+        None => &[],
+    };
+    let on: Vec<&str> = on.chain(named.iter().map(|name| name.as_str().unwrap_or("no name"))).collect();
+    match on[..] {
+        ["mean"] => Ok(Pooling::Mean),
+        ["lasttoken"] => Ok(Pooling::Last),
+        ["cls" | "cls_token"] => Ok(Pooling::First),
+        _ => Err(wrong(&file, &format!("asks for {on:?}; supported is one of mean, last and cls"))),
+    }
+}
+
+fn json(file: &Path) -> Result<Value, LoadingError> {
+    small_json(file).map_err(|error| wrong(file, &error))
+}
+
+fn wrong(file: &Path, what: &str) -> LoadingError {
+    LoadingError::Sentence(format!("'{}' {what}", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(modules: &str, pooling: Option<&str>) -> Result<Option<Sentence>, LoadingError> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("modules.json"), modules).unwrap();
+        if let Some(pooling) = pooling {
+            std::fs::create_dir(folder.path().join("1_Pooling")).unwrap();
+            std::fs::write(folder.path().join("1_Pooling/config.json"), pooling).unwrap();
+        }
+        Sentence::read(folder.path())
+    }
+
+    fn modules(kinds: &[&str]) -> String {
+        let module = |kind: &&str| serde_json::json!({"type": format!("sentence_transformers.models.{kind}"), "path": "1_Pooling"});
+        Value::from(kinds.iter().map(module).collect::<Vec<_>>()).to_string()
+    }
+
+    #[test]
+    fn the_three_poolings_with_and_without_normalization() {
+        for (mode, pooling) in [
+            ("pooling_mode_mean_tokens", Pooling::Mean),
+            ("pooling_mode_lasttoken", Pooling::Last),
+            ("pooling_mode_cls_token", Pooling::First),
+        ] {
+            let config =
+                format!("{{\"word_embedding_dimension\": 4, \"pooling_mode_max_tokens\": false, \"{mode}\": true}}");
+            for normalize in [true, false] {
+                let kinds: &[&str] =
+                    if normalize { &["Transformer", "Pooling", "Normalize"] } else { &["Transformer", "Pooling"] };
+                assert_eq!(read(&modules(kinds), Some(&config)).unwrap(), Some(Sentence { pooling, normalize }));
+            }
+        }
+        for (name, pooling) in [("mean", Pooling::Mean), ("lasttoken", Pooling::Last), ("cls", Pooling::First)] {
+            let config = format!("{{\"embedding_dimension\": 4, \"pooling_mode\": \"{name}\"}}");
+            let read = read(&modules(&["Transformer", "Pooling"]), Some(&config)).unwrap();
+            assert_eq!(read, Some(Sentence { pooling, normalize: false }));
+        }
+        assert_eq!(Sentence::read(tempfile::tempdir().unwrap().path()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_would_change_the_embedding_is_refused() {
+        let mean = "{\"pooling_mode_mean_tokens\": true}";
+        let both = "{\"pooling_mode_mean_tokens\": true, \"pooling_mode_max_tokens\": true}";
+        for (modules, pooling, words) in [
+            (modules(&["Transformer", "Pooling", "Dense"]), mean, "Dense"),
+            (modules(&["Transformer"]), mean, "no pooling"),
+            (modules(&["Transformer", "Pooling"]), both, "max"),
+            (modules(&["Transformer", "Pooling"]), "{\"pooling_mode\": [\"mean\", \"cls\"]}", "cls"),
+            ("{}".into(), mean, "no list"),
+            ("[".into(), mean, "modules.json"),
+            (modules(&["Pooling"]).replace("1_Pooling", "../x"), mean, "outside"),
+        ] {
+            let error = read(&modules, Some(pooling)).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(read(&modules(&["Pooling"]), None).is_err(), "no pooling configuration");
+    }
+}

@@ -1,0 +1,228 @@
+//! Media items, and what the model takes of them.
+
+use std::sync::Arc;
+
+use plimsoll_media::audio::Mel;
+use plimsoll_media::geometry::{ImageRule, Patches, SoundWindows, VideoRule};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
+use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Size, Staged, Staging};
+use plimsoll_models::{Grid, PlaceRule, Sense};
+
+/// One medium of a request.
+#[derive(Clone, Debug)]
+pub struct MediaItem {
+    /// Its content and processing: [`ContentKey::of`] its bytes with [`MediaSpec::parameters`] and whatever the request asked for
+    /// besides.
+    pub key: ContentKey,
+    /// What the model's processor makes of it; `shape.tokens` placeholders of its kind stand in the prompt.
+    pub shape: Shape,
+    /// Its patches, or the frames of its spectrogram.
+    pub grid: Grid,
+    /// Index of its first placeholder token in the prompt. The others follow, without a gap or (between groups of frames) with text
+    /// among them, before the next item's.
+    pub first: u32,
+    /// Of a video, the seconds from one group of frames to the next; none for all else.
+    pub seconds: Option<f32>,
+    /// What it looks or sounds like. Requests of the same prompt share it.
+    pub pixels: Arc<Pixels>,
+}
+
+/// What an item is encoded from, and the host bytes that are reserved for it.
+#[derive(Debug)]
+pub struct Pixels {
+    /// One picture, its tiles, or the sampled frames of a video: all of the size that `grid` says. None of a sound.
+    pub frames: Vec<Rgb>,
+    /// A sound's spectrogram, frame by frame; empty for all else.
+    pub spectrogram: Vec<f32>,
+    /// Their reservation in [`MediaSpec::staging`].
+    pub staged: Staged,
+}
+
+/// What the engine's model takes besides text, and within which limits.
+#[derive(Clone, Debug)]
+pub struct MediaSpec {
+    /// Pictures.
+    pub image: Option<ImageSpec>,
+    /// Lists of frames.
+    pub video: Option<VideoSpec>,
+    /// Sounds.
+    pub audio: Option<AudioSpec>,
+    /// The processing in words, for keys of content.
+    pub parameters: String,
+    /// How the family places media among the positions of a text; none: by their index.
+    pub places: Option<PlaceRule>,
+    /// How the family's processor writes media into prompts.
+    pub spelling: Spelling,
+    /// Items in one request, at most.
+    pub items_max: usize,
+    /// Items that are encoded together, at most.
+    pub batch: usize,
+    /// Host bytes for media: reserve what decoding takes before decoding, keep what pixels and spectrograms take until the request has
+    /// ended.
+    pub staging: Staging,
+    /// Where encoder outputs go: what one request's items need must fit into it.
+    pub outputs: OutputPool,
+}
+
+/// What a processor makes of the placeholder that a template has written for a medium.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spelling {
+    /// It is left as it is.
+    Plain,
+    /// Every group of a video's frames stands behind the time at which it is shown: Qwen3-VL and later.
+    Timed,
+    /// Pictures stand between two words. So do the frames of a video, each in a line with its number; what a template writes for a
+    /// video is a word that the model never sees. InternVL.
+    Framed {
+        /// The word before.
+        start: String,
+        /// The word after.
+        end: String,
+        /// The word for a video.
+        video: String,
+    },
+}
+
+/// How pictures are prepared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageSpec {
+    /// Resize rule and patch grid.
+    pub rule: ImageRule,
+    /// Means and deviations.
+    pub normalize: Normalize,
+    /// The placeholder token.
+    pub placeholder: u32,
+    /// Tokens of one picture, at most.
+    pub tokens_max: u64,
+    /// The largest grids that the rule yields: no picture has more frames, a longer short side and a longer long side than one of
+    /// them (I6).
+    pub bounds: Arc<[Grid]>,
+}
+
+/// How lists of frames are prepared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VideoSpec {
+    /// Resize rule, patch grid and sampling.
+    pub rule: VideoRule,
+    /// Means and deviations.
+    pub normalize: Normalize,
+    /// The placeholder token.
+    pub placeholder: u32,
+    /// Tokens of one video, at most.
+    pub tokens_max: u64,
+    /// The grids that were planned: no video has more patches and larger frames than one of them (I6).
+    pub bounds: Arc<[Grid]>,
+}
+
+/// How sounds are prepared.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AudioSpec {
+    /// The spectrogram's frames and the tower's windows.
+    pub rule: SoundWindows,
+    /// Makes spectrograms.
+    pub mel: Arc<Mel>,
+    /// The placeholder token.
+    pub placeholder: u32,
+    /// Tokens of one sound, at most.
+    pub tokens_max: u64,
+}
+
+/// The tower that a kind goes through.
+pub(crate) fn sense(modality: Modality) -> Sense {
+    match modality {
+        Modality::Image | Modality::Video => Sense::Sight,
+        Modality::Audio => Sense::Hearing,
+    }
+}
+
+/// Writes what a tower has made into a row of the pool, which is as wide as the widest tower's: the model's first layers are given
+/// nothing more of what has no more.
+pub(crate) fn widen(row: &mut [f32], embedding: &[f32]) {
+    let (own, more) = row.split_at_mut(embedding.len());
+    own.copy_from_slice(embedding);
+    more.fill(0.0);
+}
+
+impl MediaSpec {
+    /// The placeholder token of a kind, if the model takes it, and the most tokens of one item.
+    pub(super) fn kind(&self, modality: Modality) -> Option<(u32, u64)> {
+        match modality {
+            Modality::Image => self.image.as_ref().map(|image| (image.placeholder, image.tokens_max)),
+            Modality::Video => self.video.as_ref().map(|video| (video.placeholder, video.tokens_max)),
+            Modality::Audio => self.audio.as_ref().map(|audio| (audio.placeholder, audio.tokens_max)),
+        }
+    }
+
+    /// Values of the patches of a batch, at most.
+    pub(crate) fn patch_values_max(&self) -> usize {
+        let of = |kind| {
+            self.kind(kind).zip(self.patches(kind)).map_or(0, |((_, tokens), (rule, _))| {
+                tokens * rule.merge * rule.merge * 3 * rule.temporal * rule.patch * rule.patch
+            })
+        };
+        let longest = self.audio.as_ref().map_or(0, |audio| audio.rule.frames_max() * audio.mel.bands() as u64);
+        self.batch * Modality::ALL.into_iter().map(of).max().unwrap_or(0).max(longest) as usize
+    }
+
+    /// Values of the patches of these grids.
+    pub(crate) fn values_of(&self, sense: Sense, grids: &[Grid]) -> usize {
+        let rule = self.patches(Modality::Image).or_else(|| self.patches(Modality::Video));
+        let width = match sense {
+            Sense::Sight => rule.map_or(0, |(rule, _)| (3 * rule.temporal * rule.patch * rule.patch) as usize),
+            Sense::Hearing => self.audio.as_ref().map_or(0, |audio| audio.mel.bands()),
+        };
+        grids.iter().map(Grid::patches).sum::<usize>() * width
+    }
+
+    /// Tokens of an item.
+    pub(crate) fn tokens_of(&self, sense: Sense, grid: &Grid) -> usize {
+        match sense {
+            Sense::Sight => {
+                let rule = self.patches(Modality::Image).or_else(|| self.patches(Modality::Video));
+                grid.patches() / rule.map_or(1, |(rule, _)| (rule.merge * rule.merge) as usize)
+            }
+            Sense::Hearing => self.audio.as_ref().map_or(0, |audio| audio.rule.tokens(grid.patches() as u64) as usize),
+        }
+    }
+
+    /// Appends what a tower reads of an item.
+    pub(crate) fn write_patches(&self, modality: Modality, pixels: &Pixels, values: &mut Vec<f32>) {
+        match self.patches(modality) {
+            Some((rule, normalize)) => {
+                let first = values.len();
+                values.resize(first + patchify_len(rule, pixels.frames.len(), pixels.frames[0].size), 0.0);
+                patchify(&pixels.frames, rule, normalize, &mut values[first..]);
+            }
+            None => values.extend_from_slice(&pixels.spectrogram),
+        }
+    }
+
+    /// The patch grid of a kind.
+    pub(crate) fn patches(&self, modality: Modality) -> Option<(&Patches, &Normalize)> {
+        match modality {
+            Modality::Image => self.image.as_ref().map(|image| (image.rule.patches(), &image.normalize)),
+            Modality::Video => self.video.as_ref().map(|video| (video.rule.patches(), &video.normalize)),
+            Modality::Audio => None,
+        }
+    }
+
+    /// The only size that the tower sees of a kind, where there is one.
+    pub(super) fn tile(&self, modality: Modality) -> Option<Size> {
+        match modality {
+            Modality::Image => self.image.as_ref().and_then(|image| image.rule.tile()),
+            Modality::Video => self.video.as_ref().and_then(|video| video.rule.tile()),
+            Modality::Audio => None,
+        }
+    }
+
+    /// Whether a token stands for a part of a medium.
+    pub fn is_placeholder(&self, token: u32) -> bool {
+        Modality::ALL.into_iter().any(|kind| self.kind(kind).is_some_and(|(placeholder, _)| placeholder == token))
+    }
+
+    /// Whether a token stands for a part of what lies in a plane: not for a sound's, which stand one after another as a text's do.
+    pub(crate) fn is_plane(&self, token: u32) -> bool {
+        let of = |kind| self.kind(kind).is_some_and(|(placeholder, _)| placeholder == token);
+        [Modality::Image, Modality::Video].into_iter().any(of)
+    }
+}

@@ -1,0 +1,187 @@
+//! The accounts: what the host side of an engine takes, planned by formula and entered in the ledger as it really is.
+//!
+//! Regions enter themselves; what lives on the heap is entered here. Every heap byte has exactly one owner: tables of known
+//! size, requests by their reservations, and the host heap, which is the counted rest. What must not be in here: device memory.
+
+use plimsoll_device::WeightTable;
+use plimsoll_memory::{Component, Ledger};
+
+use crate::api::arrival::Arrival;
+use crate::api::options::Options;
+use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
+use crate::memory::process::ProcessAccount;
+use crate::runner::step::{DraftRows, StepBuffers};
+use crate::sampling::Sampler;
+use crate::schedule::scheduler::{Seq, Share, StepLimits};
+use crate::worker::request_state::RequestState;
+
+/// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by
+/// doubling, an index at most half full, and a table of two merges a token at most seven eighths full. Measured: 66
+/// bytes (SmolLM2, 49k), 80 (Qwen2.5, 152k), 111 (Gemma 3, 262k).
+const TOKENIZER_BYTES_PER_TOKEN: u64 = 144;
+/// Special tokens' automata, the chat template's program.
+const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
+/// A measured tokenizer is planned in whole steps of this.
+const TOKENIZER_STEP_BYTES: u64 = 32 << 10;
+
+/// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles.
+const ENGINE_FIXED_BYTES: u64 = 24 << 10;
+/// A weight's record and name, and its place in the model.
+const WEIGHT_RECORD_BYTES: u64 = 192;
+
+/// What does not depend on requests: the engine's own, and the table of its weights.
+pub(crate) fn engine_bytes(weights: &WeightTable) -> u64 {
+    ENGINE_FIXED_BYTES + WEIGHT_RECORD_BYTES * (weights.linears.len() + weights.vectors.len()) as u64
+}
+
+/// Tokenizer and chat template: the measurement if there is one (in whole steps, so that it is the same on every run), else
+/// the formula.
+pub(crate) fn tokenizer_bytes(vocab: usize, measured: Option<u64>) -> u64 {
+    match measured {
+        Some(bytes) => bytes.next_multiple_of(TOKENIZER_STEP_BYTES),
+        None => TOKENIZER_BYTES_FIXED + TOKENIZER_BYTES_PER_TOKEN * vocab as u64,
+    }
+}
+
+/// The sampler's scratch and the copy of the row being sampled.
+pub(crate) fn sampler_bytes(vocab: usize) -> u64 {
+    (Sampler::bytes_for(vocab) + vocab * size_of::<f32>()) as u64
+}
+
+/// The arrival queue, the scheduler's lists and the step's buffers, all of fixed size, for requests of up to `context` tokens.
+pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize) -> u64 {
+    let places = step.running + max_waiting;
+    // One stamp beside each place of a bounded channel.
+    let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
+    // A preempted sequence returns to the queue, so the queue has a place for every sequence.
+    let lists = (places + step.running) * size_of::<Seq<RequestState>>() + 2 * step.running * size_of::<Share>();
+    // Sequences may share pages, and each names all of its own.
+    let pages = |step: &StepLimits| step.running * context.div_ceil(PAGE_TOKENS);
+    let chunk = step.of_layers();
+    let buffers = StepBuffers::bytes_for(step, pages(step)) + StepBuffers::bytes_for(&chunk, pages(&chunk));
+    // Rows that count, passes of the draft head, and whom they are for.
+    let drafting = step.running * (size_of::<DraftRows>() + 3 * size_of::<usize>());
+    (arrivals + lists + buffers + drafting) as u64
+}
+
+/// Which tables a pool of pages has beside its own.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables {
+    /// A prefix tree.
+    pub prefix_cache: bool,
+    /// Notes of what it holds, for others.
+    pub kv_events: bool,
+}
+
+impl Tables {
+    /// What these options ask for.
+    pub fn of(options: &Options) -> Self {
+        Self { prefix_cache: options.prefix_cache, kv_events: options.kv_events }
+    }
+
+    /// Page table, prefix index and notes for a pool of `pages` pages, the table of state slots for a model that has `slots`, and the
+    /// ids of pages on their way back to the system, exactly.
+    pub fn bytes(self, pages: usize, slots: Option<usize>) -> u64 {
+        if pages == 0 {
+            return 0;
+        }
+        let index = if self.prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
+        let notes = if self.kv_events { KvEventLog::bytes_for(pages) + NOTES_CHUNKS_BYTES } else { 0 };
+        let states = slots.map_or(0, |slots| StatePool::bytes_for(slots, pages));
+        (PagePool::bytes_for(pages) + index + notes + states + pages * size_of::<u32>() + INDEX_CHUNKS_BYTES) as u64
+    }
+
+    /// The most that [`Self::bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
+    /// any page can in the mean.
+    pub fn bytes_per_token(self) -> u64 {
+        let everything = Self { prefix_cache: true, ..self };
+        everything.bytes(1, Some(0)).div_ceil(PAGE_TOKENS as u64)
+    }
+}
+
+/// What the allocator adds to the four blocks of page table and index.
+const INDEX_CHUNKS_BYTES: usize = 4 * 24;
+/// And to the three of the notes.
+const NOTES_CHUNKS_BYTES: usize = 3 * 24;
+
+/// What an engine holds on the heap for its whole life, and what the process took before it held anything.
+#[derive(Debug, Default)]
+pub(crate) struct Accounts {
+    /// Tokenizer, template and sampler.
+    pub tokenizer: u64,
+    /// Queue, lists and buffers.
+    pub tables: u64,
+    /// Page table and prefix index.
+    pub index: u64,
+    /// Encoder outputs, and patches on their way to the encoder.
+    pub encoder: u64,
+    /// The rest of the heap and the process; none if the engine host accounts for them.
+    pub process: Option<ProcessAccount>,
+    /// What the largest steps took of the workspace.
+    pub workspace_peak: u64,
+}
+
+impl Accounts {
+    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have.
+    pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
+        ledger.look();
+        let requests = self.tables + reserved;
+        let owned = self.tokenizer + self.index + self.encoder + requests + staged;
+        ledger.observe(Component::EncoderOutputs, self.encoder);
+        ledger.observe(Component::MediaStaging, staged);
+        ledger.observe(Component::Tokenizer, self.tokenizer);
+        ledger.observe(Component::PrefixIndex, self.index);
+        ledger.observe(Component::RequestTable, requests);
+        if let Some(process) = &self.process {
+            process.observe(ledger, owned);
+        }
+    }
+
+    /// Measures the process's own share once, when everything planned has been touched.
+    pub fn measure_baseline(&self, ledger: &Ledger) {
+        let regions = [
+            Component::Weights,
+            Component::KvPages,
+            Component::StateSlots,
+            Component::StepWorkspace,
+            Component::EmergencyReserve,
+        ];
+        ledger.look();
+        if let Some(process) = &self.process {
+            process.measure(regions.iter().map(|component| ledger.row(*component).committed).sum());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_pool_costs_more_a_token_than_the_bound() {
+        for kv_events in [false, true] {
+            let tables = Tables { prefix_cache: true, kv_events };
+            for pages in (1..3000).chain([4095, 4096, 4097, 65_535, 65_536, 65_537]) {
+                let bytes = tables.bytes(pages, Some(0));
+                let bound = tables.bytes_per_token() * (pages * PAGE_TOKENS) as u64;
+                assert!(bytes <= bound, "{pages} pages take {bytes} bytes, the bound is {bound}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_heap_byte_has_one_owner() {
+        let ledger = Ledger::new();
+        let accounts = Accounts {
+            tokenizer: 10,
+            tables: 20,
+            index: 30,
+            encoder: 4,
+            process: Some(ProcessAccount::default()),
+            ..Accounts::default()
+        };
+        accounts.observe(&ledger, 5, 7);
+        assert_eq!(ledger.row(Component::RequestTable).committed, 25);
+        assert_eq!(ledger.committed_total(), 76, "the heap is not counted in this process, so there is no rest");
+    }
+}

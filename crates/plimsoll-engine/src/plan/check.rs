@@ -1,0 +1,118 @@
+//! Options that no plan can be made of, each refused by its flag's name.
+
+use plimsoll_device::{ComputeDtype, Isa};
+
+use super::error::PlanError;
+use crate::api::options::Options;
+
+/// A request of a few hundred tokens takes about so much.
+const REQUEST_BYTES_MIN: u64 = 16 << 10;
+
+/// Checks every number against its range, and those options that depend on one another, whatever the model.
+///
+/// # Errors
+/// [`PlanError::Option`] with the flag.
+pub fn check_options(options: &Options) -> Result<(), PlanError> {
+    let problem = |flag, problem: String| Err(PlanError::Option { flag, problem });
+    if options.batch_max_tokens == 0 || options.batch_max_tokens > 1 << 20 {
+        return problem("--batch-max-tokens", format!("is {}; 1 to 1048576 are allowed", options.batch_max_tokens));
+    }
+    for (flag, value) in [
+        ("--graph-max-batch-size", options.graph_max_batch_size),
+        ("--running-max-req-size", options.running_max_req_size),
+    ] {
+        if value == 0 || value > 1 << 16 {
+            return problem(flag, format!("is {value}; 1 to 65536 are allowed"));
+        }
+    }
+    if options.graph_max_batch_size > options.batch_max_tokens {
+        let (decode, rows) = (options.graph_max_batch_size, options.batch_max_tokens);
+        return problem("--graph-max-batch-size", format!("is {decode}, more than --batch-max-tokens ({rows})"));
+    }
+    if options.running_max_req_size > options.graph_max_batch_size {
+        let (running, decode) = (options.running_max_req_size, options.graph_max_batch_size);
+        return problem(
+            "--running-max-req-size",
+            format!(
+                "is {running}, more than --graph-max-batch-size ({decode}): every running request decodes in every step"
+            ),
+        );
+    }
+    if options.enable_mtp && !(1..=Options::DRAFTS_MAX).contains(&options.mtp_num_draft_tokens) {
+        let (drafts, most) = (options.mtp_num_draft_tokens, Options::DRAFTS_MAX);
+        return problem("--mtp-num-draft-tokens", format!("is {drafts}; 1 to {most} are allowed"));
+    }
+    let looked_up = options.prompt_lookup_num_tokens;
+    if looked_up > Options::DRAFTS_MAX {
+        let most = Options::DRAFTS_MAX;
+        return problem("--prompt-lookup-num-tokens", format!("is {looked_up}; at most {most} are allowed"));
+    }
+    if looked_up > 0 && options.enable_mtp {
+        return problem("--prompt-lookup-num-tokens", format!("is {looked_up}, but --enable-mtp drafts already"));
+    }
+    if options.state_checkpoints > 64 {
+        return problem("--state-checkpoints", format!("is {}; at most 64 are allowed", options.state_checkpoints));
+    }
+    if !(1..=10_000).contains(&options.long_prompt_slowdown) {
+        let percent = options.long_prompt_slowdown;
+        return problem("--long-prompt-slowdown", format!("is {percent}; 1 to 10000 percent are allowed"));
+    }
+    if options.request_bytes < REQUEST_BYTES_MIN {
+        let bytes = options.request_bytes;
+        return problem("--request-bytes", format!("is {bytes}; at least {REQUEST_BYTES_MIN} are wanted"));
+    }
+    if options.max_waiting > 1 << 20 {
+        return problem("--max-waiting", format!("is {}; at most 1048576 are allowed", options.max_waiting));
+    }
+    for (flag, value) in [
+        ("--threads", options.threads.unwrap_or(1)),
+        ("--visual-infer-batch-size", options.visual_infer_batch_size),
+        ("--max-media-per-request", options.max_media_per_request),
+    ] {
+        if value == 0 || value > 1024 {
+            return problem(flag, format!("is {value}; 1 to 1024 are allowed"));
+        }
+    }
+    if options.compute_dtype == ComputeDtype::Bf16 && options.isa() != Isa::Amx {
+        let problem = format!("is bf16, which takes a processor with AMX; this is {}", options.isa());
+        return Err(PlanError::Option { flag: "--compute-dtype", problem });
+    }
+    let untold = [
+        (!options.prefix_cache, "and --disable-prefix-cache leaves nothing to tell"),
+        (options.hosted, "which a server of several models does not report"),
+    ];
+    if let Some((_, why)) = untold.iter().find(|(so, _)| options.kv_events && *so) {
+        return problem("--kv-events", format!("tells what the prefix cache holds, {why}"));
+    }
+    if options.max_req_total_len == Some(0) {
+        return problem("--max-req-total-len", "is 0; at least 1 is needed".into());
+    }
+    if options.max_total_token_num == Some(0) {
+        return problem("--max-total-token-num", "is 0; at least one page of 16 tokens is needed".into());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_flag_and_range() {
+        let threads = |threads| Options { threads: Some(threads), ..Options::default() };
+        let batch = Options { visual_infer_batch_size: 0, ..Options::default() };
+        for slowdown in [0, 10_001] {
+            let options = Options { long_prompt_slowdown: slowdown, ..Options::default() };
+            let error = check_options(&options).unwrap_err().to_string();
+            assert!(error.contains("--long-prompt-slowdown is") && error.contains("1 to 10000 percent"), "{error}");
+        }
+        for (flag, options) in
+            [("--threads", threads(0)), ("--threads", threads(1025)), ("--visual-infer-batch-size", batch)]
+        {
+            let error = check_options(&options).unwrap_err().to_string();
+            assert!(error.contains(flag) && error.contains("1 to 1024 are allowed"), "{error}");
+        }
+        check_options(&threads(1024)).unwrap();
+        check_options(&Options::default()).unwrap();
+    }
+}

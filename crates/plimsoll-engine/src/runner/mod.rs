@@ -1,0 +1,73 @@
+//! The seam between engine and device: run one step, look at its logits.
+//!
+//! The engine schedules and samples; a runner owns model, device and the memory of one generation. Tests and the simulator bring
+//! runners of their own.
+
+pub mod cpu;
+pub(crate) mod encoder_batch;
+pub(crate) mod step;
+
+use plimsoll_device::{DeviceError, StepInput};
+use plimsoll_models::{Pictures, Sense};
+
+/// Carries out steps.
+pub trait Runner {
+    /// Computes one step: keys and values of every row, logits of the wanted ones, recurrent states where they are asked for.
+    ///
+    /// What a failed step leaves in pages is overwritten when it is run again; what it leaves in state slots is not read again.
+    fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError>;
+
+    /// Begins a step that is computed layer by layer, with others between them: [`Self::advance`] goes on with it. One that was begun
+    /// before is forgotten.
+    fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        let _ = step;
+        Ok(())
+    }
+
+    /// The next layer of the step that was begun, which `step` still is. True behind the last one: then its logits and hidden states
+    /// are there, as after [`Self::forward`]. A runner without layers computes all at once.
+    fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
+        self.forward(step).map(|()| true)
+    }
+
+    /// What was begun is not gone on with.
+    fn forget(&mut self) {}
+
+    /// One pass of the draft head: row r of `step` continues row `from[r]` of the last [`Self::forward`]. After an
+    /// earlier pass in the same step, it continues the `from[r]`-th row of that pass with wanted logits. It stands at
+    /// that row's position (a further pass: one further) and names the token that follows it. The wanted logits are the
+    /// head's guess at the next token.
+    fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
+        let _ = (from, step);
+        Err(DeviceError::NoDraft)
+    }
+
+    /// Runs a tower over pictures or sounds, in the workspace of steps and between two of them, like them above one that was begun;
+    /// [`Self::embedding`] reads what comes out.
+    fn encode(&mut self, sense: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+        let _ = (sense, pictures);
+        Err(DeviceError::NoEncoder)
+    }
+
+    /// The `row`-th row that the last [`Self::encode`] has made, those of all its items one after another.
+    fn embedding(&mut self, row: usize) -> &[f32] {
+        let _ = row;
+        &[]
+    }
+
+    /// The hidden state, after the final norm, of the `row`-th row of the last [`Self::forward`], of which not only logits were wanted
+    /// ([`StepInput::only_logits`]); empty for a runner without a model.
+    fn hidden(&mut self, row: usize) -> &[f32] {
+        let _ = row;
+        &[]
+    }
+
+    /// Gives the physical memory of unused pages back to the system; writing to a page brings it back. The pages come
+    /// in ascending order, so that neighbours go back together.
+    fn decommit(&mut self, pages: &[u32]) {
+        let _ = pages;
+    }
+
+    /// The logits of the `row`-th wanted row of the last step or draft pass, as wide as the vocabulary.
+    fn logits(&mut self, row: usize) -> &mut [f32];
+}

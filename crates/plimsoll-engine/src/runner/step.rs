@@ -1,0 +1,204 @@
+//! A step's batch, laid out for the device in buffers that are reserved once; and the passes of the draft head after it.
+
+use plimsoll_device::{MediaRows, PAGE_TOKENS, SeqSpan, StepInput};
+
+use crate::schedule::scheduler::{Seq, Share, StepLimits};
+
+/// Reserved buffers for one step.
+#[derive(Debug)]
+pub struct StepBuffers {
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    seqs: Vec<SeqSpan>,
+    pages: Vec<u32>,
+    logit_rows: Vec<u32>,
+    state_out: Vec<u32>,
+    types: Vec<u32>,
+    places: Vec<[f32; 3]>,
+    /// Rows of prompts, where these stand apart.
+    prompt_rows: usize,
+    /// A sequence is to become what its rows' hidden states make.
+    pooled: bool,
+    /// Rows of the pass before that a draft pass goes on from.
+    from: Vec<u32>,
+    limits: StepLimits,
+}
+
+/// Rows of one sequence in a pass of the draft head.
+#[derive(Clone, Copy, Debug)]
+pub struct DraftRows {
+    /// Index of the sequence among the running ones.
+    pub seq: usize,
+    /// Position of its first row.
+    pub start: usize,
+    /// Its rows.
+    pub rows: usize,
+    /// Row of the pass before that its first row goes on from; the others follow.
+    pub from: usize,
+    /// Whether a guess is wanted after its last row.
+    pub wanted: bool,
+}
+
+impl StepBuffers {
+    /// Room for the largest step: `pages` is the number of page ids all running sequences may name together.
+    pub fn new(limits: &StepLimits, pages: usize) -> Self {
+        Self {
+            tokens: Vec::with_capacity(limits.rows),
+            positions: Vec::with_capacity(limits.rows),
+            seqs: Vec::with_capacity(limits.running),
+            pages: Vec::with_capacity(pages),
+            logit_rows: Vec::with_capacity(limits.logit_rows),
+            state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
+            types: Vec::with_capacity(if limits.encoder_batch { limits.rows } else { 0 }),
+            places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
+            prompt_rows: 0,
+            pooled: false,
+            from: Vec::with_capacity(if limits.draft_head { limits.rows } else { 0 }),
+            limits: *limits,
+        }
+    }
+
+    /// Bytes that [`Self::new`] reserves.
+    pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
+        let by_row =
+            2 + usize::from(limits.slots > 0) + usize::from(limits.draft_head) + usize::from(limits.encoder_batch);
+        let words = by_row * limits.rows + limits.logit_rows + pages;
+        let media = if limits.media { limits.rows * (size_of::<[f32; 3]>() + size_of::<MediaRows<'_>>()) } else { 0 };
+        words * size_of::<u32>() + media + limits.running * size_of::<SeqSpan>()
+    }
+
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.positions.clear();
+        self.seqs.clear();
+        self.pages.clear();
+        self.logit_rows.clear();
+        self.state_out.clear();
+        self.types.clear();
+        self.places.clear();
+        self.prompt_rows = 0;
+        self.pooled = false;
+        self.from.clear();
+    }
+
+    fn span<T>(&mut self, seq: &Seq<T>, start: usize, rows: usize, seen_from: usize, state: Option<u32>) {
+        self.seqs.push(SeqSpan {
+            first_row: self.tokens.len(),
+            rows,
+            start,
+            pages_at: self.pages.len(),
+            pages: if self.limits.encoder_batch { rows.div_ceil(PAGE_TOKENS) } else { seq.pages.ids().len() },
+            seen_from,
+            state,
+        });
+        self.positions.extend(start as u32..(start + rows) as u32);
+        if self.limits.media {
+            self.places.extend((start..start + rows).map(|position| seq.media.place(position)));
+        }
+        if self.limits.encoder_batch {
+            // Pages of the step's own, which last as long as it.
+            let first = self.pages.len() as u32;
+            self.pages.extend(first..first + rows.div_ceil(PAGE_TOKENS) as u32);
+        } else {
+            self.pages.extend_from_slice(seq.pages.ids());
+        }
+    }
+
+    /// Room for the pieces of encoder outputs that a step may name; [`Self::fill`] fills it, [`reuse`] empties it.
+    pub fn room_for_media(&self) -> Vec<MediaRows<'static>> {
+        Vec::with_capacity(if self.limits.media { self.limits.rows } else { 0 })
+    }
+
+    /// Lays out `shares` of `running`, one after another; `media` receives the pieces of encoder outputs
+    /// among their rows.
+    pub fn fill<'a, T>(
+        &mut self,
+        shares: &[Share],
+        running: &'a [Seq<T>],
+        media: &mut Vec<MediaRows<'a>>,
+    ) -> StepInput<'_> {
+        self.clear();
+        for share in shares {
+            let seq = &running[share.seq];
+            self.pooled |= seq.pooled.is_some();
+            let first_row = self.tokens.len();
+            seq.media.each_piece(share.start, share.rows, |offset, values| {
+                media.push(MediaRows { first_row: first_row + offset, values });
+            });
+            self.span(seq, share.start, share.rows, 0, seq.states.source());
+            let of_prompt = self.limits.apart() && seq.in_prompt(share.start);
+            debug_assert!(of_prompt || self.prompt_rows == 0, "rows of prompts stand last");
+            debug_assert!(
+                !of_prompt || share.start + share.rows <= seq.prompt_len,
+                "a chunk ends where its prompt does"
+            );
+            self.prompt_rows += if of_prompt { share.rows } else { 0 };
+            let known = share.rows - share.drafts;
+            self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
+            self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
+            seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut self.state_out);
+            let last = self.tokens.len();
+            if self.limits.encoder_batch {
+                // The first position speaks for an encoder's sequence.
+                let first = (last - share.rows) as u32;
+                self.logit_rows.extend((share.logit_rows > 0).then_some(first));
+                let second = seq.pooled.map_or(usize::MAX, |pooled| pooled.second_at);
+                self.types.extend((share.start..share.start + share.rows).map(|at| u32::from(at >= second)));
+            } else {
+                self.logit_rows.extend((last - share.logit_rows) as u32..last as u32);
+            }
+        }
+        debug_assert!(
+            self.tokens.len() - self.prompt_rows <= self.limits.answer_rows(),
+            "I6: more rows of answers than were proven"
+        );
+        self.input()
+    }
+
+    /// Lays out a pass of the draft head: each row names the token that follows its position. Returns the rows of the pass before
+    /// that it goes on from, and the step.
+    pub fn fill_drafts<T>(&mut self, passes: &[DraftRows], running: &[Seq<T>]) -> (&[u32], StepInput<'_>) {
+        self.clear();
+        for pass in passes {
+            let seq = &running[pass.seq];
+            self.span(seq, pass.start, pass.rows, seq.drafted.start, None);
+            for position in pass.start + 1..=pass.start + pass.rows {
+                let drafted = position.checked_sub(seq.tokens.len());
+                self.tokens.push(drafted.map_or_else(|| seq.tokens[position], |draft| seq.drafts[draft]));
+            }
+            self.from.extend(pass.from as u32..(pass.from + pass.rows) as u32);
+            if pass.wanted {
+                self.logit_rows.push(self.tokens.len() as u32 - 1);
+            }
+        }
+        (&self.from, self.input())
+    }
+
+    fn input(&self) -> StepInput<'_> {
+        debug_assert!(
+            self.tokens.len() <= self.limits.rows && self.logit_rows.len() <= self.limits.logit_rows,
+            "I6: a step larger than the one that was proven"
+        );
+        StepInput {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            seqs: &self.seqs,
+            pages: &self.pages,
+            types: &self.types,
+            logit_rows: &self.logit_rows,
+            state_out: &self.state_out,
+            places: &self.places,
+            media: &[],
+            rounded_rows: self.limits.rounded_rows(self.tokens.len(), self.prompt_rows),
+            rounded_logits: self.limits.rounded_logits(),
+            only_logits: !self.limits.draft_head && !self.pooled,
+        }
+    }
+}
+
+/// An emptied list for the pieces of another step, over the same memory.
+pub fn reuse(mut media: Vec<MediaRows<'_>>) -> Vec<MediaRows<'static>> {
+    media.clear();
+    // Collecting in place keeps the allocation; there is nothing to convert.
+    media.into_iter().map(|_| MediaRows { first_row: 0, values: &[] }).collect()
+}

@@ -1,0 +1,183 @@
+//! The scheduler: which rows run in the next step. One for all work; it knows nothing of devices, text or clients.
+//!
+//! A step is the decode rows of every running sequence (the newest token, and drafts to be checked) plus prefill chunks, oldest
+//! first, under the step's row budget; of a long prompt, a chunk between two steps instead (`layered.rs`). Pages are taken as
+//! positions need them. When none is left the newest running sequence is preempted: its pages go back, it keeps its place in the
+//! queue, and what it had produced is computed again later (with the same bits: I9). The oldest is never preempted and fits the
+//! pool alone, so it always finishes (I5).
+//!
+//! Generic over what a sequence carries, so that the engine, the simulator and the property tests run this very code.
+
+mod admission;
+mod fill;
+mod layered;
+mod limits;
+mod seq;
+
+use plimsoll_memory::broken;
+
+use crate::cache::PAGE_TOKENS;
+use crate::cache::lease::SharedCache;
+pub use limits::{Events, PrefillBudget, Share, StepLimits};
+pub use seq::{NewSeq, Pooled, Seq};
+
+/// Waiting and running sequences, and the rules between them.
+#[derive(Debug)]
+pub struct Scheduler<T> {
+    limits: StepLimits,
+    cache: SharedCache,
+    /// Oldest first. No ring: one that is never empty walks through all the memory that is reserved for it, and touches it.
+    waiting: Vec<Seq<T>>,
+    running: Vec<Seq<T>>,
+    shares: Vec<Share>,
+    eased: Eased,
+    beside: PrefillBudget,
+    /// Chunks that were begun layer by layer.
+    chunks_begun: u64,
+}
+
+/// Bounds below those of the plan, while memory is short.
+#[derive(Clone, Copy, Debug)]
+struct Eased {
+    prefill_rows: usize,
+    running: usize,
+}
+
+impl<T> Scheduler<T> {
+    /// An empty scheduler over `cache`; room for `waiting_max` queued sequences is reserved.
+    pub fn new(limits: StepLimits, cache: SharedCache, waiting_max: usize) -> Self {
+        Self {
+            limits,
+            cache,
+            // A preempted sequence returns to the queue, so the queue has room for all sequences.
+            waiting: Vec::with_capacity(waiting_max + limits.running),
+            running: Vec::with_capacity(limits.running),
+            shares: Vec::with_capacity(limits.running),
+            eased: Eased { prefill_rows: limits.rows, running: limits.running },
+            beside: PrefillBudget { prompts: limits.rows, long: limits.rows },
+            chunks_begun: 0,
+        }
+    }
+
+    /// Until the next call, prompts have at most these rows beside decoding sequences.
+    pub fn prompts_take(&mut self, beside: PrefillBudget) {
+        self.beside = PrefillBudget { prompts: beside.prompts.max(1), long: beside.long.max(1) };
+    }
+
+    /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
+    /// ones are preempted now and wait. The oldest runs in any case. Returns how many were preempted.
+    pub fn ease(&mut self, prefill_rows: usize, running: usize) -> u64 {
+        self.eased = Eased {
+            prefill_rows: prefill_rows.clamp(1, self.limits.rows),
+            running: running.clamp(1, self.limits.running),
+        };
+        let mut preempted = 0;
+        while self.running.len() > self.eased.running {
+            self.preempt(self.running.len() - 1);
+            preempted += 1;
+        }
+        preempted
+    }
+
+    /// Takes the newest sequence out, waiting or running, unless it is the only one.
+    pub fn give_up_newest(&mut self) -> Option<Seq<T>> {
+        if self.running.len() + self.waiting.len() < 2 {
+            return None;
+        }
+        let newest = |seqs: Option<&Seq<T>>| seqs.map(|seq| seq.order);
+        match newest(self.waiting.last()) > newest(self.running.last()) {
+            true => self.waiting.pop(),
+            false => self.running.pop(),
+        }
+    }
+
+    /// Queues a sequence behind all older ones.
+    pub fn push(&mut self, mut seq: Seq<T>) {
+        seq.apart = self.limits.apart();
+        let fits = |seq: &Seq<T>| match self.limits.encoder_batch {
+            true => seq.total_max <= self.limits.rows,
+            false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
+        };
+        debug_assert!(fits(&seq), "checked at submission");
+        let behind = self.waiting.iter().rposition(|w| w.order < seq.order).map_or(0, |i| i + 1);
+        self.waiting.insert(behind, seq);
+    }
+
+    /// Sequences in the running set, oldest first.
+    pub fn running(&self) -> &[Seq<T>] {
+        &self.running
+    }
+
+    /// The same, to write results into.
+    pub fn running_mut(&mut self) -> &mut [Seq<T>] {
+        &mut self.running
+    }
+
+    /// The same, and those that could start next.
+    pub fn soon_mut(&mut self) -> impl Iterator<Item = &mut Seq<T>> {
+        self.running.iter_mut().chain(self.waiting.iter_mut().take(self.limits.running))
+    }
+
+    /// Sequences that wait, oldest first.
+    pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Seq<T>> {
+        self.waiting.iter()
+    }
+
+    /// Whether there is nothing to do.
+    pub fn is_empty(&self) -> bool {
+        self.running.is_empty() && self.waiting.is_empty()
+    }
+
+    /// Takes out every sequence, waiting or running, that `gone` reports as no longer wanted.
+    pub fn remove(&mut self, mut gone: impl FnMut(&Seq<T>) -> bool, mut take: impl FnMut(Seq<T>)) {
+        for i in (0..self.running.len()).rev() {
+            if gone(&self.running[i]) {
+                take(self.running.remove(i));
+            }
+        }
+        for i in (0..self.waiting.len()).rev() {
+            if !broken("V-A") && gone(&self.waiting[i]) {
+                take(self.waiting.remove(i));
+            }
+        }
+    }
+
+    /// Records that the first `rows` rows of a share of the last step count; rows after them were drafts that missed.
+    pub fn commit(&mut self, share: Share, rows: usize) {
+        let seq = &mut self.running[share.seq];
+        seq.layered = None;
+        seq.computed = share.start + rows;
+        seq.media.passed(seq.computed);
+        seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));
+        if seq.suspect_until.is_some_and(|position| seq.computed >= position) {
+            seq.suspect_until = None;
+        }
+    }
+
+    /// All running sequences return to the queue, with nothing computed and nothing held. The caller rebuilds the
+    /// tables.
+    pub fn start_over(&mut self) {
+        self.shares.clear();
+        while let Some(mut seq) = self.running.pop() {
+            seq.forget();
+            self.push(seq);
+        }
+    }
+
+    /// Lets others share what a sequence has computed of its prompt.
+    pub fn publish(&mut self, index: usize) {
+        self.running[index].publish();
+    }
+
+    /// Takes a finished sequence out; what it computed stays findable, as far as others could start from it.
+    pub fn finish(&mut self, index: usize) -> Seq<T> {
+        let mut seq = self.running.remove(index);
+        seq.donate();
+        seq
+    }
+}
+
+#[cfg(test)]
+mod encoder_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,328 @@
+//! One sequence as the scheduler sees it: what it has computed, what it holds, what it wants next.
+
+use arrayvec::ArrayVec;
+
+use crate::api::options::Options;
+use crate::cache::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
+use crate::cache::{PAGE_TOKENS, PageId, PageKey};
+use crate::media::SeqMedia;
+use crate::schedule::scheduler::layered::Layered;
+
+/// What is special about a sequence that no text is made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pooled {
+    /// Its logits are wanted (a classifier's scores); otherwise none are computed.
+    pub logits: bool,
+    /// Every row must be computed here and now: nothing comes from the prefix cache.
+    pub every_row: bool,
+    /// Tokens from here on are of the second type.
+    pub second_at: usize,
+}
+
+/// One sequence as the scheduler sees it.
+#[derive(Debug)]
+pub struct Seq<T> {
+    /// Arrival number: smaller is older.
+    pub order: u64,
+    /// Sequences of different salts share no pages.
+    pub salt: u64,
+    /// Prompt and output so far.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_len: usize,
+    /// Prompt plus the most it may generate.
+    pub total_max: usize,
+    /// Positions that are computed: `pages` hold their KV cache, and the recurrent state is the one after the last of
+    /// them.
+    pub computed: usize,
+    /// Its pages.
+    pub pages: PageLease,
+    /// Its recurrent state.
+    pub states: StateLease,
+    /// Guesses at the tokens after the last, to be checked in its next step.
+    pub drafts: ArrayVec<u32, { Options::DRAFTS_MAX }>,
+    /// Positions with KV entries of the draft head, without a gap, up to the last position that the head was run on.
+    pub drafted: std::ops::Range<usize>,
+    /// What its next token may be is not known yet: it takes part in no step.
+    pub held: bool,
+    /// Logits are wanted from this position on (the last position's always).
+    pub logits_from: usize,
+    /// Set if no text is made of it.
+    pub pooled: Option<Pooled>,
+    /// The media in its prompt.
+    pub media: SeqMedia,
+    /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9): the scheduler's
+    /// [`StepLimits::apart`](super::StepLimits::apart).
+    pub(super) apart: bool,
+    /// What was left to compute when it was last admitted takes more than a step.
+    pub(super) long: bool,
+    /// The chunk of it that is being computed layer by layer.
+    pub(super) layered: Option<Layered>,
+    /// Positions that others can find.
+    pub(super) published: usize,
+    /// Positions at which its state is to be kept for others.
+    pub(super) checkpoints_wanted: ArrayVec<usize, WISHES_MAX>,
+    /// A step that took part in a failure: it runs alone until it has passed this position.
+    pub(super) suspect_until: Option<usize>,
+    /// What the owner attaches.
+    pub work: T,
+}
+
+/// What a sequence is made from.
+#[derive(Debug)]
+pub struct NewSeq<T> {
+    /// Arrival number: smaller is older.
+    pub order: u64,
+    /// Sequences of different salts share no pages.
+    pub salt: u64,
+    /// The prompt, with room for the output.
+    pub tokens: Vec<u32>,
+    /// Prompt plus the most it may generate.
+    pub total_max: usize,
+    /// Logits are wanted from this position on.
+    pub logits_from: usize,
+    /// Set if no text is made of it.
+    pub pooled: Option<Pooled>,
+    /// State slots it owns while it runs; 0 for a model without recurrent state.
+    pub slots: usize,
+    /// Empty, with room for all its pages.
+    pub pages: Vec<PageId>,
+    /// The same for their ids.
+    pub page_ids: Vec<u32>,
+    /// The media in its prompt.
+    pub media: SeqMedia,
+    /// What the owner attaches.
+    pub work: T,
+}
+
+/// A key over some fields of a sequence, so that others may change meanwhile.
+fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> {
+    PageKey { salt, tokens, media: media.marks() }
+}
+
+impl<T> Seq<T> {
+    /// A sequence that holds nothing yet.
+    pub fn new(cache: &SharedCache, new: NewSeq<T>) -> Self {
+        let NewSeq { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, media, work } = new;
+        Self {
+            order,
+            salt,
+            prompt_len: tokens.len(),
+            tokens,
+            total_max,
+            computed: 0,
+            pages: PageLease::new(cache, pages, page_ids),
+            states: StateLease::new(cache, slots),
+            drafts: ArrayVec::new(),
+            drafted: 0..0,
+            held: false,
+            logits_from,
+            pooled,
+            media,
+            apart: false,
+            long: false,
+            layered: None,
+            published: 0,
+            checkpoints_wanted: ArrayVec::new(),
+            suspect_until: None,
+            work,
+        }
+    }
+
+    /// Whether only the newest token, and drafts after it, are left to compute.
+    pub fn decoding(&self) -> bool {
+        self.computed + 1 == self.tokens.len() && self.tokens.len() > self.prompt_len
+    }
+
+    /// Whether a prompt of more than a step is left to compute, and could be now.
+    pub(super) fn computes_long_prompt(&self) -> bool {
+        self.long && !self.decoding() && !self.at_wall()
+    }
+
+    /// Whether a position is one of its prompt's.
+    pub fn in_prompt(&self, position: usize) -> bool {
+        position < self.prompt_len
+    }
+
+    /// Positions that are left to compute.
+    pub(super) fn remaining(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// The last position of the prompt at which a page ends and something is left to compute.
+    pub fn end_of_input(&self) -> usize {
+        self.prompt_len.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS
+    }
+
+    /// Whether its next position waits for a medium to be encoded.
+    pub fn at_wall(&self) -> bool {
+        self.media.wall(self.computed) == Some(self.computed)
+    }
+
+    /// What its pages are found by.
+    pub(super) fn key(&self) -> PageKey<'_> {
+        key_of(self.salt, &self.tokens[..self.findable()], &self.media)
+    }
+
+    /// So many of its tokens have pages that it may find and others may.
+    fn findable(&self) -> usize {
+        if self.apart { self.prompt_len } else { self.tokens.len() }
+    }
+
+    /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
+    pub(super) fn ready(&self) -> usize {
+        let wall = self.media.wall(self.computed).unwrap_or(usize::MAX);
+        wall.min(self.tokens.len()) - self.computed
+    }
+
+    /// Rows with wanted logits among the next `rows`.
+    pub(super) fn logit_rows(&self, rows: usize) -> usize {
+        if self.pooled.is_some_and(|pooled| !pooled.logits) {
+            return 0;
+        }
+        let end = self.computed + rows;
+        let wanted = end.saturating_sub(self.logits_from.max(self.computed));
+        if end >= self.tokens.len() { wanted.max(1) } else { wanted }
+    }
+
+    /// Prompt log-probabilities and some poolings need every position computed here and now.
+    pub fn reuses(&self) -> bool {
+        !self.pooled.is_some_and(|pooled| pooled.every_row) && self.logits_from >= self.prompt_len.saturating_sub(1)
+    }
+
+    /// Drafts that are of use after the last token: the answer ends one token after the last of them at the latest.
+    pub fn drafts_useful(&self, most: usize) -> usize {
+        (self.total_max - self.tokens.len()).saturating_sub(1).min(most)
+    }
+
+    /// Makes room for up to `want` drafts after the last token, without taking another sequence's pages. Returns how
+    /// many fit.
+    pub fn room_for_drafts(&mut self, want: usize) -> usize {
+        let want = self.drafts_useful(want);
+        if !self.pages.grow(self.tokens.len() + want) {
+            // Entries of the draft head end two positions before what it guesses.
+            return want.min((self.pages.capacity() + 1).saturating_sub(self.tokens.len()));
+        }
+        want
+    }
+
+    /// The draft head is run over `rows` positions from `start`.
+    pub fn draft_over(&mut self, start: usize, rows: usize) {
+        if self.drafted.end != start {
+            self.drafted.start = start;
+        }
+        self.drafted.end = start + rows;
+        self.pages.set_drafted(&self.drafted, start);
+    }
+
+    /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free.
+    pub(super) fn wish(&mut self, position: usize) -> bool {
+        // Where the states of a chunk that was begun go is settled.
+        let begun = self.computed + self.layered.map_or(0, |chunk| chunk.rows);
+        if position <= begun || !self.states.needed() {
+            return self.states.plans(position);
+        }
+        if !self.checkpoints_wanted.contains(&position) && self.checkpoints_wanted.len() < WISHES_MAX {
+            self.checkpoints_wanted.push(position);
+        }
+        self.checkpoints_wanted.contains(&position)
+    }
+
+    /// Takes what the sequence needs to run: the longest cached prefix, and its state slots. Returns false, with
+    /// nothing held, if those are short. `shared`: how many tokens of its prompt are known to begin another sequence,
+    /// too.
+    pub(super) fn enter(&mut self, alone: bool, shared: usize) -> bool {
+        let found = match self.reuses() {
+            true => {
+                let key = key_of(self.salt, &self.tokens[..self.findable()], &self.media);
+                self.pages.take_prefix(key, &mut self.states)
+            }
+            false => Default::default(),
+        };
+        self.start_at(found.tokens);
+        if !self.states.acquire() {
+            self.leave();
+            // The checkpoint it would start from may be the one that is in the way.
+            if !(alone && self.states.acquire()) {
+                return false;
+            }
+        }
+        for position in [self.end_of_input(), found.known.max(shared)] {
+            self.wish(position);
+        }
+        true
+    }
+
+    fn start_at(&mut self, computed: usize) {
+        self.media.start_over();
+        let drafted = self.pages.drafted_from(computed)..computed;
+        (self.computed, self.published, self.drafted) = (computed, computed, drafted);
+    }
+
+    /// Gives up all pages and slots; everything is computed again later.
+    pub(super) fn leave(&mut self) {
+        self.pages.clear();
+        self.states.clear();
+        self.start_over();
+    }
+
+    /// The same when the tables start over too: nothing is given back.
+    pub(super) fn forget(&mut self) {
+        self.pages.forget();
+        self.states.forget();
+        self.start_over();
+    }
+
+    fn start_over(&mut self) {
+        self.layered = None;
+        self.drafts.clear();
+        self.checkpoints_wanted.clear();
+        self.start_at(0);
+    }
+
+    /// Plans the checkpoints that fall into the next `rows` rows, which end before the prompt's last.
+    pub(super) fn plan_checkpoints(&mut self, rows: usize) {
+        if self.pages.doubted() {
+            return self.checkpoints_wanted.clear();
+        }
+        let (start, end) = (self.computed, self.computed + rows);
+        self.checkpoints_wanted.sort_unstable();
+        for i in 0..self.checkpoints_wanted.len() {
+            let position = self.checkpoints_wanted[i];
+            if position > start && position <= end {
+                self.states.plan_checkpoint(position);
+            }
+        }
+        self.checkpoints_wanted.retain(|position| *position > end);
+    }
+
+    /// Lets others find what was computed up to the end of the prompt.
+    pub(super) fn publish(&mut self) {
+        let key = key_of(self.salt, &self.tokens[..self.findable()], &self.media);
+        if self.states.needed() {
+            let end = self.end_of_input();
+            if self.pages.publish_checkpoints(key, &mut self.states, end) {
+                // Others' pages with the same tokens may have taken the place of its own.
+                let whole = self.drafted.end / PAGE_TOKENS * PAGE_TOKENS;
+                self.drafted.start = self.drafted.start.max(self.pages.drafted_from(whole));
+            }
+            return;
+        }
+        // A chunk may go on behind the prompt, in one that is computed again.
+        let end = self.computed.min(self.prompt_len);
+        if end / PAGE_TOKENS > self.published / PAGE_TOKENS {
+            self.pages.publish(key.first(end));
+            self.published = end;
+        }
+    }
+
+    /// Ends it well: what it computed stays findable, as far as others could start from it.
+    pub(super) fn donate(&mut self) {
+        if self.states.needed() {
+            self.pages.clear();
+        } else {
+            let key = key_of(self.salt, &self.tokens[..self.findable()], &self.media);
+            self.pages.donate(key.first(self.computed.min(key.tokens.len())));
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! A scheduler with everything it needs, a crowd that comes and goes, and what must hold after every step.
+
+mod check;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use super::*;
+use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
+
+/// One thing that happens between steps.
+#[derive(Clone, Debug)]
+pub(super) enum Happening {
+    /// A request: prompt length, output length, the family of its prompt, its cache salt, and whether the logits of all
+    /// positions are wanted. Prompts of a family share a prefix.
+    Arrives { prompt: usize, output: usize, family: u32, salt: u64, reports: bool },
+    /// The client of the n-th live sequence goes.
+    Leaves(usize),
+    /// The n-th running sequence ends early.
+    Ends(usize),
+    /// Steps are taken.
+    Steps(usize),
+    /// The next step fails.
+    Fails,
+}
+
+pub(super) fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        4 => (1usize..90, 0usize..60, 0u32..3, 0u64..2, prop::bool::weighted(0.4))
+            .prop_map(|(prompt, output, family, salt, reports)| Happening::Arrives { prompt, output, family, salt, reports }),
+        1 => (0usize..64).prop_map(Happening::Leaves),
+        1 => (0usize..64).prop_map(Happening::Ends),
+        4 => (1usize..12).prop_map(Happening::Steps),
+        1 => Just(Happening::Fails),
+    ]
+}
+
+/// Sizes of a scheduler and its pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) limits: StepLimits,
+    pub(super) pages: usize,
+    pub(super) slots: usize,
+    pub(super) prefix_cache: bool,
+    pub(super) beside: PrefillBudget,
+}
+
+impl Sizes {
+    pub(super) fn plain(limits: StepLimits, pages: usize, prefix_cache: bool) -> Self {
+        let beside = PrefillBudget { prompts: limits.rows, long: limits.rows };
+        Self { limits, pages, slots: 0, prefix_cache, beside }
+    }
+}
+
+pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
+    // Beyond 64 rows more than there are logits, answers that are computed again have a bound of their own.
+    let more_rows = prop_oneof![3 => 0usize..40, 1 => 65usize..150];
+    let beside = (1usize..80, 1usize..80).prop_map(|(prompts, long)| PrefillBudget { prompts, long });
+    let step = (1usize..9, 0usize..8, more_rows, beside);
+    (
+        step,
+        1usize..14,
+        prop::bool::weighted(0.8),
+        prop::bool::ANY,
+        0usize..4,
+        prop::bool::ANY,
+        0usize..12,
+        prop::bool::ANY,
+        prop::bool::ANY,
+    )
+        .prop_map(
+            |(
+                (running, more_logits, more_rows, beside),
+                pages,
+                prefix_cache,
+                stateful,
+                drafts,
+                optimistic,
+                more_slots,
+                apart,
+                layers,
+            )| {
+                let logit_rows = running + more_logits;
+                let rows = logit_rows + more_rows;
+                let slots = if !stateful {
+                    0
+                } else if optimistic {
+                    1
+                } else {
+                    1 + drafts
+                };
+                let limits = StepLimits {
+                    rows,
+                    logit_rows,
+                    running,
+                    slots,
+                    drafts,
+                    draft_head: false,
+                    encoder_batch: false,
+                    layered: layers,
+                    media: false,
+                    rounded: if apart { Rounded::Prompts } else { Rounded::None },
+                };
+                // Down to the slots of a single sequence.
+                Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, beside }
+            },
+        )
+}
+
+/// A scheduler in a world without a model.
+pub(super) struct World {
+    pub(super) scheduler: Scheduler<()>,
+    pub(super) cache: SharedCache,
+    pub(super) limits: StepLimits,
+    pub(super) arrived: u64,
+    /// Tokens of all sequences that ever arrived, outputs included.
+    pub(super) work: usize,
+    pub(super) preempted: u64,
+    /// For each state slot the history it stands after: a hash of the tokens. Garbage after a failed step.
+    pub(super) states: Vec<u64>,
+    /// For each page and position in it, whether it was computed as a prompt's.
+    made: HashMap<u32, [bool; PAGE_TOKENS]>,
+    fails: bool,
+    /// The chunk that is computed layer by layer, with the steps that go on before it is done, and what it was when it was begun.
+    layers: Option<(u64, u64, Share)>,
+    /// Steps in which such a chunk was waited for, and chunks that were done.
+    layers_waited: usize,
+    pub(super) layers_done: usize,
+    dice: u64,
+}
+
+/// The state after `token` from the state before it.
+pub(super) fn after(state: u64, token: u32) -> u64 {
+    (state ^ u64::from(token)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+}
+
+impl World {
+    pub(super) fn new(sizes: Sizes) -> Self {
+        let index = sizes.prefix_cache.then(|| PrefixIndex::new(sizes.pages).unwrap());
+        let states = (sizes.slots > 0).then(|| StatePool::new(sizes.slots, sizes.pages).unwrap());
+        let pool = PagePool::new(sizes.pages).unwrap();
+        let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
+        let mut scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
+        scheduler.prompts_take(sizes.beside);
+        let states = vec![u64::MAX; sizes.slots];
+        Self {
+            scheduler,
+            cache,
+            limits: sizes.limits,
+            arrived: 0,
+            work: 0,
+            preempted: 0,
+            states,
+            made: HashMap::new(),
+            fails: false,
+            layers: None,
+            layers_waited: 0,
+            layers_done: 0,
+            dice: 7,
+        }
+    }
+
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.dice = self.dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.dice >> 33) % sides
+    }
+
+    pub(super) fn happen(&mut self, happening: &Happening) {
+        match *happening {
+            Happening::Arrives { prompt, output, family, salt, reports } => {
+                self.arrive(prompt, output, family, salt, reports)
+            }
+            Happening::Leaves(n) => {
+                let live: Vec<u64> =
+                    self.scheduler.running().iter().chain(self.scheduler.waiting()).map(|s| s.order).collect();
+                if !live.is_empty() {
+                    let gone = live[n % live.len()];
+                    let mut taken = 0;
+                    self.scheduler.remove(|seq| seq.order == gone, |_| taken += 1);
+                    assert_eq!(taken, 1);
+                }
+            }
+            Happening::Ends(n) => {
+                let running = self.scheduler.running().len();
+                if running > 0 {
+                    drop(self.scheduler.finish(n % running));
+                }
+            }
+            Happening::Steps(n) => (0..n).for_each(|_| self.step()),
+            Happening::Fails => self.fails = true,
+        }
+    }
+
+    pub(super) fn arrive(&mut self, prompt: usize, output: usize, family: u32, salt: u64, reports: bool) {
+        let pool = self.cache.borrow().pool.total() * PAGE_TOKENS;
+        let prompt_len = prompt.min(pool);
+        // Without output a request only asks for its prompt's log-probabilities.
+        let total_max = (prompt_len + output.max(usize::from(!reports))).min(pool).max(prompt_len);
+        let order = self.arrived;
+        // The first half of the prompt is the family's, of every second one all of it.
+        let own = |i: usize| i >= prompt_len / 2 && order % 2 == 1;
+        let token = |i: usize| if own(i) { 10 + (order as u32 % 4) } else { family };
+        let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
+        let logits_from = if reports { 0 } else { prompt_len - 1 };
+        let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
+        let new = NewSeq {
+            order,
+            salt,
+            tokens,
+            total_max,
+            logits_from,
+            pooled: None,
+            slots,
+            pages,
+            page_ids,
+            media: SeqMedia::default(),
+            work: (),
+        };
+        self.scheduler.push(Seq::new(&self.cache, new));
+        self.arrived += 1;
+        self.work += total_max;
+    }
+
+    /// A request of these tokens arrives.
+    pub(super) fn push(&mut self, tokens: Vec<u32>, output: usize) {
+        self.work += tokens.len() + output;
+        let new = NewSeq {
+            order: self.arrived,
+            salt: 0,
+            logits_from: tokens.len() - 1,
+            pooled: None,
+            total_max: tokens.len() + output,
+            tokens,
+            slots: self.limits.slots,
+            pages: Vec::new(),
+            page_ids: Vec::new(),
+            media: SeqMedia::default(),
+            work: (),
+        };
+        self.scheduler.push(Seq::new(&self.cache, new));
+        self.arrived += 1;
+    }
+
+    /// Schedules, checks, and does what the engine would do with the result.
+    pub(super) fn step(&mut self) {
+        let oldest = self.scheduler.running().first().map(|seq| seq.order);
+        let decoding: Vec<u64> = self.scheduler.running().iter().filter(|s| s.decoding()).map(|s| s.order).collect();
+        let (shares, events) = self.scheduler.schedule();
+        let shares = shares.to_vec();
+        self.preempted += events.preempted;
+        self.check(&shares, oldest, &decoding);
+        if self.limits.apart() {
+            self.check_apart(&shares);
+        }
+        self.compute(&shares);
+        if std::mem::take(&mut self.fails) && !shares.is_empty() {
+            if self.scheduler.step_failed() {
+                self.preempted += shares.len() as u64;
+            } else {
+                drop(self.scheduler.running.remove(shares[0].seq));
+            }
+            return self.check_tables();
+        }
+        self.settle(&shares);
+        self.advance_layers();
+        for i in (0..self.scheduler.running().len()).rev() {
+            let seq = &self.scheduler.running()[i];
+            if seq.computed == seq.total_max || (seq.tokens.len() == seq.total_max && seq.total_max > seq.prompt_len) {
+                drop(self.scheduler.finish(i));
+            }
+        }
+        self.check_tables();
+    }
+
+    /// A chunk that is computed layer by layer is done some steps after it was begun; until then it is what it was, and keeps its pages.
+    fn advance_layers(&mut self) {
+        let Some((number, share)) = self.scheduler.layered() else { return self.layers = None };
+        let begins = self.layers.is_none_or(|(begun, ..)| begun != number);
+        let (_, left, begun) = if begins { (number, self.roll(4), share) } else { self.layers.unwrap() };
+        assert_eq!(Share { seq: share.seq, ..begun }, share, "it is what it was");
+        let seq = &self.scheduler.running()[share.seq];
+        let end = share.start + share.rows;
+        assert!(!seq.decoding() && seq.long && share.rows <= self.scheduler.beside.long);
+        assert!(share.start == seq.computed && end <= seq.tokens.len() && seq.pages.capacity() >= end);
+        assert!(share.logit_rows <= self.limits.logit_rows);
+        let written = &seq.pages.ids()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+        let others = self.scheduler.running().iter().filter(|other| other.order != seq.order);
+        let mut read = others.flat_map(|other| other.pages.ids());
+        assert!(!read.any(|page| written.contains(page)), "a page that a chunk writes belongs to one sequence");
+        if left > 0 {
+            self.layers_waited += 1;
+            self.layers = Some((number, left - 1, share));
+            return;
+        }
+        self.layers_done += 1;
+        self.layers = None;
+        if self.limits.apart() {
+            self.check_apart(&[share]);
+        }
+        self.compute(&[share]);
+        self.settle(&[share]);
+    }
+
+    /// What comes of shares that were computed.
+    fn settle(&mut self, shares: &[Share]) {
+        for share in shares {
+            let drafted = self.scheduler.running()[share.seq].drafts.clone();
+            // With one slot there is no way back: drafts are taken as they are.
+            let optimistic = self.limits.slots == 1;
+            let hits = (0..share.drafts).take_while(|_| optimistic || self.roll(3) > 0).count();
+            let known = share.rows - share.drafts;
+            self.scheduler.commit(*share, known + hits);
+            let (roll, drafts_max) = (self.roll(97) as u32, self.limits.drafts);
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            seq.drafts.clear();
+            seq.tokens.extend_from_slice(&drafted[..hits]);
+            seq.logits_from = seq.logits_from.max(seq.computed.min(seq.prompt_len));
+            if seq.computed == seq.tokens.len() && seq.tokens.len() < seq.total_max {
+                // What one sequence generates may be another's prompt.
+                seq.tokens.push(seq.tokens[seq.prompt_len - 1]);
+                seq.logits_from = seq.tokens.len() - 1;
+                let room = seq.room_for_drafts(drafts_max);
+                seq.drafts.extend((0..room as u32).map(|i| 400 + roll + i));
+            }
+            self.scheduler.publish(share.seq);
+        }
+    }
+}

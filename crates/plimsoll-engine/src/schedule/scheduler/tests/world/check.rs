@@ -1,0 +1,146 @@
+//! What must hold after every step.
+
+use super::*;
+
+impl World {
+    /// Each position has one arithmetic, whether its sequence computes it or finds it in the cache. Rows of prompts
+    /// come last.
+    pub(super) fn check_apart(&mut self, shares: &[Share]) {
+        let running = self.scheduler.running();
+        let of_prompt = |share: &Share| running[share.seq].in_prompt(share.start);
+        assert!(shares.is_sorted_by_key(of_prompt), "prompts come last");
+        let answers: usize = shares.iter().filter(|share| !of_prompt(share)).map(|share| share.rows).sum();
+        assert!(answers <= self.limits.answer_rows(), "{answers} rows of answers in a step");
+        for share in shares {
+            let seq = &running[share.seq];
+            for position in share.start..share.start + share.rows {
+                assert_eq!(seq.in_prompt(position), of_prompt(share), "a share is all of a prompt or not at all");
+                let page = seq.pages.ids()[position / PAGE_TOKENS];
+                self.made.entry(page).or_default()[position % PAGE_TOKENS] = seq.in_prompt(position);
+            }
+        }
+        for seq in running {
+            for position in 0..seq.computed {
+                let made = self.made[&seq.pages.ids()[position / PAGE_TOKENS]][position % PAGE_TOKENS];
+                assert_eq!(made, seq.in_prompt(position), "position {position} of a prompt of {}", seq.prompt_len);
+            }
+        }
+    }
+
+    /// What a model with state would do: every row's state from the one before it, into the slots that are named.
+    pub(super) fn compute(&mut self, shares: &[Share]) {
+        if self.limits.slots == 0 {
+            return;
+        }
+        let mut written = Vec::new();
+        for share in shares {
+            let seq = &self.scheduler.running()[share.seq];
+            let mut out = Vec::new();
+            seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut out);
+            assert_eq!(out.len(), share.rows);
+            let source = seq.states.source();
+            assert_eq!(source.is_some(), share.start > 0, "state is there wherever something was computed");
+            let mut state = source.map_or(0, |slot| self.states[slot as usize]);
+            let history = seq.tokens[..share.start].iter().fold(0, |state, token| after(state, *token));
+            assert_eq!(state, history, "it starts from the state of its own history");
+            let rows = seq.tokens[share.start..].iter().chain(&seq.drafts).take(share.rows);
+            for (row, token) in rows.enumerate() {
+                state = after(state, *token);
+                if out[row] == plimsoll_device::NO_STATE {
+                    assert!(row + 1 < share.rows, "the last row's state is kept");
+                    continue;
+                }
+                let slot = out[row];
+                assert!(!written.contains(&slot), "a slot is written once");
+                let in_place = source == Some(slot) && row + 1 == share.rows;
+                assert!(source != Some(slot) || in_place, "the slot that is read is not written before it was");
+                let cache = self.cache.borrow();
+                let writable = cache.states.as_ref().unwrap().writable(crate::cache::SlotId(slot));
+                assert!(writable, "who writes a slot is its one holder, and it is no checkpoint");
+                written.push(slot);
+                self.states[slot as usize] = if self.fails { u64::MAX } else { state };
+            }
+        }
+        for share in shares {
+            let source = self.scheduler.running()[share.seq].states.source();
+            let others = shares.iter().filter(|other| other.seq != share.seq);
+            let mut theirs = Vec::new();
+            for other in others {
+                let seq = &self.scheduler.running()[other.seq];
+                seq.states.outputs(other.start, other.rows, other.keeps_each(self.limits.slots), &mut theirs);
+            }
+            assert!(source.is_none_or(|slot| !theirs.contains(&slot)), "nobody writes what another reads");
+        }
+    }
+
+    pub(super) fn check(&self, shares: &[Share], oldest: Option<u64>, decoding: &[u64]) {
+        let running = self.scheduler.running();
+        assert!(running.len() <= self.limits.running);
+        assert!(running.is_sorted_by_key(|seq| seq.order), "oldest first");
+        let layered = self.scheduler.layered().is_some();
+        assert!(shares.is_empty() == self.scheduler.is_empty() || layered, "I5: a step with work to do does some");
+        assert!(shares.iter().map(|s| s.rows).sum::<usize>() <= self.limits.rows);
+        assert!(shares.iter().map(|s| s.logit_rows).sum::<usize>() <= self.limits.logit_rows);
+        let mut served: Vec<u64> = Vec::new();
+        for share in shares {
+            let seq = &running[share.seq];
+            let end = share.start + share.rows;
+            assert!(!served.contains(&seq.order), "one share a sequence");
+            served.push(seq.order);
+            assert!(share.rows > 0 && share.start == seq.computed && end <= seq.tokens.len() + share.drafts);
+            assert!(
+                share.drafts == 0 || end == seq.tokens.len() + seq.drafts.len(),
+                "drafts are checked from the first on"
+            );
+            assert!(end < seq.total_max || share.drafts == 0, "nothing is drafted beyond the end");
+            assert!(seq.pages.capacity() >= end && seq.pages.ids().len() <= seq.total_max.div_ceil(PAGE_TOKENS));
+            assert!(share.logit_rows <= share.rows && (share.logit_rows > share.drafts || end < seq.tokens.len()));
+            let written = &seq.pages.ids()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+            let others = running.iter().filter(|other| other.order != seq.order);
+            let mut read = others.flat_map(|other| other.pages.ids());
+            assert!(!read.any(|page| written.contains(page)), "a page that is written belongs to one sequence");
+        }
+        let quarantine = running.iter().any(|seq| seq.suspect_until.is_some());
+        if let Some(oldest) = oldest.filter(|_| !quarantine) {
+            // It may have come in while a younger one's chunk was under way.
+            assert!(served.contains(&oldest) || layered, "I5: the oldest running sequence goes on");
+        }
+        for order in decoding.iter().filter(|order| running.iter().any(|seq| seq.order == **order)) {
+            assert!(quarantine || served.contains(order), "a running sequence decodes in every step");
+        }
+        assert!(self.scheduler.waiting().all(|seq| seq.pages.ids().is_empty() && seq.computed == 0));
+        assert!(self.scheduler.waiting().is_sorted_by_key(|seq| seq.order), "the queue keeps the order of arrival");
+    }
+
+    pub(super) fn check_tables(&self) {
+        let cache = self.cache.borrow();
+        cache.check();
+        assert_eq!(cache.pool.faults(), 0);
+    }
+
+    /// No more requests arrive: all sequences finish in at most one step per token of work, recomputation included.
+    pub(in super::super) fn finish_all(&mut self) {
+        // After a preemption at most everything that the victim had is computed again, a step a row at worst.
+        let longest = self.cache.borrow().pool.total() * PAGE_TOKENS;
+        let mut steps = 0;
+        while !self.scheduler.is_empty() {
+            self.step();
+            steps += 1;
+            let bound = self.work + self.preempted as usize * longest + self.layers_waited;
+            assert!(steps <= bound, "I5: {steps} steps for {bound} tokens");
+        }
+    }
+
+    pub(in super::super) fn assert_all_back(&self) {
+        let cache = &mut *self.cache.borrow_mut();
+        assert_eq!(cache.pool.used(), cache.pool.idle(), "I4: only the index holds pages");
+        let kept = cache.states.as_ref().map_or(0, |states| states.stats().kept);
+        if let Some(states) = &cache.states {
+            assert_eq!(states.available(), states.total(), "I4: sequences hold no slots");
+            assert_eq!(states.free() + kept, states.total());
+        }
+        cache.clear();
+        assert_eq!(cache.pool.used(), 0, "I4");
+        assert!(cache.states.as_ref().is_none_or(|states| states.free() == states.total()), "I4");
+    }
+}

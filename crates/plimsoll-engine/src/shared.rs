@@ -1,0 +1,98 @@
+//! The state that the handle, the engine thread and the watching thread share.
+
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Acquire;
+use std::sync::{Arc, OnceLock};
+
+use plimsoll_memory::{Component, Ledger, Plan};
+
+use crate::api::admission::Reservations;
+use crate::api::limits::Limits;
+use crate::api::options::STALL_LIMIT;
+use crate::cache::KvEventLog;
+use crate::cache::stats::CacheStats;
+use crate::media::MediaSpec;
+use crate::memory::footprint::Accounts;
+use crate::memory::governor::Gauge;
+use crate::metrics::Metrics;
+use crate::status::Status;
+use crate::worker::watchdog::Watchdog;
+
+/// What the handle and the engine thread both see.
+pub(crate) struct Shared {
+    pub limits: Limits,
+    pub plan: Plan,
+    pub ledger: Arc<Ledger>,
+    pub metrics: Metrics,
+    pub status: Status,
+    pub cached: CacheStats,
+    pub draining: AtomicBool,
+    pub stop: AtomicBool,
+    pub stopped: AtomicBool,
+    /// What is held on the heap, once start-up has measured it; a scripted engine has none.
+    pub accounts: OnceLock<Accounts>,
+    /// The last look at the machine, and the level the engine stands on.
+    pub gauge: Gauge,
+    /// Whether the engine gets anywhere.
+    pub watchdog: Watchdog,
+    /// The tokens that end output, the model's and its tokenizer's.
+    pub eos: OnceLock<Vec<u32>>,
+    /// What the model takes besides text.
+    pub media: OnceLock<MediaSpec>,
+    /// What the prefix cache holds, where others are to know.
+    pub kv_event_log: OnceLock<Arc<KvEventLog>>,
+    /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
+    pub reserve_kept: AtomicBool,
+    /// The engine thread asks for the heap to be trimmed; the watching thread does it.
+    pub trim: AtomicBool,
+    /// Places and host bytes of requests in the system.
+    pub reservations: Arc<Reservations>,
+}
+
+impl Shared {
+    pub fn new(limits: Limits, plan: Plan, ledger: Arc<Ledger>) -> Self {
+        Self {
+            limits,
+            plan,
+            ledger,
+            metrics: Metrics::default(),
+            status: Status::default(),
+            cached: CacheStats::default(),
+            draining: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
+            accounts: OnceLock::new(),
+            gauge: Gauge::default(),
+            watchdog: Watchdog::new(STALL_LIMIT),
+            eos: OnceLock::new(),
+            media: OnceLock::new(),
+            kv_event_log: OnceLock::new(),
+            reserve_kept: AtomicBool::new(false),
+            trim: AtomicBool::new(false),
+            reservations: Arc::new(Reservations::new(limits.host_bytes)),
+        }
+    }
+
+    /// Enters in the ledger what is measured rather than counted.
+    pub fn observe_accounts(&self) {
+        if let Some(accounts) = self.accounts.get() {
+            let staged = self.media.get().map_or(0, |media| media.staging.used());
+            accounts.observe(&self.ledger, self.reservations.held(), staged);
+        }
+    }
+
+    /// Bytes of one page of keys and values, as planned.
+    pub fn page_bytes(&self) -> u64 {
+        self.each(Component::KvPages, self.status.pages_total.load(Acquire))
+    }
+
+    /// Bytes of one state slot, as planned; 0 for models without recurrent state.
+    pub fn slot_bytes(&self) -> u64 {
+        self.each(Component::StateSlots, self.status.slots_total.load(Acquire))
+    }
+
+    fn each(&self, component: Component, count: u64) -> u64 {
+        let line = self.plan.lines.iter().find(|line| line.component == component);
+        line.map_or(0, |line| line.bytes.checked_div(count).unwrap_or(0))
+    }
+}

@@ -1,0 +1,96 @@
+//! Why an engine does not start.
+
+use plimsoll_device::DeviceError;
+use plimsoll_media::MediaError;
+use plimsoll_memory::host::HostError;
+use plimsoll_memory::host::lease::{LeaseError, Refusal};
+use plimsoll_memory::sizing::SizingError;
+use plimsoll_memory::{Bytes, OutOfMemory};
+use thiserror::Error;
+
+use crate::plan::error::PlanError;
+use crate::sampling::SamplerError;
+
+/// Why an engine did not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// It cannot be planned, or does not fit.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The machine's limits could not be read.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Other Plimsolls have leased too much of the machine.
+    #[error("another Plimsoll was here first: {0}")]
+    Refused(Box<Refusal>),
+    /// Others under the same line leave too little.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
+    /// Whether others have leased something cannot be told.
+    #[error("leases: {0}")]
+    Lease(Box<LeaseError>),
+    /// No pool could be built and proven.
+    #[error(transparent)]
+    Sizing(Box<SizingError>),
+    /// The smallest pool was planned, and even that does not fit any more. No option set its size.
+    #[error(
+        "the pool of {tokens} tokens that was planned needs {}, but only {} are left: others have taken memory since", Bytes(*need),
+        Bytes(*available)
+    )]
+    Shrunk {
+        /// Tokens of the pool.
+        tokens: u64,
+        /// Bytes it needs.
+        need: u64,
+        /// Bytes that are free.
+        available: u64,
+    },
+    /// The weights could not be loaded.
+    #[error(transparent)]
+    Load(#[from] plimsoll_device::cpu::LoadError),
+    /// Planned memory could not be had.
+    #[error(transparent)]
+    OutOfMemory(#[from] OutOfMemory),
+    /// The sampler's scratch could not be had.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+    /// The system refused a thread.
+    #[error("starting a thread: {0}")]
+    Thread(std::io::Error),
+    /// Planned memory for media could not be had.
+    #[error(transparent)]
+    MediaMemory(MediaError),
+    /// The worst case of media did not run.
+    #[error("the proof failed: {0}")]
+    Media(MediaError),
+    /// The worst case did not run.
+    #[error("the proof failed: {0}")]
+    Proof(DeviceError),
+    /// The caller cancelled the start ([`crate::Cancel`]).
+    #[error("the start was cancelled")]
+    Cancelled,
+    /// The worst case took more than was planned: a bug in the planner.
+    #[error("the proof failed: {component} used {measured} bytes, {planned} were planned")]
+    ProofExceeds {
+        /// The component.
+        component: &'static str,
+        /// Bytes used.
+        measured: u64,
+        /// Bytes planned.
+        planned: u64,
+    },
+}
+
+/// The engine host itself does not fit under the memory limit, or an engine does not fit into the host.
+#[derive(Clone, Debug, Error)]
+#[error("{what} needs {} of which {} are left under the line of {}", Bytes(*needed), Bytes(*left), Bytes(*line))]
+pub struct NoRoom {
+    /// The part that does not fit.
+    pub what: &'static str,
+    /// Bytes it needs.
+    pub needed: u64,
+    /// Bytes that no plan has taken.
+    pub left: u64,
+    /// The memory limit.
+    pub line: u64,
+}

@@ -1,0 +1,223 @@
+//! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
+
+pub(crate) mod error;
+mod host;
+pub(crate) mod shadow;
+pub(crate) mod size;
+mod spawn;
+mod start_reserve;
+pub(crate) mod stress;
+
+use std::sync::Arc;
+
+use plimsoll_device::{CpuWeights, ThreadPool};
+use plimsoll_formats::Checkpoint;
+use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
+use plimsoll_memory::{Component, Ledger, OutOfMemory};
+use plimsoll_models::Model;
+
+use crate::api::cancel::Cancel;
+use crate::api::handle::EngineHandle;
+use crate::api::options::Options;
+use crate::media::{MediaPlan, MediaSpec};
+use crate::memory::footprint::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
+use crate::memory::lease::MemoryLease;
+use crate::memory::process::ProcessAccount;
+use crate::plan::{Blueprint, EnginePlan};
+use crate::sampling::Sampler;
+use crate::startup::size::{CpuGenerations, PoolBuild, profile_config};
+use crate::worker::request_state::SharedTokenizer;
+pub use error::{NoRoom, StartError};
+pub use host::Host;
+use spawn::{Ready, spawn};
+use start_reserve::StartReserve;
+
+/// Plans, builds and proves an engine, and starts its thread. Returns when it is ready.
+///
+/// `progress` is told the packed bytes of weights as they are loaded.
+pub fn start(
+    checkpoint: &Checkpoint,
+    tokenizer: SharedTokenizer,
+    options: &Options,
+    host: &Host,
+    progress: impl FnMut(u64),
+) -> Result<EngineHandle, StartError> {
+    start_unless(checkpoint, tokenizer, options, host, progress, &Cancel::default())
+}
+
+/// As [`start`], unless it is cancelled meanwhile: then it stops at the next tensor or the next step of the proof, and gives everything
+/// back.
+///
+/// # Errors
+/// [`StartError::Cancelled`] in that case.
+pub fn start_unless(
+    checkpoint: &Checkpoint,
+    tokenizer: SharedTokenizer,
+    options: &Options,
+    host: &Host,
+    progress: impl FnMut(u64),
+    cancel: &Cancel,
+) -> Result<EngineHandle, StartError> {
+    let started = start_as((checkpoint, tokenizer), options, host, progress, cancel, |config| config);
+    // Whatever it says then, that is the reason.
+    started.map_err(|error| if cancel.is_cancelled() { StartError::Cancelled } else { error })
+}
+
+/// As [`start_unless`], with a last word on how the pool is sized, so that tests can have it probed and rebuilt.
+fn start_as(
+    (checkpoint, tokenizer): (&Checkpoint, SharedTokenizer),
+    options: &Options,
+    host: &Host,
+    progress: impl FnMut(u64),
+    cancel: &Cancel,
+    adjust: impl FnOnce(ProfileConfig) -> ProfileConfig,
+) -> Result<EngineHandle, StartError> {
+    host.runs_kernels()?;
+    let start_reserve = StartReserve::set_aside();
+    let blueprint = Blueprint::new(checkpoint, options)?;
+    let mut planned = blueprint.plan(options, host.threads, &host.line)?;
+    for idle in &planned.idle_flags {
+        tracing::warn!("{idle}");
+    }
+    let beside = host.engine_host.as_ref().map_or(0, |engine_host| engine_host.mapped_total());
+    let memory_lease =
+        MemoryLease::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
+    let ledger = Arc::new(Ledger::new());
+    planned.plan.enter(&ledger);
+    let hosted = host.engine_host.as_ref().map(|engine_host| engine_host.admit(&ledger)).transpose()?;
+    let eos = end_tokens(&blueprint, &tokenizer);
+    let fixed = engine_bytes(&blueprint.weights);
+    let Blueprint { model, weights, .. } = blueprint;
+    let model: Arc<dyn Model> = Arc::from(model);
+    let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
+    let stopped = || cancel.is_cancelled();
+    let weights = CpuWeights::load_unless(weights, checkpoint, &ledger, &mut pool, progress, stopped)?;
+    let config = adjust(profile_config(&planned));
+    let mut builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
+    builder.cancel = cancel.clone();
+    let Proven { pool_build, sampler, workspace_peak, media } = prove(&config, builder)?;
+    let slots = pool_build.cache.states.as_ref().map_or(0, |states| states.total());
+    planned.resize(pool_build.cache.pool.total(), slots);
+    planned.plan.enter(&ledger);
+    let mut accounts = accounts(&planned, &tokenizer, options);
+    accounts.tables += fixed;
+    accounts.workspace_peak = workspace_peak;
+    let ready = Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted };
+    spawn(ready, start_reserve, options, host)
+}
+
+/// What stands after the proof.
+struct Proven {
+    pool_build: PoolBuild,
+    sampler: Sampler,
+    /// Bytes of workspace that it took.
+    workspace_peak: u64,
+    media: Option<MediaSpec>,
+}
+
+impl Proven {
+    fn new(pool_build: PoolBuild, builder: CpuGenerations<'_>) -> Self {
+        let CpuGenerations { sampler, workspace_peak, media, .. } = builder;
+        Self { pool_build, sampler, workspace_peak, media }
+    }
+}
+
+/// Builds and proves the pool.
+fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Proven, StartError> {
+    if builder.plan.step.encoder_batch {
+        // No pool to be sized: built once and proven.
+        let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
+        let failed = |failure| match failure {
+            Failure::Other(error) => own_error(SizingError::Other(error)),
+            Failure::OutOfMemory(refused) => refused_start(&refused),
+        };
+        let mut pool_build = builder.build(shape).map_err(failed)?;
+        builder.stress(&mut pool_build).map_err(failed)?;
+        return Ok(Proven::new(pool_build, builder));
+    }
+    let open = builder.plan.measure;
+    let outcome = auto_profile(config, &mut builder).map_err(|error| match error {
+        SizingError::PinnedTooLarge { tokens, need, available, .. } if open => {
+            StartError::Shrunk { tokens, need, available }
+        }
+        error => own_error(error),
+    })?;
+    Ok(Proven::new(outcome.generation, builder))
+}
+
+fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
+    let sizing::OutOfMemory { component, requested, .. } = refused;
+    let name = Component::ALL.iter().map(|component| component.name()).find(|name| name == component);
+    let reason = "there is no room for it on this machine any more".into();
+    OutOfMemory::Refused { component: name.unwrap_or("memory"), bytes: *requested, reason }.into()
+}
+
+/// What builds and proves pools over loaded weights.
+pub(crate) fn generations<'a>(
+    planned: &'a EnginePlan,
+    model: Arc<dyn Model>,
+    parts: (CpuWeights, ThreadPool),
+    ledger: &Arc<Ledger>,
+    options: &Options,
+    host: &'a Host,
+) -> Result<CpuGenerations<'a>, StartError> {
+    let own = Arc::clone(ledger);
+    Ok(CpuGenerations {
+        plan: planned,
+        shape: parts.0.table().shaped(model.shape(options.kv_dtype)),
+        model,
+        isa: host.isa,
+        ledger: Arc::clone(ledger),
+        parts: Some(parts),
+        sampler: Sampler::new(planned.limits.vocab_size as usize)?,
+        touch: !options.elastic,
+        threads: host.threads,
+        // An encoder keeps nothing that could be shared, so no sequence must wait for a shared prefix.
+        tables: Tables { prefix_cache: options.prefix_cache && !planned.step.encoder_batch, ..Tables::of(options) },
+        tokens: 0,
+        room: Box::new(move || host.room(&own)),
+        workspace_peak: 0,
+        cancel: Cancel::default(),
+        media: planned.media.as_ref().map(MediaPlan::start).transpose().map_err(StartError::MediaMemory)?,
+    })
+}
+
+/// An error of ours that sizing handed through is itself again.
+pub(crate) fn own_error(error: SizingError) -> StartError {
+    match error {
+        SizingError::Other(other) => other
+            .downcast::<StartError>()
+            .map_or_else(|other| StartError::Sizing(Box::new(SizingError::Other(other))), |own| *own),
+        error => StartError::Sizing(Box::new(error)),
+    }
+}
+
+/// What the engine holds on the heap for its whole life. Without a measurement the tokenizer says what its tables take.
+fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options) -> Accounts {
+    let tokenizer = options.tokenizer_bytes.unwrap_or(tokenizer.table_bytes() as u64);
+    Accounts {
+        tokenizer: tokenizer + sampler_bytes(planned.limits.vocab_size as usize),
+        tables: table_bytes(
+            &planned.step,
+            planned.limits.max_waiting as usize,
+            planned.limits.max_req_total_len as usize,
+        ),
+        index: planned.index_bytes(planned.pages, planned.slots),
+        encoder: planned.media.as_ref().map_or(0, MediaPlan::encoder_bytes),
+        process: (!options.hosted).then(ProcessAccount::default),
+        ..Accounts::default()
+    }
+}
+
+/// The model's end-of-sequence tokens and the tokenizer's.
+fn end_tokens(blueprint: &Blueprint, tokenizer: &SharedTokenizer) -> Vec<u32> {
+    let mut eos = blueprint.eos.clone();
+    eos.extend_from_slice(tokenizer.eos());
+    eos.retain(|id| (*id as usize) < blueprint.model.vocab_size());
+    eos.sort_unstable();
+    eos.dedup();
+    eos
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,386 @@
+//! Sizing: how many tokens the pool holds, and the generations that prove it.
+//!
+//! The arithmetic is `plimsoll_memory::sizing`'s, fed with planned bytes by the planner and with measured ones at
+//! start-up: where they agree, both choose the same pool (I8). Weights stay while generations come and go.
+
+use std::sync::Arc;
+
+use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, Isa, ModelShape, PAGE_TOKENS, ThreadPool};
+use plimsoll_memory::sizing::{
+    self, DeviceNow, Event, Failure, Generations, Measured, Mode, PoolCount, ProfileConfig, Released, ScalesWith, Shape,
+};
+use plimsoll_memory::{Component, EmergencyReserve, Ledger, OutOfMemory};
+use plimsoll_models::Model;
+
+use crate::api::cancel::Cancel;
+use crate::cache::{self, KvCache, KvEventLog, PagePool, PrefixIndex};
+use crate::media::MediaSpec;
+use crate::memory::footprint::Tables;
+use crate::plan::EnginePlan;
+use crate::plan::sizes::{Pools, Sizes};
+use crate::runner::Runner;
+use crate::runner::cpu::CpuRunner;
+use crate::sampling::Sampler;
+use crate::startup::error::StartError;
+use crate::startup::stress::{stress, stress_tower};
+
+/// The configuration that lets `auto_profile` build what `plan` planned: as planned, and measured anew if that does not hold, where
+/// the operator left the pool's size open; pinned otherwise.
+pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
+    let tokens = (plan.pages * PAGE_TOKENS) as u64;
+    let context = u64::from(plan.limits.max_req_total_len);
+    let sizing = Sizes { requests_max: plan.step.running, ..plan.sizing };
+    let mut config = sizing.config(&plan.step, context, plan.fraction, plan.clamp_context);
+    config.batch_max_tokens = config.batch_max_tokens.min(tokens);
+    config.probe_floor_tokens = sizing::PROBE_FLOOR_TOKENS.min(tokens);
+    // A pool smaller than any probe of it would be is not measured by one.
+    config.mode = match plan.measure && config.probe_tokens() <= tokens {
+        true => Mode::Planned { tokens, state_slots: plan.slots as u64 },
+        false => Mode::Pinned { tokens },
+    };
+    config
+}
+
+/// All parts with a size that depends on capacity, and handles to the longer-lived parts that they use.
+pub(crate) struct PoolBuild {
+    /// Model, weights and this generation's memory.
+    pub runner: CpuRunner,
+    /// Page table and prefix index.
+    pub cache: KvCache,
+    /// Ballast.
+    pub emergency_reserve: Option<EmergencyReserve>,
+}
+
+/// Builds generations over loaded weights.
+pub(crate) struct CpuGenerations<'a> {
+    /// What is built.
+    pub plan: &'a EnginePlan,
+    /// The model.
+    pub model: Arc<dyn Model>,
+    /// What a device needs to know of it.
+    pub shape: ModelShape,
+    /// Instruction set.
+    pub isa: Isa,
+    /// Where every byte is entered.
+    pub ledger: Arc<Ledger>,
+    /// Weights and threads while no generation holds them.
+    pub parts: Option<(CpuWeights, ThreadPool)>,
+    /// The largest scratch of sampling is part of the proof.
+    pub sampler: Sampler,
+    /// Commit pages at build.
+    pub touch: bool,
+    /// Compute threads.
+    pub threads: usize,
+    /// The tables beside the pages.
+    pub tables: Tables,
+    /// Tokens of the generation that stands.
+    pub tokens: u64,
+    /// Bytes this process may hold in all at this moment, its own included.
+    pub room: Box<dyn FnMut() -> u64 + 'a>,
+    /// What the largest steps have taken of the workspace.
+    pub workspace_peak: u64,
+    /// Looked at between two steps of the proof.
+    pub cancel: Cancel,
+    /// Where outputs of the largest batches of media go, for a model with a tower.
+    pub media: Option<MediaSpec>,
+}
+
+/// What depends on the size of a generation.
+const SIZED: [Component; 5] = [
+    Component::KvPages,
+    Component::StateSlots,
+    Component::PrefixIndex,
+    Component::StepWorkspace,
+    Component::EmergencyReserve,
+];
+
+impl CpuGenerations<'_> {
+    /// What this process holds or has promised itself: planned bytes of fixed parts, mapped bytes of a generation's.
+    fn own(&self) -> u64 {
+        let bytes = |component: &Component| match *component {
+            // By its bound, as in the size of a token: the exact number depends on where powers of two lie.
+            Component::PrefixIndex => self.tokens * self.tables.bytes_per_token(),
+            component if SIZED.contains(&component) => self.ledger.mapped(component),
+            component => self.ledger.row(component).planned,
+        };
+        Component::ALL.iter().map(bytes).sum()
+    }
+
+    /// Refuses what the machine has no room for before the kernel does it in its own way.
+    fn check_room(&mut self, component: Component, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+        match bytes.saturating_sub(self.device().available) {
+            0 => Ok(()),
+            shortfall => Err(sizing::OutOfMemory { component: component.name().into(), requested: bytes, shortfall }),
+        }
+    }
+
+    fn refused(error: &OutOfMemory) -> sizing::OutOfMemory {
+        let (OutOfMemory::Refused { component, bytes, .. } | OutOfMemory::Sealed { component, bytes }) = error;
+        // The system does not say how much was missing; one byte leaves the next attempt open.
+        sizing::OutOfMemory { component: (*component).into(), requested: *bytes, shortfall: 1 }
+    }
+
+    fn tables(&self, pages: usize, slots: usize) -> Result<KvCache, sizing::OutOfMemory> {
+        let bytes = self.plan.index_bytes(pages, slots);
+        let refused =
+            || sizing::OutOfMemory { component: Component::PrefixIndex.name().into(), requested: bytes, shortfall: 1 };
+        let pool = PagePool::new(pages).map_err(|_| refused())?;
+        let notes = match self.tables.kv_events {
+            true => Some(KvEventLog::new(pages).ok_or_else(refused)?),
+            false => None,
+        };
+        let index = match self.tables.prefix_cache {
+            true => Some(PrefixIndex::new(pages).map_err(|_| refused())?),
+            false => None,
+        };
+        let index = match (index, notes) {
+            (Some(index), Some(notes)) => Some(index.with_event_log(notes)),
+            (index, _) => index,
+        };
+        let states = match self.shape.state {
+            Some(_) => Some(cache::StatePool::new(slots, pages).map_err(|_| refused())?),
+            None => None,
+        };
+        Ok(KvCache::new(pool, index, states))
+    }
+}
+
+impl Generations for CpuGenerations<'_> {
+    type G = PoolBuild;
+
+    fn device(&mut self) -> DeviceNow {
+        let (total, own) = (self.plan.sizing_total, self.own());
+        // Peers that have grown since the line was read show as less room than the line.
+        let available = (self.room)().min(total).saturating_sub(own);
+        DeviceNow { total, own_reserved: own, available }
+    }
+
+    fn build(&mut self, shape: Shape) -> Result<PoolBuild, Failure> {
+        let (pages, slots) = (shape.tokens as usize / PAGE_TOKENS, shape.state_slots as usize);
+        let kv_bytes = (pages * self.shape.kv.page_bytes()) as u64;
+        let state_bytes = (slots * self.shape.state.map_or(0, |state| state.slot_bytes())) as u64;
+        self.check_room(Component::KvPages, kv_bytes + state_bytes + self.plan.workspace as u64)?;
+        let cache = self.tables(pages, slots)?;
+        let workspace = self.plan.workspace;
+        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, slots, workspace, self.threads, self.touch);
+        let memory = memory.map_err(|error| Self::refused(&error))?;
+        let Some((weights, pool)) = self.parts.take() else {
+            return Err(Failure::Other("a generation was built while another stands".into()));
+        };
+        self.ledger.observe(Component::PrefixIndex, self.plan.index_bytes(pages, slots));
+        self.tokens = shape.tokens;
+        let runner = CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory));
+        Ok(PoolBuild { runner, cache, emergency_reserve: None })
+    }
+
+    fn place_reserve(&mut self, pool_build: &mut PoolBuild, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+        if bytes == 0 {
+            // A hosted engine's engine host has one.
+            return Ok(());
+        }
+        self.check_room(Component::EmergencyReserve, bytes)?;
+        let emergency_reserve = EmergencyReserve::map(&self.ledger, bytes).map_err(|error| Self::refused(&error))?;
+        pool_build.emergency_reserve = Some(emergency_reserve);
+        Ok(())
+    }
+
+    fn stress(&mut self, pool_build: &mut PoolBuild) -> Result<Measured, Failure> {
+        let (plan, cache) = (self.plan, &pool_build.cache);
+        let pools = Pools { pages: cache.pool.total(), slots: cache.states.as_ref().map_or(0, |s| s.total()) };
+        let context = plan.limits.max_req_total_len as usize;
+        let (runner, sampler) = (&mut pool_build.runner, &mut self.sampler);
+        let ran = stress(runner, sampler, &plan.step, context, pools, &self.cancel);
+        ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
+        if let (Some(media), Some(spec)) = (&plan.media, &self.media) {
+            let ran = stress_tower(&mut pool_build.runner, media, spec, &self.cancel);
+            ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
+        }
+        pool_build.runner.forget();
+        let measured = pool_build.runner.device().memory().workspace_peak() as u64;
+        let planned = plan.workspace as u64;
+        if measured > planned {
+            let component = Component::StepWorkspace.name();
+            return Err(Failure::Other(StartError::ProofExceeds { component, measured, planned }.into()));
+        }
+        self.workspace_peak = measured;
+        Ok(Measured { peak_reserved: self.own() })
+    }
+
+    fn pools(&self, pool_build: &PoolBuild) -> Vec<PoolCount> {
+        let count = |name: &str, free, total| PoolCount { name: name.into(), free: free as u64, total: total as u64 };
+        let KvCache { pool, states, .. } = &pool_build.cache;
+        let slots = states.as_ref().map(|states| count("state slots", states.free(), states.total()));
+        std::iter::once(count("KV pages", pool.free(), pool.total())).chain(slots).collect()
+    }
+
+    fn components(&self) -> Vec<sizing::Component> {
+        let rows = self.ledger.rows().into_iter();
+        let component = |row: plimsoll_memory::ledger::Row| sizing::Component {
+            name: row.component.name().into(),
+            bytes: row.peak.max(self.ledger.mapped(row.component)),
+            scales_with: match row.component {
+                Component::KvPages | Component::StateSlots | Component::PrefixIndex => ScalesWith::Capacity,
+                Component::StepWorkspace => ScalesWith::PrefillTokens,
+                _ => ScalesWith::Fixed,
+            },
+        };
+        rows.map(component).collect()
+    }
+
+    fn teardown(&mut self, pool_build: PoolBuild) -> Released {
+        let before = self.own();
+        let PoolBuild { runner, cache, emergency_reserve } = pool_build;
+        let (weights, pool, memory) = runner.into_device().into_parts();
+        self.parts = Some((weights, pool));
+        drop((memory, cache, emergency_reserve));
+        self.ledger.observe(Component::PrefixIndex, 0);
+        self.tokens = 0;
+        Released { before, after: self.own() }
+    }
+
+    fn survivors(&self) -> Vec<sizing::Component> {
+        let sized = |component: &sizing::Component| SIZED.iter().any(|s| s.name() == component.name);
+        let held = |component: sizing::Component| {
+            let row = self.ledger.rows().into_iter().find(|row| row.component.name() == component.name);
+            sizing::Component { bytes: row.map_or(0, |row| self.ledger.mapped(row.component)), ..component }
+        };
+        self.components().into_iter().filter(sized).map(held).filter(|component| component.bytes > 0).collect()
+    }
+
+    fn trim(&mut self) {
+        plimsoll_memory::heap::trim();
+    }
+
+    fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Warning(_) | Event::OutOfMemory { .. } => tracing::warn!("{event}"),
+            _ => tracing::info!("{event}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use plimsoll_formats::Checkpoint;
+    use plimsoll_memory::sizing::{SizingError, auto_profile};
+
+    use super::*;
+    use crate::api::options::Options;
+    use crate::plan::{Blueprint, Line};
+
+    /// Tokens, attempts, and the probe's tokens; or why not.
+    type Found = Result<(u64, u32, Option<u64>), SizingError>;
+
+    /// Runs start-up's sizing on a fixture, as planned or with a probe in any case; `room` is asked what the machine has, with
+    /// the number of the question.
+    fn size(auto: bool, mut room: impl FnMut(u64) -> u64) -> (EnginePlan, Found) {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let options = Options {
+            batch_max_tokens: 64,
+            graph_max_batch_size: 8,
+            running_max_req_size: 64,
+            threads: Some(1),
+            ..Options::default()
+        };
+        let options = Options { graph_max_batch_size: 64, ..options };
+        let line = Line::of_budget(225 << 20, "a test");
+        let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
+        let plan = blueprint.plan(&options, 1, &line).unwrap();
+        let ledger = Arc::new(Ledger::new());
+        plan.plan.enter(&ledger);
+        let Blueprint { model, weights, .. } = blueprint;
+        let mut threads = ThreadPool::new(1).unwrap();
+        let weights = CpuWeights::load(weights, &checkpoint, &ledger, &mut threads, |_| {}).unwrap();
+        let mut asked = 0;
+        let mut builder = CpuGenerations {
+            plan: &plan,
+            shape: weights.table().shaped(model.shape(options.kv_dtype)),
+            model: Arc::from(model),
+            isa: Isa::detect(),
+            ledger,
+            parts: Some((weights, threads)),
+            sampler: Sampler::new(plan.limits.vocab_size as usize).unwrap(),
+            touch: true,
+            threads: 1,
+            tables: Tables::of(&options),
+            tokens: 0,
+            room: Box::new(move || {
+                asked += 1;
+                room(asked)
+            }),
+            workspace_peak: 0,
+            cancel: Cancel::default(),
+            media: None,
+        };
+        let mut config = profile_config(&plan);
+        let tokens = (plan.pages * PAGE_TOKENS) as u64;
+        assert_eq!(config.mode, Mode::Planned { tokens, state_slots: 0 });
+        if auto {
+            config.mode = Mode::Auto;
+        }
+        let outcome = auto_profile(&config, &mut builder).map(|o| (o.shape.tokens, o.attempts, o.probe_tokens));
+        drop(builder);
+        (plan, outcome)
+    }
+
+    #[test]
+    fn i8_what_is_measured_is_what_was_planned() {
+        for auto in [false, true] {
+            let (plan, outcome) = size(auto, |_| u64::MAX);
+            let (tokens, attempts, probe) = outcome.unwrap();
+            assert_eq!((tokens, attempts), ((plan.pages * PAGE_TOKENS) as u64, 1));
+            assert_eq!(probe.is_some(), auto, "a plan that holds needs no probe");
+        }
+    }
+
+    #[test]
+    fn one_refusal_costs_five_per_cent_and_a_second_attempt() {
+        let total = 225 << 20;
+        let questions = std::cell::Cell::new(0);
+        let (_, first) = size(true, |n| {
+            questions.set(n);
+            u64::MAX
+        });
+        let first = first.unwrap().0;
+        // The questions of an undisturbed start, counted; the last, before the emergency reserve, is answered with too little.
+        let (_, second) = size(true, |n| if n == questions.get() { total - (1 << 20) } else { u64::MAX });
+        let (tokens, attempts, _) = second.unwrap();
+        assert_eq!(attempts, 2, "of {} questions", questions.get());
+        let page = PAGE_TOKENS as u64;
+        assert_eq!(tokens, first * 95 / 100 / page * page);
+    }
+
+    #[test]
+    fn a_plan_that_does_not_hold_is_measured_anew() {
+        let (plan, calm) = size(false, |_| u64::MAX);
+        let total = 225 << 20;
+        // A neighbour takes 4 MiB after the plan was made: seen when the planned pool is to be built.
+        let (_, outcome) = size(false, |_| total - (4 << 20));
+        let (tokens, _, probe) = outcome.unwrap();
+        assert!(probe.is_some() && tokens < calm.unwrap().0, "{tokens} of {}", plan.pages * PAGE_TOKENS);
+    }
+
+    #[test]
+    fn a_pool_whose_size_nobody_named_may_shrink_whatever_the_line_is() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        for (asked, chosen) in [(None, true), (None, false), (Some(1024), true), (Some(1024), false)] {
+            let options = Options { max_total_token_num: asked, batch_max_tokens: 64, ..Options::default() };
+            let line = Line { chosen, ..Line::of_budget(225 << 20, "a test") };
+            let plan = Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 1, &line).unwrap();
+            let mode = profile_config(&plan).mode;
+            assert_eq!(matches!(mode, Mode::Planned { .. }), asked.is_none(), "{asked:?} {chosen}: {mode:?}");
+        }
+    }
+
+    #[test]
+    fn what_no_smaller_pool_cures_is_explained() {
+        let (_, outcome) = size(true, |n| if n < 6 { u64::MAX } else { 1 << 20 });
+        let Err(SizingError::OutOfMemory(diagnosis)) = outcome else { panic!("{outcome:?}") };
+        let text = diagnosis.to_string();
+        assert!(text.contains("--batch-max-tokens") && text.contains("--max-total-token-num"), "{text}");
+    }
+}

@@ -1,0 +1,175 @@
+//! The last step of a start: the engine thread, and the thread that watches.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel, sync_channel};
+use std::time::Instant;
+
+use plimsoll_media::OutputPool;
+use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
+
+use super::error::StartError;
+use super::host::Host;
+use super::start_reserve::StartReserve;
+use crate::api::arrival::Arrival;
+use crate::api::handle::EngineHandle;
+use crate::api::options::Options;
+use crate::cache::PrefixIndex;
+use crate::media::MediaSpec;
+use crate::memory::footprint::Accounts;
+use crate::memory::host::HostedLease;
+use crate::memory::lease::MemoryLease;
+use crate::memory::watch::watch;
+use crate::plan::EnginePlan;
+use crate::sampling::Sampler;
+use crate::schedule::prefill_budget::PrefillMeter;
+use crate::shared::Shared;
+use crate::startup::size::PoolBuild;
+use crate::worker::request_state::SharedTokenizer;
+use crate::worker::{Encoding, Parts, Worker};
+
+/// A proven engine on its way to its thread.
+pub(super) struct Ready {
+    pub pool_build: PoolBuild,
+    pub sampler: Sampler,
+    pub media: Option<MediaSpec>,
+    pub planned: EnginePlan,
+    pub ledger: Arc<Ledger>,
+    pub tokenizer: SharedTokenizer,
+    pub eos: Vec<u32>,
+    pub memory_lease: MemoryLease,
+    pub accounts: Accounts,
+    pub hosted: Option<HostedLease>,
+}
+
+/// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
+/// takes the thread along.
+pub(super) fn spawn(
+    ready: Ready,
+    start_reserve: StartReserve,
+    options: &Options,
+    host: &Host,
+) -> Result<EngineHandle, StartError> {
+    let Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted } = ready;
+    debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
+    let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
+    let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
+    let prefill_budget = PrefillMeter::new(options.long_prompt_slowdown);
+    let PoolBuild { runner, cache, emergency_reserve } = pool_build;
+    let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
+    let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
+    // Each is set once, here.
+    let _ = shared.eos.set(eos.clone());
+    media.into_iter().for_each(|media| drop(shared.media.set(media)));
+    notes.into_iter().for_each(|notes| drop(shared.kv_event_log.set(Arc::clone(notes))));
+    let (handle, receiver) = connect(&shared, hosted.as_ref(), options);
+    let epoch = handle.epoch;
+    let emergency_reserve = match emergency_reserve {
+        None if hosted.is_none() => {
+            Some(EmergencyReserve::map(&ledger, ledger.row(Component::EmergencyReserve).planned)?)
+        }
+        emergency_reserve => emergency_reserve,
+    };
+    ledger.seal();
+    let (built, wait) = channel();
+    let (go, begin) = channel::<MemoryLease>();
+    let outputs = handle.shared.media.get().map(|media| media.outputs.clone());
+    let body = move || {
+        let cache = std::rc::Rc::new(std::cell::RefCell::new(cache));
+        let worker = Worker::new(Parts {
+            shared,
+            arrivals: receiver,
+            epoch,
+            runner,
+            cache,
+            limits: step,
+            speculation,
+            prefill_budget,
+            sampler,
+            encoding,
+            tokenizer,
+            eos,
+            elastic,
+        });
+        // The starter waits for this word, and hands over the lease, which lasts as long as the engine.
+        let _ = built.send(());
+        let Ok(memory_lease) = begin.recv() else { return };
+        worker.run();
+        // Readers may outlive the engine and know the pool; its memory they must not keep.
+        outputs.iter().for_each(OutputPool::retire);
+        // A resident's emergency reserve is its engine host's. It moves out last, when all else is given back.
+        let emergency_reserve = if hosted.is_none() { heap::disarm() } else { None };
+        drop((emergency_reserve, memory_lease, hosted));
+    };
+    let thread = std::thread::Builder::new().name("plimsoll-engine".into()).spawn(body).map_err(StartError::Thread)?;
+    let closed = match wait.recv() {
+        Ok(()) => {
+            let start_reserve = start_reserve.replace(emergency_reserve);
+            close_books(&handle, start_reserve, memory_lease, accounts, options, host)
+        }
+        Err(_) => Err(StartError::Thread(std::io::Error::other("the engine thread ended before it was ready"))),
+    };
+    match closed {
+        Ok((memory_lease, start_reserve)) => {
+            start_reserve.keep();
+            // The thread is there: it has just spoken.
+            let _ = go.send(memory_lease);
+            Ok(handle)
+        }
+        Err(error) => {
+            drop(go);
+            // It ends without a word of its own, or has panicked, which is the error.
+            let _ = thread.join();
+            Err(error)
+        }
+    }
+}
+
+/// The handle of the engine, and where its arrivals come out.
+fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options) -> (EngineHandle, Receiver<Arrival>) {
+    let limits = &shared.limits;
+    let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
+    let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
+    hosted.iter().for_each(|hosted| hosted.register(shared));
+    let engine_host = hosted.map(|hosted| Arc::clone(hosted.engine_host()));
+    let handle = EngineHandle { shared: Arc::clone(shared), engine_host, arrivals, epoch: Instant::now() };
+    handle.set_stall_limit(options.stall_limit);
+    (handle, receiver)
+}
+
+/// Measures what is not counted, tells the others what was built, and starts the thread that watches.
+fn close_books(
+    handle: &EngineHandle,
+    start_reserve: StartReserve,
+    mut memory_lease: MemoryLease,
+    accounts: Accounts,
+    options: &Options,
+    host: &Host,
+) -> Result<(MemoryLease, StartReserve), StartError> {
+    let ledger = &handle.shared.ledger;
+    accounts.measure_baseline(ledger);
+    accounts.observe(ledger, 0, 0);
+    // What may come at any time is as good as there.
+    memory_lease.built(handle.plan().total(), ledger.mapped_total())?;
+    report_baseline(ledger);
+    // Set once, here.
+    let _ = handle.shared.accounts.set(accounts);
+    let (epoch, root, limits) = (handle.epoch, host.root.clone(), host.limits.clone());
+    watch(&handle.shared, handle.engine_host.as_ref(), epoch, root, limits, options.log_ledger_every)
+        .map_err(StartError::Thread)?;
+    Ok((memory_lease, start_reserve))
+}
+
+/// A process that took more before the engine than was planned for it is not stopped, but it is said.
+fn report_baseline(ledger: &Ledger) {
+    for component in [Component::ProcessBaseline, Component::Tokenizer, Component::HostHeap] {
+        let row = ledger.row(component);
+        if row.committed > row.planned {
+            tracing::warn!(
+                component = component.name(),
+                planned = row.planned,
+                measured = row.committed,
+                "more than was planned"
+            );
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! The proof: the largest steps the scheduler can form, run before "ready".
+//!
+//! Not a probe for an unknown peak (the plan knows it) but the check that the plan is true: what was measured must not exceed
+//! what was planned, and every kernel path that serving uses has run once.
+
+use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
+use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
+use plimsoll_models::{Grid, Pictures};
+
+use crate::api::cancel::Cancel;
+use crate::media::{MediaPlan, MediaSpec, widen};
+use crate::plan::constants::ROWS_OF_MEDIA;
+use crate::plan::sizes::Pools;
+use crate::runner::Runner;
+use crate::runner::encoder_batch::{self, EncoderStep};
+use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};
+use crate::schedule::scheduler::StepLimits;
+
+/// Rows of one sequence in a step.
+#[derive(Clone, Copy, Debug)]
+struct Rows {
+    start: usize,
+    rows: usize,
+    /// The state after each row is kept, as when drafts are checked.
+    each: bool,
+    /// They are a prompt's; such rows come last.
+    prompt: bool,
+}
+
+/// Runs every worst case on `runner` with the pools in `pools`. A chunk of a prompt stays between two layers, so that
+/// the encoders run in the workspace above it.
+pub fn stress(
+    runner: &mut dyn Runner,
+    sampler: &mut Sampler,
+    limits: &StepLimits,
+    context: usize,
+    pools: Pools,
+    cancel: &Cancel,
+) -> Result<(), DeviceError> {
+    if limits.encoder_batch {
+        return Stress { runner, limits, pools, cancel }.run_whole(context);
+    }
+    let pool = pools.pages * PAGE_TOKENS;
+    let longest = context.min(pool);
+    let mut stress = Stress { runner, limits, pools, cancel };
+    let rows = limits.rows.min(longest);
+    // All steps beside the largest chunk between two layers.
+    let chunk = stress.begin(limits.of_layers().rows.min(longest))?;
+    if limits.apart() {
+        // The most rows of a prompt, and of an answer that was preempted and is computed again.
+        stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
+        let rows = limits.answer_rows().min(longest);
+        stress.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
+    }
+    // A chunk at the far end of the longest context: the longest prefix to attend to.
+    let tail = rows.min(PAGE_TOKENS);
+    stress.run(&[Rows { start: longest - tail, rows: tail, each: false, prompt: true }], 1)?;
+    // The largest decode batch, plain and with every draft to be checked.
+    let with_drafts = 1 + limits.drafts;
+    let by_slots = pools.slots.checked_div(limits.slots).unwrap_or(usize::MAX);
+    let decodes = limits.running.min(limits.logit_rows / with_drafts).min(pools.pages).min(by_slots).max(1);
+    let deep = (pool / decodes).min(longest);
+    let mut mixed = vec![Rows { start: deep - 1, rows: 1, each: false, prompt: false }; decodes];
+    stress.run(&mixed, decodes)?;
+    sample(stress.runner, sampler, decodes)?;
+    let checked = with_drafts.min(deep);
+    if checked > 1 && decodes * checked <= limits.rows {
+        let start = deep - checked;
+        let checks = Rows { start, rows: checked, each: limits.slots > 1, prompt: false };
+        stress.run(&vec![checks; decodes], decodes * checked)?;
+    }
+    // All but one of them beside a prompt that fills the step, with as many logits as a step may have: a prompt's may be wanted, too.
+    mixed.pop();
+    let rest = limits.rows.saturating_sub(mixed.len()).clamp(1, longest);
+    mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
+    let rows = mixed.len() - 1 + rest;
+    stress.run(&mixed, limits.logit_rows.min(rows))?;
+    stress.go_on(&chunk)
+}
+
+/// The largest batches of media, out of the tower into the pool of outputs.
+pub(crate) fn stress_tower(
+    runner: &mut dyn Runner,
+    plan: &MediaPlan,
+    spec: &MediaSpec,
+    cancel: &Cancel,
+) -> Result<(), MediaError> {
+    for (sense, grids) in &plan.worst {
+        let batch = grids.len();
+        let failed =
+            |error: DeviceError| MediaError::WorstCaseFailed { batch, modality: "medium", why: error.to_string() };
+        cancel.checkpoint().map_err(failed)?;
+        let patches = vec![0.0; spec.values_of(*sense, grids)];
+        runner.encode(*sense, &Pictures { grids, patches: &patches }).map_err(failed)?;
+        let tokens = |grid: &Grid| spec.tokens_of(*sense, grid);
+        let key = |i: usize| ContentKey::of(Modality::Image, "the stress", &i.to_le_bytes());
+        let mut first = 0;
+        for (i, grid) in grids.iter().enumerate() {
+            // No request finds these outputs: claims that are dropped unfilled free their room.
+            let mut claims = spec.outputs.claim(&[(key(i), tokens(grid))])?;
+            let Some(Claim::Vacant(room)) = claims.first_mut() else { continue };
+            for row in 0..room.rows() {
+                let embedding = runner.embedding(first + row);
+                if !embedding.iter().all(|x| x.is_finite()) {
+                    return Err(failed(DeviceError::NotFinite));
+                }
+                widen(room.row_mut(row), embedding);
+            }
+            first += tokens(grid);
+        }
+    }
+    Ok(())
+}
+
+/// A step, laid out.
+#[derive(Debug, Default)]
+struct Batch {
+    spans: Vec<SeqSpan>,
+    tokens: Vec<u32>,
+    positions: Vec<u32>,
+    pages: Vec<u32>,
+    logit_rows: Vec<u32>,
+    state_out: Vec<u32>,
+    places: Vec<[f32; 3]>,
+    of_prompts: usize,
+}
+
+struct Stress<'a> {
+    runner: &'a mut dyn Runner,
+    limits: &'a StepLimits,
+    pools: Pools,
+    cancel: &'a Cancel,
+}
+
+impl Stress<'_> {
+    /// An encoder's worst cases: the step that takes most, the longest sequence alone, as many of one row as there may be.
+    fn run_whole(&mut self, context: usize) -> Result<(), DeviceError> {
+        let alone = [context.min(self.limits.rows)];
+        let short = vec![1; self.limits.running.min(self.limits.rows)];
+        for rows in [&encoder_batch::largest(self.limits, context)[..], &alone, &short] {
+            self.cancel.checkpoint()?;
+            let step = EncoderStep::new(rows);
+            self.runner.forward(&step.input())?;
+            for row in 0..rows.len() {
+                let scores = self.runner.logits(row);
+                let scores_are = scores.iter().all(|x| x.is_finite());
+                if !scores_are || !self.runner.hidden(row).iter().all(|x| x.is_finite()) {
+                    return Err(DeviceError::NotFinite);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a chunk of a prompt that is computed layer by layer.
+    fn begin(&mut self, rows: usize) -> Result<Batch, DeviceError> {
+        let prompt = Rows { start: 0, rows, each: false, prompt: true };
+        let chunk = self.batch(&[prompt], 1.min(rows));
+        if rows > 0 {
+            self.runner.begin(&self.input(&chunk))?;
+        }
+        Ok(chunk)
+    }
+
+    /// A layer of it: the others are those of any step.
+    fn go_on(&mut self, chunk: &Batch) -> Result<(), DeviceError> {
+        if !chunk.tokens.is_empty() {
+            self.cancel.checkpoint()?;
+            self.runner.advance(&self.input(chunk))?;
+        }
+        Ok(())
+    }
+
+    /// One step, the last `logit_rows` rows with logits, and the draft passes behind it.
+    fn run(&mut self, seqs: &[Rows], logit_rows: usize) -> Result<(), DeviceError> {
+        self.cancel.checkpoint()?;
+        let batch = self.batch(seqs, logit_rows);
+        let step = self.input(&batch);
+        self.runner.forward(&step)?;
+        if self.limits.draft_head { self.draft(&step) } else { Ok(()) }
+    }
+
+    /// Lays out a step, the last `logit_rows` rows with logits.
+    fn batch(&self, seqs: &[Rows], logit_rows: usize) -> Batch {
+        let mut batch = Batch::default();
+        let Batch { spans, tokens, positions, pages, state_out, .. } = &mut batch;
+        for (i, seq) in seqs.iter().enumerate() {
+            let Rows { start, rows, each, prompt: _ } = *seq;
+            let count = (start + rows).div_ceil(PAGE_TOKENS);
+            let ring = self.limits.slots;
+            let slot = |at: usize| (i * ring + at % ring) as u32;
+            spans.push(SeqSpan {
+                first_row: tokens.len(),
+                rows,
+                start,
+                pages_at: pages.len(),
+                pages: count,
+                seen_from: 0,
+                state: (ring > 0 && start > 0).then(|| slot(0)),
+            });
+            positions.extend(start as u32..(start + rows) as u32);
+            tokens.extend((0..rows).map(|i| (i % 7) as u32));
+            // Sequences may share pages here: what they compute is not looked at. They begin with others, so that each is read by itself.
+            pages.extend((0..count).map(|page| ((i + page) % self.pools.pages) as u32));
+            if ring > 0 {
+                let kept = |row: usize| each || row == rows;
+                state_out.extend((1..=rows).map(|row| if kept(row) { slot(row) } else { NO_STATE }));
+            }
+        }
+        if self.limits.media {
+            batch.places.extend(batch.positions.iter().map(|position| [*position as f32; 3]));
+        }
+        let rows = batch.tokens.len();
+        batch.logit_rows.extend((rows - logit_rows) as u32..rows as u32);
+        batch.of_prompts = seqs.iter().filter(|seq| seq.prompt).map(|seq| seq.rows).sum();
+        batch
+    }
+
+    fn input<'b>(&self, batch: &'b Batch) -> StepInput<'b> {
+        StepInput {
+            tokens: &batch.tokens,
+            positions: &batch.positions,
+            seqs: &batch.spans,
+            pages: &batch.pages,
+            logit_rows: &batch.logit_rows,
+            state_out: &batch.state_out,
+            places: &batch.places,
+            media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
+            rounded_rows: self.limits.rounded_rows(batch.tokens.len(), batch.of_prompts),
+            rounded_logits: self.limits.rounded_logits(),
+            ..StepInput::default()
+        }
+    }
+
+    /// Every row of `step` through the draft head, then one row of each sequence as often as it may draft.
+    fn draft(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
+        let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
+        let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
+        let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
+        let rounded_rows = self.limits.rounded_rows(step.tokens.len(), 0);
+        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], rounded_rows, ..*step };
+        self.runner.draft(&rows, &first)?;
+        let seqs: Vec<u32> = (0..spans.len() as u32).collect();
+        let tokens = vec![1; spans.len()];
+        let mut places = Vec::with_capacity(spans.len());
+        let mut positions = Vec::with_capacity(spans.len());
+        for (i, span) in spans.iter_mut().enumerate() {
+            let end = span.start + span.rows - 1;
+            (span.first_row, span.rows, span.start) = (i, 1, end);
+            positions.push(end as u32);
+            if self.limits.media {
+                places.push([end as f32; 3]);
+            }
+        }
+        for _ in 1..self.limits.drafts {
+            self.runner.draft(
+                &seqs,
+                &StepInput {
+                    tokens: &tokens,
+                    positions: &positions,
+                    seqs: &spans,
+                    pages: step.pages,
+                    logit_rows: &seqs,
+                    places: &places,
+                    rounded_rows: self.limits.rounded_rows(tokens.len(), 0),
+                    rounded_logits: self.limits.rounded_logits(),
+                    ..StepInput::default()
+                },
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// The sampler's largest scratch: penalties, truncation by probability over the whole vocabulary, and a report.
+fn sample(runner: &mut dyn Runner, sampler: &mut Sampler, rows: usize) -> Result<(), DeviceError> {
+    let params = SamplingParams { top_p: 0.999, min_p: 0.0, temperature: 100.0, ..SamplingParams::default() };
+    let counts = TokenCounts::default();
+    let mut top = Vec::with_capacity(crate::sampling::TOP_LOGPROBS_MAX);
+    for row in 0..rows.min(2) {
+        let logits = runner.logits(row);
+        let room = top.capacity();
+        let reported = top_logprobs(logits, 0, room, &mut top).is_ok();
+        let sampled = sampler.sample(logits, &params, &counts, 0, None).is_ok();
+        if !(reported && sampled) {
+            return Err(DeviceError::NotFinite);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

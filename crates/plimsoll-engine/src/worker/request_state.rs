@@ -1,0 +1,258 @@
+//! Delivery: from sampled token to the client's outbox — text, stop conditions, log-probabilities.
+//!
+//! Everything here belongs to one request and goes with it. State is fixed in size: output already delivered is not kept.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use plimsoll_memory::faults::{self, Site};
+use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
+
+use crate::api::admission::AdmissionPermit;
+use crate::api::arrival::Timestamps;
+use crate::api::byte_reservation::ByteReservation;
+use crate::api::constraint::{Constraint, Unfit};
+use crate::api::error::Failure;
+use crate::api::outbox::Outbox;
+use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
+use crate::api::pooling::Pool;
+use crate::api::progress::Progress;
+use crate::api::request::Request;
+use crate::metrics::Metrics;
+use crate::sampling::TokenCounts;
+use crate::speculation::pace::Drafting;
+
+/// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
+pub(crate) struct RequestState {
+    pub request: Request,
+    /// Occurrences for the penalties; empty when the request has none.
+    pub counts: TokenCounts,
+    /// The form of the output, if it must have one.
+    pub constraint: Option<Box<dyn Constraint>>,
+    /// What is collected of its hidden states, if that is what it asks for.
+    pub pool: Option<Pool>,
+    outbox: Outbox,
+    _permit: AdmissionPermit,
+    timestamps: Timestamps,
+    scheduled: Option<Instant>,
+    last_token: Option<Instant>,
+    drafting: Drafting,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    /// Output tokens delivered.
+    pub generated: u32,
+    /// Bytes of text seen, held-back ones included.
+    text_len: u32,
+    /// The same in characters.
+    text_chars: u32,
+    /// Reused between tokens.
+    piece: String,
+    finished: bool,
+    failed: bool,
+}
+
+impl RequestState {
+    /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: it may be drafted for.
+    pub fn new(
+        mut request: Request,
+        outbox: Outbox,
+        permit: AdmissionPermit,
+        timestamps: Timestamps,
+        room: ByteReservation,
+        drafts: bool,
+    ) -> Self {
+        let ByteReservation { counts, stops, constraint, piece, pool, .. } = room;
+        Self {
+            counts,
+            constraint,
+            pool,
+            outbox,
+            _permit: permit,
+            timestamps,
+            scheduled: None,
+            last_token: None,
+            drafting: Drafting::new(drafts && request.speculate),
+            detokenizer: Detokenizer::continuing(request.skip_special_tokens)
+                .keeping(std::mem::take(&mut request.kept_special_ids)),
+            stops,
+            generated: 0,
+            text_len: 0,
+            text_chars: 0,
+            piece,
+            finished: false,
+            failed: false,
+            request,
+        }
+    }
+
+    /// Where to say how far it has come.
+    pub fn progress(&self) -> &Progress {
+        self.outbox.progress()
+    }
+
+    /// Whether the client has gone.
+    pub fn abandoned(&self) -> bool {
+        self.outbox.reader_gone()
+    }
+
+    /// Whether the request's last word has been delivered.
+    pub fn finished(&self) -> bool {
+        self.finished
+    }
+
+    /// Whether that word was an error.
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Notes the first step it takes part in, and how much of its prompt came from the cache. Whether this is that step.
+    pub fn scheduled(&mut self, now: Instant, cached_tokens: usize, metrics: &Metrics) -> bool {
+        if self.scheduled.is_some() {
+            return false;
+        }
+        self.scheduled = Some(now);
+        metrics.queue_seconds.observe((now - self.timestamps.arrived).as_secs_f64());
+        metrics.cached_tokens.inc_by(cached_tokens as u64);
+        self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
+        true
+    }
+
+    /// Whether what it may say next is known, or will be as soon as its logits are; waits for `patience` at most.
+    pub fn mask_ready(&mut self, patience: Duration) -> bool {
+        self.constraint.as_mut().is_none_or(|constraint| constraint.mask_ready(patience))
+    }
+
+    /// The work done for its grammar's masks, for the engine's progress check while the request waits.
+    pub fn moved(&self) -> u64 {
+        self.constraint.as_ref().map_or(0, |constraint| constraint.moved())
+    }
+
+    /// Its drafts, for counting them and deciding on more.
+    pub fn drafting(&mut self) -> &mut Drafting {
+        &mut self.drafting
+    }
+
+    /// Reports a prompt token's log-probability.
+    pub fn prompt_logprobs(&mut self, logprobs: TokenLogprobs) -> Result<(), Failure> {
+        self.outbox.try_push(0, |delta| delta.prompt_logprobs.push(logprobs))
+    }
+
+    /// Delivers a sampled token and decides whether it was the last.
+    pub fn token(
+        &mut self,
+        id: u32,
+        logprobs: Option<TokenLogprobs>,
+        tokenizer: &Tokenizer,
+        eos: &[u32],
+        metrics: &Metrics,
+    ) -> Result<(), Failure> {
+        self.note_time(metrics);
+        self.generated += 1;
+        if self.request.sampling.needs_counts() {
+            self.counts.add_output(id).expect("room for every distinct token");
+        }
+        let may_stop = self.generated > self.request.min_tokens;
+        let ends = (!self.request.ignore_eos && eos.contains(&id)) || self.request.stop_token_ids.contains(&id);
+        let ends = may_stop && ends;
+        let complete = match &mut self.constraint {
+            Some(constraint) if !ends => {
+                constraint.accept(id)?;
+                constraint.complete()
+            }
+            _ => false,
+        };
+        self.piece.clear();
+        let (text_offset, text_chars) = (self.text_len, self.text_chars);
+        self.piece.try_reserve(Detokenizer::appended_max(tokenizer, id))?;
+        if !ends || self.request.keep_stop {
+            faults::site(Site::Detokenizer);
+            self.detokenizer.push(tokenizer, id, &mut self.piece);
+            self.text_len += self.piece.len() as u32;
+            self.text_chars += self.piece.chars().count() as u32;
+        }
+        let out = TokenOut { id, text_offset, text_chars, logprobs };
+        let Drafting { drafted, accepted, .. } = self.drafting;
+        let last = self.generated >= self.request.max_tokens;
+        let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
+        let text_bytes = stops.appended_max(piece.len() + char::REPLACEMENT_CHARACTER.len_utf8());
+        let (request, finished) = (&mut self.request, &mut self.finished);
+        let written = self.outbox.try_push(text_bytes, |delta| {
+            delta.tokens.push(out);
+            (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted);
+            let stopped = may_stop && stops.push(piece, &mut delta.text);
+            if !may_stop {
+                delta.text.push_str(piece);
+            }
+            if !stopped && (ends || complete || last) {
+                piece.clear();
+                detokenizer.finish(piece);
+                if !stops.push(piece, &mut delta.text) {
+                    stops.finish(&mut delta.text);
+                }
+            }
+            // Taken, not copied: the matcher has its own, and this is the last delta.
+            delta.stop_reason = stops.matched().map(|index| std::mem::take(&mut request.stop[index]));
+            delta.finish = match (stops.matched().is_some() || ends || complete, last) {
+                (true, _) => Some(FinishReason::Stop),
+                (false, true) => Some(FinishReason::Length),
+                (false, false) => None,
+            };
+            *finished = delta.finish.is_some();
+        });
+        metrics.generated_tokens.inc();
+        written
+    }
+
+    /// Ends a pooled request with what was collected.
+    pub fn pooled(&mut self, metrics: &Metrics) -> Result<(), Failure> {
+        if let Some(pool) = &mut self.pool {
+            let values = pool.finish()?;
+            self.finished = true;
+            self.outbox.pooled(values);
+            metrics.pooled.inc();
+        }
+        Ok(())
+    }
+
+    /// Ends a request that wanted no output, only its prompt's log-probabilities.
+    pub fn end_without_output(&mut self) {
+        self.finished = true;
+        self.outbox.push(|delta| delta.finish = Some(FinishReason::Length));
+    }
+
+    /// Wakes the reader if there is output that it was not told of.
+    pub fn tell(&mut self) {
+        self.outbox.tell();
+    }
+
+    /// Ends the request with an error.
+    pub fn fail(&mut self, failure: impl Into<Failure>) {
+        self.finished = true;
+        self.failed = true;
+        match failure.into() {
+            Failure::Words(words) | Failure::Numbers(words) => self.outbox.push(|delta| delta.error = Some(words)),
+            Failure::Form(unfit) => {
+                let (words, cause) = match unfit {
+                    Unfit::Form(words) => (words, Cause::Form),
+                    Unfit::Room(words) => (words, Cause::Memory),
+                };
+                self.outbox.push(|delta| (delta.error, delta.cause) = (Some(words), cause));
+            }
+            Failure::Memory => self.outbox.last_words(NO_MEMORY, Cause::Memory),
+        }
+    }
+
+    fn note_time(&mut self, metrics: &Metrics) {
+        let now = Instant::now();
+        match self.last_token {
+            None => metrics.ttft_seconds.observe((now - self.timestamps.asked).as_secs_f64()),
+            Some(last) => metrics.inter_token_seconds.observe((now - last).as_secs_f64()),
+        }
+        self.last_token = Some(now);
+    }
+}
+
+const NO_MEMORY: &str = "memory ran short on this machine; the request could not go on";
+
+/// What the engine needs of a tokenizer, shared with the server.
+pub type SharedTokenizer = Arc<Tokenizer>;
