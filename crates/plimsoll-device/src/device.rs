@@ -34,10 +34,10 @@ pub enum DeviceError {
     #[error("there is no draft head to guess with, or no step to go on from")]
     NoDraft,
     /// Pictures were given to a model without a tower.
-    #[error("there is no tower to encode pictures with")]
+    #[error("this model has no vision encoder")]
     NoEncoder,
     /// The caller has cancelled the operation.
-    #[error("it was stopped")]
+    #[error("cancelled")]
     Stopped,
     /// A test asked for this failure.
     #[error("injected fault: {0}")]

@@ -179,7 +179,7 @@ impl Metrics {
         counter("generated_tokens", "Tokens generated", &self.generated_tokens);
         counter("pooled_inputs", "Inputs that became an embedding or a score", &self.pooled);
         counter("requests_finished", "Requests that ended well", &self.finished);
-        counter("requests_aborted", "Requests whose client went away or cancelled", &self.aborted);
+        counter("requests_aborted", "Requests that their client cancelled or left", &self.aborted);
         counter("requests_failed", "Requests that failed", &self.failed);
         counter(
             "requests_refused_invalid",
@@ -211,7 +211,7 @@ impl Metrics {
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter(
             "layered_chunks",
-            "Chunks of long prompts computed layer by layer, between the steps of those who decode",
+            "Chunks of long prompts computed layer by layer, between the steps of decoding sequences",
             &self.layered_chunks,
         );
         counter(
@@ -260,14 +260,14 @@ impl Metrics {
     fn each_encoder_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("encoder_media", "Media encoded", &self.encoded_media);
         counter("encoder_batches", "Batches that went through the encoder", &self.encoder_batches);
-        counter("encoder_hits", "Media whose outputs were there already", &self.encoder_hits);
+        counter("encoder_hits", "Media with outputs found in the cache", &self.encoder_hits);
         counter("encoder_failures", "Media on which the encoder failed", &self.encoder_failures);
     }
 
     fn register_gauges(&self, registry: &mut Registry) {
         for (name, help, gauge) in [
             ("encoder_pages_used", "Pages of encoder outputs that requests hold", &self.encoder_pages_used),
-            ("encoder_pages_cached", "Pages of encoder outputs that nobody holds", &self.encoder_pages_cached),
+            ("encoder_pages_cached", "Pages of unused encoder outputs", &self.encoder_pages_cached),
             ("media_host_bytes", "Host bytes reserved for media", &self.media_bytes),
         ] {
             registry.register(format!("plimsoll_{name}"), help, gauge.clone());

@@ -7,7 +7,7 @@ use crate::catalogue::{Beside, Entry, Source, beside};
 /// Its row in the catalogue.
 pub(crate) const DEMO: Entry = Entry {
     name: "demo",
-    title: "Plimsoll's demo model: pictures, text, a draft head",
+    title: "Plimsoll's demo model: images, text, a draft head",
     licence: "Apache-2.0",
     file: "model.safetensors",
     bytes: WEIGHTS.bytes,

@@ -200,7 +200,7 @@ pub enum HubError {
         failures: Vec<(String, HubError)>,
     },
     /// The caller has cancelled the pull. What has arrived is kept.
-    #[error("given up: nobody waits for it any more")]
+    #[error("cancelled: the caller no longer waits")]
     GivenUp,
     /// The model to remove is not in the cache.
     #[error("{name} is not in the cache {}", cache.display())]

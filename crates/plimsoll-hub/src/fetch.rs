@@ -105,7 +105,7 @@ pub enum FetchError {
         why: String,
     },
     /// The receiver of the bytes has stopped the fetch.
-    #[error("nobody waits for the file any more")]
+    #[error("cancelled: the caller no longer waits for the file")]
     Stopped,
 }
 

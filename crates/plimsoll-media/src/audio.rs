@@ -115,7 +115,7 @@ struct Opened<'a> {
 
 fn open<'a>(file: File<'a>, limits: &AudioLimits) -> Result<Opened<'a>, MediaError> {
     let format = open_container(file)?;
-    let track = format.default_track(TrackType::Audio).ok_or_else(|| malformed("it has no sound"))?;
+    let track = format.default_track(TrackType::Audio).ok_or_else(|| malformed("it has no audio track"))?;
     let (id, claimed, unit) = (track.id, track.num_frames, track.time_base);
     let parameters = track.codec_params.as_ref().and_then(|parameters| parameters.audio()).cloned();
     let parameters = parameters.ok_or(MediaError::Unsupported { what: WHAT, supported: SUPPORTED })?;

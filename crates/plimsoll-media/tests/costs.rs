@@ -193,7 +193,7 @@ fn liars_in_frames() {
     refused("a liar in a frame", &moving((4, 4), &[frame((4, 4), std::slice::from_ref(&large))]), words);
     refused("a liar behind an alpha", &moving((4, 4), &[frame((4, 4), &[raw.clone(), large.clone()])]), words);
     let renamed = [b"JUNK", &large[4..]].concat();
-    let words = "a frame has no lossy picture behind its alpha";
+    let words = "a frame has no lossy image behind its alpha";
     refused("a liar by another name", &moving((4, 4), &[frame((4, 4), &[raw, renamed])]), words);
     // Behind a frame of odd length a decoder looks for the next one in the padding. No other reader does.
     let mut odd = frame((28, 20), std::slice::from_ref(&small));

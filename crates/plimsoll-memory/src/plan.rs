@@ -42,7 +42,7 @@ impl Plan {
         self.lines.iter().filter(of).map(|l| l.bytes).sum()
     }
 
-    /// Bytes by which the plan exceeds the line; 0 when it fits.
+    /// Bytes by which the plan exceeds the memory limit; 0 when it fits.
     pub fn shortfall(&self) -> u64 {
         self.total().saturating_sub(self.limit)
     }

@@ -110,7 +110,7 @@ impl EngineHandle {
             _ if request.media.is_empty() => Ok(()),
             Some(_) if request.embed.is_some() => invalid("media are not embedded here: only text is"),
             Some(spec) => spec.check(&request.prompt, &request.media),
-            None => invalid("this model takes text only: no images, video or sound"),
+            None => invalid("this model takes text only: no images, video or audio"),
         }
     }
 

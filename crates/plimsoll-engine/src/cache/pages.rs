@@ -261,7 +261,7 @@ impl PagePool {
         };
         // The last claim on a cached page is the index's own, and only `uncache` gives that back.
         if refs & REFS_MAX == 0 || refs == CACHED | 1 {
-            self.fault("release by someone who is not a holder", page);
+            self.fault("released by a sequence that does not hold it", page);
             return false;
         }
         self.slots[page.index()].refs = refs - 1;

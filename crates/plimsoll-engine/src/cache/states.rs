@@ -192,7 +192,7 @@ impl StatePool {
     pub fn release(&mut self, id: SlotId) {
         let slot = &mut self.slots[id.index()];
         if slot.holders == 0 {
-            return self.fault("a slot was released by someone who is not a holder");
+            return self.fault("a slot was released by a sequence that does not hold it");
         }
         slot.holders -= 1;
         match (slot.holders, slot.page) {
@@ -276,7 +276,7 @@ impl StatePool {
             return Err(StateError::Broken("the free slots"));
         }
         if cold != self.cold_len || self.walk(self.cold_head) != cold {
-            return Err(StateError::Broken("the checkpoints nobody holds"));
+            return Err(StateError::Broken("the unused checkpoints"));
         }
         let kept = (0u32..).zip(&self.slots).filter(|(_, slot)| slot.page != NIL);
         let (mut found, mut named) = (0, true);

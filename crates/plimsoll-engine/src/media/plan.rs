@@ -232,7 +232,7 @@ fn seen(bounds: &Bounds, planner: &Planner<'_>) -> Result<(Option<VideoSpec>, Ne
     });
     let need = planner.need(Sense::Sight, *batch, &undominated([images, videos].concat()))?;
     let Some(need) = need else {
-        let why = "the context is too short for any picture".into();
+        let why = "the context is too short for any image".into();
         return Err(MediaError::BadConfig { key: "min_pixels", why }.into());
     };
     Ok((video, need))
@@ -327,7 +327,7 @@ impl MediaPlan {
         );
         let outputs = PlanLine { component: Component::EncoderOutputs, bytes: self.encoder_bytes(), detail };
         let detail =
-            "a bound and no forecast: media while they are decoded, pixels and spectrograms until requests end".into();
+            "upper limit, not expected use: media while they are decoded, pixels and spectrograms until requests end".into();
         [outputs, PlanLine { component: Component::MediaStaging, bytes: self.media_bytes, detail }]
     }
 

@@ -78,7 +78,7 @@ impl MediaRules {
             (own, _) => own,
         };
         if config.channels != 3 {
-            return Err(MediaError::BadConfig { key: "in_channels", why: "pictures here have three".into() }.into());
+            return Err(MediaError::BadConfig { key: "in_channels", why: "images here have three".into() }.into());
         }
         let outer = outer.or_else(|| sequence_length(config).filter(|_| !checkpoint.has_data()));
         let spelling = match config.tower {
@@ -358,7 +358,7 @@ fn agree_on_rows(rule: &SoundWindows, config: &AudioConfig) -> Result<(), PlanEr
     let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
     let apart = (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
     let Some((frames, (said, made))) = apart else { return Ok(()) };
-    let why = format!("{frames} frames of a sound are counted as {said} tokens, the tower makes {made}");
+    let why = format!("{frames} frames of audio are counted as {said} tokens, the tower makes {made}");
     Err(MediaError::BadConfig { key: "n_window", why }.into())
 }
 
@@ -386,7 +386,7 @@ mod tests {
             let rule = windows(&ProcessorFiles::default(), &tower(own), 60).unwrap();
             agree_on_rows(&rule, &tower(own)).unwrap();
             let error = agree_on_rows(&rule, &tower(own + 1)).unwrap_err().to_string();
-            assert!(error.contains("frames of a sound are counted as"), "{error}");
+            assert!(error.contains("frames of audio are counted as"), "{error}");
         }
     }
 }

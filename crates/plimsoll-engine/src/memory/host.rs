@@ -67,7 +67,7 @@ impl EngineHost {
                 entry(
                     Component::HostHeap,
                     http_bytes + HEAP_KEPT_BYTES,
-                    "an allowance for all models, a bound and no forecast: connections, bodies, parsing, what the allocator keeps",
+                    "upper limit of all models, not expected use: connections, bodies, parsing, what the allocator keeps",
                 ),
                 entry(Component::ProcessBaseline, PROCESS_BASELINE_BYTES, "data, runtime"),
                 entry(

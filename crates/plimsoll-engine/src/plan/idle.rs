@@ -73,7 +73,7 @@ impl Blueprint {
             ),
             (
                 !self.media.as_ref().is_some_and(MediaRules::hears),
-                "this model takes no sounds",
+                "this model takes no audio",
                 &[("--max-audio-seconds", options.max_audio_seconds.is_some())],
             ),
             (

@@ -133,7 +133,7 @@ impl Blueprint {
                 Component::HostHeap,
                 options.http_bytes + kept,
                 format!(
-                    "an allowance, a bound and no forecast: connections, bodies, parsing, grammars; {} that the allocator keeps",
+                    "upper limit, not expected use: connections, bodies, parsing, grammars; {} that the allocator keeps",
                     Bytes(kept)
                 ),
             ),

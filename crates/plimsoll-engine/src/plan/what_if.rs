@@ -134,10 +134,10 @@ fn check_media(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
         _ if images == 0 && seconds == 0 => Ok(()),
         None if images > 0 => problem("--images", format!("is {images}, but this model takes text only")),
         _ if seconds > 0 && longest == 0 => {
-            problem("--audio-seconds", format!("is {seconds}, but this model takes no sound"))
+            problem("--audio-seconds", format!("is {seconds}, but this model takes no audio"))
         }
         _ if seconds > longest => {
-            problem("--audio-seconds", format!("is {seconds}; the longest sound has {longest} (--max-audio-seconds)"))
+            problem("--audio-seconds", format!("is {seconds}; the longest audio input has {longest} (--max-audio-seconds)"))
         }
         Some(media) if images.saturating_mul(media.image_tokens()) >= context => {
             let tokens = media.image_tokens();

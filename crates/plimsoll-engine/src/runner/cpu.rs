@@ -169,7 +169,7 @@ impl Runner for CpuRunner {
     }
 
     fn embedding(&mut self, row: usize) -> &[f32] {
-        let encoded = self.encoded.expect("pictures were encoded");
+        let encoded = self.encoded.expect("images were encoded");
         self.device.row_mut(encoded, row)
     }
 

@@ -21,7 +21,7 @@ pub enum StartError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// Other Plimsolls have leased too much of the machine.
-    #[error("another Plimsoll was here first: {0}")]
+    #[error("another Plimsoll server has leased the memory: {0}")]
     Refused(Box<Refusal>),
     /// Others under the same line leave too little.
     #[error(transparent)]
@@ -61,16 +61,16 @@ pub enum StartError {
     #[error(transparent)]
     MediaMemory(MediaError),
     /// The worst case of media did not run.
-    #[error("the proof failed: {0}")]
+    #[error("the memory self-test failed: {0}")]
     Media(MediaError),
     /// The worst case did not run.
-    #[error("the proof failed: {0}")]
+    #[error("the memory self-test failed: {0}")]
     Proof(DeviceError),
     /// The caller cancelled the start ([`crate::Cancel`]).
     #[error("the start was cancelled")]
     Cancelled,
     /// The worst case took more than was planned: a bug in the planner.
-    #[error("the proof failed: {component} used {measured} bytes, {planned} were planned")]
+    #[error("the memory self-test failed: {component} used {measured} bytes, {planned} were planned")]
     ProofExceeds {
         /// The component.
         component: &'static str,
@@ -83,7 +83,7 @@ pub enum StartError {
 
 /// The engine host itself does not fit under the memory limit, or an engine does not fit into the host.
 #[derive(Clone, Debug, Error)]
-#[error("{what} needs {} of which {} are left under the line of {}", Bytes(*needed), Bytes(*left), Bytes(*line))]
+#[error("{what} needs {} of which {} are left under the memory limit of {}", Bytes(*needed), Bytes(*left), Bytes(*line))]
 pub struct NoRoom {
     /// The part that does not fit.
     pub what: &'static str,

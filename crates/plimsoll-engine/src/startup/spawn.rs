@@ -50,7 +50,7 @@ pub(super) fn spawn(
     host: &Host,
 ) -> Result<EngineHandle, StartError> {
     let Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted } = ready;
-    debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the line");
+    debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the memory limit");
     let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let prefill_budget = PrefillMeter::new(options.long_prompt_slowdown);

@@ -79,7 +79,7 @@ impl Encoding {
         let stats = self.spec.outputs.stats();
         let lost = stats.pages - stats.pages_free - stats.pages_idle;
         if lost > self.lost {
-            tracing::error!(lost, pages = stats.pages, "encoder outputs: nothing runs and somebody still holds them");
+            tracing::error!(lost, pages = stats.pages, "encoder outputs: nothing runs, but they are still held");
             metrics.lost_outputs.inc_by((lost - self.lost) as u64);
         }
         self.lost = lost;

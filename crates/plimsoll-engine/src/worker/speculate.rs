@@ -100,7 +100,7 @@ impl<R: Runner> Worker<R> {
             }
         }
         if let Some(error) = error {
-            tracing::error!(error, "the draft head failed; nobody drafts for a while");
+            tracing::error!(error, "the draft head failed; speculation is paused");
             self.shared.metrics.failed_steps.inc();
             self.pace.fall_silent();
             // Pages were marked before the pass that was to fill them.

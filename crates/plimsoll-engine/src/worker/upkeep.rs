@@ -76,7 +76,7 @@ impl<R: Runner> Worker<R> {
             (cache.pool.total(), cache.states.as_ref().map_or(0, |states| states.total()))
         };
         let (pages, slots) = (missing.pages, missing.slots);
-        tracing::error!(pages, pages_total, slots, slots_total, "lost: nothing runs and somebody still holds them");
+        tracing::error!(pages, pages_total, slots, slots_total, "lost: nothing runs, but they are still held");
         self.shared.metrics.lost_pages.inc_by(pages as u64);
         self.shared.metrics.lost_slots.inc_by(slots as u64);
         self.start_over();

@@ -79,7 +79,7 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
     if meta.bool(&keys.path("attention.causal")) == Some(false) {
-        return Err(FormatError::Unsupported("a decoder whose attention is bidirectional".to_owned()));
+        return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
     }
     let hidden_size = keys.need("embedding_length")?;
     let heads = keys.need("attention.head_count")?;

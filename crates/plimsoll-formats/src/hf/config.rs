@@ -195,7 +195,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
     if config.bool("use_bidirectional_attention")? == Some(true) || config.bool("is_causal")? == Some(false) {
-        return Err(FormatError::Unsupported("a decoder whose attention is bidirectional".to_owned()));
+        return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
     }
     let hidden_size = config.need("hidden_size")?;
     let heads = or_need(config, "num_attention_heads", defaults.heads)?;

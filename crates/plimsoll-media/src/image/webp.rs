@@ -101,13 +101,13 @@ fn frame<'a>(body: &'a [u8], see: &mut impl FnMut(Part<'a>) -> Result<(), MediaE
         let (kind, body) = chunk?;
         // Decoders take it for one, whatever it is called.
         if behind_alpha && kind != b"VP8 " {
-            return Err(malformed("a frame has no lossy picture behind its alpha"));
+            return Err(malformed("a frame has no lossy image behind its alpha"));
         }
         behind_alpha = kind == b"ALPH";
         if behind_alpha {
             alpha(body, size, see)?;
         } else if let Some(own) = picture(kind, body, see)?.filter(|&own| own != size) {
-            return Err(malformed(format!("a frame of {size} holds a picture of {own}")));
+            return Err(malformed(format!("a frame of {size} holds an image of {own}")));
         }
     }
     Ok(())

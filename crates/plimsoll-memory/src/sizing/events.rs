@@ -79,7 +79,7 @@ impl fmt::Display for Event<'_> {
                 )
             }
             Self::Measured { peak_reserved } => {
-                write!(f, "probe stress ok, peak {}", ExactBytes(*peak_reserved))
+                write!(f, "memory probe passed, peak {}", ExactBytes(*peak_reserved))
             }
             Self::Sized { target, cell_bytes, fraction, tokens, state_slots } => write!(
                 f,
@@ -103,7 +103,7 @@ impl fmt::Display for Event<'_> {
             Self::Proven { attempt, shape, peak_reserved } => {
                 write!(
                     f,
-                    "stress ok at {} tokens (attempt {attempt}), peak {}",
+                    "memory self-test passed: KV cache of {} tokens, attempt {attempt}, peak {}",
                     shape.tokens,
                     ExactBytes(*peak_reserved)
                 )

@@ -131,10 +131,10 @@ fn print_plan(planned: &EnginePlan) {
 fn print_media(media: &MediaPlan) {
     let (tokens, work) = media.largest();
     let (gflop, pictures) = (gflop(work), media.image_tokens());
-    say!("  media of {tokens} tokens and {gflop:.2} GFLOP at most; pictures of {pictures} tokens");
+    say!("  media of {tokens} tokens and {gflop:.2} GFLOP at most; images of {pictures} tokens");
     let seconds = media.audio_seconds();
     if seconds > 0 {
-        say!("  sounds of {seconds} s at most, {} tokens", media.sound(seconds).0);
+        say!("  audio of {seconds} s at most, {} tokens", media.sound(seconds).0);
     }
 }
 
@@ -161,9 +161,9 @@ fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
     let Load { users, context, images, audio_seconds } = answer.load;
     let context_words = match (images, audio_seconds) {
         (0, 0) => format!("{context} tokens"),
-        (images, 0) => format!("{context} tokens, {images} pictures among them,"),
-        (0, seconds) => format!("{context} tokens, {seconds} s of sound among them,"),
-        (images, seconds) => format!("{context} tokens, {images} pictures and {seconds} s of sound among them,"),
+        (images, 0) => format!("{context} tokens, {images} images among them,"),
+        (0, seconds) => format!("{context} tokens, {seconds} s of audio among them,"),
+        (images, seconds) => format!("{context} tokens, {images} images and {seconds} s of audio among them,"),
     };
     let verdict = if answer.fits { "fit" } else { "do not fit" };
     say!("{users} users x {context_words} {verdict}: {} of {}", Bytes(answer.needed_bytes), Bytes(answer.limit_bytes));

@@ -96,7 +96,7 @@ pub fn served(
             top_k,
             min_p,
             repetition_penalty,
-            "what requests do not say of sampling, generation_config.json does (--generation-config off: nobody)"
+            "default sampling comes from generation_config.json (--generation-config off turns it off)"
         );
     }
     Ok(Served {
@@ -136,7 +136,7 @@ fn recommended(by: &SamplingParams) -> SamplingDefaults {
 pub fn open_to_all(config: &ServerConfig) -> Option<String> {
     let local = config.host == "localhost" || config.host.parse::<IpAddr>().is_ok_and(|host| host.is_loopback());
     let open = config.api_keys.is_empty() && !local;
-    open.then(|| format!("whoever reaches {} may use it: there is no key", config.address()))
+    open.then(|| format!("no API key is set: every client that reaches {} may use it", config.address()))
 }
 
 /// Prints the ready line to standard output. A failed write is ignored: the output may have no reader.

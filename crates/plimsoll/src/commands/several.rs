@@ -184,7 +184,7 @@ impl Shop {
             match self.foreseen(index, &checkpoint, all) {
                 Ok((_, host)) => host.runs_kernels().with_context(what)?,
                 Err(LoadError::TooLarge(lacks)) => {
-                    tracing::warn!(model = %name, "it can never be loaded, and who asks for it is refused: {lacks}");
+                    tracing::warn!(model = %name, "it can never be loaded; requests for it are refused: {lacks}");
                 }
                 Err(error) => return Err(anyhow!("{}", words(&error))).with_context(what),
             }
@@ -344,7 +344,7 @@ fn unplanned(error: PlanError) -> LoadError {
         PlanError::DoesNotFit(short) => {
             tracing::debug!("{short}");
             let (needed, limit) = (Bytes(short.needed), Bytes(short.limit));
-            LoadError::TooLarge(format!("it needs {needed}, the line leaves {limit} ({})", short.limit_source))
+            LoadError::TooLarge(format!("it needs {needed}, the memory limit leaves {limit} ({})", short.limit_source))
         }
         error => failed(error),
     }

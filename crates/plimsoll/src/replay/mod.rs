@@ -114,7 +114,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut trace = read(&args.trace, args.format).with_context(|| args.trace.display().to_string())?;
     if let Some(line) = trace.torn {
         say!(
-            "line {line}, the last of the trace, has no end and is left out: whoever wrote it was stopped. {} requests are whole",
+            "line {line}, the last of the trace, is incomplete and left out: the recording was interrupted. {} requests are whole",
             trace.lines.len()
         );
     }

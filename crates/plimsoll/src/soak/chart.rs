@@ -125,7 +125,7 @@ impl Chart<'_> {
         writeln!(out, "<path d='{ledger}' fill='none' stroke='#08263c' stroke-width='1.2'/>")?;
         // The two lie close together: one is named at the left, the other at the right.
         let words = [
-            (self.line, "#c62828", "the line: planned", LEFT + 6.0, "start"),
+            (self.line, "#c62828", "memory limit: planned", LEFT + 6.0, "start"),
             (self.limit, "#555", "the limit around the process", WIDTH - RIGHT - 6.0, "end"),
         ];
         for (bytes, colour, name, x, anchor) in words {
@@ -222,7 +222,7 @@ mod tests {
         let (line, limit) = (Some(200 << 20), Some(210 << 20));
         let drawn = Chart { title: "a < b & c".into(), looks: &looks, line, limit, faults: &faults }.draw();
         assert!(drawn.starts_with("<svg") && drawn.ends_with("</svg>\n"));
-        assert!(drawn.contains("a &lt; b &amp; c") && drawn.contains("the line: planned, 200.0 MiB"));
+        assert!(drawn.contains("a &lt; b &amp; c") && drawn.contains("memory limit: planned, 200.0 MiB"));
         assert!(drawn.contains("balloon") && drawn.matches(">stopped<").count() == 1, "each kind is named once");
         assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
         let empty = Chart { title: String::new(), looks: &[], line: None, limit: None, faults: &[] }.draw();

@@ -36,7 +36,7 @@ pub const POOLS: [(&str, &str, Option<&str>); 7] = [
     ("pages", "/pools/kv_pages/used", Some("/pools/kv_pages/cached")),
     ("state slots", "/pools/state_slots/used", Some("/pools/state_slots/cached")),
     ("encoder outputs", "/pools/encoder_outputs/used", Some("/pools/encoder_outputs/cached")),
-    ("bytes of pictures", "/pools/media_bytes/used", None),
+    ("bytes of media", "/pools/media_bytes/used", None),
     ("bytes of requests", "/pools/host_bytes/used", None),
     ("bytes of bodies", "/pools/http_bytes/used", None),
 ];

@@ -215,7 +215,7 @@ fn line(evidence: &Evidence<'_>) -> Check {
 }
 
 fn killed(evidence: &Evidence<'_>) -> Check {
-    const PROMISE: &str = "the kernel kills nobody";
+    const PROMISE: &str = "the kernel kills no process";
     let Some(limits) = &evidence.limits else { return check(PROMISE, None, "the limits cannot be seen") };
     let free = evidence.watched.looks.iter().filter_map(|look| look.free).min();
     let mut seen = format!("{}: {:.1} MiB", limits.name, mib(limits.bytes));

@@ -30,7 +30,7 @@ fn everything_that_breaks_servers_for_five_minutes() {
     let picture = std::fs::read_to_string(&svg).unwrap();
     std::fs::remove_dir_all(&scratch).unwrap();
     assert!(written.len() < 150_000 && picture.len() < 150_000, "{} and {} bytes", written.len(), picture.len());
-    assert!(picture.starts_with("<svg") && picture.contains("the line: planned"), "a picture under its line");
+    assert!(picture.starts_with("<svg") && picture.contains("memory limit: planned"), "a picture under its line");
     // Every manner of client came, and so did all the trouble.
     let tally = &report["evidence"]["tally"]["by_manner"];
     for manner in ["picture", "tools", "form", "fixed", "leaves_early", "slow", "half_open", "malformed"] {

@@ -335,7 +335,7 @@ fn a_server_that_ends_does_not_load_on() {
     // On a quick machine it was there already.
     let log = server.log();
     assert!(
-        log.contains("not loaded: nobody waits for it model=\"smol\"") || log.contains("loaded model=\"smol\""),
+        log.contains("load cancelled: no request waits for it model=\"smol\"") || log.contains("loaded model=\"smol\""),
         "{log}"
     );
     assert!(log.contains("the ledger at the end"), "{log}");

@@ -101,7 +101,7 @@ pub fn memory(host: &Host, report: &mut Report) {
         None => report.ok("overcommit", "memory may be reserved before it is used"),
         Some(room) if room < host.line.bytes => report.note(
             "overcommit",
-            format!("strict: {} may still be reserved, less than the line", Bytes(room)),
+            format!("strict: {} may still be reserved, less than the memory limit", Bytes(room)),
             format!("--memory-budget {room}, or sysctl vm.overcommit_memory=0"),
         ),
         Some(room) => report.ok("overcommit", format!("strict, and {} may still be reserved", Bytes(room))),

@@ -216,7 +216,7 @@ fn judge_plan(of: &Subject, planned: anyhow::Result<(EnginePlan, Host)>, others:
         Err(error) => match error.downcast_ref::<PlanError>() {
             Some(PlanError::DoesNotFit(short)) => {
                 let found = format!(
-                    "{name}it does not fit: {} are needed for one request of {} tokens, the line is at {} ({})",
+                    "{name}it does not fit: {} are needed for one request of {} tokens, the memory limit is {} ({})",
                     Bytes(short.needed),
                     short.tokens,
                     Bytes(short.limit),
