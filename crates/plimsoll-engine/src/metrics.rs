@@ -157,6 +157,9 @@ impl Default for Metrics {
     }
 }
 
+/// The help of a metric under the name that it had before: it goes with the next release.
+const OLD_NAME: &str = "Old name, removed in 0.2: plimsoll_degradation_LEVEL, plimsoll_reserve_blocks_released";
+
 impl Metrics {
     /// Registers every metric under its public name (the encoder appends `_total` to counters).
     pub fn register(&self, registry: &mut Registry) {
@@ -197,13 +200,15 @@ impl Metrics {
     /// Degradation levels and the emergency reserve.
     fn each_memory_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         for (level, entered) in DegradationLevel::ALL.iter().zip(&self.levels) {
-            counter(&format!("governor_{}", level.name()), "How often this degradation level was entered", entered);
+            counter(&format!("degradation_{}", level.name()), "How often this degradation level was entered", entered);
+            counter(&format!("governor_{}", level.name()), OLD_NAME, entered);
         }
         counter(
             "reserve_blocks_released",
             "How often a refused allocation cost a block of the emergency reserve",
             &self.reserve_releases,
         );
+        counter("canary_released", OLD_NAME, &self.reserve_releases);
     }
 
     /// Steps, their failures, and what a failure loses.

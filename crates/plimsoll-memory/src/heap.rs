@@ -1,8 +1,8 @@
 //! The host heap, counted: a global allocator that wraps the system's and keeps two numbers.
 //!
 //! The binary installs it. It costs two relaxed atomic additions per call and lets the ledger say what the
-//! heap holds, and a test say that serving does not make it grow. When the system refuses, a block of the emergency reserve in its keeping is
-//! given back and the call is tried again, so that the failure can be handled instead of ending the process.
+//! heap holds, and a test say that serving does not make it grow. When the system refuses a call, the heap gives a
+//! block of its emergency reserve back and tries again. The failure can then be handled instead of ending the process.
 //!
 //! Bytes are counted as the system's allocator lays them out ([`chunk_bytes`]), not as they were asked for: a token's report of
 //! eight bytes takes thirty-two, and a plan that says eight is not true.
@@ -22,17 +22,17 @@ static PEAK: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
 /// Bytes in use beyond which the process ends. A process that only computes on foreign input sets it; a server never does.
 static END_BEYOND: AtomicU64 = AtomicU64::new(u64::MAX);
-/// The emergency reserve in the heap's keeping. Nobody allocates while holding the lock: a refused allocation takes it.
+/// The heap's emergency reserve. Code that holds this lock must not allocate: a refused allocation takes it.
 static RESERVE: Mutex<Option<EmergencyReserve>> = Mutex::new(None);
-/// Whether there is one, and how many of its slices are missing; asked without the lock.
+/// Whether there is a reserve, and how many of its blocks are missing. Both are read without the lock.
 static ARMED: AtomicBool = AtomicBool::new(false);
 static MISSING: AtomicUsize = AtomicUsize::new(0);
 static SLICES_RELEASED: AtomicU64 = AtomicU64::new(0);
-/// How many have given it up on purpose and would not have it back yet.
+/// The number of live [`GivenUp`] guards. While it is above zero, the reserve is not restored.
 static GIVEN_UP: AtomicUsize = AtomicUsize::new(0);
-/// Held by who brings a slice back: two at once would map one too many.
+/// Held while a block is restored. Two threads restoring at once would map one block too many.
 static RESTORING: Mutex<()> = Mutex::new(());
-/// Who is woken when a slice was given up.
+/// The threads to unpark when a block is given up.
 static WATCHERS: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
 
 /// What glibc's allocator takes for `bytes`: a header of one word, multiples of 16, never less than 32. Other allocators are
@@ -79,7 +79,9 @@ pub fn calls() -> u64 {
     CALLS.load(Relaxed)
 }
 
-/// Gives the heap a emergency reserve, of which every refused allocation costs a slice. Returns the one it had. Does not allocate.
+/// Installs the heap's emergency reserve and returns the previous one. Does not allocate.
+///
+/// A refused allocation gives blocks of the reserve back to the system until it succeeds or the rest cannot help.
 pub fn arm(emergency_reserve: EmergencyReserve) -> Option<EmergencyReserve> {
     let mut keeping = keeping();
     MISSING.store(BLOCKS - emergency_reserve.left(), Relaxed);
@@ -87,7 +89,7 @@ pub fn arm(emergency_reserve: EmergencyReserve) -> Option<EmergencyReserve> {
     keeping.replace(emergency_reserve)
 }
 
-/// Takes the emergency reserve back, with the slices that it has left.
+/// Removes the emergency reserve from the heap and returns it with the blocks it has left.
 pub fn disarm() -> Option<EmergencyReserve> {
     let mut keeping = keeping();
     ARMED.store(false, Relaxed);
@@ -95,22 +97,23 @@ pub fn disarm() -> Option<EmergencyReserve> {
     keeping.take()
 }
 
-/// Whether a emergency reserve is in the heap's keeping, however much is left of it.
+/// Whether the heap has an emergency reserve, even one with no blocks left.
 pub fn armed() -> bool {
     ARMED.load(Relaxed)
 }
 
-/// Slices of the emergency reserve that were given up and are not back yet; 0 without one.
+/// Blocks of the emergency reserve that were given up and are not restored yet; 0 without a reserve.
 pub fn reserve_blocks_missing() -> usize {
     MISSING.load(Relaxed)
 }
 
-/// How many refused allocations have cost a slice of a emergency reserve since the process started.
+/// How many refused allocations have used the emergency reserve since the process started.
 pub fn blocks_released() -> u64 {
     SLICES_RELEASED.load(Relaxed)
 }
 
-/// That the emergency reserve was given up on purpose: until this is dropped nobody brings it back, whoever else has room for it.
+/// A guard: the emergency reserve was given up on purpose. [`restore_reserve`] restores nothing until all guards are
+/// dropped, however much room there is.
 #[derive(Debug)]
 #[must_use = "dropped, it lets the emergency reserve come back"]
 pub struct GivenUp(());
@@ -121,7 +124,7 @@ impl Drop for GivenUp {
     }
 }
 
-/// Gives all of the emergency reserve back to the system: there is nothing cheaper left to give.
+/// Gives the whole emergency reserve back to the system. The caller has nothing cheaper left to free.
 pub fn give_up_reserve() -> GivenUp {
     GIVEN_UP.fetch_add(1, Relaxed);
     if let Some(emergency_reserve) = &mut *keeping() {
@@ -131,8 +134,9 @@ pub fn give_up_reserve() -> GivenUp {
     GivenUp(())
 }
 
-/// Brings one block of the emergency reserve back if one is missing, nobody has given it up on purpose, and `room` bytes would still be free
-/// where it needs them and as many again. Says whether all are there now.
+/// Restores one missing block of the emergency reserve. Returns whether no block is missing now.
+///
+/// It restores nothing while a [`GivenUp`] guard lives, or when `room` is less than twice the block's size.
 ///
 /// # Errors
 /// When the system refuses.
@@ -147,11 +151,11 @@ pub fn restore_reserve(room: u64) -> Result<bool, OutOfMemory> {
     if given_up() || bytes.saturating_mul(2) > room {
         return Ok(false);
     }
-    // Without the lock: an error takes words, and words take memory.
+    // Map without the lock: an error allocates its message.
     let slice = EmergencyReserve::map_block(&ledger, bytes)?;
     let mut keeping = keeping();
     let Some(emergency_reserve) = &mut *keeping else { return Ok(true) };
-    // Whoever gives it up counts first, then takes the lock.
+    // Check again under the lock: `give_up_reserve` raises `GIVEN_UP` before it takes the lock.
     if given_up() {
         drop((keeping, slice));
         return Ok(false);
@@ -163,12 +167,12 @@ pub fn restore_reserve(room: u64) -> Result<bool, OutOfMemory> {
     Ok(left == BLOCKS)
 }
 
-/// A thread's place among those that are unparked when a refused allocation has cost a slice, for as long as this lives.
+/// A guard: while it lives, its thread is unparked when a refused allocation has used a block of the reserve.
 #[derive(Debug)]
 #[must_use = "dropped, it lets the thread sleep"]
 pub struct Woken(ThreadId);
 
-/// From now on this thread is unparked when a refused allocation has cost a slice.
+/// Registers this thread to be unparked when a refused allocation has used a block of the reserve.
 pub fn wake_me() -> Woken {
     let me = std::thread::current();
     let id = me.id();
@@ -182,7 +186,7 @@ impl Drop for Woken {
         if let Some(at) = watchers.iter().position(|thread| thread.id() == self.0) {
             watchers.swap_remove(at);
         }
-        // Nobody was woken for what was given up at this moment.
+        // A refused allocation that found this lock taken has unparked no thread. Unpark the others here.
         watchers.iter().for_each(Thread::unpark);
     }
 }
@@ -195,8 +199,10 @@ fn watchers() -> MutexGuard<'static, Vec<Thread>> {
     WATCHERS.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// After a refused call for `bytes`: gives a block of the emergency reserve back to the system. False when there was none, or when a slice was
-/// given for this call before and all that is left could not make up for it.
+/// After a refused call for `bytes`: gives a block of the emergency reserve back to the system.
+///
+/// Returns false when no block is left. Also returns false when this call has used a block (`again`) and the blocks
+/// left are together smaller than `bytes`.
 #[cold]
 fn release_reserve(bytes: usize, again: bool) -> bool {
     if !armed() {
@@ -212,7 +218,8 @@ fn release_reserve(bytes: usize, again: bool) -> bool {
     drop(keeping);
     if released {
         SLICES_RELEASED.fetch_add(u64::from(!again), Relaxed);
-        // Whoever comes at this moment looks at the emergency reserve anyway, and whoever goes wakes the others.
+        // `try_lock`: `wake_me` may allocate under this lock. A thread that registers now checks the reserve
+        // afterwards. A thread that leaves now unparks the others itself.
         if let Ok(watchers) = WATCHERS.try_lock() {
             watchers.iter().for_each(Thread::unpark);
         }
@@ -238,7 +245,8 @@ fn end_process() -> ! {
     std::process::abort()
 }
 
-/// Asks the system, and again after each block of the emergency reserve that is given for it. `refused`: a test has the first one refused.
+/// Asks the system, and again after each block of the emergency reserve that is given up for this call.
+/// `refused`: a test makes the first call fail.
 fn insist(bytes: usize, refused: bool, mut ask: impl FnMut() -> *mut u8) -> *mut u8 {
     let mut pointer = if refused { null_mut() } else { ask() };
     let mut again = false;
@@ -264,7 +272,8 @@ pub fn resident(touched: &Touched) -> u64 {
     whole(touched).map_or_else(in_use, |whole| whole.saturating_sub(touched.reserved))
 }
 
-/// What the heap has and nobody uses: freed and not given back, and the rests of pages; 0 where the system does not tell.
+/// Bytes that the heap holds but that are not in use: freed memory that the allocator keeps, and the rests of pages.
+/// 0 where the system does not tell.
 pub fn kept(touched: &Touched) -> u64 {
     whole(touched).map_or(0, |whole| whole.saturating_sub(in_use()))
 }
