@@ -7,9 +7,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::config::ServerConfig;
 use crate::error::{ApiError, ApiResult, quote};
-use crate::page;
 
 /// The API keys that this server accepts. An empty list accepts every request. Neither `Debug` nor errors
 /// print them.
@@ -91,9 +89,12 @@ impl ApiKeys {
     }
 }
 
+/// The route of the files of the page.
+pub(crate) const PAGE_FILES: &str = "/page/{file}";
+
 /// Routes that need no key: probes carry none, and learn nothing but whether the server is well; browsers carry none when they
 /// open the page, which is the same at every server and asks for a key itself.
-const OPEN: [&str; 4] = ["/health", "/ready", "/", page::FILES];
+const OPEN: [&str; 4] = ["/health", "/ready", "/", PAGE_FILES];
 
 /// The token of `Bearer TOKEN`; schemes are written in any case.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
@@ -197,11 +198,11 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// As the configuration has it.
-    pub fn of(config: &ServerConfig) -> Self {
-        let all = config.allowed_hosts.iter().any(|host| host == "*");
-        let watched = !all && config.api_keys.is_empty() && is_loopback(&config.host);
-        let allowed = config.allowed_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
+    /// `listens`: the address that the server listens on. `allowed`: further names, or `*` for all.
+    pub fn new(listens: &str, keys: &ApiKeys, allowed: &[String]) -> Self {
+        let all = allowed.iter().any(|host| host == "*");
+        let watched = !all && keys.is_empty() && is_loopback(listens);
+        let allowed = allowed.iter().map(|host| host.to_ascii_lowercase()).collect();
         Self { allowed, watched }
     }
 
@@ -251,6 +252,11 @@ fn is_loopback(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ServerConfig;
+
+    fn hosts(config: &ServerConfig) -> Hosts {
+        Hosts::new(&config.host, &config.api_keys, &config.allowed_hosts)
+    }
 
     #[test]
     fn keys_are_found_whole_or_not_at_all() {
@@ -281,7 +287,7 @@ mod tests {
     fn only_own_names_reach_an_open_server_on_the_loopback() {
         let with = |config: ServerConfig, host: &str| {
             let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_str(host).unwrap())]);
-            Hosts::of(&config).admit(Version::HTTP_11, &headers)
+            hosts(&config).admit(Version::HTTP_11, &headers)
         };
         let open = ServerConfig::default;
         for own in [
@@ -316,7 +322,7 @@ mod tests {
         let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
         assert!(with(keyed, "evil.example").is_ok(), "keys keep others out");
         assert!(with(ServerConfig { host: "0.0.0.0".into(), ..open() }, "box.lan").is_ok());
-        let nameless = |version| Hosts::of(&open()).admit(version, &HeaderMap::new());
+        let nameless = |version| hosts(&open()).admit(version, &HeaderMap::new());
         assert!(nameless(Version::HTTP_10).is_ok());
         assert_eq!(nameless(Version::HTTP_11).unwrap_err().status.as_u16(), 400);
         let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
@@ -325,7 +331,7 @@ mod tests {
             two.append(header::HOST, HeaderValue::from_static("localhost"));
         }
         for config in [open(), keyed] {
-            assert_eq!(Hosts::of(&config).admit(Version::HTTP_10, &two).unwrap_err().status.as_u16(), 400);
+            assert_eq!(hosts(&config).admit(Version::HTTP_10, &two).unwrap_err().status.as_u16(), 400);
         }
     }
 }

@@ -14,15 +14,15 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::budget::Held;
 use crate::caller::Caller;
 use crate::config::ServerConfig;
-use crate::error::ApiError;
-use crate::limits::Held;
+use crate::error::{ApiError, CANCELLED, cancelled, cut};
 use crate::model_state::ModelState;
 use crate::price::Meter;
 use crate::rates::Client;
 use crate::request_log::RequestLog;
-use crate::running::{CANCELLED, Ticket, cancelled};
+use crate::running::Ticket;
 use crate::server_state::{Phase, reached};
 use crate::submit::{Submission, Submitted};
 
@@ -199,11 +199,6 @@ pub(crate) fn failure(phase: &watch::Receiver<Phase>, message: String, cause: Ca
         // An engine that drains ends what it could not finish; that is no defect.
         _ => cut(),
     }
-}
-
-/// A server that ends does not wait for ever.
-pub(crate) fn cut() -> ApiError {
-    ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
 }
 
 /// It took too long, in all or (`silent`) between two pieces.

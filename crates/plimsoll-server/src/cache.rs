@@ -10,8 +10,8 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::error::{ApiError, ApiResult};
+use crate::json::json;
 use crate::model_state::ModelState;
-use crate::models::json;
 
 /// A step may be running; longer ones than this do not leave a client waiting.
 pub(crate) const CLEAR_TIMEOUT: Duration = Duration::from_secs(30);

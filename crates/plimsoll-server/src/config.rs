@@ -10,6 +10,8 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::access::{ApiKeys, Origins};
+use crate::body::{ARRIVING_BYTES, BodyLimits, PARSED_FACTOR};
+use crate::error::ServeError;
 use crate::media::{DECODERS, MediaConfig};
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
@@ -219,19 +221,47 @@ pub(crate) const HEAD_BYTES: usize = 32 << 10;
 /// Kernel bytes for one direction of one connection (the kernel doubles what is asked for).
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 
-/// What a connection's read buffer takes beyond its plan while a large body arrives: pieces of it are still shared with what is
-/// being copied. Measured: `tests/host_heap.rs`.
-pub(crate) const ARRIVING_BYTES: u64 = 64 << 10;
-
 /// Bytes of one event of a stream: what a piece of output ([`plimsoll_engine::backlog::DELTA_BYTES`]) becomes on its way to the
 /// connection's buffer, as JSON in a list that grew by doubling.
 const EVENT_BYTES: u64 = 2 * plimsoll_engine::backlog::DELTA_BYTES as u64;
 
-/// What a byte of a body may become while it is parsed: unescaped text in a list that grew by doubling, and a copy of it; or token
-/// ids. Measured: `tests/bodies.rs`.
-pub(crate) const PARSED_FACTOR: u64 = 3;
-
 impl ServerConfig {
+    /// Refuses limits that contradict each other, and limits too small for any request.
+    ///
+    /// # Errors
+    /// [`ServeError::Config`], which names the flag.
+    pub fn check(&self) -> Result<(), ServeError> {
+        for (flag, value, least) in [
+            ("--max-connections", u64::from(self.max_connections), 1),
+            ("--max-body-bytes", self.max_body_bytes, 1 << 10),
+            ("--record-bytes", self.record.as_ref().map_or(u64::MAX, |record| record.max_bytes), 1 << 9),
+        ] {
+            if value < least {
+                return Err(ServeError::Config(format!("{flag} is {value}; at least {least} is wanted")));
+            }
+        }
+        // Room for a body grows by an eighth.
+        let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
+        if self.max_bytes_in_flight < least {
+            return Err(ServeError::Config(format!(
+                "--max-bytes-in-flight is {}, but a body of --max-body-bytes ({}) needs {least}",
+                self.max_bytes_in_flight, self.max_body_bytes
+            )));
+        }
+        if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {
+            let n = self.max_inputs;
+            return Err(ServeError::Config(format!("--max-inputs is {n}; 1 to {MAX_PROMPTS} are allowed")));
+        }
+        if self.silence_timeout < Duration::from_secs(1) {
+            return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
+        }
+        Ok(())
+    }
+    /// The limits on a request's body.
+    pub(crate) fn body_limits(&self) -> BodyLimits {
+        BodyLimits { max_bytes: self.max_body_bytes, within: self.body_timeout, gap: self.body_gap_timeout }
+    }
+
     /// Host and port as URLs write them: an IPv6 address in brackets.
     pub fn address(&self) -> String {
         if self.host.contains(':') {

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use crate::running::CANCELLED;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::Refusal;
@@ -163,6 +162,21 @@ impl From<Refusal> for ApiError {
             Refusal::Unavailable { retry_after_s, .. } => Self::unavailable(message, retry_after_s),
         }
     }
+}
+
+/// The error of a request that a client has cancelled.
+pub(crate) fn cancelled() -> ApiError {
+    // Nginx's status for a request that the client closed. Google's and Azure's APIs answer so, too.
+    let status = StatusCode::from_u16(499).unwrap_or(StatusCode::CONFLICT);
+    ApiError { code: Some(CANCELLED), ..ApiError::new(status, "the request was cancelled") }
+}
+
+/// The code of [`cancelled`].
+pub(crate) const CANCELLED: &str = "request_cancelled";
+
+/// The error of a request that a shutdown has ended.
+pub(crate) fn cut() -> ApiError {
+    ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
 }
 
 /// `text` short enough to be repeated in a message.

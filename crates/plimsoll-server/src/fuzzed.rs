@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::config::{PARSED_FACTOR, Served, ServerConfig};
+use crate::body::{PARSED_FACTOR, ReadBody};
+use crate::config::{Served, ServerConfig};
 use crate::conversation::ChatRequest;
 use crate::error::{ApiResult, ServeError};
 use crate::fields::Fields;
-use crate::limits::ReadBody;
 use crate::model_state::ModelState;
 use crate::{anthropic, chat, completions, pooling, responses};
 

@@ -14,8 +14,8 @@ use plimsoll_engine::EngineHandle;
 use plimsoll_engine::cache::PAGE_TOKENS;
 use serde::Serialize;
 
+use crate::json::json;
 use crate::model_state::ModelState;
-use crate::models::json;
 
 #[derive(Serialize)]
 struct ServerInfo<'a> {

@@ -8,8 +8,8 @@ use plimsoll_engine::EngineHandle;
 use serde::Serialize;
 
 use crate::error::{ApiError, ApiResult};
+use crate::json::json;
 use crate::model_state::ModelState;
-use crate::models::json;
 use crate::server_state::Phase;
 
 #[derive(Serialize)]

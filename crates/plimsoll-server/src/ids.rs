@@ -1,8 +1,14 @@
-//! Request ids and seeds: unique and unpredictable enough, without a random number crate.
+//! Request ids, seeds and timestamps. Ids are unique and unpredictable enough, without a random number crate.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Seconds since 1970.
+pub(crate) fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
 
 /// A source of numbers: a keyed hash (key from the operating system) of a counter.
 #[derive(Default)]

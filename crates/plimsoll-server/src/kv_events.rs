@@ -19,8 +19,8 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::budget::Held;
 use crate::error::{ApiError, ApiResult};
-use crate::limits::Held;
 use crate::model_state::ModelState;
 use crate::server_state::{Phase, reached};
 use crate::sse::{Events, HEADERS};

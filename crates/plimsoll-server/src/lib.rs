@@ -1,6 +1,6 @@
 //! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
-//! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
+//! A request's way: [`serve`] accepts a connection, `body` reads it under a byte budget, `fields` takes it apart
 //! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `active_request` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
@@ -15,8 +15,11 @@
 mod access;
 mod active_request;
 mod anthropic;
+mod body;
+mod budget;
 mod cache;
 mod caller;
+mod cancel;
 mod chat;
 mod choices;
 mod completions;
@@ -30,8 +33,8 @@ pub mod fuzzed;
 mod gateway;
 mod health;
 mod ids;
+mod json;
 mod kv_events;
-mod limits;
 mod logprobs;
 mod media;
 mod memory;

@@ -7,9 +7,9 @@ use axum::response::Response;
 use plimsoll_engine::EngineHandle;
 use plimsoll_engine::report::{LedgerReport, Share};
 
-use crate::limits::ByteBudget;
+use crate::budget::ByteBudget;
+use crate::json::json;
 use crate::model_state::ModelState;
-use crate::models::json;
 
 /// Reads everything now.
 pub(crate) fn report(engine: &EngineHandle, http: &ByteBudget) -> LedgerReport {

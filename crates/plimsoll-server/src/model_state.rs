@@ -10,10 +10,11 @@ use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, TextError};
 
-use crate::config::{PARSED_FACTOR, Served, ServerConfig};
+use crate::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
+use crate::budget::Held;
+use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::form;
-use crate::limits::{EarlyBody, Held, ReadBody, read_json};
 use crate::media::MediaPipeline;
 use crate::running::{Priced, Ticket};
 use crate::server_state::ServerState;
@@ -196,7 +197,7 @@ impl ModelState {
         let (mut head, body) = request.into_parts();
         let body = match head.extensions.remove::<EarlyBody>().and_then(|early| early.take()) {
             Some(read) => read,
-            None => read_json(&head.headers, body, &self.server.bytes, &self.server.config).await?,
+            None => read_json(&head.headers, body, &self.server.bytes, self.server.config.body_limits()).await?,
         };
         let state = Arc::clone(self);
         let parsed = body.bytes.len() as u64 * PARSED_FACTOR;

@@ -12,9 +12,6 @@ use axum::response::{IntoResponse, Response};
 use crate::error::{ApiError, ApiResult, quote};
 use crate::path::Name;
 
-/// The route of its files.
-pub(crate) const FILES: &str = "/page/{file}";
-
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";

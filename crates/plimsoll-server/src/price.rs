@@ -2,11 +2,11 @@
 
 use plimsoll_engine::{Delta, TokenOut};
 
+use crate::budget::{ByteBudget, Held};
 use crate::error::{ApiError, ApiResult};
-use crate::limits::{ByteBudget, Held};
+use crate::json::json_bytes;
 use crate::logprobs::Spelling;
 use crate::model_state::ModelState;
-use crate::models::json_bytes;
 use crate::submit::{Prompt, Submission};
 
 /// Text of one token of a whole answer, as far as it is foreseen.

@@ -8,12 +8,13 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 
+use crate::access::PAGE_FILES;
 use crate::error::{ApiError, quote};
 use crate::model_state::ModelState;
 use crate::server_state::ServerState;
 use crate::{
-    anthropic, cache, chat, completions, gateway, health, kv_events, memory, metrics, middleware, models, openapi,
-    page, pooling, responses, running, status, tokenize,
+    anthropic, cache, cancel, chat, completions, gateway, health, kv_events, memory, metrics, middleware, models,
+    openapi, page, pooling, responses, status, tokenize,
 };
 
 /// Every route of a server with one model.
@@ -65,11 +66,11 @@ pub(crate) fn model_routes(state: Arc<ModelState>) -> Router {
 pub(crate) fn with_middleware(server: Arc<ServerState>, routes: Router) -> Router {
     let own = Router::new()
         .route("/", get(page::index))
-        .route(page::FILES, get(page::file))
+        .route(PAGE_FILES, get(page::file))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/responses/{id}/cancel", post(responses::cancel))
         .route("/v1/responses/{id}/input_items", get(responses::input_items))
-        .route("/v1/requests/{id}", delete(running::cancel))
+        .route("/v1/requests/{id}", delete(cancel::cancel))
         .route("/version", get(health::version))
         .route("/openapi.json", get(openapi::handle))
         .with_state(Arc::clone(&server));

@@ -1,4 +1,4 @@
-//! The requests that are being answered, by the ids their clients know, and the means to end one: `DELETE /v1/requests/{id}`.
+//! The requests that are being answered, by the ids their clients know, and the means to end one.
 //!
 //! An entry lives as long as its [`Ticket`], which the generation owns: however a request ends, its entry goes with it. There
 //! are no more entries than connections, since a connection answers one request at a time.
@@ -7,19 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use axum::extract::State;
-use axum::http::StatusCode;
-use axum::response::Response;
 use plimsoll_engine::Watch;
 use plimsoll_memory::broken;
-use serde::Serialize;
 use tokio::sync::Notify;
 
 use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult, quote};
-use crate::models::json;
-use crate::path::Name;
-use crate::server_state::ServerState;
+use crate::error::{ApiError, ApiResult};
 
 /// Heap bytes of one entry: itself, its ids, a place in the list. What it watches belongs to the engine's requests.
 pub(crate) const ENTRY_BYTES: u64 = 768;
@@ -128,34 +121,5 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         self.running.entries().retain(|entry| broken("T-47") || !Arc::ptr_eq(entry, &self.entry));
-    }
-}
-
-/// What a client that was cancelled is told.
-pub(crate) fn cancelled() -> ApiError {
-    // Nginx's status for a request that the client closed. Google's and Azure's APIs answer so, too.
-    let status = StatusCode::from_u16(499).unwrap_or(StatusCode::CONFLICT);
-    ApiError { code: Some(CANCELLED), ..ApiError::new(status, "the request was cancelled") }
-}
-
-/// The code of [`cancelled`].
-pub(crate) const CANCELLED: &str = "request_cancelled";
-
-#[derive(Serialize)]
-struct Cancelled<'a> {
-    id: &'a str,
-    object: &'static str,
-    cancelled: usize,
-}
-
-/// The handler.
-pub(crate) async fn cancel(State(state): State<Arc<ServerState>>, Name(id): Name) -> ApiResult<Response> {
-    match state.running.cancel(&id, Caller::current().key) {
-        0 => {
-            let message = format!("no request `{}` is running here; it may have ended", quote(&id));
-            let error = ApiError::new(StatusCode::NOT_FOUND, message);
-            Err(ApiError { code: Some("request_not_found"), param: Some("id".into()), ..error })
-        }
-        cancelled => Ok(json(&Cancelled { id: &id, object: "request.cancelled", cancelled }, None)),
     }
 }

@@ -30,8 +30,7 @@ use crate::error::{ApiError, ServeError};
 use crate::middleware::Peer;
 use crate::model_state::ModelState;
 use crate::router::router;
-use crate::server_state::ServerState;
-use crate::server_state::{Phase, reached};
+use crate::server_state::{Phase, ServerState, reached};
 use crate::socket::{ClientSocket, LINGER, has_unread, hung_up, prepare};
 
 /// Connections the system may queue before they are accepted.

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use plimsoll_engine::EngineHandle;
 use plimsoll_memory::broken;
@@ -10,13 +10,12 @@ use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{Semaphore, watch};
 
 use crate::access::Hosts;
+use crate::budget::{ByteBudget, WorkBudget};
 use crate::caller::Caller;
-use crate::config::{ARRIVING_BYTES, ServerConfig};
+use crate::config::ServerConfig;
 use crate::error::{ApiError, ApiResult, ServeError};
 use crate::ids::Ids;
-use crate::limits::{ByteBudget, WorkBudget};
 use crate::metrics::Metrics;
-use crate::prompt::MAX_PROMPTS;
 use crate::rates::Rates;
 use crate::record::Recorder;
 use crate::responses::store::ResponseStore;
@@ -98,7 +97,7 @@ impl ServerState {
             running: Running::new(config.max_connections),
             rates: Rates::new(config.rates),
             started: Instant::now(),
-            hosts: Hosts::of(&config),
+            hosts: Hosts::new(&config.host, &config.api_keys, &config.allowed_hosts),
             bytes,
             config,
         }))
@@ -151,38 +150,4 @@ thread_local! {
 /// Whether the client that this thread works for has left. False on threads that work for none.
 pub(crate) fn client_left() -> bool {
     CLIENT.with_borrow(|client| client.as_ref().is_some_and(|client| client.strong_count() == 0))
-}
-
-impl ServerConfig {
-    /// Refuses limits that contradict each other, and limits too small for any request.
-    ///
-    /// # Errors
-    /// [`ServeError::Config`], which names the flag.
-    pub fn check(&self) -> Result<(), ServeError> {
-        for (flag, value, least) in [
-            ("--max-connections", u64::from(self.max_connections), 1),
-            ("--max-body-bytes", self.max_body_bytes, 1 << 10),
-            ("--record-bytes", self.record.as_ref().map_or(u64::MAX, |record| record.max_bytes), 1 << 9),
-        ] {
-            if value < least {
-                return Err(ServeError::Config(format!("{flag} is {value}; at least {least} is wanted")));
-            }
-        }
-        // Room for a body grows by an eighth.
-        let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
-        if self.max_bytes_in_flight < least {
-            return Err(ServeError::Config(format!(
-                "--max-bytes-in-flight is {}, but a body of --max-body-bytes ({}) needs {least}",
-                self.max_bytes_in_flight, self.max_body_bytes
-            )));
-        }
-        if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {
-            let n = self.max_inputs;
-            return Err(ServeError::Config(format!("--max-inputs is {n}; 1 to {MAX_PROMPTS} are allowed")));
-        }
-        if self.silence_timeout < Duration::from_secs(1) {
-            return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
-        }
-        Ok(())
-    }
 }

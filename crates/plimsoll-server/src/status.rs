@@ -10,9 +10,9 @@ use plimsoll_engine::report::{Degradation, Pools};
 use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot, Watch};
 use serde::Serialize;
 
+use crate::json::json;
 use crate::memory::report;
 use crate::model_state::ModelState;
-use crate::models::json;
 use crate::running::Entry;
 use crate::server_state::ServerState;
 

@@ -6,9 +6,9 @@ use plimsoll_engine::constraint::Grammar;
 use plimsoll_engine::{MediaItem, Reader, Request};
 use plimsoll_memory::broken;
 
+use crate::budget::Held;
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
-use crate::limits::Held;
 use crate::model_state::ModelState;
 use crate::params::Common;
 use crate::price::Meter;

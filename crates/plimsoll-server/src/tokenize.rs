@@ -6,14 +6,14 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::{Serialize, Serializer};
 
+use crate::budget::Held;
 use crate::chat::messages::conversation;
 use crate::conversation::messages::Conversation;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::Held;
+use crate::json::{json, json_bytes, json_sized};
 use crate::logprobs::Spelling;
 use crate::model_state::ModelState;
-use crate::models::{json, json_bytes, json_sized};
 
 #[derive(Serialize)]
 struct Tokenized<'a> {

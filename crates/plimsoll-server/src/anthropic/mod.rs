@@ -18,8 +18,8 @@ use crate::active_request::Usage;
 use crate::choices::collect;
 use crate::conversation::{StartedChat, begin};
 use crate::error::{ApiError, ApiResult, quote};
+use crate::json::json;
 use crate::model_state::ModelState;
-use crate::models::json;
 use crate::sse;
 
 pub(crate) use error::{body as error_body, owns, reshape};

@@ -7,10 +7,10 @@ use serde_json::value::RawValue;
 use super::blocks::{Answer, Message, UNSIGNED, input};
 use super::{Counts, error};
 use crate::active_request::{PromptDetails, Usage};
+use crate::budget::Held;
 use crate::caller::Caller;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::error::ApiError;
-use crate::limits::Held;
 use crate::sse::{Events, Shape};
 
 /// The stream's state.

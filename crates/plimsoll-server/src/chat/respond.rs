@@ -4,12 +4,12 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::active_request::Usage;
+use crate::budget::Held;
 use crate::choices::{Collected, ids};
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::limits::Held;
+use crate::json::json;
 use crate::logprobs::{ChatLogprobs, PromptReport};
-use crate::models::json;
 
 #[derive(Serialize)]
 struct Answer<'a> {

@@ -4,10 +4,10 @@ use plimsoll_engine::Delta;
 use serde::Serialize;
 
 use crate::active_request::Usage;
+use crate::budget::Held;
 use crate::choices::ids;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::limits::Held;
 use crate::logprobs::ChatLogprobs;
 use crate::sse::{Events, Shape};
 

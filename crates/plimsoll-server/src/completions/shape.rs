@@ -4,8 +4,8 @@ use plimsoll_engine::{Delta, TokenLogprobs};
 
 use super::respond::{Answer, Choice, ReplyContext};
 use crate::active_request::Usage;
+use crate::budget::Held;
 use crate::choices::{finish_name, ids};
-use crate::limits::Held;
 use crate::logprobs::CompletionLogprobs;
 use crate::sse::{Events, Shape};
 

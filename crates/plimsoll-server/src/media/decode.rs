@@ -13,9 +13,8 @@ use tokio::time::timeout;
 use super::decode_memory::DecodeMemory;
 use super::measure::{Measured, sound_limits};
 use super::refused;
-use crate::active_request::cut;
-use crate::error::{ApiError, ApiResult};
-use crate::limits::Held;
+use crate::budget::Held;
+use crate::error::{ApiError, ApiResult, cut};
 use crate::model_state::ModelState;
 use crate::server_state::{Phase, reached};
 

@@ -15,7 +15,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
-use crate::models::json as answer;
+use crate::json::json as answer;
 use crate::server_state::ServerState;
 
 /// The page.

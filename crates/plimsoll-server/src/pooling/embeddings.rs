@@ -9,11 +9,11 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::run::run;
 use super::{Input, Usage, check_count, check_length, embedding, hold_answer, ids_bytes, vector};
+use crate::budget::Held;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::Held;
+use crate::json::json_sized;
 use crate::model_state::ModelState;
-use crate::models::json_sized;
 use crate::params::model_name;
 use crate::prompt::{Inputs, PromptInput};
 

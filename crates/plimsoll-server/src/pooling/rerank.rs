@@ -10,11 +10,11 @@ use super::cut::Cut;
 use super::documents::Documents;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
+use crate::budget::Held;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::Held;
+use crate::json::json_sized;
 use crate::model_state::ModelState;
-use crate::models::json_sized;
 use crate::params::model_name;
 
 /// What the answer says of one document, its text aside.

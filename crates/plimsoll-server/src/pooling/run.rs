@@ -11,12 +11,11 @@ use plimsoll_engine::{Cause, Reader, Refusal, Request};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
-use crate::active_request::{cut, end_of, failure, late};
+use crate::active_request::{end_of, failure, late};
 use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, cancelled, cut};
 use crate::model_state::ModelState;
 use crate::request_log::RequestLog;
-use crate::running::cancelled;
 use crate::server_state::{Phase, reached};
 
 /// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.

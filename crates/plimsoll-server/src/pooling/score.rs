@@ -9,11 +9,12 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
+use crate::budget::Held;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::Held;
+use crate::ids::now_s;
+use crate::json::json_sized;
 use crate::model_state::ModelState;
-use crate::models::{json_sized, now_s};
 use crate::params::model_name;
 use crate::prompt::PromptInput;
 

@@ -15,10 +15,9 @@ use hyper_util::service::TowerToHyperService;
 use tokio::time::timeout;
 
 use super::{InUse, Loaded, Registry, waiting};
-use crate::config::PARSED_FACTOR;
+use crate::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::Fields;
-use crate::limits::{EarlyBody, ReadBody, read_json};
 
 /// A stream is told that it waits when its model is not there by then; before that, an error still has its own status.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -30,7 +29,7 @@ pub(super) type Entering = Pin<Box<dyn Future<Output = ApiResult<(Loaded, InUse)
 pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Request) -> ApiResult<Response> {
     let (mut head, body) = request.into_parts();
     let server = &registry.server;
-    let body = read_json(&head.headers, body, &server.bytes, &server.config).await?;
+    let body = read_json(&head.headers, body, &server.bytes, server.config.body_limits()).await?;
     let (body, model, streams) = look(&registry, body).await?;
     let index = registry.find(model.as_deref())?;
     head.extensions.insert(EarlyBody::new(body));

@@ -190,7 +190,7 @@ async fn look_after(registry: Arc<Registry>) {
 impl Registry {
     fn new(server: &Arc<ServerState>, listed: Vec<Listed>, loader: Arc<dyn Loader>) -> Arc<Self> {
         let slots = listed.into_iter().map(Slot::new).collect();
-        let (server, created_s) = (Arc::clone(server), crate::models::now_s());
+        let (server, created_s) = (Arc::clone(server), crate::ids::now_s());
         Arc::new(Self { server, slots, loader, created_s, turn: Arc::default() })
     }
 

@@ -14,10 +14,11 @@ use super::{Registry, Slot, State as Standing};
 use crate::cache::CLEAR_TIMEOUT;
 use crate::error::{ApiError, ApiResult};
 use crate::health::healthy_page;
+use crate::json::json;
 use crate::memory::with_http;
 use crate::metrics::{Exposition, page};
 use crate::model_state::ModelState;
-use crate::models::{Model, json, listed};
+use crate::models::{Model, listed};
 use crate::path::Name;
 use crate::status::Status;
 

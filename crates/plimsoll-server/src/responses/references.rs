@@ -6,10 +6,9 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use crate::config::PARSED_FACTOR;
+use crate::body::{PARSED_FACTOR, ReadBody};
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{MAX_NODES, check_nodes, wrong};
-use crate::limits::ReadBody;
 use crate::model_state::ModelState;
 
 /// Stored items, by their ids.

@@ -11,14 +11,13 @@ use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, 
 use super::store::{Begun, Kept};
 use super::unreported::Unreported;
 use crate::active_request::Usage;
+use crate::budget::Held;
 use crate::caller::Caller;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{self, Reading, ReplyEnd};
-use crate::error::ApiError;
-use crate::limits::Held;
+use crate::error::{ApiError, CANCELLED};
+use crate::ids::now_s;
 use crate::logprobs::{ChatLogprobs, ChatToken};
-use crate::models::now_s;
-use crate::running::CANCELLED;
 use crate::sse::{Events, Shape};
 
 /// The state of a response.
