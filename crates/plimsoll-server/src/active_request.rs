@@ -24,7 +24,8 @@ use crate::rates::Client;
 use crate::request_log::RequestLog;
 use crate::running::Ticket;
 use crate::server_state::{Phase, reached};
-use crate::submit::{Submission, Submitted};
+use crate::submission::Submission;
+use crate::submit::Submitted;
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
 
@@ -96,7 +97,7 @@ impl ActiveRequest {
             client: caller.client.clone(),
             log: RequestLog::new(state, id, api, readers.len(), prompt_tokens, caller)
                 .streaming(draft.common.stream)
-                .recorded(state.server.recorder.as_ref().and_then(|recorder| recorder.begin(state, api, draft))),
+                .recorded(draft.record(state, api)),
             ticket: started.ticket.take(),
             meter: started.meter.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),

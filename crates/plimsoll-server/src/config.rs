@@ -12,7 +12,7 @@ use plimsoll_text::{ChatTemplate, Tokenizer};
 use crate::access::{ApiKeys, Origins};
 use crate::body::{ARRIVING_BYTES, BodyLimits, PARSED_FACTOR};
 use crate::error::ServeError;
-use crate::media::{DECODERS, MediaConfig};
+use crate::media::config::{DECODERS, MediaConfig};
 use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
 use crate::record::{RECORDER_BYTES, RecordConfig};

@@ -11,8 +11,7 @@ use serde_json::value::RawValue;
 use crate::config::Served;
 use crate::error::{ApiError, ApiResult};
 use crate::fields::{Fields, MAX_NODES, check_nodes};
-use crate::model_state::ModelState;
-use crate::server_state::client_left;
+use crate::text_workers::client_left;
 
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 1024;
@@ -58,20 +57,25 @@ impl Form {
 
     /// The grammar of this form after the fixed text `prefix` and, if the model thinks, after its thoughts. Only on a text
     /// worker.
-    pub fn grammar(&self, state: &ModelState, prefix: &str, thinking: Option<Thinking>) -> ApiResult<Arc<dyn Grammar>> {
-        grammar(state, self.param, Some(&self.source), prefix, thinking)
+    pub fn grammar(
+        &self,
+        grammars: &Arc<Grammars>,
+        prefix: &str,
+        thinking: Option<Thinking>,
+    ) -> ApiResult<Arc<dyn Grammar>> {
+        grammar(grammars, self.param, Some(&self.source), prefix, thinking)
     }
 }
 
 /// The grammar of a source, of limited thoughts, or of both. Only on a text worker.
 pub(crate) fn grammar(
-    state: &ModelState,
+    grammars: &Arc<Grammars>,
     param: &str,
     source: Option<&Source>,
     prefix: &str,
     thinking: Option<Thinking>,
 ) -> ApiResult<Arc<dyn Grammar>> {
-    match Guide::new(&state.grammars, source, prefix, thinking, &Patience::new(&client_left)) {
+    match Guide::new(grammars, source, prefix, thinking, &Patience::new(&client_left)) {
         Ok(guide) => Ok(Arc::new(guide)),
         Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
         // The client does not read it.

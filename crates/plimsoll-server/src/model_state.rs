@@ -15,7 +15,7 @@ use crate::budget::Held;
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
 use crate::form;
-use crate::media::MediaPipeline;
+use crate::media::pipeline::MediaPipeline;
 use crate::running::{Priced, Ticket};
 use crate::server_state::ServerState;
 

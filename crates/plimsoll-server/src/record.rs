@@ -17,8 +17,6 @@ use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Line, Prompt};
 use crate::budget::{ByteBudget, Held};
 use crate::caller::Caller;
 use crate::error::ServeError;
-use crate::model_state::ModelState;
-use crate::submit::Submission;
 use crate::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
 
 /// Lines that wait to be written.
@@ -58,7 +56,7 @@ enum Message {
 
 /// A request on its way into the trace; what is not [`Entry::end`]ed is not written.
 pub(crate) struct Entry {
-    line: Line,
+    pub line: Line,
     sender: SyncSender<Message>,
     recorded: Arc<Recorded>,
     _held: Held,
@@ -94,25 +92,16 @@ impl Recorder {
         }
     }
 
-    /// A request that begins now. None where the byte budget has no room for its line: then it is lost.
-    pub fn begin(&self, state: &ModelState, api: &'static str, draft: &Submission) -> Option<Entry> {
-        let common = &draft.common;
-        let ids = draft.prompts.iter().map(|prompt| prompt.ids.as_slice());
-        let mut entry = self.prompts(state, api, ids, &draft.media)?;
-        let line = &mut entry.line;
-        (line.stream, line.n, line.max_tokens) = (common.stream, common.n, common.max_tokens);
-        let sampling = &common.sampling;
-        (line.temperature, line.top_p, line.top_k) = (sampling.temperature, sampling.top_p, sampling.top_k);
-        (line.logprobs, line.prompt_logprobs) = (draft.logprobs, draft.prompt_logprobs);
-        (line.stop, line.form) = (common.stop.len() as u32, draft.grammar.is_some());
-        line.salt = self.blinds.salt(common.cache_salt);
-        Some(entry)
+    /// The salt of a request's prefix cache as a trace may show it.
+    pub fn salt(&self, cache_salt: u64) -> u64 {
+        self.blinds.salt(cache_salt)
     }
 
-    /// Prompts, or inputs that nothing is generated for.
+    /// A request with these prompts, or inputs that nothing is generated for. None where the byte budget has no room for its line:
+    /// then it is lost. `model`: the model's label.
     pub fn prompts<'a>(
         &self,
-        state: &ModelState,
+        model: Option<&str>,
         api: &'static str,
         all: impl Iterator<Item = &'a [u32]> + Clone,
         media: &[MediaItem],
@@ -134,7 +123,7 @@ impl Recorder {
         let at_ms = Caller::current().arrived().saturating_duration_since(self.began).as_millis() as u64;
         let prompts = all.map(|ids| self.blinds.prompt(ids, media, self.content)).collect();
         let plain = Line::plain(at_ms, Prompt::default(), 0);
-        let model = state.label.as_deref().map(str::to_owned);
+        let model = model.map(str::to_owned);
         let line = Line { api: api.into(), model, stream: false, prompts, ..plain };
         let (sender, recorded) = (self.sender.clone(), Arc::clone(&self.recorded));
         Some(Entry { line, sender, recorded, _held: held })

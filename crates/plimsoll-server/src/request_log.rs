@@ -7,8 +7,8 @@ use axum::http::HeaderValue;
 use axum::response::Response;
 
 use crate::caller::Caller;
+use crate::counters::Ended;
 use crate::error::ApiError;
-use crate::metrics::Ended;
 use crate::model_state::ModelState;
 use crate::record::Entry;
 

@@ -1,26 +1,24 @@
 //! What the server is whatever models it has: its limits and what is left of them, its clients, its phase.
 
-use std::cell::RefCell;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Instant;
 
 use plimsoll_engine::EngineHandle;
 use plimsoll_memory::broken;
 use prometheus_client::metrics::counter::Counter;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use crate::access::Hosts;
 use crate::budget::{ByteBudget, WorkBudget};
-use crate::caller::Caller;
 use crate::config::ServerConfig;
+use crate::counters::Metrics;
 use crate::error::{ApiError, ApiResult, ServeError};
 use crate::ids::Ids;
-use crate::metrics::Metrics;
 use crate::rates::Rates;
 use crate::record::Recorder;
 use crate::responses::store::ResponseStore;
 use crate::running::Running;
-use crate::unknown::Unknown;
+use crate::text_workers::TextWorkers;
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,7 +56,7 @@ pub(crate) struct ServerState {
     pub recorder: Option<Recorder>,
     /// The names of this server that a request may go to.
     pub hosts: Hosts,
-    text_workers: Arc<Semaphore>,
+    text_workers: TextWorkers,
     /// Heap bytes for bodies that are being parsed and tokenized. Lock order: a thread that holds a share of `parsing`
     /// may wait for a share of `tokenizing`, never the other way round.
     pub parsing: WorkBudget,
@@ -89,7 +87,7 @@ impl ServerState {
             invalid: engine.map(|engine| engine.metrics().refused_invalid.clone()),
             responses,
             recorder,
-            text_workers: Arc::new(Semaphore::new(config.text_workers.max(1) as usize)),
+            text_workers: TextWorkers::new(config.text_workers),
             parsing: WorkBudget::new(config.parsing_bytes_max()),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
@@ -114,24 +112,9 @@ impl ServerState {
         &self,
         work: impl FnOnce() -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
-        let permit = Arc::clone(&self.text_workers).acquire_owned().await;
-        let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
-        let waits = Arc::new(());
-        let client = Arc::downgrade(&waits);
-        let unknown = Caller::current().unknown;
-        let done = tokio::task::spawn_blocking(move || {
-            // Held until the work is over, also when the client has gone meanwhile.
-            let _permit = permit;
-            CLIENT.set(Some(client));
-            let done = Unknown::during(unknown, work);
-            CLIENT.set(None);
-            done
-        });
-        let done = done.await;
-        drop(waits);
-        match done {
-            Ok(result) => result,
-            Err(_) => Err(self.panicked("reading the request, rendering its prompt or tokenizing it")),
+        match self.text_workers.run(work).await? {
+            Some(result) => result,
+            None => Err(self.panicked("reading the request, rendering its prompt or tokenizing it")),
         }
     }
 
@@ -140,14 +123,4 @@ impl ServerState {
         self.panics.inc();
         ApiError::internal(format!("the server panicked while {doing}; this request has failed, the others go on"))
     }
-}
-
-thread_local! {
-    /// The client that this thread of [`ServerState::on_text_worker`] works for: the other end lives as long as its request.
-    static CLIENT: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
-}
-
-/// Whether the client that this thread works for has left. False on threads that work for none.
-pub(crate) fn client_left() -> bool {
-    CLIENT.with_borrow(|client| client.as_ref().is_some_and(|client| client.strong_count() == 0))
 }

@@ -33,7 +33,7 @@ impl ReplyContext {
     }
 
     /// The prompt a choice belongs to.
-    pub fn prompt(&self, choice: usize) -> &crate::submit::Prompt {
+    pub fn prompt(&self, choice: usize) -> &crate::submission::Prompt {
         &self.asked.draft.prompts[choice / self.asked.draft.common.n as usize]
     }
 }

@@ -22,7 +22,7 @@ use crate::logprobs::Spelling;
 use crate::media::{self, Measured};
 use crate::model_state::ModelState;
 use crate::params::Common;
-use crate::submit::{self, Submission};
+use crate::submission::{self, Submission};
 
 /// What a client asks of one turn.
 pub(crate) struct ChatRequest {
@@ -100,7 +100,7 @@ impl ChatRequest {
         let rules = Rules::new(state, &conversation, &text, formed, stops, self.include_reasoning, self.call_prefix);
         let grammar = forced::grammar_of(state, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
         let draft = Submission {
-            prompts: vec![submit::Prompt { ids, echo: None, around: (0, 0) }],
+            prompts: vec![submission::Prompt { ids, echo: None, around: (0, 0) }],
             logprobs: self.logprobs,
             prompt_logprobs: common.prompt_logprobs,
             default_max_tokens: state.served.default_max_tokens,

@@ -7,9 +7,8 @@ use std::sync::Arc;
 use plimsoll_engine::{FinishReason, TokenOut};
 use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat};
 
-use super::forced::forced_format;
 use super::messages::Conversation;
-use super::tools::ToolChoice;
+use super::tools::{ToolChoice, forced_format};
 use crate::choices::finish_name;
 use crate::ids::Ids;
 use crate::model_state::ModelState;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 
 use super::decode_memory::DecodeMemory;
 use super::measure::{Measured, sound_limits};
-use super::refused;
+use super::refused::refused;
 use crate::budget::Held;
 use crate::error::{ApiError, ApiResult, cut};
 use crate::model_state::ModelState;

@@ -6,7 +6,7 @@ use plimsoll_media::Modality;
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value};
 
-use super::Measured;
+use super::measure::Measured;
 use crate::error::{ApiError, ApiResult};
 
 /// Marks the place where a client's spelling of a placeholder is cut in two: a character that no text has.

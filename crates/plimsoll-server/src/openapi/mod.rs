@@ -7,6 +7,7 @@
 mod answers;
 mod bodies;
 mod pooled;
+mod schema;
 mod turns;
 
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
+
+use schema::reference;
 
 use crate::json::json as answer;
 use crate::server_state::ServerState;
@@ -133,10 +136,6 @@ fn metrics() -> Value {
     let content = &mut operation["responses"]["200"]["content"];
     content["application/openmetrics-text"] = content["text/plain"].clone();
     operation
-}
-
-fn reference(schema: &str) -> Value {
-    json!({"$ref": format!("#/components/schemas/{schema}")})
 }
 
 fn errors() -> Value {

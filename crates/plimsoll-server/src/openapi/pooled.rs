@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::answers::Object;
 use super::bodies::{flag, integer, object, text};
+use super::schema::Object;
 
 /// A text or a list of them; `ids`: or token ids.
 fn input(ids: bool) -> Value {

@@ -3,8 +3,8 @@
 use plimsoll_engine::sampling::TOP_LOGPROBS_MAX;
 use serde_json::{Value, json};
 
-use super::answers::Object;
 use super::bodies::{Fields, common, flag, hint, integer, object, only, service_tier, text};
+use super::schema::Object;
 
 /// `params::Common::take_few`.
 fn few() -> Fields {

@@ -39,7 +39,8 @@ pub(super) async fn run(
     }
     let ticket = state.enter(id, false, Vec::new())?;
     let ids = inputs.iter().map(|input| input.ids.as_slice());
-    let entry = state.server.recorder.as_ref().and_then(|recorder| recorder.prompts(state, api, ids, &[]));
+    let entry =
+        state.server.recorder.as_ref().and_then(|recorder| recorder.prompts(state.label.as_deref(), api, ids, &[]));
     let mut log = RequestLog::new(state, id, api, inputs.len(), tokens, caller).recorded(entry);
     let result = tokio::select! {
         biased;

@@ -7,6 +7,7 @@
 //!
 //! What must not be in here: how a model is found, planned and built ([`Loader`]), and what a request is (`state`).
 
+mod answer;
 mod dispatch;
 mod load;
 mod pages;

@@ -13,7 +13,7 @@ use futures_util::stream::unfold;
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::dispatch::{Entering, answer, next_bytes};
+use super::answer::{Entering, answer, next_bytes};
 use super::{InUse, Loaded};
 use crate::anthropic;
 use crate::caller::Caller;

@@ -1,0 +1,50 @@
+//! Blocking threads for work on text: a bounded number of them at once.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use tokio::sync::Semaphore;
+
+use crate::caller::Caller;
+use crate::error::{ApiError, ApiResult};
+use crate::unknown::Unknown;
+
+/// The permits of the threads.
+pub(crate) struct TextWorkers(Arc<Semaphore>);
+
+impl TextWorkers {
+    /// At most so many threads at once, and at least one.
+    pub fn new(count: u32) -> Self {
+        Self(Arc::new(Semaphore::new(count.max(1) as usize)))
+    }
+
+    /// Runs `work` on a blocking thread. None: it panicked.
+    pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> ApiResult<Option<T>> {
+        let permit = Arc::clone(&self.0).acquire_owned().await;
+        let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
+        let waits = Arc::new(());
+        let client = Arc::downgrade(&waits);
+        let unknown = Caller::current().unknown;
+        let done = tokio::task::spawn_blocking(move || {
+            // Held until the work is over, also when the client has gone meanwhile.
+            let _permit = permit;
+            CLIENT.set(Some(client));
+            let done = Unknown::during(unknown, work);
+            CLIENT.set(None);
+            done
+        });
+        let done = done.await;
+        drop(waits);
+        Ok(done.ok())
+    }
+}
+
+thread_local! {
+    /// The client that this text worker works for: the other end lives as long as its request.
+    static CLIENT: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
+}
+
+/// Whether the client that this thread works for has left. False on threads that work for none.
+pub(crate) fn client_left() -> bool {
+    CLIENT.with_borrow(|client| client.as_ref().is_some_and(|client| client.strong_count() == 0))
+}
