@@ -13,7 +13,6 @@ use crate::access::{ApiKeys, Origins};
 use crate::body::{ARRIVING_BYTES, BodyLimits, PARSED_FACTOR};
 use crate::error::ServeError;
 use crate::media::config::{DECODERS, MediaConfig};
-use crate::prompt::MAX_PROMPTS;
 use crate::rates::RateLimits;
 use crate::record::{RECORDER_BYTES, RecordConfig};
 use crate::unknown::UnknownFields;
@@ -200,6 +199,9 @@ impl Default for ServerConfig {
         }
     }
 }
+
+/// Most prompts in one body, before the server's own limit is applied: a list of empty lists must not cost memory.
+pub(crate) const MAX_PROMPTS: usize = 2048;
 
 /// Threads that the HTTP side runs on.
 pub const HTTP_WORKERS: usize = 2;

@@ -1,20 +1,21 @@
 //! A served model and the server around it, as request handlers see them.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
 use plimsoll_engine::Watch;
-use plimsoll_grammar::Grammars;
+use plimsoll_grammar::{Grammars, Settings};
 use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
+use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use plimsoll_text::{Detokenizer, TextError};
 
 use crate::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
 use crate::budget::Held;
 use crate::config::{Served, ServerConfig};
 use crate::error::{ApiError, ApiResult, ServeError, quote};
-use crate::form;
 use crate::media::pipeline::MediaPipeline;
 use crate::running::{Priced, Ticket};
 use crate::server_state::ServerState;
@@ -53,7 +54,7 @@ impl ModelState {
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
         let grammar_bytes = if broken("V-70") { u64::MAX } else { grammar_bytes };
-        let grammars = form::grammars(&served, grammar_bytes, server.config.grammar_sandbox.clone());
+        let grammars = grammars(&served, grammar_bytes, server.config.grammar_sandbox.clone());
         let media_pipeline = MediaPipeline::new(&server.config.media, served.engine.media())?;
         Ok(Arc::new(Self {
             server: Arc::clone(server),
@@ -203,4 +204,26 @@ impl ModelState {
         let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
         self.server.on_text_worker(move || state.server.parsing.with(parsed, || work(body, &state))).await
     }
+}
+
+/// The cache for a served model.
+fn grammars(served: &Served, bytes: u64, sandbox: Option<PathBuf>) -> Arc<Grammars> {
+    let tokenizer = &served.tokenizer;
+    let ends = match served.engine.eos() {
+        [] => tokenizer.eos(),
+        ends => ends,
+    };
+    let tools = [served.formats.tools, Some(ToolFormat::Hermes)];
+    let markers = tools.iter().flatten().flat_map(|format| format.markers());
+    let thoughts = [served.formats.reasoning, served.formats.reasoning_with_tools];
+    let thoughts = thoughts.into_iter().flatten().flat_map(ReasoningFormat::markers);
+    let ids = markers.chain(thoughts).filter_map(|marker| tokenizer.token_to_id(marker));
+    Grammars::new(Settings {
+        tokenizer: Arc::clone(tokenizer),
+        vocab: served.engine.limits().vocab_size as usize,
+        ends: ends.to_vec(),
+        spelled: ids.filter(|id| !ends.contains(id)).collect(),
+        bytes,
+        sandbox,
+    })
 }

@@ -18,7 +18,7 @@ use crate::rates::Rates;
 use crate::record::Recorder;
 use crate::responses::store::ResponseStore;
 use crate::running::Running;
-use crate::text_workers::TextWorkers;
+use crate::threads::TextWorkers;
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,7 +11,8 @@ use crate::budget::Held;
 use crate::caller::Caller;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::error::ApiError;
-use crate::sse::{Events, Shape};
+use crate::sse::Events;
+use crate::stream::Shape;
 
 /// The stream's state.
 pub(crate) struct Stream {

@@ -9,7 +9,8 @@ use crate::choices::ids;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::logprobs::ChatLogprobs;
-use crate::sse::{Events, Shape};
+use crate::sse::Events;
+use crate::stream::Shape;
 
 /// The stream's state.
 pub(crate) struct Stream {

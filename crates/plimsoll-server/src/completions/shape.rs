@@ -7,7 +7,8 @@ use crate::active_request::Usage;
 use crate::budget::Held;
 use crate::choices::{finish_name, ids};
 use crate::logprobs::CompletionLogprobs;
-use crate::sse::{Events, Shape};
+use crate::sse::Events;
+use crate::stream::Shape;
 
 /// The stream's state: per choice, how much text has gone and which part of an echo is still to come.
 pub(crate) struct Stream {

@@ -19,7 +19,7 @@ use crate::budget::Held;
 use crate::error::{ApiError, ApiResult, cut};
 use crate::model_state::ModelState;
 use crate::server_state::{Phase, reached};
-use crate::spawn_thread::spawn_thread;
+use crate::threads::spawn_thread;
 
 /// Pieces of a file that wait to be held: a fetch goes no faster than that.
 const PIECES: usize = 4;

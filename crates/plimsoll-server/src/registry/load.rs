@@ -17,7 +17,7 @@ use crate::model_state::ModelState;
 use crate::request_log::tenths;
 use crate::router::model_routes;
 use crate::server_state::{Phase, reached};
-use crate::spawn_thread::spawn_thread;
+use crate::threads::spawn_thread;
 
 /// A load that has failed is not tried again for this long: its error is told at once.
 const FAILED_FOR: Duration = Duration::from_secs(5);

@@ -28,7 +28,8 @@ use crate::json::{json, json_text};
 use crate::model_state::ModelState;
 use crate::path::Name;
 use crate::server_state::ServerState;
-use crate::sse::{self, Events};
+use crate::sse::Events;
+use crate::stream;
 use store::Kept;
 
 /// A cancelled response has this long to end: a stream ends when its client reads on.
@@ -50,7 +51,7 @@ pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Reques
     let StartedChat { context, mut active_request, held, .. } = begin(&state, id, "responses", asked.turn).await?;
     if context.draft.common.stream {
         let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
-        return Ok(sse::response(active_request, responding, state.server.config.keep_alive));
+        return Ok(stream::response(active_request, responding, state.server.config.keep_alive));
     }
     let mut responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, None);
     // The answer is not streamed: events are not sent.

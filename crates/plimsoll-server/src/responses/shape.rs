@@ -18,7 +18,8 @@ use crate::conversation::reading::{self, Reading, ReplyEnd};
 use crate::error::{ApiError, CANCELLED};
 use crate::ids::now_s;
 use crate::logprobs::{ChatLogprobs, ChatToken};
-use crate::sse::{Events, Shape};
+use crate::sse::Events;
+use crate::stream::Shape;
 
 /// The state of a response.
 pub(crate) struct Responding {

@@ -1,9 +1,13 @@
-//! Blocking threads for work on text: a bounded number of them at once.
+//! Threads for work that blocks. Work on text runs on a bounded number of the runtime's.
+//! Work that may wait long (another server, a model that loads) gets a thread of its own.
 
 use std::cell::RefCell;
+use std::io;
 use std::sync::{Arc, Weak};
+use std::thread;
 
 use tokio::sync::Semaphore;
+use tokio::sync::oneshot::{Receiver, channel};
 
 use crate::caller::Caller;
 use crate::error::{ApiError, ApiResult};
@@ -47,4 +51,17 @@ thread_local! {
 /// Whether the client that this thread works for has left. False on threads that work for none.
 pub(crate) fn client_left() -> bool {
     CLIENT.with_borrow(|client| client.as_ref().is_some_and(|client| client.strong_count() == 0))
+}
+
+/// Does something on a thread of its own, which ends with it. The receiver fails when it panics.
+///
+/// # Errors
+/// The system has no thread left.
+pub(crate) fn spawn_thread<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<Receiver<T>> {
+    let (sender, receiver) = channel();
+    let body = move || drop(sender.send(work()));
+    thread::Builder::new().name(name.into()).spawn(body).map(|_| receiver)
 }
