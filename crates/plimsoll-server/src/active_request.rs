@@ -14,13 +14,13 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::budget::Held;
-use crate::caller::Caller;
 use crate::config::ServerConfig;
-use crate::error::{ApiError, CANCELLED, cancelled, cut};
+use crate::http::budget::Held;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, CANCELLED, cancelled, cut};
+use crate::http::rates::Client;
 use crate::model_state::ModelState;
 use crate::price::Meter;
-use crate::rates::Client;
 use crate::request_log::RequestLog;
 use crate::running::Ticket;
 use crate::server_state::{Phase, reached};

@@ -9,8 +9,8 @@ use plimsoll_engine::CacheReport;
 use serde::Serialize;
 use tokio::time::timeout;
 
-use crate::error::{ApiError, ApiResult};
-use crate::json::json;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json;
 use crate::model_state::ModelState;
 
 /// A step may be running; longer ones than this do not leave a client waiting.

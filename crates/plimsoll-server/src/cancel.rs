@@ -7,10 +7,10 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde::Serialize;
 
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult, quote};
-use crate::json::json;
-use crate::path::Name;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::json::json;
+use crate::http::path::Name;
 use crate::server_state::ServerState;
 
 #[derive(Serialize)]

@@ -9,13 +9,13 @@ use plimsoll_grammar::sandbox::SANDBOXES_BYTES_MAX;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
-use crate::access::{ApiKeys, Origins};
-use crate::body::{ARRIVING_BYTES, BodyLimits, PARSED_FACTOR};
-use crate::error::ServeError;
+use crate::http::access::{ApiKeys, Origins};
+use crate::http::body::{ARRIVING_BYTES, BodyLimits, PARSED_FACTOR};
+use crate::http::error::ServeError;
+use crate::http::rates::RateLimits;
+use crate::http::unknown::UnknownFields;
 use crate::media::config::{DECODERS, MediaConfig};
-use crate::rates::RateLimits;
 use crate::record::{RECORDER_BYTES, RecordConfig};
-use crate::unknown::UnknownFields;
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]

@@ -6,8 +6,8 @@ use plimsoll_engine::constraint::Grammar;
 use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Source, Thinking, gbnf};
 use serde_json::value::RawValue;
 
-use crate::error::{ApiError, ApiResult};
-use crate::fields::{Fields, MAX_NODES, check_nodes};
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::{Fields, MAX_NODES, check_nodes};
 use crate::threads::client_left;
 
 /// Most texts of a choice.

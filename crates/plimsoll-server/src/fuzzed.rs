@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::body::{PARSED_FACTOR, ReadBody};
 use crate::config::{Served, ServerConfig};
 use crate::conversation::ChatRequest;
-use crate::error::{ApiResult, ServeError};
-use crate::fields::Fields;
+use crate::http::body::{PARSED_FACTOR, ReadBody};
+use crate::http::error::{ApiResult, ServeError};
+use crate::http::fields::Fields;
 use crate::model_state::ModelState;
 use crate::{anthropic, chat, completions, pooling, responses};
 

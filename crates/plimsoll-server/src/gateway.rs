@@ -14,7 +14,7 @@ use plimsoll_engine::EngineHandle;
 use plimsoll_engine::cache::PAGE_TOKENS;
 use serde::Serialize;
 
-use crate::json::json;
+use crate::http::json::json;
 use crate::model_state::ModelState;
 
 #[derive(Serialize)]

@@ -7,8 +7,8 @@ use axum::response::Response;
 use plimsoll_engine::EngineHandle;
 use serde::Serialize;
 
-use crate::error::{ApiError, ApiResult};
-use crate::json::json;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json;
 use crate::model_state::ModelState;
 use crate::server_state::Phase;
 

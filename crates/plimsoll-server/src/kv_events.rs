@@ -19,11 +19,11 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::budget::Held;
-use crate::error::{ApiError, ApiResult};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::sse::{Events, HEADERS};
 use crate::model_state::ModelState;
 use crate::server_state::{Phase, reached};
-use crate::sse::{Events, HEADERS};
 
 /// Readers at once.
 const READERS_MAX: u64 = 8;

@@ -12,13 +12,9 @@
 
 #![forbid(unsafe_code)]
 
-mod access;
 mod active_request;
 mod anthropic;
-mod body;
-mod budget;
 mod cache;
-mod caller;
 mod cancel;
 mod chat;
 mod choices;
@@ -26,15 +22,12 @@ mod completions;
 mod config;
 mod conversation;
 mod counters;
-mod error;
-mod fields;
 mod form;
 #[doc(hidden)]
 pub mod fuzzed;
 mod gateway;
 mod health;
-mod ids;
-mod json;
+mod http;
 mod kv_events;
 mod logprobs;
 mod media;
@@ -46,11 +39,9 @@ mod models;
 mod openapi;
 mod page;
 mod params;
-mod path;
 mod pooling;
 mod price;
 mod prompt;
-mod rates;
 mod record;
 mod registry;
 mod request_log;
@@ -60,7 +51,6 @@ mod running;
 mod serve;
 mod server_state;
 mod socket;
-mod sse;
 mod status;
 mod stream;
 mod submission;
@@ -68,16 +58,15 @@ mod submit;
 mod threads;
 mod tokenize;
 mod trace_file;
-mod unknown;
 
-pub use access::{ApiKeys, Origins};
 pub use config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
-pub use error::ServeError;
+pub use http::access::{ApiKeys, Origins};
+pub use http::error::ServeError;
+pub use http::rates::RateLimits;
+pub use http::unknown::UnknownFields;
 pub use media::config::{MediaConfig, MediaFetch};
 /// The sandbox for grammars. The program must run its child side.
 pub use plimsoll_grammar::sandbox;
-pub use rates::RateLimits;
 pub use record::RecordConfig;
 pub use registry::{Listed, LoadError, Loader, serve_models};
 pub use serve::{Told, bind, serve};
-pub use unknown::UnknownFields;

@@ -7,8 +7,8 @@ use axum::response::Response;
 use plimsoll_engine::EngineHandle;
 use plimsoll_engine::report::{LedgerReport, Share};
 
-use crate::budget::ByteBudget;
-use crate::json::json;
+use crate::http::budget::ByteBudget;
+use crate::http::json::json;
 use crate::model_state::ModelState;
 
 /// Reads everything now.

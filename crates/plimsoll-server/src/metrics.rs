@@ -23,7 +23,7 @@ use engine::EngineValues;
 pub(crate) use exposition::Exposition;
 use exposition::joined;
 
-use crate::error::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult};
 use crate::media::pipeline::MediaPipeline;
 use crate::memory::report;
 use crate::model_state::ModelState;

@@ -14,12 +14,12 @@ use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
 use crate::anthropic;
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult};
-use crate::rates::{Client, Who};
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::rates::{Client, Who};
+use crate::http::unknown::{self, Unknown};
 use crate::request_log;
 use crate::server_state::ServerState;
-use crate::unknown::{self, Unknown};
 
 /// The address at the other end of the connection.
 #[derive(Clone, Copy, Debug)]

@@ -12,10 +12,10 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use plimsoll_text::{Detokenizer, TextError};
 
-use crate::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
-use crate::budget::Held;
 use crate::config::{Served, ServerConfig};
-use crate::error::{ApiError, ApiResult, ServeError, quote};
+use crate::http::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, ServeError, quote};
 use crate::media::pipeline::MediaPipeline;
 use crate::running::{Priced, Ticket};
 use crate::server_state::ServerState;

@@ -8,10 +8,10 @@ use plimsoll_text::strftime;
 use serde::Serialize;
 
 use crate::config::Served;
-use crate::error::ApiResult;
-use crate::json::json;
+use crate::http::error::ApiResult;
+use crate::http::json::json;
+use crate::http::path::Name;
 use crate::model_state::ModelState;
-use crate::path::Name;
 
 /// One name of a model.
 #[derive(Serialize)]

@@ -9,8 +9,8 @@ use std::hash::{DefaultHasher, Hasher};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use crate::error::{ApiError, ApiResult, quote};
-use crate::path::Name;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::path::Name;
 
 const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";

@@ -7,9 +7,9 @@ use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams, TOP_
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::Fields;
 use crate::form::Form;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::Fields;
 use crate::model_state::ModelState;
 
 /// The shared fields, checked.

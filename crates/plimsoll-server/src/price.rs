@@ -2,9 +2,9 @@
 
 use plimsoll_engine::{Delta, TokenOut};
 
-use crate::budget::{ByteBudget, Held};
-use crate::error::{ApiError, ApiResult};
-use crate::json::json_bytes;
+use crate::http::budget::{ByteBudget, Held};
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json_bytes;
 use crate::logprobs::Spelling;
 use crate::model_state::ModelState;
 use crate::submission::{Prompt, Submission};

@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 use plimsoll_engine::MediaItem;
 use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Line, Prompt};
 
-use crate::budget::{ByteBudget, Held};
-use crate::caller::Caller;
-use crate::error::ServeError;
+use crate::http::budget::{ByteBudget, Held};
+use crate::http::caller::Caller;
+use crate::http::error::ServeError;
 use crate::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
 
 /// Lines that wait to be written.

@@ -6,9 +6,9 @@ use std::time::Instant;
 use axum::http::HeaderValue;
 use axum::response::Response;
 
-use crate::caller::Caller;
 use crate::counters::Ended;
-use crate::error::ApiError;
+use crate::http::caller::Caller;
+use crate::http::error::ApiError;
 use crate::model_state::ModelState;
 use crate::record::Entry;
 

@@ -8,8 +8,8 @@ use axum::http::StatusCode;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{delete, get, post};
 
-use crate::access::PAGE_FILES;
-use crate::error::{ApiError, quote};
+use crate::http::access::PAGE_FILES;
+use crate::http::error::{ApiError, quote};
 use crate::model_state::ModelState;
 use crate::server_state::ServerState;
 use crate::{

@@ -11,8 +11,8 @@ use plimsoll_engine::Watch;
 use plimsoll_memory::broken;
 use tokio::sync::Notify;
 
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult};
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult};
 
 /// Heap bytes of one entry: itself, its ids, a place in the list. What it watches belongs to the engine's requests.
 pub(crate) const ENTRY_BYTES: u64 = 768;

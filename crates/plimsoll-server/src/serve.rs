@@ -26,7 +26,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout, timeout_at};
 use crate::config::{
     CONNECTION_BUFFER_BYTES, HEAD_BYTES, LOOKER_BUFFER_BYTES, LOOKERS_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig,
 };
-use crate::error::{ApiError, ServeError};
+use crate::http::error::{ApiError, ServeError};
 use crate::middleware::Peer;
 use crate::model_state::ModelState;
 use crate::router::router;

@@ -8,13 +8,13 @@ use plimsoll_memory::broken;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 
-use crate::access::Hosts;
-use crate::budget::{ByteBudget, WorkBudget};
 use crate::config::ServerConfig;
 use crate::counters::Metrics;
-use crate::error::{ApiError, ApiResult, ServeError};
-use crate::ids::Ids;
-use crate::rates::Rates;
+use crate::http::access::Hosts;
+use crate::http::budget::{ByteBudget, WorkBudget};
+use crate::http::error::{ApiError, ApiResult, ServeError};
+use crate::http::ids::Ids;
+use crate::http::rates::Rates;
 use crate::record::Recorder;
 use crate::responses::store::ResponseStore;
 use crate::running::Running;

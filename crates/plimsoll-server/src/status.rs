@@ -10,7 +10,7 @@ use plimsoll_engine::report::{Degradation, Pools};
 use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot, Watch};
 use serde::Serialize;
 
-use crate::json::json;
+use crate::http::json::json;
 use crate::memory::report;
 use crate::model_state::ModelState;
 use crate::running::Entry;

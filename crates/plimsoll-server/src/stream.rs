@@ -16,8 +16,8 @@ use plimsoll_memory::broken;
 use tokio::time::timeout;
 
 use crate::active_request::{ActiveRequest, Event, Usage};
-use crate::error::ApiError;
-use crate::sse::{Events, HEADERS};
+use crate::http::error::ApiError;
+use crate::http::sse::{Events, HEADERS};
 
 /// How one API spells a stream.
 pub(crate) trait Shape: Send + 'static {

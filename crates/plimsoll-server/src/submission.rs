@@ -6,8 +6,8 @@ use plimsoll_engine::MediaItem;
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_memory::broken;
 
-use crate::budget::Held;
-use crate::error::{ApiError, ApiResult};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
 use crate::model_state::ModelState;
 use crate::params::Common;
 use crate::record::Entry;

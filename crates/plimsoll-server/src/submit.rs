@@ -2,9 +2,9 @@
 
 use plimsoll_engine::{Reader, Request};
 
-use crate::budget::Held;
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult};
+use crate::http::budget::Held;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult};
 use crate::model_state::ModelState;
 use crate::price::Meter;
 use crate::running::Ticket;

@@ -9,9 +9,9 @@ use std::thread;
 use tokio::sync::Semaphore;
 use tokio::sync::oneshot::{Receiver, channel};
 
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult};
-use crate::unknown::Unknown;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::unknown::Unknown;
 
 /// The permits of the threads.
 pub(crate) struct TextWorkers(Arc<Semaphore>);

@@ -6,12 +6,12 @@ use axum::extract::{Request, State};
 use axum::response::Response;
 use serde::{Serialize, Serializer};
 
-use crate::budget::Held;
 use crate::chat::messages::conversation;
 use crate::conversation::messages::Conversation;
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::json::{json, json_bytes, json_sized};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
+use crate::http::json::{json, json_bytes, json_sized};
 use crate::logprobs::Spelling;
 use crate::model_state::ModelState;
 

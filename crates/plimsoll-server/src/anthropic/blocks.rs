@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::Counts;
 use crate::active_request::Usage;
-use crate::budget::Held;
 use crate::choices::Collected;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::fields::no_json;
-use crate::json::json;
+use crate::http::budget::Held;
+use crate::http::fields::no_json;
+use crate::http::json::json;
 
 /// What stands for a signature: thoughts are not signed here.
 pub(crate) const UNSIGNED: &str = "unsigned";

@@ -8,8 +8,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::conversation::content::{add_medium, add_text, thoughts_alone, wrap};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
 use crate::media::{MediaParser, Medium};
 use crate::model_state::ModelState;
 

@@ -17,8 +17,8 @@ use serde::Serialize;
 use crate::active_request::Usage;
 use crate::choices::collect;
 use crate::conversation::{StartedChat, begin};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::json::json;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::json::json;
 use crate::model_state::ModelState;
 use crate::stream;
 

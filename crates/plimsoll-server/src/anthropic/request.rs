@@ -6,9 +6,9 @@ use serde_json::value::RawValue;
 use super::{content, tools};
 use crate::conversation::messages::Conversation;
 use crate::conversation::{Budget, ChatRequest};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, cache_control};
 use crate::form::{Form, schema};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, cache_control};
 use crate::model_state::ModelState;
 use crate::params::{Common, STOPS_MAX, model_name};
 

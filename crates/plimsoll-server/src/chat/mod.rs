@@ -13,7 +13,7 @@ use axum::response::Response;
 
 use crate::choices::collect;
 use crate::conversation::{StartedChat, begin};
-use crate::error::ApiResult;
+use crate::http::error::ApiResult;
 use crate::model_state::ModelState;
 use crate::stream;
 

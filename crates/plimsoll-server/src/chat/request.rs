@@ -2,8 +2,8 @@
 
 use super::messages::conversation;
 use crate::conversation::{Budget, ChatRequest};
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
 use crate::model_state::ModelState;
 use crate::params::{Common, top_logprobs};
 

@@ -4,11 +4,11 @@ use axum::response::Response;
 use serde::Serialize;
 
 use crate::active_request::Usage;
-use crate::budget::Held;
 use crate::choices::{Collected, ids};
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::json::json;
+use crate::http::budget::Held;
+use crate::http::json::json;
 use crate::logprobs::{ChatLogprobs, PromptReport};
 
 #[derive(Serialize)]

@@ -4,12 +4,12 @@ use plimsoll_engine::Delta;
 use serde::Serialize;
 
 use crate::active_request::Usage;
-use crate::budget::Held;
 use crate::choices::ids;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::http::budget::Held;
+use crate::http::sse::Events;
 use crate::logprobs::ChatLogprobs;
-use crate::sse::Events;
 use crate::stream::Shape;
 
 /// The stream's state.

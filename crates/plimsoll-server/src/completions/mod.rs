@@ -11,7 +11,7 @@ use axum::response::Response;
 
 use crate::active_request::ActiveRequest;
 use crate::choices::collect;
-use crate::error::ApiResult;
+use crate::http::error::ApiResult;
 use crate::model_state::ModelState;
 use crate::stream;
 

@@ -1,9 +1,9 @@
 //! The body of a completion request, field by field.
 
-use crate::body::ReadBody;
-use crate::budget::Held;
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
+use crate::http::body::ReadBody;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
 use crate::model_state::ModelState;
 use crate::params::Common;
 use crate::prompt::PromptInput;

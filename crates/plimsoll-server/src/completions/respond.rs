@@ -8,9 +8,9 @@ use serde::{Serialize, Serializer};
 
 use super::request::Asked;
 use crate::active_request::Usage;
-use crate::budget::Held;
 use crate::choices::{Collected, finish_name, ids};
-use crate::json::json;
+use crate::http::budget::Held;
+use crate::http::json::json;
 use crate::logprobs::{CompletionLogprobs, PromptReport, Spelling};
 use crate::model_state::ModelState;
 
@@ -25,7 +25,7 @@ pub(crate) struct ReplyContext {
 impl ReplyContext {
     pub fn new(state: &ModelState, id: String, asked: Asked) -> Self {
         let tokenizer = Arc::clone(&state.served.tokenizer);
-        Self { id, created: crate::ids::now_s(), tokenizer, asked }
+        Self { id, created: crate::http::ids::now_s(), tokenizer, asked }
     }
 
     pub fn spelling(&self) -> Spelling<'_> {

@@ -4,10 +4,10 @@ use plimsoll_engine::{Delta, TokenLogprobs};
 
 use super::respond::{Answer, Choice, ReplyContext};
 use crate::active_request::Usage;
-use crate::budget::Held;
 use crate::choices::{finish_name, ids};
+use crate::http::budget::Held;
+use crate::http::sse::Events;
 use crate::logprobs::CompletionLogprobs;
-use crate::sse::Events;
 use crate::stream::Shape;
 
 /// The stream's state: per choice, how much text has gone and which part of an echo is still to come.

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::Budget;
 use super::reading::Rules;
 use super::tools::{ToolChoice, ToolUse, forced_format};
-use crate::error::{ApiError, ApiResult};
 use crate::form::{Form, grammar};
+use crate::http::error::{ApiError, ApiResult};
 use crate::model_state::ModelState;
 
 /// What stands before an answer in harmony.

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use super::adapt;
 use super::tools::ToolUse;
-use crate::budget::Held;
-use crate::error::{ApiError, ApiResult, quote};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, quote};
 use crate::media::prompt::Placeholders;
 use crate::media::{self, Measured, Medium};
 use crate::model_state::ModelState;

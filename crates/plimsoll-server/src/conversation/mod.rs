@@ -16,8 +16,8 @@ use plimsoll_text::Tokenizer;
 use reading::Rules;
 
 use crate::active_request::ActiveRequest;
-use crate::budget::Held;
-use crate::error::ApiResult;
+use crate::http::budget::Held;
+use crate::http::error::ApiResult;
 use crate::logprobs::Spelling;
 use crate::media::{self, Measured};
 use crate::model_state::ModelState;
@@ -159,7 +159,7 @@ pub(crate) async fn begin(
     let choices = started.readers.len();
     let active_request = ActiveRequest::new(state, &id, api, &draft, &mut started);
     let tokenizer = Arc::clone(&state.served.tokenizer);
-    let created = crate::ids::now_s();
+    let created = crate::http::ids::now_s();
     let context = ReplyContext { id, created, tokenizer, draft, rules, state: Arc::clone(state) };
     Ok(StartedChat { context, active_request, held: started.held, choices })
 }

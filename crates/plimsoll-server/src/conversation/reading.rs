@@ -10,7 +10,7 @@ use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolForma
 use super::messages::Conversation;
 use super::tools::{ToolChoice, forced_format};
 use crate::choices::finish_name;
-use crate::ids::Ids;
+use crate::http::ids::Ids;
 use crate::model_state::ModelState;
 
 /// How the replies of one request are read and shown.

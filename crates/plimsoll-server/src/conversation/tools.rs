@@ -6,8 +6,8 @@ use plimsoll_reply::{ToolFormat, Tools};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, wrong};
 
 /// Most tools of one request.
 const MAX_TOOLS: usize = 128;

@@ -13,8 +13,8 @@ use tokio::time::timeout;
 use super::decode_memory::DecodeMemory;
 use super::measure::{Measured, sound_limits};
 use super::refused::refused;
-use crate::budget::Held;
-use crate::error::{ApiError, ApiResult, cut};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, cut};
 use crate::model_state::ModelState;
 use crate::server_state::{Phase, reached};
 

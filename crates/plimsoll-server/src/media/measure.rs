@@ -10,7 +10,7 @@ use super::config::MediaConfig;
 use super::medium::{Medium, Source};
 use super::refused::refused;
 use super::source::formats;
-use crate::error::ApiResult;
+use crate::http::error::ApiResult;
 use crate::model_state::ModelState;
 
 /// Frames a second of an animation that does not say how fast it is.

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::config::MediaFetch;
 use super::medium::{Medium, Source};
 use super::source::{decoded, local};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, Text, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, Text, wrong};
 use crate::model_state::ModelState;
 
 /// Pixels that `detail: low` leaves a picture.

@@ -10,7 +10,7 @@ use tokio::sync::Semaphore;
 use super::config::{DECODERS, MediaConfig, MediaFetch};
 use super::decode_memory::DecodeBudget;
 use super::fetch_queue::FetchQueue;
-use crate::error::ServeError;
+use crate::http::error::ServeError;
 
 /// What all requests with media share.
 pub(crate) struct MediaPipeline {

@@ -2,7 +2,7 @@
 
 use plimsoll_media::MediaError;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// The error for a medium at `param`.
 pub(super) fn refused(param: &str, error: &MediaError) -> ApiError {

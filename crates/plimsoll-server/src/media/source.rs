@@ -11,7 +11,7 @@ use base64::read::DecoderReader;
 use plimsoll_media::{MediaError, Modality};
 
 use super::refused::refused;
-use crate::error::{ApiError, ApiResult, quote};
+use crate::http::error::{ApiError, ApiResult, quote};
 
 /// Standard base64, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(

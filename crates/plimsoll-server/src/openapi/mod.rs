@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use schema::reference;
 
-use crate::json::json as answer;
+use crate::http::json::json as answer;
 use crate::server_state::ServerState;
 
 /// The page.

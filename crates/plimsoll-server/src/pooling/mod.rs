@@ -16,8 +16,8 @@ use plimsoll_engine::Embed;
 use plimsoll_memory::broken;
 use serde::Serialize;
 
-use crate::budget::Held;
-use crate::error::{ApiError, ApiResult};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
 use crate::model_state::ModelState;
 
 /// One input, ready for the engine.

@@ -10,10 +10,10 @@ use super::cut::Cut;
 use super::documents::Documents;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
-use crate::budget::Held;
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::json::json_sized;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
+use crate::http::json::json_sized;
 use crate::model_state::ModelState;
 use crate::params::model_name;
 

@@ -12,8 +12,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
 use crate::active_request::{end_of, failure, late};
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult, cancelled, cut};
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult, cancelled, cut};
 use crate::model_state::ModelState;
 use crate::request_log::RequestLog;
 use crate::server_state::{Phase, reached};

@@ -12,7 +12,7 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 
 use super::{InUse, Loaded};
-use crate::error::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult};
 
 /// What a use of a model will be, once the model is there.
 pub(super) type Entering = Pin<Box<dyn Future<Output = ApiResult<(Loaded, InUse)>> + Send>>;

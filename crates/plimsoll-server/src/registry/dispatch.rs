@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use super::answer::{Entering, answer};
 use super::{Registry, waiting};
-use crate::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
-use crate::error::ApiResult;
-use crate::fields::Fields;
+use crate::http::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
+use crate::http::error::ApiResult;
+use crate::http::fields::Fields;
 
 /// A stream is told that it waits when its model is not there by then; before that, an error still has its own status.
 const PATIENCE: Duration = Duration::from_secs(1);

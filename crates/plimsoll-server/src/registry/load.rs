@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 use super::slot::{InUse, Loaded, State, Waiting};
 use super::{LoadError, Loader, Registry};
-use crate::error::{ApiError, ApiResult, cut};
+use crate::http::error::{ApiError, ApiResult, cut};
 use crate::model_state::ModelState;
 use crate::request_log::tenths;
 use crate::router::model_routes;

@@ -29,7 +29,7 @@ use tokio::time::{interval, timeout};
 
 use self::slot::{InUse, Loaded, Slot, State};
 use crate::config::{Served, ServerConfig};
-use crate::error::{ApiError, ApiResult, ServeError, quote};
+use crate::http::error::{ApiError, ApiResult, ServeError, quote};
 use crate::model_state::ModelState;
 use crate::router::with_middleware;
 use crate::serve::{Told, let_go, run};
@@ -191,7 +191,7 @@ async fn look_after(registry: Arc<Registry>) {
 impl Registry {
     fn new(server: &Arc<ServerState>, listed: Vec<Listed>, loader: Arc<dyn Loader>) -> Arc<Self> {
         let slots = listed.into_iter().map(Slot::new).collect();
-        let (server, created_s) = (Arc::clone(server), crate::ids::now_s());
+        let (server, created_s) = (Arc::clone(server), crate::http::ids::now_s());
         Arc::new(Self { server, slots, loader, created_s, turn: Arc::default() })
     }
 

@@ -12,14 +12,14 @@ use tokio::time::timeout;
 
 use super::{Registry, Slot, State as Standing};
 use crate::cache::CLEAR_TIMEOUT;
-use crate::error::{ApiError, ApiResult};
 use crate::health::healthy_page;
-use crate::json::json;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json;
+use crate::http::path::Name;
 use crate::memory::with_http;
 use crate::metrics::{Exposition, page};
 use crate::model_state::ModelState;
 use crate::models::{Model, listed};
-use crate::path::Name;
 use crate::status::Status;
 
 fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {

@@ -8,7 +8,7 @@ use plimsoll_memory::Bytes;
 use super::Registry;
 use super::load::RETRY_AFTER_S;
 use super::slot::State;
-use crate::error::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult};
 
 impl Registry {
     /// Unloads idle models until `needed` bytes are left, those idle for longest first. A model stays loaded where that

@@ -16,10 +16,10 @@ use tokio::time::timeout;
 use super::answer::{Entering, answer, next_bytes};
 use super::{InUse, Loaded};
 use crate::anthropic;
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult};
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::sse::{self, Events};
 use crate::server_state::ServerState;
-use crate::sse::{self, Events};
 
 enum Stage {
     Waiting { server: Arc<ServerState>, caller: Caller, entering: Entering, request: Box<Request> },

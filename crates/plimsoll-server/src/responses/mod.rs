@@ -21,14 +21,14 @@ use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use crate::active_request::Event;
-use crate::caller::Caller;
 use crate::conversation::{StartedChat, begin};
-use crate::error::{ApiError, ApiResult, CANCELLED, quote};
-use crate::json::{json, json_text};
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult, CANCELLED, quote};
+use crate::http::json::{json, json_text};
+use crate::http::path::Name;
+use crate::http::sse::Events;
 use crate::model_state::ModelState;
-use crate::path::Name;
 use crate::server_state::ServerState;
-use crate::sse::Events;
 use crate::stream;
 use store::Kept;
 

@@ -11,14 +11,14 @@ use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, 
 use super::store::{Begun, Kept};
 use super::unreported::Unreported;
 use crate::active_request::Usage;
-use crate::budget::Held;
-use crate::caller::Caller;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{self, Reading, ReplyEnd};
-use crate::error::{ApiError, CANCELLED};
-use crate::ids::now_s;
+use crate::http::budget::Held;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, CANCELLED};
+use crate::http::ids::now_s;
+use crate::http::sse::Events;
 use crate::logprobs::{ChatLogprobs, ChatToken};
-use crate::sse::Events;
 use crate::stream::Shape;
 
 /// The state of a response.

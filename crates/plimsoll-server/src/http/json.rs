@@ -7,7 +7,7 @@ use bytes::Bytes;
 use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
 
-use crate::budget::Held;
+use crate::http::budget::Held;
 
 /// A JSON answer of at most about `bytes` bytes, written into a block of that size, so that it is never held twice.
 pub(crate) fn json_sized(answer: &impl Serialize, bytes: usize, held: Held) -> Response {

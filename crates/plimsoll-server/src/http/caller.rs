@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use crate::rates::Client;
-use crate::unknown::Unknown;
+use crate::http::rates::Client;
+use crate::http::unknown::Unknown;
 
 tokio::task_local! {
     static CALLER: Caller;

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// What every stream is sent with.
 pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [

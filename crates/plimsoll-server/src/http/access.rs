@@ -7,7 +7,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Version, header};
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
-use crate::error::{ApiError, ApiResult, quote};
+use crate::http::error::{ApiError, ApiResult, quote};
 
 /// The API keys that this server accepts. An empty list accepts every request. Neither `Debug` nor errors
 /// print them.

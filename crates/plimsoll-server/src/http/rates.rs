@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use plimsoll_memory::broken;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// What one client may take in a minute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

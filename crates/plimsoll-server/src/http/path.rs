@@ -4,7 +4,7 @@ use axum::extract::{FromRequestParts, Path};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 
-use crate::error::{ApiError, quote};
+use crate::http::error::{ApiError, quote};
 
 /// What the last variable part of a path names. One that is no text is told so in the shape of every other error.
 pub(crate) struct Name(pub String);

@@ -9,8 +9,8 @@ use http_body_util::BodyExt;
 use plimsoll_memory::broken;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use crate::budget::{ByteBudget, Held};
-use crate::error::{ApiError, ApiResult};
+use crate::http::budget::{ByteBudget, Held};
+use crate::http::error::{ApiError, ApiResult};
 
 /// What a connection's read buffer takes beyond its plan while a large body arrives: pieces of it are still shared with what is
 /// being copied. Measured: `tests/host_heap.rs`.

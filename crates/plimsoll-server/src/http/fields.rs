@@ -10,8 +10,8 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use crate::error::{ApiError, ApiResult, quote};
-use crate::unknown;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::unknown;
 
 /// Most fields of one object. OpenAI's and vLLM's together are fewer.
 const MAX_FIELDS: usize = 128;

@@ -1,6 +1,6 @@
 //! Fields of a request that this server does not know: refused, named in a response header, or ignored.
 //!
-//! [`crate::fields::Fields::finish`] reports them. Bodies are read on text workers, so the list is set for the thread that reads one.
+//! [`crate::http::fields::Fields::finish`] reports them. Bodies are read on text workers, so the list is set for the thread that reads one.
 //! Where none is set an unknown field is refused.
 
 use std::cell::RefCell;
