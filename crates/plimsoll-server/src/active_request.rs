@@ -14,16 +14,16 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::config::ServerConfig;
 use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED, cancelled, cut};
 use crate::http::rates::Client;
-use crate::model_state::ModelState;
 use crate::price::Meter;
-use crate::request_log::RequestLog;
-use crate::running::Ticket;
-use crate::server_state::{Phase, reached};
+use crate::state::config::ServerConfig;
+use crate::state::model::ModelState;
+use crate::state::request_log::RequestLog;
+use crate::state::running::Ticket;
+use crate::state::server::{Phase, reached};
 use crate::submission::Submission;
 use crate::submit::Submitted;
 

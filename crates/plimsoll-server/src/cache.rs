@@ -11,7 +11,7 @@ use tokio::time::timeout;
 
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// A step may be running; longer ones than this do not leave a client waiting.
 pub(crate) const CLEAR_TIMEOUT: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::json::json;
 use crate::http::path::Name;
-use crate::server_state::ServerState;
+use crate::state::server::ServerState;
 
 #[derive(Serialize)]
 struct Cancelled<'a> {

@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::{Fields, MAX_NODES, check_nodes};
-use crate::threads::client_left;
+use crate::state::threads::client_left;
 
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 1024;

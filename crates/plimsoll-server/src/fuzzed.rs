@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::config::{Served, ServerConfig};
 use crate::conversation::ChatRequest;
 use crate::http::body::{PARSED_FACTOR, ReadBody};
 use crate::http::error::{ApiResult, ServeError};
 use crate::http::fields::Fields;
-use crate::model_state::ModelState;
+use crate::state::config::{Served, ServerConfig};
+use crate::state::model::ModelState;
 use crate::{anthropic, chat, completions, pooling, responses};
 
 /// What can be asked.

@@ -15,7 +15,7 @@ use plimsoll_engine::cache::PAGE_TOKENS;
 use serde::Serialize;
 
 use crate::http::json::json;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 #[derive(Serialize)]
 struct ServerInfo<'a> {

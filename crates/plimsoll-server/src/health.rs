@@ -9,8 +9,8 @@ use serde::Serialize;
 
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json;
-use crate::model_state::ModelState;
-use crate::server_state::Phase;
+use crate::state::model::ModelState;
+use crate::state::server::Phase;
 
 #[derive(Serialize)]
 struct Healthy {

@@ -22,8 +22,8 @@ use tokio::time::timeout;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::sse::{Events, HEADERS};
-use crate::model_state::ModelState;
-use crate::server_state::{Phase, reached};
+use crate::state::model::ModelState;
+use crate::state::server::{Phase, reached};
 
 /// Readers at once.
 const READERS_MAX: u64 = 8;

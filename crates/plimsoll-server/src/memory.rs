@@ -9,7 +9,7 @@ use plimsoll_engine::report::{LedgerReport, Share};
 
 use crate::http::budget::ByteBudget;
 use crate::http::json::json;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// Reads everything now.
 pub(crate) fn report(engine: &EngineHandle, http: &ByteBudget) -> LedgerReport {

@@ -26,8 +26,8 @@ use exposition::joined;
 use crate::http::error::{ApiError, ApiResult};
 use crate::media::pipeline::MediaPipeline;
 use crate::memory::report;
-use crate::model_state::ModelState;
-use crate::server_state::ServerState;
+use crate::state::model::ModelState;
+use crate::state::server::ServerState;
 
 /// The page of a server with one model.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, headers: HeaderMap) -> ApiResult<Response> {

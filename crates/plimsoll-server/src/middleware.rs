@@ -18,8 +18,8 @@ use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::rates::{Client, Who};
 use crate::http::unknown::{self, Unknown};
-use crate::request_log;
-use crate::server_state::ServerState;
+use crate::state::request_log;
+use crate::state::server::ServerState;
 
 /// The address at the other end of the connection.
 #[derive(Clone, Copy, Debug)]

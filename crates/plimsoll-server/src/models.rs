@@ -7,11 +7,11 @@ use axum::response::Response;
 use plimsoll_text::strftime;
 use serde::Serialize;
 
-use crate::config::Served;
 use crate::http::error::ApiResult;
 use crate::http::json::json;
 use crate::http::path::Name;
-use crate::model_state::ModelState;
+use crate::state::config::Served;
+use crate::state::model::ModelState;
 
 /// One name of a model.
 #[derive(Serialize)]

@@ -10,7 +10,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use crate::form::Form;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::Fields;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// The shared fields, checked.
 #[derive(Clone, Debug)]

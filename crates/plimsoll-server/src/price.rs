@@ -6,7 +6,7 @@ use crate::http::budget::{ByteBudget, Held};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json_bytes;
 use crate::logprobs::Spelling;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 use crate::submission::{Prompt, Submission};
 
 /// Text of one token of a whole answer, as far as it is foreseen.

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
-use crate::config::MAX_PROMPTS;
+use crate::state::config::MAX_PROMPTS;
 
 /// What the client gave, in order.
 #[derive(Debug, PartialEq, Eq)]

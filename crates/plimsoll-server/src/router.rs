@@ -10,8 +10,8 @@ use axum::routing::{delete, get, post};
 
 use crate::http::access::PAGE_FILES;
 use crate::http::error::{ApiError, quote};
-use crate::model_state::ModelState;
-use crate::server_state::ServerState;
+use crate::state::model::ModelState;
+use crate::state::server::ServerState;
 use crate::{
     anthropic, cache, cancel, chat, completions, gateway, health, kv_events, memory, metrics, middleware, models,
     openapi, page, pooling, responses, status, tokenize,

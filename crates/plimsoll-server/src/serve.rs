@@ -23,15 +23,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
-use crate::config::{
-    CONNECTION_BUFFER_BYTES, HEAD_BYTES, LOOKER_BUFFER_BYTES, LOOKERS_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig,
-};
 use crate::http::error::{ApiError, ServeError};
 use crate::middleware::Peer;
-use crate::model_state::ModelState;
 use crate::router::router;
-use crate::server_state::{Phase, ServerState, reached};
 use crate::socket::{ClientSocket, LINGER, has_unread, hung_up, prepare};
+use crate::state::config::{
+    CONNECTION_BUFFER_BYTES, HEAD_BYTES, LOOKER_BUFFER_BYTES, LOOKERS_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig,
+};
+use crate::state::model::ModelState;
+use crate::state::server::{Phase, ServerState, reached};
 
 /// Connections the system may queue before they are accepted.
 const BACKLOG: i32 = 256;

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-use crate::config::SOCKET_BUFFER_BYTES;
+use crate::state::config::SOCKET_BUFFER_BYTES;
 
 /// A client that was answered while it was still sending is listened to for this long, so that it can read the answer:
 /// closing with unread input makes the system throw the answer away.

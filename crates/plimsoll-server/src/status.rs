@@ -12,9 +12,9 @@ use serde::Serialize;
 
 use crate::http::json::json;
 use crate::memory::report;
-use crate::model_state::ModelState;
-use crate::running::Entry;
-use crate::server_state::ServerState;
+use crate::state::model::ModelState;
+use crate::state::running::Entry;
+use crate::state::server::ServerState;
 
 #[derive(Serialize)]
 pub(crate) struct Status {

@@ -8,9 +8,9 @@ use plimsoll_memory::broken;
 
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
-use crate::model_state::ModelState;
 use crate::params::Common;
-use crate::record::Entry;
+use crate::state::model::ModelState;
+use crate::state::record::Entry;
 
 /// One prompt, as ids; with its text when the answer repeats it.
 #[derive(Debug)]

@@ -5,9 +5,9 @@ use plimsoll_engine::{Reader, Request};
 use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
-use crate::model_state::ModelState;
 use crate::price::Meter;
-use crate::running::Ticket;
+use crate::state::model::ModelState;
+use crate::state::running::Ticket;
 use crate::submission::{Prompt, Submission};
 
 /// What was started.

@@ -13,7 +13,7 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::http::json::{json, json_bytes, json_sized};
 use crate::logprobs::Spelling;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 #[derive(Serialize)]
 struct Tokenized<'a> {

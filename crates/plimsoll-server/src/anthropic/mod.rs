@@ -19,7 +19,7 @@ use crate::choices::collect;
 use crate::conversation::{StartedChat, begin};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::json::json;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 use crate::stream;
 
 pub(crate) use error::{body as error_body, owns, reshape};

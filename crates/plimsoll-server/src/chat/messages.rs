@@ -10,7 +10,7 @@ use crate::conversation::messages::Conversation;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Arguments, Fields, MAX_NODES, cache_control, check_nodes};
 use crate::media::MediaParser;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 

@@ -14,7 +14,7 @@ use axum::response::Response;
 use crate::choices::collect;
 use crate::conversation::{StartedChat, begin};
 use crate::http::error::ApiResult;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 use crate::stream;
 
 /// The handler.

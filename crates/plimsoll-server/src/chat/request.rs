@@ -4,8 +4,8 @@ use super::messages::conversation;
 use crate::conversation::{Budget, ChatRequest};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
-use crate::model_state::ModelState;
 use crate::params::{Common, top_logprobs};
+use crate::state::model::ModelState;
 
 /// Takes a body apart. Runs on a text worker.
 pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {

@@ -12,7 +12,7 @@ use axum::response::Response;
 use crate::active_request::ActiveRequest;
 use crate::choices::collect;
 use crate::http::error::ApiResult;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 use crate::stream;
 
 /// The handler.

@@ -4,9 +4,9 @@ use crate::http::body::ReadBody;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
-use crate::model_state::ModelState;
 use crate::params::Common;
 use crate::prompt::PromptInput;
+use crate::state::model::ModelState;
 use crate::submission::{Prompt, Submission};
 
 /// Generated tokens when the client names no number, as OpenAI and vLLM have it.

@@ -12,7 +12,7 @@ use crate::choices::{Collected, finish_name, ids};
 use crate::http::budget::Held;
 use crate::http::json::json;
 use crate::logprobs::{CompletionLogprobs, PromptReport, Spelling};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// What every chunk of one answer repeats, and what was asked for.
 pub(crate) struct ReplyContext {

@@ -12,7 +12,7 @@ use super::reading::Rules;
 use super::tools::{ToolChoice, ToolUse, forced_format};
 use crate::form::{Form, grammar};
 use crate::http::error::{ApiError, ApiResult};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// What stands before an answer in harmony.
 const HARMONY_FINAL: &str = "<|channel|>final<|message|>";

@@ -13,7 +13,7 @@ use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::media::prompt::Placeholders;
 use crate::media::{self, Measured, Medium};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// What templates call the switch for thoughts.
 const THINKING: [&str; 2] = ["enable_thinking", "thinking"];

@@ -20,8 +20,8 @@ use crate::http::budget::Held;
 use crate::http::error::ApiResult;
 use crate::logprobs::Spelling;
 use crate::media::{self, Measured};
-use crate::model_state::ModelState;
 use crate::params::Common;
+use crate::state::model::ModelState;
 use crate::submission::{self, Submission};
 
 /// What a client asks of one turn.

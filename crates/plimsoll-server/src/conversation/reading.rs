@@ -11,7 +11,7 @@ use super::messages::Conversation;
 use super::tools::{ToolChoice, forced_format};
 use crate::choices::finish_name;
 use crate::http::ids::Ids;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// How the replies of one request are read and shown.
 #[derive(Clone, Debug)]

@@ -252,7 +252,7 @@ fn is_loopback(host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::ServerConfig;
+    use crate::state::config::ServerConfig;
 
     fn hosts(config: &ServerConfig) -> Hosts {
         Hosts::new(&config.host, &config.api_keys, &config.allowed_hosts)

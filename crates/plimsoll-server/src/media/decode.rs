@@ -15,8 +15,8 @@ use super::measure::{Measured, sound_limits};
 use super::refused::refused;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
-use crate::model_state::ModelState;
-use crate::server_state::{Phase, reached};
+use crate::state::model::ModelState;
+use crate::state::server::{Phase, reached};
 
 /// Sets the decoder's stop flag on drop: the request no longer waits for the result.
 #[derive(Default)]

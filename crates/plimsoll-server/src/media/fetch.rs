@@ -17,9 +17,9 @@ use super::refused::refused;
 use super::source::{open, too_large};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
-use crate::model_state::ModelState;
-use crate::server_state::{Phase, reached};
-use crate::threads::spawn_thread;
+use crate::state::model::ModelState;
+use crate::state::server::{Phase, reached};
+use crate::state::threads::spawn_thread;
 
 /// Pieces of a file that wait to be held: a fetch goes no faster than that.
 const PIECES: usize = 4;

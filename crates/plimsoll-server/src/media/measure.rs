@@ -11,7 +11,7 @@ use super::medium::{Medium, Source};
 use super::refused::refused;
 use super::source::formats;
 use crate::http::error::ApiResult;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// Frames a second of an animation that does not say how fast it is.
 const ANIMATION_RATE: f64 = 10.0;

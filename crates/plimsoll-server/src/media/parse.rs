@@ -11,7 +11,7 @@ use super::medium::{Medium, Source};
 use super::source::{decoded, local};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, Text, wrong};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// Pixels that `detail: low` leaves a picture.
 const LOW_PIXELS: u64 = 512 * 512;

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use schema::reference;
 
 use crate::http::json::json as answer;
-use crate::server_state::ServerState;
+use crate::state::server::ServerState;
 
 /// The page.
 pub(crate) async fn handle(State(state): State<Arc<ServerState>>) -> Response {

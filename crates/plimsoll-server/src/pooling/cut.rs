@@ -3,7 +3,7 @@
 
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// vLLM's name.
 const WHOLE: &str = "truncate_prompt_tokens";

@@ -9,7 +9,7 @@ use super::cut::Cut;
 use super::run::run;
 use super::{Input, check_length, embedding, hold_answer, vector};
 use crate::http::error::{ApiError, ApiResult};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// Inputs for the engine, and how their results become scores.
 pub(crate) struct Judgement {

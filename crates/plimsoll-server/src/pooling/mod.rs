@@ -18,7 +18,7 @@ use serde::Serialize;
 
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// One input, ready for the engine.
 #[derive(Debug)]

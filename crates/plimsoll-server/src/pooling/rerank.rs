@@ -14,8 +14,8 @@ use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::http::json::json_sized;
-use crate::model_state::ModelState;
 use crate::params::model_name;
+use crate::state::model::ModelState;
 
 /// What the answer says of one document, its text aside.
 const RESULT_BYTES: usize = 96;

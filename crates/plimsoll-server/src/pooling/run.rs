@@ -14,9 +14,9 @@ use super::Input;
 use crate::active_request::{end_of, failure, late};
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult, cancelled, cut};
-use crate::model_state::ModelState;
-use crate::request_log::RequestLog;
-use crate::server_state::{Phase, reached};
+use crate::state::model::ModelState;
+use crate::state::request_log::RequestLog;
+use crate::state::server::{Phase, reached};
 
 /// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.
 const AHEAD: usize = 2;

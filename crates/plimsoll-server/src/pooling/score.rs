@@ -14,9 +14,9 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::http::ids::now_s;
 use crate::http::json::json_sized;
-use crate::model_state::ModelState;
 use crate::params::model_name;
 use crate::prompt::PromptInput;
+use crate::state::model::ModelState;
 
 /// What the answer says of one pair.
 const ITEM_BYTES: usize = 96;

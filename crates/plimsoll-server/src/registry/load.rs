@@ -13,11 +13,11 @@ use tokio::time::{sleep, timeout};
 use super::slot::{InUse, Loaded, State, Waiting};
 use super::{LoadError, Loader, Registry};
 use crate::http::error::{ApiError, ApiResult, cut};
-use crate::model_state::ModelState;
-use crate::request_log::tenths;
 use crate::router::model_routes;
-use crate::server_state::{Phase, reached};
-use crate::threads::spawn_thread;
+use crate::state::model::ModelState;
+use crate::state::request_log::tenths;
+use crate::state::server::{Phase, reached};
+use crate::state::threads::spawn_thread;
 
 /// A load that has failed is not tried again for this long: its error is told at once.
 const FAILED_FOR: Duration = Duration::from_secs(5);

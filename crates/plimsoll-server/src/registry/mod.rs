@@ -28,12 +28,12 @@ use tokio::net::TcpListener;
 use tokio::time::{interval, timeout};
 
 use self::slot::{InUse, Loaded, Slot, State};
-use crate::config::{Served, ServerConfig};
 use crate::http::error::{ApiError, ApiResult, ServeError, quote};
-use crate::model_state::ModelState;
 use crate::router::with_middleware;
 use crate::serve::{Told, let_go, run};
-use crate::server_state::ServerState;
+use crate::state::config::{Served, ServerConfig};
+use crate::state::model::ModelState;
+use crate::state::server::ServerState;
 
 /// Most models of one server.
 const MODELS_MAX: usize = 64;

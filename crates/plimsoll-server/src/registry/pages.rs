@@ -18,8 +18,8 @@ use crate::http::json::json;
 use crate::http::path::Name;
 use crate::memory::with_http;
 use crate::metrics::{Exposition, page};
-use crate::model_state::ModelState;
 use crate::models::{Model, listed};
+use crate::state::model::ModelState;
 use crate::status::Status;
 
 fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {

@@ -7,7 +7,7 @@ use axum::Router;
 use tokio::sync::watch;
 
 use super::{Listed, LoadError, Registry};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// A loaded model and its routes.
 #[derive(Clone)]

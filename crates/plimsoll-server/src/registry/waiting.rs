@@ -19,7 +19,7 @@ use crate::anthropic;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::sse::{self, Events};
-use crate::server_state::ServerState;
+use crate::state::server::ServerState;
 
 enum Stage {
     Waiting { server: Arc<ServerState>, caller: Caller, entering: Entering, request: Box<Request> },

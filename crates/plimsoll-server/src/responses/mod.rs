@@ -5,7 +5,6 @@ mod object;
 mod references;
 pub(crate) mod request;
 mod shape;
-pub(crate) mod store;
 mod tools;
 mod unreported;
 
@@ -27,10 +26,10 @@ use crate::http::error::{ApiError, ApiResult, CANCELLED, quote};
 use crate::http::json::{json, json_text};
 use crate::http::path::Name;
 use crate::http::sse::Events;
-use crate::model_state::ModelState;
-use crate::server_state::ServerState;
+use crate::state::model::ModelState;
+use crate::state::response_store::Kept;
+use crate::state::server::ServerState;
 use crate::stream;
-use store::Kept;
 
 /// A cancelled response has this long to end: a stream ends when its client reads on.
 const LAST_WORDS: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::http::body::{PARSED_FACTOR, ReadBody};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::{MAX_NODES, check_nodes, wrong};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// Stored items, by their ids.
 pub(super) type Stored = HashMap<String, Box<RawValue>>;

@@ -8,7 +8,6 @@ use plimsoll_grammar::Source;
 use super::items::{self, Item, Shown};
 use super::object::Echo;
 use super::references::Stored;
-use super::store::ResponseStore;
 use super::{references, tools};
 use crate::conversation::messages::Conversation;
 use crate::conversation::{ChatRequest, PreparedChat};
@@ -18,8 +17,9 @@ use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, check_nodes};
 use crate::media::MediaParser;
-use crate::model_state::ModelState;
 use crate::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};
+use crate::state::model::ModelState;
+use crate::state::response_store::ResponseStore;
 
 /// What was asked for.
 pub(crate) struct Asked {

@@ -8,7 +8,6 @@ use plimsoll_engine::{Delta, FinishReason};
 use serde::Serialize;
 
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
-use super::store::{Begun, Kept};
 use super::unreported::Unreported;
 use crate::active_request::Usage;
 use crate::conversation::ReplyContext;
@@ -19,6 +18,7 @@ use crate::http::error::{ApiError, CANCELLED};
 use crate::http::ids::now_s;
 use crate::http::sse::Events;
 use crate::logprobs::{ChatLogprobs, ChatToken};
+use crate::state::response_store::{Begun, Kept};
 use crate::stream::Shape;
 
 /// The state of a response.

@@ -6,11 +6,11 @@ use std::time::Instant;
 use axum::http::HeaderValue;
 use axum::response::Response;
 
-use crate::counters::Ended;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
-use crate::model_state::ModelState;
-use crate::record::Entry;
+use crate::state::counters::Ended;
+use crate::state::model::ModelState;
+use crate::state::record::Entry;
 
 /// What is known of a request so far; the line is written when this is dropped.
 pub(crate) struct RequestLog {

@@ -12,13 +12,13 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use plimsoll_text::{Detokenizer, TextError};
 
-use crate::config::{Served, ServerConfig};
 use crate::http::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, ServeError, quote};
 use crate::media::pipeline::MediaPipeline;
-use crate::running::{Priced, Ticket};
-use crate::server_state::ServerState;
+use crate::state::config::{Served, ServerConfig};
+use crate::state::running::{Priced, Ticket};
+use crate::state::server::ServerState;
 
 /// A served model and the server around it: what a handler of a request to that model sees.
 pub(crate) struct ModelState {

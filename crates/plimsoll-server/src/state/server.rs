@@ -8,17 +8,17 @@ use plimsoll_memory::broken;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 
-use crate::config::ServerConfig;
-use crate::counters::Metrics;
 use crate::http::access::Hosts;
 use crate::http::budget::{ByteBudget, WorkBudget};
 use crate::http::error::{ApiError, ApiResult, ServeError};
 use crate::http::ids::Ids;
 use crate::http::rates::Rates;
-use crate::record::Recorder;
-use crate::responses::store::ResponseStore;
-use crate::running::Running;
-use crate::threads::TextWorkers;
+use crate::state::config::ServerConfig;
+use crate::state::counters::Metrics;
+use crate::state::record::Recorder;
+use crate::state::response_store::ResponseStore;
+use crate::state::running::Running;
+use crate::state::threads::TextWorkers;
 
 /// How far the server's life has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

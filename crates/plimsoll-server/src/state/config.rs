@@ -15,7 +15,7 @@ use crate::http::error::ServeError;
 use crate::http::rates::RateLimits;
 use crate::http::unknown::UnknownFields;
 use crate::media::config::{DECODERS, MediaConfig};
-use crate::record::{RECORDER_BYTES, RecordConfig};
+use crate::state::record::{RECORDER_BYTES, RecordConfig};
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
@@ -304,7 +304,7 @@ impl ServerConfig {
         let in_flight = self.max_bytes_in_flight + self.parsing_bytes_max();
         // Values a template makes on its way to a prompt, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
-        let running = u64::from(self.max_connections) * crate::running::ENTRY_BYTES;
+        let running = u64::from(self.max_connections) * crate::state::running::ENTRY_BYTES;
         connections
             + in_flight
             + templates

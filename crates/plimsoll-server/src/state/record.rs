@@ -17,7 +17,7 @@ use plimsoll_engine::trace::{BLOCK_TOKENS, Blinds, Line, Prompt};
 use crate::http::budget::{ByteBudget, Held};
 use crate::http::caller::Caller;
 use crate::http::error::ServeError;
-use crate::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
+use crate::state::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
 
 /// Lines that wait to be written.
 const QUEUE: usize = 256;
