@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 use super::slot::{InUse, Loaded, State, Waiting};
 use super::{LoadError, Loader, Registry};
 use crate::http::error::{ApiError, ApiResult, cut};
-use crate::router::model_routes;
+use crate::serve::router::model_routes;
 use crate::state::model::ModelState;
 use crate::state::request_log::tenths;
 use crate::state::server::{Phase, reached};

@@ -29,8 +29,8 @@ use tokio::time::{interval, timeout};
 
 use self::slot::{InUse, Loaded, Slot, State};
 use crate::http::error::{ApiError, ApiResult, ServeError, quote};
-use crate::router::with_middleware;
-use crate::serve::{Told, let_go, run};
+use crate::serve::listen::{Told, let_go, run};
+use crate::serve::router::with_middleware;
 use crate::state::config::{Served, ServerConfig};
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
@@ -110,7 +110,7 @@ pub(crate) struct Registry {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Serves several models until it is told to end, then drains as [`crate::serve`] does.
+/// Serves several models until it is told to end, then drains as [`crate::serve::listen`] does.
 ///
 /// # Errors
 /// [`ServeError::Config`] when limits contradict each other or a name is there twice.

@@ -24,9 +24,9 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout, timeout_at};
 
 use crate::http::error::{ApiError, ServeError};
-use crate::middleware::Peer;
-use crate::router::router;
-use crate::socket::{ClientSocket, LINGER, has_unread, hung_up, prepare};
+use crate::serve::connection::{ClientSocket, LINGER, has_unread, hung_up, prepare};
+use crate::serve::middleware::Peer;
+use crate::serve::router::router;
 use crate::state::config::{
     CONNECTION_BUFFER_BYTES, HEAD_BYTES, LOOKER_BUFFER_BYTES, LOOKERS_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig,
 };

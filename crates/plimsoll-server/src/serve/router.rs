@@ -10,11 +10,12 @@ use axum::routing::{delete, get, post};
 
 use crate::http::access::PAGE_FILES;
 use crate::http::error::{ApiError, quote};
+use crate::serve::middleware;
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
 use crate::{
-    anthropic, cache, cancel, chat, completions, gateway, health, kv_events, memory, metrics, middleware, models,
-    openapi, page, pooling, responses, status, tokenize,
+    anthropic, cache, cancel, chat, completions, gateway, health, kv_events, memory, metrics, models, openapi, page,
+    pooling, responses, status, tokenize,
 };
 
 /// Every route of a server with one model.
