@@ -14,8 +14,6 @@
 
 mod active_request;
 mod anthropic;
-mod cache;
-mod cancel;
 mod chat;
 mod choices;
 mod completions;
@@ -23,17 +21,11 @@ mod conversation;
 mod form;
 #[doc(hidden)]
 pub mod fuzzed;
-mod gateway;
-mod health;
 mod http;
-mod kv_events;
 mod logprobs;
 mod media;
-mod memory;
-mod metrics;
 mod models;
-mod openapi;
-mod page;
+mod ops;
 mod params;
 mod pooling;
 mod price;
@@ -42,7 +34,6 @@ mod registry;
 mod responses;
 mod serve;
 mod state;
-mod status;
 mod stream;
 mod submission;
 mod submit;

@@ -11,16 +11,16 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use super::{Registry, Slot, State as Standing};
-use crate::cache::CLEAR_TIMEOUT;
-use crate::health::healthy_page;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json;
 use crate::http::path::Name;
-use crate::memory::with_http;
-use crate::metrics::{Exposition, page};
 use crate::models::{Model, listed};
+use crate::ops::cache::CLEAR_TIMEOUT;
+use crate::ops::health::healthy_page;
+use crate::ops::memory::with_http;
+use crate::ops::metrics::{Exposition, page};
+use crate::ops::status::Status;
 use crate::state::model::ModelState;
-use crate::status::Status;
 
 fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
     let inner = slot.inner();

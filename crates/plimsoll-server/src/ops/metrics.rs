@@ -25,7 +25,7 @@ use exposition::joined;
 
 use crate::http::error::{ApiError, ApiResult};
 use crate::media::pipeline::MediaPipeline;
-use crate::memory::report;
+use crate::ops::memory::report;
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
 

@@ -11,7 +11,7 @@ use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot, Watch};
 use serde::Serialize;
 
 use crate::http::json::json;
-use crate::memory::report;
+use crate::ops::memory::report;
 use crate::state::model::ModelState;
 use crate::state::running::Entry;
 use crate::state::server::ServerState;

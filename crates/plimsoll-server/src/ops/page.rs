@@ -26,7 +26,7 @@ struct File {
 
 macro_rules! file {
     ($name:literal, $kind:expr) => {
-        File { name: $name, kind: $kind, text: include_str!(concat!("../page/", $name)) }
+        File { name: $name, kind: $kind, text: include_str!(concat!("../../page/", $name)) }
     };
 }
 

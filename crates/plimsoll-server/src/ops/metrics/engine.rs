@@ -14,7 +14,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
 use super::{Single, encode_each, encode_rows, signed};
-use crate::gateway::kv_usage;
+use crate::ops::gateway::kv_usage;
 
 /// Values of one engine, read when they are asked for.
 pub(super) struct EngineValues {
