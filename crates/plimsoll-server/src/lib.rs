@@ -37,7 +37,6 @@ mod state;
 mod stream;
 mod submission;
 mod submit;
-mod tokenize;
 
 pub use http::access::{ApiKeys, Origins};
 pub use http::error::ServeError;

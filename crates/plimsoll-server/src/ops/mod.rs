@@ -10,3 +10,4 @@ pub(crate) mod metrics;
 pub(crate) mod openapi;
 pub(crate) mod page;
 pub(crate) mod status;
+pub(crate) mod tokenize;
