@@ -4,7 +4,7 @@
 //! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `active_request` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
-//! A server of several models (`registry`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
+//! A server of several models (`models`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
 //! request to its handlers, which are the same.
 //!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
@@ -30,7 +30,6 @@ mod params;
 mod pooling;
 mod price;
 mod prompt;
-mod registry;
 mod responses;
 mod serve;
 mod state;
@@ -43,9 +42,9 @@ pub use http::error::ServeError;
 pub use http::rates::RateLimits;
 pub use http::unknown::UnknownFields;
 pub use media::config::{MediaConfig, MediaFetch};
+pub use models::{Listed, LoadError, Loader, serve_models};
 /// The sandbox for grammars. The program must run its child side.
 pub use plimsoll_grammar::sandbox;
-pub use registry::{Listed, LoadError, Loader, serve_models};
 pub use serve::listen::{Told, bind, serve};
 pub use state::config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
 pub use state::record::RecordConfig;

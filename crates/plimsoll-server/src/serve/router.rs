@@ -10,11 +10,12 @@ use axum::routing::{delete, get, post};
 
 use crate::http::access::PAGE_FILES;
 use crate::http::error::{ApiError, quote};
+use crate::models::list as models;
 use crate::ops::{cache, cancel, gateway, health, kv_events, memory, metrics, openapi, page, status, tokenize};
 use crate::serve::middleware;
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
-use crate::{anthropic, chat, completions, models, pooling, responses};
+use crate::{anthropic, chat, completions, pooling, responses};
 
 /// Every route of a server with one model.
 pub(crate) fn router(state: Arc<ModelState>) -> Router {

@@ -14,7 +14,7 @@ use super::{Registry, Slot, State as Standing};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json;
 use crate::http::path::Name;
-use crate::models::{Model, listed};
+use crate::models::list::{Model, listed};
 use crate::ops::cache::CLEAR_TIMEOUT;
 use crate::ops::health::healthy_page;
 use crate::ops::memory::with_http;

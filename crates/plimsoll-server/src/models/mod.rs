@@ -9,6 +9,7 @@
 
 mod answer;
 mod dispatch;
+pub(crate) mod list;
 mod load;
 mod pages;
 mod room;
