@@ -14,17 +14,18 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::caller::Caller;
-use crate::config::ServerConfig;
-use crate::error::ApiError;
-use crate::limits::Held;
-use crate::model_state::ModelState;
+use crate::http::budget::Held;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, CANCELLED, cancelled, cut};
+use crate::http::rates::Client;
 use crate::price::Meter;
-use crate::rates::Client;
-use crate::request_log::RequestLog;
-use crate::running::{CANCELLED, Ticket, cancelled};
-use crate::server_state::{Phase, reached};
-use crate::submit::{Submission, Submitted};
+use crate::state::config::ServerConfig;
+use crate::state::model::ModelState;
+use crate::state::request_log::RequestLog;
+use crate::state::running::Ticket;
+use crate::state::server::{Phase, reached};
+use crate::submission::Submission;
+use crate::submit::Submitted;
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
 
@@ -96,7 +97,7 @@ impl ActiveRequest {
             client: caller.client.clone(),
             log: RequestLog::new(state, id, api, readers.len(), prompt_tokens, caller)
                 .streaming(draft.common.stream)
-                .recorded(state.server.recorder.as_ref().and_then(|recorder| recorder.begin(state, api, draft))),
+                .recorded(draft.record(state, api)),
             ticket: started.ticket.take(),
             meter: started.meter.take(),
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
@@ -199,11 +200,6 @@ pub(crate) fn failure(phase: &watch::Receiver<Phase>, message: String, cause: Ca
         // An engine that drains ends what it could not finish; that is no defect.
         _ => cut(),
     }
-}
-
-/// A server that ends does not wait for ever.
-pub(crate) fn cut() -> ApiError {
-    ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
 }
 
 /// It took too long, in all or (`silent`) between two pieces.

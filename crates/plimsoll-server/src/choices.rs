@@ -3,7 +3,7 @@
 use plimsoll_engine::{Delta, FinishReason, TokenLogprobs, TokenOut};
 
 use crate::active_request::{ActiveRequest, Event};
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// One choice of an answer that is not streamed.
 #[derive(Debug, Default)]

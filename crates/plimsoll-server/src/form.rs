@@ -1,18 +1,14 @@
 //! Output that must have a form: the fields that ask for it, and the way from them to a grammar.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Settings, Source, Thinking, gbnf};
-use plimsoll_reply::{ReasoningFormat, ToolFormat};
+use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Source, Thinking, gbnf};
 use serde_json::value::RawValue;
 
-use crate::config::Served;
-use crate::error::{ApiError, ApiResult};
-use crate::fields::{Fields, MAX_NODES, check_nodes};
-use crate::model_state::ModelState;
-use crate::server_state::client_left;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::{Fields, MAX_NODES, check_nodes};
+use crate::state::threads::client_left;
 
 /// Most texts of a choice.
 const MAX_CHOICES: usize = 1024;
@@ -58,20 +54,25 @@ impl Form {
 
     /// The grammar of this form after the fixed text `prefix` and, if the model thinks, after its thoughts. Only on a text
     /// worker.
-    pub fn grammar(&self, state: &ModelState, prefix: &str, thinking: Option<Thinking>) -> ApiResult<Arc<dyn Grammar>> {
-        grammar(state, self.param, Some(&self.source), prefix, thinking)
+    pub fn grammar(
+        &self,
+        grammars: &Arc<Grammars>,
+        prefix: &str,
+        thinking: Option<Thinking>,
+    ) -> ApiResult<Arc<dyn Grammar>> {
+        grammar(grammars, self.param, Some(&self.source), prefix, thinking)
     }
 }
 
 /// The grammar of a source, of limited thoughts, or of both. Only on a text worker.
 pub(crate) fn grammar(
-    state: &ModelState,
+    grammars: &Arc<Grammars>,
     param: &str,
     source: Option<&Source>,
     prefix: &str,
     thinking: Option<Thinking>,
 ) -> ApiResult<Arc<dyn Grammar>> {
-    match Guide::new(&state.grammars, source, prefix, thinking, &Patience::new(&client_left)) {
+    match Guide::new(grammars, source, prefix, thinking, &Patience::new(&client_left)) {
         Ok(guide) => Ok(Arc::new(guide)),
         Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
         // The client does not read it.
@@ -80,28 +81,6 @@ pub(crate) fn grammar(
             Err(ApiError::unavailable(later.to_string(), 1))
         }
     }
-}
-
-/// The cache for a served model.
-pub(crate) fn grammars(served: &Served, bytes: u64, sandbox: Option<PathBuf>) -> Arc<Grammars> {
-    let tokenizer = &served.tokenizer;
-    let ends = match served.engine.eos() {
-        [] => tokenizer.eos(),
-        ends => ends,
-    };
-    let tools = [served.formats.tools, Some(ToolFormat::Hermes)];
-    let markers = tools.iter().flatten().flat_map(|format| format.markers());
-    let thoughts = [served.formats.reasoning, served.formats.reasoning_with_tools];
-    let thoughts = thoughts.into_iter().flatten().flat_map(ReasoningFormat::markers);
-    let ids = markers.chain(thoughts).filter_map(|marker| tokenizer.token_to_id(marker));
-    Grammars::new(Settings {
-        tokenizer: Arc::clone(tokenizer),
-        vocab: served.engine.limits().vocab_size as usize,
-        ends: ends.to_vec(),
-        spelled: ids.filter(|id| !ends.contains(id)).collect(),
-        bytes,
-        sandbox,
-    })
 }
 
 fn response_format(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {

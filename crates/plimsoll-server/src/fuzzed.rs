@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::config::{PARSED_FACTOR, Served, ServerConfig};
 use crate::conversation::ChatRequest;
-use crate::error::{ApiResult, ServeError};
-use crate::fields::Fields;
-use crate::limits::ReadBody;
-use crate::model_state::ModelState;
+use crate::http::body::{PARSED_FACTOR, ReadBody};
+use crate::http::error::{ApiResult, ServeError};
+use crate::http::fields::Fields;
+use crate::state::config::{Served, ServerConfig};
+use crate::state::model::ModelState;
 use crate::{anthropic, chat, completions, pooling, responses};
 
 /// What can be asked.

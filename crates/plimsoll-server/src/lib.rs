@@ -1,10 +1,10 @@
 //! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
-//! A request's way: [`serve`] accepts a connection, `limits` reads its body under a byte budget, `fields` takes it apart
+//! A request's way: [`serve`] accepts a connection, `body` reads it under a byte budget, `fields` takes it apart
 //! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `active_request` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
-//! A server of several models (`registry`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
+//! A server of several models (`models`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
 //! request to its handlers, which are the same.
 //!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
@@ -12,66 +12,39 @@
 
 #![forbid(unsafe_code)]
 
-mod access;
 mod active_request;
 mod anthropic;
-mod cache;
-mod caller;
 mod chat;
 mod choices;
 mod completions;
-mod config;
 mod conversation;
-mod error;
-mod fields;
 mod form;
 #[doc(hidden)]
 pub mod fuzzed;
-mod gateway;
-mod health;
-mod ids;
-mod kv_events;
-mod limits;
+mod http;
 mod logprobs;
 mod media;
-mod memory;
-mod metrics;
-mod middleware;
-mod model_state;
 mod models;
-mod openapi;
-mod page;
+mod ops;
 mod params;
-mod path;
 mod pooling;
 mod price;
 mod prompt;
-mod rates;
-mod record;
-mod registry;
-mod request_log;
 mod responses;
-mod router;
-mod running;
 mod serve;
-mod server_state;
-mod socket;
-mod spawn_thread;
-mod sse;
-mod status;
+mod state;
+mod stream;
+mod submission;
 mod submit;
-mod tokenize;
-mod trace_file;
-mod unknown;
 
-pub use access::{ApiKeys, Origins};
-pub use config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
-pub use error::ServeError;
-pub use media::{MediaConfig, MediaFetch};
+pub use http::access::{ApiKeys, Origins};
+pub use http::error::ServeError;
+pub use http::rates::RateLimits;
+pub use http::unknown::UnknownFields;
+pub use media::config::{MediaConfig, MediaFetch};
+pub use models::{Listed, LoadError, Loader, serve_models};
 /// The sandbox for grammars. The program must run its child side.
 pub use plimsoll_grammar::sandbox;
-pub use rates::RateLimits;
-pub use record::RecordConfig;
-pub use registry::{Listed, LoadError, Loader, serve_models};
-pub use serve::{Told, bind, serve};
-pub use unknown::UnknownFields;
+pub use serve::listen::{Told, bind, serve};
+pub use state::config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
+pub use state::record::RecordConfig;

@@ -7,10 +7,10 @@ use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams, TOP_
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::Fields;
 use crate::form::Form;
-use crate::model_state::ModelState;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::Fields;
+use crate::state::model::ModelState;
 
 /// The shared fields, checked.
 #[derive(Clone, Debug)]

@@ -2,12 +2,12 @@
 
 use plimsoll_engine::{Delta, TokenOut};
 
-use crate::error::{ApiError, ApiResult};
-use crate::limits::{ByteBudget, Held};
+use crate::http::budget::{ByteBudget, Held};
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json_bytes;
 use crate::logprobs::Spelling;
-use crate::model_state::ModelState;
-use crate::models::json_bytes;
-use crate::submit::{Prompt, Submission};
+use crate::state::model::ModelState;
+use crate::submission::{Prompt, Submission};
 
 /// Text of one token of a whole answer, as far as it is foreseen.
 const PER_TOKEN: u64 = 64;
@@ -38,11 +38,6 @@ fn alternatives(asked: Option<u32>) -> u64 {
 }
 
 impl Submission {
-    /// Whether the answer says of each token what it is.
-    pub fn reports_tokens(&self) -> bool {
-        self.logprobs.is_some() || self.common.return_token_ids
-    }
-
     /// What one answer to a prompt repeats of it.
     fn repeated(&self, prompt: &Prompt) -> u64 {
         let ids = if self.common.return_token_ids { PER_ID } else { 0 };

@@ -5,8 +5,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
-/// Most prompts in one body, before the server's own limit is applied: a list of empty lists must not cost memory.
-pub(crate) const MAX_PROMPTS: usize = 2048;
+use crate::state::config::MAX_PROMPTS;
 
 /// What the client gave, in order.
 #[derive(Debug, PartialEq, Eq)]

@@ -68,7 +68,7 @@ fn sizes_no_table_can_have_are_errors() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, should_panic(expected = "not a holder"))]
+#[cfg_attr(debug_assertions, should_panic(expected = "does not hold it"))]
 fn double_release_is_counted() {
     let mut pool = PagePool::new(2).unwrap();
     let page = pool.alloc().unwrap();
@@ -87,7 +87,7 @@ fn foreign_page_is_counted() {
 }
 
 #[test]
-#[cfg_attr(debug_assertions, should_panic(expected = "not a holder"))]
+#[cfg_attr(debug_assertions, should_panic(expected = "does not hold it"))]
 fn the_index_claim_cannot_be_released_from_outside() {
     let (mut pool, mut index) = built(2);
     let tokens = prompt(1, 1);

@@ -327,7 +327,8 @@ impl MediaPlan {
         );
         let outputs = PlanLine { component: Component::EncoderOutputs, bytes: self.encoder_bytes(), detail };
         let detail =
-            "upper limit, not expected use: media while they are decoded, pixels and spectrograms until requests end".into();
+            "upper limit, not expected use: media while they are decoded, pixels and spectrograms until requests end"
+                .into();
         [outputs, PlanLine { component: Component::MediaStaging, bytes: self.media_bytes, detail }]
     }
 

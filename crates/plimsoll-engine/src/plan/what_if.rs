@@ -136,9 +136,10 @@ fn check_media(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
         _ if seconds > 0 && longest == 0 => {
             problem("--audio-seconds", format!("is {seconds}, but this model takes no audio"))
         }
-        _ if seconds > longest => {
-            problem("--audio-seconds", format!("is {seconds}; the longest audio input has {longest} (--max-audio-seconds)"))
-        }
+        _ if seconds > longest => problem(
+            "--audio-seconds",
+            format!("is {seconds}; the longest audio input has {longest} (--max-audio-seconds)"),
+        ),
         Some(media) if images.saturating_mul(media.image_tokens()) >= context => {
             let tokens = media.image_tokens();
             problem(

@@ -11,9 +11,9 @@ use crate::active_request::Usage;
 use crate::choices::Collected;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::fields::no_json;
-use crate::limits::Held;
-use crate::models;
+use crate::http::budget::Held;
+use crate::http::fields::no_json;
+use crate::http::json::json;
 
 /// What stands for a signature: thoughts are not signed here.
 pub(crate) const UNSIGNED: &str = "unsigned";
@@ -97,7 +97,7 @@ pub(crate) fn whole(answer: &Answer, collected: Collected, usage: Usage, held: O
     let content = blocks(reading.read(collected.text, end, &context.state.server.ids));
     let stop = collected.finish.map(|reason| answer.stop(&reading, reason, collected.stop_reason.as_deref()));
     let (stop_reason, stop_sequence) = stop.map_or((None, None), |(reason, matched)| (Some(reason), matched));
-    models::json(&Message { content, stop_reason, stop_sequence, ..Message::begun(answer, usage) }, held)
+    json(&Message { content, stop_reason, stop_sequence, ..Message::begun(answer, usage) }, held)
 }
 
 /// The parts of a reply as blocks, in their order.

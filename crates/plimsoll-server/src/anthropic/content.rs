@@ -8,10 +8,10 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use crate::conversation::content::{add_medium, add_text, thoughts_alone, wrap};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
 use crate::media::{MediaParser, Medium};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// Takes the fields: the messages, what they show, and whether a block is marked for the cache.
 pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<(Vec<Value>, Vec<Medium>, bool)> {

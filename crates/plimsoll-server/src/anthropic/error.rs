@@ -5,7 +5,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
 
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 
 /// The header in which Anthropic's clients look for the request's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("request-id");

@@ -17,10 +17,10 @@ use serde::Serialize;
 use crate::active_request::Usage;
 use crate::choices::collect;
 use crate::conversation::{StartedChat, begin};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::model_state::ModelState;
-use crate::models::json;
-use crate::sse;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::json::json;
+use crate::state::model::ModelState;
+use crate::stream;
 
 pub(crate) use error::{body as error_body, owns, reshape};
 
@@ -43,7 +43,7 @@ pub(crate) async fn messages(State(state): State<Arc<ModelState>>, request: Requ
     let answer = blocks::Answer { context, caches };
     if answer.context.draft.common.stream {
         let keep_alive = state.server.config.keep_alive;
-        return Ok(sse::response(active_request, shape::Stream::new(answer, held), keep_alive));
+        return Ok(stream::response(active_request, shape::Stream::new(answer, held), keep_alive));
     }
     let mut collected = collect(&mut active_request, choices, false).await?;
     let (usage, held) = (active_request.usage(), active_request.all_held(held));

@@ -6,11 +6,11 @@ use serde_json::value::RawValue;
 use super::{content, tools};
 use crate::conversation::messages::Conversation;
 use crate::conversation::{Budget, ChatRequest};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, cache_control};
 use crate::form::{Form, schema};
-use crate::model_state::ModelState;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, cache_control};
 use crate::params::{Common, STOPS_MAX, model_name};
+use crate::state::model::ModelState;
 
 /// Takes a body apart: what was asked for, and whether the client marks what it wants cached. Runs on a text worker.
 pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, bool)> {

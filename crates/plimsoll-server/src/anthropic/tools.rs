@@ -3,8 +3,8 @@
 use serde_json::value::RawValue;
 
 use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, cache_control};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, MAX_NODES, cache_control};
 
 /// Takes the fields, and whether a tool is marked for the cache.
 pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Option<ToolUse>, bool)> {

@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 use super::tools;
 use crate::conversation::content::{add_medium, add_text};
 use crate::conversation::messages::Conversation;
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Arguments, Fields, MAX_NODES, cache_control, check_nodes};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Arguments, Fields, MAX_NODES, cache_control, check_nodes};
 use crate::media::MediaParser;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
@@ -101,7 +101,8 @@ fn thinking(fields: &mut Fields<'_>) -> ApiResult<(Option<bool>, Option<String>)
 
 fn messages(raw: &RawValue, gallery: &mut MediaParser<'_>) -> ApiResult<Vec<Value>> {
     check_nodes("messages", raw.get(), MAX_NODES)?;
-    let list: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong("messages", &e))?;
+    let list: Vec<&RawValue> =
+        serde_json::from_str(raw.get()).map_err(|e| crate::http::fields::wrong("messages", &e))?;
     if list.is_empty() {
         return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
     }
@@ -161,10 +162,10 @@ fn content(fields: &mut Fields<'_>, gallery: &mut MediaParser<'_>) -> ApiResult<
         return Ok(None);
     };
     if !raw.get().starts_with('[') {
-        let text: String = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong(&path, &e))?;
+        let text: String = serde_json::from_str(raw.get()).map_err(|e| crate::http::fields::wrong(&path, &e))?;
         return Ok(Some(text.into()));
     }
-    let parts: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::fields::wrong(&path, &e))?;
+    let parts: Vec<&RawValue> = serde_json::from_str(raw.get()).map_err(|e| crate::http::fields::wrong(&path, &e))?;
     let mut content = Value::from("");
     for (i, raw) in parts.iter().enumerate() {
         let mut part = Fields::of(format!("{path}[{i}]"), raw)?;

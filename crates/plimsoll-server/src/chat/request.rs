@@ -2,10 +2,10 @@
 
 use super::messages::conversation;
 use crate::conversation::{Budget, ChatRequest};
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::model_state::ModelState;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
 use crate::params::{Common, top_logprobs};
+use crate::state::model::ModelState;
 
 /// Takes a body apart. Runs on a text worker.
 pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {

@@ -7,9 +7,9 @@ use crate::active_request::Usage;
 use crate::choices::{Collected, ids};
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::limits::Held;
+use crate::http::budget::Held;
+use crate::http::json::json;
 use crate::logprobs::{ChatLogprobs, PromptReport};
-use crate::models::json;
 
 #[derive(Serialize)]
 struct Answer<'a> {

@@ -7,9 +7,10 @@ use crate::active_request::Usage;
 use crate::choices::ids;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::limits::Held;
+use crate::http::budget::Held;
+use crate::http::sse::Events;
 use crate::logprobs::ChatLogprobs;
-use crate::sse::{Events, Shape};
+use crate::stream::Shape;
 
 /// The stream's state.
 pub(crate) struct Stream {

@@ -4,8 +4,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, cache_control, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, MAX_NODES, cache_control, wrong};
 
 /// Takes the fields. None without tools, and where the client wants no call: the tools are then kept from the model.
 pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {

@@ -11,9 +11,9 @@ use axum::response::Response;
 
 use crate::active_request::ActiveRequest;
 use crate::choices::collect;
-use crate::error::ApiResult;
-use crate::model_state::ModelState;
-use crate::sse;
+use crate::http::error::ApiResult;
+use crate::state::model::ModelState;
+use crate::stream;
 
 /// The handler.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
@@ -30,7 +30,7 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
     let context = respond::ReplyContext::new(&state, id, asked);
     if context.asked.draft.common.stream {
         let keep_alive = state.server.config.keep_alive;
-        return Ok(sse::response(active_request, shape::Stream::new(context, choices, started.held), keep_alive));
+        return Ok(stream::response(active_request, shape::Stream::new(context, choices, started.held), keep_alive));
     }
     let collected = collect(&mut active_request, choices, context.asked.draft.reports_tokens()).await?;
     let held = active_request.all_held(started.held);

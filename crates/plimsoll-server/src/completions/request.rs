@@ -1,12 +1,13 @@
 //! The body of a completion request, field by field.
 
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::limits::{Held, ReadBody};
-use crate::model_state::ModelState;
+use crate::http::body::ReadBody;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
 use crate::params::Common;
 use crate::prompt::PromptInput;
-use crate::submit::{Prompt, Submission};
+use crate::state::model::ModelState;
+use crate::submission::{Prompt, Submission};
 
 /// Generated tokens when the client names no number, as OpenAI and vLLM have it.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -35,7 +36,7 @@ pub(crate) fn parse(body: &mut ReadBody, state: &ModelState) -> ApiResult<Asked>
     // An echo with log-probabilities reports the prompt's too; an echo alone computes the prompt and reports nothing.
     let echoed = echo && (logprobs.is_some() || common.max_tokens == Some(0));
     let prompt_logprobs = common.prompt_logprobs.or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
-    let grammar = common.form.take().map(|form| form.grammar(state, "", None)).transpose()?;
+    let grammar = common.form.take().map(|form| form.grammar(&state.grammars, "", None)).transpose()?;
     let draft = Submission {
         prompts: prompts(input, state, add_special, echo.then_some(held))?,
         logprobs,

@@ -9,10 +9,10 @@ use serde::{Serialize, Serializer};
 use super::request::Asked;
 use crate::active_request::Usage;
 use crate::choices::{Collected, finish_name, ids};
-use crate::limits::Held;
+use crate::http::budget::Held;
+use crate::http::json::json;
 use crate::logprobs::{CompletionLogprobs, PromptReport, Spelling};
-use crate::model_state::ModelState;
-use crate::models::json;
+use crate::state::model::ModelState;
 
 /// What every chunk of one answer repeats, and what was asked for.
 pub(crate) struct ReplyContext {
@@ -25,7 +25,7 @@ pub(crate) struct ReplyContext {
 impl ReplyContext {
     pub fn new(state: &ModelState, id: String, asked: Asked) -> Self {
         let tokenizer = Arc::clone(&state.served.tokenizer);
-        Self { id, created: crate::models::now_s(), tokenizer, asked }
+        Self { id, created: crate::http::ids::now_s(), tokenizer, asked }
     }
 
     pub fn spelling(&self) -> Spelling<'_> {
@@ -33,7 +33,7 @@ impl ReplyContext {
     }
 
     /// The prompt a choice belongs to.
-    pub fn prompt(&self, choice: usize) -> &crate::submit::Prompt {
+    pub fn prompt(&self, choice: usize) -> &crate::submission::Prompt {
         &self.asked.draft.prompts[choice / self.asked.draft.common.n as usize]
     }
 }

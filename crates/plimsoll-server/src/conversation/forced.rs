@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use super::Budget;
 use super::reading::Rules;
-use super::tools::{ToolChoice, ToolUse};
-use crate::error::{ApiError, ApiResult};
+use super::tools::{ToolChoice, ToolUse, forced_format};
 use crate::form::{Form, grammar};
-use crate::model_state::ModelState;
+use crate::http::error::{ApiError, ApiResult};
+use crate::state::model::ModelState;
 
 /// What stands before an answer in harmony.
 const HARMONY_FINAL: &str = "<|channel|>final<|message|>";
@@ -53,7 +53,7 @@ pub(crate) fn grammar_of(
             (None, None) => return Ok(None),
         },
     };
-    grammar(state, param, source.as_ref(), prefix, thinking).map(Some)
+    grammar(&state.grammars, param, source.as_ref(), prefix, thinking).map(Some)
 }
 
 fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>> {
@@ -112,16 +112,6 @@ fn parameters(function: &Value) -> Value {
     match &function["parameters"] {
         Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
         parameters => parameters.clone(),
-    }
-}
-
-/// The format in which calls under a grammar are written: the model's own where its arguments are JSON, else Hermes's.
-pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
-    match format {
-        ToolFormat::Hermes | ToolFormat::Llama3 | ToolFormat::Mistral | ToolFormat::DeepSeek | ToolFormat::Harmony => {
-            format
-        }
-        ToolFormat::QwenXml | ToolFormat::Glm | ToolFormat::FunctionGemma | ToolFormat::Gemma4 => ToolFormat::Hermes,
     }
 }
 

@@ -9,11 +9,11 @@ use serde_json::{Map, Value};
 
 use super::adapt;
 use super::tools::ToolUse;
-use crate::error::{ApiError, ApiResult, quote};
-use crate::limits::Held;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, quote};
 use crate::media::prompt::Placeholders;
 use crate::media::{self, Measured, Medium};
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 /// What templates call the switch for thoughts.
 const THINKING: [&str; 2] = ["enable_thinking", "thinking"];

@@ -16,13 +16,13 @@ use plimsoll_text::Tokenizer;
 use reading::Rules;
 
 use crate::active_request::ActiveRequest;
-use crate::error::ApiResult;
-use crate::limits::Held;
+use crate::http::budget::Held;
+use crate::http::error::ApiResult;
 use crate::logprobs::Spelling;
 use crate::media::{self, Measured};
-use crate::model_state::ModelState;
 use crate::params::Common;
-use crate::submit::{self, Submission};
+use crate::state::model::ModelState;
+use crate::submission::{self, Submission};
 
 /// What a client asks of one turn.
 pub(crate) struct ChatRequest {
@@ -100,7 +100,7 @@ impl ChatRequest {
         let rules = Rules::new(state, &conversation, &text, formed, stops, self.include_reasoning, self.call_prefix);
         let grammar = forced::grammar_of(state, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
         let draft = Submission {
-            prompts: vec![submit::Prompt { ids, echo: None, around: (0, 0) }],
+            prompts: vec![submission::Prompt { ids, echo: None, around: (0, 0) }],
             logprobs: self.logprobs,
             prompt_logprobs: common.prompt_logprobs,
             default_max_tokens: state.served.default_max_tokens,
@@ -159,7 +159,7 @@ pub(crate) async fn begin(
     let choices = started.readers.len();
     let active_request = ActiveRequest::new(state, &id, api, &draft, &mut started);
     let tokenizer = Arc::clone(&state.served.tokenizer);
-    let created = crate::models::now_s();
+    let created = crate::http::ids::now_s();
     let context = ReplyContext { id, created, tokenizer, draft, rules, state: Arc::clone(state) };
     Ok(StartedChat { context, active_request, held: started.held, choices })
 }

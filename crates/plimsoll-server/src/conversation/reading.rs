@@ -7,12 +7,11 @@ use std::sync::Arc;
 use plimsoll_engine::{FinishReason, TokenOut};
 use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat};
 
-use super::forced::forced_format;
 use super::messages::Conversation;
-use super::tools::ToolChoice;
+use super::tools::{ToolChoice, forced_format};
 use crate::choices::finish_name;
-use crate::ids::Ids;
-use crate::model_state::ModelState;
+use crate::http::ids::Ids;
+use crate::state::model::ModelState;
 
 /// How the replies of one request are read and shown.
 #[derive(Clone, Debug)]

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use plimsoll_reply::Tools;
+use plimsoll_reply::{ToolFormat, Tools};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, wrong};
 
 /// Most tools of one request.
 const MAX_TOOLS: usize = 128;
@@ -179,4 +179,14 @@ pub(crate) fn in_chats_form(
         function.insert("strict".into(), strict.into());
     }
     Ok(serde_json::json!({"type": "function", "function": function}))
+}
+
+/// The format in which calls under a grammar are written: the model's own where its arguments are JSON, else Hermes's.
+pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
+    match format {
+        ToolFormat::Hermes | ToolFormat::Llama3 | ToolFormat::Mistral | ToolFormat::DeepSeek | ToolFormat::Harmony => {
+            format
+        }
+        ToolFormat::QwenXml | ToolFormat::Glm | ToolFormat::FunctionGemma | ToolFormat::Gemma4 => ToolFormat::Hermes,
+    }
 }

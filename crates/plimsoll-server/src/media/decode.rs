@@ -12,12 +12,11 @@ use tokio::time::timeout;
 
 use super::decode_memory::DecodeMemory;
 use super::measure::{Measured, sound_limits};
-use super::refused;
-use crate::active_request::cut;
-use crate::error::{ApiError, ApiResult};
-use crate::limits::Held;
-use crate::model_state::ModelState;
-use crate::server_state::{Phase, reached};
+use super::refused::refused;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, cut};
+use crate::state::model::ModelState;
+use crate::state::server::{Phase, reached};
 
 /// Sets the decoder's stop flag on drop: the request no longer waits for the result.
 #[derive(Default)]

@@ -6,8 +6,12 @@ use plimsoll_media::geometry::{Fit, ImageRule};
 use plimsoll_media::image::{Header, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
-use super::MediaConfig;
-use super::parse::{Medium, Source, formats};
+use super::config::MediaConfig;
+use super::medium::{Medium, Source};
+use super::refused::refused;
+use super::source::formats;
+use crate::http::error::ApiResult;
+use crate::state::model::ModelState;
 
 /// Frames a second of an animation that does not say how fast it is.
 const ANIMATION_RATE: f64 = 10.0;
@@ -51,8 +55,26 @@ impl Measured {
     }
 }
 
+/// Reads the headers of a request's media, and refuses media over a limit. All their bytes must be in memory. Runs on a
+/// text worker.
+pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Medium>) -> ApiResult<Vec<Measured>> {
+    let mut measured = Vec::with_capacity(media.len());
+    for medium in media {
+        let param = medium.param.clone();
+        let one = measure(spec, &state.server.config.media, medium);
+        measured.push(one.map_err(|error| {
+            state.media_pipeline.counts.refused.inc();
+            refused(&param, &error)
+        })?);
+    }
+    let rows = measured.iter().map(|medium| medium.shape.tokens as usize);
+    let param = measured.first().map_or("messages", |first| &first.param);
+    spec.outputs.check(rows).map_err(|error| refused(param, &error))?;
+    Ok(measured)
+}
+
 /// Reads the headers. Every byte of it must be here.
-pub(crate) fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Measured, MediaError> {
+fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Measured, MediaError> {
     let (wanted, files) = (medium.kind, medium.sources.into_iter());
     let files: Vec<Vec<u8>> =
         files.filter_map(|source| if let Source::Bytes(bytes) = source { Some(bytes) } else { None }).collect();

@@ -1,18 +1,17 @@
 //! What a body names: parts of its messages that are no text, in their order.
 
-use std::path::PathBuf;
-
 use plimsoll_engine::MediaSpec;
 use plimsoll_media::Modality;
 use plimsoll_memory::broken;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::MediaFetch;
-use super::fetch::{decoded, local};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, Text, wrong};
-use crate::model_state::ModelState;
+use super::config::MediaFetch;
+use super::medium::{Medium, Source};
+use super::source::{decoded, local};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, Text, wrong};
+use crate::state::model::ModelState;
 
 /// Pixels that `detail: low` leaves a picture.
 const LOW_PIXELS: u64 = 512 * 512;
@@ -22,52 +21,6 @@ const FRAMES_PER_SECOND: f64 = 2.0;
 
 /// Frames a second that a list of frames may have: positions in time are counted in 32 bits.
 const FPS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
-
-/// What works as a video.
-const VIDEOS: &str =
-    "animated GIF and WebP, a list of frames (`video`), and data:video/jpeg;base64 with frames between commas";
-
-/// One medium as a request names it.
-#[derive(Debug)]
-pub(crate) struct Medium {
-    /// Where it stands in the body.
-    pub param: String,
-    pub kind: Modality,
-    /// One file, or the frames of a list.
-    pub sources: Vec<Source>,
-    /// The client wants no more pixels than this after the resize.
-    pub pixels_max: Option<u64>,
-    /// Frames of a list a second; none for one file.
-    pub listed: Option<f64>,
-}
-
-/// Where bytes come from.
-#[derive(Debug)]
-pub(crate) enum Source {
-    /// They are here.
-    Bytes(Vec<u8>),
-    /// From another server.
-    Url(String),
-    /// From a file under one of the server's roots.
-    File(PathBuf),
-}
-
-impl Medium {
-    /// Whether any of its files has to be got first.
-    pub fn is_elsewhere(&self) -> bool {
-        self.sources.iter().any(|source| !matches!(source, Source::Bytes(_)))
-    }
-
-    /// Bytes that are here.
-    pub fn bytes(&self) -> u64 {
-        let own = |source: &Source| match source {
-            Source::Bytes(bytes) => bytes.capacity(),
-            Source::Url(url) => url.capacity(),
-            Source::File(path) => path.as_os_str().len(),
-        };
-        self.sources.iter().map(|source| own(source) as u64).sum()
-    }
-}
 
 /// The media of one request, as they are found.
 pub(crate) struct MediaParser<'a> {
@@ -293,13 +246,4 @@ fn address<'b>(param: &str, raw: &'b RawValue) -> ApiResult<(Text<'b>, Option<St
     let (url, detail) = (fields.required("url")?, fields.take("detail")?);
     fields.finish()?;
     Ok((url, detail))
-}
-
-/// The formats of a kind, for messages.
-pub(super) fn formats(kind: Modality) -> &'static str {
-    match kind {
-        Modality::Video => VIDEOS,
-        Modality::Audio => "WAV, FLAC, MP3 and Ogg Vorbis",
-        Modality::Image => "PNG, JPEG, GIF and WebP",
-    }
 }

@@ -6,8 +6,8 @@ use plimsoll_media::Modality;
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value};
 
-use super::Measured;
-use crate::error::{ApiError, ApiResult};
+use super::measure::Measured;
+use crate::http::error::{ApiError, ApiResult};
 
 /// Marks the place where a client's spelling of a placeholder is cut in two: a character that no text has.
 const CUTS: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';

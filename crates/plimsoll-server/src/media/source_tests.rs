@@ -1,5 +1,3 @@
-use std::fs;
-
 use super::*;
 
 fn from_base64(data: &str, limit: u64) -> Result<Vec<u8>, String> {

@@ -1,9 +1,9 @@
 //! How many tokens of an input are read, where its client would rather have it cut than refused. The end is what goes; what a model
 //! wants around a text stays.
 
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::model_state::ModelState;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
+use crate::state::model::ModelState;
 
 /// vLLM's name.
 const WHOLE: &str = "truncate_prompt_tokens";

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use crate::prompt::MAX_PROMPTS;
+use crate::state::config::MAX_PROMPTS;
 
 /// The documents' texts, in order.
 #[derive(Debug, PartialEq, Eq)]

@@ -9,13 +9,13 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::run::run;
 use super::{Input, Usage, check_count, check_length, embedding, hold_answer, ids_bytes, vector};
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::limits::Held;
-use crate::model_state::ModelState;
-use crate::models::json_sized;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
+use crate::http::json::json_sized;
 use crate::params::model_name;
 use crate::prompt::{Inputs, PromptInput};
+use crate::state::model::ModelState;
 
 /// A number of an embedding as JSON, with its comma: `-1.17549435e-38,`.
 const FLOAT_BYTES: usize = 16;

@@ -8,8 +8,8 @@ use plimsoll_engine::Embed;
 use super::cut::Cut;
 use super::run::run;
 use super::{Input, check_length, embedding, hold_answer, vector};
-use crate::error::{ApiError, ApiResult};
-use crate::model_state::ModelState;
+use crate::http::error::{ApiError, ApiResult};
+use crate::state::model::ModelState;
 
 /// Inputs for the engine, and how their results become scores.
 pub(crate) struct Judgement {

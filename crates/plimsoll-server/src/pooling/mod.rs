@@ -16,9 +16,9 @@ use plimsoll_engine::Embed;
 use plimsoll_memory::broken;
 use serde::Serialize;
 
-use crate::error::{ApiError, ApiResult};
-use crate::limits::Held;
-use crate::model_state::ModelState;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::state::model::ModelState;
 
 /// One input, ready for the engine.
 #[derive(Debug)]

@@ -10,12 +10,12 @@ use super::cut::Cut;
 use super::documents::Documents;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::limits::Held;
-use crate::model_state::ModelState;
-use crate::models::json_sized;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
+use crate::http::json::json_sized;
 use crate::params::model_name;
+use crate::state::model::ModelState;
 
 /// What the answer says of one document, its text aside.
 const RESULT_BYTES: usize = 96;

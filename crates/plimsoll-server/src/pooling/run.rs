@@ -11,13 +11,12 @@ use plimsoll_engine::{Cause, Reader, Refusal, Request};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
-use crate::active_request::{cut, end_of, failure, late};
-use crate::caller::Caller;
-use crate::error::{ApiError, ApiResult};
-use crate::model_state::ModelState;
-use crate::request_log::RequestLog;
-use crate::running::cancelled;
-use crate::server_state::{Phase, reached};
+use crate::active_request::{end_of, failure, late};
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult, cancelled, cut};
+use crate::state::model::ModelState;
+use crate::state::request_log::RequestLog;
+use crate::state::server::{Phase, reached};
 
 /// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.
 const AHEAD: usize = 2;
@@ -40,7 +39,8 @@ pub(super) async fn run(
     }
     let ticket = state.enter(id, false, Vec::new())?;
     let ids = inputs.iter().map(|input| input.ids.as_slice());
-    let entry = state.server.recorder.as_ref().and_then(|recorder| recorder.prompts(state, api, ids, &[]));
+    let entry =
+        state.server.recorder.as_ref().and_then(|recorder| recorder.prompts(state.label.as_deref(), api, ids, &[]));
     let mut log = RequestLog::new(state, id, api, inputs.len(), tokens, caller).recorded(entry);
     let result = tokio::select! {
         biased;

@@ -9,13 +9,14 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
-use crate::error::{ApiError, ApiResult};
-use crate::fields::Fields;
-use crate::limits::Held;
-use crate::model_state::ModelState;
-use crate::models::{json_sized, now_s};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::Fields;
+use crate::http::ids::now_s;
+use crate::http::json::json_sized;
 use crate::params::model_name;
 use crate::prompt::PromptInput;
+use crate::state::model::ModelState;
 
 /// What the answer says of one pair.
 const ITEM_BYTES: usize = 96;

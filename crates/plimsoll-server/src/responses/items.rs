@@ -8,10 +8,10 @@ use plimsoll_media::Modality;
 use super::object::Namespaced;
 use super::references::{Stored, missing, refers};
 use crate::conversation::content::{add_medium, add_text, thoughts_alone};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Arguments, Fields, MAX_NODES, Text, check_nodes, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Arguments, Fields, MAX_NODES, Text, check_nodes, wrong};
 use crate::media::MediaParser;
-use crate::model_state::ModelState;
+use crate::state::model::ModelState;
 
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 

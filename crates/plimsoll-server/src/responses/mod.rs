@@ -5,7 +5,6 @@ mod object;
 mod references;
 pub(crate) mod request;
 mod shape;
-pub(crate) mod store;
 mod tools;
 mod unreported;
 
@@ -21,16 +20,16 @@ use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use crate::active_request::Event;
-use crate::caller::Caller;
 use crate::conversation::{StartedChat, begin};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::model_state::ModelState;
-use crate::models::{json, json_text};
-use crate::path::Name;
-use crate::running::CANCELLED;
-use crate::server_state::ServerState;
-use crate::sse::{self, Events};
-use store::Kept;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, ApiResult, CANCELLED, quote};
+use crate::http::json::{json, json_text};
+use crate::http::path::Name;
+use crate::http::sse::Events;
+use crate::state::model::ModelState;
+use crate::state::response_store::Kept;
+use crate::state::server::ServerState;
+use crate::stream;
 
 /// A cancelled response has this long to end: a stream ends when its client reads on.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -51,7 +50,7 @@ pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Reques
     let StartedChat { context, mut active_request, held, .. } = begin(&state, id, "responses", asked.turn).await?;
     if context.draft.common.stream {
         let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
-        return Ok(sse::response(active_request, responding, state.server.config.keep_alive));
+        return Ok(stream::response(active_request, responding, state.server.config.keep_alive));
     }
     let mut responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, None);
     // The answer is not streamed: events are not sent.

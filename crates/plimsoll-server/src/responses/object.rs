@@ -4,7 +4,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::active_request::Usage;
-use crate::error::ApiError;
+use crate::http::error::ApiError;
 use crate::logprobs::ChatToken;
 
 /// What the object repeats of the request.

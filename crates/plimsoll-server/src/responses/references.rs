@@ -6,11 +6,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use crate::config::PARSED_FACTOR;
-use crate::error::{ApiError, ApiResult};
-use crate::fields::{MAX_NODES, check_nodes, wrong};
-use crate::limits::ReadBody;
-use crate::model_state::ModelState;
+use crate::http::body::{PARSED_FACTOR, ReadBody};
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::fields::{MAX_NODES, check_nodes, wrong};
+use crate::state::model::ModelState;
 
 /// Stored items, by their ids.
 pub(super) type Stored = HashMap<String, Box<RawValue>>;
@@ -109,7 +108,7 @@ fn each<'t>(mut rest: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<(
 
 /// Why there is no item with this id, at its place in the input.
 pub(super) fn missing(state: &ModelState, param: String, id: &str) -> ApiError {
-    let id = crate::error::quote(id);
+    let id = crate::http::error::quote(id);
     let message = match state.server.responses.is_on() {
         true => format!("{param}: no item `{id}` is stored here; it may have been dropped"),
         false => format!("{param}: no item `{id}`: this server keeps no responses (--response-store-bytes 0)"),

@@ -8,18 +8,18 @@ use plimsoll_grammar::Source;
 use super::items::{self, Item, Shown};
 use super::object::Echo;
 use super::references::Stored;
-use super::store::ResponseStore;
 use super::{references, tools};
-use crate::config::PARSED_FACTOR;
 use crate::conversation::messages::Conversation;
 use crate::conversation::{ChatRequest, PreparedChat};
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, check_nodes};
 use crate::form::{Form, text_format};
-use crate::limits::{Held, ReadBody};
+use crate::http::body::{PARSED_FACTOR, ReadBody};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, check_nodes};
 use crate::media::MediaParser;
-use crate::model_state::ModelState;
 use crate::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};
+use crate::state::model::ModelState;
+use crate::state::response_store::ResponseStore;
 
 /// What was asked for.
 pub(crate) struct Asked {
@@ -250,7 +250,7 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     if let Some(raw) = fields.raw("metadata") {
         check_nodes("metadata", raw.get(), METADATA_NODES_MAX)?;
         serde_json::from_str::<BTreeMap<String, String>>(raw.get())
-            .map_err(|e| crate::fields::wrong("metadata", &e))?;
+            .map_err(|e| crate::http::fields::wrong("metadata", &e))?;
         echo.metadata = Some(raw.to_owned());
     }
     // What an agent says of itself.

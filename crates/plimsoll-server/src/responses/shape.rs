@@ -8,18 +8,18 @@ use plimsoll_engine::{Delta, FinishReason};
 use serde::Serialize;
 
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
-use super::store::{Begun, Kept};
 use super::unreported::Unreported;
 use crate::active_request::Usage;
-use crate::caller::Caller;
 use crate::conversation::ReplyContext;
 use crate::conversation::reading::{self, Reading, ReplyEnd};
-use crate::error::ApiError;
-use crate::limits::Held;
+use crate::http::budget::Held;
+use crate::http::caller::Caller;
+use crate::http::error::{ApiError, CANCELLED};
+use crate::http::ids::now_s;
+use crate::http::sse::Events;
 use crate::logprobs::{ChatLogprobs, ChatToken};
-use crate::models::now_s;
-use crate::running::CANCELLED;
-use crate::sse::{Events, Shape};
+use crate::state::response_store::{Begun, Kept};
+use crate::stream::Shape;
 
 /// The state of a response.
 pub(crate) struct Responding {

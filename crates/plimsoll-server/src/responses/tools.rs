@@ -6,8 +6,8 @@ use super::object::{Echo, Namespaced};
 use crate::conversation::tools::{
     ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form, parallel_of,
 };
-use crate::error::{ApiError, ApiResult, quote};
-use crate::fields::{Fields, MAX_NODES, check_nodes, wrong};
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::fields::{Fields, MAX_NODES, check_nodes, wrong};
 
 /// Takes the fields, and whether several calls are welcome.
 pub(crate) fn take(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<(Option<ToolUse>, bool)> {

@@ -269,7 +269,7 @@ fn the_validator_sees_what_is_wrong() {
 #[test]
 fn every_route_is_in_the_document() {
     let document = document(&Server::start(letters));
-    let routes = [include_str!("../../src/router.rs"), include_str!("../../src/registry/mod.rs")];
+    let routes = [include_str!("../../src/serve/router.rs"), include_str!("../../src/models/mod.rs")];
     let named = routes.iter().flat_map(|source| source.split(".route(\"").skip(1));
     let paths: Vec<String> =
         named.map(|rest| rest.split('"').next().unwrap().replace("{*", "{")).filter(|path| path != "/").collect();

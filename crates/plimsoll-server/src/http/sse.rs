@@ -1,0 +1,101 @@
+//! Server-sent events.
+
+use axum::http::{HeaderName, HeaderValue, header};
+use bytes::Bytes;
+use plimsoll_memory::faults::{self, Site};
+use serde::Serialize;
+
+use crate::http::error::ApiError;
+
+/// What every stream is sent with.
+pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
+    (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+    (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+    // A buffering proxy would defeat streaming.
+    (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+];
+
+/// Events that are ready to be sent.
+#[derive(Default)]
+pub(crate) struct Events(Vec<u8>);
+
+/// Takes back what is not a whole event when its writing fails, also by a panic.
+struct Unfinished<'a> {
+    bytes: &'a mut Vec<u8>,
+    start: usize,
+    whole: bool,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.whole {
+            self.bytes.truncate(self.start);
+        }
+    }
+}
+
+impl Events {
+    /// Whole events, to be sent.
+    pub fn into_bytes(self) -> Bytes {
+        self.0.into()
+    }
+
+    /// Whether there is nothing to send.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Adds one event.
+    pub fn push(&mut self, data: &impl Serialize) {
+        self.write(None, data);
+    }
+
+    /// Adds an event that a reader can name when it comes back.
+    pub fn push_numbered(&mut self, id: std::fmt::Arguments<'_>, data: &impl Serialize) {
+        // Writing into memory cannot fail.
+        let _ = std::io::Write::write_fmt(&mut self.0, format_args!("id: {id}\n"));
+        self.write(None, data);
+    }
+
+    /// Adds an event that has a name.
+    pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
+        self.write(Some(name), data);
+    }
+
+    fn write(&mut self, name: Option<&str>, data: &impl Serialize) {
+        let start = self.0.len();
+        if let Some(name) = name {
+            self.0.extend_from_slice(b"event: ");
+            self.0.extend_from_slice(name.as_bytes());
+            self.0.push(b'\n');
+        }
+        self.0.extend_from_slice(b"data: ");
+        let mut event = Unfinished { bytes: &mut self.0, start, whole: false };
+        faults::site(Site::Shape);
+        // Serializing plain structs into memory cannot fail; if it did, half an event must not be sent.
+        if serde_json::to_writer(&mut *event.bytes, data).is_ok() {
+            event.bytes.extend_from_slice(b"\n\n");
+            event.whole = true;
+        }
+    }
+
+    pub fn comment(&mut self) {
+        self.0.extend_from_slice(b": waiting\n\n");
+    }
+
+    /// Adds an event that has a name and data that is written already.
+    pub fn push_text(&mut self, name: &str, data: &[u8]) {
+        let parts: [&[u8]; 5] = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\n\n"];
+        parts.iter().for_each(|part| self.0.extend_from_slice(part));
+    }
+
+    pub fn error(&mut self, error: &ApiError) {
+        self.0.extend_from_slice(b"data: ");
+        self.0.extend_from_slice(&error.body());
+        self.0.extend_from_slice(b"\n\n");
+    }
+
+    pub fn done(&mut self) {
+        self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}

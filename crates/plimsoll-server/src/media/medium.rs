@@ -1,0 +1,47 @@
+//! A medium as a request names it, and where its bytes come from.
+
+use std::path::PathBuf;
+
+use plimsoll_media::Modality;
+
+/// One medium as a request names it.
+#[derive(Debug)]
+pub(crate) struct Medium {
+    /// Where it stands in the body.
+    pub param: String,
+    pub kind: Modality,
+    /// One file, or the frames of a list.
+    pub sources: Vec<Source>,
+    /// The client wants no more pixels than this after the resize.
+    pub pixels_max: Option<u64>,
+    /// Frames of a list a second; none for one file.
+    pub listed: Option<f64>,
+}
+
+/// Where bytes come from.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// They are here.
+    Bytes(Vec<u8>),
+    /// From another server.
+    Url(String),
+    /// From a file under one of the server's roots.
+    File(PathBuf),
+}
+
+impl Medium {
+    /// Whether any of its files has to be got first.
+    pub fn is_elsewhere(&self) -> bool {
+        self.sources.iter().any(|source| !matches!(source, Source::Bytes(_)))
+    }
+
+    /// Bytes that are here.
+    pub fn bytes(&self) -> u64 {
+        let own = |source: &Source| match source {
+            Source::Bytes(bytes) => bytes.capacity(),
+            Source::Url(url) => url.capacity(),
+            Source::File(path) => path.as_os_str().len(),
+        };
+        self.sources.iter().map(|source| own(source) as u64).sum()
+    }
+}

@@ -1,0 +1,62 @@
+//! What all requests with media share: the fetcher, the queues for fetching and decoding, and the counters.
+
+use std::sync::Arc;
+
+use plimsoll_engine::MediaSpec;
+use plimsoll_hub::{FetchRules, Fetcher};
+use prometheus_client::metrics::counter::Counter;
+use tokio::sync::Semaphore;
+
+use super::config::{DECODERS, MediaConfig, MediaFetch};
+use super::decode_memory::DecodeBudget;
+use super::fetch_queue::FetchQueue;
+use crate::http::error::ServeError;
+
+/// What all requests with media share.
+pub(crate) struct MediaPipeline {
+    /// None where nothing may be fetched, or the model takes no media.
+    pub(super) fetcher: Option<Arc<Fetcher>>,
+    pub fetch_queue: FetchQueue,
+    pub(super) decoders: Arc<Semaphore>,
+    /// For sounds.
+    pub(super) listeners: Arc<Semaphore>,
+    /// None where the model takes no media.
+    pub(super) rooms: Option<DecodeBudget>,
+    pub counts: Counts,
+}
+
+/// What has happened to media since start.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    /// Items that went to the engine.
+    pub prepared: Counter,
+    /// Files that were fetched.
+    pub fetched: Counter,
+    /// Bytes of them.
+    pub fetched_bytes: Counter,
+    /// Items that were refused for what they are.
+    pub refused: Counter,
+}
+
+impl MediaPipeline {
+    pub fn new(config: &MediaConfig, spec: Option<&MediaSpec>) -> Result<Self, ServeError> {
+        let rules = FetchRules {
+            private: config.fetch == MediaFetch::Any,
+            hosts: config.allowed_domains.clone(),
+            timeout: config.fetch_timeout,
+        };
+        let fetches = spec.is_some() && config.fetch != MediaFetch::Off;
+        let fetcher = fetches.then(|| Fetcher::new(&rules, config.root_certificates.as_deref())).transpose();
+        let fetcher = fetcher.map_err(|error| ServeError::Config(error.to_string()))?;
+        let taken = || ServeError::Config("this engine's media are another server's already".into());
+        let rooms = spec.map(|spec| DecodeBudget::of(&spec.staging).ok_or_else(taken)).transpose()?;
+        Ok(Self {
+            fetcher: fetcher.map(Into::into),
+            fetch_queue: FetchQueue::default(),
+            decoders: Arc::new(Semaphore::new(DECODERS)),
+            listeners: Arc::new(Semaphore::new(DECODERS)),
+            rooms,
+            counts: Counts::default(),
+        })
+    }
+}

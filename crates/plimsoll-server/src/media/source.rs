@@ -1,0 +1,184 @@
+//! Where a medium's bytes are: in base64 in the body, or in a file under a root.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use base64::Engine;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::read::DecoderReader;
+use plimsoll_media::{MediaError, Modality};
+
+use super::refused::refused;
+use crate::http::error::{ApiError, ApiResult, quote};
+
+/// Standard base64, with or without padding.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
+
+/// What works as a video.
+const VIDEOS: &str =
+    "animated GIF and WebP, a list of frames (`video`), and data:video/jpeg;base64 with frames between commas";
+
+/// Decodes base64 in one piece, if the result may be that large and its type is one that can be read.
+pub(super) fn decoded(
+    param: &str,
+    media_type: &str,
+    data: &str,
+    kind: Modality,
+    limit: (u64, &'static str),
+) -> ApiResult<Vec<u8>> {
+    check_type(param, media_type, kind)?;
+    // Mail and `base64` break lines.
+    let solid = data.bytes().filter(|byte| !byte.is_ascii_whitespace()).count();
+    let most = base64::decoded_len_estimate(solid);
+    let surely = solid as u64 / 4 * 3;
+    // The estimate is up to two bytes too large.
+    if surely.saturating_sub(2) > limit.0 {
+        return Err(refused(param, &too_large(surely.saturating_sub(2), limit)));
+    }
+    let mut bytes = Vec::with_capacity(most);
+    let decoded = match solid == data.len() {
+        true => BASE64.decode_vec(data, &mut bytes).map_err(|error| error.to_string()),
+        false => {
+            let solid = Solid(data.as_bytes());
+            DecoderReader::new(solid, &BASE64).read_to_end(&mut bytes).map(drop).map_err(|error| error.to_string())
+        }
+    };
+    match decoded {
+        Ok(()) => Ok(bytes),
+        Err(error) => Err(ApiError::invalid(param, format!("{param}: this is not base64: {error}"))),
+    }
+}
+
+/// A text's bytes without blanks and line breaks.
+struct Solid<'t>(&'t [u8]);
+
+impl Read for Solid<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        let mut taken = 0;
+        while let (Some(place), Some((byte, rest))) = (into.get_mut(taken), self.0.split_first()) {
+            self.0 = rest;
+            if !byte.is_ascii_whitespace() {
+                *place = *byte;
+                taken += 1;
+            }
+        }
+        Ok(taken)
+    }
+}
+
+pub(super) fn too_large(asked: u64, (limit, flag): (u64, &'static str)) -> MediaError {
+    MediaError::OverLimit { what: "a file", asked, limit, unit: "bytes", flag }
+}
+
+/// What may be said of pictures, and of sounds.
+const IMAGE_TYPES: [&str; 7] =
+    ["", "image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/octet-stream"];
+const AUDIO_TYPES: [&str; 12] = [
+    "",
+    "audio/wav",
+    "audio/x-wav",
+    "audio/wave",
+    "audio/vnd.wave",
+    "audio/mpeg",
+    "audio/mp3",
+    "audio/flac",
+    "audio/x-flac",
+    "audio/ogg",
+    "application/ogg",
+    "application/octet-stream",
+];
+
+/// Refuses what is said to be something that is not read here. What it really is, its first bytes say.
+fn check_type(param: &str, media_type: &str, kind: Modality) -> ApiResult<()> {
+    let known: &[&str] = match kind {
+        Modality::Image | Modality::Video => &IMAGE_TYPES,
+        Modality::Audio => &AUDIO_TYPES,
+    };
+    if known.iter().any(|known| media_type.eq_ignore_ascii_case(known)) {
+        return Ok(());
+    }
+    let message = format!("{param}: `{}` is not read here; supported are {}", quote(media_type), formats(kind));
+    Err(ApiError::unsupported(param, message))
+}
+
+/// The file that a `file://` URL names, if it may lie under one of the roots. Whether it does is seen when it is opened.
+pub(super) fn local(param: &str, url: &str, roots: &[PathBuf]) -> ApiResult<PathBuf> {
+    if roots.is_empty() {
+        let message = format!("{param}: this server reads no files for its clients (--media-root)");
+        return Err(ApiError::unsupported(param, message));
+    }
+    let bad = |why: &str| ApiError::invalid(param, format!("{param}: {why}"));
+    let path = url.get(7..).filter(|_| url[4..].starts_with("://"));
+    let path = path.map(|rest| rest.strip_prefix("localhost").unwrap_or(rest));
+    let path = path.filter(|path| path.starts_with('/')).ok_or_else(|| bad("a file URL is file:///PATH"))?;
+    let path = unescaped(path).ok_or_else(|| bad("its escapes are not text"))?;
+    Ok(PathBuf::from(path))
+}
+
+/// A URL's path without its percent signs.
+fn unescaped(path: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(path.len());
+    let mut rest = path.as_bytes();
+    while let Some((&byte, more)) = rest.split_first() {
+        rest = more;
+        if byte == b'%' {
+            let (digits, more) = rest.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?);
+            rest = more;
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok().filter(|path| !path.contains('\0'))
+}
+
+/// Opens a file under one of the roots. What lies elsewhere and what does not exist look the same to a client.
+pub(super) fn open(path: &Path, roots: &[PathBuf]) -> Option<(File, u64)> {
+    let mut options = OpenOptions::new();
+    options.read(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        // A pipe without a writer must not hold us up.
+        options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
+    }
+    // Looked at before, so that nothing outside is even opened, and again after: what was opened must be what lies there.
+    let inside = |path: &Path| {
+        let real = fs::canonicalize(path).ok()?;
+        let within = |root: &PathBuf| fs::canonicalize(root).is_ok_and(|root| real.starts_with(root));
+        roots.iter().any(within).then_some(real)
+    };
+    let file = options.open(inside(path)?).ok()?;
+    let (opened, found) = (file.metadata().ok()?, fs::metadata(inside(path)?).ok()?);
+    let same = opened.is_file() && same_file(&opened, &found);
+    same.then_some((file, opened.len()))
+}
+
+#[cfg(unix)]
+fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
+}
+
+#[cfg(not(unix))]
+fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    one.len() == other.len() && one.modified().ok() == other.modified().ok()
+}
+
+/// The formats of a kind, for messages.
+pub(super) fn formats(kind: Modality) -> &'static str {
+    match kind {
+        Modality::Video => VIDEOS,
+        Modality::Audio => "WAV, FLAC, MP3 and Ogg Vorbis",
+        Modality::Image => "PNG, JPEG, GIF and WebP",
+    }
+}
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

@@ -1,0 +1,64 @@
+//! The answer of a model's handlers, which uses the model until it is sent.
+
+use std::pin::Pin;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::{Frame, SizeHint};
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+
+use super::{InUse, Loaded};
+use crate::http::error::{ApiError, ApiResult};
+
+/// What a use of a model will be, once the model is there.
+pub(super) type Entering = Pin<Box<dyn Future<Output = ApiResult<(Loaded, InUse)>> + Send>>;
+
+/// The handlers' answer, which uses the model until it is sent.
+pub(super) async fn answer(loaded: Loaded, user: InUse, request: Request) -> Response {
+    match TowerToHyperService::new(loaded.routes).call(request).await {
+        Ok(response) => {
+            ApiError::count_invalid(&response, &loaded.state.served.engine.metrics().refused_invalid);
+            response.map(|body| Body::new(Using { body, _user: user })).into_response()
+        }
+        Err(never) => match never {},
+    }
+}
+
+/// A body that uses a model: what is left of the request goes first.
+struct Using {
+    body: Body,
+    _user: InUse,
+}
+
+impl hyper::body::Body for Using {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// The next bytes of a body; none at its end, or where it broke off.
+pub(super) async fn next_bytes(body: &mut Body) -> Option<Bytes> {
+    loop {
+        if let Ok(data) = body.frame().await?.ok()?.into_data() {
+            return Some(data);
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! From a request's body to the model it asks for, and that model's handlers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use tokio::time::timeout;
+
+use super::answer::{Entering, answer};
+use super::{Registry, waiting};
+use crate::http::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
+use crate::http::error::ApiResult;
+use crate::http::fields::Fields;
+
+/// A stream is told that it waits when its model is not there by then; before that, an error still has its own status.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The handler of every route that asks for a model.
+pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Request) -> ApiResult<Response> {
+    let (mut head, body) = request.into_parts();
+    let server = &registry.server;
+    let body = read_json(&head.headers, body, &server.bytes, server.config.body_limits()).await?;
+    let (body, model, streams) = look(&registry, body).await?;
+    let index = registry.find(model.as_deref())?;
+    head.extensions.insert(EarlyBody::new(body));
+    let request = Request::from_parts(head, Body::empty());
+    let mut entering: Entering = Box::pin(Arc::clone(&registry).ensure(index));
+    if !streams {
+        let (loaded, user) = entering.await?;
+        return Ok(answer(loaded, user, request).await);
+    }
+    match timeout(PATIENCE, &mut entering).await {
+        Ok(entered) => {
+            let (loaded, user) = entered?;
+            Ok(answer(loaded, user, request).await)
+        }
+        Err(_) => Ok(waiting::response(&registry.server, entering, request)),
+    }
+}
+
+/// The model that a body names, and whether it asks for a stream. What is wrong with either is the handler's to say.
+async fn look(registry: &Arc<Registry>, body: ReadBody) -> ApiResult<(ReadBody, Option<String>, bool)> {
+    let server = Arc::clone(&registry.server);
+    let worker = Arc::clone(&registry.server);
+    let look = move || {
+        let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
+        server
+            .parsing
+            .with(parsed, || {
+                let mut fields = Fields::of_body(&body.bytes)?;
+                let model = fields.take::<String>("model")?;
+                let streams = fields.take::<bool>("stream")?.unwrap_or(false);
+                Ok((model, streams))
+            })
+            .map(|(model, streams)| (body, model, streams))
+    };
+    worker.on_text_worker(look).await
+}

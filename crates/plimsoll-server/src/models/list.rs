@@ -1,0 +1,88 @@
+//! `GET /v1/models`.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use plimsoll_text::strftime;
+use serde::Serialize;
+
+use crate::http::error::ApiResult;
+use crate::http::json::json;
+use crate::http::path::Name;
+use crate::state::config::Served;
+use crate::state::model::ModelState;
+
+/// One name of a model.
+#[derive(Serialize)]
+pub(crate) struct Model<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Option<&'a str>,
+    /// What Anthropic's clients read.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    display_name: &'a str,
+    created_at: String,
+    /// Known while it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_model_len: Option<u32>,
+    /// Where it stands, on a server of several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'static str>,
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Model<'a>>,
+    /// Anthropic's clients turn pages: this is all of them.
+    first_id: Option<&'a str>,
+    last_id: Option<&'a str>,
+    has_more: bool,
+}
+
+impl<'a> Model<'a> {
+    /// The list entry of a model under its name `id`. `root` is the model's first name, `created` a time in Unix
+    /// seconds. `served` is present while the model is loaded.
+    pub fn new(id: &'a str, root: &'a str, created: u64, served: Option<&Served>, state: Option<&'static str>) -> Self {
+        let max_model_len = served.map(|served| served.engine.limits().max_req_total_len);
+        Self {
+            id,
+            object: "model",
+            created,
+            owned_by: "plimsoll",
+            root,
+            parent: None,
+            kind: "model",
+            display_name: id,
+            created_at: strftime("%Y-%m-%dT%H:%M:%SZ", created),
+            max_model_len,
+            state,
+        }
+    }
+}
+
+/// The list of all of them.
+pub(crate) fn listed(data: Vec<Model<'_>>) -> Response {
+    let (first_id, last_id) = (data.first().map(|model| model.id), data.last().map(|model| model.id));
+    json(&List { object: "list", data, first_id, last_id, has_more: false }, None)
+}
+
+fn model<'a>(state: &'a ModelState, id: &'a str) -> Model<'a> {
+    Model::new(id, &state.served.names[0], state.served.created_s, Some(&state.served), None)
+}
+
+/// Every name the model goes by.
+pub(crate) async fn list(State(state): State<Arc<ModelState>>) -> Response {
+    listed(state.served.names.iter().map(|name| model(&state, name)).collect())
+}
+
+/// One name; 404 when the server does not know it.
+pub(crate) async fn one(State(state): State<Arc<ModelState>>, Name(id): Name) -> ApiResult<Response> {
+    state.check_model(&id)?;
+    Ok(json(&model(&state, &id), None))
+}

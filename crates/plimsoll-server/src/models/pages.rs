@@ -1,0 +1,217 @@
+//! What there is to see of several models: one list, one ledger, one status, each with every model's name.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use plimsoll_engine::report::{LedgerReport, Pools};
+use plimsoll_engine::{CacheReport, EngineHandle};
+use serde::Serialize;
+use tokio::time::timeout;
+
+use super::{Registry, Slot, State as Standing};
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json;
+use crate::http::path::Name;
+use crate::models::list::{Model, listed};
+use crate::ops::cache::CLEAR_TIMEOUT;
+use crate::ops::health::healthy_page;
+use crate::ops::memory::with_http;
+use crate::ops::metrics::{Exposition, page};
+use crate::ops::status::Status;
+use crate::state::model::ModelState;
+
+fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
+    let inner = slot.inner();
+    let served = match &inner.state {
+        Standing::Loaded(loaded) => Some(&loaded.state.served),
+        _ => None,
+    };
+    Model::new(id, slot.name(), registry.created_s, served, Some(inner.state.name()))
+}
+
+/// Every name of every model.
+pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Response {
+    let names = registry.slots.iter().flat_map(|slot| slot.listed.names.iter().map(move |name| (slot, name)));
+    listed(names.map(|(slot, name)| model(&registry, slot, name)).collect())
+}
+
+/// One name; 404 when the server does not know it.
+pub(super) async fn one(State(registry): State<Arc<Registry>>, Name(id): Name) -> ApiResult<Response> {
+    let slot = &registry.slots[registry.find(Some(&id))?];
+    Ok(json(&model(&registry, slot, &id), None))
+}
+
+/// 200 when every engine makes progress; 503 with the name of one that does not.
+pub(super) async fn health(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+    healthy(&registry, "healthy")
+}
+
+/// 200 when a new request would be taken.
+pub(super) async fn ready(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+    if registry.server.draining() {
+        return Err(ApiError::unavailable("the server is shutting down", 5));
+    }
+    healthy(&registry, "ready")
+}
+
+fn healthy(registry: &Registry, status: &'static str) -> ApiResult<Response> {
+    let apps = registry.loaded();
+    if let Some(ill) = apps.iter().find(|state| !state.served.engine.healthy()) {
+        let (name, limit) = (ill.label.as_deref().unwrap_or_default(), ill.served.engine.stall_limit().as_secs_f32());
+        let message = format!("the engine of `{name}` has stopped or made no progress for {limit} s");
+        return Err(ApiError::unavailable(message, 5));
+    }
+    Ok(healthy_page(apps.iter().map(|state| &state.served.engine), status))
+}
+
+fn engines(apps: &[Arc<ModelState>]) -> Vec<&EngineHandle> {
+    apps.iter().map(|state| &state.served.engine).collect()
+}
+
+/// The ledger and the models it is made of.
+#[derive(Serialize)]
+struct Memory<'a> {
+    /// The sum, with what all models share.
+    #[serde(flatten)]
+    whole: LedgerReport,
+    models: Vec<Part<'a>>,
+}
+
+/// One model of the ledger.
+#[derive(Serialize)]
+struct Part<'a> {
+    model: &'a str,
+    state: &'static str,
+    /// What it plans when it is loaded; null before that was ever asked.
+    planned_bytes: Option<u64>,
+    /// How often it was loaded.
+    loads: u64,
+    /// Requests that are being answered by it.
+    in_use: usize,
+    /// Requests that wait until it is loaded.
+    waiting: usize,
+    idle_seconds: f64,
+    /// While it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ledger: Option<Own>,
+}
+
+/// What belongs to one engine alone.
+#[derive(Serialize)]
+struct Own {
+    committed_bytes: u64,
+    components: Vec<plimsoll_engine::report::ComponentRow>,
+    pools: Pools,
+    degradation: plimsoll_engine::report::Degradation,
+    requests: plimsoll_engine::report::Requests,
+    steps: u64,
+}
+
+impl From<LedgerReport> for Own {
+    fn from(report: LedgerReport) -> Self {
+        let LedgerReport { committed_bytes, components, pools, degradation, requests, steps, .. } = report;
+        // Components that the models share belong to no single model.
+        let components = components.into_iter().filter(|row| row.planned_bytes > 0).collect();
+        Self { committed_bytes, components, pools, degradation, requests, steps }
+    }
+}
+
+fn part(slot: &Slot) -> Part<'_> {
+    let inner = slot.inner();
+    let engine = match &inner.state {
+        Standing::Loaded(loaded) => Some(loaded.state.served.engine.clone()),
+        _ => None,
+    };
+    let (state, planned, loads, in_use) = (inner.state.name(), inner.needed, inner.loads, inner.users);
+    let idle_seconds = if in_use > 0 { 0.0 } else { inner.used.elapsed().as_secs_f64() };
+    drop(inner);
+    let waiting = *slot.waiting.borrow();
+    let ledger = engine.map(|engine| engine.report().into());
+    Part { model: slot.name(), state, planned_bytes: planned, loads, in_use, waiting, idle_seconds, ledger }
+}
+
+/// `GET /v1/memory`.
+pub(super) async fn memory(State(registry): State<Arc<Registry>>) -> Response {
+    let apps = registry.loaded();
+    let whole = with_http(registry.loader.report(&engines(&apps)), &registry.server.bytes);
+    json(&Memory { whole, models: registry.slots.iter().map(part).collect() }, None)
+}
+
+/// Status and the models it is about.
+#[derive(Serialize)]
+struct Statuses<'a> {
+    #[serde(flatten)]
+    whole: Status,
+    models: Vec<Part<'a>>,
+}
+
+/// `GET /v1/status`.
+pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
+    let apps = registry.loaded();
+    let engines = engines(&apps);
+    let report = with_http(registry.loader.report(&engines), &registry.server.bytes);
+    // A request without a model name goes to the first model.
+    let whole = Status::of(&registry.server, registry.slots[0].name().to_owned(), &engines, report);
+    json(&Statuses { whole, models: registry.slots.iter().map(part).collect() }, None)
+}
+
+/// `GET /metrics`.
+pub(super) async fn metrics(State(registry): State<Arc<Registry>>, headers: HeaderMap) -> ApiResult<Response> {
+    let apps = registry.loaded();
+    let engines = engines(&apps);
+    let (whole, shared) = (registry.loader.report(&engines), registry.loader.beside(&engines));
+    let shared = shared.components.into_iter().filter(|row| row.planned_bytes > 0).collect();
+    page(
+        Exposition::of(&headers),
+        &registry.server,
+        whole,
+        shared,
+        &apps.iter().map(|state| &**state).collect::<Vec<_>>(),
+    )
+}
+
+#[derive(Serialize)]
+struct Caches<'a> {
+    object: &'static str,
+    models: Vec<Cache<'a>>,
+}
+
+#[derive(Serialize)]
+struct Cache<'a> {
+    model: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<CacheReport>,
+    #[serde(rename = "cache")]
+    now: CacheReport,
+}
+
+/// `GET /v1/cache`: of each model that is loaded.
+pub(super) async fn cache(State(registry): State<Arc<Registry>>) -> Response {
+    let apps = registry.loaded();
+    let of = |state| Cache { model: label(state), before: None, now: state.served.engine.cache_report() };
+    json(&Caches { object: "cache", models: apps.iter().map(|state| of(&**state)).collect() }, None)
+}
+
+fn label(state: &ModelState) -> &str {
+    state.label.as_deref().unwrap_or_default()
+}
+
+/// `DELETE /v1/cache`: all of them forget; answers when it is done.
+pub(super) async fn clear(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
+    let apps = registry.loaded();
+    let mut models = Vec::new();
+    for state in &apps {
+        match timeout(CLEAR_TIMEOUT, state.served.engine.clear_cache()).await {
+            Ok(Some((before, now))) => models.push(Cache { model: label(state), before: Some(before), now }),
+            // It was unloaded meanwhile, and its cache with it.
+            Ok(None) => {}
+            Err(_) => {
+                let message = format!("`{}` is still busy with a step; its cache is cleared after it", label(state));
+                return Err(ApiError::unavailable(message, 5));
+            }
+        }
+    }
+    Ok(json(&Caches { object: "cache.cleared", models }, None))
+}

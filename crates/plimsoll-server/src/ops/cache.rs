@@ -1,0 +1,38 @@
+//! `GET /v1/cache`: what the prefix cache holds. `DELETE /v1/cache`, `POST /v1/cache/clear`: forget it, really.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::response::Response;
+use plimsoll_engine::CacheReport;
+use serde::Serialize;
+use tokio::time::timeout;
+
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json;
+use crate::state::model::ModelState;
+
+/// A step may be running; longer ones than this do not leave a client waiting.
+pub(crate) const CLEAR_TIMEOUT: Duration = Duration::from_secs(30);
+
+#[derive(Serialize)]
+struct Cleared {
+    object: &'static str,
+    before: CacheReport,
+    after: CacheReport,
+}
+
+/// What it holds and has done.
+pub(crate) async fn stats(State(state): State<Arc<ModelState>>) -> Response {
+    json(&state.served.engine.cache_report(), None)
+}
+
+/// Answers when it is done: the pages are free by then.
+pub(crate) async fn clear(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
+    match timeout(CLEAR_TIMEOUT, state.served.engine.clear_cache()).await {
+        Ok(Some((before, after))) => Ok(json(&Cleared { object: "cache.cleared", before, after }, None)),
+        Ok(None) => Err(ApiError::unavailable("the engine has stopped", 5)),
+        Err(_) => Err(ApiError::unavailable("the engine is still busy with a step; the cache is cleared after it", 5)),
+    }
+}

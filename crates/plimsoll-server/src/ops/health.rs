@@ -1,0 +1,59 @@
+//! `GET /health`, `/ready` and `/version`: is the server alive, can it produce a token, what is it.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::response::Response;
+use plimsoll_engine::EngineHandle;
+use serde::Serialize;
+
+use crate::http::error::{ApiError, ApiResult};
+use crate::http::json::json;
+use crate::state::model::ModelState;
+use crate::state::server::Phase;
+
+#[derive(Serialize)]
+struct Healthy {
+    status: &'static str,
+    steps: u64,
+}
+
+#[derive(Serialize)]
+struct Version {
+    version: &'static str,
+}
+
+/// 200 when the engine has made progress lately or had nothing to do; 503 with the reason otherwise.
+pub(crate) async fn health(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
+    let engine = &state.served.engine;
+    if !engine.healthy() {
+        let limit = engine.stall_limit().as_secs_f32();
+        let message = format!("the engine has stopped or made no progress for {limit} s");
+        return Err(ApiError::unavailable(message, 5));
+    }
+    Ok(healthy(&state, "healthy"))
+}
+
+/// 200 when a new request would be taken: healthy and not shutting down.
+pub(crate) async fn ready(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
+    if state.served.engine.draining() || *state.server.phase.borrow() != Phase::Serving {
+        return Err(ApiError::unavailable("the server is shutting down", 5));
+    }
+    health(State(Arc::clone(&state))).await?;
+    Ok(healthy(&state, "ready"))
+}
+
+fn healthy(state: &ModelState, status: &'static str) -> Response {
+    healthy_page(std::iter::once(&state.served.engine), status)
+}
+
+/// The answer of a server when all its engines are healthy. Callers check that first.
+pub(crate) fn healthy_page<'a>(engines: impl Iterator<Item = &'a EngineHandle>, status: &'static str) -> Response {
+    let steps = engines.map(|engine| engine.status().steps.load(std::sync::atomic::Ordering::Relaxed)).sum();
+    json(&Healthy { status, steps }, None)
+}
+
+/// The version of this build.
+pub(crate) async fn version() -> Response {
+    json(&Version { version: env!("CARGO_PKG_VERSION") }, None)
+}

@@ -1,0 +1,111 @@
+//! The load-line page: `GET /` and the few files it is made of, which are part of the binary.
+//!
+//! They are the same at every server and say nothing about it, so they need no key; what the page shows it fetches from
+//! `/v1/memory` and `/v1/status` like any other client. **Architecture invariant:** the page connects only to its own
+//! server; its content security policy makes the browser enforce this. No text of a server becomes markup.
+
+use std::hash::{DefaultHasher, Hasher};
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+
+use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::path::Name;
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
+
+/// One file of the page.
+struct File {
+    name: &'static str,
+    kind: &'static str,
+    text: &'static str,
+}
+
+macro_rules! file {
+    ($name:literal, $kind:expr) => {
+        File { name: $name, kind: $kind, text: include_str!(concat!("../../page/", $name)) }
+    };
+}
+
+const INDEX: File = file!("index.html", HTML);
+
+const FILES_OF_IT: [File; 10] = [
+    file!("mark.svg", SVG),
+    file!("style.css", CSS),
+    file!("theme.js", SCRIPT),
+    file!("page.js", SCRIPT),
+    file!("feed.js", SCRIPT),
+    file!("show.js", SCRIPT),
+    file!("hull.js", SCRIPT),
+    file!("charts.js", SCRIPT),
+    file!("requests.js", SCRIPT),
+    file!("chat.js", SCRIPT),
+];
+
+/// What every file is sent with.
+const HEADERS: [(HeaderName, &str); 6] = [
+    // Nothing from elsewhere, nothing inline, no frames around it.
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    // Cached, but revalidated each time: after an update, old and new files do not mix.
+    (header::CACHE_CONTROL, "no-cache"),
+];
+
+impl File {
+    /// Changes whenever the text does.
+    fn tag(&self) -> String {
+        let mut hasher = DefaultHasher::new();
+        hasher.write(self.text.as_bytes());
+        format!("\"{:016x}\"", hasher.finish())
+    }
+
+    fn send(&self, asked: &HeaderMap) -> Response {
+        let tag = self.tag();
+        let mut response = if known(asked, &tag) {
+            StatusCode::NOT_MODIFIED.into_response()
+        } else {
+            ([(header::CONTENT_TYPE, self.kind)], self.text).into_response()
+        };
+        let headers = response.headers_mut();
+        for (name, value) in HEADERS {
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        if let Ok(tag) = HeaderValue::try_from(tag) {
+            headers.insert(header::ETAG, tag);
+        }
+        response
+    }
+}
+
+/// Whether the client has what goes by `tag`. A proxy that compresses on the way marks tags as weak.
+fn known(asked: &HeaderMap, tag: &str) -> bool {
+    let tags = asked.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
+    let mut tags = tags.flat_map(|tags| tags.split(',')).map(str::trim);
+    tags.any(|known| known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag)
+}
+
+/// The page.
+pub(crate) async fn index(headers: HeaderMap) -> Response {
+    INDEX.send(&headers)
+}
+
+/// One of its files.
+pub(crate) async fn file(Name(name): Name, headers: HeaderMap) -> ApiResult<Response> {
+    match FILES_OF_IT.iter().find(|file| file.name == name) {
+        Some(file) => Ok(file.send(&headers)),
+        None => {
+            let message = format!("the page has no file `{}`", quote(&name));
+            Err(ApiError { code: Some("not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) })
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! From a connection to a handler: the listener, the middleware and the routes.
+
+pub(crate) mod connection;
+pub(crate) mod listen;
+pub(crate) mod middleware;
+pub(crate) mod router;

@@ -1,0 +1,92 @@
+//! The routes of a server.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{delete, get, post};
+
+use crate::http::access::PAGE_FILES;
+use crate::http::error::{ApiError, quote};
+use crate::models::list as models;
+use crate::ops::{cache, cancel, gateway, health, kv_events, memory, metrics, openapi, page, status, tokenize};
+use crate::serve::middleware;
+use crate::state::model::ModelState;
+use crate::state::server::ServerState;
+use crate::{anthropic, chat, completions, pooling, responses};
+
+/// Every route of a server with one model.
+pub(crate) fn router(state: Arc<ModelState>) -> Router {
+    let pages = Router::new()
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::one))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/metrics", get(metrics::handle))
+        .route("/v1/memory", get(memory::handle))
+        .route("/v1/status", get(status::handle))
+        .route("/tokenizer_info", get(tokenize::info))
+        .route("/v1/cache", get(cache::stats).delete(cache::clear))
+        .route("/v1/cache/clear", post(cache::clear))
+        .route("/v1/kv_events", get(kv_events::handle))
+        .route("/v1/loads", get(gateway::loads))
+        .route("/get_load", get(gateway::get_load))
+        .route("/server_info", get(gateway::server_info))
+        .route("/get_server_info", get(gateway::server_info))
+        .route("/model_info", get(gateway::model_info))
+        .route("/get_model_info", get(gateway::model_info))
+        .with_state(Arc::clone(&state));
+    let server = Arc::clone(&state.server);
+    with_middleware(server, pages.merge(model_routes(state)))
+}
+
+/// The routes that ask one model.
+pub(crate) fn model_routes(state: Arc<ModelState>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::handle))
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/embeddings", post(pooling::embeddings::handle))
+        .route("/v1/rerank", post(pooling::rerank::handle))
+        // Where Cohere's clients and gateways look for it.
+        .route("/v2/rerank", post(pooling::rerank::handle))
+        .route("/rerank", post(pooling::rerank::handle))
+        .route("/v1/score", post(pooling::score::handle))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .with_state(state)
+}
+
+/// These routes and those that concern no model, behind the middleware.
+pub(crate) fn with_middleware(server: Arc<ServerState>, routes: Router) -> Router {
+    let own = Router::new()
+        .route("/", get(page::index))
+        .route(PAGE_FILES, get(page::file))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
+        .route("/v1/responses/{id}/cancel", post(responses::cancel))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items))
+        .route("/v1/requests/{id}", delete(cancel::cancel))
+        .route("/version", get(health::version))
+        .route("/openapi.json", get(openapi::handle))
+        .with_state(Arc::clone(&server));
+    own.merge(routes)
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(server, middleware::around))
+}
+
+async fn not_found(request: Request) -> ApiError {
+    let message = format!("there is nothing at {}", quote(request.uri().path()));
+    ApiError { close: true, code: Some("not_found"), ..ApiError::new(StatusCode::NOT_FOUND, message) }
+}
+
+async fn wrong_method(request: Request) -> ApiError {
+    let message = format!("{} is not allowed at {}", request.method(), quote(request.uri().path()));
+    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, message);
+    ApiError { close: true, code: Some("method_not_allowed"), ..error }
+}

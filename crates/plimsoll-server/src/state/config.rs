@@ -1,0 +1,350 @@
+//! What the server is given: the model it serves and the limits it keeps. No behaviour lives here.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use plimsoll_engine::{EngineHandle, HttpAlternative, Pooling};
+use plimsoll_grammar::sandbox::SANDBOXES_BYTES_MAX;
+use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
+use plimsoll_text::{ChatTemplate, Tokenizer};
+
+use crate::http::access::{ApiKeys, Origins};
+use crate::http::body::{ARRIVING_BYTES, BodyLimits, PARSED_FACTOR};
+use crate::http::error::ServeError;
+use crate::http::rates::RateLimits;
+use crate::http::unknown::UnknownFields;
+use crate::media::config::{DECODERS, MediaConfig};
+use crate::state::record::{RECORDER_BYTES, RecordConfig};
+
+/// One served model: its engine and what turns text into its token ids.
+#[derive(Clone)]
+pub struct Served {
+    /// The running engine.
+    pub engine: EngineHandle,
+    /// Text to ids and back.
+    pub tokenizer: Arc<Tokenizer>,
+    /// Messages to text; without one `/v1/chat/completions` answers 400.
+    pub template: Option<Arc<ChatTemplate>>,
+    /// How the model writes tool calls and thoughts.
+    pub formats: Formats,
+    /// Names the model answers to; the first is canonical. `default` is always accepted.
+    pub names: Vec<String>,
+    /// When the model was loaded, in seconds since 1970.
+    pub created_s: u64,
+    /// Generated tokens when the client names no number; none means 16 for completions and the rest of the context for
+    /// chat, as OpenAI and vLLM do.
+    pub default_max_tokens: Option<u32>,
+    /// How embeddings and scores are made.
+    pub pooled: Pooled,
+    /// Sampling when the client names none, usually from the model's `generation_config.json`.
+    pub sampling: SamplingDefaults,
+}
+
+/// How a model's embeddings and scores are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pooled {
+    /// What a text's hidden states become; none: the model makes no embeddings here.
+    pub pooling: Option<Pooling>,
+    /// Whether embeddings are scaled to length 1.
+    pub normalize: bool,
+    /// Whether a classifier's score goes through the logistic function.
+    pub sigmoid: bool,
+}
+
+/// How a model's replies are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Formats {
+    /// Of tool calls; none leaves them in the text.
+    pub tools: Option<ToolFormat>,
+    /// Of thoughts; none leaves them in the text.
+    pub reasoning: Option<ReasoningFormat>,
+    /// Of thoughts beside tools, which may have a template of their own.
+    pub reasoning_with_tools: Option<ReasoningFormat>,
+}
+
+impl Formats {
+    /// The operator's choice comes first, then the format that the chat template shows. The default format of tool
+    /// calls is Hermes's.
+    pub fn new(template: Option<&ChatTemplate>, tools: Choice<ToolFormat>, reasoning: Choice<ReasoningFormat>) -> Self {
+        let source = |with_tools| template.map_or("", |template| template.when(with_tools).source());
+        let thoughts = |with_tools| reasoning.or_shown(|| ReasoningFormat::of_template(source(with_tools)));
+        Self {
+            tools: tools.or_shown(|| ToolFormat::of_template(source(true)).or(Some(ToolFormat::Hermes))),
+            reasoning: thoughts(false),
+            reasoning_with_tools: thoughts(true),
+        }
+    }
+
+    /// That of thoughts, in conversations with tools or without.
+    pub fn thoughts(&self, with_tools: bool) -> Option<ReasoningFormat> {
+        if with_tools { self.reasoning_with_tools } else { self.reasoning }
+    }
+}
+
+/// What a sampling field is worth when a request does not name it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingDefaults {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Probability mass kept, in (0, 1].
+    pub top_p: f32,
+    /// Tokens kept; 0 keeps all.
+    pub top_k: i64,
+    /// Least probability kept, relative to the likeliest token.
+    pub min_p: f32,
+    /// 1 is off.
+    pub repetition_penalty: f32,
+}
+
+impl Default for SamplingDefaults {
+    fn default() -> Self {
+        Self { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, repetition_penalty: 1.0 }
+    }
+}
+
+/// Where to listen and what the HTTP side may take. Every limit is a number a client can be told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServerConfig {
+    /// Address to listen on.
+    pub host: String,
+    /// Port to listen on; 0 lets the system choose.
+    pub port: u16,
+    /// The keys that open every route but `/health`, `/ready` and the page at `/`; none leaves the server open.
+    pub api_keys: ApiKeys,
+    /// What each key, or on an open server each address, may take in a minute.
+    pub rates: RateLimits,
+    /// CORS: in a browser, scripts from these origins may read answers.
+    pub origins: Origins,
+    /// Names besides `localhost` and loopback addresses under which a server without keys may be asked on such an address; `*` for any.
+    pub allowed_hosts: Vec<String>,
+    /// Bytes of one request body.
+    pub max_body_bytes: u64,
+    /// Bytes that all bodies, the prompts in them and all unsent answers may hold together.
+    pub max_bytes_in_flight: u64,
+    /// What becomes of a field that this server does not know.
+    pub unknown_fields: UnknownFields,
+    /// Open connections; the next one is told 503 and closed.
+    pub max_connections: u32,
+    /// Sequences one HTTP request may ask for: prompts times `n`.
+    pub max_choices: u32,
+    /// Inputs of one embedding, rerank or score request, at most 2048.
+    pub max_inputs: u32,
+    /// Threads that tokenize and render templates at once.
+    pub text_workers: u32,
+    /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word
+    /// boundaries needs some hundred bytes for each byte of text. The server cannot tell in advance, so it assumes the
+    /// worst.
+    pub max_tokenizing_bytes: u64,
+    /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches it off.
+    pub grammar_bytes: u64,
+    /// The program that is started as the sandbox of grammars ([`plimsoll_grammar::sandbox`]): this one, for a server. None only
+    /// where there is no such program, in tests of this crate.
+    pub grammar_sandbox: Option<PathBuf>,
+    /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
+    pub response_store_bytes: u64,
+    /// Where every request is written down, without its content.
+    pub record: Option<RecordConfig>,
+    /// Pictures and videos, where the served model takes any. What they take is in the engine's plan.
+    pub media: MediaConfig,
+    /// A request head must arrive within this time; an idle connection is closed after it.
+    pub header_timeout: Duration,
+    /// A request body must keep arriving: no gap longer than this.
+    pub body_gap_timeout: Duration,
+    /// A request body must be complete within this time.
+    pub body_timeout: Duration,
+    /// A client must take what is sent to it, and its system answer: no stall longer than this. One that has vanished while nothing was
+    /// sent is found out by then, too, to a fourth of it; so whenever its first byte is sent, within twice this and a moment.
+    pub write_timeout: Duration,
+    /// A request is ended when the engine has been silent on it for this long.
+    pub silence_timeout: Duration,
+    /// A request is ended after this long, whatever it does; none for no limit.
+    pub request_timeout: Option<Duration>,
+    /// A stream without news carries a comment this often, so that dead connections show.
+    pub keep_alive: Duration,
+    /// After a shutdown signal, running requests have this long to finish.
+    pub drain_deadline: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".into(),
+            port: 8000,
+            api_keys: ApiKeys::default(),
+            rates: RateLimits::default(),
+            origins: Origins::default(),
+            allowed_hosts: Vec::new(),
+            max_body_bytes: 4 << 20,
+            max_bytes_in_flight: 24 << 20,
+            unknown_fields: UnknownFields::default(),
+            max_connections: 256,
+            max_choices: 128,
+            max_inputs: MAX_PROMPTS as u32,
+            text_workers: 2,
+            max_tokenizing_bytes: 64 << 20,
+            grammar_bytes: 48 << 20,
+            grammar_sandbox: None,
+            response_store_bytes: 8 << 20,
+            record: None,
+            media: MediaConfig::default(),
+            header_timeout: Duration::from_secs(15),
+            body_gap_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(120),
+            write_timeout: Duration::from_secs(12),
+            silence_timeout: Duration::from_secs(600),
+            request_timeout: None,
+            keep_alive: Duration::from_secs(10),
+            drain_deadline: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Most prompts in one body, before the server's own limit is applied: a list of empty lists must not cost memory.
+pub(crate) const MAX_PROMPTS: usize = 2048;
+
+/// Threads that the HTTP side runs on.
+pub const HTTP_WORKERS: usize = 2;
+
+/// Bytes hyper may buffer for one direction of one connection.
+pub(crate) const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
+
+/// Connections beyond the limit that may look at a full server, one request each: probes, metrics.
+pub(crate) const LOOKERS_MAX: usize = 4;
+/// Bytes hyper may buffer for one direction of these: the least that it takes.
+pub(crate) const LOOKER_BUFFER_BYTES: usize = 8 << 10;
+
+/// Heap bytes of one connection besides its two buffers: 22.1 KiB measured with both full (`tests/host_heap.rs`).
+const CONNECTION_FIXED_BYTES: u64 = 23 << 10;
+
+/// Bytes of one request head.
+pub(crate) const HEAD_BYTES: usize = 32 << 10;
+
+/// Kernel bytes for one direction of one connection (the kernel doubles what is asked for).
+pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
+
+/// Bytes of one event of a stream: what a piece of output ([`plimsoll_engine::backlog::DELTA_BYTES`]) becomes on its way to the
+/// connection's buffer, as JSON in a list that grew by doubling.
+const EVENT_BYTES: u64 = 2 * plimsoll_engine::backlog::DELTA_BYTES as u64;
+
+impl ServerConfig {
+    /// Refuses limits that contradict each other, and limits too small for any request.
+    ///
+    /// # Errors
+    /// [`ServeError::Config`], which names the flag.
+    pub fn check(&self) -> Result<(), ServeError> {
+        for (flag, value, least) in [
+            ("--max-connections", u64::from(self.max_connections), 1),
+            ("--max-body-bytes", self.max_body_bytes, 1 << 10),
+            ("--record-bytes", self.record.as_ref().map_or(u64::MAX, |record| record.max_bytes), 1 << 9),
+        ] {
+            if value < least {
+                return Err(ServeError::Config(format!("{flag} is {value}; at least {least} is wanted")));
+            }
+        }
+        // Room for a body grows by an eighth.
+        let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
+        if self.max_bytes_in_flight < least {
+            return Err(ServeError::Config(format!(
+                "--max-bytes-in-flight is {}, but a body of --max-body-bytes ({}) needs {least}",
+                self.max_bytes_in_flight, self.max_body_bytes
+            )));
+        }
+        if !(1..=MAX_PROMPTS as u32).contains(&self.max_inputs) {
+            let n = self.max_inputs;
+            return Err(ServeError::Config(format!("--max-inputs is {n}; 1 to {MAX_PROMPTS} are allowed")));
+        }
+        if self.silence_timeout < Duration::from_secs(1) {
+            return Err(ServeError::Config("silence_timeout must be at least 1 s".into()));
+        }
+        Ok(())
+    }
+    /// The limits on a request's body.
+    pub(crate) fn body_limits(&self) -> BodyLimits {
+        BodyLimits { max_bytes: self.max_body_bytes, within: self.body_timeout, gap: self.body_gap_timeout }
+    }
+
+    /// Host and port as URLs write them: an IPv6 address in brackets.
+    pub fn address(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
+    /// The most heap bytes that open connections take: buffers, task, parsed head, stream state.
+    pub fn connection_bytes_max(&self) -> u64 {
+        let bytes = |count: u64, buffer: usize| count * (2 * buffer as u64 + CONNECTION_FIXED_BYTES);
+        bytes(self.max_connections.into(), CONNECTION_BUFFER_BYTES) + bytes(LOOKERS_MAX as u64, LOOKER_BUFFER_BYTES)
+    }
+
+    /// The most heap bytes that events of streams take which connections have no room for yet, one each.
+    pub fn event_bytes_max(&self) -> u64 {
+        u64::from(self.max_connections) * EVENT_BYTES
+    }
+
+    /// Bytes for bodies that are being parsed, all together: as much as the largest one takes.
+    pub(crate) fn parsing_bytes_max(&self) -> u64 {
+        PARSED_FACTOR * self.max_body_bytes
+    }
+
+    /// Of [`Self::heap_bytes_max`], what every model has of its own: grammars of so many bytes, the processes that compile them
+    /// for trial and validate answers, and what each of the text workers keeps
+    /// to cut texts into words.
+    pub fn model_bytes_max(&self, grammar_bytes: u64) -> u64 {
+        let sandboxes = if grammar_bytes == 0 { 0 } else { SANDBOXES_BYTES_MAX };
+        grammar_bytes + sandboxes + u64::from(self.text_workers) * plimsoll_text::CUTTING_BYTES_MAX as u64
+    }
+
+    /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
+    pub fn heap_bytes_max(&self) -> u64 {
+        let connections = self.connection_bytes_max() + self.event_bytes_max();
+        // Bodies, prompts and whole answers: one budget, enforced byte by byte. What is parsed at the moment: another.
+        let in_flight = self.max_bytes_in_flight + self.parsing_bytes_max();
+        // Values a template makes on its way to a prompt, and the prompt.
+        let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
+        let running = u64::from(self.max_connections) * crate::state::running::ENTRY_BYTES;
+        connections
+            + in_flight
+            + templates
+            + self.max_tokenizing_bytes
+            + self.model_bytes_max(self.grammar_bytes)
+            + self.response_store_bytes
+            + running
+            + self.record.as_ref().map_or(0, |_| RECORDER_BYTES)
+            + self.rates.heap_bytes_max(self.api_keys.len())
+    }
+
+    /// Threads of the HTTP side: the runtime's, one that fetches a file or loads a model, two for grammars, and the
+    /// recorder's. More files are fetched at once only if the system has threads to spare.
+    pub fn threads_max(&self) -> usize {
+        HTTP_WORKERS + self.blocking_threads() + 1 + 2 + usize::from(self.record.is_some())
+    }
+
+    /// Threads of the runtime that tokenize, decode media and unload a model. The runtime starts all of them at once:
+    /// if the system refused a thread later, a request would hang. The runtime never starts more. Without this limit it
+    /// would start another thread whenever a finished one is still busy for a moment.
+    pub fn blocking_threads(&self) -> usize {
+        self.text_workers as usize + 2 * DECODERS + 1
+    }
+
+    /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.
+    pub fn alternatives(&self) -> Vec<HttpAlternative> {
+        let with = |flag, value: u64, change: &dyn Fn(&mut Self)| {
+            let mut config = self.clone();
+            change(&mut config);
+            let http_bytes = config.heap_bytes_max();
+            config.check().is_ok().then(|| HttpAlternative { flag, value: value.to_string(), http_bytes })
+        };
+        let (connections, body) = (self.max_connections / 2, self.max_body_bytes / 2);
+        let (in_flight, grammars) = (self.max_bytes_in_flight / 2, self.grammar_bytes / 2);
+        let all = [
+            with("--max-connections", connections.into(), &|config| config.max_connections = connections),
+            with("--max-body-bytes", body, &|config| config.max_body_bytes = body),
+            with("--max-bytes-in-flight", in_flight, &|config| config.max_bytes_in_flight = in_flight),
+            with("--grammar-bytes", grammars, &|config| config.grammar_bytes = grammars),
+        ];
+        all.into_iter().flatten().collect()
+    }
+}

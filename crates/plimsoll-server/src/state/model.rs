@@ -1,0 +1,229 @@
+//! A served model and the server around it, as request handlers see them.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::http::StatusCode;
+use plimsoll_engine::Watch;
+use plimsoll_grammar::{Grammars, Settings};
+use plimsoll_memory::broken;
+use plimsoll_memory::faults::{self, Site};
+use plimsoll_reply::{ReasoningFormat, ToolFormat};
+use plimsoll_text::{Detokenizer, TextError};
+
+use crate::http::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, ServeError, quote};
+use crate::media::pipeline::MediaPipeline;
+use crate::state::config::{Served, ServerConfig};
+use crate::state::running::{Priced, Ticket};
+use crate::state::server::ServerState;
+
+/// A served model and the server around it: what a handler of a request to that model sees.
+pub(crate) struct ModelState {
+    pub server: Arc<ServerState>,
+    pub served: Served,
+    pub grammars: Arc<Grammars>,
+    /// The model's name in pages that list several; none where it is the only one.
+    pub label: Option<Arc<str>>,
+    /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
+    longest_token: u64,
+    pub media_pipeline: MediaPipeline,
+}
+
+impl ModelState {
+    /// The only model of a server.
+    pub fn new(served: Served, config: ServerConfig) -> Result<Arc<Self>, ServeError> {
+        let server = ServerState::new(config, Some(&served.engine))?;
+        let grammar_bytes = server.config.grammar_bytes;
+        Self::of(&server, served, grammar_bytes, None)
+    }
+
+    /// A model of this server, with this much for grammars.
+    pub fn of(
+        server: &Arc<ServerState>,
+        served: Served,
+        grammar_bytes: u64,
+        label: Option<Arc<str>>,
+    ) -> Result<Arc<Self>, ServeError> {
+        if served.names.is_empty() {
+            return Err(ServeError::Config("the served model needs at least one name".into()));
+        }
+        let tokenizer = &served.tokenizer;
+        let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+        let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
+        let grammar_bytes = if broken("V-70") { u64::MAX } else { grammar_bytes };
+        let grammars = grammars(&served, grammar_bytes, server.config.grammar_sandbox.clone());
+        let media_pipeline = MediaPipeline::new(&server.config.media, served.engine.media())?;
+        Ok(Arc::new(Self {
+            server: Arc::clone(server),
+            media_pipeline,
+            grammars,
+            label,
+            longest_token: longest_token.max(1) as u64,
+            served,
+        }))
+    }
+
+    /// Enters a request of the current caller among those that are being answered.
+    pub fn enter(&self, id: &str, stream: bool, watches: Vec<Watch>) -> ApiResult<Ticket> {
+        let engine = &self.served.engine;
+        let model =
+            Priced { name: self.label.clone(), page_bytes: engine.page_bytes(), slot_bytes: engine.slot_bytes() };
+        self.server.running.enter(id, stream, watches, model)
+    }
+
+    /// 404 unless the model goes by `name` here.
+    pub fn check_model(&self, name: &str) -> ApiResult<()> {
+        if name == "default" || self.served.names.iter().any(|known| known == name) {
+            return Ok(());
+        }
+        let names = self.served.names.join("`, `");
+        let message = format!("the model `{}` does not exist here; this server has `{names}`", quote(name));
+        let error = ApiError::new(StatusCode::NOT_FOUND, message);
+        Err(ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error })
+    }
+
+    /// 400 where the model writes no text.
+    pub fn check_generates(&self) -> ApiResult<()> {
+        if self.served.engine.limits().encoder {
+            let message = "this model makes embeddings only: ask /v1/embeddings, /v1/rerank or /v1/score";
+            return Err(ApiError::unsupported("model", message));
+        }
+        Ok(())
+    }
+
+    /// Most sequences of one HTTP request. Those that do not run at once wait.
+    pub fn max_choices(&self) -> u32 {
+        let limits = self.served.engine.limits();
+        self.server.config.max_choices.min(limits.running_max_req_size.saturating_add(limits.max_waiting)).max(1)
+    }
+
+    /// The longest text that can fit into the context however it is tokenized.
+    fn text_bytes_max(&self) -> u64 {
+        let context = u64::from(self.served.engine.limits().max_req_total_len);
+        // Unicode normalization may shrink text to a third before it is tokenized.
+        context.saturating_mul(self.longest_token).saturating_mul(3)
+    }
+
+    /// The beginning of a text: as much as may be one that fits into the context.
+    pub fn beginning<'t>(&self, text: &'t str) -> &'t str {
+        let most = usize::try_from(self.text_bytes_max()).unwrap_or(usize::MAX);
+        &text[..text.floor_char_boundary(most)]
+    }
+
+    /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
+    fn check_text(&self, param: &str, bytes: usize) -> ApiResult<()> {
+        if bytes as u64 > self.text_bytes_max() {
+            let context = self.served.engine.limits().max_req_total_len;
+            let message = format!(
+                "this model's maximum context length is {context} tokens, into which the prompt's {bytes} bytes cannot fit"
+            );
+            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+        }
+        Ok(())
+    }
+
+    /// Tokenizes text of bounded length, which comes in pieces that no token spans. Only on a text worker.
+    pub fn encode(&self, param: &str, pieces: &[&str], add_special: bool) -> ApiResult<Vec<u32>> {
+        let bytes = pieces.iter().map(|piece| piece.len()).sum();
+        self.check_text(param, bytes)?;
+        faults::site(Site::Tokenizer);
+        let tokenizer = &self.served.tokenizer;
+        let needed = tokenizer.encode_bytes_max(bytes) as u64;
+        if needed > self.server.tokenizing.limit() {
+            let message = format!(
+                "tokenizing a text of {bytes} bytes may take {needed} bytes, more than this server's limit of {}",
+                self.server.tokenizing.limit()
+            );
+            return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
+        }
+        let ids = self.server.tokenizing.with(needed, || {
+            let mut ids = tokenizer.encode_pieces(pieces, add_special, true);
+            // They grew by doubling, and are kept for as long as the request.
+            ids.iter_mut().for_each(Vec::shrink_to_fit);
+            ids
+        });
+        ids.map_err(|error| match error {
+            TextError::TextTooLong { .. } => ApiError::invalid(param, error.to_string()),
+            _ => ApiError::internal(error.to_string()),
+        })
+    }
+
+    /// Refuses more ids than fit into the context, before more is made of them or beside them.
+    pub fn check_length(&self, param: &str, ids: usize) -> ApiResult<()> {
+        let context = self.served.engine.limits().max_req_total_len;
+        if ids > context as usize && !broken("T-56") {
+            let message = format!("this model's maximum context length is {context} tokens; {param} has {ids}");
+            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+        }
+        Ok(())
+    }
+
+    /// The text of `ids`. Room grows by an eighth, and is held before it is taken.
+    pub fn decode(&self, param: &str, ids: &[u32], held: &mut Held) -> ApiResult<String> {
+        let (mut text, mut detokenizer) = (String::new(), Detokenizer::new(false));
+        let tokenizer = &self.served.tokenizer;
+        for id in ids {
+            let most = Detokenizer::appended_max(tokenizer, *id);
+            if text.capacity() - text.len() < most {
+                let more = most.max(text.len() / 8);
+                self.server.bytes.ever_holds(param, held.bytes() + more as u64)?;
+                held.grow(more as u64)?;
+                text.reserve_exact(more);
+            }
+            detokenizer.push(tokenizer, *id, &mut text);
+        }
+        detokenizer.finish(&mut text);
+        Ok(text)
+    }
+
+    /// Refuses token ids the model does not have.
+    pub fn check_ids(&self, param: &str, ids: &[u32]) -> ApiResult<()> {
+        let vocab = self.served.engine.limits().vocab_size;
+        match ids.iter().find(|id| **id >= vocab) {
+            Some(id) => Err(ApiError::invalid(param, format!("token id {id} is outside the vocabulary of {vocab}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads a body and has something made of it on a text worker, where it waits while others are at it, as long as together they
+    /// might take more than was planned for bodies that are being parsed.
+    pub async fn on_body<T: Send + 'static>(
+        self: &Arc<Self>,
+        request: Request,
+        work: impl FnOnce(ReadBody, &Self) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        let (mut head, body) = request.into_parts();
+        let body = match head.extensions.remove::<EarlyBody>().and_then(|early| early.take()) {
+            Some(read) => read,
+            None => read_json(&head.headers, body, &self.server.bytes, self.server.config.body_limits()).await?,
+        };
+        let state = Arc::clone(self);
+        let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
+        self.server.on_text_worker(move || state.server.parsing.with(parsed, || work(body, &state))).await
+    }
+}
+
+/// The cache for a served model.
+fn grammars(served: &Served, bytes: u64, sandbox: Option<PathBuf>) -> Arc<Grammars> {
+    let tokenizer = &served.tokenizer;
+    let ends = match served.engine.eos() {
+        [] => tokenizer.eos(),
+        ends => ends,
+    };
+    let tools = [served.formats.tools, Some(ToolFormat::Hermes)];
+    let markers = tools.iter().flatten().flat_map(|format| format.markers());
+    let thoughts = [served.formats.reasoning, served.formats.reasoning_with_tools];
+    let thoughts = thoughts.into_iter().flatten().flat_map(ReasoningFormat::markers);
+    let ids = markers.chain(thoughts).filter_map(|marker| tokenizer.token_to_id(marker));
+    Grammars::new(Settings {
+        tokenizer: Arc::clone(tokenizer),
+        vocab: served.engine.limits().vocab_size as usize,
+        ends: ends.to_vec(),
+        spelled: ids.filter(|id| !ends.contains(id)).collect(),
+        bytes,
+        sandbox,
+    })
+}
