@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use serde::de::IgnoredAny;
 
-use crate::formats::{HELD_BYTES_MAX, Written};
+use crate::held::HELD_BYTES_MAX;
+use crate::written::Written;
 
 /// A piece of a reply. Calls are numbered from 0 in the order they begin; their events never interleave.
 #[derive(Clone, Debug, PartialEq, Eq)]

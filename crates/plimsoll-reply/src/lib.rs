@@ -16,14 +16,16 @@
 mod choose;
 mod event;
 mod formats;
+mod held;
 mod json;
 mod reasoning;
 mod reply;
 mod tools;
 mod watch;
+mod written;
 
 pub use choose::{Choice, ReasoningFormat, ToolFormat, UnknownFormat};
 pub use event::Event;
-pub use formats::HELD_BYTES_MAX;
+pub use held::HELD_BYTES_MAX;
 pub use reply::{ReplyParser, Spec, Start};
 pub use tools::Tools;

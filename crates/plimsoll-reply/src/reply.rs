@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::event::{Event, Outlet};
-use crate::formats::{Format, Harmony, Plain, Written};
+use crate::formats::{Format, Harmony, Plain};
 use crate::reasoning::Splitter;
+use crate::written::Written;
 use crate::{HELD_BYTES_MAX, ReasoningFormat, ToolFormat, Tools};
 
 /// Where in its turn a reply starts: the prompt may have begun it.

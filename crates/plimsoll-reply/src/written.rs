@@ -6,8 +6,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{HELD_BYTES_MAX, hold};
 use crate::Tools;
+use crate::held::{HELD_BYTES_MAX, hold};
 use crate::json::{Scanner, Step};
 
 /// Most calls of one answer; more are content.

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{HELD_BYTES_MAX, hold, is_name};
+use super::is_name;
 use crate::Tools;
 use crate::event::Outlet;
+use crate::held::{HELD_BYTES_MAX, hold};
 use crate::json::{Scanner, Step};
 
 /// What has become of the object.

@@ -2,8 +2,9 @@
 //! and Gemma 4's `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`. Arguments are turned into JSON as they come.
 
 use super::tagged::escape;
-use super::{Format, HELD_BYTES_MAX, NAME_BYTES_MAX, hold, is_name};
+use super::{Format, NAME_BYTES_MAX, is_name};
 use crate::event::Outlet;
+use crate::held::{HELD_BYTES_MAX, hold};
 use crate::watch::Watch;
 
 /// The deepest nesting of arguments.

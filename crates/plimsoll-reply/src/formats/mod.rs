@@ -8,7 +8,6 @@ mod hermes;
 mod llama;
 mod mistral;
 mod tagged;
-mod written;
 
 pub(crate) use deepseek::DeepSeek;
 pub(crate) use gemma::Gemma;
@@ -17,23 +16,9 @@ pub(crate) use hermes::Hermes;
 pub(crate) use llama::Llama;
 pub(crate) use mistral::Mistral;
 pub(crate) use tagged::{GLM, QWEN_XML, Tagged};
-pub(crate) use written::Written;
 
 use crate::event::Outlet;
 use crate::json::{Scanner, Step};
-
-/// The most bytes that one reply's parser holds back: a call whose head, or a value whose end, has not come by then is
-/// text.
-pub const HELD_BYTES_MAX: usize = 64 << 10;
-
-/// Adds to what is held back, less than [`HELD_BYTES_MAX`] so far. Its room grows no further than that.
-fn hold(held: &mut String, c: char) {
-    if held.capacity() - held.len() < c.len_utf8() {
-        let more = held.len().min(HELD_BYTES_MAX - held.len());
-        held.reserve_exact(more.max(32));
-    }
-    held.push(c);
-}
 
 /// The longest name of a tool, in bytes.
 const NAME_BYTES_MAX: usize = 256;

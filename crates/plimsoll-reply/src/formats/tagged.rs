@@ -7,9 +7,10 @@
 
 use std::sync::Arc;
 
-use super::{Format, HELD_BYTES_MAX, NAME_BYTES_MAX, hold, is_name};
+use super::{Format, NAME_BYTES_MAX, is_name};
 use crate::Tools;
 use crate::event::Outlet;
+use crate::held::{HELD_BYTES_MAX, hold};
 use crate::tools::Kind;
 use crate::watch::Watch;
 
