@@ -11,6 +11,7 @@ pub mod block;
 pub mod decoder;
 pub mod delta;
 pub mod gemma3;
+pub mod layer;
 pub mod llama;
 pub mod moe;
 pub mod mtp;

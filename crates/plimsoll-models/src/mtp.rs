@@ -8,7 +8,7 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId,
 use plimsoll_formats::ModelConfig;
 
 use crate::block::{AttentionPlace, Ends, norm};
-use crate::decoder::{Kind, Layer, Rotary};
+use crate::layer::{Kind, Layer, Rotary};
 use crate::{Drafter, Output};
 
 /// Weights of a draft head of one layer.
