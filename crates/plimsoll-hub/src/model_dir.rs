@@ -9,27 +9,16 @@ use std::time::Duration;
 
 use crate::disk::{install, remove_if_present, replace, sha256_file};
 use crate::error::HubError;
-use crate::marker::{FileRecord, MARKER_FILE, Marker, Pull};
+use crate::marker::{FileRecord, Marker, Pull};
+use crate::names::MARKER_FILE;
 use crate::progress::{Progress, still_wanted};
+use crate::wanted::Wanted;
 
 /// How often is looked whether another process is done.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Below it lie the files that are not ready.
 const PARTIAL_DIRECTORY: &str = ".partial";
-
-/// A file as it must be.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
-    /// Its name relative to the model's directory, checked.
-    pub(crate) name: &'a str,
-    /// Its exact size.
-    pub(crate) bytes: u64,
-    /// Its SHA-256, where it is known beforehand.
-    pub(crate) sha256: Option<&'a str>,
-    /// The hub's own name for the content, for files whose SHA-256 the hub does not tell.
-    pub(crate) blob: Option<&'a str>,
-}
 
 /// A directory of the cache that holds one catalogue entry or one repository.
 #[derive(Debug, Clone)]
