@@ -1,8 +1,8 @@
 //! Which frames of a video are taken, and when they are shown.
 
 use super::config::{Fields, within};
+use super::patches::Budget;
 use super::round_half_even;
-use super::video::Budget;
 use crate::{MediaError, Modality};
 
 /// How many frames are wanted.

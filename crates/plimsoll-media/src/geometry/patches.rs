@@ -8,6 +8,15 @@ use crate::{MediaError, Modality, Shape, Size};
 /// Longest side that is taken. Products of two such sides are exact in floating point.
 const SIDE_MAX: u64 = 1 << 24;
 
+/// What the pixel bounds hold for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Budget {
+    /// For each frame: Qwen2-VL, Qwen2.5-VL.
+    Frame,
+    /// For all frames of a video together: Qwen3-VL and later.
+    Video,
+}
+
 /// The resize rule and patch grid of an image processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Patches {

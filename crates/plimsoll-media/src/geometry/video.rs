@@ -7,14 +7,7 @@ use super::patches::{check_sides, resize_within, scale, size_of_sides};
 use super::{Patches, round_half_even};
 use crate::{MediaError, Modality, Shape, Size};
 
-/// What the pixel bounds hold for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Budget {
-    /// For each frame: Qwen2-VL, Qwen2.5-VL.
-    Frame,
-    /// For all frames of a video together: Qwen3-VL and later.
-    Video,
-}
+pub use super::patches::Budget;
 
 /// The resize rule, patch grid and frame sampling of a video processor.
 #[derive(Clone, Debug, PartialEq)]

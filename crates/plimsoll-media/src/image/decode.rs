@@ -9,7 +9,8 @@ use ::image::codecs::webp::WebPDecoder;
 use ::image::metadata::Orientation;
 use ::image::{AnimationDecoder, DynamicImage, ImageDecoder, ImageError, ImageResult, Limits, RgbImage};
 
-use super::header::{Format, Scan, essential_png};
+use super::header::essential_png;
+use super::scan::{Format, Scan};
 use super::{Header, ImageLimits, WHAT, malformed, over, probe};
 use crate::error::contained;
 use crate::{MediaError, Size};

@@ -8,15 +8,16 @@ mod decode;
 mod header;
 mod patchify;
 mod resize;
+mod scan;
 mod tile;
 mod vp8;
 mod vp8l;
 mod webp;
 
 pub use decode::{Rgb, decode, frames};
-pub use header::Format;
 pub use patchify::{Normalize, patchify, patchify_len};
 pub use resize::resize;
+pub use scan::Format;
 pub use tile::tiles;
 
 use plimsoll_memory::broken;
@@ -101,7 +102,7 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
     }
     let size = decode::upright(bytes, &scan)?;
     let trees = if scan.format == Format::WebP { webp::tree_bytes(bytes)? } else { 0 };
-    let header::Scan { format, frames, duration_ms, largest_pixels, pixel_bytes, beside_bytes, .. } = scan;
+    let scan::Scan { format, frames, duration_ms, largest_pixels, pixel_bytes, beside_bytes, .. } = scan;
     let beside_bytes = beside_bytes + trees;
     Ok(Header { format, size, frames, duration_ms, largest_pixels, pixel_bytes, beside_bytes, file_bytes })
 }

@@ -1,6 +1,6 @@
 //! The chunks of a WebP file: a walk over all that a decoder would open, also where it takes something for what its name does not say.
 
-use super::header::{Format, Scan, le16, le24, le32};
+use super::scan::{Format, Scan, le16, le24, le32};
 use super::{malformed, vp8, vp8l};
 use crate::{MediaError, Size};
 
