@@ -8,6 +8,9 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+/// A job as the threads of masks take it.
+pub(crate) type Work = Box<dyn FnOnce() + Send>;
+
 /// Where jobs are handed in. The thread ends with the last who could.
 pub(crate) struct Desk<T>(Arc<Queue<T>>);
 
