@@ -1,8 +1,8 @@
 //! What a configuration says of an audio tower, and the bounds it must keep.
 
-use crate::config::{Activation, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
+use crate::activation::Activation;
+use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
 use crate::error::FormatError;
-use crate::vision::DEPTH_MAX;
 
 /// The audio tower of Qwen3-Omni: three convolutions over windows of a spectrogram, then layers that attend in larger windows.
 #[derive(Clone, Debug, PartialEq, Eq)]

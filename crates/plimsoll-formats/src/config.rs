@@ -3,59 +3,17 @@
 //! Where the values come from is the business of `hf::config` and `gguf::config`. Numbers here are what a forward
 //! pass needs, after all defaults and format-specific conventions have been resolved.
 
+use crate::activation::Activation;
+use crate::architecture::Architecture;
 use crate::audio::Audio;
-use crate::encoding::Encoding;
+use crate::bounds::{
+    CONTEXT_MAX, DRAFT_LAYERS_MAX, EXPERTS_MAX, EXPERTS_TOTAL_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX,
+    INTERMEDIATE_MAX, KINDS_MAX, LAYERS_MAX, TAPS_MAX, VOCAB_MAX, positive, within, wrong,
+};
+use crate::encoding::{Dtype, Encoding};
 use crate::error::FormatError;
-use crate::hf::Quantization;
+use crate::quantization::Quantization;
 use crate::vision::{RopeSections, Vision};
-
-/// The family of a model, which decides the code that runs it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Architecture {
-    /// Llama and models of its shape (Mistral, SmolLM).
-    Llama,
-    /// Qwen 2 and 2.5: Llama with biases on the query, key and value projections.
-    Qwen2,
-    /// Qwen 3: Llama with norms on queries and keys.
-    Qwen3,
-    /// Gemma 3: norms around each half layer, sliding and global layers, scaled embeddings.
-    Gemma3,
-    /// Qwen 3 MoE: Qwen 3 with a mixture of experts for the feed-forward part.
-    Qwen3Moe,
-    /// Qwen3-Next: three Gated DeltaNet layers to one of gated attention, mixture of experts.
-    Qwen3Next,
-    /// Qwen 3.5, dense: the layers of Qwen3-Next with a plain feed-forward part.
-    Qwen3_5,
-    /// Qwen 3.5 MoE.
-    Qwen3_5Moe,
-    /// BERT and models of its shape (MiniLM): an encoder.
-    Bert,
-    /// RoBERTa and XLM-RoBERTa: BERT with positions that start after the padding's.
-    Roberta,
-    /// Anything else, by the name the file gives. No model code runs it.
-    Other(String),
-}
-
-impl Architecture {
-    /// Every family that runs, as refusals list them.
-    pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, \
-        Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen3-Omni-MoE (its thinker), Gemma 3, BERT and RoBERTa";
-
-    /// Whether most layers are recurrent (Gated DeltaNet).
-    pub fn is_hybrid(&self) -> bool {
-        matches!(self, Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe)
-    }
-
-    /// Whether every position sees every other, so that nothing is generated.
-    pub fn is_encoder(&self) -> bool {
-        matches!(self, Architecture::Bert | Architecture::Roberta)
-    }
-
-    /// Whether the feed-forward part may be a mixture of experts.
-    pub fn has_experts(&self) -> bool {
-        matches!(self, Architecture::Qwen3Moe | Architecture::Qwen3Next | Architecture::Qwen3_5Moe)
-    }
-}
 
 /// A mixture of experts in place of a feed-forward part.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,30 +65,6 @@ pub struct Encoder {
     pub labels: Option<usize>,
     /// Whether a score goes through the logistic function before it is reported.
     pub sigmoid: bool,
-}
-
-/// The activation between the gate and the up projection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// GELU through its tanh approximation.
-    GeluTanh,
-    /// GELU through the error function.
-    Gelu,
-    /// `x * sigmoid(1.702 * x)`.
-    GeluQuick,
-}
-
-/// A float type that a checkpoint declares for its weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Dtype {
-    /// IEEE 754 binary32.
-    F32,
-    /// IEEE 754 binary16.
-    F16,
-    /// The upper half of a binary32.
-    Bf16,
 }
 
 /// How rotary frequencies are stretched beyond the context of pre-training.
@@ -263,31 +197,6 @@ pub struct ModelConfig {
     pub quantization: Option<Quantization>,
 }
 
-/// Most layers of a model.
-const LAYERS_MAX: usize = 1000;
-/// Most heads of a layer.
-pub(crate) const HEADS_MAX: usize = 1024;
-/// Widest head.
-pub(crate) const HEAD_DIM_MAX: usize = 1024;
-/// Widest residual stream, and widest product of heads and head width.
-pub(crate) const HIDDEN_MAX: usize = 1 << 17;
-/// Widest feed-forward part.
-pub(crate) const INTERMEDIATE_MAX: usize = 1 << 20;
-/// Largest vocabulary: a sampler numbers tokens in so many bits.
-pub const VOCAB_MAX: usize = 1 << 20;
-/// Longest context in tokens.
-const CONTEXT_MAX: usize = 1 << 28;
-/// Most experts of a layer.
-const EXPERTS_MAX: usize = 4096;
-/// Most experts of all layers together; each has three entries in the table of weights.
-const EXPERTS_TOTAL_MAX: usize = 1 << 17;
-/// Longest causal convolution.
-const TAPS_MAX: usize = 16;
-/// Most layers of a draft head.
-const DRAFT_LAYERS_MAX: usize = 8;
-/// Most kinds of token, and most scores of a classifier.
-const KINDS_MAX: usize = 1024;
-
 impl ModelConfig {
     /// Checks every size against its bound, and that the parts fit together.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
@@ -418,36 +327,4 @@ impl RopeScaling {
             }
         }
     }
-}
-
-impl Dtype {
-    /// The tensor encoding of this type.
-    pub fn encoding(self) -> Encoding {
-        match self {
-            Dtype::F32 => Encoding::F32,
-            Dtype::F16 => Encoding::F16,
-            Dtype::Bf16 => Encoding::BF16,
-        }
-    }
-}
-
-/// Refuses a size of 0 or above `most`.
-pub(crate) fn within(what: &str, value: usize, most: usize) -> Result<(), FormatError> {
-    if (1..=most).contains(&value) {
-        return Ok(());
-    }
-    wrong(format!("{what}: {value}, allowed are 1 to {most}"))
-}
-
-/// Refuses a number that is not finite, not above 0, or above `most`.
-fn positive(what: &str, value: f32, most: f32) -> Result<(), FormatError> {
-    if value > 0.0 && value <= most {
-        return Ok(());
-    }
-    wrong(format!("{what}: {value}, allowed are numbers above 0 and up to {most}"))
-}
-
-/// A configuration error.
-pub(crate) fn wrong<T>(message: String) -> Result<T, FormatError> {
-    Err(FormatError::Config(message))
 }

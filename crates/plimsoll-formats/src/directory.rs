@@ -4,7 +4,7 @@
 
 use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
-use crate::gguf::GgmlType;
+use crate::ggml_type::GgmlType;
 use std::ops::Range;
 
 /// A run of bytes in one of the checkpoint's files. Checked against the file when it was made.

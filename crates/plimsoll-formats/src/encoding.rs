@@ -68,3 +68,25 @@ pub enum ScaleKind {
     /// `scale = d * sc`, `offset = -(dmin * m)`.
     Super,
 }
+
+/// A float type that a checkpoint declares for its weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE 754 binary32.
+    F32,
+    /// IEEE 754 binary16.
+    F16,
+    /// The upper half of a binary32.
+    Bf16,
+}
+
+impl Dtype {
+    /// The tensor encoding of this type.
+    pub fn encoding(self) -> Encoding {
+        match self {
+            Dtype::F32 => Encoding::F32,
+            Dtype::F16 => Encoding::F16,
+            Dtype::Bf16 => Encoding::BF16,
+        }
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! No behaviour lives here, only the vocabulary of refusal and two helpers that build it.
 
-use crate::config::Architecture;
+use crate::architecture::Architecture;
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint, or one row of it, could not be read.

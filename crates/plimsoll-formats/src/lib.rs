@@ -31,29 +31,35 @@
 //! # Ok::<(), plimsoll_formats::FormatError>(())
 //! ```
 
+mod activation;
+mod architecture;
 mod audio;
+mod bounds;
 mod checkpoint;
 mod config;
 mod decode;
 mod directory;
 mod encoding;
 mod error;
+mod ggml_type;
 mod gguf;
 #[cfg(unix)]
 mod guard;
 mod hf;
 mod mapping;
+mod quantization;
 mod row;
 mod vision;
 
+pub use activation::Activation;
+pub use architecture::Architecture;
 pub use audio::Audio;
+pub use bounds::VOCAB_MAX;
 pub use checkpoint::Checkpoint;
-pub use config::{
-    Activation, Architecture, DeltaNet, Dtype, Encoder, Experts, ModelConfig, RopeScaling, VOCAB_MAX, YarnScaling,
-};
-pub use encoding::{Encoding, QuantLayout, ScaleKind, TensorInfo};
+pub use config::{DeltaNet, Encoder, Experts, ModelConfig, RopeScaling, YarnScaling};
+pub use encoding::{Dtype, Encoding, QuantLayout, ScaleKind, TensorInfo};
 pub use error::FormatError;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue};
-pub use hf::{GroupQuant, Quantization};
+pub use quantization::{GroupQuant, Quantization};
 pub use row::{Row, RowBuf, RowScales};
 pub use vision::{Intern, MediaTokens, RopeSections, Tower, Vision};

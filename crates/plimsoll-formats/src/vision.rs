@@ -1,6 +1,7 @@
 //! What a configuration says of a vision tower: one struct for all families, and the bounds it must keep.
 
-use crate::config::{Activation, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
+use crate::activation::Activation;
+use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
 use crate::error::FormatError;
 
 /// The design of a tower, which decides its tensors' names and the parts they make.
@@ -86,8 +87,6 @@ pub struct RopeSections {
     pub interleaved: bool,
 }
 
-/// Most layers of a tower.
-pub(crate) const DEPTH_MAX: usize = 1000;
 /// Longest side of a patch in pixels.
 const PATCH_MAX: usize = 1024;
 /// Most frames of a patch, and most patches per side of a token.

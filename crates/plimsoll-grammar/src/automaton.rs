@@ -1,9 +1,8 @@
-//! A compiled grammar, and the automaton that its outputs share.
+//! A compiled form, and what its outputs share of it.
 //!
-//! llguidance builds a grammar's automaton while outputs walk through it; all outputs of the grammar share one. An
-//! automaton with too many states fails from then on, for all outputs. No output may depend on the others. After a
-//! failure the output therefore gets a fresh automaton of its own and takes all its tokens again. It ends only if this
-//! fails, too. New outputs do not use an automaton that has half its states.
+//! llguidance builds a form's automaton while it is walked, one for all who walk it. One that has too many states fails from then on, for all
+//! of them. That nobody's output depends on who else walks: what fails is done again by a walk that is taken, token by token, from a
+//! fresh automaton of its own, and ends only if it fails there. An automaton that has half its states is not for new outputs.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -15,13 +14,13 @@ use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::Unfit;
 
 use crate::budget::Share;
-use crate::cache::{Grammars, Settings};
 use crate::checks::{Layout, Reading};
 use crate::depth::Depth;
 use crate::error::GrammarError;
-use crate::guide::Job;
-use crate::jobs::Desk;
+use crate::jobs::{Desk, Work};
 use crate::library::{STATES_MAX, reason};
+use crate::pool;
+use crate::settings::Settings;
 
 /// Of the 200,000 units that llguidance lets a step cost, those after which a way that is gone again asks for more.
 const REFUEL: usize = 50_000;
@@ -57,15 +56,15 @@ fn few(mask: &SimpleVob) -> Option<Vec<u32>> {
 
 /// A compiled form.
 pub(crate) struct Compiled {
-    /// The parser as it was compiled. No output walks it.
+    /// As it was compiled: nobody walks it.
     fresh: Mutex<TokenParser>,
     fresh_bytes: u64,
     /// Where outputs begin: before the first token, with the automaton they share. None while there is no room for one.
     current: Mutex<Option<(TokenParser, Arc<Automaton>)>>,
     pub first_mask: SimpleVob,
-    /// The thread that computes masks, and the thread for slow grammars.
-    pub jobs: [Arc<Desk<Job>>; 2],
-    /// A mask of this grammar took long.
+    /// The thread that computes masks, and the one for forms whose masks take long.
+    pub jobs: [Arc<Desk<Work>>; 2],
+    /// This one's do.
     pub slow: AtomicBool,
     /// Masks of it that have been asked for and not been computed yet.
     pub under_way: AtomicUsize,
@@ -76,6 +75,9 @@ pub(crate) struct Compiled {
     pub layout: Option<Layout>,
     _share: Share,
 }
+
+/// What all compiled forms share.
+pub(crate) type Pool = pool::Pool<Compiled>;
 
 /// An automaton, as far as it is not llguidance's: its share of the budget.
 type Automaton = Mutex<Share>;
@@ -119,7 +121,7 @@ impl Start {
         self.mask.is_zero()
     }
 
-    /// Bytes of the fresh automaton, and of the one that outputs begin with.
+    /// Bytes of the automaton that nobody walks, and of the one that outputs begin with.
     pub fn bytes(&self) -> [u64; 2] {
         [&self.fresh, &self.parser].map(|parser| parser.parser.lexer_stats().num_bytes as u64)
     }
@@ -128,7 +130,7 @@ impl Start {
     pub fn compiled(
         self,
         [own, first]: [Share; 2],
-        jobs: [Arc<Desk<Job>>; 2],
+        jobs: [Arc<Desk<Work>>; 2],
         depth: Depth,
         layout: Option<Layout>,
     ) -> Compiled {
@@ -155,11 +157,11 @@ impl Compiled {
     /// # Errors
     ///
     /// [`GrammarError::Full`] when it takes another automaton, for which there is no room.
-    pub fn begin(&self, grammars: &Grammars) -> Result<Path, GrammarError> {
+    pub fn begin(&self, pool: &Pool) -> Result<Path, GrammarError> {
         let mut current = held(&self.current);
         let (parser, automaton) = match current.take() {
             Some(current) => current,
-            None => self.anew(grammars)?,
+            None => self.anew(pool)?,
         };
         let reading = self.layout.as_ref().map(Reading::new);
         let path = Path { parser: parser.clone(), automaton: Arc::clone(&automaton), taken: Vec::new(), reading };
@@ -167,7 +169,7 @@ impl Compiled {
         Ok(path)
     }
 
-    /// New outputs no longer begin with this automaton. The last output that uses it frees it.
+    /// Nobody begins with this automaton any more: it goes with the last of those who walk it.
     fn retire(&self, automaton: &Arc<Automaton>) {
         let mut current = held(&self.current);
         if current.as_ref().is_some_and(|(_, shared)| Arc::ptr_eq(shared, automaton)) {
@@ -175,10 +177,10 @@ impl Compiled {
         }
     }
 
-    fn anew(&self, grammars: &Grammars) -> Result<(TokenParser, Arc<Automaton>), GrammarError> {
-        let share = grammars.room(self.fresh_bytes)?;
+    fn anew(&self, pool: &Pool) -> Result<(TokenParser, Arc<Automaton>), GrammarError> {
+        let share = pool.room(self.fresh_bytes)?;
         let mut parser = held(&self.fresh).deep_clone();
-        // Sets the limits of a step. An error is ignored: the next step fails with it again.
+        // Sets the limits of a step; what fails here fails again for whoever walks on.
         let _ = attempt(&mut parser, TokenParser::compute_mask);
         Ok((parser, Arc::new(Mutex::new(share))))
     }
@@ -196,19 +198,14 @@ pub(crate) struct Path {
 
 impl Path {
     /// What may come next.
-    pub fn mask(&mut self, compiled: &Compiled, grammars: &Grammars) -> Result<SimpleVob, Unfit> {
-        let mask = self.follow(compiled, grammars, TokenParser::compute_mask)?;
-        self.checked(mask, compiled, grammars)
+    pub fn mask(&mut self, compiled: &Compiled, pool: &Pool) -> Result<SimpleVob, Unfit> {
+        let mask = self.follow(compiled, pool, TokenParser::compute_mask)?;
+        self.checked(mask, compiled, pool)
     }
 
     /// The mask without what would break a check, or would lead to where nothing can follow.
-    pub fn checked(
-        &mut self,
-        mut mask: SimpleVob,
-        compiled: &Compiled,
-        grammars: &Grammars,
-    ) -> Result<SimpleVob, Unfit> {
-        let mut doubtful = self.refine(&mut mask, compiled, grammars)?;
+    pub fn checked(&mut self, mut mask: SimpleVob, compiled: &Compiled, pool: &Pool) -> Result<SimpleVob, Unfit> {
+        let mut doubtful = self.refine(&mut mask, compiled, pool)?;
         // Where few tokens are left, each may be the first of a way without an end.
         let layout = compiled.layout.as_ref();
         if self.reading.as_ref().zip(layout).is_some_and(|(reading, layout)| reading.may_get_stuck(layout)) {
@@ -216,71 +213,71 @@ impl Path {
         }
         let mut left = LOOKS_MAX;
         for token in doubtful {
-            if mask.is_allowed(token) && !self.leads_on(token, LOOK_AHEAD, &mut left, compiled, grammars) {
+            if mask.is_allowed(token) && !self.leads_on(token, LOOK_AHEAD, &mut left, compiled, pool) {
                 mask.disallow_token(token);
             }
         }
         if mask.is_zero() {
-            return Err(grammars.invalid(NOTHING_FITS.into()));
+            return Err(pool.invalid(NOTHING_FITS.into()));
         }
         Ok(mask)
     }
 
     /// Whether a token is followed by something: looked so many tokens ahead, as long as few of them are possible, and `left` times at
     /// most. What is farther away is taken for something.
-    fn leads_on(&self, token: u32, ahead: usize, left: &mut usize, compiled: &Compiled, grammars: &Grammars) -> bool {
-        if *left == 0 || grammars.settings().ends.contains(&token) {
+    fn leads_on(&self, token: u32, ahead: usize, left: &mut usize, compiled: &Compiled, pool: &Pool) -> bool {
+        if *left == 0 || pool.settings().ends.contains(&token) {
             return true;
         }
         *left -= 1;
         let (parser, automaton) = (self.parser.clone(), Arc::clone(&self.automaton));
         let mut path = Self { parser, automaton, taken: self.taken.clone(), reading: self.reading.clone() };
-        match path.take(token, compiled, grammars) {
+        match path.take(token, compiled, pool) {
             Ok(true) => return true,
             Ok(false) => {}
             Err(_) => return false,
         }
-        let Ok(mut mask) = path.follow(compiled, grammars, TokenParser::compute_mask) else { return false };
-        if path.refine(&mut mask, compiled, grammars).is_err() {
+        let Ok(mut mask) = path.follow(compiled, pool, TokenParser::compute_mask) else { return false };
+        if path.refine(&mut mask, compiled, pool).is_err() {
             return false;
         }
         match few(&mask) {
             Some(few) if ahead > 1 => {
-                few.into_iter().any(|token| path.leads_on(token, ahead - 1, left, compiled, grammars))
+                few.into_iter().any(|token| path.leads_on(token, ahead - 1, left, compiled, pool))
             }
             _ => !mask.is_zero(),
         }
     }
 
     /// Takes from the mask what would break a check. Returns the tokens that only the next mask can judge.
-    fn refine(&mut self, mask: &mut SimpleVob, compiled: &Compiled, grammars: &Grammars) -> Result<Vec<u32>, Unfit> {
+    fn refine(&mut self, mask: &mut SimpleVob, compiled: &Compiled, pool: &Pool) -> Result<Vec<u32>, Unfit> {
         let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) else { return Ok(Vec::new()) };
-        let Settings { tokenizer, ends, spelled, .. } = grammars.settings();
+        let Settings { tokenizer, ends, spelled, .. } = pool.settings();
         // A marker in a document would be read as the end of reasoning, or as a call.
         if reading.is_in_document() {
             spelled.iter().for_each(|id| mask.disallow_token(*id));
         }
-        let allowed = grammars.structural().iter().copied().filter(|id| mask.is_allowed(*id));
+        let allowed = pool.structural().iter().copied().filter(|id| mask.is_allowed(*id));
         let mut tokens = allowed.map(|id| (id, tokenizer.token_bytes(id)));
         let end = ends.iter().any(|id| mask.is_allowed(*id));
-        let validate = |schema: &str, documents: &[String]| grammars.trials.validate(schema, documents);
-        let away = reading.refine(layout, &mut tokens, end, &validate).map_err(|why| grammars.invalid(why))?;
+        let validate = |schema: &str, documents: &[String]| pool.trials.validate(schema, documents);
+        let away = reading.refine(layout, &mut tokens, end, &validate).map_err(|why| pool.invalid(why))?;
         away.tokens.iter().chain(ends.iter().filter(|_| away.ends)).for_each(|id| mask.disallow_token(*id));
         Ok(away.doubtful)
     }
 
     /// Takes a token. Says whether nothing may follow it.
-    pub fn take(&mut self, token: u32, compiled: &Compiled, grammars: &Grammars) -> Result<bool, Unfit> {
-        let ends = self.follow(compiled, grammars, |parser| {
+    pub fn take(&mut self, token: u32, compiled: &Compiled, pool: &Pool) -> Result<bool, Unfit> {
+        let ends = self.follow(compiled, pool, |parser| {
             parser.consume_token(token)?;
             Ok(parser.check_stop()? || parser.stop_reason() != StopReason::NotStopped)
         })?;
         self.taken.push(token);
         if let (Some(layout), Some(reading)) = (&compiled.layout, &mut self.reading) {
-            reading.take(layout, grammars.settings().tokenizer.token_bytes(token));
+            reading.take(layout, pool.settings().tokenizer.token_bytes(token));
             if ends {
-                let validate = |schema: &str, documents: &[String]| grammars.trials.validate(schema, documents);
-                reading.settle(layout, true, &validate).map_err(|why| grammars.invalid(why))?;
+                let validate = |schema: &str, documents: &[String]| pool.trials.validate(schema, documents);
+                reading.settle(layout, true, &validate).map_err(|why| pool.invalid(why))?;
             }
         }
         Ok(ends)
@@ -290,25 +287,24 @@ impl Path {
     fn follow<T>(
         &mut self,
         compiled: &Compiled,
-        grammars: &Grammars,
+        pool: &Pool,
         step: impl Fn(&mut TokenParser) -> anyhow::Result<T>,
     ) -> Result<T, Unfit> {
         let (done, grown) = match attempt(&mut self.parser, &step) {
             Ok(done) => done,
             Err(_) => {
                 compiled.retire(&self.automaton);
-                (self.parser, self.automaton) =
-                    compiled.anew(grammars).map_err(|full| Unfit::Room(full.to_string()))?;
+                (self.parser, self.automaton) = compiled.anew(pool).map_err(|full| Unfit::Room(full.to_string()))?;
                 let taken = &self.taken;
                 attempt(&mut self.parser, |parser| again(parser, taken).and_then(|()| step(parser)))
                     .map_err(Unfit::Form)?
             }
         };
-        let fits = grammars.grow(&mut held(&self.automaton), grown.bytes);
+        let fits = pool.grow(&mut held(&self.automaton), grown.bytes);
         if !fits || grown.states >= STATES_MAX / 2 {
             compiled.retire(&self.automaton);
         }
-        if fits { Ok(done) } else { Err(Unfit::Room(GrammarError::Full(grammars.usage().limit).to_string())) }
+        if fits { Ok(done) } else { Err(Unfit::Room(GrammarError::Full(pool.budget.limit()).to_string())) }
     }
 }
 

@@ -1,47 +1,26 @@
 //! Compiled grammars, shared by the requests that use them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::TokTrie;
-use plimsoll_engine::constraint::Unfit;
-use plimsoll_text::Tokenizer;
 
-use crate::automaton::{self, Start};
-use crate::budget::{Budget, Share, Usage};
+use crate::automaton::{Compiled, Pool, Start};
+use crate::budget::{Share, Usage};
 use crate::depth;
 use crate::error::GrammarError;
-use crate::guide::Job;
-use crate::jobs::Desk;
+use crate::jobs::{Desk, Work};
 use crate::library::{factory, reason};
 use crate::sandbox::Vocabulary;
+use crate::settings::Settings;
 use crate::source::{Made, SOURCE_BYTES_MAX, Source};
 use crate::trial::{Patience, Trials};
 
-/// What grammars are compiled for.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Ids to text.
-    pub tokenizer: Arc<Tokenizer>,
-    /// Logits of a row; ids beyond the tokenizer's are never allowed.
-    pub vocab: usize,
-    /// The tokens that end output.
-    pub ends: Vec<u32>,
-    /// Special tokens that grammars may spell as text: the markers of calls.
-    pub spelled: Vec<u32>,
-    /// Bytes for everything; 0 switches constrained output off.
-    pub bytes: u64,
-    /// The program to run in a process of its own, which compiles grammars for trial ([`crate::sandbox`]). Without one
-    /// only the library's own limits bound a grammar's cost: for tests of crates that have no program.
-    pub sandbox: Option<PathBuf>,
-}
-
-/// The tries' share of the budget. There are three tries; a node takes 8 bytes, in lists that grow by doubling. Each
-/// token has its text and a place. Measured: 13.7 MB for 50,000 words of random letters; these numbers give 16.1.
+/// The tries' share of the budget: three of them, whose nodes take 8 bytes in lists that grow by doubling, and each token's
+/// text and place. Measured: 13.7 MB for 50,000 words of random letters, of which this makes 16.1.
 const TRIE_BYTES_PER_NODE: u64 = 48;
 const TRIE_BYTES_PER_BYTE: u64 = 6;
 const TRIE_BYTES_PER_TOKEN: u64 = 64;
@@ -53,77 +32,46 @@ const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
 
 /// The served vocabulary's grammars.
 pub struct Grammars {
-    settings: Settings,
-    budget: Arc<Budget>,
-    pub(crate) trials: Trials,
+    pool: Pool,
     base: OnceLock<Base>,
-    /// Held while a thread makes the base.
+    /// Held by whoever makes the base.
     making: Mutex<()>,
-    entries: Mutex<Vec<Entry>>,
-    clock: AtomicU64,
     compiled: AtomicU64,
-    hits: AtomicU64,
-    evicted: AtomicU64,
-    invalid_answers: AtomicU64,
 }
 
 /// What all grammars share: made when the first is asked for.
 struct Base {
     factory: ParserFactory,
-    jobs: [Arc<Desk<Job>>; 2],
-    /// Tokens that may end something in JSON.
-    structural: Vec<u32>,
+    jobs: [Arc<Desk<Work>>; 2],
     share: Share,
-}
-
-struct Entry {
-    key: String,
-    compiled: Arc<automaton::Compiled>,
-    used: u64,
 }
 
 impl Grammars {
     /// A cache for one vocabulary. Nothing is built before the first grammar is asked for.
     pub fn new(settings: Settings) -> Arc<Self> {
         let program = settings.sandbox.clone();
+        let trials = Trials::new(program.map(|program| (program, vocabulary(&settings))));
         Arc::new(Self {
-            budget: Budget::new(settings.bytes),
-            trials: Trials::new(program.map(|program| (program, vocabulary(&settings)))),
-            settings,
+            pool: Pool::new(settings, trials),
             base: OnceLock::new(),
             making: Mutex::new(()),
-            entries: Mutex::default(),
-            clock: AtomicU64::new(0),
             compiled: AtomicU64::new(0),
-            hits: AtomicU64::new(0),
-            evicted: AtomicU64::new(0),
-            invalid_answers: AtomicU64::new(0),
         })
     }
 
     /// What the budget holds.
     pub fn usage(&self) -> Usage {
-        let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
-        Usage {
-            used: self.budget.used(),
-            limit: self.budget.limit(),
-            grammars: self.entries().len() as u64,
-            compiled: load(&self.compiled),
-            hits: load(&self.hits),
-            evicted: load(&self.evicted),
-            sandbox_starts: self.trials.starts(),
-            invalid_answers: load(&self.invalid_answers),
-        }
+        Usage { compiled: self.compiled.load(Ordering::Relaxed), ..self.pool.usage() }
     }
 
     /// What this cache was made for.
     pub(crate) fn settings(&self) -> &Settings {
-        &self.settings
+        self.pool.settings()
     }
 
-    fn entries(&self) -> MutexGuard<'_, Vec<Entry>> {
-        // A panic cannot leave an entry half written.
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What its grammars share.
+    pub(crate) fn pool(&self) -> &Pool {
+        &self.pool
     }
 
     /// What all grammars share, made by the first that asks; what failed is tried again by the next.
@@ -135,7 +83,7 @@ impl Grammars {
         match self.base.get() {
             Some(base) => Ok(base),
             None => {
-                let base = Base::new(&self.settings, &self.budget)?;
+                let base = Base::new(&self.pool)?;
                 Ok(self.base.get_or_init(|| base))
             }
         }
@@ -148,7 +96,7 @@ impl Grammars {
         source: &Source,
         prefix: &str,
         patience: &Patience<'_>,
-    ) -> Result<Arc<automaton::Compiled>, GrammarError> {
+    ) -> Result<Arc<Compiled>, GrammarError> {
         let fits = |bytes: usize| match bytes {
             0..=SOURCE_BYTES_MAX => Ok(()),
             _ => {
@@ -160,11 +108,9 @@ impl Grammars {
         fits(source.text_bytes())?;
         let key = source.key(prefix);
         fits(key.len())?;
-        let now = self.clock.fetch_add(1, Ordering::Relaxed);
-        if let Some(entry) = self.entries().iter_mut().find(|entry| entry.key == key) {
-            entry.used = now;
-            self.hits.fetch_add(1, Ordering::Relaxed);
-            return Ok(Arc::clone(&entry.compiled));
+        let now = self.pool.now();
+        if let Some(compiled) = self.pool.find(&key, now) {
+            return Ok(compiled);
         }
         let base = self.base()?;
         let build = |source: &Source, prefix: &str| self.build(base, source, prefix, key.len() as u64, patience);
@@ -180,13 +126,7 @@ impl Grammars {
         };
         let compiled = Arc::new(built?);
         self.compiled.fetch_add(1, Ordering::Relaxed);
-        let mut entries = self.entries();
-        // Another thread may have compiled it meanwhile.
-        if let Some(entry) = entries.iter_mut().find(|entry| entry.key == key) {
-            return Ok(Arc::clone(&entry.compiled));
-        }
-        entries.push(Entry { key, compiled: Arc::clone(&compiled), used: now });
-        Ok(compiled)
+        Ok(self.pool.keep(key, compiled, now))
     }
 
     fn build(
@@ -196,26 +136,27 @@ impl Grammars {
         prefix: &str,
         source_bytes: u64,
         patience: &Patience<'_>,
-    ) -> Result<automaton::Compiled, GrammarError> {
-        let compile = |schema: &str, name: &str, lenient| self.trials.compile_schema(schema, name, lenient, patience);
+    ) -> Result<Compiled, GrammarError> {
+        let compile =
+            |schema: &str, name: &str, lenient| self.pool.trials.compile_schema(schema, name, lenient, patience);
         let Made { lark, depth, layout } = source.grammar(prefix, &compile)?;
         for schema in layout.iter().flat_map(|layout| &layout.rules).filter_map(|rule| rule.schema.as_ref()) {
             // Whether answers can be validated is known before there is one.
-            self.trials.validate(schema, &[]).map_err(GrammarError::Invalid)?;
+            self.pool.trials.validate(schema, &[]).map_err(GrammarError::Invalid)?;
         }
         let rules = layout.as_ref().map_or(&[][..], |layout| &layout.rules);
-        let trial_bytes = self.trials.compile(&lark, rules, patience)?;
+        let trial_bytes = self.pool.trials.compile(&lark, rules, patience)?;
         let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * source_bytes + depth.bytes();
         self.fits_alone(base, fixed_bytes + trial_bytes)?;
-        let mut own = self.room(fixed_bytes)?;
+        let mut own = self.pool.room(fixed_bytes)?;
         // While it is compiled. What it comes to is charged below.
-        let compiling = self.room(trial_bytes)?;
+        let compiling = self.pool.room(trial_bytes)?;
         let parser = || Start::new(base.factory.create_parser(TopLevelGrammar::from_lark(lark))?);
         let start = match depth::on_a_deep_stack(parser) {
             Some(Ok(Ok(start))) => start,
             Some(Ok(Err(error))) => return Err(GrammarError::Invalid(reason(&error.to_string()))),
             Some(Err(_)) => return Err(GrammarError::Invalid("the grammar could not be compiled".into())),
-            None => return Err(GrammarError::Full(self.budget.limit())),
+            None => return Err(GrammarError::Full(self.pool.budget.limit())),
         };
         drop(compiling);
         if start.allows_nothing() {
@@ -223,27 +164,16 @@ impl Grammars {
         }
         let [fresh, first] = start.bytes();
         self.fits_alone(base, fixed_bytes + fresh + first)?;
-        if !self.grow(&mut own, fixed_bytes + fresh) {
-            return Err(GrammarError::Full(self.budget.limit()));
+        if !self.pool.grow(&mut own, fixed_bytes + fresh) {
+            return Err(GrammarError::Full(self.pool.budget.limit()));
         }
-        let shares = [own, self.room(first)?];
+        let shares = [own, self.pool.room(first)?];
         Ok(start.compiled(shares, base.jobs.clone(), depth, layout))
-    }
-
-    /// An answer ends because of its checks, for this reason.
-    pub(crate) fn invalid(&self, why: String) -> Unfit {
-        self.invalid_answers.fetch_add(1, Ordering::Relaxed);
-        Unfit::Form(why)
-    }
-
-    /// Tokens that may end something in JSON.
-    pub(crate) fn structural(&self) -> &[u32] {
-        self.base.get().map_or(&[], |base| &base.structural)
     }
 
     /// Refuses what would not fit even if no other grammar were there.
     fn fits_alone(&self, base: &Base, bytes: u64) -> Result<(), GrammarError> {
-        let most = self.budget.limit().saturating_sub(base.share.bytes());
+        let most = self.pool.budget.limit().saturating_sub(base.share.bytes());
         match bytes <= most {
             true => Ok(()),
             false => Err(GrammarError::Invalid(format!(
@@ -251,36 +181,11 @@ impl Grammars {
             ))),
         }
     }
-
-    /// A share of `bytes`, for which idle grammars go.
-    pub(crate) fn room(&self, bytes: u64) -> Result<Share, GrammarError> {
-        let mut share = self.budget.share();
-        if self.grow(&mut share, bytes) { Ok(share) } else { Err(GrammarError::Full(self.budget.limit())) }
-    }
-
-    /// Grows a share to `bytes`, for which idle grammars go. False when those in use leave no room.
-    pub(crate) fn grow(&self, share: &mut Share, bytes: u64) -> bool {
-        while !share.grow_to(bytes) {
-            if !self.evict_one() {
-                return false;
-            }
-        }
-        true
-    }
-
-    /// Drops the grammar that has been idle longest. False if all are in use.
-    fn evict_one(&self) -> bool {
-        let mut entries = self.entries();
-        let idle = entries.iter().enumerate().filter(|(_, entry)| Arc::strong_count(&entry.compiled) == 1);
-        let Some(index) = idle.min_by_key(|(_, entry)| entry.used).map(|(index, _)| index) else { return false };
-        entries.swap_remove(index);
-        self.evicted.fetch_add(1, Ordering::Relaxed);
-        true
-    }
 }
 
 impl Base {
-    fn new(settings: &Settings, budget: &Arc<Budget>) -> Result<Self, GrammarError> {
+    fn new(pool: &Pool) -> Result<Self, GrammarError> {
+        let (settings, budget) = (pool.settings(), &pool.budget);
         let tokenizer = &settings.tokenizer;
         let words: Vec<Vec<u8>> = (0..settings.vocab as u32).map(|id| word(settings, id)).collect();
         let bytes = trie_bytes(&words);
@@ -304,8 +209,12 @@ impl Base {
             last || word.iter().any(|byte| b"\",]}".contains(byte))
         };
         let structural = (0..).zip(&words).filter(|(_, word)| ends(word)).map(|(id, _)| id).collect();
-        let desk = |name: &str| Desk::open(name, Job::run).map_err(|error| GrammarError::NoThread(error.to_string()));
-        Ok(Self { factory, jobs: [desk("grammar")?, desk("slow-grammar")?], structural, share })
+        let desk = |name: &str| {
+            Desk::open(name, |work: Work| work()).map_err(|error| GrammarError::NoThread(error.to_string()))
+        };
+        let jobs = [desk("grammar")?, desk("slow-grammar")?];
+        pool.set_structural(structural);
+        Ok(Self { factory, jobs, share })
     }
 }
 

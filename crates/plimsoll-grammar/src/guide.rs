@@ -12,7 +12,7 @@ use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 use crate::automaton::{Compiled, Path};
 use crate::cache::Grammars;
 use crate::error::GrammarError;
-use crate::jobs::Ticket;
+use crate::jobs::{Ticket, Work};
 use crate::source::Source;
 use crate::thinking::{Next, Thinking, Thoughts};
 use crate::trial::Patience;
@@ -64,8 +64,8 @@ impl Grammar for Guide {
         let settings = self.grammars.settings();
         let state = match &self.compiled {
             Some(compiled) => {
-                let mut path = compiled.begin(&self.grammars).map_err(|full| full.to_string())?;
-                let mask = path.checked(compiled.first_mask.clone(), compiled, &self.grammars);
+                let mut path = compiled.begin(self.grammars.pool()).map_err(|full| full.to_string())?;
+                let mask = path.checked(compiled.first_mask.clone(), compiled, self.grammars.pool());
                 State::Ready { path: Box::new(path), mask: mask.map_err(|unfit| unfit.to_string())? }
             }
             None => State::Free,
@@ -114,7 +114,7 @@ enum State {
 }
 
 impl State {
-    /// Takes the state. The caller puts another in its place.
+    /// What there was. Whoever takes it puts something in its place.
     fn take(&mut self) -> State {
         std::mem::replace(self, State::Over(Unfit::Form(String::new())))
     }
@@ -122,14 +122,14 @@ impl State {
 
 type Done = Result<(Box<Path>, SimpleVob), Unfit>;
 
-/// A mask that was asked for. Dropping this withdraws the job if it has not begun, and frees its path at once.
+/// A mask that was asked for. When nobody waits for it any more, what has not been begun is not, and its path goes at once.
 struct Errand {
     reply: Receiver<Done>,
-    _ticket: Ticket<Job>,
+    _ticket: Ticket<Work>,
 }
 
 /// A mask to compute.
-pub(crate) struct Job {
+struct Job {
     path: Box<Path>,
     of: UnderWay,
     grammars: Arc<Grammars>,
@@ -153,10 +153,10 @@ impl Drop for UnderWay {
 }
 
 impl Job {
-    pub fn run(self) {
+    fn run(self) {
         let Self { mut path, of, grammars, reply } = self;
         let began = Instant::now();
-        let mask = of.0.depth.follow(|| path.mask(&of.0, &grammars));
+        let mask = of.0.depth.follow(|| path.mask(&of.0, grammars.pool()));
         if began.elapsed() > SLOW {
             of.0.slow.store(true, Relaxed);
         }
@@ -165,7 +165,7 @@ impl Job {
             None => Err(Unfit::Room("the system has no thread for the grammar; try again later".into())),
         };
         of.0.computed.fetch_add(1, Relaxed);
-        // Before the reply: the grammar's automaton is free, so an output with the mask can go on.
+        // Who has it may go on: this form's automaton is free.
         drop(of);
         // A request that is gone needs no mask.
         let _ = reply.send(done);
@@ -193,8 +193,8 @@ impl Walk {
             State::Due(path) => {
                 let (reply, done) = sync_channel(1);
                 let job = Job { path, of: UnderWay::new(compiled), grammars: Arc::clone(&self.grammars), reply };
-                // If the thread has ended, the job is dropped and `came` sees a closed channel.
-                let ticket = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].hand_in(job);
+                // Without its thread nobody answers, and that is noticed.
+                let ticket = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].hand_in(Box::new(|| job.run()));
                 State::Away(Errand { reply: done, _ticket: ticket })
             }
             state => state,
@@ -218,7 +218,7 @@ impl Walk {
         self.ready()?;
         let Some(compiled) = &self.compiled else { return Ok(()) };
         self.state = match self.state.take() {
-            State::Ready { mut path, .. } => match path.take(token, compiled, &self.grammars) {
+            State::Ready { mut path, .. } => match path.take(token, compiled, self.grammars.pool()) {
                 Ok(true) => State::Complete,
                 Ok(false) => State::Due(path),
                 Err(unfit) => State::Over(unfit),

@@ -1,14 +1,17 @@
-//! A thread that computes masks, and the queue of its jobs.
+//! A thread that computes masks, and who waits for it.
 //!
-//! The queue needs no limit of its own, in count or in bytes. The sender of a job holds a [`Ticket`]. Dropping it
-//! removes the job from the queue, unless the job has begun. So the queue holds at most one job for each live output,
-//! and the engine limits their number. The job and its output's path are part of the bytes that each output has
-//! reserved (`Guide::bytes_max`). What must not be in here: what a job is.
+//! The queue has no limit of its own, in count or in bytes, and needs none: whoever asks holds a [`Ticket`], with which a job that has not
+//! begun goes out of the queue. So it holds one job at most of each output that is alive, which are as many as the engine's places; and a job,
+//! with the way its output has gone, is part of what each of them has reserved (`Guide::bytes_max`). What must not be in here: what
+//! a job is.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The sending end of the queue. The thread ends when it is dropped.
+/// A job as the threads of masks take it.
+pub(crate) type Work = Box<dyn FnOnce() + Send>;
+
+/// Where jobs are handed in. The thread ends with the last who could.
 pub(crate) struct Desk<T>(Arc<Queue<T>>);
 
 /// A job that was handed in: it is withdrawn with this, unless it has begun.
@@ -34,7 +37,7 @@ impl<T> Queue<T> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for the next job; none once the [`Desk`] is dropped.
+    /// The next job, once there is one; none when nobody is left to hand one in.
     fn next(&self) -> Option<T> {
         let idle = |waiting: &mut Waiting<T>| waiting.jobs.is_empty() && !waiting.closed;
         let waiting = self.changed.wait_while(self.waiting(), idle);

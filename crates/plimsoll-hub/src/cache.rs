@@ -11,8 +11,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::catalogue::Entry;
 use crate::disk::tree_bytes;
+use crate::entry::Entry;
 use crate::error::HubError;
 use crate::marker::Marker;
 use crate::model_dir::ModelDir;

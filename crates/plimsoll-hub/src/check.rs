@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use crate::cache::Cache;
 use crate::disk::free_bytes;
 use crate::marker::{FileRecord, Marker};
-use crate::model_dir::{ModelDir, Wanted, verify};
+use crate::model_dir::{ModelDir, verify};
 use crate::model_ref::ModelRef;
 use crate::progress::Progress;
+use crate::wanted::Wanted;
 
 /// What was found where a file should be.
 #[derive(Debug, Clone, PartialEq, Eq)]

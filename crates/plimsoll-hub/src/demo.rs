@@ -2,7 +2,7 @@
 //!
 //! It goes through the cache like every other entry, because weights are mapped from files. `export.py` writes the rows below.
 
-use crate::catalogue::{Beside, Entry, Source, beside};
+use crate::entry::{Beside, Entry, Source, beside};
 
 /// Its row in the catalogue.
 pub(crate) const DEMO: Entry = Entry {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::catalogue::CATALOGUE;
-use crate::progress::human_bytes;
+use crate::size::human_bytes;
 
 /// Everything that can go wrong between a model's name and a verified file on disk.
 #[derive(Debug, thiserror::Error)]

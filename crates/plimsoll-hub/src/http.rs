@@ -14,9 +14,9 @@ use ureq::{Agent, Body};
 
 use crate::disk::{Partial, read_bounded, remove_if_present};
 use crate::error::{HubError, printable};
-use crate::model_dir::Wanted;
 use crate::progress::{Progress, still_wanted};
 use crate::settings::Settings;
+use crate::wanted::Wanted;
 
 /// How often a request is repeated without any new byte before it is given up.
 const RETRIES_MAX: u32 = 3;

@@ -4,8 +4,8 @@ use serde::Deserialize;
 
 use crate::error::HubError;
 use crate::http::Client;
-use crate::model_dir::Wanted;
 use crate::names::{check_file, closest, url_path};
+use crate::wanted::Wanted;
 
 /// The largest listing that is read, in bytes.
 const LISTING_BYTES_MAX: u64 = 32 << 20;

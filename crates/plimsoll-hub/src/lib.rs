@@ -19,6 +19,7 @@ mod catalogue;
 mod check;
 mod demo;
 mod disk;
+mod entry;
 mod error;
 mod fetch;
 mod http;
@@ -30,13 +31,16 @@ mod names;
 mod progress;
 mod pull;
 mod settings;
+mod size;
+mod wanted;
 mod wheels;
 
 use std::path::PathBuf;
 
 pub use cache::{Cache, CachedModel};
-pub use catalogue::{Beside, CATALOGUE, DEFAULT_MODEL, Entry, Source, WheelPart};
+pub use catalogue::{CATALOGUE, DEFAULT_MODEL};
 pub use check::{FileCheck, FileState};
+pub use entry::{Beside, Entry, Source, WheelPart};
 pub use error::HubError;
 pub use fetch::{FETCH_BYTES, FETCH_PIECE_BYTES, FetchError, FetchRules, Fetcher, host_of};
 pub use model_ref::ModelRef;

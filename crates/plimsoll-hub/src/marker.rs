@@ -13,10 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::disk::read_bounded;
 use crate::error::HubError;
-use crate::names::check_file;
+use crate::names::{MARKER_FILE, check_file};
 
-/// The sidecar's name.
-pub(crate) const MARKER_FILE: &str = "plimsoll.json";
 /// The largest marker that is read, in bytes.
 const MARKER_BYTES_MAX: u64 = 16 << 20;
 /// The layout of the sidecar; another number counts as no marker.

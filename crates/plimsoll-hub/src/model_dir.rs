@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use crate::disk::{install, remove_if_present, replace, sha256_file};
 use crate::error::HubError;
-use crate::marker::{FileRecord, MARKER_FILE, Marker, Pull};
+use crate::marker::{FileRecord, Marker, Pull};
+use crate::names::MARKER_FILE;
 use crate::progress::{Progress, still_wanted};
+use crate::wanted::Wanted;
 
 /// How often is looked whether another process is done.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -18,24 +20,11 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Below it lie the files that are not ready.
 const PARTIAL_DIRECTORY: &str = ".partial";
 
-/// A file as it must be.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Wanted<'a> {
-    /// Its name relative to the model's directory, checked.
-    pub(crate) name: &'a str,
-    /// Its exact size.
-    pub(crate) bytes: u64,
-    /// Its SHA-256, where it is known beforehand.
-    pub(crate) sha256: Option<&'a str>,
-    /// The hub's own name for the content, if the hub gives no SHA-256 of it.
-    pub(crate) blob: Option<&'a str>,
-}
-
 /// A directory of the cache that holds one catalogue entry or one repository.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelDir {
     pub(crate) path: PathBuf,
-    /// Outside of the directory and never deleted, so that all waiting processes wait for the same file.
+    /// Outside of the directory and never deleted, so that whoever waits for it waits for the right file.
     lock_path: PathBuf,
 }
 
@@ -70,7 +59,7 @@ impl ModelDir {
         }
     }
 
-    /// Waits for the lock; says so if another process holds it.
+    /// Waits for the lock; says so if somebody else holds it.
     pub(crate) fn lock(&self, name: &str, progress: &mut dyn Progress) -> Result<Lock, HubError> {
         if let Some(lock) = self.try_lock()? {
             return Ok(lock);
@@ -207,8 +196,8 @@ impl ModelDir {
         let answer = self.answer(&pull.path);
         let whole = pull.path.is_empty();
         marker.set_pull(pull);
-        // A reader of the directory loads all files in it, so weights of an earlier revision must go. A pull of one
-        // file may have undone the pull of the others (see `has`). Their files stay until that pull is done again.
+        // Who reads a directory takes all that is in it, the weights of an earlier revision, too. Who asked for one file of it may have
+        // undone the pull of the others by that (see `has`): they wait for that pull to be done again.
         if whole {
             self.remove_orphans(&mut marker)?;
         }

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::catalogue::{self, CATALOGUE, Entry};
+use crate::catalogue::{self, CATALOGUE};
+use crate::entry::Entry;
 use crate::error::{HubError, printable};
 use crate::names::{check_file, check_repo, closest};
 

@@ -4,6 +4,8 @@
 
 use crate::error::{HubError, printable};
 
+/// The sidecar's name.
+pub(crate) const MARKER_FILE: &str = "plimsoll.json";
 /// The longest name of a repository or of one path component, in bytes.
 const COMPONENT_BYTES_MAX: usize = 200;
 /// The longest path inside a repository, in bytes.
@@ -53,7 +55,7 @@ pub(crate) fn check_file(file: &str) -> Result<(), HubError> {
             return refuse("a component that starts with '.'");
         }
     }
-    if file == crate::marker::MARKER_FILE {
+    if file == MARKER_FILE {
         return refuse("the cache uses this name itself");
     }
     Ok(())

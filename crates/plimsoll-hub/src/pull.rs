@@ -7,16 +7,17 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::cache::Cache;
-use crate::catalogue::{Entry, Source};
 use crate::disk::{require_room, write};
+use crate::entry::{Entry, Source};
 use crate::error::HubError;
 use crate::http::Client;
 use crate::hub::{self, Listing, RemoteFile};
 use crate::marker::{Marker, Pull};
-use crate::model_dir::{ModelDir, Wanted};
+use crate::model_dir::ModelDir;
 use crate::model_ref::ModelRef;
 use crate::progress::Progress;
 use crate::settings::Settings;
+use crate::wanted::Wanted;
 use crate::wheels;
 
 /// Keeps the hub's partial files apart from those of other sources.

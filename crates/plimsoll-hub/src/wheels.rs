@@ -11,12 +11,13 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::catalogue::WheelPart;
 use crate::disk::{Partial, read_bounded, remove_if_present, replace, require_room, tree_bytes};
+use crate::entry::WheelPart;
 use crate::error::{HubError, printable};
-use crate::model_dir::{ModelDir, Wanted};
+use crate::model_dir::ModelDir;
 use crate::progress::{Progress, still_wanted};
 use crate::settings::Settings;
+use crate::wanted::Wanted;
 
 /// How often the growth of pip's directory is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(100);

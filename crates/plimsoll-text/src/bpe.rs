@@ -12,10 +12,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use crate::table::TokenTable;
-
-/// No token, no neighbour.
-pub(crate) const NONE: u32 = u32::MAX;
+use crate::error::TextError;
+use crate::table::{NONE, TokenTable};
 
 /// The merges of a vocabulary: which neighbours may join, how early, and into what.
 #[derive(Default)]
@@ -46,6 +44,27 @@ impl Merges {
     fn get(&self, left: u32, right: u32) -> Option<Merge> {
         self.by_pair.get(&pair_key(left, right)).copied()
     }
+}
+
+/// Merges in the order of their ranks, as pairs of names.
+pub(crate) fn ranked_merges<'m>(
+    pairs: impl Iterator<Item = Result<(&'m str, &'m str), TextError>>,
+    count: usize,
+    table: &TokenTable,
+) -> Result<Merges, TextError> {
+    let mut merges = Merges::with_capacity(count);
+    let mut joined = String::new();
+    for (rank, pair) in pairs.enumerate() {
+        let (left, right) = pair?;
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(right);
+        let id = |name: &str| {
+            table.id_of(name).ok_or_else(|| TextError::BadTokenizer(format!("merge {rank}: {name:?} is not a token")))
+        };
+        merges.insert(id(left)?, id(right)?, rank as u32, id(&joined)?);
+    }
+    Ok(merges)
 }
 
 fn pair_key(left: u32, right: u32) -> u64 {

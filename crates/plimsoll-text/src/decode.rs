@@ -5,25 +5,8 @@
 //! a handful of bytes and never grows; [`Tokenizer::decode`] is this very machine run over a slice, so that streamed and
 //! whole text cannot differ. Stop strings are another room's business.
 
-use crate::table::{Kind, TokenTable};
+use crate::table::{Kind, Opening, TokenTable};
 use crate::tokenizer::Tokenizer;
-
-/// What a vocabulary does to the first token of a text.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Opening {
-    /// Nothing.
-    Plain,
-    /// One space at the very start is dropped: it was put there when encoding.
-    StripSpace,
-    /// Every `▁` of the first token is dropped.
-    StripMarks,
-    /// The first token stands as the vocabulary spells it, since the table's text of it begins with a separating
-    /// space; WordPiece's clean-up of English punctuation applies if set.
-    Raw {
-        /// Whether to clean up.
-        cleanup: bool,
-    },
-}
 
 /// Turns a stream of token ids into text. One per request.
 #[derive(Clone, Debug)]
@@ -163,6 +146,20 @@ impl Waiting {
                 out.push(char::REPLACEMENT_CHARACTER);
             }
         }
+    }
+}
+
+impl Tokenizer {
+    /// The text of `ids`, without special tokens if `skip_special`. Ids outside the vocabulary are no text; bytes that
+    /// are not UTF-8 become U+FFFD.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut out = String::new();
+        let mut detokenizer = Detokenizer::new(skip_special);
+        for &id in ids {
+            detokenizer.push(self, id, &mut out);
+        }
+        detokenizer.finish(&mut out);
+        out
     }
 }
 

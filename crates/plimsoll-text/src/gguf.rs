@@ -4,15 +4,14 @@
 //! (SentencePiece pieces with merges). Ids must equal those of the tools that made the files. How the metadata is read
 //! from the file is not this room's business: it receives a [`GgufVocab`].
 
-use crate::bpe::{Alphabet, Bpe, Merges, NONE};
-use crate::byte_level;
-use crate::decode::Opening;
+use crate::bpe::{Alphabet, Bpe, Merges, ranked_merges};
+use crate::byte_level::{self, byte_token};
 use crate::error::TextError;
 use crate::normalize::{Normalizer, PrefixSpace};
 use crate::pattern_names::{self, Recipe};
 use crate::pretokenize::Cutter;
 use crate::specials::{Special, Specials};
-use crate::table::{Kind, Row, TokenTable};
+use crate::table::{Kind, NONE, Opening, Row, TokenTable};
 use crate::tokenizer::{Engine, Parts, Pipeline, Tokenizer};
 
 /// The tokenizer part of a GGUF file's metadata; fields are named after their keys under `tokenizer.ggml`.
@@ -189,12 +188,6 @@ fn type_of(vocab: &GgufVocab, id: usize) -> i32 {
     vocab.token_types.get(id).copied().unwrap_or(1)
 }
 
-/// The byte of a token spelled `<0xNN>`.
-pub(crate) fn byte_token(name: &str) -> Option<u8> {
-    let hex = name.strip_prefix("<0x")?.strip_suffix('>')?;
-    (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?
-}
-
 fn table(vocab: &GgufVocab, family: &Family) -> Result<TokenTable, TextError> {
     let mut table = TokenTable::with_capacity(vocab.tokens.len());
     for (id, raw) in vocab.tokens.iter().enumerate() {
@@ -261,27 +254,6 @@ fn listed_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextEr
             .ok_or_else(|| TextError::BadTokenizer(format!("merge {line:?} has no two parts")))
     });
     ranked_merges(pairs, vocab.merges.len(), table)
-}
-
-/// Merges in the order of their ranks, as pairs of names.
-pub(crate) fn ranked_merges<'m>(
-    pairs: impl Iterator<Item = Result<(&'m str, &'m str), TextError>>,
-    count: usize,
-    table: &TokenTable,
-) -> Result<Merges, TextError> {
-    let mut merges = Merges::with_capacity(count);
-    let mut joined = String::new();
-    for (rank, pair) in pairs.enumerate() {
-        let (left, right) = pair?;
-        joined.clear();
-        joined.push_str(left);
-        joined.push_str(right);
-        let id = |name: &str| {
-            table.id_of(name).ok_or_else(|| TextError::BadTokenizer(format!("merge {rank}: {name:?} is not a token")))
-        };
-        merges.insert(id(left)?, id(right)?, rank as u32, id(&joined)?);
-    }
-    Ok(merges)
 }
 
 /// Merges that follow from scores: two pieces may join if together they are a piece, the better its score the earlier.

@@ -12,16 +12,16 @@ use std::path::Path;
 use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
-use serde_json::value::RawValue;
 
 use crate::error::TextError;
 use crate::foreign::Foreign;
 use crate::growth;
 use crate::json_decoder::Decoding;
+use crate::json_description::{Added, Description};
 use crate::json_pipeline;
 use crate::neighbours::{self, Neighbours};
 use crate::pair::Pairing;
+use crate::post_processor::surroundings;
 use crate::table::{Kind, Row, TokenTable};
 use crate::tokenizer::{Engine, Parts, Tokenizer};
 
@@ -33,40 +33,6 @@ const ID_MAX: u64 = 1 << 24;
 /// long table.
 const IDS_PER_TOKEN: u64 = 8;
 const HOLES_MAX: u64 = 1 << 16;
-
-/// The stages of the file.
-#[derive(Deserialize)]
-pub(crate) struct Description<'a> {
-    #[serde(default)]
-    pub(crate) added_tokens: Vec<Added>,
-    #[serde(default)]
-    pub(crate) normalizer: Value,
-    #[serde(default)]
-    pub(crate) pre_tokenizer: Value,
-    #[serde(default)]
-    pub(crate) post_processor: Value,
-    #[serde(default)]
-    decoder: Value,
-    #[serde(borrow)]
-    pub(crate) model: &'a RawValue,
-}
-
-/// A token that is matched literally.
-#[derive(Deserialize)]
-pub(crate) struct Added {
-    pub(crate) id: u32,
-    pub(crate) content: String,
-    #[serde(default)]
-    pub(crate) single_word: bool,
-    #[serde(default)]
-    pub(crate) lstrip: bool,
-    #[serde(default)]
-    pub(crate) rstrip: bool,
-    #[serde(default)]
-    pub(crate) normalized: bool,
-    #[serde(default)]
-    pub(crate) special: bool,
-}
 
 /// The vocabulary alone, whatever the model.
 #[derive(Deserialize)]
@@ -134,7 +100,7 @@ impl Tokenizer {
         };
         let bos = neighbours.bos(&table);
         let eos = neighbours.eos(&table);
-        let (prefix, suffix) = json_pipeline::surroundings(&description.post_processor, &table)?;
+        let (prefix, suffix) = surroundings(&description.post_processor, &table)?;
         let pairing = Pairing::new(&description.post_processor, &table)?;
         let main_eos = neighbours.main_eos(&table);
         Ok(Self::new(Parts {

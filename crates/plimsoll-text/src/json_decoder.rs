@@ -7,10 +7,9 @@
 
 use serde_json::Value;
 
-use crate::byte_level;
-use crate::decode::Opening;
+use crate::byte_level::{self, byte_token};
 use crate::error::TextError;
-use crate::gguf::byte_token;
+use crate::table::Opening;
 
 /// The most steps of a decoder; known ones have four.
 const STEPS_MAX: usize = 32;

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::error::TextError;
-use crate::json_pipeline::template_ids;
+use crate::post_processor::template_ids;
 use crate::table::TokenTable;
 
 /// What a post-processor makes of a pair.

@@ -5,8 +5,10 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use crate::bpe::NONE;
 use crate::error::TextError;
+
+/// No token, no neighbour.
+pub(crate) const NONE: u32 = u32::MAX;
 
 /// How a token takes part in the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +19,23 @@ pub(crate) enum Kind {
     Special,
     /// An id without a token, or one that stands for nothing.
     Hole,
+}
+
+/// What a vocabulary does to the first token of a text.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Opening {
+    /// Nothing.
+    Plain,
+    /// One space at the very start is dropped: it was put there when encoding.
+    StripSpace,
+    /// Every `▁` of the first token is dropped.
+    StripMarks,
+    /// The first token stands as the vocabulary spells it, since the table's text of it begins with a separating
+    /// space; WordPiece's clean-up of English punctuation applies if set.
+    Raw {
+        /// Whether to clean up.
+        cleanup: bool,
+    },
 }
 
 /// Strings one after the other in one allocation.

@@ -5,14 +5,13 @@
 //! pipeline cannot express runs through the `tokenizers` library (`foreign`).
 
 use crate::bpe::{Bpe, Scratch};
-use crate::decode::{Detokenizer, Opening};
 use crate::error::{TextError, shielded};
 use crate::foreign::Foreign;
 use crate::normalize::Normalizer;
 use crate::pair::{Pair, Pairing};
 use crate::pretokenize::Cutter;
 use crate::specials::{Fragment, Specials};
-use crate::table::{Kind, TokenTable};
+use crate::table::{Kind, Opening, TokenTable};
 
 /// The longest text that a tokenizer accepts unless told otherwise, in bytes. It is about a million tokens of prose.
 pub const DEFAULT_TEXT_BYTES_MAX: usize = 4 << 20;
@@ -138,18 +137,6 @@ impl Tokenizer {
             Engine::Own(_) => Scratch::bytes_max(text_bytes).saturating_add(text_bytes.saturating_mul(ids)),
             Engine::Foreign(foreign) => text_bytes.saturating_mul(foreign.bytes_per_byte() + ids),
         }
-    }
-
-    /// The text of `ids`, without special tokens if `skip_special`. Ids outside the vocabulary are no text; bytes that
-    /// are not UTF-8 become U+FFFD.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
-        let mut out = String::new();
-        let mut detokenizer = Detokenizer::new(skip_special);
-        for &id in ids {
-            detokenizer.push(self, id, &mut out);
-        }
-        detokenizer.finish(&mut out);
-        out
     }
 
     /// One more than the largest id, holes included.

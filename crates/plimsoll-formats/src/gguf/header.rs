@@ -4,12 +4,12 @@
 
 use super::cursor::{Cursor, in_key};
 use super::meta::GgufMeta;
-use super::types::GgmlType;
 use super::{MAGIC, architecture_of, names};
-use crate::config::Architecture;
+use crate::architecture::Architecture;
 use crate::directory::{Entry, Span, Storage};
 use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
+use crate::ggml_type::GgmlType;
 
 /// Most metadata keys; real files have some dozens.
 const KEYS_MAX: usize = 65_536;

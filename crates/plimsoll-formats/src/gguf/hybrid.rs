@@ -2,9 +2,10 @@
 //!
 //! Reference: llama.cpp, its converter for the Qwen family and the models' loaders.
 
-use super::config::Keys;
+use super::keys::Keys;
 use super::meta::{GgufMeta, GgufValue};
-use crate::config::{Architecture, DeltaNet, Experts};
+use crate::architecture::Architecture;
+use crate::config::{DeltaNet, Experts};
 use crate::directory::Entry;
 use crate::error::FormatError;
 

@@ -1,20 +1,20 @@
 //! GGUF files, versions 2 and 3, little endian: one file or the parts of a split one.
 //!
-//! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `types` and `names` are
-//! tables, `config` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig). Decoding of blocks is in `decode`.
+//! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `names` is
+//! a table, `config` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig). Decoding of blocks is in `decode`.
 
 mod config;
 mod cursor;
 mod header;
 mod hybrid;
+mod keys;
 mod meta;
 mod names;
-mod types;
 
 pub use meta::{GgufMeta, GgufStrings, GgufValue};
-pub(crate) use types::GgmlType;
 
-use crate::config::{Architecture, ModelConfig};
+use crate::architecture::Architecture;
+use crate::config::ModelConfig;
 use crate::directory::Directory;
 use crate::error::FormatError;
 use crate::mapping::Mapping;

@@ -2,7 +2,7 @@
 //!
 //! A name that is not in the table is kept as it is, so that nothing in the file becomes invisible.
 
-use crate::config::Architecture;
+use crate::architecture::Architecture;
 
 /// The canonical name of a GGUF tensor of a model of this architecture.
 pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {

@@ -1,8 +1,7 @@
 //! `audio_config` of a Qwen3-Omni thinker → its tower, with the defaults of transformers.
 
-use super::config::activation_of;
 use super::json::Lookup;
-use super::vision::token;
+use super::values::{activation_of, token};
 use crate::audio::Audio;
 use crate::config::ModelConfig;
 use crate::error::FormatError;

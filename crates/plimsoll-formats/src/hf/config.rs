@@ -8,16 +8,17 @@ use super::encoder;
 use super::hybrid;
 use super::intern;
 use super::json::{Lookup, read_object, whole};
-use super::mlx::Quantization;
 use super::rope;
+use super::values::{LAYERS_MAX, activation, dtype};
 use super::vision;
-use crate::config::{Activation, Architecture, Dtype, ModelConfig};
+use crate::activation::Activation;
+use crate::architecture::Architecture;
+use crate::config::{Experts, ModelConfig};
 use crate::error::{FormatError, quote};
+use crate::quantization::Quantization;
 use serde_json::Value;
 use std::path::Path;
 
-/// Most layers that are looked at before the configuration as a whole is checked.
-pub(super) const LAYERS_MAX: usize = 1000;
 /// Most tokens that may end an answer.
 const EOS_MAX: usize = 64;
 
@@ -58,7 +59,7 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
     }
 }
 
-/// The names of a family with no key for renormalising its routers, unlike the language models of that family.
+/// The names of a family whose routers, unlike those of its language models, have no key for renormalising.
 const QWEN3_VL_MOE: [&str; 3] = ["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"];
 
 /// What the defaults of a class depend on.
@@ -190,13 +191,7 @@ impl Family {
 fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelConfig, FormatError> {
     let defaults = family.defaults();
     let gemma = family.architecture == Architecture::Gemma3;
-    let layers = config.need("num_hidden_layers")?;
-    if layers > LAYERS_MAX {
-        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
-    }
-    if config.bool("use_bidirectional_attention")? == Some(true) || config.bool("is_causal")? == Some(false) {
-        return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
-    }
+    let layers = decoder_layers(config)?;
     let hidden_size = config.need("hidden_size")?;
     let heads = or_need(config, "num_attention_heads", defaults.heads)?;
     let head_dim = config.size("head_dim")?.or(defaults.head_dim);
@@ -220,11 +215,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         return Err(FormatError::Unsupported("recurrent layers with another activation than silu".to_owned()));
     }
     let experts = hybrid::experts(config, &family.architecture, family.renormalise, layers)?;
-    let intermediate_size = match &experts {
-        // Where every layer has experts the width of a plain part is often left out, and never used.
-        Some(experts) => config.size("intermediate_size")?.unwrap_or(experts.width),
-        None => config.need("intermediate_size")?,
-    };
+    let intermediate_size = intermediate_size(config, experts.as_ref())?;
     let cap = |key| config.f32(key).map(|cap| cap.filter(|&cap| cap != 0.0));
     Ok(ModelConfig {
         hidden_size,
@@ -269,6 +260,27 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         quantization: Quantization::read(config)?,
         architecture: family.architecture,
     })
+}
+
+/// The number of layers, for a decoder with causal attention.
+fn decoder_layers(config: &Lookup) -> Result<usize, FormatError> {
+    let layers = config.need("num_hidden_layers")?;
+    if layers > LAYERS_MAX {
+        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
+    }
+    if config.bool("use_bidirectional_attention")? == Some(true) || config.bool("is_causal")? == Some(false) {
+        return Err(FormatError::Unsupported("a decoder whose attention is bidirectional".to_owned()));
+    }
+    Ok(layers)
+}
+
+/// The width between the projections of a plain feed-forward part.
+fn intermediate_size(config: &Lookup, experts: Option<&Experts>) -> Result<usize, FormatError> {
+    match experts {
+        // Where every layer has experts the width of a plain part is often left out, and never used.
+        Some(experts) => Ok(config.size("intermediate_size")?.unwrap_or(experts.width)),
+        None => config.need("intermediate_size"),
+    }
 }
 
 /// A size that is required unless its class has a default.
@@ -327,39 +339,6 @@ fn layer_types(kinds: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
         other => Err(FormatError::Unsupported(format!("layer type {}", quote(other.unwrap_or("that is no text"))))),
     };
     kinds.iter().map(is_sliding).collect()
-}
-
-/// The activation, under either of its two keys.
-pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError> {
-    let name = match config.str("hidden_activation")? {
-        Some(name) => name,
-        None => config.str("hidden_act")?.unwrap_or(default),
-    };
-    activation_of(name)
-}
-
-/// The activation of a name.
-pub(super) fn activation_of(name: &str) -> Result<Activation, FormatError> {
-    match name {
-        "silu" | "swish" => Ok(Activation::Silu),
-        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
-        "gelu" => Ok(Activation::Gelu),
-        other => Err(FormatError::Unsupported(format!("activation {}", quote(other)))),
-    }
-}
-
-/// The declared float type: `dtype` in transformers 5, `torch_dtype` before.
-pub(super) fn dtype(config: &Lookup) -> Result<Option<Dtype>, FormatError> {
-    let name = match config.str("dtype")? {
-        Some(name) => Some(name),
-        None => config.str("torch_dtype")?,
-    };
-    Ok(match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
-        Some("bfloat16") => Some(Dtype::Bf16),
-        Some("float16" | "half") => Some(Dtype::F16),
-        Some("float32" | "float") => Some(Dtype::F32),
-        _ => None,
-    })
 }
 
 /// One token id or a list of them. An empty list counts as absent.

@@ -1,10 +1,11 @@
 //! `config.json` of BERT and its relatives → the model configuration, with the defaults of transformers.
 
-use super::config::{LAYERS_MAX, activation, dtype};
 use super::json::Lookup;
-use super::mlx::Quantization;
-use crate::config::{Architecture, Encoder, ModelConfig, RopeScaling};
+use super::values::{LAYERS_MAX, activation, dtype};
+use crate::architecture::Architecture;
+use crate::config::{Encoder, ModelConfig, RopeScaling};
 use crate::error::{FormatError, quote};
+use crate::quantization::Quantization;
 use serde_json::Value;
 
 /// The encoder of that class or `model_type`.

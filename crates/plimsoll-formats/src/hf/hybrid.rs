@@ -3,7 +3,8 @@
 //! Defaults are those of transformers' configuration classes. Variants that no model code runs are refused by their key.
 
 use super::json::{Lookup, whole};
-use crate::config::{Architecture, DeltaNet, Experts};
+use crate::architecture::Architecture;
+use crate::config::{DeltaNet, Experts};
 use crate::directory::Directory;
 use crate::error::{FormatError, quote};
 use serde_json::Value;

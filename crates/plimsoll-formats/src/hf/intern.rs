@@ -1,8 +1,7 @@
 //! The tower of an InternVL checkpoint in the form of transformers, with its defaults.
 
-use super::config::activation;
 use super::json::Lookup;
-use super::vision::{side, token};
+use super::values::{activation, side, token};
 use crate::error::{FormatError, quote};
 use crate::vision::{Intern, MediaTokens, Tower, Vision};
 

@@ -6,41 +6,13 @@
 use super::json::Lookup;
 use super::names::canonical;
 use super::safetensors::{Found, Kind};
-use crate::config::Dtype;
 use crate::directory::{Entry, Storage};
-use crate::encoding::{Encoding, QuantLayout, ScaleKind, TensorInfo};
+use crate::encoding::{Dtype, Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
+use crate::quantization::{GroupQuant, Quantization};
 use std::collections::BTreeMap;
 
-/// Width and group size of one quantized module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GroupQuant {
-    /// Bits per code: 2, 3, 4, 5, 6 or 8.
-    pub bits: u8,
-    /// Elements per group: 32, 64 or 128.
-    pub group: usize,
-}
-
-/// The quantization that a configuration declares: one default, and modules that differ.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Quantization {
-    /// What holds for every linear layer and embedding without an override.
-    pub default: GroupQuant,
-    /// Canonical module name → its own quantization, or `None` for a module left in floats.
-    overrides: BTreeMap<String, Option<GroupQuant>>,
-}
-
 impl GroupQuant {
-    /// The layout of such a tensor when its scales are of type `scales`.
-    pub fn layout(self, scales: Dtype) -> QuantLayout {
-        let scales = match scales {
-            Dtype::F32 => ScaleKind::F32,
-            Dtype::F16 => ScaleKind::F16,
-            Dtype::Bf16 => ScaleKind::Bf16,
-        };
-        QuantLayout { code_bits: self.bits, group: self.group, zero: 0, scales, offset: true }
-    }
-
     fn read(object: &Lookup) -> Result<GroupQuant, FormatError> {
         if let Some(mode) = object.str("mode")?
             && mode != "affine"
@@ -76,11 +48,6 @@ impl Quantization {
             overrides.insert(canonical_module(name), quant);
         }
         Ok(Some(Quantization { default, overrides }))
-    }
-
-    /// The quantization of a module by canonical name without `.weight`; `None` when it is left in floats.
-    pub fn of(&self, module: &str) -> Option<GroupQuant> {
-        self.overrides.get(module).copied().unwrap_or(Some(self.default))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `mlx` joins the three tensors of a
-//! quantized one, `config`, `encoder`, `hybrid`, `rope`, `vision` and `intern` resolve the configuration, `json` holds bounded JSON access.
+//! quantized one, `config`, `encoder`, `hybrid`, `rope`, `vision` and `intern` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
@@ -14,9 +14,8 @@ mod names;
 mod rope;
 mod safetensors;
 mod shards;
+mod values;
 mod vision;
-
-pub use mlx::{GroupQuant, Quantization};
 
 use crate::config::ModelConfig;
 use crate::directory::Directory;

@@ -1,12 +1,14 @@
 //! `vision_config` of a multimodal checkpoint → its tower, with the defaults of transformers.
 
 use super::audio;
-use super::config::activation;
 use super::intern;
 use super::json::{Lookup, whole};
-use crate::config::{Activation, ModelConfig};
+use super::values::{activation, side, token};
+use crate::activation::Activation;
+use crate::bounds::DEPTH_MAX;
+use crate::config::ModelConfig;
 use crate::error::FormatError;
-use crate::vision::{DEPTH_MAX, MediaTokens, RopeSections, Tower, Vision};
+use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 
 /// Values that transformers assumes when a key of the tower is absent.
 struct Defaults {
@@ -146,27 +148,6 @@ fn act(vision: &Lookup, default: &str) -> Result<Activation, FormatError> {
     match vision.str("hidden_act")?.unwrap_or(default) {
         "quick_gelu" => Ok(Activation::GeluQuick),
         _ => activation(vision, default),
-    }
-}
-
-/// A token id.
-pub(super) fn token(top: &Lookup, key: &str, default: u32) -> Result<u32, FormatError> {
-    match top.size(key)?.map(u32::try_from) {
-        None => Ok(default),
-        Some(Ok(id)) => Ok(id),
-        Some(Err(_)) => Err(FormatError::Config(format!("{key} is not a token id"))),
-    }
-}
-
-/// A side that may be given for each axis; they must be equal.
-pub(super) fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, FormatError> {
-    let Some(sides) = vision.get(key).and_then(|value| value.as_array()) else {
-        return Ok(vision.size(key)?.unwrap_or(default));
-    };
-    let first = sides.first().and_then(whole).and_then(|side| usize::try_from(side).ok());
-    match first.filter(|_| sides.iter().all(|side| Some(side) == sides.first())) {
-        Some(side) => Ok(side),
-        None => Err(FormatError::Unsupported(format!("{key} with sides that differ"))),
     }
 }
 

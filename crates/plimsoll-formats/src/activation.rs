@@ -1,0 +1,14 @@
+//! The activation functions.
+
+/// The activation between the gate and the up projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// GELU through its tanh approximation.
+    GeluTanh,
+    /// GELU through the error function.
+    Gelu,
+    /// `x * sigmoid(1.702 * x)`.
+    GeluQuick,
+}

@@ -1,0 +1,63 @@
+//! Values that several parts of a configuration spell alike: activations, float types, token ids, sides.
+
+use super::json::{Lookup, whole};
+use crate::activation::Activation;
+use crate::encoding::Dtype;
+use crate::error::{FormatError, quote};
+
+/// Most layers that are looked at before the configuration as a whole is checked.
+pub(super) const LAYERS_MAX: usize = 1000;
+
+/// The activation, under either of its two keys.
+pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError> {
+    let name = match config.str("hidden_activation")? {
+        Some(name) => name,
+        None => config.str("hidden_act")?.unwrap_or(default),
+    };
+    activation_of(name)
+}
+
+/// The activation of a name.
+pub(super) fn activation_of(name: &str) -> Result<Activation, FormatError> {
+    match name {
+        "silu" | "swish" => Ok(Activation::Silu),
+        "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
+        "gelu" => Ok(Activation::Gelu),
+        other => Err(FormatError::Unsupported(format!("activation {}", quote(other)))),
+    }
+}
+
+/// The declared float type: `dtype` in transformers 5, `torch_dtype` before.
+pub(super) fn dtype(config: &Lookup) -> Result<Option<Dtype>, FormatError> {
+    let name = match config.str("dtype")? {
+        Some(name) => Some(name),
+        None => config.str("torch_dtype")?,
+    };
+    Ok(match name.map(|name| name.strip_prefix("torch.").unwrap_or(name)) {
+        Some("bfloat16") => Some(Dtype::Bf16),
+        Some("float16" | "half") => Some(Dtype::F16),
+        Some("float32" | "float") => Some(Dtype::F32),
+        _ => None,
+    })
+}
+
+/// A token id.
+pub(super) fn token(top: &Lookup, key: &str, default: u32) -> Result<u32, FormatError> {
+    match top.size(key)?.map(u32::try_from) {
+        None => Ok(default),
+        Some(Ok(id)) => Ok(id),
+        Some(Err(_)) => Err(FormatError::Config(format!("{key} is not a token id"))),
+    }
+}
+
+/// A side that may be given for each axis; they must be equal.
+pub(super) fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, FormatError> {
+    let Some(sides) = vision.get(key).and_then(|value| value.as_array()) else {
+        return Ok(vision.size(key)?.unwrap_or(default));
+    };
+    let first = sides.first().and_then(whole).and_then(|side| usize::try_from(side).ok());
+    match first.filter(|_| sides.iter().all(|side| Some(side) == sides.first())) {
+        Some(side) => Ok(side),
+        None => Err(FormatError::Unsupported(format!("{key} with sides that differ"))),
+    }
+}
