@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-use crate::bench::prompts::Random;
+use crate::prompts::Random;
 
 /// Side of a block of one colour in pixels.
 const BLOCK: u32 = 8;

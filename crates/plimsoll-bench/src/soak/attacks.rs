@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 use super::ask::refusal;
 use super::client_profiles::Setting;
 use super::tally::Outcome;
-use crate::bench::prompts::Random;
+use crate::prompts::Random;
 
 /// Bytes of a giant body: just under what servers usually take.
 const GIANT_BYTES: usize = (8 << 20) - 1024;

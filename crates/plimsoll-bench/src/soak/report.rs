@@ -7,8 +7,9 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::memory::POOLS;
+use super::memory::{Ledger, POOLS};
 use super::watch::Look;
+use crate::output::write_json;
 
 /// Looks in a report, at most.
 const LOOKS_MAX: usize = 600;
@@ -22,7 +23,7 @@ pub fn thin(looks: &[Look]) -> Vec<Look> {
 /// Looks as columns of numbers.
 pub fn columns(looks: &[Look]) -> Value {
     let column = |of: &dyn Fn(&Look) -> Value| looks.iter().map(of).collect::<Vec<_>>();
-    let ledger = |of: fn(super::memory::Ledger) -> i64| column(&|look: &Look| look.ledger.map(of).into());
+    let ledger = |of: fn(Ledger) -> i64| column(&|look: &Look| look.ledger.map(of).into());
     let mut all = json!({
         "at_s": column(&|look| ((look.at_s * 10.0).round() / 10.0).into()),
         "owned": column(&|look| look.sample.owned.into()),
@@ -50,7 +51,7 @@ pub fn columns(looks: &[Look]) -> Value {
 /// # Errors
 /// When the file cannot be written.
 pub fn write(path: &Path, report: &impl Serialize) -> Result<()> {
-    let Value::Object(parts) = serde_json::to_value(report)? else { return super::write_json(path, report) };
+    let Value::Object(parts) = serde_json::to_value(report)? else { return write_json(path, report) };
     let mut text = String::from("{");
     for (i, (key, value)) in parts.iter().enumerate() {
         let lead = if i == 0 { "\n" } else { ",\n" };
@@ -72,7 +73,7 @@ pub fn write(path: &Path, report: &impl Serialize) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::process::Sample;
+    use crate::process::Sample;
 
     fn looks(count: u64) -> Vec<Look> {
         let look = |i: u64| {

@@ -15,8 +15,8 @@ use super::golden_answers::{GoldenAnswers, Kind};
 use super::keep::Keep;
 use super::schemas::{self, Case};
 use super::tally::{Outcome, Tally};
-use crate::bench::client::Target;
-use crate::bench::prompts::{Random, Scale, words};
+use crate::client::Target;
+use crate::prompts::{Random, Scale, words};
 
 /// What all clients know.
 pub struct Setting {

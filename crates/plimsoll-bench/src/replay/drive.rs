@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::bench::client::Target;
+use crate::client::Target;
 
 /// A request that has no end after this time has failed.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(900);

@@ -1,7 +1,7 @@
 //! `plimsoll replay`: a trace against a server, at its own pace or faster; or against the scheduler and the memory of a plan, without
 //! a model (`--simulate`).
 
-pub mod drive;
+pub(crate) mod drive;
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -10,17 +10,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
+use plimsoll_engine::EnginePlan;
 use plimsoll_engine::simulate::{Rates, Simulated, simulate};
 use plimsoll_engine::trace::{Trace, burst_gpt, mooncake};
-use plimsoll_engine::{Blueprint, Host};
 use serde::Serialize;
 
-use crate::args::HttpArgs;
-use crate::bench::client::Target;
-use crate::bench::{first_model, write_json};
-use crate::commands::plan;
-use crate::engine_args::EngineArgs;
-use crate::output::say;
+use crate::client::{Target, client_runtime};
+use crate::output::{Print, write_json};
 use drive::{Models, Pace};
 
 pub use drive::Replayed;
@@ -76,12 +72,6 @@ pub struct Args {
     /// Write everything there as JSON.
     #[arg(long)]
     pub json: Option<PathBuf>,
-    /// With --simulate: the HTTP side of the plan. Of these --url takes the keys.
-    #[command(flatten)]
-    pub http: HttpArgs,
-    /// With --simulate: the engine of the plan.
-    #[command(flatten)]
-    pub engine: EngineArgs,
 }
 
 /// The slowest replay: a day of trace takes three years.
@@ -105,27 +95,23 @@ fn number(text: &str) -> Result<f64, String> {
     text.parse().map_err(|_| format!("'{text}' is no number"))
 }
 
-/// Replays, prints and writes.
+/// Reads the trace that the flags name. A torn last line is left out, and the output says so.
 ///
 /// # Errors
-/// When the trace cannot be read, the server not be reached, the model not be planned, or a request failed in a way that no server
-/// announces.
-pub fn run(args: &Args) -> Result<()> {
+/// When the trace cannot be read or holds no requests.
+pub fn open(args: &Args, print: Print) -> Result<Trace> {
     let mut trace = read(&args.trace, args.format).with_context(|| args.trace.display().to_string())?;
     if let Some(line) = trace.torn {
-        say!(
+        print(format_args!(
             "line {line}, the last of the trace, has no end and is left out: whoever wrote it was stopped. {} requests are whole",
             trace.lines.len()
-        );
+        ));
     }
     trace.lines.truncate(args.limit.unwrap_or(usize::MAX));
     if trace.lines.is_empty() {
         bail!("{}: no requests", args.trace.display());
     }
-    match &args.url {
-        Some(url) => against_server(args, url, trace),
-        None => in_a_plan(args, &trace),
-    }
+    Ok(trace)
 }
 
 /// Reads a trace.
@@ -172,19 +158,23 @@ fn report<R: Serialize>(args: &Args, model: &str, requests: usize, result: &R) -
     args.json.as_ref().map_or(Ok(()), |path| write_json(path, &Document { trace, model, requests, result }))
 }
 
-fn against_server(args: &Args, url: &str, trace: Trace) -> Result<()> {
+/// Replays a trace against the server at `url`, prints and writes the result.
+///
+/// # Errors
+/// When the server cannot be reached, or a request failed in a way that no server announces.
+pub fn against_server(args: &Args, url: &str, key: Option<&str>, trace: Trace, print: Print) -> Result<()> {
     let requests = trace.lines.len();
-    let (model, replayed) = crate::client_runtime()?.block_on(async {
-        let target = Target::parse(url, args.http.access.keys.first()?.as_deref())?;
+    let (model, replayed) = client_runtime()?.block_on(async {
+        let target = Target::parse(url, key)?;
         let models = Models {
             named: args.model.clone(),
-            first: if args.model.is_some() { String::new() } else { first_model(&target).await? },
+            first: if args.model.is_some() { String::new() } else { target.first_model().await? },
         };
         let pace = Pace { speed: args.speed, max_in_flight: args.max_in_flight.max(1), vocab: args.vocab };
         let replayed = drive::replay(&target, &models, Arc::new(trace), pace).await;
         anyhow::Ok((models.named.unwrap_or(models.first), replayed))
     })?;
-    print_replayed(&replayed);
+    print_replayed(&replayed, print);
     report(args, &model, requests, &replayed)?;
     match &replayed.first_error {
         Some(error) => bail!("{} requests failed; the first: {error}", replayed.failed),
@@ -192,17 +182,12 @@ fn against_server(args: &Args, url: &str, trace: Trace) -> Result<()> {
     }
 }
 
-fn print_replayed(replayed: &Replayed) {
-    say!(
+fn print_replayed(replayed: &Replayed, print: Print) {
+    print(format_args!(
         "{} answered, {} left as their clients did, {} refused for now (429, 503), {} refused (4xx), {} failed, {} could not be replayed",
-        replayed.answered,
-        replayed.left,
-        replayed.refused_for_now,
-        replayed.refused,
-        replayed.failed,
-        replayed.skipped
-    );
-    say!(
+        replayed.answered, replayed.left, replayed.refused_for_now, replayed.refused, replayed.failed, replayed.skipped
+    ));
+    print(format_args!(
         "{:.1} s, {} prompt and {} output tokens ({:.1} output tok/s); {} sent late, by {:.2} s at most",
         replayed.seconds,
         replayed.prompt_tokens,
@@ -210,22 +195,25 @@ fn print_replayed(replayed: &Replayed) {
         replayed.output_tokens as f64 / replayed.seconds,
         replayed.late,
         replayed.late_by_max
-    );
+    ));
     let [first, recorded] = [&replayed.first_token, &replayed.recorded_first_token];
-    say!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
+    print(format_args!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max));
     if recorded.max > 0.0 {
-        say!("when recorded: p50 {:.3} s, p99 {:.3} s, max {:.3} s", recorded.p50, recorded.p99, recorded.max);
+        print(format_args!(
+            "when recorded: p50 {:.3} s, p99 {:.3} s, max {:.3} s",
+            recorded.p50, recorded.p99, recorded.max
+        ));
     }
 }
 
-fn in_a_plan(args: &Args, trace: &Trace) -> Result<()> {
-    let model = args.model.as_deref().unwrap_or(plimsoll_hub::DEFAULT_MODEL);
-    let (_, checkpoint, options) = plan::open(model, &args.engine, &args.http)?;
-    let host = Host::read(&options)?;
-    let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+/// Simulates a trace on a planned engine for `model`, prints and writes the result.
+///
+/// # Errors
+/// When the simulation fails, or the scheduler loses pages.
+pub fn in_a_plan(args: &Args, model: &str, planned: &EnginePlan, trace: &Trace, print: Print) -> Result<()> {
     let rates = Rates { bytes: args.gigabytes_per_second * 1e9, flops: args.gigaflops * 1e9 };
-    let simulated = simulate(&planned, trace, rates)?;
-    print_simulated(&simulated);
+    let simulated = simulate(planned, trace, rates)?;
+    print_simulated(&simulated, print);
     report(args, model, trace.lines.len(), &simulated)?;
     match simulated.lost {
         0 => Ok(()),
@@ -233,17 +221,12 @@ fn in_a_plan(args: &Args, trace: &Trace) -> Result<()> {
     }
 }
 
-fn print_simulated(out: &Simulated) {
-    say!(
+fn print_simulated(out: &Simulated, print: Print) {
+    print(format_args!(
         "{} sequences: {} finished, {} left, {} refused as too large (400), {} refused for now (429); {} preemptions",
-        out.sequences,
-        out.finished,
-        out.left,
-        out.refused_invalid,
-        out.refused_full,
-        out.preempted
-    );
-    say!(
+        out.sequences, out.finished, out.left, out.refused_invalid, out.refused_full, out.preempted
+    ));
+    print(format_args!(
         "{:.1} s of the imagined machine in {} steps; {} prompt tokens, {} of them from the prefix cache; {} output tokens ({:.1} tok/s)",
         out.seconds,
         out.steps,
@@ -251,17 +234,13 @@ fn print_simulated(out: &Simulated) {
         out.cached_tokens,
         out.output_tokens,
         out.output_tokens as f64 / out.seconds
-    );
-    say!(
+    ));
+    print(format_args!(
         "pages: at most {} of {} held by sequences; at most {} ran and {} waited; requests reserved at most {} bytes",
-        out.pages_peak,
-        out.pages,
-        out.running_peak,
-        out.waiting_peak,
-        out.host_bytes_peak
-    );
+        out.pages_peak, out.pages, out.running_peak, out.waiting_peak, out.host_bytes_peak
+    ));
     let [first, between] = [&out.first_token, &out.between_tokens];
-    say!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max);
-    say!("between tokens: p50 {:.4} s, p99 {:.4} s, max {:.4} s", between.p50, between.p99, between.max);
-    say!("schedule {}", out.digest);
+    print(format_args!("first token: p50 {:.3} s, p99 {:.3} s, max {:.3} s", first.p50, first.p99, first.max));
+    print(format_args!("between tokens: p50 {:.4} s, p99 {:.4} s, max {:.4} s", between.p50, between.p99, between.max));
+    print(format_args!("schedule {}", out.digest));
 }

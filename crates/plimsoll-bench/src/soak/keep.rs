@@ -9,7 +9,7 @@ use super::ask::{Question, Reading, ask};
 use super::client_profiles::Setting;
 use super::golden_answers::same;
 use super::tally::Outcome;
-use crate::bench::prompts::Random;
+use crate::prompts::Random;
 
 /// Answers kept. A body with a picture has up to 110 KB.
 const KEPT: u64 = 128;

@@ -8,10 +8,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use crate::output::say;
-
 use anyhow::{Context, Result, bail};
 use plimsoll_memory::host::{HostLimits, HostNow, Root};
+
+use crate::output::Print;
 
 /// It grows and shrinks by this much at a time.
 const PIECE_BYTES: u64 = 2 << 20;
@@ -37,7 +37,7 @@ pub struct Args {
 }
 
 /// Takes, holds, gives back: the balloon's own process. Prints how many bytes it took.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, print: Print) -> Result<()> {
     let root = Root::system().of_process(args.beside);
     let limits = HostLimits::read(&root, None)?;
     let Some((cgroup, limit)) = limits.innermost_limited_cgroup() else {
@@ -53,7 +53,7 @@ pub fn run(args: &Args) -> Result<()> {
         // Ones, not zeros: zeroed memory would not be touched.
         pieces.push(vec![1; PIECE_BYTES as usize]);
     }
-    say!("{}", pieces.len() as u64 * PIECE_BYTES);
+    print(format_args!("{}", pieces.len() as u64 * PIECE_BYTES));
     thread::sleep(Duration::from_secs(args.hold));
     while pieces.pop().is_some() {
         thread::sleep(BETWEEN_PIECES);

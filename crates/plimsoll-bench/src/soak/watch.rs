@@ -12,8 +12,8 @@ use tokio::time::{sleep, timeout};
 use super::faults::FaultLog;
 use super::limits::Limits;
 use super::memory::{Ledger, Page};
-use crate::bench::client::Target;
-use crate::bench::process::Sample;
+use crate::client::Target;
+use crate::process::Sample;
 use plimsoll_engine::simulate::percentile;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);

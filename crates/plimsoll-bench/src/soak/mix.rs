@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::client_profiles::ClientProfile;
 use super::golden_answers::GoldenAnswers;
-use crate::bench::prompts::Random;
+use crate::prompts::Random;
 
 /// Manners with their weights.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -37,11 +37,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout_at};
 
-use crate::access_args::KeyArgs;
-use crate::bench::client::Target;
-use crate::bench::process::Sample;
-use crate::bench::prompts::{Random, Scale};
-use crate::bench::{first_model, write_json};
+use crate::client::Target;
+use crate::keys::KeyArgs;
+use crate::process::Sample;
+use crate::prompts::{Random, Scale};
 use crate::replay::drive::{Models, Pace, replay};
 use crate::replay::{Format, Replayed, read};
 use chart::Chart;
@@ -141,7 +140,7 @@ pub async fn run(args: &Args) -> Result<bool> {
 async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Setting> {
     let model = match &args.model {
         Some(model) => model.clone(),
-        None => first_model(target).await?,
+        None => target.first_model().await?,
     };
     let scale = Scale::measure(target, &model).await?;
     let context = context(target, &model).await;
@@ -339,12 +338,14 @@ async fn come_and_go(crowd: &Crowd, setting: &Arc<Setting>) {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{Args as _, Command};
+
+    use super::Args;
 
     #[test]
-    fn whoever_names_no_server_learns_of_both_ways() {
+    fn a_missing_server_names_both_ways_to_give_one() {
         let parsed =
-            |words: &[&str]| crate::args::Cli::command().try_get_matches_from([&["plimsoll", "soak"], words].concat());
+            |words: &[&str]| Args::augment_args(Command::new("soak")).try_get_matches_from([&["soak"], words].concat());
         let error = parsed(&[]).unwrap_err().to_string();
         assert!(error.contains("--url <URL>|--scenario <FILE>"), "{error}");
         for words in [&["--url", "http://a"][..], &["--scenario", "a.toml"]] {

@@ -1,29 +1,22 @@
 //! `plimsoll bench`: load against any server with OpenAI's completions, several servers in turn, so that what disturbs
 //! the machine disturbs all of them alike.
 
-pub mod client;
-pub mod events;
-pub mod intruder;
-pub mod load;
-pub mod process;
-pub mod prompts;
-pub mod report;
+mod intruder;
+mod load;
+mod report;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::access_args::KeyArgs;
-use crate::output::say;
-
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use serde::Serialize;
-use serde_json::Value;
 
-use client::Target;
+use crate::client::Target;
+use crate::keys::KeyArgs;
+use crate::output::{Print, write_json};
+use crate::process::Sample;
+use crate::prompts::{Recipe, Scale};
 use load::{Dialect, Load, Server, round};
-use process::Sample;
-use prompts::{Recipe, Scale};
 use report::Series;
 
 /// What to measure.
@@ -72,7 +65,7 @@ pub struct Args {
 }
 
 /// Runs the benchmark and prints the table. Fails when a server cannot be reached or every request of a round failed.
-pub async fn run(args: &Args) -> Result<()> {
+pub async fn run(args: &Args, print: Print) -> Result<()> {
     if !args.pid.is_empty() && args.pid.len() != args.url.len() {
         bail!("{} --pid for {} --url: give one for each or none", args.pid.len(), args.url.len());
     }
@@ -114,7 +107,7 @@ pub async fn run(args: &Args) -> Result<()> {
             series.rounds.push(done);
         }
     }
-    say!("{}", report::table(&all));
+    print(format_args!("{}", report::table(&all)));
     if let Some(path) = &args.json {
         write_json(path, &Document { args, servers: &all })?;
     }
@@ -127,30 +120,17 @@ struct Document<'a> {
     servers: &'a [Series],
 }
 
-/// Writes a report to a file.
-pub fn write_json(path: &std::path::Path, report: &impl Serialize) -> Result<()> {
-    let text = serde_json::to_string_pretty(report)?;
-    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
-}
-
 /// Finds out the model's name and the server's dialect; the request this takes is also the warm-up.
 async fn greet(target: Target, model: Option<&str>, pid: Option<u32>) -> Result<Server> {
     let model = match model {
         Some(model) => model.to_owned(),
-        None => first_model(&target).await?,
+        None => target.first_model().await?,
     };
     let dialect = Dialect::find(&target, &model).await?;
     if !dialect.ignore_eos {
         eprintln!("{} does not take ignore_eos: its answers may be shorter than asked for", target.authority);
     }
     Ok(Server { target, model, dialect, pid })
-}
-
-/// The first model a server lists.
-pub async fn first_model(target: &Target) -> Result<String> {
-    let list = target.get("/v1/models", Duration::from_secs(30)).await?.good().await?.json().await?;
-    let id = list.pointer("/data/0/id").and_then(Value::as_str);
-    id.map(str::to_owned).with_context(|| format!("{} lists no model", target.authority))
 }
 
 fn series(url: &str, server: &Server) -> Series {

@@ -7,8 +7,8 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::time::sleep;
 
-use crate::bench::client::Target;
-use crate::bench::process::Sample;
+use crate::client::Target;
+use crate::process::Sample;
 
 /// Threads and descriptors may differ by this many between two idle moments (worker threads come and go).
 pub const IDLE_SLACK: u64 = 6;

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use super::ask::refusal;
 use super::client_profiles::Setting;
 use super::tally::Outcome;
-use crate::bench::prompts::Random;
+use crate::prompts::Random;
 
 /// What one client sends.
 #[derive(Clone, Debug)]

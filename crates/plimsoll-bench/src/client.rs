@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::events::Events;
+use crate::events::Events;
 
 /// Longest event or whole answer that is kept.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
@@ -27,6 +27,11 @@ const WORDS_MAX: usize = 200;
 
 /// A connection must be there within this time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The runtime of the commands that load a server: one thread, to leave the cores to the server.
+pub fn client_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
 
 /// A server to talk to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +88,13 @@ impl Target {
     /// Reads a page.
     pub async fn get(&self, path: &str, within: Duration) -> Result<Answer> {
         self.send(Method::GET, path, Bytes::new(), within).await
+    }
+
+    /// The first model that the server lists.
+    pub async fn first_model(&self) -> Result<String> {
+        let list = self.get("/v1/models", Duration::from_secs(30)).await?.good().await?.json().await?;
+        let id = list.pointer("/data/0/id").and_then(Value::as_str);
+        id.map(str::to_owned).with_context(|| format!("{} lists no model", self.authority))
     }
 
     async fn send(&self, method: Method, path: &str, body: Bytes, within: Duration) -> Result<Answer> {
@@ -236,7 +248,7 @@ mod tests {
             stream.write_all(answer.as_bytes()).unwrap();
             String::from_utf8(seen).unwrap()
         });
-        let said = crate::client_runtime().unwrap().block_on(async {
+        let said = client_runtime().unwrap().block_on(async {
             let answer = Target::parse(&url, key)?.get("/v1/models", Duration::from_secs(30)).await?;
             answer.good().await?.text().await
         });
@@ -278,7 +290,7 @@ mod tests {
         let authority = socket.local_addr().unwrap().as_socket().unwrap().to_string();
         let target = Target::parse(&format!("http://{authority}"), None).unwrap();
         let asked = async { target.get("/health", Duration::from_secs(30)).await.map(|answer| answer.status()) };
-        let error = format!("{:#}", crate::client_runtime().unwrap().block_on(asked).unwrap_err());
+        let error = format!("{:#}", client_runtime().unwrap().block_on(asked).unwrap_err());
         assert!(error.starts_with(&format!("{authority}: no connection: ")), "{error}");
     }
 

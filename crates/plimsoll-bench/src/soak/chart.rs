@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::faults::Fault;
 use super::memory::LEVELS;
+use super::scenario::Kind;
 use super::watch::Look;
 
 const WIDTH: f64 = 1000.0;
@@ -69,11 +70,11 @@ impl Chart<'_> {
         let mut named = Vec::new();
         for fault in self.faults {
             let colour = match fault.kind {
-                super::scenario::Kind::Balloon => "#f4c7c3",
-                super::scenario::Kind::Busy => "#fce8b2",
-                super::scenario::Kind::Stop => "#c9c9c9",
-                super::scenario::Kind::Flood => "#b7d7f5",
-                super::scenario::Kind::FullDisk => "#d9c4ec",
+                Kind::Balloon => "#f4c7c3",
+                Kind::Busy => "#fce8b2",
+                Kind::Stop => "#c9c9c9",
+                Kind::Flood => "#b7d7f5",
+                Kind::FullDisk => "#d9c4ec",
             };
             let from = self.x(fault.from_s);
             let width = (self.x(fault.to_s.unwrap_or(f64::MAX)) - from).max(1.0);
@@ -204,8 +205,7 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::process::Sample;
-    use crate::soak::scenario::Kind;
+    use crate::process::Sample;
 
     #[test]
     fn a_picture_has_the_line_the_trouble_and_every_look() {

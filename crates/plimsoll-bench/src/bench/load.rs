@@ -12,9 +12,9 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::client::Target;
 use super::intruder::{self, Intruder, Window};
-use super::process::Sample;
+use crate::client::Target;
+use crate::process::Sample;
 
 /// A request that takes longer than this counts as an error.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(600);
@@ -342,7 +342,7 @@ mod tests {
         let server = Server { target, model: "m".into(), dialect, pid: None };
         let prompts = Arc::new(prompts.iter().map(|prompt| (*prompt).to_owned()).collect());
         let load = Load { prompts, concurrency: 1, output_tokens: 9, intruder: intruder.map(str::to_owned) };
-        crate::client_runtime().unwrap().block_on(round(&server, &load))
+        crate::client::client_runtime().unwrap().block_on(round(&server, &load))
     }
 
     #[test]

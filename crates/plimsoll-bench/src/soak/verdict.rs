@@ -12,7 +12,7 @@ use super::memory::{IDLE_SLACK, LEVELS, POOLS, Page, settled};
 use super::scenario::{Crowd, Kind};
 use super::tally::Counted;
 use super::watch::{Look, Watched, beside_pages, growth};
-use crate::bench::process::Sample;
+use crate::process::Sample;
 use crate::replay::Replayed;
 
 /// Memory may rise by this much over the second half of the soak, or by a hundredth of what it is.

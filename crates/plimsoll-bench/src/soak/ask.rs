@@ -9,8 +9,8 @@ use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::tally::Outcome;
-use crate::bench::client::{Answer, Target};
-use crate::bench::prompts::Random;
+use crate::client::{Answer, Target};
+use crate::prompts::Random;
 
 /// What is asked; whether it is streamed is said each time.
 #[derive(Clone, Debug)]

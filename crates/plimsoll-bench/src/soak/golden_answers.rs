@@ -13,8 +13,8 @@ use super::ask::{Question, Reading, ask};
 use super::client_profiles::Setting;
 use super::picture;
 use super::tally::Outcome;
-use crate::bench::client::Target;
-use crate::bench::prompts::{Random, Scale, words};
+use crate::client::Target;
+use crate::prompts::{Random, Scale, words};
 
 /// Tokens of each recorded answer.
 const TOKENS: u32 = 24;

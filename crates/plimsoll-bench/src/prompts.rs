@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::client::Target;
+use crate::client::Target;
 
 /// Common words; with a leading space nearly all are one token in the field's vocabularies.
 const WORDS: [&str; 64] = [
