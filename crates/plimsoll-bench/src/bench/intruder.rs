@@ -9,7 +9,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
-use super::load::{Clock, REQUEST_TIMEOUT, Server, Timing, one};
+use super::request::{Clock, REQUEST_TIMEOUT, Server, Timing, one};
 
 /// Tokens an intruder asks for: its prompt is what matters.
 const OUTPUT_TOKENS: usize = 8;

@@ -4,6 +4,7 @@
 mod intruder;
 mod load;
 mod report;
+mod request;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,8 +17,9 @@ use crate::keys::KeyArgs;
 use crate::output::{Print, write_json};
 use crate::process::Sample;
 use crate::prompts::{Recipe, Scale};
-use load::{Dialect, Load, Server, round};
+use load::{Load, round};
 use report::Series;
+use request::{Dialect, Server};
 
 /// What to measure.
 #[derive(Clone, Debug, clap::Args, Serialize)]

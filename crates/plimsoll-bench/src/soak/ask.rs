@@ -8,18 +8,10 @@ use anyhow::Result;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
-use super::tally::Outcome;
+use super::outcome::Outcome;
+use super::question::Question;
 use crate::client::{Answer, Target};
 use crate::prompts::Random;
-
-/// What is asked; whether it is streamed is said each time.
-#[derive(Clone, Debug)]
-pub struct Question {
-    /// Where.
-    pub path: &'static str,
-    /// The body, without `stream`.
-    pub body: Value,
-}
 
 /// How an answer is read.
 pub struct Reading<'a> {

@@ -10,18 +10,24 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{sleep, timeout};
 
 use super::ask::refusal;
-use super::client_profiles::Setting;
-use super::tally::Outcome;
+use super::endpoint::Endpoint;
+use super::outcome::Outcome;
+use super::question::Question;
 use crate::prompts::Random;
 
 /// Bytes of a giant body: just under what servers usually take.
 const GIANT_BYTES: usize = (8 << 20) - 1024;
 
-/// Sends half a request, anywhere cut, and waits.
-pub async fn half_open(setting: &Setting, random: &mut Random, until: Instant) -> Result<Outcome> {
-    let body = setting.completion(random).body.to_string();
-    let text = setting.target.head("/v1/completions", body.len() as u64) + &body;
-    let mut stream = setting.target.connect().await?;
+/// Sends a part of a request, cut anywhere, and waits.
+pub async fn half_open(
+    endpoint: &Endpoint,
+    question: &Question,
+    random: &mut Random,
+    until: Instant,
+) -> Result<Outcome> {
+    let body = question.body.to_string();
+    let text = endpoint.target.head(question.path, body.len() as u64) + &body;
+    let mut stream = endpoint.target.connect().await?;
     let cut = random.below(text.len() as u64) as usize;
     stream.write_all(&text.as_bytes()[..cut]).await?;
     let wait = Duration::from_millis(random.between(100, 8000));
@@ -37,7 +43,7 @@ const BROKEN_PICTURES: [&str; 3] = [
 ];
 
 /// Sends what is no request; the right answer is a 400.
-pub async fn malformed(setting: &Setting, random: &mut Random) -> Result<Outcome> {
+pub async fn malformed(endpoint: &Endpoint, random: &mut Random) -> Result<Outcome> {
     let deep = "[".repeat(50_000);
     let url = BROKEN_PICTURES[random.below(BROKEN_PICTURES.len() as u64) as usize];
     let part = json!([{"type": "image_url", "image_url": {"url": url}}]);
@@ -57,26 +63,26 @@ pub async fn malformed(setting: &Setting, random: &mut Random) -> Result<Outcome
     let at = random.below(bodies.len() as u64) as usize;
     let body = bodies[at];
     let path = if at + 1 == bodies.len() { "/v1/chat/completions" } else { "/v1/completions" };
-    let head = setting.target.head(path, body.len() as u64);
-    expect(setting, &[head.as_bytes(), body].concat(), "400").await
+    let head = endpoint.target.head(path, body.len() as u64);
+    expect(endpoint, &[head.as_bytes(), body].concat(), "400").await
 }
 
 /// Announces ten gigabytes; the right answer is a 413 before the first of them.
-pub async fn oversized(setting: &Setting) -> Result<Outcome> {
-    let head = setting.target.head("/v1/completions", 10 << 30);
-    expect(setting, head.as_bytes(), "413").await
+pub async fn oversized(endpoint: &Endpoint) -> Result<Outcome> {
+    let head = endpoint.target.head("/v1/completions", 10 << 30);
+    expect(endpoint, head.as_bytes(), "413").await
 }
 
 /// Sends eight megabytes of valid JSON. No context holds them, so the right answer is a 400 (or a 413).
-pub async fn giant(setting: &Setting, random: &mut Random) -> Result<Outcome> {
-    let body = giant_body(&setting.model, random);
-    let head = setting.target.head("/v1/completions", body.len() as u64);
-    let mut stream = setting.target.connect().await?;
+pub async fn giant(endpoint: &Endpoint, random: &mut Random) -> Result<Outcome> {
+    let body = giant_body(&endpoint.model, random);
+    let head = endpoint.target.head("/v1/completions", body.len() as u64);
+    let mut stream = endpoint.target.connect().await?;
     stream.write_all(head.as_bytes()).await?;
     // A server that refuses while we are still sending closes the door; its answer may be lost with it.
-    let sent = timeout(setting.patience, stream.write_all(&body)).await?;
+    let sent = timeout(endpoint.patience, stream.write_all(&body)).await?;
     let mut start = [0; 12];
-    match timeout(setting.patience, stream.read_exact(&mut start)).await? {
+    match timeout(endpoint.patience, stream.read_exact(&mut start)).await? {
         Ok(_) => Ok(match &start[9..] {
             b"400" | b"413" => Outcome::Good,
             b"429" | b"503" => Outcome::Refused,
@@ -102,11 +108,11 @@ fn giant_body(model: &str, random: &mut Random) -> Vec<u8> {
 }
 
 /// Sends raw bytes and looks at the status only.
-async fn expect(setting: &Setting, bytes: &[u8], status: &str) -> Result<Outcome> {
-    let mut stream = setting.target.connect().await?;
+async fn expect(endpoint: &Endpoint, bytes: &[u8], status: &str) -> Result<Outcome> {
+    let mut stream = endpoint.target.connect().await?;
     stream.write_all(bytes).await?;
     let mut head = [0; 12];
-    timeout(setting.at_once, stream.read_exact(&mut head)).await??;
+    timeout(endpoint.at_once, stream.read_exact(&mut head)).await??;
     let got = String::from_utf8_lossy(&head[9..]).into_owned();
     let announced = matches!(got.as_str(), "429" | "503");
     Ok(match got.as_str() {
@@ -117,12 +123,12 @@ async fn expect(setting: &Setting, bytes: &[u8], status: &str) -> Result<Outcome
 }
 
 /// Asks for what can never be; the right answer is a 400, at once.
-pub async fn never(setting: &Setting, change: Value) -> Result<Outcome> {
-    let mut body = json!({"model": setting.model, "prompt": "x", "max_tokens": 1});
+pub async fn never(endpoint: &Endpoint, change: Value) -> Result<Outcome> {
+    let mut body = json!({"model": endpoint.model, "prompt": "x", "max_tokens": 1});
     for (key, value) in change.as_object().into_iter().flatten() {
         body[key] = value.clone();
     }
-    let answer = setting.target.post("/v1/completions", &body, setting.at_once).await?;
+    let answer = endpoint.target.post("/v1/completions", &body, endpoint.at_once).await?;
     if answer.status() == 400 { Ok(Outcome::Good) } else { Ok(refusal(answer).await) }
 }
 

@@ -6,100 +6,21 @@
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::ask::{Question, Reading, ask};
-use super::client_profiles::Setting;
-use super::picture;
-use super::tally::Outcome;
+use super::ask::{Reading, ask};
+use super::endpoint::Endpoint;
+use super::outcome::Outcome;
+use super::question::{Kind, Question};
 use crate::client::Target;
 use crate::prompts::{Random, Scale, words};
 
-/// Tokens of each recorded answer.
-const TOKENS: u32 = 24;
-
-/// Tokens of an answer that has a form, which must have room to end.
-const FORM_TOKENS: u32 = 80;
-
-/// Longest side of a picture in pixels.
-const SIDE_MAX: u64 = 160;
-
 const WITHIN: Duration = Duration::from_secs(300);
 
-/// A sort of request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    /// Plain text.
-    Text,
-    /// A conversation.
-    Chat,
-    /// A conversation with pictures.
-    Picture,
-    /// A conversation in which a tool must be called.
-    Tools,
-    /// An answer in the form of a schema, an expression or a choice.
-    Form,
-}
-
-/// All of them, with how many questions of each are recorded. A new sort of request is a row here, an arm in [`Kind::question`] and a
+/// All kinds, with how many questions of each are recorded. A new sort of request is a row here, an arm in [`Kind::question`] and a
 /// client profile that needs it.
 const KINDS: [(Kind, usize); 5] =
     [(Kind::Text, 8), (Kind::Chat, 3), (Kind::Picture, 4), (Kind::Tools, 2), (Kind::Form, 3)];
-
-impl Kind {
-    /// A greedy question that depends on what `random` draws.
-    pub fn question(self, model: &str, random: &mut Random, text: String) -> Question {
-        let chat = |body: Value| Question { path: "/v1/chat/completions", body };
-        let user = |content: Value| json!([{"role": "user", "content": content}]);
-        let mut question = match self {
-            Self::Text => Question {
-                path: "/v1/completions",
-                body: json!({"prompt": text, "max_tokens": TOKENS, "ignore_eos": true}),
-            },
-            Self::Chat => chat(json!({"messages": user(text.into()), "max_tokens": TOKENS, "ignore_eos": true})),
-            Self::Picture => {
-                let side = |random: &mut Random| random.between(16, SIDE_MAX) as u32;
-                let url = picture::data_url(side(random), side(random), random.next());
-                let parts = json!([
-                    {"type": "image_url", "image_url": {"url": url}},
-                    {"type": "text", "text": "What number do you see?"}
-                ]);
-                chat(json!({"messages": user(parts), "max_tokens": TOKENS, "ignore_eos": true}))
-            }
-            Self::Tools => {
-                let parameters = json!({
-                    "type": "object", "required": ["place", "days"], "additionalProperties": false,
-                    "properties": {"place": {"type": "string", "maxLength": 12}, "days": {"enum": [1, 2, 3]}}
-                });
-                let tool = json!({"type": "function", "function": {"name": "forecast", "parameters": parameters}});
-                chat(json!({
-                    "messages": user(text.into()), "tools": [tool], "tool_choice": "required", "max_tokens": FORM_TOKENS
-                }))
-            }
-            Self::Form => {
-                let schema = json!({
-                    "type": "object", "required": ["name", "age"], "additionalProperties": false,
-                    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
-                });
-                let mut body = json!({"messages": user(text.into()), "max_tokens": FORM_TOKENS});
-                match random.below(3) {
-                    0 => body["guided_regex"] = "[a-f]{4}-[0-9]{3}".into(),
-                    1 => body["guided_choice"] = json!(["port", "starboard"]),
-                    _ => {
-                        body["response_format"] =
-                            json!({"type": "json_schema", "json_schema": {"name": "person", "schema": schema}});
-                    }
-                }
-                chat(body)
-            }
-        };
-        question.body["model"] = model.into();
-        question.body["temperature"] = 0.into();
-        question
-    }
-}
 
 /// A question and its answer.
 #[derive(Clone, Debug)]
@@ -163,24 +84,24 @@ impl GoldenAnswers {
     }
 
     /// Asks a question again, with drafts or without, streamed or not, and compares.
-    pub async fn compare(&self, setting: &Setting, index: usize, stream: bool, drafts: bool) -> Result<Outcome> {
+    pub async fn compare(&self, endpoint: &Endpoint, index: usize, stream: bool, drafts: bool) -> Result<Outcome> {
         let Page { kind, question, answer } = &self.pages[index];
         let mut question = question.clone();
         if !drafts && self.drafts {
             question.body["mtp"] = false.into();
         }
-        let reading = Reading { stream, patience: setting.patience, slowly: None };
-        Ok(match ask(&setting.target, &question, reading).await? {
+        let reading = Reading { stream, patience: endpoint.patience, slowly: None };
+        Ok(match ask(&endpoint.target, &question, reading).await? {
             Ok(said) => same(&format!("{kind:?} {index}"), &said, answer),
             Err(outcome) => outcome,
         })
     }
 
     /// Asks all questions again, one after the other.
-    pub async fn compare_all(&self, setting: &Setting) -> Vec<String> {
+    pub async fn compare_all(&self, endpoint: &Endpoint) -> Vec<String> {
         let mut findings = Vec::new();
         for index in 0..self.len() {
-            match self.compare(setting, index, index % 2 == 1, index % 3 != 0).await {
+            match self.compare(endpoint, index, index % 2 == 1, index % 3 != 0).await {
                 Ok(Outcome::Same) => {}
                 other => findings.push(format!("{other:?}")),
             }

@@ -5,10 +5,11 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use super::ask::{Question, Reading, ask};
-use super::client_profiles::Setting;
+use super::ask::{Reading, ask};
+use super::endpoint::Endpoint;
 use super::golden_answers::same;
-use super::tally::Outcome;
+use super::outcome::Outcome;
+use super::question::Question;
 use crate::prompts::Random;
 
 /// Answers kept. A body with a picture has up to 110 KB.
@@ -51,12 +52,12 @@ impl Keep {
     }
 
     /// Asks for all of them again, one after the other: how many there were, and what differed.
-    pub async fn compare_all(&self, setting: &Setting) -> (usize, Vec<String>) {
+    pub async fn compare_all(&self, endpoint: &Endpoint) -> (usize, Vec<String>) {
         let kept = std::mem::take(&mut self.state().kept);
         let mut findings = Vec::new();
         for (index, (question, before)) in kept.iter().enumerate() {
-            let reading = Reading { stream: false, patience: setting.patience, slowly: None };
-            let outcome = match ask(&setting.target, question, reading).await {
+            let reading = Reading { stream: false, patience: endpoint.patience, slowly: None };
+            let outcome = match ask(&endpoint.target, question, reading).await {
                 Ok(Ok(said)) => same(question.path, before, &said),
                 Ok(Err(outcome)) => outcome,
                 Err(error) => Outcome::Bad(format!("{error:#}")),

@@ -7,8 +7,8 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::client_profiles::ClientProfile;
 use super::golden_answers::GoldenAnswers;
+use super::profile::ClientProfile;
 use crate::prompts::Random;
 
 /// Manners with their weights.

@@ -8,7 +8,7 @@ mod ask;
 mod attacks;
 pub mod balloon;
 mod chart;
-mod client_profiles;
+mod endpoint;
 mod faults;
 mod find;
 mod golden_answers;
@@ -17,12 +17,17 @@ mod launch;
 mod limits;
 mod memory;
 mod mix;
+mod outcome;
 mod picture;
+mod profile;
+mod question;
 mod report;
 mod scenario;
 mod schemas;
+mod setting;
 mod tally;
 mod verdict;
+mod visits;
 mod watch;
 
 use std::io::Write;
@@ -44,7 +49,7 @@ use crate::prompts::{Random, Scale};
 use crate::replay::drive::{Models, Pace, replay};
 use crate::replay::{Format, Replayed, read};
 use chart::Chart;
-use client_profiles::Setting;
+use endpoint::Endpoint;
 use faults::{FaultInjector, FaultLog, Victim};
 use golden_answers::GoldenAnswers;
 use keep::Keep;
@@ -52,6 +57,7 @@ use launch::Launched;
 use limits::Limits;
 use memory::Page;
 use scenario::{Crowd, Kind, Load, Replay, Scenario, Trouble};
+use setting::Setting;
 use tally::Tally;
 use verdict::{Evidence, Verdict};
 use watch::Watch;
@@ -151,15 +157,17 @@ async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Sett
     let schemas: Vec<Vec<_>> = args.schemas.iter().map(|file| schemas::read(file)).collect::<Result<_>>()?;
     crowd.mix = crowd.mix.for_server(&golden_answers).context("this server knows none of the requests in the mix")?;
     Ok(Setting {
-        target: target.clone(),
-        model,
+        endpoint: Endpoint {
+            target: target.clone(),
+            model,
+            patience: Duration::from_secs(crowd.patience),
+            at_once: AT_ONCE.max(Duration::from_millis(crowd.health_ms)),
+        },
         scale,
         golden_answers,
         prompt_tokens,
         output_tokens,
         context,
-        patience: Duration::from_secs(crowd.patience),
-        at_once: AT_ONCE.max(Duration::from_millis(crowd.health_ms)),
         fault_log: Arc::new(FaultLog::new()),
         keep: Keep::default(),
         schemas: schemas.concat(),
@@ -202,7 +210,7 @@ async fn soak(
     );
     let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
     let limits = pid.and_then(Limits::of);
-    let watch = Watch::start(&target, pid, limits.clone(), &setting.fault_log, setting.at_once);
+    let watch = Watch::start(&target, pid, limits.clone(), &setting.fault_log, setting.endpoint.at_once);
     let faults = begin(&scenario, &target, pid, server.as_ref().and_then(Launched::disk), &setting.fault_log)?;
     let started = Instant::now();
     let trace = scenario.trace.as_ref().map(|trace| trace_of(&setting, trace)).transpose()?;
@@ -216,8 +224,8 @@ async fn soak(
     let watched = watch.stop().await;
     let after = memory::wait_for_idle(&target, pid, before.sample, IDLE_WITHIN).await;
     // Alone again: what came before must have left no trace.
-    let again = (setting.golden_answers.len(), setting.golden_answers.compare_all(&setting).await);
-    let alone = setting.keep.compare_all(&setting).await;
+    let again = (setting.golden_answers.len(), setting.golden_answers.compare_all(&setting.endpoint).await);
+    let alone = setting.keep.compare_all(&setting.endpoint).await;
     let limits = limits.map(|limits| limits.kept());
     let without = server.as_ref().map_or_else(Vec::new, |server| server.without.clone());
     let ended = server.map(Launched::end);
@@ -257,10 +265,10 @@ fn trace_of(setting: &Setting, wanted: &Replay) -> Result<tokio::task::JoinHandl
         bail!("{}: line {line}, the last, has no end: a soak replays whole traces", wanted.file.display());
     }
     let trace = Arc::new(trace);
-    let models = Models { named: Some(setting.model.clone()), first: String::new() };
+    let models = Models { named: Some(setting.endpoint.model.clone()), first: String::new() };
     // Ids below the smallest vocabulary.
     let pace = Pace { speed: wanted.speed, max_in_flight: wanted.max_in_flight.max(1), vocab: 1000 };
-    let target = setting.target.clone();
+    let target = setting.endpoint.target.clone();
     Ok(tokio::spawn(async move { replay(&target, &models, trace, pace).await }))
 }
 

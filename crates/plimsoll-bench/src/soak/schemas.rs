@@ -10,8 +10,8 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::ask::refusal;
-use super::client_profiles::Setting;
-use super::tally::Outcome;
+use super::endpoint::Endpoint;
+use super::outcome::Outcome;
 use crate::prompts::Random;
 
 /// What one client sends.
@@ -43,9 +43,9 @@ pub fn read(path: &Path) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Sends one: of the files' or made up.
-pub async fn act(setting: &Setting, random: &mut Random) -> Result<Outcome> {
-    let given = setting.schemas.get(random.below(2 * setting.schemas.len().max(1) as u64) as usize);
+/// Sends one of `cases`, the cases of the files, or a generated one.
+pub async fn act(endpoint: &Endpoint, cases: &[Case], random: &mut Random) -> Result<Outcome> {
+    let given = cases.get(random.below(2 * cases.len().max(1) as u64) as usize);
     let (path, mut body, schema) = match given.cloned().unwrap_or_else(|| Case::Schema(schema(random, 4))) {
         Case::Request(path, body) => (path, body, None),
         Case::Schema(schema) => {
@@ -53,11 +53,11 @@ pub async fn act(setting: &Setting, random: &mut Random) -> Result<Outcome> {
             (path.to_owned(), body, Some(schema))
         }
     };
-    body["model"] = setting.model.clone().into();
-    let answer = setting.target.post(&path, &body, setting.patience).await?;
+    body["model"] = endpoint.model.clone().into();
+    let answer = endpoint.target.post(&path, &body, endpoint.patience).await?;
     match answer.status() {
         200 => {
-            let said = timeout(setting.patience, answer.json()).await??;
+            let said = timeout(endpoint.patience, answer.json()).await??;
             Ok(schema.and_then(|schema| broken(&schema, &said)).map_or(Outcome::Good, Outcome::Bad))
         }
         400..=499 => Ok(Outcome::Good),

@@ -5,24 +5,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use serde::Serialize;
 
-use super::client_profiles::ClientProfile;
-
-/// What came of one visit.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// As it should be.
-    Good,
-    /// A fixed question got the answer that it got when it was alone.
-    Same,
-    /// Refused for now, with a word on when to come back.
-    Refused,
-    /// The client could not reach the server, because the soak itself was in the way.
-    Hindered,
-    /// Not as it should be: what happened.
-    Bad(String),
-    /// A fixed prompt got another answer than when it was alone.
-    Changed(String),
-}
+use super::outcome::Outcome;
+use super::profile::ClientProfile;
 
 /// Most findings that are kept in words.
 const FINDINGS: usize = 50;

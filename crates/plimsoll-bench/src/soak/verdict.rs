@@ -6,9 +6,9 @@ use serde::Serialize;
 
 use super::balloon;
 use super::faults::Fault;
-use super::golden_answers::Kind as Request;
 use super::limits::Kept;
 use super::memory::{IDLE_SLACK, LEVELS, POOLS, Page, settled};
+use super::question::Kind as Request;
 use super::scenario::{Crowd, Kind};
 use super::tally::Counted;
 use super::watch::{Look, Watched, beside_pages, growth};
