@@ -86,14 +86,14 @@ pub enum Command {
         model: String,
     },
     /// Measure one or more OpenAI-compatible servers, interleaved.
-    Bench(crate::bench::Args),
+    Bench(plimsoll_bench::bench::Args),
     /// Stress a server with faults and hostile clients, and print a verdict.
-    Soak(crate::soak::Args),
+    Soak(plimsoll_bench::soak::Args),
     /// Send a recorded trace to a server again, or simulate it without a model.
-    Replay(Box<crate::replay::Args>),
+    Replay(Box<crate::commands::replay::ReplayArgs>),
     /// The neighbour that `soak --balloon` starts.
     #[command(hide = true)]
-    Balloon(crate::soak::balloon::Args),
+    Balloon(plimsoll_bench::soak::balloon::Args),
 }
 
 /// Seconds that running requests have after SIGTERM, unless the operator says otherwise.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-pub use crate::bench::events::Events;
+pub use plimsoll_bench::events::Events;
 
 /// How many models a file of models lists.
 ///

@@ -6,7 +6,6 @@
 
 mod access_args;
 mod args;
-mod bench;
 mod commands;
 mod engine_args;
 mod flags;
@@ -18,14 +17,13 @@ mod models_file;
 mod output;
 mod panics;
 mod progress;
-mod replay;
 mod runtime;
 mod settings;
-mod soak;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
+use plimsoll_bench::{bench, client_runtime, soak};
 use plimsoll_server::sandbox::SANDBOX_ARGUMENT;
 
 /// Runs the command that the process was started with.
@@ -88,19 +86,14 @@ fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
         args::Command::Pull { model } => commands::models::pull(&model),
         args::Command::Models => commands::models::list(),
         args::Command::Rm { model } => commands::models::remove(&model),
-        args::Command::Bench(bench) => client_runtime()?.block_on(bench::run(&bench)),
+        args::Command::Bench(bench) => client_runtime()?.block_on(bench::run(&bench, output::print)),
         args::Command::Soak(soak) => match client_runtime()?.block_on(soak::run(&soak))? {
             true => Ok(()),
             false => anyhow::bail!("the soak failed"),
         },
-        args::Command::Replay(replay) => replay::run(&replay),
-        args::Command::Balloon(balloon) => soak::balloon::run(&balloon),
+        args::Command::Replay(replay) => commands::replay::run(&replay),
+        args::Command::Balloon(balloon) => soak::balloon::run(&balloon, output::print),
     }
-}
-
-/// The runtime of the commands that load a server: one thread, to leave the cores to the server.
-fn client_runtime() -> std::io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
 /// Logs go to standard error; `RUST_LOG` decides if it is set.

@@ -15,6 +15,11 @@ macro_rules! say_part {
 
 pub(crate) use {say, say_part};
 
+/// Prints a line that another crate hands over.
+pub fn print(line: Arguments<'_>) {
+    write(format_args!("{line}\n"));
+}
+
 /// Writes to standard output. If the write fails, it ends the process: with success if the reader closed the pipe, else
 /// with the error.
 pub fn write(words: Arguments<'_>) {

@@ -269,7 +269,7 @@ fn decoder_layers(config: &Lookup) -> Result<usize, FormatError> {
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
     if config.bool("use_bidirectional_attention")? == Some(true) || config.bool("is_causal")? == Some(false) {
-        return Err(FormatError::Unsupported("a decoder whose attention is bidirectional".to_owned()));
+        return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
     }
     Ok(layers)
 }

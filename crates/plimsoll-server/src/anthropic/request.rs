@@ -149,7 +149,7 @@ fn shown(fields: &mut Fields<'_>) -> ApiResult<bool> {
         Some("omitted") => Ok(false),
         Some(_) => {
             let message =
-                "thinking.display is supported only as omitted or summarized; without it, thoughts are shown whole";
+                "thinking.display is supported only as omitted or summarized; without it, reasoning is shown whole";
             Err(ApiError::unsupported("thinking.display", message))
         }
     }

@@ -65,7 +65,7 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
             Ok(Some(Thinking { opened: rules.spec.start == Start::Thoughts, open, close, budget }))
         }
         (None, Some(Budget { param, .. })) if rules.spec.reasoning.is_some() => {
-            let message = format!("{param} has no effect: the served model's thoughts do not stand between tags");
+            let message = format!("{param} has no effect: the served model's reasoning has no tags");
             Err(ApiError::unsupported(param, message))
         }
         // A model without reasoning keeps within any budget.

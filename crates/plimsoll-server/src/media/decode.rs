@@ -70,7 +70,7 @@ pub(crate) async fn prepare(
             decoded = decoding => decoded,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
-        let (item, back) = decoded.map_err(|_| state.server.panicked("decoding a picture, video or sound"))?;
+        let (item, back) = decoded.map_err(|_| state.server.panicked("decoding an image, video or audio input"))?;
         work = back;
         items.push(item.map_err(|(param, error)| {
             state.media_pipeline.counts.refused.inc();

@@ -69,13 +69,13 @@ impl<'a> MediaParser<'a> {
                 }
                 let (url, detail) = address(&param, raw)?;
                 if detail.is_some() {
-                    return Err(ApiError::unsupported(format!("{param}.detail"), "detail has no effect on a sound"));
+                    return Err(ApiError::unsupported(format!("{param}.detail"), "detail has no effect on audio"));
                 }
                 let source = self.source(&param, &url.0, Modality::Audio)?;
                 self.add(Medium { param, kind: Modality::Audio, sources: vec![source], pixels_max: None, listed: None })
             }
             "file" => {
-                let message = format!("{at} is `file`: this server reads no documents; send their text or pictures");
+                let message = format!("{at} is `file`: this server reads no documents; send their text or images");
                 Err(ApiError::unsupported(at, message))
             }
             other => {

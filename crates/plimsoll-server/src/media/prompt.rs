@@ -121,7 +121,7 @@ impl<'a> Placeholders<'a> {
     }
 
     fn unmatched(&self, param: &str) -> ApiError {
-        let message = "the served model's chat template does not write one placeholder for each image, video and sound, in their order";
+        let message = "the served model's chat template does not write one placeholder for each image, video and audio input, in their order";
         ApiError::invalid(param, format!("{param}: {message}"))
     }
 }

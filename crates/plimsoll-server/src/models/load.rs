@@ -201,7 +201,9 @@ impl Registry {
 /// One line for a load that came to nothing.
 fn report(model: &str, planned_bytes: u64, seconds: f64, error: &LoadError) {
     match error {
-        LoadError::Cancelled => tracing::info!(model, planned_bytes, seconds, "not loaded: nobody waits for it"),
+        LoadError::Cancelled => {
+            tracing::info!(model, planned_bytes, seconds, "load cancelled: no request waits for it")
+        }
         error => tracing::error!(model, planned_bytes, seconds, %error, "not loaded"),
     }
 }

@@ -34,7 +34,7 @@ impl Registry {
                 let name = self.slots[index].name();
                 let users = if busy.is_empty() { "others".into() } else { busy.join(", ") };
                 let message = format!(
-                    "`{name}` needs {}, of which {} are left under the line while {users} are in use; try again later",
+                    "`{name}` needs {}, of which {} are left under the memory limit while {users} are in use; try again later",
                     Bytes(needed),
                     Bytes(room + gain)
                 );

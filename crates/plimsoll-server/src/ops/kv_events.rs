@@ -120,7 +120,7 @@ fn write(event: &KvEvent, epoch: u64, out: &mut Events) {
 /// The stream.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, headers: HeaderMap) -> ApiResult<Response> {
     let Some(kv_event_log) = state.served.engine.kv_event_log() else {
-        let message = "this server tells nobody what its prefix cache holds: start it with --kv-events";
+        let message = "this server publishes no KV events: start it with --kv-events";
         return Err(ApiError { code: Some("kv_events_off"), ..ApiError::new(StatusCode::NOT_FOUND, message) });
     };
     let place = enter(&state.server.metrics.kv_readers)?;

@@ -110,7 +110,7 @@ fn item(
         None | Some("message") => ("msg", message(&mut fields, shown)?),
         Some("reasoning") => {
             let summary = thoughts(&mut fields, "summary", shown)?;
-            fields.never(&["encrypted_content"], "thoughts come as text here")?;
+            fields.never(&["encrypted_content"], "reasoning is sent as text here")?;
             let said = thoughts(&mut fields, "content", shown)?;
             // What is shown of thoughts that a client never had whole is what there is of them.
             let said = if said.is_empty() { summary } else { said };
@@ -164,7 +164,7 @@ fn thoughts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiRe
     let said = parts(fields, name, shown)?.unwrap_or_default();
     match said.iter().all(|part| matches!(part, Said::Text(_))) {
         true => Ok(said),
-        false => Err(ApiError::unsupported(&at, format!("{at}: thoughts are text"))),
+        false => Err(ApiError::unsupported(&at, format!("{at}: reasoning is text"))),
     }
 }
 

@@ -105,7 +105,7 @@ pub(crate) async fn let_go(engines: &[&EngineHandle]) {
         }
     };
     if timeout(LAST_WORDS, idle).await.is_err() {
-        tracing::warn!("requests that nobody reads any more are still in the engine");
+        tracing::warn!("requests without a reader are still in the engine");
     }
 }
 

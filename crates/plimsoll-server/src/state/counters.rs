@@ -108,7 +108,7 @@ impl Metrics {
             registry.register("plimsoll_models_loaded", "Models loaded", loaded.clone());
             registry.register("plimsoll_models_unloaded", "Models unloaded", unloaded.clone());
             registry.register("plimsoll_models_failed", "Models that failed to load", failed.clone());
-            let help = "Loads given up because nobody waited for them any more, or the server ended";
+            let help = "Loads cancelled because no request waited for them or the server ended";
             registry.register("plimsoll_models_load_cancelled", help, cancelled.clone());
         }
     }

@@ -5,6 +5,7 @@ pub mod doctor;
 pub mod k8s;
 pub mod models;
 pub mod plan;
+pub mod replay;
 pub mod serve;
 pub mod several;
 

@@ -272,7 +272,7 @@ fn conversation() -> Fields {
         ),
         (
             "reasoning_effort",
-            json!({"type": "string", "description": "none, minimal, low, medium, high, xhigh or max; none switches thoughts off where the model can be told so"}),
+            json!({"type": "string", "description": "none, minimal, low, medium, high, xhigh or max; none turns reasoning off if the model supports that"}),
         ),
         ("documents", json!({"type": "array", "items": {"type": "object"}, "examples": [[]]})),
     ]

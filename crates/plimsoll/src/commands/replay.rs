@@ -1,0 +1,37 @@
+//! `replay`: a recorded trace against a server, or against the scheduler and the memory of a plan.
+
+use plimsoll_bench::replay;
+use plimsoll_engine::{Blueprint, Host};
+
+use super::plan;
+use crate::args::HttpArgs;
+use crate::engine_args::EngineArgs;
+use crate::output::print;
+
+/// Flags of `replay`.
+#[derive(Debug, clap::Args)]
+pub struct ReplayArgs {
+    /// The trace and its target.
+    #[command(flatten)]
+    pub trace: replay::Args,
+    /// With --simulate: the HTTP side of the plan. Of these --url takes the keys.
+    #[command(flatten)]
+    pub http: HttpArgs,
+    /// With --simulate: the engine of the plan.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+/// Replays the trace.
+pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
+    let trace = replay::open(&args.trace, print)?;
+    if let Some(url) = &args.trace.url {
+        let key = args.http.access.keys.first()?;
+        return replay::against_server(&args.trace, url, key.as_deref(), trace, print);
+    }
+    let model = args.trace.model.as_deref().unwrap_or(plimsoll_hub::DEFAULT_MODEL);
+    let (_, checkpoint, options) = plan::open(model, &args.engine, &args.http)?;
+    let host = Host::read(&options)?;
+    let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+    replay::in_a_plan(&args.trace, model, &planned, &trace, print)
+}
