@@ -12,30 +12,20 @@
 
 #![forbid(unsafe_code)]
 
-mod active_request;
 mod anthropic;
 mod chat;
-mod choices;
 mod completions;
 mod conversation;
-mod form;
 #[doc(hidden)]
 pub mod fuzzed;
 mod http;
-mod logprobs;
 mod media;
 mod models;
 mod ops;
-mod params;
 mod pooling;
-mod price;
-mod prompt;
 mod responses;
 mod serve;
 mod state;
-mod stream;
-mod submission;
-mod submit;
 
 pub use http::access::{ApiKeys, Origins};
 pub use http::error::ServeError;

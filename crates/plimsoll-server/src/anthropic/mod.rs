@@ -14,13 +14,12 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
 
-use crate::active_request::Usage;
-use crate::choices::collect;
-use crate::conversation::{StartedChat, begin};
+use crate::conversation::active::Usage;
+use crate::conversation::choices::collect;
+use crate::conversation::{StartedChat, begin, stream};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::json::json;
 use crate::state::model::ModelState;
-use crate::stream;
 
 pub(crate) use error::{body as error_body, owns, reshape};
 
