@@ -8,7 +8,7 @@ use crate::http::error::{ApiResult, ServeError};
 use crate::http::fields::Fields;
 use crate::state::config::{Served, ServerConfig};
 use crate::state::model::ModelState;
-use crate::{anthropic, chat, completions, pooling, responses};
+use crate::{chat, completions, messages, pooling, responses};
 
 /// What can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,8 +78,8 @@ impl Bodies {
         match route {
             Route::Completions => completions::request::parse(&mut self.body(bytes)?, state).map(drop),
             Route::Chat => self.prepare(chat::request::parse(bytes, state)?),
-            Route::Messages => self.prepare(anthropic::request::parse(bytes, state)?.0),
-            Route::CountTokens => prompt(state, anthropic::request::count(bytes, state)?),
+            Route::Messages => self.prepare(messages::request::parse(bytes, state)?.0),
+            Route::CountTokens => prompt(state, messages::request::count(bytes, state)?),
             Route::Responses => self.prepare(responses::request::parse(self.body(bytes)?, state, None)?.into_ask()),
             Route::Tokenize => {
                 let mut fields = Fields::of_body(bytes)?;

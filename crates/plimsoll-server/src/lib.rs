@@ -1,8 +1,8 @@
 //! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
 //! A request's way: [`serve`] accepts a connection, `body` reads it under a byte budget, `fields` takes it apart
-//! field by field, `chat`, `completions`, `anthropic` or `responses` turn it into engine requests (on a blocking thread, never on the event
-//! loop), `active_request` reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
+//! field by field, `chat`, `completions`, `messages` or `responses` turn it into engine requests (on a blocking thread, never on the event
+//! loop), `conversation` submits them and reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
 //! A server of several models (`models`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
 //! request to its handlers, which are the same.
@@ -12,30 +12,20 @@
 
 #![forbid(unsafe_code)]
 
-mod active_request;
-mod anthropic;
 mod chat;
-mod choices;
 mod completions;
 mod conversation;
-mod form;
 #[doc(hidden)]
 pub mod fuzzed;
 mod http;
-mod logprobs;
 mod media;
+mod messages;
 mod models;
 mod ops;
-mod params;
 mod pooling;
-mod price;
-mod prompt;
 mod responses;
 mod serve;
 mod state;
-mod stream;
-mod submission;
-mod submit;
 
 pub use http::access::{ApiKeys, Origins};
 pub use http::error::ServeError;

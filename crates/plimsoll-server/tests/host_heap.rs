@@ -87,10 +87,14 @@ fn the_http_side_takes_no_more_than_its_line() {
     let roomy = Limits { running_max_req_size: CONNECTIONS, ..roomy };
     let server = Server::with(config.clone(), roomy, letters);
     server.get("/metrics").ok_text();
-    let idle = settled();
+    full_connections(&server, &config);
+    full_bodies(&server, &config);
+}
 
-    // Every connection has sent a large body and more behind it, and takes nothing of the stream it asked for: both buffers are full.
-    // What the engine holds for it is in another line of the plan.
+/// Every connection has sent a large body and more behind it, and takes nothing of the stream it asked for: both buffers are full.
+/// What the engine holds for it is in another line of the plan.
+fn full_connections(server: &Server, config: &ServerConfig) {
+    let idle = settled();
     let body = format!(
         "{{\"model\": \"tiny\", \"stream\": true, \"max_tokens\": 4000, \"prompt\": [1, 2, 3]{}}}",
         " ".repeat(400_000)
@@ -128,8 +132,10 @@ fn the_http_side_takes_no_more_than_its_line() {
     drop(clients);
     eventually("the connections are gone", || server.engine.held() == 0);
     println!("{} more on the heap than before the first connection", settled().saturating_sub(idle));
+}
 
-    // Bodies up to the budget, all but their last byte.
+/// Bodies up to the budget, all but their last byte; then all at once.
+fn full_bodies(server: &Server, config: &ServerConfig) {
     let idle = settled();
     let body = format!("{{\"model\": \"tiny\", \"max_tokens\": 1, \"prompt\": \"{}\"}}", "word ".repeat(200_000));
     let head = format!(

@@ -11,11 +11,10 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use crate::choices::collect;
-use crate::conversation::{StartedChat, begin};
+use crate::conversation::choices::collect;
+use crate::conversation::{StartedChat, begin, stream};
 use crate::http::error::ApiResult;
 use crate::state::model::ModelState;
-use crate::stream;
 
 /// The handler.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {

@@ -1,10 +1,10 @@
 //! The body of a chat request, field by field.
 
 use super::messages::conversation;
+use crate::conversation::params::{Common, top_logprobs};
 use crate::conversation::{Budget, ChatRequest};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
-use crate::params::{Common, top_logprobs};
 use crate::state::model::ModelState;
 
 /// Takes a body apart. Runs on a text worker.

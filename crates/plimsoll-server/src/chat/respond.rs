@@ -3,13 +3,13 @@
 use axum::response::Response;
 use serde::Serialize;
 
-use crate::active_request::Usage;
-use crate::choices::{Collected, ids};
 use crate::conversation::ReplyContext;
+use crate::conversation::active::Usage;
+use crate::conversation::choices::{Collected, ids};
+use crate::conversation::logprobs::{ChatLogprobs, PromptReport};
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::http::budget::Held;
 use crate::http::json::json;
-use crate::logprobs::{ChatLogprobs, PromptReport};
 
 #[derive(Serialize)]
 struct Answer<'a> {

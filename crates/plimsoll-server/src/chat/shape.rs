@@ -3,14 +3,14 @@
 use plimsoll_engine::Delta;
 use serde::Serialize;
 
-use crate::active_request::Usage;
-use crate::choices::ids;
 use crate::conversation::ReplyContext;
+use crate::conversation::active::Usage;
+use crate::conversation::choices::ids;
+use crate::conversation::logprobs::ChatLogprobs;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::stream::Shape;
 use crate::http::budget::Held;
 use crate::http::sse::Events;
-use crate::logprobs::ChatLogprobs;
-use crate::stream::Shape;
 
 /// The stream's state.
 pub(crate) struct Stream {

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::response::Response;
 
-use crate::active_request::ActiveRequest;
-use crate::choices::collect;
+use crate::conversation::active::ActiveRequest;
+use crate::conversation::choices::collect;
+use crate::conversation::stream;
 use crate::http::error::ApiResult;
 use crate::state::model::ModelState;
-use crate::stream;
 
 /// The handler.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {

@@ -1,13 +1,13 @@
 //! The body of a completion request, field by field.
 
+use crate::conversation::params::Common;
+use crate::conversation::prompt::PromptInput;
+use crate::conversation::submission::{Prompt, Submission};
 use crate::http::body::ReadBody;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
-use crate::params::Common;
-use crate::prompt::PromptInput;
 use crate::state::model::ModelState;
-use crate::submission::{Prompt, Submission};
 
 /// Generated tokens when the client names no number, as OpenAI and vLLM have it.
 const DEFAULT_MAX_TOKENS: u32 = 16;

@@ -7,11 +7,11 @@ use plimsoll_text::Tokenizer;
 use serde::{Serialize, Serializer};
 
 use super::request::Asked;
-use crate::active_request::Usage;
-use crate::choices::{Collected, finish_name, ids};
+use crate::conversation::active::Usage;
+use crate::conversation::choices::{Collected, finish_name, ids};
+use crate::conversation::logprobs::{CompletionLogprobs, PromptReport, Spelling};
 use crate::http::budget::Held;
 use crate::http::json::json;
-use crate::logprobs::{CompletionLogprobs, PromptReport, Spelling};
 use crate::state::model::ModelState;
 
 /// What every chunk of one answer repeats, and what was asked for.
@@ -33,7 +33,7 @@ impl ReplyContext {
     }
 
     /// The prompt a choice belongs to.
-    pub fn prompt(&self, choice: usize) -> &crate::submission::Prompt {
+    pub fn prompt(&self, choice: usize) -> &crate::conversation::submission::Prompt {
         &self.asked.draft.prompts[choice / self.asked.draft.common.n as usize]
     }
 }

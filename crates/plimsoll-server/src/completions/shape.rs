@@ -3,12 +3,12 @@
 use plimsoll_engine::{Delta, TokenLogprobs};
 
 use super::respond::{Answer, Choice, ReplyContext};
-use crate::active_request::Usage;
-use crate::choices::{finish_name, ids};
+use crate::conversation::active::Usage;
+use crate::conversation::choices::{finish_name, ids};
+use crate::conversation::logprobs::CompletionLogprobs;
+use crate::conversation::stream::Shape;
 use crate::http::budget::Held;
 use crate::http::sse::Events;
-use crate::logprobs::CompletionLogprobs;
-use crate::stream::Shape;
 
 /// The stream's state: per choice, how much text has gone and which part of an echo is still to come.
 pub(crate) struct Stream {

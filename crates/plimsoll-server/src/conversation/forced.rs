@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::Budget;
 use super::reading::Rules;
 use super::tools::{ToolChoice, ToolUse, forced_format};
-use crate::form::{Form, grammar};
+use crate::conversation::form::{Form, grammar};
 use crate::http::error::{ApiError, ApiResult};
 use crate::state::model::ModelState;
 

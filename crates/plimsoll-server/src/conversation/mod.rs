@@ -2,11 +2,21 @@
 //! it must have. Chat, Messages and Responses differ in how a body is taken apart and how the parts of a reply are
 //! spelled; all between is here, so that a reply is the same whichever way it was asked for.
 
+pub(crate) mod active;
 mod adapt;
+pub(crate) mod choices;
 pub(crate) mod content;
 mod forced;
+pub(crate) mod form;
+pub(crate) mod logprobs;
 pub(crate) mod messages;
+pub(crate) mod params;
+pub(crate) mod price;
+pub(crate) mod prompt;
 pub(crate) mod reading;
+pub(crate) mod stream;
+pub(crate) mod submission;
+pub(crate) mod submit;
 pub(crate) mod tools;
 
 use std::sync::Arc;
@@ -15,14 +25,14 @@ use messages::{Conversation, Prompt};
 use plimsoll_text::Tokenizer;
 use reading::Rules;
 
-use crate::active_request::ActiveRequest;
+use crate::conversation::active::ActiveRequest;
+use crate::conversation::logprobs::Spelling;
+use crate::conversation::params::Common;
+use crate::conversation::submission::Submission;
 use crate::http::budget::Held;
 use crate::http::error::ApiResult;
-use crate::logprobs::Spelling;
 use crate::media::{self, Measured};
-use crate::params::Common;
 use crate::state::model::ModelState;
-use crate::submission::{self, Submission};
 
 /// What a client asks of one turn.
 pub(crate) struct ChatRequest {

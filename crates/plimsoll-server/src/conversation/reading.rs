@@ -9,7 +9,7 @@ use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolForma
 
 use super::messages::Conversation;
 use super::tools::{ToolChoice, forced_format};
-use crate::choices::finish_name;
+use crate::conversation::choices::finish_name;
 use crate::http::ids::Ids;
 use crate::state::model::ModelState;
 

@@ -15,10 +15,10 @@ use tokio::time::timeout;
 
 use super::answer::{Entering, answer, next_bytes};
 use super::{InUse, Loaded};
-use crate::anthropic;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::sse::{self, Events};
+use crate::messages;
 use crate::state::server::ServerState;
 
 enum Stage {
@@ -85,7 +85,7 @@ fn last_words(path: &str, request_id: &str, error: &ApiError) -> Bytes {
                 &Broken { kind: "error", code: *code, message, param: param.as_deref(), sequence_number: 0 },
             );
         }
-        path if anthropic::owns(path) => out.push_text("error", &anthropic::error_body(error, Some(request_id))),
+        path if messages::owns(path) => out.push_text("error", &messages::error_body(error, Some(request_id))),
         _ => {
             out.error(error);
             out.done();

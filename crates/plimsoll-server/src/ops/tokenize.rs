@@ -7,12 +7,12 @@ use axum::response::Response;
 use serde::{Serialize, Serializer};
 
 use crate::chat::messages::conversation;
+use crate::conversation::logprobs::Spelling;
 use crate::conversation::messages::Conversation;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::http::json::{json, json_bytes, json_sized};
-use crate::logprobs::Spelling;
 use crate::state::model::ModelState;
 
 #[derive(Serialize)]

@@ -9,12 +9,12 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::run::run;
 use super::{Input, Usage, check_count, check_length, embedding, hold_answer, ids_bytes, vector};
+use crate::conversation::params::model_name;
+use crate::conversation::prompt::{Inputs, PromptInput};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::http::json::json_sized;
-use crate::params::model_name;
-use crate::prompt::{Inputs, PromptInput};
 use crate::state::model::ModelState;
 
 /// A number of an embedding as JSON, with its comma: `-1.17549435e-38,`.

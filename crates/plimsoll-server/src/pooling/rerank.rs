@@ -10,11 +10,11 @@ use super::cut::Cut;
 use super::documents::Documents;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
+use crate::conversation::params::model_name;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::http::json::json_sized;
-use crate::params::model_name;
 use crate::state::model::ModelState;
 
 /// What the answer says of one document, its text aside.

@@ -11,7 +11,7 @@ use plimsoll_engine::{Cause, Reader, Refusal, Request};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
-use crate::active_request::{end_of, failure, late};
+use crate::conversation::active::{end_of, failure, late};
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult, cancelled, cut};
 use crate::state::model::ModelState;

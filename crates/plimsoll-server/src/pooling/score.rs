@@ -9,13 +9,13 @@ use serde::Serialize;
 use super::cut::Cut;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
+use crate::conversation::params::model_name;
+use crate::conversation::prompt::PromptInput;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::http::ids::now_s;
 use crate::http::json::json_sized;
-use crate::params::model_name;
-use crate::prompt::PromptInput;
 use crate::state::model::ModelState;
 
 /// What the answer says of one pair.

@@ -19,8 +19,8 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
-use crate::active_request::Event;
-use crate::conversation::{StartedChat, begin};
+use crate::conversation::active::Event;
+use crate::conversation::{StartedChat, begin, stream};
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult, CANCELLED, quote};
 use crate::http::json::{json, json_text};
@@ -29,7 +29,6 @@ use crate::http::sse::Events;
 use crate::state::model::ModelState;
 use crate::state::response_store::Kept;
 use crate::state::server::ServerState;
-use crate::stream;
 
 /// A cancelled response has this long to end: a stream ends when its client reads on.
 const LAST_WORDS: Duration = Duration::from_secs(5);

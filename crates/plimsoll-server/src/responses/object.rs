@@ -3,9 +3,9 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::active_request::Usage;
+use crate::conversation::active::Usage;
+use crate::conversation::logprobs::ChatToken;
 use crate::http::error::ApiError;
-use crate::logprobs::ChatToken;
 
 /// What the object repeats of the request.
 #[derive(Debug, Default)]

@@ -9,15 +9,15 @@ use super::items::{self, Item, Shown};
 use super::object::Echo;
 use super::references::Stored;
 use super::{references, tools};
+use crate::conversation::form::{Form, text_format};
 use crate::conversation::messages::Conversation;
+use crate::conversation::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};
 use crate::conversation::{ChatRequest, PreparedChat};
-use crate::form::{Form, text_format};
 use crate::http::body::{PARSED_FACTOR, ReadBody};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, check_nodes};
 use crate::media::MediaParser;
-use crate::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};
 use crate::state::model::ModelState;
 use crate::state::response_store::ResponseStore;
 

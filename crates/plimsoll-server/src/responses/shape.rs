@@ -9,17 +9,17 @@ use serde::Serialize;
 
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
 use super::unreported::Unreported;
-use crate::active_request::Usage;
 use crate::conversation::ReplyContext;
+use crate::conversation::active::Usage;
+use crate::conversation::logprobs::{ChatLogprobs, ChatToken};
 use crate::conversation::reading::{self, Reading, ReplyEnd};
+use crate::conversation::stream::Shape;
 use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED};
 use crate::http::ids::now_s;
 use crate::http::sse::Events;
-use crate::logprobs::{ChatLogprobs, ChatToken};
 use crate::state::response_store::{Begun, Kept};
-use crate::stream::Shape;
 
 /// The state of a response.
 pub(crate) struct Responding {

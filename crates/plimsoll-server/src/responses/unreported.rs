@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use plimsoll_engine::TokenOut;
 
-use crate::logprobs::ChatToken;
+use crate::conversation::logprobs::ChatToken;
 
 /// Tokens with text that has not come out yet: parts of a character, or a possible start of a marker. Each with the
 /// byte offset in the reply where its text begins.

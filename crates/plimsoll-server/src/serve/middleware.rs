@@ -13,11 +13,11 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
-use crate::anthropic;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::rates::{Client, Who};
 use crate::http::unknown::{self, Unknown};
+use crate::messages;
 use crate::state::request_log;
 use crate::state::server::ServerState;
 
@@ -34,7 +34,7 @@ const REQUEST_ID_BYTES: usize = 128;
 pub(crate) async fn around(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
     let origins = &state.config.origins;
     let reader = origins.reader(request.headers());
-    let anthropics = anthropic::owns(request.uri().path());
+    let anthropics = messages::owns(request.uri().path());
     let arrived = Instant::now();
     let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
     let (id, known) = request_id(&state, &request);
@@ -70,7 +70,7 @@ pub(crate) async fn around(State(state): State<Arc<ServerState>>, request: Reque
         request_log::refused(&response, &id, &path);
     }
     if anthropics {
-        response = anthropic::reshape(response, &id);
+        response = messages::reshape(response, &id);
     }
     state.metrics.answered(&path, response.status().as_u16());
     let headers = response.headers_mut();

@@ -15,7 +15,7 @@ use crate::ops::{cache, cancel, gateway, health, kv_events, memory, metrics, ope
 use crate::serve::middleware;
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
-use crate::{anthropic, chat, completions, pooling, responses};
+use crate::{chat, completions, messages, pooling, responses};
 
 /// Every route of a server with one model.
 pub(crate) fn router(state: Arc<ModelState>) -> Router {
@@ -47,8 +47,8 @@ pub(crate) fn model_routes(state: Arc<ModelState>) -> Router {
     Router::new()
         .route("/v1/completions", post(completions::handle))
         .route("/v1/chat/completions", post(chat::handle))
-        .route("/v1/messages", post(anthropic::messages))
-        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/v1/messages", post(messages::create))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/embeddings", post(pooling::embeddings::handle))

@@ -117,26 +117,26 @@ fn what_would_have_no_effect_is_refused() {
     ] {
         assert_eq!(refused(&server, &json!({"response_format": format}))["param"], param);
     }
-    let chat = |change: Value| {
-        let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
-        for (key, value) in change.as_object().unwrap() {
-            body[key] = value.clone();
-        }
-        server.post("/v1/chat/completions", &body).error(400)["param"].clone()
-    };
-    assert_eq!(chat(json!({"tool_choice": "required"})), "tool_choice");
-    assert_eq!(chat(json!({"tool_choice": "some"})), "tool_choice");
-    let named = json!({"type": "function", "function": {"name": "g"}});
-    assert_eq!(chat(json!({"tool_choice": named})), "tool_choice.function.name");
-    assert_eq!(chat(json!({"tool_choice": {"type": "spell"}})), "tool_choice.type");
-    assert_eq!(chat(json!({"tool_choice": {"type": "allowed_tools"}})), "tool_choice.allowed_tools");
+    assert!(server.observed.requests.lock().unwrap().is_empty());
+}
+
+/// The parameter that the refusal of a conversation with this `change` names.
+fn refused_chat(server: &Server, change: &Value) -> Value {
+    let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
+    for (key, value) in change.as_object().unwrap() {
+        body[key] = value.clone();
+    }
+    server.post("/v1/chat/completions", &body).error(400)["param"].clone()
+}
+
+#[test]
+fn what_would_have_no_effect_in_a_conversation_is_refused() {
+    let server = Server::start(letters);
+    let chat = |change: Value| refused_chat(&server, &change);
     assert_eq!(chat(json!({"enable_thinking": 1})), "enable_thinking");
     let twice = json!({"enable_thinking": true, "chat_template_kwargs": {"enable_thinking": false}});
     assert_eq!(chat(twice), "enable_thinking");
     assert_eq!(chat(json!({"include_reasoning": "yes"})), "include_reasoning");
-    let odd =
-        json!([{"type": "function", "function": {"name": "f", "strict": true, "parameters": {"type": "colour"}}}]);
-    assert_eq!(chat(json!({"tools": odd, "tool_choice": "required"})), "tools");
     assert_eq!(chat(json!({"top_logprobs": 2})), "top_logprobs");
     assert_eq!(chat(json!({"logprobs": 2})), "logprobs");
     assert_eq!(chat(json!({"modalities": ["audio"]})), "modalities");
@@ -146,6 +146,22 @@ fn what_would_have_no_effect_is_refused() {
     assert_eq!(chat(json!({"continue_final_message": true})), "messages");
     assert_eq!(chat(json!({"continue_final_message": true, "add_generation_prompt": true})), "continue_final_message");
     assert_eq!(chat(json!({"prompt": "x"})), "prompt");
+    assert!(server.observed.requests.lock().unwrap().is_empty());
+}
+
+#[test]
+fn tools_that_cannot_be_called_are_refused() {
+    let server = Server::start(letters);
+    let chat = |change: Value| refused_chat(&server, &change);
+    assert_eq!(chat(json!({"tool_choice": "required"})), "tool_choice");
+    assert_eq!(chat(json!({"tool_choice": "some"})), "tool_choice");
+    let named = json!({"type": "function", "function": {"name": "g"}});
+    assert_eq!(chat(json!({"tool_choice": named})), "tool_choice.function.name");
+    assert_eq!(chat(json!({"tool_choice": {"type": "spell"}})), "tool_choice.type");
+    assert_eq!(chat(json!({"tool_choice": {"type": "allowed_tools"}})), "tool_choice.allowed_tools");
+    let odd =
+        json!([{"type": "function", "function": {"name": "f", "strict": true, "parameters": {"type": "colour"}}}]);
+    assert_eq!(chat(json!({"tools": odd, "tool_choice": "required"})), "tools");
     let tools = json!([{"type": "function", "function": {"name": "f"}}]);
     assert_eq!(chat(json!({"tools": tools, "parallel_tool_calls": 1})), "parallel_tool_calls");
     assert_eq!(chat(json!({"tools": [tools[0], tools[0]]})), "tools[1]");

@@ -60,14 +60,11 @@ pub(super) fn hint(example: &Value) -> Value {
 
 /// `params::Common` and `form::Form`.
 pub(super) fn common() -> Fields {
-    let stop = json!({
-        "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}, {"type": "null"}],
-        "examples": ["\n\n", ["a", "b"]]
-    });
-    let bias = json!({
-        "type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "maxProperties": LOGIT_BIAS_MAX,
-        "description": "Token id to what is added to its logit", "examples": [{"97": -1.5}]
-    });
+    [lengths(), sampling(), endings(), forms(), hints()].into_iter().flatten().collect()
+}
+
+/// The model, the number of choices and the length of the output.
+fn lengths() -> Fields {
     let options = json!({
         "type": "object", "additionalProperties": false,
         "properties": {
@@ -94,6 +91,16 @@ pub(super) fn common() -> Fields {
         ),
         ("max_completion_tokens", integer(0, 3)),
         ("min_tokens", integer(0, 1)),
+    ]
+}
+
+/// How a token is drawn.
+fn sampling() -> Fields {
+    let bias = json!({
+        "type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "maxProperties": LOGIT_BIAS_MAX,
+        "description": "Token id to what is added to its logit", "examples": [{"97": -1.5}]
+    });
+    vec![
         ("temperature", number(0.0, 100.0, 0.5)),
         ("top_p", number(0.0, 1.0, 0.9)),
         ("top_k", json!({"type": "integer", "minimum": -1, "examples": [5]})),
@@ -104,6 +111,16 @@ pub(super) fn common() -> Fields {
         ("frequency_penalty", number(-2.0, 2.0, -0.5)),
         ("logit_bias", bias),
         ("seed", json!({"type": "integer", "format": "int64", "examples": [7]})),
+    ]
+}
+
+/// Where the output ends, and what is reported of it.
+fn endings() -> Fields {
+    let stop = json!({
+        "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}, {"type": "null"}],
+        "examples": ["\n\n", ["a", "b"]]
+    });
+    vec![
         ("stop", stop),
         (
             "stop_token_ids",
@@ -122,6 +139,12 @@ pub(super) fn common() -> Fields {
             "cache_salt",
             json!({"type": "string", "minLength": 1, "description": "Requests whose salts differ share no cached prefix", "examples": ["tenant-1"]}),
         ),
+    ]
+}
+
+/// Structured output.
+fn forms() -> Fields {
+    vec![
         ("response_format", response_format()),
         ("structured_outputs", json!({"type": "object", "examples": [{"choice": ["ab", "cd"]}]})),
         (
@@ -135,6 +158,12 @@ pub(super) fn common() -> Fields {
         ),
         ("grammar", json!({"type": "string", "description": "llama.cpp's GBNF", "examples": ["root ::= \"a\""]})),
         ("guided_grammar", json!({"type": "string", "description": "Lark", "examples": ["start: \"a\""]})),
+    ]
+}
+
+/// Fields without an effect, and fields with one supported value.
+fn hints() -> Fields {
+    vec![
         ("user", text("somebody")),
         ("safety_identifier", text("somebody")),
         ("prompt_cache_key", text("conversation")),

@@ -15,7 +15,7 @@ use plimsoll_engine::Delta;
 use plimsoll_memory::broken;
 use tokio::time::timeout;
 
-use crate::active_request::{ActiveRequest, Event, Usage};
+use crate::conversation::active::{ActiveRequest, Event, Usage};
 use crate::http::error::ApiError;
 use crate::http::sse::{Events, HEADERS};
 

@@ -6,9 +6,9 @@ use plimsoll_engine::MediaItem;
 use plimsoll_engine::constraint::Grammar;
 use plimsoll_memory::broken;
 
+use crate::conversation::params::Common;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
-use crate::params::Common;
 use crate::state::model::ModelState;
 use crate::state::record::Entry;
 

@@ -7,9 +7,9 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::Counts;
-use crate::active_request::Usage;
-use crate::choices::Collected;
 use crate::conversation::ReplyContext;
+use crate::conversation::active::Usage;
+use crate::conversation::choices::Collected;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::http::budget::Held;
 use crate::http::fields::no_json;

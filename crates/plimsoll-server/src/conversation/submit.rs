@@ -2,13 +2,13 @@
 
 use plimsoll_engine::{Reader, Request};
 
+use crate::conversation::price::Meter;
+use crate::conversation::submission::{Prompt, Submission};
 use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
-use crate::price::Meter;
 use crate::state::model::ModelState;
 use crate::state::running::Ticket;
-use crate::submission::{Prompt, Submission};
 
 /// What was started.
 pub(crate) struct Submitted {

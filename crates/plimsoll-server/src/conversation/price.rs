@@ -2,12 +2,12 @@
 
 use plimsoll_engine::{Delta, TokenOut};
 
+use crate::conversation::logprobs::Spelling;
+use crate::conversation::submission::{Prompt, Submission};
 use crate::http::budget::{ByteBudget, Held};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json_bytes;
-use crate::logprobs::Spelling;
 use crate::state::model::ModelState;
-use crate::submission::{Prompt, Submission};
 
 /// Text of one token of a whole answer, as far as it is foreseen.
 const PER_TOKEN: u64 = 64;

@@ -2,7 +2,7 @@
 
 use plimsoll_engine::{Delta, FinishReason, TokenLogprobs, TokenOut};
 
-use crate::active_request::{ActiveRequest, Event};
+use crate::conversation::active::{ActiveRequest, Event};
 use crate::http::error::ApiError;
 
 /// One choice of an answer that is not streamed.

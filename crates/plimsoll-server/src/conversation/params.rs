@@ -7,7 +7,7 @@ use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams, TOP_
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use crate::form::Form;
+use crate::conversation::form::Form;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::Fields;
 use crate::state::model::ModelState;

@@ -4,12 +4,12 @@ use plimsoll_grammar::Source;
 use serde_json::value::RawValue;
 
 use super::{content, tools};
+use crate::conversation::form::{Form, schema};
 use crate::conversation::messages::Conversation;
+use crate::conversation::params::{Common, STOPS_MAX, model_name};
 use crate::conversation::{Budget, ChatRequest};
-use crate::form::{Form, schema};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, cache_control};
-use crate::params::{Common, STOPS_MAX, model_name};
 use crate::state::model::ModelState;
 
 /// Takes a body apart: what was asked for, and whether the client marks what it wants cached. Runs on a text worker.

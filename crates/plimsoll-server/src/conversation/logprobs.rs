@@ -5,7 +5,7 @@ use plimsoll_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::submission::Prompt;
+use crate::conversation::submission::Prompt;
 
 /// JSON has no infinity; a token of probability zero is reported as this, as vLLM does.
 const LEAST: f32 = -9999.0;

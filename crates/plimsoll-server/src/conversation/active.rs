@@ -14,18 +14,18 @@ use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+use crate::conversation::price::Meter;
+use crate::conversation::submission::Submission;
+use crate::conversation::submit::Submitted;
 use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED, cancelled, cut};
 use crate::http::rates::Client;
-use crate::price::Meter;
 use crate::state::config::ServerConfig;
 use crate::state::model::ModelState;
 use crate::state::request_log::RequestLog;
 use crate::state::running::Ticket;
 use crate::state::server::{Phase, reached};
-use crate::submission::Submission;
-use crate::submit::Submitted;
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
 

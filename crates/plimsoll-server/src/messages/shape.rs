@@ -6,13 +6,13 @@ use serde_json::value::RawValue;
 
 use super::blocks::{Answer, Message, UNSIGNED, input};
 use super::{Counts, error};
-use crate::active_request::{PromptDetails, Usage};
+use crate::conversation::active::{PromptDetails, Usage};
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::stream::Shape;
 use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::sse::Events;
-use crate::stream::Shape;
 
 /// The stream's state.
 pub(crate) struct Stream {

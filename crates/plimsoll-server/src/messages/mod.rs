@@ -14,13 +14,12 @@ use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Serialize;
 
-use crate::active_request::Usage;
-use crate::choices::collect;
-use crate::conversation::{StartedChat, begin};
+use crate::conversation::active::Usage;
+use crate::conversation::choices::collect;
+use crate::conversation::{StartedChat, begin, stream};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::json::json;
 use crate::state::model::ModelState;
-use crate::stream;
 
 pub(crate) use error::{body as error_body, owns, reshape};
 
@@ -29,7 +28,7 @@ pub(crate) use error::{body as error_body, owns, reshape};
 const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
 /// `POST /v1/messages`.
-pub(crate) async fn messages(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
     let asked = state.on_body(request, |body, state| {
         let (ask, caches) = request::parse(&body.bytes, state)?;
