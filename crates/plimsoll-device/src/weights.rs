@@ -11,7 +11,6 @@ use plimsoll_formats::Encoding;
 use plimsoll_kernels::{ActForm, ActLayout, Bf16Layout, Isa, Packing};
 use thiserror::Error;
 
-use crate::device::Buf;
 use crate::kv::ModelShape;
 pub use declare::Declare;
 
@@ -315,7 +314,7 @@ impl WeightTable {
     }
 
     /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are rounded.
-    pub(crate) fn input_bytes(&self, rows: usize, k: usize, layers: &[(LinearId, Buf)]) -> usize {
+    pub(crate) fn input_bytes<To>(&self, rows: usize, k: usize, layers: &[(LinearId, To)]) -> usize {
         let quantized = self.act_layout(rows, k, layers.iter().map(|(id, _)| id)).map(|layout| layout.bytes());
         if !layers.iter().any(|(id, _)| self.rounds(&self.linear(*id).packing)) {
             return quantized.unwrap_or(0);
