@@ -6,21 +6,22 @@
 //!
 //! What must not be in here: how a mask is computed, and the process that validates ([`crate::sandbox`]).
 
-use std::collections::BTreeSet;
+mod breach;
+mod candidates;
+mod document;
 
-use serde_json::Value;
-
+pub(crate) use self::breach::broken;
+use self::breach::{beyond_repair, open_values};
+use self::candidates::Candidates;
+use self::document::Document;
 use crate::depth::Depth;
 use crate::sandbox::Breach;
-use crate::shape::{Event, Shape};
-
-/// Documents that are validated before one mask. Tokens beyond them are taken away: what is left says the same with shorter tokens.
-const CANDIDATES_MAX: usize = 48;
+use crate::shape::Shape;
 
 /// A schema that documents of an answer must satisfy.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
-    /// The tool that gets the documents as arguments. None for another document.
+    /// The tool whose arguments the documents are. None for another document.
     pub tool: Option<String>,
     /// The schema, as JSON text. None where only keys are checked.
     pub schema: Option<String>,
@@ -66,31 +67,6 @@ pub(crate) struct Reading {
     due: Vec<(usize, String)>,
     /// Documents that were found valid for the token that would end them.
     valid: Vec<String>,
-}
-
-#[derive(Clone, Debug)]
-struct Document {
-    rule: usize,
-    /// Where it begins in the text.
-    start: usize,
-    shape: Shape,
-    /// Where the key that is being written begins.
-    key: usize,
-    /// The keys of every open container, decoded.
-    keys: Vec<BTreeSet<Vec<u8>>>,
-}
-
-/// What a token would bring.
-#[derive(Default)]
-struct Outcome {
-    /// A key that its object has already.
-    repeats: bool,
-    /// The document would end here, with so many bytes of the token.
-    ends: Option<usize>,
-    /// A value in it would end here, the last one in the token.
-    value: Option<(usize, Shape)>,
-    /// A number or a word stands at the end, which may be whole.
-    open_end: Option<Shape>,
 }
 
 /// What is taken away from a mask.
@@ -241,194 +217,11 @@ impl Reading {
     }
 }
 
-impl Document {
-    /// Takes the last byte of the text. True when the document has ended with it.
-    fn take(&mut self, text: &[u8]) -> bool {
-        let Some(byte) = text.last() else { return false };
-        let before = self.shape.depth();
-        match self.shape.step(*byte) {
-            Event::KeyBegins => self.key = text.len(),
-            Event::KeyEnds => {
-                let key = decoded(&text[self.key..text.len() - 1]);
-                if let Some(keys) = self.keys.last_mut() {
-                    keys.insert(key);
-                }
-            }
-            _ => {}
-        }
-        match self.shape.depth() {
-            now if now > before => self.keys.push(BTreeSet::new()),
-            now if now < before => drop(self.keys.pop()),
-            _ => {}
-        }
-        self.shape.ended()
-    }
-
-    /// The effect of a token that follows `text`.
-    fn outcome(&self, text: &[u8], token: &[u8]) -> Outcome {
-        let mut shape = self.shape.clone();
-        let mut outcome = Outcome::default();
-        // Containers that were open before the token, the rest is new and has no keys yet.
-        let mut old = shape.depth();
-        let mut key = (self.key, 0);
-        for (at, byte) in token.iter().enumerate() {
-            match shape.step(*byte) {
-                Event::KeyBegins => key = (text.len(), at + 1),
-                Event::KeyEnds if shape.depth() <= old => {
-                    let written = [text.get(key.0..).unwrap_or_default(), &token[key.1..at]].concat();
-                    let keys = shape.depth().checked_sub(1).and_then(|depth| self.keys.get(depth));
-                    outcome.repeats |= keys.is_some_and(|keys| keys.contains(&decoded(&written)));
-                }
-                Event::ValueEnds => outcome.value = Some((at, shape.clone())),
-                Event::Closes => outcome.value = Some((at + 1, shape.clone())),
-                Event::Ends => {
-                    outcome.ends = Some(at + 1);
-                    return outcome;
-                }
-                Event::Inside | Event::KeyEnds => {}
-            }
-            old = old.min(shape.depth());
-        }
-        if token.last().is_some_and(|last| shape.may_end_value(*last)) {
-            outcome.open_end = Some(shape);
-        }
-        outcome
-    }
-}
-
-/// A key without its escapes. One that is none is left as it is.
-fn decoded(raw: &[u8]) -> Vec<u8> {
-    if !raw.contains(&b'\\') {
-        return raw.to_vec();
-    }
-    let quoted = [b"\"", raw, b"\""].concat();
-    serde_json::from_slice::<String>(&quoted).map_or_else(|_| raw.to_vec(), String::into_bytes)
-}
-
-/// Texts that tokens would lead to.
-#[derive(Default)]
-struct Candidates {
-    texts: Vec<String>,
-    depths: Vec<usize>,
-    /// Tokens, with the text that each leads to.
-    tokens: Vec<(u32, usize)>,
-}
-
-impl Candidates {
-    fn add(&mut self, token: u32, text: Vec<u8>) -> bool {
-        self.add_open(token, text, 0)
-    }
-
-    /// False where there are too many.
-    fn add_open(&mut self, token: u32, text: Vec<u8>, depth: usize) -> bool {
-        let text = String::from_utf8_lossy(&text).into_owned();
-        let at = self.texts.iter().position(|known| *known == text);
-        let at = at.or_else(|| {
-            let room = self.texts.len() < CANDIDATES_MAX;
-            room.then(|| {
-                self.texts.push(text);
-                self.depths.push(depth);
-                self.texts.len() - 1
-            })
-        });
-        at.map(|at| self.tokens.push((token, at))).is_some()
-    }
-
-    /// Adds the tokens with texts that do not pass to `away`. Returns the texts that pass.
-    fn judge(
-        self,
-        schema: &str,
-        validate: &Validate<'_>,
-        away: &mut Vec<u32>,
-        passes: impl Fn(&[Breach], &str, usize) -> bool,
-    ) -> Result<Vec<String>, String> {
-        if self.texts.is_empty() {
-            return Ok(Vec::new());
-        }
-        let breaches = validate(schema, &self.texts)?;
-        let judged = self.texts.iter().zip(&self.depths).enumerate();
-        let good: Vec<bool> = judged
-            .map(|(at, (text, depth))| breaches.get(at).is_some_and(|breaches| passes(breaches, text, *depth)))
-            .collect();
-        away.extend(self.tokens.iter().filter(|(_, at)| !good[*at]).map(|(token, _)| token));
-        Ok(self.texts.into_iter().zip(good).filter(|(_, good)| *good).map(|(text, _)| text).collect())
-    }
-}
-
-/// JSON pointers of the containers that are still open. `text` has the `depth` innermost ones closed for the check.
-fn open_values(text: &str, depth: usize) -> Vec<String> {
-    let Ok(document) = serde_json::from_str::<Value>(text) else { return Vec::new() };
-    let (mut value, mut pointer, mut open) = (&document, String::new(), Vec::new());
-    for _ in 0..depth {
-        open.push(pointer.clone());
-        let next = match value {
-            Value::Array(items) => items.last().map(|item| (item, (items.len() - 1).to_string())),
-            Value::Object(members) => {
-                members.iter().next_back().map(|(key, value)| (value, key.replace('~', "~0").replace('/', "~1")))
-            }
-            _ => None,
-        };
-        let Some((inner, name)) = next else { break };
-        value = inner;
-        pointer = format!("{pointer}/{name}");
-    }
-    open
-}
-
-/// Keywords that only look at what is there: more of it does not mend what they refuse.
-const FINAL: [&str; 6] =
-    ["uniqueItems", "maxItems", "maxProperties", "propertyNames", "additionalProperties", "additionalItems"];
-
-/// Keywords with parts that must all hold, each for itself.
-const TOGETHER: [&str; 10] = [
-    "properties",
-    "patternProperties",
-    "additionalProperties",
-    "items",
-    "prefixItems",
-    "allOf",
-    "$ref",
-    "$defs",
-    "definitions",
-    "additionalItems",
-];
-
-/// Whether nothing that follows can mend a breach, where `open` values may still grow.
-fn beyond_repair(breach: &Breach, open: &[String]) -> bool {
-    let parts: Vec<&str> = breach.schema.split('/').skip(1).collect();
-    let above = parts.split_last().map_or(&[][..], |(_, above)| above);
-    let grows = open.contains(&breach.instance);
-    all_together(above) && (!grows || FINAL.contains(&breach.keyword.as_str()))
-}
-
-/// Whether all keywords of a path are among [`TOGETHER`]. Some are followed by a name or a number.
-fn all_together(path: &[&str]) -> bool {
-    let mut parts = path.iter();
-    while let Some(keyword) = parts.next() {
-        if !TOGETHER.contains(keyword) {
-            return false;
-        }
-        if matches!(*keyword, "properties" | "patternProperties" | "prefixItems" | "allOf" | "$defs" | "definitions") {
-            parts.next();
-        }
-    }
-    true
-}
-
-/// A breach, in words for the client.
-pub(crate) fn broken(breach: &Breach) -> String {
-    let at = if breach.instance.is_empty() { "the whole answer" } else { &breach.instance };
-    format!(
-        "the answer breaks its schema at {at}: {} ({}); a simpler schema, or a larger model, may help",
-        breach.keyword, breach.schema
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
 
-    use super::{Away, Breach, Layout, Reading, Rule, beyond_repair, open_values};
+    use super::{Away, Breach, Layout, Reading, Rule};
 
     fn layout(exact: bool) -> Layout {
         let rules = vec![Rule { tool: None, schema: Some("{}".into()), exact }];
@@ -473,7 +266,7 @@ mod tests {
         let (gone, asked) = away(r#"{"a": 1"#, &["}", "0}", ","], &[r#"{"a": 1}"#]);
         assert_eq!(asked, [r#"{"a": 1}"#, r#"{"a": 10}"#, r#"{"a": 1}"#]);
         assert_eq!(away(r#"["a", "a"#, &["\"", "b\""], &[r#"["a", "a"]"#]).0, [0]);
-        // An open value is refused only for a fault that no later token can mend: an array with repeated items.
+        // What may still grow is judged by what cannot be mended: an array whose items repeat.
         assert_eq!(gone, [0, 2]);
         assert_eq!(away("[1, 1", &[",", "2,", "]"], &["[1, 1]"]).0, [0, 2]);
     }
@@ -490,19 +283,6 @@ mod tests {
         let tokens: [(u32, &[u8]); 3] = [(0, b"1"), (1, b"2"), (2, b"1]")];
         let away = reading.refine(&layout, &mut tokens.into_iter(), false, &validate).unwrap();
         assert_eq!(away, Away { tokens: vec![2], ends: false, doubtful: vec![0] });
-    }
-
-    #[test]
-    fn breaches_that_more_text_may_mend_are_not_held_against_a_prefix() {
-        let open = open_values(r#"{"a":[{"b":1},{"c":[2]}]}"#, 4);
-        assert_eq!(open, ["", "/a", "/a/1", "/a/1/c"]);
-        assert!(!beyond_repair(&breach("required", "", "/required"), &open));
-        assert!(!beyond_repair(&breach("minItems", "/a", "/properties/a/minItems"), &open));
-        assert!(beyond_repair(&breach("uniqueItems", "/a", "/properties/a/uniqueItems"), &open));
-        // The first item is closed: whatever it breaks stays broken.
-        assert!(beyond_repair(&breach("required", "/a/0", "/properties/a/items/$ref/required"), &open));
-        // Whether this part must hold at all is open.
-        assert!(!beyond_repair(&breach("required", "/a/0", "/then/properties/a/items/required"), &open));
     }
 
     #[test]

@@ -7,15 +7,13 @@
 
 use crate::isa::{Isa, Kernel};
 use crate::math;
-use crate::packing::BLOCK;
 use crate::simd::{LANES, Simd};
+use crate::sizes::{BLOCK, WORD_MAX};
 
 /// Bytes of a block's numbers as the matrix unit takes them: two planes of bfloat16.
 pub(crate) const ACT_TILE_BYTES: usize = 2 * 2 * BLOCK;
 /// Bytes of a line of the cache.
 const LINE: usize = 64;
-/// The largest number of 16 bits: its upper byte is 127 and its lower one may still round up to it.
-pub(crate) const WORD_MAX: f32 = 32_639.0;
 /// The largest number of 8 bits.
 pub(crate) const BYTE_MAX: f32 = 127.0;
 

@@ -31,6 +31,7 @@ mod rope;
 mod rounded;
 mod route;
 mod simd;
+mod sizes;
 mod softmax;
 #[cfg(test)]
 mod testing;

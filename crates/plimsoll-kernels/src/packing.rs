@@ -16,15 +16,8 @@
 
 use std::fmt;
 
-use crate::acts::WORD_MAX;
-use crate::simd::LANES;
-
-/// Elements of k in a block, the unit in which activations and codes are stored.
-pub const BLOCK: usize = 32;
-/// Elements of k that share one `d` (and `dmin`) under [`PackScales::Super`].
-pub const SUPER: usize = 256;
-/// Outputs in a panel.
-pub const PANEL: usize = LANES;
+use crate::sizes::WORD_MAX;
+pub use crate::sizes::{BLOCK, PANEL, SUPER};
 
 /// What a packed weight is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

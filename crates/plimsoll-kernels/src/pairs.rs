@@ -3,8 +3,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::rounded::{TILE_BYTES, TILE_LINE};
-use crate::simd::LANES;
+use crate::sizes::{LANES, TILE_BYTES, TILE_LINE};
 
 /// Whether this processor multiplies so.
 pub(crate) fn available() -> bool {

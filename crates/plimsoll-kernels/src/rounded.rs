@@ -3,15 +3,9 @@
 //! has the exact rows.
 
 use crate::isa::{Isa, Kernel};
-use crate::packing::BLOCK;
 use crate::simd::{LANES, Simd};
-
-/// Rows of a tile.
-pub(crate) const TILE_ROWS: usize = 16;
-/// Bytes of a line of a tile: 32 elements of a row.
-pub(crate) const TILE_LINE: usize = 2 * BLOCK;
-/// Bytes of a tile: a line for each of its rows.
-pub(crate) const TILE_BYTES: usize = TILE_ROWS * TILE_LINE;
+use crate::sizes::BLOCK;
+pub(crate) use crate::sizes::{TILE_BYTES, TILE_LINE, TILE_ROWS};
 
 /// The shape of a buffer of rounded activations: for every sixteen rows, for every 32 elements, those of the first row, of the
 /// second, and so on; of every four elements in the order 0, 2, 1, 3. The last tiles are as large as the others; what is there beyond the last row never matters.

@@ -19,10 +19,8 @@ pub(crate) use neon::Neon;
 pub(crate) use portable::Portable;
 
 use crate::half::f32_to_f16;
-use crate::packing::BLOCK;
-
-/// Lanes of a vector, on every instruction set.
-pub(crate) const LANES: usize = 16;
+use crate::sizes::BLOCK;
+pub(crate) use crate::sizes::LANES;
 
 /// Widest code that [`Simd::dots`] may meet; AVX2 and NEON pick their instructions by it, since their sums of byte products
 /// have 16 bits.

@@ -53,7 +53,7 @@ mod never {
     pub(crate) fn region(_: u64, _: u64) {}
 
     #[inline(always)]
-    pub(crate) fn refuses_heap() -> bool {
+    pub(crate) fn refuses_heap(_: fn() -> bool) -> bool {
         false
     }
 
@@ -240,7 +240,8 @@ mod armed {
         REGION_BYTES.fetch_add(mapped.wrapping_sub(unmapped), Relaxed);
     }
 
-    pub(crate) fn refuses_heap() -> bool {
+    /// `armed`: whether an emergency reserve is in the heap's keeping.
+    pub(crate) fn refuses_heap(armed: fn() -> bool) -> bool {
         let Thread { under, nth, tally } = THREAD.get();
         if under {
             let fails = tally.seen + 1 == nth;
@@ -250,7 +251,7 @@ mod armed {
                 return true;
             }
         }
-        PROCESS.filter.load(Relaxed) != 0 && crate::heap::armed() && PROCESS.fails()
+        PROCESS.filter.load(Relaxed) != 0 && armed() && PROCESS.fails()
     }
 
     pub(crate) fn refuses_region(component: Component) -> bool {

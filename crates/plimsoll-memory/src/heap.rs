@@ -17,6 +17,8 @@ use crate::emergency_reserve::BLOCKS;
 use crate::host::Touched;
 use crate::{EmergencyReserve, OutOfMemory, faults, large};
 
+pub use crate::chunk::chunk_bytes;
+
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -34,16 +36,6 @@ static GIVEN_UP: AtomicUsize = AtomicUsize::new(0);
 static RESTORING: Mutex<()> = Mutex::new(());
 /// The threads to unpark when a block is given up.
 static WATCHERS: Mutex<Vec<Thread>> = Mutex::new(Vec::new());
-
-/// What glibc's allocator takes for `bytes`: a header of one word, multiples of 16, never less than 32. Other allocators are
-/// within a few per cent of it for anything but the smallest sizes.
-pub const fn chunk_bytes(bytes: usize) -> usize {
-    match bytes {
-        0 => 0,
-        1..=24 => 32,
-        _ => (bytes.saturating_add(8)).div_ceil(16).saturating_mul(16),
-    }
-}
 
 /// The system allocator with a count of bytes in use, their peak, and calls.
 pub struct CountingHeap;
@@ -314,7 +306,7 @@ unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         check_end(layout.size());
         // SAFETY: the caller upholds `GlobalAlloc::alloc`'s contract, which is `System`'s too; a refused call has changed nothing.
-        let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc(layout) });
+        let pointer = insist(layout.size(), faults::refuses_heap(armed), || unsafe { System.alloc(layout) });
         if !pointer.is_null() {
             large::came(pointer, layout.size());
             grew(layout.size());
@@ -332,7 +324,7 @@ unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         check_end(layout.size());
         // SAFETY: as above.
-        let pointer = insist(layout.size(), faults::refuses_heap(), || unsafe { System.alloc_zeroed(layout) });
+        let pointer = insist(layout.size(), faults::refuses_heap(armed), || unsafe { System.alloc_zeroed(layout) });
         if !pointer.is_null() {
             large::came(pointer, layout.size());
             grew(layout.size());
@@ -344,7 +336,7 @@ unsafe impl GlobalAlloc for CountingHeap {
         check_end(size.saturating_sub(layout.size()));
         large::goes(pointer, layout.size());
         // SAFETY: as above; a refused call has left `pointer` as it was.
-        let moved = insist(size, faults::refuses_heap(), || unsafe { System.realloc(pointer, layout, size) });
+        let moved = insist(size, faults::refuses_heap(armed), || unsafe { System.realloc(pointer, layout, size) });
         if moved.is_null() {
             large::came(pointer, layout.size());
         } else {
@@ -353,19 +345,5 @@ unsafe impl GlobalAlloc for CountingHeap {
             grew(size);
         }
         moved
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::chunk_bytes;
-
-    #[test]
-    fn chunks_are_what_glibc_says() {
-        let sizes = [(0, 0), (1, 32), (24, 32), (25, 48), (40, 48), (41, 64), (4096, 4112), (4104, 4112)];
-        for (asked, taken) in sizes {
-            assert_eq!(chunk_bytes(asked), taken, "{asked}");
-        }
-        assert!(chunk_bytes(usize::MAX) > 0, "no overflow");
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{
     Ordering::{Acquire, Relaxed, Release},
 };
 
-use crate::heap::chunk_bytes;
+use crate::chunk::chunk_bytes;
 
 /// From this size on glibc may map a buffer by itself.
 const LARGE_BYTES: usize = 128 << 10;

@@ -5,6 +5,7 @@
 
 pub mod broken;
 pub mod bytes;
+mod chunk;
 pub mod emergency_reserve;
 pub mod faults;
 pub mod heap;

@@ -18,7 +18,9 @@
 
 #![forbid(unsafe_code)]
 
+mod counted;
 mod decimal;
+mod ecma;
 mod emit;
 mod expand;
 mod form;
@@ -28,6 +30,7 @@ mod negate;
 mod pattern;
 mod plan;
 mod refs;
+mod values;
 
 use thiserror::Error;
 

@@ -6,8 +6,9 @@ use crate::form::{
     Alternative, Another, Arrays, Contains, Expr, ItemGroup, MemberGroup, Numbers, Objects, Strings, anything,
 };
 use crate::json::Json;
-use crate::keywords::{ITEMS, count, leads, list, number, numbers, type_names};
+use crate::keywords::{ITEMS, leads};
 use crate::refs::Place;
+use crate::values::{count, list, number, numbers, type_names};
 
 impl<'a> Expander<'a> {
     /// What a schema does not allow: what one of its keywords does not.
@@ -38,24 +39,8 @@ impl<'a> Expander<'a> {
                 let not = self.not(&target);
                 self.form(&not)?.to_vec()
             }
-            "allOf" => {
-                let all = self.each(inside)?;
-                let mut forms = Vec::new();
-                for one in &all {
-                    let not = self.complement(one);
-                    forms.push(self.form(&not)?.to_vec());
-                }
-                self.join(forms, &inside.at)?
-            }
-            "anyOf" => {
-                let mut form = anything();
-                for one in self.each(inside)? {
-                    let not = self.complement(&one);
-                    let not = self.form(&not)?;
-                    form = self.meet(&form, &not, &inside.at)?;
-                }
-                form
-            }
+            "allOf" => self.any_broken(inside)?,
+            "anyOf" => self.all_broken(inside)?,
             "oneOf" => self.none_or_several(inside)?,
             "not" => {
                 let expr = self.expr(inside);
@@ -87,14 +72,7 @@ impl<'a> Expander<'a> {
                 None => Vec::new(),
             },
             "maxItems" => arrays(Arrays { min: count(inside)?.saturating_add(1), ..Arrays::default() }),
-            "contains" => {
-                let Contains { item, min, max, .. } = self.contains(place, inside)?;
-                let fewer =
-                    min.checked_sub(1).map(|max| Contains { item: item.clone(), min: 0, max: Some(max), blind: true });
-                let more = max.map(|max| Contains { item, min: max.saturating_add(1), max: None, blind: true });
-                let one = |contains| Alternative::Array(Arrays { contains: vec![contains], ..Arrays::default() });
-                fewer.into_iter().chain(more).map(one).collect()
-            }
+            "contains" => self.broken_contains(place, inside)?,
             "uniqueItems" if *value == Json::Bool(true) => {
                 self.left_to_validation("not uniqueItems", &inside.at);
                 arrays(Arrays { min: 2, ..Arrays::default() })
@@ -108,6 +86,36 @@ impl<'a> Expander<'a> {
             }
             _ => Vec::new(),
         })
+    }
+
+    /// What one of the schemas of a list does not allow.
+    fn any_broken(&mut self, at: &Place<'a>) -> Result<Vec<Alternative>> {
+        let all = self.each(at)?;
+        let mut forms = Vec::new();
+        for one in &all {
+            let not = self.complement(one);
+            forms.push(self.form(&not)?.to_vec());
+        }
+        self.join(forms, &at.at)
+    }
+
+    /// What none of the schemas of a list allows.
+    fn all_broken(&mut self, at: &Place<'a>) -> Result<Vec<Alternative>> {
+        let mut form = anything();
+        for one in self.each(at)? {
+            let not = self.complement(&one);
+            let not = self.form(&not)?;
+            form = self.meet(&form, &not, &at.at)?;
+        }
+        Ok(form)
+    }
+
+    fn broken_contains(&mut self, place: &Place<'a>, at: &Place<'a>) -> Result<Vec<Alternative>> {
+        let Contains { item, min, max, .. } = self.contains(place, at)?;
+        let fewer = min.checked_sub(1).map(|max| Contains { item: item.clone(), min: 0, max: Some(max), blind: true });
+        let more = max.map(|max| Contains { item, min: max.saturating_add(1), max: None, blind: true });
+        let one = |contains| Alternative::Array(Arrays { contains: vec![contains], ..Arrays::default() });
+        Ok(fewer.into_iter().chain(more).map(one).collect())
     }
 
     fn none_or_several(&mut self, at: &Place<'a>) -> Result<Vec<Alternative>> {

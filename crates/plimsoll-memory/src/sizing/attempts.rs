@@ -1,61 +1,17 @@
-//! [`auto_profile`]: probe, size, build, prove; shrink and try again while memory is all that is wrong.
+//! [`Mode::Auto`](super::Mode::Auto): probe, size, build, prove; shrink and try again while memory is all that is wrong.
 //!
 //! Every step that can fail on one rank ends with a vote before anyone decides, so that all ranks take the same branch
 //! and no collective is left waiting. A generation is dropped whole before the next is built, and each drop is checked.
 
 use super::diagnose::{Stage, diagnose};
 use super::generations::{Component, DeviceNow, Generations, OutOfMemory, Shape};
-use super::pinned;
-use super::planned;
+use super::outcome::Outcome;
 use super::pools::own_size;
 use super::run::{Fault, Run};
-use super::shadow::ShadowReport;
-use super::{
-    Event, Mode, Phase, ProfileConfig, SizingError, SizingInput, SizingWarning, Target, check_sizes, target_tokens,
-};
+use super::{Event, Phase, ProfileConfig, SizingError, SizingInput, SizingWarning, Target, check_sizes, target_tokens};
 
 /// Attempts at production size: the first, and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
-
-/// A running generation, and how it came about.
-#[derive(Debug)]
-pub struct Outcome<G> {
-    /// Built, stressed, ready.
-    pub generation: G,
-    /// Its shape.
-    pub shape: Shape,
-    /// The longest request it serves.
-    pub max_seq_len: u64,
-    /// Bytes of start reserve inside it.
-    pub emergency_reserve_bytes: u64,
-    /// Attempts at production size that were made, the successful one included.
-    pub attempts: u32,
-    /// KV tokens of the probe; `None` if there was none, because the size was pinned or the plan held.
-    pub probe_tokens: Option<u64>,
-    /// The arithmetic of this rank; `None` if pinned.
-    pub target: Option<Target>,
-    /// The most bytes held in the last stress.
-    pub peak_reserved: u64,
-    /// What had to be corrected.
-    pub warnings: Vec<SizingWarning>,
-    /// What auto mode would have chosen; only in [`Mode::Shadow`].
-    pub shadow: Option<ShadowReport>,
-}
-
-/// Sizes a server and returns it built and proven.
-///
-/// # Errors
-/// [`SizingError`]; nothing is left standing then.
-pub fn auto_profile<D: Generations>(cfg: &ProfileConfig, device: &mut D) -> Result<Outcome<D::G>, SizingError> {
-    let mut run = Run::new(cfg, device);
-    run.agree(cfg.validate())?;
-    match cfg.mode {
-        Mode::Auto => run.auto(),
-        Mode::Planned { tokens, state_slots } => planned::start(run, tokens, state_slots),
-        Mode::Pinned { tokens } => pinned::start(run, tokens, false),
-        Mode::Shadow { running_tokens } => pinned::start(run, running_tokens, true),
-    }
-}
 
 /// What the probe found.
 struct Probe {

@@ -13,14 +13,17 @@ mod events;
 mod fraction;
 mod generations;
 pub mod joint;
+mod outcome;
 mod pinned;
 mod planned;
 mod pools;
+mod report;
 mod run;
 mod shadow;
+mod start;
 mod target;
 
-pub use attempts::{ATTEMPTS_MAX, Outcome, auto_profile};
+pub use attempts::ATTEMPTS_MAX;
 pub use checks::{DecodeStress, Phase, check_sizes, decode_stress, max_decode_batch};
 pub use config::{Mode, ProfileConfig, StatePool};
 pub use error::SizingError;
@@ -30,8 +33,11 @@ pub use generations::{
     Component, DeviceNow, Failure, Generations, Measured, OutOfMemory, PoolCount, Released, ScalesWith, Shape,
 };
 pub use joint::{JointError, JointInput, JointSplit};
+pub use outcome::Outcome;
 pub use pools::own_size;
-pub use shadow::{ShadowReport, dry_run};
+pub use report::ShadowReport;
+pub use shadow::dry_run;
+pub use start::auto_profile;
 pub use target::{
     EMERGENCY_RESERVE_BYTES, PROBE_FLOOR_TOKENS, SizingInput, SizingWarning, Target, probe_tokens, target_tokens,
 };

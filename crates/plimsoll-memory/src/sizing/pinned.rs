@@ -2,9 +2,9 @@
 //!
 //! Shadow mode is the same start-up with one more line in the log (`shadow`).
 
-use super::attempts::Outcome;
 use super::diagnose::{Stage, diagnose};
 use super::generations::Generations;
+use super::outcome::Outcome;
 use super::run::{Fault, Run};
 use super::{Event, Phase, ProfileConfig, SizingError, check_sizes};
 

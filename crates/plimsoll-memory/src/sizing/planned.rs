@@ -7,8 +7,8 @@
 //! machine: the generation is torn down and auto mode takes over from the beginning. What is kept has passed every check
 //! that auto mode makes; what the probe alone could find, it still finds.
 
-use super::attempts::Outcome;
 use super::generations::Generations;
+use super::outcome::Outcome;
 use super::run::{Fault, Run};
 use super::{Event, Phase, SizingError, check_sizes, target_tokens};
 

@@ -2,8 +2,8 @@
 //!
 //! Every step that can fail on one rank ends with a vote here. What to try next is decided in `attempts`.
 
-use super::attempts::Outcome;
 use super::generations::{Failure, Generations, Measured, OutOfMemory, Shape};
+use super::outcome::Outcome;
 use super::{Event, Phase, ProfileConfig, SizingError, SizingInput, SizingWarning};
 
 /// Why a generation did not come to serve, as seen from this rank.

@@ -15,130 +15,123 @@ type Row = (&'static str, fn(&mut ProfileConfig), fn(&mut Fake), Expect);
 fn same(_: &mut ProfileConfig) {}
 fn usual(_: &mut Fake) {}
 
-fn rows() -> Vec<Row> {
-    vec![
-        (
-            "1 probe does not fit",
-            same,
-            |f| f.ledger().peers = 62 * GIB - 400 * MIB,
-            Says(&["the probe of 8256 KV tokens", "bytes) are missing"]),
-        ),
-        (
-            "1 probe fits, its scratch does not",
-            same,
-            |f| f.ledger().peers = 60 * GIB,
-            Says(&["The probe of 8256", "'workspace'"]),
-        ),
-        (
-            "2 target below probe",
-            |c| {
-                c.max_seq_len = 4096;
-                c.batch_max_tokens = 1024
-            },
-            |f| f.ledger().peers = 59 * GIB + 340 * MIB,
-            Starts(|t| (1024..8192).contains(&t)),
-        ),
-        (
-            "3 target below one prefill step",
-            |c| {
-                c.max_seq_len = 1024;
-                c.batch_max_tokens = 8100
-            },
-            |f| f.ledger().peers = 59 * GIB + 300 * MIB,
-            Says(&["fewer than the 8100 of one prefill step", "--batch-max-tokens to at most"]),
-        ),
-        (
-            "4 one token short",
-            |c| c.max_seq_len = 773_377,
-            usual,
-            Says(&["773377", "--max-req-total-len to at most 773376"]),
-        ),
-        (
-            "5 preset to zero",
-            |c| c.mode = Mode::Pinned { tokens: 0 },
-            usual,
-            Says(&["--max-total-token-num must not be zero"]),
-        ),
-        (
-            "5 preset beyond the device",
-            |c| c.mode = Mode::Pinned { tokens: 900_000 },
-            usual,
-            Says(&["--max-total-token-num 900000 needs", "at most 851968 tokens fit"]),
-        ),
-        (
-            "5 preset beyond arithmetic",
-            |c| c.mode = Mode::Pinned { tokens: u64::MAX },
-            usual,
-            Says(&["at most 851968 tokens fit"]),
-        ),
-        (
-            "5 preset below the context",
-            |c| c.mode = Mode::Pinned { tokens: 20_000 },
-            usual,
-            Says(&["32768", "at most 20000"]),
-        ),
-        ("6 a single slot", |c| c.running_max_req_size = 1, usual, Starts(|t| t > 700_000)),
-        (
-            "8 prefill not chunked, room enough",
-            |c| (c.batch_max_tokens, c.max_seq_len) = (262_144, 262_144),
-            usual,
-            Starts(|t| t > 262_144),
-        ),
-        (
-            "8 prefill not chunked, no room",
-            |c| (c.batch_max_tokens, c.max_seq_len) = (1 << 20, 1 << 20),
-            usual,
-            Says(&["the probe of 1048640 KV tokens", "lower --batch-max-tokens"]),
-        ),
-        (
-            "9 more rows than requests",
-            |c| (c.graph_max_batch_size, c.running_max_req_size) = (512, 16),
-            usual,
-            Starts(|t| t > 700_000),
-        ),
-        (
-            "13 a peer starts before the build",
-            same,
-            |f| {
-                f.peers_at_build.insert(2, 30 * GIB);
-            },
-            Starts(|t| (400_000..500_000).contains(&t)),
-        ),
-        (
-            "13 a peer dies before the build",
-            same,
-            |f| {
-                f.peers_at_build.insert(2, 0);
-            },
-            Starts(|t| t > 700_000),
-        ),
-        (
-            "13 a peer takes all of it",
-            same,
-            |f| {
-                f.peers_at_build.insert(2, 62 * GIB);
-            },
-            Says(&["Auto-profile failed after 1 attempt:", "'kv'"]),
-        ),
-        ("4 the longest request of all", |c| c.max_seq_len = u64::MAX, usual, Says(&["18446744073709551615"])),
-        (
-            "24 a cell of one byte",
-            |c| (c.cell_bytes, c.fraction) = (1, "1".parse().unwrap()),
-            |f| f.cell = 1,
-            Starts(|t| t > 49 * GIB),
-        ),
-        (
-            "24 a cell larger than the device",
-            |c| c.cell_bytes = u64::MAX,
-            usual,
-            Says(&["the probe of 8256 KV tokens"]),
-        ),
-    ]
-}
+const ROWS: &[Row] = &[
+    (
+        "1 probe does not fit",
+        same,
+        |f| f.ledger().peers = 62 * GIB - 400 * MIB,
+        Says(&["the probe of 8256 KV tokens", "bytes) are missing"]),
+    ),
+    (
+        "1 probe fits, its scratch does not",
+        same,
+        |f| f.ledger().peers = 60 * GIB,
+        Says(&["The probe of 8256", "'workspace'"]),
+    ),
+    (
+        "2 target below probe",
+        |c| {
+            c.max_seq_len = 4096;
+            c.batch_max_tokens = 1024
+        },
+        |f| f.ledger().peers = 59 * GIB + 340 * MIB,
+        Starts(|t| (1024..8192).contains(&t)),
+    ),
+    (
+        "3 target below one prefill step",
+        |c| {
+            c.max_seq_len = 1024;
+            c.batch_max_tokens = 8100
+        },
+        |f| f.ledger().peers = 59 * GIB + 300 * MIB,
+        Says(&["fewer than the 8100 of one prefill step", "--batch-max-tokens to at most"]),
+    ),
+    (
+        "4 one token short",
+        |c| c.max_seq_len = 773_377,
+        usual,
+        Says(&["773377", "--max-req-total-len to at most 773376"]),
+    ),
+    (
+        "5 preset to zero",
+        |c| c.mode = Mode::Pinned { tokens: 0 },
+        usual,
+        Says(&["--max-total-token-num must not be zero"]),
+    ),
+    (
+        "5 preset beyond the device",
+        |c| c.mode = Mode::Pinned { tokens: 900_000 },
+        usual,
+        Says(&["--max-total-token-num 900000 needs", "at most 851968 tokens fit"]),
+    ),
+    (
+        "5 preset beyond arithmetic",
+        |c| c.mode = Mode::Pinned { tokens: u64::MAX },
+        usual,
+        Says(&["at most 851968 tokens fit"]),
+    ),
+    (
+        "5 preset below the context",
+        |c| c.mode = Mode::Pinned { tokens: 20_000 },
+        usual,
+        Says(&["32768", "at most 20000"]),
+    ),
+    ("6 a single slot", |c| c.running_max_req_size = 1, usual, Starts(|t| t > 700_000)),
+    (
+        "8 prefill not chunked, room enough",
+        |c| (c.batch_max_tokens, c.max_seq_len) = (262_144, 262_144),
+        usual,
+        Starts(|t| t > 262_144),
+    ),
+    (
+        "8 prefill not chunked, no room",
+        |c| (c.batch_max_tokens, c.max_seq_len) = (1 << 20, 1 << 20),
+        usual,
+        Says(&["the probe of 1048640 KV tokens", "lower --batch-max-tokens"]),
+    ),
+    (
+        "9 more rows than requests",
+        |c| (c.graph_max_batch_size, c.running_max_req_size) = (512, 16),
+        usual,
+        Starts(|t| t > 700_000),
+    ),
+    (
+        "13 a peer starts before the build",
+        same,
+        |f| {
+            f.peers_at_build.insert(2, 30 * GIB);
+        },
+        Starts(|t| (400_000..500_000).contains(&t)),
+    ),
+    (
+        "13 a peer dies before the build",
+        same,
+        |f| {
+            f.peers_at_build.insert(2, 0);
+        },
+        Starts(|t| t > 700_000),
+    ),
+    (
+        "13 a peer takes all of it",
+        same,
+        |f| {
+            f.peers_at_build.insert(2, 62 * GIB);
+        },
+        Says(&["Auto-profile failed after 1 attempt:", "'kv'"]),
+    ),
+    ("4 the longest request of all", |c| c.max_seq_len = u64::MAX, usual, Says(&["18446744073709551615"])),
+    (
+        "24 a cell of one byte",
+        |c| (c.cell_bytes, c.fraction) = (1, "1".parse().unwrap()),
+        |f| f.cell = 1,
+        Starts(|t| t > 49 * GIB),
+    ),
+    ("24 a cell larger than the device", |c| c.cell_bytes = u64::MAX, usual, Says(&["the probe of 8256 KV tokens"])),
+];
 
 #[test]
 fn the_list_of_edge_cases() {
-    for (name, configure, prepare, expect) in rows() {
+    for (name, configure, prepare, expect) in ROWS {
         let (mut cfg, mut fake) = (usual_config(), Fake::usual());
         configure(&mut cfg);
         prepare(&mut fake);

@@ -1,0 +1,30 @@
+//! What a start-up results in.
+
+use super::generations::Shape;
+use super::report::ShadowReport;
+use super::{SizingWarning, Target};
+
+/// A running generation, and how it came about.
+#[derive(Debug)]
+pub struct Outcome<G> {
+    /// Built, stressed, ready.
+    pub generation: G,
+    /// Its shape.
+    pub shape: Shape,
+    /// The longest request it serves.
+    pub max_seq_len: u64,
+    /// Bytes of start reserve inside it.
+    pub emergency_reserve_bytes: u64,
+    /// Attempts at production size that were made, the successful one included.
+    pub attempts: u32,
+    /// KV tokens of the probe; `None` if there was none, because the size was pinned or the plan held.
+    pub probe_tokens: Option<u64>,
+    /// The arithmetic of this rank; `None` if pinned.
+    pub target: Option<Target>,
+    /// The most bytes held in the last stress.
+    pub peak_reserved: u64,
+    /// What had to be corrected.
+    pub warnings: Vec<SizingWarning>,
+    /// What auto mode would have chosen; only in [`Mode::Shadow`].
+    pub shadow: Option<ShadowReport>,
+}
