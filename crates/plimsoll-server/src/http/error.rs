@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use thiserror::Error;
 
-/// Why [`crate::serve::listen`] could not start or go on.
+/// Why `serve` could not start or go on.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The address cannot be listened on.

@@ -111,7 +111,7 @@ pub(crate) struct Registry {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Serves several models until it is told to end, then drains as [`crate::serve::listen`] does.
+/// Serves several models until it is told to end, then drains as `serve` does.
 ///
 /// # Errors
 /// [`ServeError::Config`] when limits contradict each other or a name is there twice.
