@@ -25,6 +25,6 @@ pub struct Outcome<G> {
     pub peak_reserved: u64,
     /// What had to be corrected.
     pub warnings: Vec<SizingWarning>,
-    /// What auto mode would have chosen; only in [`Mode::Shadow`].
+    /// What auto mode would have chosen; only in [`Mode::Shadow`](crate::sizing::config::Mode::Shadow).
     pub shadow: Option<ShadowReport>,
 }
