@@ -4,16 +4,14 @@
 
 #![forbid(unsafe_code)]
 
-mod access_args;
 mod args;
 mod commands;
-mod engine_args;
 mod flags;
 #[doc(hidden)]
 pub mod fuzzed;
 mod log;
-mod media_args;
 mod models_file;
+mod names;
 mod output;
 mod panics;
 mod progress;

@@ -1,14 +1,13 @@
 //! `plan --k8s`: a plan as a Kubernetes manifest. The container's memory limit is the planned line, so the server in it needs no
 //! budget: it reads its cgroup and plans the same again. What must not be in here: arithmetic of its own beyond that one limit.
 
-use std::ffi::OsString;
 use std::fmt;
 use std::path::Path;
 
-use clap::Args;
 use plimsoll_engine::EnginePlan;
 
-use crate::args::{DRAIN_SECONDS, PlanArgs, ReadingArgs, default_name, last_name, seconds};
+use crate::args::{K8sArgs, PlanArgs};
+use crate::names::{default_name, last_name};
 
 /// Seconds between the decision to end a pod and SIGTERM. Meanwhile proxies stop sending requests to the pod.
 const LEAVE_SECONDS: u64 = 5;
@@ -21,32 +20,6 @@ const STARTUP_PROBES: u64 = 180;
 
 /// Longest name of an object that labels may carry, too.
 const NAME_BYTES_MAX: usize = 63;
-
-/// Flags of `plan` about a cluster.
-#[derive(Debug, Args)]
-pub struct K8sArgs {
-    /// Print a Kubernetes manifest (Deployment and Service) with this plan's total as its memory limit.
-    #[arg(long, conflicts_with_all = ["json", "probe", "users", "context", "images", "audio_seconds"])]
-    pub k8s: bool,
-    /// The image in it, as deploy/Containerfile makes it.
-    #[arg(long, default_value = concat!("plimsoll:", env!("CARGO_PKG_VERSION")))]
-    pub container_image: String,
-    /// Pods in it.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub replicas: u32,
-    /// Seconds that running requests have to finish when a pod is stopped.
-    #[arg(long, default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
-    pub drain_seconds: u64,
-    /// Name under which the model is served (repeatable), in it.
-    #[arg(long)]
-    pub served_model_name: Vec<String>,
-    /// What changes no plan, and the manifest passes on.
-    #[command(flatten)]
-    pub reading: ReadingArgs,
-    /// What the server is given besides: all that was set here and is a flag of `serve`.
-    #[arg(skip)]
-    pub serve_flags: Vec<OsString>,
-}
 
 /// A plan, as Kubernetes takes it.
 pub struct Manifest<'a> {
@@ -103,22 +76,13 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-impl fmt::Display for Manifest<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (total, memory) = (self.planned.plan.total(), self.limit_mib());
-        let (name, threads, K8sArgs { drain_seconds, replicas, .. }) = (self.name(), self.threads, &self.args.k8s);
-        let image = quoted(&self.args.k8s.container_image);
-        let args: String = self.serve_args().iter().map(|arg| format!("\n            - {}", quoted(arg))).collect();
+impl Manifest<'_> {
+    /// The Deployment up to its container.
+    fn write_deployment(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (total, name) = (self.planned.plan.total(), self.name());
+        let K8sArgs { drain_seconds, replicas, .. } = &self.args.k8s;
         let grace = LEAVE_SECONDS + drain_seconds + SPARE_SECONDS;
-        let (mount, volume) = match self.is_local() {
-            true => (
-                "\n            - name: models\n              mountPath: /models\n              readOnly: true",
-                "\n        # Holds what is a path where this was planned.\n        - name: models\n          \
-                 persistentVolumeClaim:\n            claimName: plimsoll-models\n            readOnly: true",
-            ),
-            false => ("", ""),
-        };
-        write!(
+        writeln!(
             f,
             r#"# The plan takes {total} bytes. Memory is that and 3 % for the kernel's own accounting, rounded up to whole MiB; request = limit,
 # so that nobody else is promised a byte of it. The server reads this limit and needs no --memory-budget. A change of model, flags or
@@ -148,8 +112,18 @@ spec:
         runAsGroup: 10001
         fsGroup: 10001
         seccompProfile:
-          type: RuntimeDefault
-      containers:
+          type: RuntimeDefault"#
+        )
+    }
+
+    /// The container: its image, arguments, variables and limits.
+    fn write_container(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (threads, memory) = (self.threads, self.limit_mib());
+        let image = quoted(&self.args.k8s.container_image);
+        let args: String = self.serve_args().iter().map(|arg| format!("\n            - {}", quoted(arg))).collect();
+        writeln!(
+            f,
+            r#"      containers:
         - name: plimsoll
           image: {image}
           args:{args}
@@ -178,8 +152,15 @@ spec:
               memory: {memory}Mi
             limits:
               cpu: {threads}
-              memory: {memory}Mi
-          # Nothing listens before model and plan are proven; fetching a model is part of that.
+              memory: {memory}Mi"#
+        )
+    }
+
+    /// The container's probes.
+    fn write_probes(f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            r#"          # Nothing listens before model and plan are proven; fetching a model is part of that.
           startupProbe:
             httpGet:
               path: /ready
@@ -201,8 +182,23 @@ spec:
               port: http
             periodSeconds: 10
             timeoutSeconds: 5
-            failureThreshold: 3
-          lifecycle:
+            failureThreshold: 3"#
+        )
+    }
+
+    /// The rest of the container, and the volumes it mounts.
+    fn write_volumes(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (mount, volume) = match self.is_local() {
+            true => (
+                "\n            - name: models\n              mountPath: /models\n              readOnly: true",
+                "\n        # Holds what is a path where this was planned.\n        - name: models\n          \
+                 persistentVolumeClaim:\n            claimName: plimsoll-models\n            readOnly: true",
+            ),
+            false => ("", ""),
+        };
+        writeln!(
+            f,
+            r#"          lifecycle:
             preStop:
               exec:
                 command: ["sleep", "{LEAVE_SECONDS}"]
@@ -221,8 +217,16 @@ spec:
         - name: cache
           emptyDir: {{}}
         - name: tmp
-          emptyDir: {{}}{volume}
----
+          emptyDir: {{}}{volume}"#
+        )
+    }
+
+    /// The Service.
+    fn write_service(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.name();
+        write!(
+            f,
+            r#"---
 apiVersion: v1
 kind: Service
 metadata:
@@ -239,5 +243,15 @@ spec:
       port: 8000
       targetPort: http"#
         )
+    }
+}
+
+impl fmt::Display for Manifest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write_deployment(f)?;
+        self.write_container(f)?;
+        Self::write_probes(f)?;
+        self.write_volumes(f)?;
+        self.write_service(f)
     }
 }

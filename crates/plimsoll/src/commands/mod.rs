@@ -1,13 +1,16 @@
 //! One file a command.
 
 pub mod chat;
+mod checks;
 pub mod doctor;
-pub mod k8s;
+mod k8s;
 pub mod models;
 pub mod plan;
 pub mod replay;
 pub mod serve;
-pub mod several;
+mod serving;
+mod several;
+mod signals;
 
 use std::path::PathBuf;
 use std::sync::Arc;

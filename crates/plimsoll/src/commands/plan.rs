@@ -11,9 +11,8 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::{Value, json};
 
-use super::serve::settled;
-use crate::args::{HttpArgs, PlanArgs};
-use crate::engine_args::EngineArgs;
+use super::serving::settled;
+use crate::args::{EngineArgs, HttpArgs, PlanArgs};
 use crate::output::say;
 
 /// A model's headers, and the options of an engine for it.

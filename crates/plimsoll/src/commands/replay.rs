@@ -4,23 +4,8 @@ use plimsoll_bench::replay;
 use plimsoll_engine::{Blueprint, Host};
 
 use super::plan;
-use crate::args::HttpArgs;
-use crate::engine_args::EngineArgs;
+use crate::args::ReplayArgs;
 use crate::output::print;
-
-/// Flags of `replay`.
-#[derive(Debug, clap::Args)]
-pub struct ReplayArgs {
-    /// The trace and its target.
-    #[command(flatten)]
-    pub trace: replay::Args,
-    /// With --simulate: the HTTP side of the plan. Of these --url takes the keys.
-    #[command(flatten)]
-    pub http: HttpArgs,
-    /// With --simulate: the engine of the plan.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-}
 
 /// Replays the trace.
 pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {

@@ -16,9 +16,9 @@ use plimsoll_memory::{Bytes, Plan, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::{Value, json};
 
-use super::serve::{say_ready, served, settled, told};
-use crate::args::{ModelArgs, PlanArgs, ServeArgs};
-use crate::engine_args::EngineArgs;
+use super::serving::{say_ready, served, settled};
+use super::signals::told;
+use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
 use crate::models_file;
 use crate::output::say;
 use crate::runtime::{end, http_runtime};

@@ -218,7 +218,7 @@ fn an_ipv6_host_may_stand_in_brackets_wherever_it_is_set() {
     assert!(matches!(&doctor, crate::args::Command::Doctor(args) if args.host == "::1"), "{doctor:?}");
     for bad in ["[::1", "::1]", "[::1]:8000", "[localhost]", "[]", "[[::1]]"] {
         // A value that clap refuses ends the process: the parser of the flag is asked itself.
-        let words = crate::args::host(bad).unwrap_err();
+        let words = crate::args::values::host(bad).unwrap_err();
         assert!(words.contains("give one as [::1]"), "{bad}: {words}");
     }
 }

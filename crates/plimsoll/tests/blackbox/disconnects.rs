@@ -78,50 +78,56 @@ fn whoever_goes_takes_its_request_along_in_every_phase() {
                     body["prompt"][0] = json!(100 + seen);
                 }
                 let client = server.send(path, &body);
-                eventually(&format!("{what}, {going:?}, stream {stream}: it runs"), || {
-                    server
-                        .rows(phase)
-                        .iter()
-                        .any(|row| row["kv_bytes"].as_u64() > Some(0) && row["host_bytes"].as_u64() > Some(0))
-                });
-                // Behind it one that waits goes first.
-                let waiting = server.send("/v1/completions", &json!({"prompt": "y", "stream": stream}));
-                eventually("another waits", || server.rows("waiting").len() == 1);
-                leave(waiting, going);
-                // Out of the queue first, then out of the list.
-                let left = || server.status()["requests"].as_array().unwrap().len();
-                eventually("who waited is gone", || server.rows("waiting").is_empty() && left() < 2);
-                assert_eq!(left(), 1, "{what}: the other one stays");
-                leave(client, going);
-                // A hang-up that unread input hides is looked for every two seconds.
                 let what = format!("{what}, {going:?}, stream {stream}");
-                let steps = steps_to_rest(&server, &what, Duration::from_secs(30));
-                // One is running when the server lets go; the next does without the request.
-                assert!(steps <= 1, "{what}: {steps} steps until all was back");
+                leaves_while_it_runs(&server, &what, client, (phase, stream, going));
             }
         }
     }
-    // After its end, whether or not the client has read it.
     for stream in [false, true] {
         for reads in [false, true] {
             for going in [Going::Close, Going::Reset] {
-                let body = json!({"prompt": "z", "max_tokens": 2, "stream": stream});
-                let finished = || server.status()["totals"]["finished"].as_u64().unwrap();
-                let before = finished();
-                let mut client = server.send("/v1/completions", &body);
-                if reads {
-                    read_to(&mut client, if stream { "[DONE]" } else { "usage" });
-                }
-                // Counted, since one that has not arrived leaves the server at rest, too.
-                eventually("it has ended", || finished() > before && server.at_rest());
-                leave(client, going);
-                assert!(server.at_rest());
+                leaves_after_the_end(&server, stream, reads, going);
             }
         }
     }
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2);
     assert_eq!(server.memory()["device_allocations"]["after_ready"], 0);
+}
+
+/// The client leaves while its request is in `phase`. Before it, a client that waits behind it leaves.
+fn leaves_while_it_runs(server: &Server, what: &str, client: TcpStream, (phase, stream, going): (&str, bool, Going)) {
+    eventually(&format!("{what}: it runs"), || {
+        let computed = |row: &Value| row["kv_bytes"].as_u64() > Some(0) && row["host_bytes"].as_u64() > Some(0);
+        server.rows(phase).iter().any(computed)
+    });
+    let waiting = server.send("/v1/completions", &json!({"prompt": "y", "stream": stream}));
+    eventually("another waits", || server.rows("waiting").len() == 1);
+    leave(waiting, going);
+    // Out of the queue first, then out of the list.
+    let left = || server.status()["requests"].as_array().unwrap().len();
+    eventually("the waiting request is gone", || server.rows("waiting").is_empty() && left() < 2);
+    assert_eq!(left(), 1, "{what}: the other one stays");
+    leave(client, going);
+    // A hang-up that unread input hides is looked for every two seconds.
+    let steps = steps_to_rest(server, what, Duration::from_secs(30));
+    // One is running when the server lets go; the next does without the request.
+    assert!(steps <= 1, "{what}: {steps} steps until all was back");
+}
+
+/// The client leaves after its answer has ended, read or unread.
+fn leaves_after_the_end(server: &Server, stream: bool, reads: bool, going: Going) {
+    let body = json!({"prompt": "z", "max_tokens": 2, "stream": stream});
+    let finished = || server.status()["totals"]["finished"].as_u64().unwrap();
+    let before = finished();
+    let mut client = server.send("/v1/completions", &body);
+    if reads {
+        read_to(&mut client, if stream { "[DONE]" } else { "usage" });
+    }
+    // Counted, since a request that has not arrived leaves the server at rest, too.
+    eventually("it has ended", || finished() > before && server.at_rest());
+    leave(client, going);
+    assert!(server.at_rest());
 }
 
 /// A prompt with six large images, all new to the server.

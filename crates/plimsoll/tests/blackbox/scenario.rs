@@ -94,7 +94,7 @@ fn the_time_of_day_decides_nothing() {
         "plimsoll-server/src/models.rs",
         "plimsoll-text/src/chat/time.rs",
         "plimsoll/src/commands/doctor/machine.rs",
-        "plimsoll/src/commands/serve.rs",
+        "plimsoll/src/commands/serving.rs",
     ];
     let crates = repository().join("crates");
     let mut found = Vec::new();

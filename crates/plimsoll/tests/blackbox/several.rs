@@ -100,6 +100,26 @@ fn toml(name: &str, model: &Path, more: &str) -> String {
     format!("[[models]]\nname = '{name}'\nmodel = '{}'\n{more}\n", model.display())
 }
 
+/// The memory report, in which plans stay under the line and every row under its plan.
+fn within_the_plan(server: &Server, line: u64) -> Value {
+    let page = server.memory();
+    assert!(page["planned_bytes"].as_u64().unwrap() <= line, "I1: {page}");
+    for row in page["components"].as_array().unwrap() {
+        assert!(row["committed_bytes"].as_u64() <= row["planned_bytes"].as_u64(), "I2: {row}");
+    }
+    page
+}
+
+/// The memory report of a server without loaded models: its rows are all that is planned.
+fn only_the_shared_part(server: &Server) -> Value {
+    let page = server.memory();
+    let rows = page["components"].as_array().unwrap().iter();
+    let planned: u64 = rows.map(|row| row["planned_bytes"].as_u64().unwrap()).sum();
+    assert_eq!(page["planned_bytes"], planned);
+    assert_eq!(page["device_allocations"]["after_ready"], 0);
+    page
+}
+
 #[test]
 #[ignore = "models"]
 fn models_come_and_go_and_so_does_their_memory() {
@@ -133,11 +153,7 @@ fn models_come_and_go_and_so_does_their_memory() {
         assert_eq!(refused.json()["error"]["code"], "model_load_failed");
         // Beside the others it is still as alone.
         assert_eq!(text(&server.ask("/v1/completions", &story("tiny"))), expected);
-        let page = server.memory();
-        assert!(page["planned_bytes"].as_u64().unwrap() <= line, "I1: {page}");
-        for row in page["components"].as_array().unwrap() {
-            assert!(row["committed_bytes"].as_u64() <= row["planned_bytes"].as_u64(), "I2: {row}");
-        }
+        let page = within_the_plan(&server, line);
         let (held, unaccounted) = (anonymous(&server), page["unaccounted_bytes"].as_i64().unwrap());
         assert!(held > before + (100 << 20), "SmolLM2 alone has more than that: {held}");
         eventually("all are unloaded", || all_unloaded(&server));
@@ -151,17 +167,7 @@ fn models_come_and_go_and_so_does_their_memory() {
             mib(after)
         );
         assert!(after <= before + KEPT, "{after} bytes when all are gone, {before} before");
-        let page = server.memory();
-        assert_eq!(
-            page["planned_bytes"],
-            page["components"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|row| row["planned_bytes"].as_u64().unwrap())
-                .sum::<u64>()
-        );
-        assert_eq!(page["device_allocations"]["after_ready"], 0);
+        let page = only_the_shared_part(&server);
         // The counts of requests stay after their model is unloaded.
         assert!(page["requests"]["finished"].as_u64().unwrap() >= 3 * (round + 1), "{page}");
     }

@@ -8,8 +8,9 @@ use plimsoll_memory::Bytes;
 use plimsoll_memory::host::{HostNow, Overcommit, Remedy, Rlimits, Root};
 use plimsoll_server::ServerConfig;
 
-use super::{Args, Report};
-use crate::commands::serve::{open_to_all, try_address};
+use super::Report;
+use crate::args::DoctorArgs;
+use crate::commands::checks::{open_to_all, try_address};
 use crate::runtime::threads_are_had;
 
 /// Descriptors that a server opens besides its connections, with room to spare: model files, logs, pipes, sockets that listen,
@@ -31,7 +32,7 @@ pub type Holders = Vec<plimsoll_memory::host::lease::Holder>;
 pub type Holders = ();
 
 /// Cores and instruction set.
-pub fn processor(args: &Args, host: &Host, report: &mut Report) {
+pub fn processor(args: &DoctorArgs, host: &Host, report: &mut Report) {
     let cpus = host.limits.cpus;
     let quota = cpus.quota_millicores.map_or_else(String::new, |quota| {
         format!(", a quota of {}.{:03} cores among them", quota / 1000, quota % 1000)
@@ -118,7 +119,7 @@ pub fn memory(host: &Host, report: &mut Report) {
 }
 
 /// Descriptors for the connections that are allowed.
-pub fn files(args: &Args, report: &mut Report) {
+pub fn files(args: &DoctorArgs, report: &mut Report) {
     let connections = u64::from(args.http.max_connections);
     let needed = connections + OTHER_FILES;
     match Rlimits::read(&Root::system()).open_files {
@@ -149,7 +150,7 @@ pub fn threads(http: &ServerConfig, report: &mut Report) {
 }
 
 /// Whether the server could listen, tried with its own socket.
-pub fn port(args: &Args, http: &ServerConfig, report: &mut Report) -> anyhow::Result<()> {
+pub fn port(args: &DoctorArgs, http: &ServerConfig, report: &mut Report) -> anyhow::Result<()> {
     let config = ServerConfig { host: args.host.clone(), port: args.port, ..http.clone() };
     match try_address(&config) {
         Ok(()) => report.ok("port", format!("{} is free", config.address())),

@@ -6,63 +6,14 @@
 mod machine;
 mod model;
 
-use std::ffi::OsString;
-use std::path::PathBuf;
-
 use plimsoll_engine::Host;
 use plimsoll_hub::DEFAULT_MODEL;
 use serde::Serialize;
 
-use crate::args::HttpArgs;
-use crate::commands::serve::unrecordable;
-use crate::engine_args::EngineArgs;
+use crate::args::DoctorArgs;
+use crate::commands::checks::unrecordable;
 use crate::models_file;
 use crate::output::say;
-
-/// Flags of `doctor`: those of the server that is to run.
-#[derive(Debug, clap::Args)]
-pub struct Args {
-    /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory. Named, its files are read whole and compared with
-    /// their sums; without it the default model is planned, if it is cached.
-    pub model: Option<String>,
-    /// The models that `serve --models` is to serve, each planned as if it were loaded alone.
-    #[arg(long, conflicts_with = "model")]
-    pub models: Option<PathBuf>,
-    /// The flags that hold for each of them.
-    #[arg(skip)]
-    pub inherited: Vec<OsString>,
-    /// Settings in TOML, the file that `serve` takes.
-    #[arg(long)]
-    pub config: Option<String>,
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1", value_parser = crate::args::host)]
-    pub host: String,
-    /// Port to listen on.
-    #[arg(long, default_value_t = 8000)]
-    pub port: u16,
-    /// The trace that is to be recorded.
-    #[arg(long)]
-    pub record: Option<PathBuf>,
-    /// Read every cached model whole and compare its sums: as slow as the disk.
-    #[arg(long)]
-    pub deep: bool,
-    /// Print JSON.
-    #[arg(long)]
-    pub json: bool,
-    /// The HTTP side.
-    #[command(flatten)]
-    pub http: HttpArgs,
-    /// The engine.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-}
-
-impl Args {
-    /// Whether the command line names models.
-    fn names_models(&self) -> bool {
-        self.model.is_some() || self.models.is_some()
-    }
-}
 
 /// How well something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -136,7 +87,7 @@ impl Report {
 }
 
 /// Looks at everything; how many problems there are.
-pub fn run(args: &Args) -> anyhow::Result<usize> {
+pub fn run(args: &DoctorArgs) -> anyhow::Result<usize> {
     let mut report = Report { json: args.json, ..Report::default() };
     examine(args, &mut report)?;
     let problems = report.problems();
@@ -147,7 +98,7 @@ pub fn run(args: &Args) -> anyhow::Result<usize> {
     Ok(problems)
 }
 
-fn examine(args: &Args, report: &mut Report) -> anyhow::Result<()> {
+fn examine(args: &DoctorArgs, report: &mut Report) -> anyhow::Result<()> {
     let http = match args.http.config() {
         Ok(config) => config,
         Err(error) => {

@@ -7,14 +7,14 @@ use plimsoll_hub::{Cache, FileCheck, FileState, HubError, ModelRef, Progress, Qu
 use plimsoll_memory::Bytes;
 use plimsoll_server::ServerConfig;
 
+use super::Report;
 use super::machine::Holders;
-use super::{Args, Report};
-use crate::args::ModelArgs;
+use crate::args::{DoctorArgs, ModelArgs};
 use crate::commands::plan::options;
 use crate::commands::several::Shop;
 
 /// The cache and the models that are asked for; where the files of each are, if they can be used.
-pub fn files(names: &[&str], args: &Args, report: &mut Report) -> Vec<Option<PathBuf>> {
+pub fn files(names: &[&str], args: &DoctorArgs, report: &mut Report) -> Vec<Option<PathBuf>> {
     let cache = match Cache::default_location() {
         Ok(cache) => cache,
         Err(error) => return without_cache(names, &error, report),
@@ -54,7 +54,7 @@ fn without_cache(names: &[&str], error: &HubError, report: &mut Report) -> Vec<O
 }
 
 /// One model's.
-fn files_of(name: &str, cache: &Cache, args: &Args, report: &mut Report) -> Option<PathBuf> {
+fn files_of(name: &str, cache: &Cache, args: &DoctorArgs, report: &mut Report) -> Option<PathBuf> {
     let model = match ModelRef::parse(name) {
         Ok(model) => model,
         Err(error) => {
@@ -81,12 +81,12 @@ fn files_of(name: &str, cache: &Cache, args: &Args, report: &mut Report) -> Opti
     if judge(&name, &files, report) { cache.ready(&model) } else { None }
 }
 
-fn progress(args: &Args) -> Box<dyn Progress> {
+fn progress(args: &DoctorArgs) -> Box<dyn Progress> {
     if args.json { Box::new(Quiet) } else { Box::new(TerminalProgress::new()) }
 }
 
 /// A model that would have to be fetched first.
-fn missing(model: &ModelRef, args: &Args, free: Option<u64>, report: &mut Report) {
+fn missing(model: &ModelRef, args: &DoctorArgs, free: Option<u64>, report: &mut Report) {
     let name = model.canonical_name();
     let bytes = if let ModelRef::Catalogue(entry) = model { Some(entry.bytes) } else { None };
     let found = format!("{name} is not in the cache");
@@ -158,7 +158,7 @@ fn opened(path: &Path, report: &mut Report) -> Option<LoadedModel> {
 }
 
 /// The plan that `serve` would make with these flags.
-pub fn plan(path: &Path, args: &Args, host: &Host, others: &Holders, report: &mut Report) {
+pub fn plan(path: &Path, args: &DoctorArgs, host: &Host, others: &Holders, report: &mut Report) {
     let Some(model) = opened(path, report) else { return };
     let planned = options(&args.engine, &args.http, model.text_bytes).and_then(|options| {
         // With the model's file mapped, as `serve` looks at the machine: a limit of address space counts it.
@@ -173,7 +173,7 @@ pub fn plan(path: &Path, args: &Args, host: &Host, others: &Holders, report: &mu
 pub fn plans(
     models: Vec<(String, ModelArgs)>,
     paths: &[Option<PathBuf>],
-    args: &Args,
+    args: &DoctorArgs,
     http: &ServerConfig,
     others: &Holders,
     report: &mut Report,

@@ -10,7 +10,7 @@ use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 use plimsoll_server::ServerConfig;
 
-use crate::args::{bytes, seconds};
+use super::values::{bytes, seconds};
 
 /// Flags that shape the engine, the same for `serve`, `chat` and `plan`.
 #[derive(Debug, Args)]

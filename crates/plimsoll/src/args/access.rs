@@ -8,7 +8,7 @@ use clap::builder::RangedU64ValueParser;
 use plimsoll_bench::KeyArgs;
 use plimsoll_server::{ApiKeys, Origins, RateLimits, ServerConfig};
 
-use crate::args::seconds;
+use super::values::seconds;
 
 /// Flags of the HTTP side that have to do with its clients.
 #[derive(Debug, Args)]

@@ -11,7 +11,7 @@ use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::image::ImageLimits;
 use plimsoll_server::{MediaConfig, MediaFetch};
 
-use crate::args::bytes;
+use super::values::bytes;
 
 /// Flags of the HTTP side that have to do with pictures and videos, for models that take them.
 #[derive(Debug, Args)]

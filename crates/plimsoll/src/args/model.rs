@@ -1,0 +1,31 @@
+//! Flags of one model among several.
+
+use clap::Parser;
+
+use super::engine::EngineArgs;
+use super::reading::ReadingArgs;
+use super::values::{bytes, seconds};
+
+/// One table of `--models`, as flags.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, args_override_self = true)]
+pub struct ModelArgs {
+    /// As of `serve`.
+    #[arg(long)]
+    pub model: String,
+    /// More names.
+    #[arg(long)]
+    pub served_model_name: Vec<String>,
+    /// Idle seconds after which the model is unloaded [default: only when another model needs its memory].
+    #[arg(long, value_parser = seconds(1))]
+    pub idle_seconds: Option<u64>,
+    /// Memory in bytes for structured output of this model; 0 turns it off.
+    #[arg(long, value_parser = bytes(), default_value_t = 48 << 20)]
+    pub grammar_bytes: u64,
+    /// How its replies are read and its texts embedded.
+    #[command(flatten)]
+    pub reading: ReadingArgs,
+    /// Its engine.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}

@@ -1,0 +1,33 @@
+//! Flags about a model's replies and embeddings.
+
+use clap::{Args, ValueEnum};
+use plimsoll_engine::Pooling;
+use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
+
+/// Flags about what a model writes and reads, each model's own.
+#[derive(Debug, Args)]
+pub struct ReadingArgs {
+    /// Format of the model's tool calls: auto (read from the chat template), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai.
+    #[arg(long, default_value = "auto")]
+    pub tool_call_parser: Choice<ToolFormat>,
+    /// Format of the model's reasoning: auto (read from the chat template), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
+    #[arg(long, default_value = "auto")]
+    pub reasoning_parser: Choice<ReasoningFormat>,
+    /// Pooling mode of embeddings: mean, last or cls [default: as in the checkpoint's sentence-transformers files; mean for encoders
+    /// without them].
+    #[arg(long)]
+    pub pooling: Option<Pooling>,
+    /// Default sampling: auto (the checkpoint's generation_config.json) or off (temperature 1, no filter).
+    #[arg(long, value_enum, default_value_t = GenerationConfig::Auto)]
+    pub generation_config: GenerationConfig,
+}
+
+/// Whether a checkpoint's recommendations hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum GenerationConfig {
+    /// They do.
+    Auto,
+    /// They do not.
+    #[value(alias = "vllm")]
+    Off,
+}

@@ -1,0 +1,27 @@
+//! Parsers of single values.
+
+use clap::builder::RangedU64ValueParser;
+
+/// A limit in bytes. Sums of a few such limits stay numbers of 64 bits.
+pub fn bytes() -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(..=1 << 50)
+}
+
+/// A time in seconds, so many at least. From now on that is a time that clocks have.
+pub fn seconds(least: u64) -> RangedU64ValueParser<u64> {
+    RangedU64ValueParser::new().range(least..=u32::MAX.into())
+}
+
+/// An address to listen on. An IPv6 address may stand in brackets, as in URLs.
+pub fn host(text: &str) -> Result<String, String> {
+    if !text.contains(['[', ']']) {
+        return Ok(text.to_owned());
+    }
+    let inside = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    match inside.filter(|inside| inside.parse::<std::net::Ipv6Addr>().is_ok()) {
+        Some(address) => Ok(address.to_owned()),
+        None => {
+            Err("brackets hold an IPv6 address and nothing else: give one as [::1], and the port with --port".into())
+        }
+    }
+}
