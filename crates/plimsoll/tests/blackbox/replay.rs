@@ -163,6 +163,6 @@ fn public_traces_are_read_and_what_is_none_is_said() {
         "{\"timestamp\": 0, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [1, 2]}\n{\"timestamp\": 900, \"inp",
     );
     let out = simulate(&torn).good();
-    assert!(out.contains("line 2, the last of the trace, has no end and is left out"), "{out}");
+    assert!(out.contains("line 2, the last of the trace, is incomplete and left out"), "{out}");
     assert!(out.contains("1 sequences: 1 finished"), "{out}");
 }

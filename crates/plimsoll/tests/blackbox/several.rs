@@ -240,7 +240,7 @@ fn one_line_for_all_of_them() {
     assert!(plan.contains("giant: never loaded: it needs"), "{plan}");
     assert!(plan.contains("all but `giant` at once: ") && plan.contains(": they fit together"), "{plan}");
     assert!(
-        server.log().contains("it can never be loaded, and who asks for it is refused: it needs"),
+        server.log().contains("it can never be loaded; requests for it are refused: it needs"),
         "{}",
         server.log()
     );

@@ -151,7 +151,7 @@ fn users_with_tiles_are_planned() {
     let path = fixture("vl-intern");
     let said =
         run(&["plan", path.to_str().expect("UTF-8"), "--users", "4", "--context", "1024", "--images", "2"]).good();
-    assert!(said.contains("4 users x 1024 tokens, 2 pictures among them, fit"), "{said}");
+    assert!(said.contains("4 users x 1024 tokens, 2 images among them, fit"), "{said}");
 }
 
 #[test]
