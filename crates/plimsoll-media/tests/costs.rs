@@ -189,7 +189,7 @@ fn groups_of_codes() {
 fn liars_in_frames() {
     let (small, large) = (chunk(b"VP8 ", &lossy("lossy.webp")), chunk(b"VP8 ", &lossy("large.webp")));
     let raw = chunk(b"ALPH", &[0; 17]);
-    let words = "a frame of 4 × 4 pixels holds a picture of 2000 × 1500 pixels";
+    let words = "a frame of 4 × 4 pixels holds an image of 2000 × 1500 pixels";
     refused("a liar in a frame", &moving((4, 4), &[frame((4, 4), std::slice::from_ref(&large))]), words);
     refused("a liar behind an alpha", &moving((4, 4), &[frame((4, 4), &[raw.clone(), large.clone()])]), words);
     let renamed = [b"JUNK", &large[4..]].concat();
