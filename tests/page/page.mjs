@@ -149,7 +149,7 @@ const checks = {
       await page.setInputFiles('#chat-image', { name: 'big.png', mimeType: 'image/png', buffer: Buffer.alloc(most) });
       await eventually('too large is said', async () => (await page.textContent('#chat-error')).includes('--max-body-bytes'));
       await page.setInputFiles('#chat-image', { name: 'no.png', mimeType: 'image/png', buffer: Buffer.from('no image') });
-      await eventually('broken is said', async () => (await page.textContent('#chat-error')).includes('no image that this browser'));
+      await eventually('broken is said', async () => (await page.textContent('#chat-error')).includes('cannot be read as an image'));
     };
     await visit(browser, PLAIN, check, { expected: /status of 400/ });
   },
@@ -209,7 +209,7 @@ const checks = {
       reply = chunk({ content: 'no end' });
       await page.fill('#chat-input', 'and again');
       await page.keyboard.press('Enter');
-      await eventually('a cut stream is said', async () => (await page.textContent('#chat-error')).includes('before its end'));
+      await eventually('a cut stream is said', async () => (await page.textContent('#chat-error')).includes('before the answer was complete'));
       assert.deepEqual(asked.messages.map((message) => message.role), ['user', 'assistant', 'user', 'assistant', 'user']);
       // A new chat knows nothing of the old one, whose answer was still to come.
       held = new Promise(() => {});

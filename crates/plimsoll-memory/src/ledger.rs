@@ -37,7 +37,7 @@ pub enum Component {
     HostHeap,
     /// The process before it holds anything of the above: code, stacks, runtime.
     ProcessBaseline,
-    /// Ballast, a slice of which is given back for each refused allocation.
+    /// The emergency reserve. A block is given back for each refused allocation.
     EmergencyReserve,
 }
 

@@ -1,7 +1,7 @@
 // The load line: the plan's components as cargo in a ship's hull, stacked under the line, and the same in figures beside it.
 //
 // In the hold a component's area is its planned bytes, and the solid part of it what is committed. Of pools the solid part is what
-// is in use, then what is cached prefixes, then what is free.
+// is in use, then the cached prefixes, then what is free.
 
 import { attribute, byId, bytes, el, signedBytes, spoken, svg, text } from './show.js';
 

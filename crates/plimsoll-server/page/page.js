@@ -24,7 +24,7 @@ const LEVELS = {
 
 const levelName = (level) => LEVELS[level]?.[0] ?? spoken(level);
 
-/** The degradation as a list, the dearest level on top. */
+/** The degradation levels as a list, the most expensive on top. */
 class Degradation {
   #levels = new Map();
   #stands = null;
@@ -43,7 +43,7 @@ class Degradation {
     text(byId('tile-level-means'), LEVELS[degradation.level]?.[1] ?? '');
     byId('tile-level-box').classList.toggle('alert', degradation.level !== CALM);
     const { available, untouched, some_avg10: some } = degradation.reading;
-    const stalls = some > 0 ? `${number(some)} % of the last ten seconds were memory stalls` : 'nobody waits for memory';
+    const stalls = some > 0 ? `${number(some)} % of the last ten seconds were memory stalls` : 'no memory stalls';
     text(byId('reading'), `Last reading: ${bytes(available)} available, ${bytes(untouched)} of the plan not yet used, ${stalls}.`);
   }
 

@@ -47,7 +47,7 @@ pub(crate) struct PoolBuild {
     pub runner: CpuRunner,
     /// Page table and prefix index.
     pub cache: KvCache,
-    /// Ballast.
+    /// Emergency reserve.
     pub emergency_reserve: Option<EmergencyReserve>,
 }
 

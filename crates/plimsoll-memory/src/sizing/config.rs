@@ -69,7 +69,7 @@ pub struct ProfileConfig {
     pub page_tokens: u64,
     /// The least probe; smaller than [`PROBE_FLOOR_TOKENS`] only for tiny devices.
     pub probe_floor_tokens: u64,
-    /// Ballast allocated after the pools; not used when pinned.
+    /// Emergency reserve allocated after the pools; not used when pinned.
     pub emergency_reserve_bytes: u64,
     /// `--mem-fraction`: the share of the remaining budget that pools may take.
     pub fraction: Fraction,

@@ -37,7 +37,7 @@ pub struct SizingInput {
     pub own_reserved_now: u64,
     /// What could still be taken now.
     pub available_now: u64,
-    /// Ballast to leave room for.
+    /// Emergency reserve to leave room for.
     pub emergency_reserve: u64,
     /// The share of the budget that is used.
     pub fraction: Fraction,
