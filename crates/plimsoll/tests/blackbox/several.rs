@@ -239,11 +239,7 @@ fn one_line_for_all_of_them() {
     let plan = run(&["plan", "--models", file.to_str().unwrap()]).good();
     assert!(plan.contains("giant: never loaded: it needs"), "{plan}");
     assert!(plan.contains("all but `giant` at once: ") && plan.contains(": they fit together"), "{plan}");
-    assert!(
-        server.log().contains("it can never be loaded; requests for it are refused: it needs"),
-        "{}",
-        server.log()
-    );
+    assert!(server.log().contains("it can never be loaded; requests for it are refused: it needs"), "{}", server.log());
     assert_eq!(server.memory()["planned_bytes"].as_u64().unwrap(), shared + smol + tiny);
     drop(server);
     // A line for the large one, or the two small ones, and no more.
