@@ -32,12 +32,12 @@ fn everything_that_breaks_servers_for_five_minutes() {
     assert!(written.len() < 150_000 && picture.len() < 150_000, "{} and {} bytes", written.len(), picture.len());
     assert!(picture.starts_with("<svg") && picture.contains("memory limit: planned"), "a picture under its line");
     // Every manner of client came, and so did all the trouble.
-    let tally = &report["evidence"]["tally"]["by_manner"];
+    let tally = &report["evidence"]["tally"]["by_profile"];
     for manner in ["picture", "tools", "form", "fixed", "leaves_early", "slow", "half_open", "malformed"] {
         let counts = &tally[manner];
         assert!(counts["good"].as_u64().is_some_and(|good| good > 0), "{manner}: {counts}");
     }
-    let spells = report["evidence"]["spells"].as_array().unwrap();
+    let spells = report["evidence"]["faults"].as_array().unwrap();
     for kind in ["busy", "stop", "flood"] {
         assert!(spells.iter().any(|spell| spell["kind"] == kind && spell["seen"]["Ok"].is_string()), "{kind}");
     }
