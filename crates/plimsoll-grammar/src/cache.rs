@@ -1,7 +1,6 @@
 //! Compiled grammars, shared by the requests that use them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::ParserFactory;
@@ -36,7 +35,6 @@ pub struct Grammars {
     base: OnceLock<Base>,
     /// Held by whoever makes the base.
     making: Mutex<()>,
-    compiled: AtomicU64,
 }
 
 /// What all grammars share: made when the first is asked for.
@@ -51,17 +49,12 @@ impl Grammars {
     pub fn new(settings: Settings) -> Arc<Self> {
         let program = settings.sandbox.clone();
         let trials = Trials::new(program.map(|program| (program, vocabulary(&settings))));
-        Arc::new(Self {
-            pool: Pool::new(settings, trials),
-            base: OnceLock::new(),
-            making: Mutex::new(()),
-            compiled: AtomicU64::new(0),
-        })
+        Arc::new(Self { pool: Pool::new(settings, trials), base: OnceLock::new(), making: Mutex::new(()) })
     }
 
     /// What the budget holds.
     pub fn usage(&self) -> Usage {
-        Usage { compiled: self.compiled.load(Ordering::Relaxed), ..self.pool.usage() }
+        self.pool.usage()
     }
 
     /// What this cache was made for.
@@ -125,7 +118,6 @@ impl Grammars {
             built => built,
         };
         let compiled = Arc::new(built?);
-        self.compiled.fetch_add(1, Ordering::Relaxed);
         Ok(self.pool.keep(key, compiled, now))
     }
 

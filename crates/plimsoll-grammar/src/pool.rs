@@ -19,6 +19,7 @@ pub(crate) struct Pool<T> {
     structural: OnceLock<Vec<u32>>,
     entries: Mutex<Vec<Entry<T>>>,
     clock: AtomicU64,
+    compiled: AtomicU64,
     hits: AtomicU64,
     evicted: AtomicU64,
     invalid_answers: AtomicU64,
@@ -40,20 +41,21 @@ impl<T> Pool<T> {
             structural: OnceLock::new(),
             entries: Mutex::default(),
             clock: AtomicU64::new(0),
+            compiled: AtomicU64::new(0),
             hits: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
             invalid_answers: AtomicU64::new(0),
         }
     }
 
-    /// What the budget holds, but for the number of compilations, which is the cache's.
+    /// What the budget holds.
     pub fn usage(&self) -> Usage {
         let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Usage {
             used: self.budget.used(),
             limit: self.budget.limit(),
             grammars: self.entries().len() as u64,
-            compiled: 0,
+            compiled: load(&self.compiled),
             hits: load(&self.hits),
             evicted: load(&self.evicted),
             sandbox_starts: self.trials.starts(),
@@ -85,8 +87,9 @@ impl<T> Pool<T> {
         Some(Arc::clone(&entry.compiled))
     }
 
-    /// Keeps a grammar. Where another thread kept one of that key meanwhile, that one is returned.
+    /// Keeps a grammar that was compiled. Where another thread kept one of that key meanwhile, that one is returned.
     pub fn keep(&self, key: String, compiled: Arc<T>, now: u64) -> Arc<T> {
+        self.compiled.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.entries();
         if let Some(entry) = entries.iter().find(|entry| entry.key == key) {
             return Arc::clone(&entry.compiled);

@@ -59,7 +59,8 @@ impl Trials {
     /// Compiles in the sandbox, where nothing else ends with it. Returns the heap bytes that it took, 0 without a sandbox.
     pub fn compile(&self, lark: &str, rules: &[Rule], patience: &Patience<'_>) -> Result<u64, GrammarError> {
         let done = self.compile_apart(&Request::Compile(&without_ids(lark)), patience);
-        match done.map_err(|stop| self.explain(stop, rules, patience))? {
+        let schemas = || rules.iter().filter_map(|rule| Some((rule.tool.as_deref(), rule.schema.as_deref()?)));
+        match done.map_err(|stop| self.explain(stop, schemas(), patience))? {
             None => Ok(0),
             Some(Answer::Compiles { bytes }) => Ok(bytes),
             Some(answer) => Err(unexpected(&answer)),
@@ -75,9 +76,9 @@ impl Trials {
         patience: &Patience<'_>,
     ) -> Result<Compiled, GrammarError> {
         let done = self.compile_apart(&Request::Schema { schema, at: "", name, lenient }, patience);
-        // Of tools that are not strict the schema is given up, and nothing is told of it.
-        let told = (!lenient).then(|| Rule { tool: None, schema: Some(schema.to_owned()), exact: true });
-        match done.map_err(|stop| self.explain(stop, told.as_slice(), patience))? {
+        // The schema of a tool that is not strict is given up, so no part of it is named.
+        let schemas = || (!lenient).then_some((None, schema)).into_iter();
+        match done.map_err(|stop| self.explain(stop, schemas(), patience))? {
             None => rules_of(schema, name, lenient).map_err(GrammarError::Invalid),
             Some(Answer::Rules { rules, validated }) => Ok(Compiled { rules, validated }),
             Some(answer) => Err(unexpected(&answer)),
@@ -98,16 +99,21 @@ impl Trials {
         }
     }
 
-    /// The error of a job that stopped. Where it broke a limit, the part of a schema that breaks it alone is named.
-    fn explain(&self, stop: Stop, rules: &[Rule], patience: &Patience<'_>) -> GrammarError {
+    /// The error of a job that stopped. It names the part of a schema that breaks a limit alone.
+    /// `schemas`: each with the tool that it belongs to.
+    fn explain<'s>(
+        &self,
+        stop: Stop,
+        mut schemas: impl Iterator<Item = (Option<&'s str>, &'s str)>,
+        patience: &Patience<'_>,
+    ) -> GrammarError {
         let fault = match stop {
             Stop::Error(error) => return error,
             Stop::Limit(fault) => fault,
         };
         let until = Instant::now().min(patience.until) + SEARCH_TIME_MAX;
         let search = Search { sandbox: self.compiling.as_ref(), gone: patience.gone, until };
-        let found = rules.iter().find_map(|rule| Some((rule, search.heaviest(rule.schema.as_deref()?)?)));
-        let (tool, at) = found.map_or((None, String::new()), |(rule, at)| (rule.tool.as_ref(), at));
+        let (tool, at) = schemas.find_map(|(tool, schema)| Some((tool, search.heaviest(schema)?))).unwrap_or_default();
         let tool = tool.map(|name| format!("tool '{name}': ")).unwrap_or_default();
         let at = if at.is_empty() { at } else { format!(" at {}", at.chars().take(120).collect::<String>()) };
         let part = if at.is_empty() { "it" } else { "this part" };

@@ -5,18 +5,20 @@ use serde_json::{Value, json};
 
 use super::{follow, grammars, schema, tokenizer, walk};
 
+/// How Hermes writes a call.
+const STYLE: CallStyle = CallStyle {
+    marker: "<tool_call>",
+    open: "",
+    before: "<tool_call>\n{\"name\": \"",
+    between: "\", \"arguments\": ",
+    after: "}\n</tool_call>",
+    next: "\n",
+    close: "",
+};
+
 #[test]
 fn calls_have_their_format_and_their_arguments() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
-    let style = CallStyle {
-        marker: "<tool_call>",
-        open: "",
-        before: "<tool_call>\n{\"name\": \"",
-        between: "\", \"arguments\": ",
-        after: "}\n</tool_call>",
-        next: "\n",
-        close: "",
-    };
     let tools = vec![
         Call { name: "f".into(), parameters: schema(), strict: true },
         Call {
@@ -25,7 +27,7 @@ fn calls_have_their_format_and_their_arguments() {
             strict: true,
         },
     ];
-    let source = Source::Calls(Calls { tools, several: false, style });
+    let source = Source::Calls(Calls { tools, several: false, style: STYLE });
     let guide = Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap();
     for seed in 0..10 {
         let Some((_, text)) = walk(&guide, &tokenizer, seed, 500) else { continue };
@@ -39,17 +41,8 @@ fn calls_have_their_format_and_their_arguments() {
 fn calls_or_a_form() {
     let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": false});
-    let style = CallStyle {
-        marker: "<tool_call>",
-        open: "",
-        before: "<tool_call>\n{\"name\": \"",
-        between: "\", \"arguments\": ",
-        after: "}\n</tool_call>",
-        next: "\n",
-        close: "",
-    };
     let tools = vec![Call { name: "weather".into(), parameters, strict: true }];
-    let calls = Calls { tools, several: true, style };
+    let calls = Calls { tools, several: true, style: STYLE };
     let form = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
     let source = Source::CallsOr(calls.clone(), Box::new(Source::JsonSchema(form.to_string())));
     let guide = Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap();
