@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::page::{modules, program};
 use crate::product::{Server, repository};
-use crate::python;
+use crate::python::{self, comes_to_its_end};
 
 /// The releases the scripts were written against.
 pub const OPENAI: &str = "openai==3.52.0";
@@ -93,17 +93,13 @@ fn langchain_calls_tools_gets_objects_and_runs_an_agent() {
 fn the_ai_package_calls_tools_through_each_provider() {
     let modules = modules("ai-sdk", &AI);
     let server = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
-    let output = Command::new(program(&["node"]))
+    let mut command = Command::new(program(&["node"]));
+    command
         .arg(repository().join("tests/clients/tools.mjs"))
         .env("URL", format!("http://{}", server.address))
         .env("MODULES", modules)
-        .envs([("NO_PROXY", "*"), ("no_proxy", "*")])
-        .output()
-        .expect("node runs");
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    print!("{stdout}");
-    assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", server.log());
-    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
+        .envs([("NO_PROXY", "*"), ("no_proxy", "*")]);
+    comes_to_its_end(&mut command, &server);
 }
 
 #[test]
@@ -117,11 +113,5 @@ fn aider_edits_a_file() {
 fn promtool_finds_nothing_wrong_with_the_metrics() {
     let server = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
     server.ask("/v1/completions", &json!({"prompt": "a", "max_tokens": 4}));
-    let output = Command::new(repository().join("tests/clients/promtool.sh"))
-        .arg(format!("http://{}", server.address))
-        .output()
-        .expect("bash runs");
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{stdout}\n{stderr}");
-    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
+    python::ends_well(Command::new("bash"), "promtool.sh", &server, &[]);
 }

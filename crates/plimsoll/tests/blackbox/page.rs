@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use crate::product::{Server, fixture, repository};
+use crate::python::comes_to_its_end;
 
 /// The release the script was written against; it drives a browser that is there and brings none.
 const PLAYWRIGHT: &str = "playwright-core@1.65.1";
@@ -61,18 +62,14 @@ fn the_page_does_what_it_shows_in_a_real_browser() {
     let seeing =
         Server::start_model(&fixture("vl-qwen3.5"), &["--max-total-token-num", "8192", "--media-bytes", "67108864"]);
     let url = |server: &Server| format!("http://{}", server.address);
-    let output = Command::new(program(&["node"]))
+    let mut command = Command::new(program(&["node"]));
+    command
         .arg(repository().join("tests/page/page.mjs"))
         .env("CHROMIUM", browser)
         .env("PLAYWRIGHT", playwright)
         .envs([("PLAIN", url(&plain)), ("KEYED", url(&keyed)), ("ENCODER", url(&encoder)), ("KEY", key.into())])
         .env("SEEING", url(&seeing))
         // Nothing on this machine may come between the browser and the loopback address.
-        .envs([("NO_PROXY", "*"), ("no_proxy", "*")])
-        .output()
-        .expect("node runs");
-    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    print!("{stdout}");
-    assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", plain.log());
-    assert!(stdout.trim_end().ends_with("all good"), "the script came to its end: {stdout}");
+        .envs([("NO_PROXY", "*"), ("no_proxy", "*")]);
+    comes_to_its_end(&mut command, &plain);
 }

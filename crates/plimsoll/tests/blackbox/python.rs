@@ -52,7 +52,12 @@ pub fn satisfies(requirement: &str, script: &str, server: &Server, more: &[PathB
 /// Runs a script with a command that finds its packages.
 pub fn ends_well(mut command: Command, script: &str, server: &Server, more: &[PathBuf]) {
     command.arg(repository().join("tests/clients").join(script)).arg(format!("http://{}", server.address)).args(more);
-    let output = command.output().expect("python3 runs");
+    comes_to_its_end(&mut command, server);
+}
+
+/// Runs a command that checks a server. Its last words are `all good`.
+pub fn comes_to_its_end(command: &mut Command, server: &Server) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     print!("{stdout}");
     assert!(output.status.success(), "{stdout}\n{stderr}\nserver:\n{}", server.log());
