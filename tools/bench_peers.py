@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Plimsoll beside its peers on this machine, same weights, same prompts, in turn: the comparison of benches/README.md.
 
-    python3 tools/bench_peers.py DIR [--model NAME] [--rounds N] [--only NAME ...] [--rows NAME ...] [--json FILE] [-- FLAGS]
+    python3 tools/bench_peers.py DIR [--model NAME] [--rounds N] [--only NAME ...] [--rows NAME ...] [--json FILE] [--shares]
+                                 [-- FLAGS]
 
 DIR holds what benches/README.md builds. All servers of a row stand ready at once; one is asked at a time, and idle ones must not
 take processor time. Each round asks every server once, beginning with another one each time; a ratio is of two neighbours in
@@ -15,17 +16,20 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
 
-from peer_servers import BINARY, MODELS, PORTS, Row, Server, command
+from bench_client import round_of
+from peer_servers import BINARY, MODELS, PORTS, THREADS, Row, Server, command
 
 CLIENT = os.environ.get("BENCH_CLIENT", BINARY)
-ROUND_S = 1200
+SWEEP_BYTES = 1 << 30
+SQUARE = 2048
+ROWS_OF_STEP = 512  # of the plan's largest step: the default of --batch-max-tokens
 IDLE_SHARE_MAX = 0.05  # of a core, which a server that nobody asks may take
 SLOW = {"vllm"}  # takes a minute to start: it is started once, not every round, for a row that is about starting
+BEHIND = ("step_tok_s",)
 DECODE, PREFILL = ("out_tok_s", "ttft_p50_ms", "ttft_p99_ms", "gap_p99_ms"), ("prefill_tok_s",)
 ROWS = {
     "decode-1": Row(1, 58, 128, DECODE, requests=3),
@@ -35,6 +39,9 @@ ROWS = {
     "prompt-450": Row(1, 450, 4, PREFILL, requests=3),
     "prompt-512": Row(1, 512, 4, PREFILL, requests=3),
     "prompt-2048": Row(1, 2048, 4, PREFILL),
+    "prompt-8192": Row(1, 8192, 4, PREFILL),
+    "behind-8k": Row(1, 8192, 64, BEHIND),
+    "behind-32k": Row(1, 32000, 64, BEHIND),
     "prompts-8x512": Row(8, 512, 4, PREFILL),
     "prompts-8x2048": Row(8, 2048, 4, PREFILL),
     "mixed-8x496": Row(8, 496, 64, ("prompt_tok_s", "out_tok_s")),
@@ -46,7 +53,7 @@ ROWS = {
     "start": Row(1, 58, 1, ("first_token_ms",), fresh=True),
 }
 # Of these more is better; of all others less.
-MORE = {"out_tok_s", "prefill_tok_s", "prompt_tok_s"}
+MORE = {"out_tok_s", "prefill_tok_s", "prompt_tok_s", "step_tok_s"}
 
 
 def metrics(row: Row, done: dict, share: float) -> dict[str, float]:
@@ -56,6 +63,8 @@ def metrics(row: Row, done: dict, share: float) -> dict[str, float]:
     prompt_tokens = done["prompt_tokens"] / (row.requests or 1)
     values = {f"{name}_ms": done[f"{name}_s"] * 1e3 * share for name in ("wall", "ttft_p50", "ttft_p99", "gap_p99")}
     values["out_tok_s"] = done["output_tokens_per_s"] / share
+    # Between two pieces of text there is one token, or several where drafts are accepted: no row here has drafts.
+    values["step_tok_s"] = 1 / (done["gap_p50_s"] * share) if done["gap_p50_s"] else 0.0
     values["prompt_tok_s"] = done["prompt_tokens_per_s"] / share
     values["prefill_tok_s"] = prompt_tokens / slowest / share
     if window := done["intruder"]:
@@ -68,21 +77,11 @@ def metrics(row: Row, done: dict, share: float) -> dict[str, float]:
 def bench(server: Server, row: Row, seed: int) -> dict[str, float]:
     """One round against one server."""
     before = server.wrapper_times()
-    flags = {
-        "url": f"http://127.0.0.1:{server.port}", "model": server.model, "rounds": 1, "seed": seed,
-        "concurrency": row.streams, "requests": row.requests or row.streams, "prompt-tokens": row.prompt,
-        "output-tokens": row.output, "shared-prefix": row.shared, **({"intruder-tokens": row.intruder} if row.intruder else {}),
+    load = {
+        "concurrency": row.streams, "requests": row.requests or row.streams, "prompt_tokens": row.prompt,
+        "output_tokens": row.output, "shared_prefix": row.shared, **({"intruder_tokens": row.intruder} if row.intruder else {}),
     }
-    with tempfile.NamedTemporaryFile() as report:
-        words = [f"--{name}={value}" for name, value in {**flags, "json": report.name}.items()]
-        ran = subprocess.run([CLIENT, "bench", *words], capture_output=True, text=True, timeout=ROUND_S)
-        if ran.returncode != 0:
-            raise RuntimeError(ran.stderr[-500:])
-        done = json.loads(Path(report.name).read_text())["servers"][0]["rounds"][0]
-    if done["errors"]:
-        raise RuntimeError(f"{done['errors']} errors: {done['first_error']}")
-    if done["intruder_error"]:
-        raise RuntimeError(f"the intruder: {done['intruder_error']}")
+    done = round_of(CLIENT, server, seed, **load)
     inside, outside = (now - then for now, then in zip(server.wrapper_times(), before))
     return metrics(row, done, inside / (inside + outside) if server.name == "openvino" else 1.0)
 
@@ -135,6 +134,59 @@ def table(row_name: str, names: list[str], rounds: list[dict[str, dict[str, floa
     return lines
 
 
+def read_gb_s() -> float:
+    """Bytes that all cores read of memory a second, the best of five: what decoding is held against."""
+    import threading
+
+    import numpy as np  # Not needed for anything else.
+
+    parts = [np.ones(SWEEP_BYTES // 8 // int(THREADS), np.uint64) for _ in range(int(THREADS))]
+    best = 0.0
+    for _ in range(5):
+        threads = [threading.Thread(target=part.max) for part in parts]
+        begun = time.monotonic()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, sum(part.nbytes for part in parts) / (time.monotonic() - begun) / 1e9)
+    return best
+
+
+def multiply_gflop_s() -> float:
+    """Float32 operations that all cores multiply matrices with a second, the best of five: what prompts are held against."""
+    import numpy as np
+
+    a, b = (np.ones((SQUARE, SQUARE), np.float32) for _ in range(2))
+    best = 0.0
+    for _ in range(5):
+        begun = time.monotonic()
+        a @ b
+        best = max(best, 2 * SQUARE**3 / (time.monotonic() - begun) / 1e9)
+    return best
+
+
+def shares(report: dict[str, list], args: argparse.Namespace) -> list[str]:
+    """What Plimsoll's rows of one stream take of the machine: bytes of weights by memory's rate, operations by those of float32."""
+    model = args.peers / "models" / MODELS[args.model][0]
+    words = [BINARY, "plan", str(model), "--json", "--max-total-token-num", "65536", *args.flags]
+    work = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)["work"]
+    decode, prefill = work["one_decode_row_at_position_127"], work["largest_prefill_step"]
+    gb_s, gflop_s = read_gb_s(), multiply_gflop_s()
+    lines = [f"memory reads {gb_s:.1f} GB/s, float32 matrices {gflop_s:.0f} GFLOP/s (numpy, in this run)"]
+    for row_name, rounds in report.items():
+        row = ROWS[row_name]
+        for metric in {"out_tok_s", "step_tok_s", "prefill_tok_s"} & set(row.metrics) if row.streams == 1 else ():
+            seen = [done["plimsoll"][metric] for done in rounds if "plimsoll" in done]
+            if not seen:
+                continue
+            rate = statistics.median(seen)
+            of = rate * decode["weight_bytes"] / 1e9 / gb_s if metric != "prefill_tok_s" else rate * prefill["flops"] / ROWS_OF_STEP / 1e9 / gflop_s
+            of_what = "operations" if metric == "prefill_tok_s" else "read bandwidth"
+            lines.append(f"{row_name}: {rate:.1f} {metric}, {of:.0%} of {of_what}")
+    return lines
+
+
 def compare(row_name: str, fleet: dict[str, Server], args: argparse.Namespace) -> list[dict]:
     """All rounds of a row."""
     row, rounds = ROWS[row_name], []
@@ -168,9 +220,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PORTS, default=list(PORTS))
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--shares", action="store_true", help="say what Plimsoll takes of memory's rate and of float32 operations (needs numpy)")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end], argparse.Namespace(flags=words[end + 1:]))
+    if args.model.endswith("-shape") and {"vllm", "openvino"} & set(args.only):
+        parser.error(f"--model {args.model} is a GGUF file alone: give --only plimsoll llama")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that servers are ended
     fleet: dict[str, Server] = {}
     report: dict[str, list] = {}
@@ -184,6 +239,9 @@ def main() -> None:
     finally:
         for server in fleet.values():
             server.stop()
+    if args.shares:
+        # With no server left that could take processor time.
+        print("\n".join(shares(report, args)))
 
 
 if __name__ == "__main__":

@@ -33,10 +33,10 @@ for budget in "${budgets[@]}"; do
         # The server itself must refuse in the same words, before it has loaded anything.
         code=0
         RUST_BACKTRACE=0 "$PLIMSOLL" serve --port 0 --memory-budget "$budget" >/dev/null 2>"$scratch/served" || code=$?
-        said=$(grep -o 'it does not fit: .* short' "$scratch/served" || true)
+        said=$(grep -o '[0-9.]* [KMGT]*i*B ([0-9]* bytes) short' "$scratch/served" || true)
         largest=$(grep -o 'largest component: [a-z_]*' "$scratch/served" || true)
         tries=$(grep -c 'Try --' "$scratch/served" || true)
-        if [[ $code -ne 1 || -z $said || $said == *': 0 B ('* || -z $largest || $tries -ne 1 ]]; then failed=1; said="BAD REFUSAL: $said"; fi
+        if [[ $code -ne 1 || -z $said || $said == '0 B ('* || -z $largest || $tries -ne 1 ]]; then failed=1; said="BAD REFUSAL: $said"; fi
         printf '| %s | | | | | | refused, exit code %s: %s; %s |\n' "$budget" "$code" "$said" "$largest"
         continue
     fi

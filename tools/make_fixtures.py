@@ -7,7 +7,8 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-gguf_blocks.py, hybrid.py, hybrid_forms.py, known.py, encoders.py, vision.py, tiled.py, omni.py.
+gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, gemma4.py, latent.py, known.py, encoders.py, vision.py, tiled.py,
+siglip.py, lfm2_vl.py, budget.py, omni.py, asr.py, mmproj.py, mmproj_gemma.py.
 """
 
 import argparse
@@ -19,15 +20,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
-    checkpoint, encoders, gguf_blocks, gguf_export, hybrid, hybrid_forms, known, mlx_affine, models, omni, reference,
-    tiled, vision,
+    asr, budget, checkpoint, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, known, latent, lfm2_vl, mlx_affine, mmproj,
+    mmproj_gemma, models, omni, packed_forms, reference, siglip, tiled, vision,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent / "tests" / "fixtures"
+FORMATS = ROOT.parent.parent / "crates" / "plimsoll-formats" / "tests" / "fixtures"
 SEED = 20
 
-# name → (bits, group, dtype of scales and of unquantized tensors, overrides by module)
+# All plain decoders, by name.
+MODELS = {**models.MODELS, **families.MODELS}
+# name → (bits, group, dtype of scales and of unquantized tensors, overrides by module); the model is llama.
 MLX = {
     "mlx-llama-3bit-g64": (3, 64, torch.float16, {}),
     "mlx-llama-4bit-g64": (4, 64, torch.bfloat16, {}),
@@ -49,8 +53,8 @@ MLX = {
 
 
 def base(name: str):
-    """A model of models.MODELS with its weights, as every derived fixture starts from."""
-    raw, dtype = models.MODELS[name]
+    """A model of MODELS or models.WIDE with its weights, as every derived fixture starts from."""
+    raw, dtype = (MODELS | models.WIDE)[name]
     model = models.build(raw)
     models.randomise(model, raw, SEED, dtype)
     return raw, dtype, model
@@ -58,7 +62,8 @@ def base(name: str):
 
 def finish(folder: Path, model, tokenizer, extra: dict | None = None) -> None:
     """Writes reference.json and says how it went."""
-    made = reference.make(model, tokenizer, folder.name, SEED, extra=extra)
+    lengths = families.LENGTHS.get(folder.name, reference.LENGTHS)
+    made = reference.make(model, tokenizer, folder.name, SEED, lengths=lengths, extra=extra)
     reference.dump(made, folder / "reference.json")
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{folder.name:26} {size / 1000:7.0f} kB   least margin {made['margin']:.3f}", flush=True)
@@ -69,7 +74,7 @@ def make_plain(name: str, tokenizer) -> None:
     raw, dtype, model = base(name)
     folder = checkpoint.fresh(ROOT / "models" / name)
     checkpoint.write_side_files(folder, raw, dtype, tokenizer, template_as_file=name == "qwen3")
-    tensors = {k: v.to(getattr(torch, dtype)) for k, v in models.state(model).items()}
+    tensors = {k: v.to(getattr(torch, dtype)) for k, v in families.published(raw, models.state(model)).items()}
     checkpoint.write_tensors(folder, tensors, shards=3 if name == "llama3-rope" else 1)
     finish(folder, checkpoint.reload(folder), tokenizer)
 
@@ -84,13 +89,29 @@ def make_cast(name: str, source: str, dtype: str, tokenizer) -> None:
 
 
 def make_mlx(name: str, tokenizer) -> None:
-    """llama in MLX's quantized format; numbers of the values the codes stand for."""
-    bits, group, dtype, overrides = MLX[name]
-    raw, _, model = base("llama")
-    stored, exact, entry = mlx_affine.quantize_checkpoint(models.state(model), bits, group, dtype, overrides)
+    """A model in MLX's quantized format; numbers of the values the codes stand for."""
+    source, bits, group, dtype, overrides = families.MLX.get(name) or ("llama", *MLX[name])
+    raw, _, model = base(source)
+    tensors = families.split_experts(raw, models.state(model))
+    if name in latent.APART_IN_MLX:
+        tensors = latent.apart(raw, tensors)
+    stored, exact, entry = mlx_affine.quantize_checkpoint(tensors, bits, group, dtype, overrides)
     folder = checkpoint.fresh(ROOT / "models" / name)
     config = {**raw, "quantization": entry, "quantization_config": entry}
     checkpoint.write_side_files(folder, config, str(dtype).removeprefix("torch."), tokenizer)
+    checkpoint.write_tensors(folder, families.for_mlx(raw, stored))
+    models.load_state(model, families.join_experts(raw, latent.together(exact)))
+    finish(folder, model, tokenizer)
+
+
+def make_mxfp4(name: str, source: str, tokenizer) -> None:
+    """gpt-oss with its experts in MXFP4."""
+    raw, dtype, model = base(source)
+    stored, exact = families.mxfp4_checkpoint(models.state(model))
+    folder = checkpoint.fresh(ROOT / "models" / name)
+    spared = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    entry = {"modules_to_not_convert": spared, "quant_method": "mxfp4"}
+    checkpoint.write_side_files(folder, {**raw, "quantization_config": entry}, dtype, tokenizer)
     checkpoint.write_tensors(folder, stored)
     models.load_state(model, exact)
     finish(folder, model, tokenizer)
@@ -99,14 +120,20 @@ def make_mlx(name: str, tokenizer) -> None:
 def jobs(tokenizer):
     """Every fixture by name, in the order they are made."""
     yield "tokenizer", lambda: tok.write_cases(tokenizer, ROOT / "tokenizer_cases.json")
-    for name in models.MODELS:
+    for name in MODELS:
         yield name, lambda name=name: make_plain(name, tokenizer)
     yield "llama-bf16", lambda: make_cast("llama-bf16", "llama", "bfloat16", tokenizer)
     yield "llama-f16", lambda: make_cast("llama-f16", "llama", "float16", tokenizer)
-    for name in MLX:
+    for name in (*MLX, *families.MLX):
         yield name, lambda name=name: make_mlx(name, tokenizer)
     for name in gguf_export.FILES:
         yield name, lambda name=name: gguf_export.make(name, ROOT / "models" / name, base, tokenizer, finish)
+    for name in packed_forms.MODELS:
+        yield name, lambda name=name: packed_forms.make(name, ROOT / "models" / name, base, tokenizer, finish)
+    for name in packed_forms.FP8_MODELS:
+        yield name, lambda name=name: packed_forms.make_fp8(name, ROOT / "models" / name, base, tokenizer, finish)
+    yield "packed", lambda: packed_forms.make_matrices(FORMATS / "packed")
+    yield "gpt-oss-mxfp4", lambda: make_mxfp4("gpt-oss-mxfp4", "gpt-oss", tokenizer)
     yield "gguf_blocks", lambda: gguf_blocks.make(ROOT / "gguf_blocks")
     for name in hybrid.MODELS:
         yield name, lambda name=name: hybrid.make(name, ROOT / "models" / name, tokenizer, SEED)
@@ -114,9 +141,21 @@ def jobs(tokenizer):
         yield name, lambda name=name: hybrid_forms.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in vision.MODELS:
         yield name, lambda name=name: vision.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in mmproj.FILES:
+        yield name, lambda name=name: mmproj.make(name, ROOT / "models" / name, tokenizer, SEED)
     yield "omni", lambda: omni.make(ROOT / "models" / "omni", tokenizer, SEED)
+    for name in asr.MODELS:
+        yield name, lambda name=name: asr.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in tiled.MODELS:
         yield name, lambda name=name: tiled.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in siglip.MODELS:
+        yield name, lambda name=name: siglip.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in lfm2_vl.MODELS:
+        yield name, lambda name=name: lfm2_vl.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in budget.MODELS:
+        yield name, lambda name=name: budget.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in mmproj_gemma.FILES:
+        yield name, lambda name=name: mmproj_gemma.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in encoders.MODELS:
         yield name, lambda name=name: encoders.make(name, ROOT / "models" / name, SEED)
     yield "pooling", lambda: encoders.pooled_decoder(ROOT / "models" / "qwen3", ROOT / "pooling_reference.json")

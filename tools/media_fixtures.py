@@ -5,7 +5,7 @@
     /somewhere/bin/python tools/media_fixtures.py
 
 Nothing is decoded or run: the processors' own methods are asked, with their resize replaced by one that reports the size it
-was asked for (`geometry.json`). `null` stands for an input that the processor refuses. Also the bicubic resize of torchvision, as SHA-256 of
+was asked for (`geometry.json`). `null` stands for an input that the processor refuses. Also the bicubic and bilinear resize of torchvision, as SHA-256 of
 its bytes, over pictures from a generator that the Rust tests have too.
 """
 
@@ -25,8 +25,11 @@ from torchvision.transforms.v2 import functional as tv
 from transformers import WhisperFeatureExtractor
 from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_transforms import convert_to_rgb
+from transformers.models.gemma4.image_processing_gemma4 import Gemma4ImageProcessor, get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2 import image_processing_got_ocr2 as tiles
 from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
+from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
@@ -63,6 +66,19 @@ TILES = [
     {"size": {"height": 448, "width": 224}, "crop_to_patches": True, "max_patches": 6},
     {"size": {"height": 448, "width": 448}, "crop_to_patches": True, "max_patches": 1},
     {"size": {"height": 448, "width": 448}},
+]
+
+PIECES = [
+    {},
+    {"tile_size": 128, "encoder_patch_size": 16, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6},
+    {"max_tiles": 3, "use_thumbnail": False, "max_pixels_tolerance": 1.3},
+    {"encoder_patch_size": 14, "downsample_factor": 3, "tile_size": 378, "min_image_tokens": 9, "max_image_tokens": 60},
+    {"do_image_splitting": False},
+]
+
+
+BUDGETS = [
+    {}, {"max_soft_tokens": 70}, {"max_soft_tokens": 1120}, {"max_soft_tokens": 140, "patch_size": 3, "pooling_kernel_size": 2},
 ]
 
 
@@ -102,6 +118,17 @@ def image_rows(config: dict, rng: random.Random) -> list:
         patches = or_null(lambda: processor.get_number_of_image_patches(h, w))
         assert (size is None) == (patches is None)
         rows.append([h, w, *(size or (None, None)), patches and patches // processor.merge_size**2])
+    return rows
+
+
+def budget_rows(config: dict, rng: random.Random) -> list:
+    processor = Gemma4ImageProcessor(**config)
+    patch, pool = processor.patch_size, processor.pooling_kernel_size
+    rows = []
+    for h, w in sizes(rng, 110):
+        most = processor.max_soft_tokens * pool**2
+        high, wide = get_aspect_ratio_preserving_size(h, w, patch, most, pool)
+        rows.append([h, w, high, wide, high * wide // (patch * pool) ** 2])
     return rows
 
 
@@ -149,6 +176,47 @@ def tile_rows(config: dict, rng: random.Random) -> list:
     return rows
 
 
+def piece_rows(config: dict, rng: random.Random) -> list:
+    """Of each size the whole picture's size, columns and rows of tiles, and all tokens. A piece that is longer than the padded ones
+    fails in the reference's model, not in its processor."""
+    one = Lfm2VlImageProcessor(**config)
+    patch, factor, rows = one.encoder_patch_size, one.downsample_factor, []
+    for h, w in sizes(rng, 110):
+        about = {"max_image_tokens": one.max_image_tokens, "encoder_patch_size": patch, "downsample_factor": factor}
+        large = one._is_image_too_large(h, w, max_pixels_tolerance=one.max_pixels_tolerance, **about) and one.do_image_splitting
+        width, height = one.smart_resize(h, w, min_image_tokens=one.min_image_tokens, **about)
+        columns, lines, *_ = one._get_grid_layout(h, w, one.min_tiles, one.max_tiles, one.tile_size) if large else (1, 1)
+        tokens = Lfm2VlProcessor._compute_tokens_for_image(None, (height, width), patch, factor)
+        if not large or one.use_thumbnail:
+            if tokens * factor**2 > one.max_num_patches:
+                rows.append([h, w, None, None, None, None, None])
+                continue
+        else:
+            tokens = 0
+        if large:
+            tokens += columns * lines * Lfm2VlProcessor._compute_tokens_per_tile(None, one.tile_size, patch, factor)
+        rows.append([h, w, height, width, columns, lines, tokens])
+    return rows
+
+
+def piece_patches() -> list:
+    """What the whole image processor makes of a picture: grids, and SHA-256 of the pieces' patches in the order of a tower's rows."""
+    rows = []
+    for config in [
+        {"tile_size": 128, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6, "do_resize": False, "encoder_patch_size": 16},
+        {"tile_size": 64, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 3, "use_thumbnail": False},
+    ]:
+        processor = Lfm2VlImageProcessor(**config)
+        for h, w in [(56, 84), (64, 96), (300, 200), (9, 150), (90, 400), (1, 1)]:
+            made = processor(Image.fromarray(noise(h, w)), return_tensors="pt")
+            grids, digest = made["spatial_shapes"].tolist(), hashlib.sha256()
+            for values, (down, across) in zip(made["pixel_values"], grids):
+                values = values[: down * across].reshape(down // 2, 2, across // 2, 2, 16, 16, 3)
+                digest.update(values.permute(0, 2, 1, 3, 6, 4, 5).contiguous().numpy().astype("<f4").tobytes())
+            rows.append([config, h, w, grids, digest.hexdigest()])
+    return rows
+
+
 def audio_rows(rng: random.Random) -> list:
     extractor = WhisperFeatureExtractor(feature_size=128)
     rows = []
@@ -175,7 +243,7 @@ def noise(height: int, width: int) -> np.ndarray:
     return out
 
 
-def resize_rows() -> list:
+def resize_rows(filter: str = "BICUBIC") -> list:
     rows = []
     for (h, w), (oh, ow) in [
         ((56, 56), (56, 56)), ((60, 90), (56, 84)), ((50, 33), (112, 84)), ((200, 300), (28, 56)), ((7, 140), (28, 560)),
@@ -184,9 +252,9 @@ def resize_rows() -> list:
     ]:
         picture = noise(h, w)
         tensor = torch.from_numpy(picture).permute(2, 0, 1).contiguous()
-        out = tv.resize(tensor, [oh, ow], interpolation=tv.InterpolationMode.BICUBIC, antialias=True)
+        out = tv.resize(tensor, [oh, ow], interpolation=tv.InterpolationMode[filter], antialias=True)
         out = out.permute(1, 2, 0).contiguous().numpy()
-        pil = np.asarray(Image.fromarray(picture).resize((ow, oh), Image.Resampling.BICUBIC))
+        pil = np.asarray(Image.fromarray(picture).resize((ow, oh), Image.Resampling[filter]))
         apart = int(np.abs(out.astype(int) - pil.astype(int)).max())
         rows.append([h, w, oh, ow, hashlib.sha256(out.tobytes()).hexdigest(), apart])
     return rows
@@ -297,7 +365,7 @@ def main() -> None:
     pictures()
     blocks()
     sounds()
-    patched = patch_rows()
+    patched, pieces_patched = patch_rows(), piece_patches()
     TorchvisionBackend.resize = asked_size
     rng = random.Random(20)
     fast = Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
@@ -317,7 +385,11 @@ def main() -> None:
         "tiles": [{"config": c, "rows": tile_rows(c, rng)} for c in TILES],
         "audio": audio_rows(rng),
         "resize": resize_rows(),
+        "resize_bilinear": resize_rows("BILINEAR"),
         "patches": patched,
+        "pieces": [{"config": c, "rows": piece_rows(c, random.Random(21))} for c in PIECES],
+        "piece_patches": pieces_patched,
+        "budgets": [{"config": c, "rows": budget_rows(c, rng)} for c in BUDGETS],
     }
     text = json.dumps(made, separators=(",", ":")).replace("]],", "]],\n").replace("],[", "],\n[")
     (OUT / "geometry.json").write_text(text + "\n")

@@ -27,6 +27,9 @@ MODELS = {
     "smollm2": ("SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-bf16"),
     "qwen2.5-coder-0.5b": ("qwen2.5-coder-0.5b-instruct-q4_k_m.gguf", "qwen2.5-coder-0.5b-bf16"),
 }
+# Random weights of real widths, by tools/shape_gguf.py; only servers of GGUF files take them.
+SHAPES = ("qwen3.5-35b-a3b", "qwen3-30b-a3b", "gpt-oss-20b", "qwen3.5-4b", "llama-3.1-8b")
+MODELS |= {f"{name}-shape": (f"{name}-shape.gguf", "") for name in SHAPES}
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ def command(name: str, row: Row, args: argparse.Namespace) -> tuple[list[str], d
     peers = args.peers.resolve()
     port, file, folder = str(PORTS[name]), str(peers / "models" / MODELS[args.model][0]), str(peers / MODELS[args.model][1])
     slots = row.streams + (1 if row.intruder else 0)
-    length = 8192 if row.intruder else 4096 if row.prompt > 900 else 1024
+    lengths = (1024, 4096, 8192, 16384, 65536)
+    needed = 8192 if row.intruder else 1024 if row.prompt <= 900 else row.prompt + row.output
+    length = next(length for length in lengths if length >= needed)
     if name == "plimsoll":
         room = ["--max-total-token-num", str(slots * length), "--max-req-total-len", str(length)]
         told = AMX and not {"--isa", "--compute-dtype"} & {flag.split("=")[0] for flag in args.flags}
@@ -83,8 +88,8 @@ def ask(port: int, path: str, body: dict | None = None) -> dict:
 class Server:
     """A process that answers; ended with everything it started."""
 
-    def __init__(self, name: str, started: tuple[list[str], dict[str, str]]):
-        self.name, self.port, self.started = name, PORTS[name], started
+    def __init__(self, name: str, started: tuple[list[str], dict[str, str]], port: int | None = None):
+        self.name, self.port, self.started = name, port or PORTS[name], started
         self.log = tempfile.TemporaryFile()
         # Another server there would be asked in this one's place.
         socket.create_server(("127.0.0.1", self.port)).close()

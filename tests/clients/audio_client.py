@@ -162,6 +162,43 @@ def check_many_at_once_get_their_own_answers():
     assert len(set(alone)) > 2, "sounds change answers"
 
 
+def check_transcriptions_say_what_chat_says():
+    data = wav(sound(4, 30_000))
+    more = {"extra_body": {"max_tokens": 10}}
+    instruction = {"type": "text", "text": "Transcribe the German audio into text."}
+    system = {"role": "system", "content": "Plimsoll"}
+    chat = client.chat.completions.create(
+        model="default", messages=[system, {"role": "user", "content": [audio(data), instruction]}], max_tokens=10, temperature=0
+    )
+    file = ("speech.wav", data, "audio/wav")
+    transcribe = lambda **given: client.audio.transcriptions.create(  # noqa: E731
+        model="default", file=file, language="de", prompt="Plimsoll", **more, **given
+    )
+    whole = transcribe()
+    assert whole.text == text(chat), (whole.text, text(chat))
+    assert whole.usage.type == "tokens" and whole.usage.input_tokens == chat.usage.prompt_tokens
+    assert whole.usage.input_token_details.audio_tokens == 24, whole.usage
+    assert transcribe(response_format="text").rstrip("\n") == whole.text.rstrip("\n")
+    verbose = transcribe(response_format="verbose_json")
+    assert (verbose.text, verbose.language, verbose.duration) == (whole.text, "german", 1.87), verbose
+    events = list(transcribe(stream=True))
+    assert events[-1].type == "transcript.text.done" and events[-1].text == whole.text, events[-1]
+    assert "".join(event.delta for event in events[:-1]) == whole.text
+    for given, word in [({"response_format": "srt"}, "supported are json, text and verbose_json"), ({"timestamp_granularities": ["word"]}, "no times")]:
+        try:
+            transcribe(**given)
+        except openai.BadRequestError as error:
+            assert word in str(error), error
+        else:
+            raise AssertionError(f"taken: {given}")
+    try:
+        client.audio.transcriptions.create(model="default", file=("a.wav", wav(b"\0" * (2 * 8_000 * 21), rate=8_000)))
+    except openai.BadRequestError as error:
+        assert "--max-audio-seconds" in str(error), error
+    else:
+        raise AssertionError("21 seconds are taken")
+
+
 def check_hostile_sounds_are_refused():
     second = sound(1, 16_000)
     with open(os.path.join(MEDIA, "chord.flac"), "rb") as file:
@@ -186,7 +223,7 @@ def check_hostile_sounds_are_refused():
         refused([audio(data)], expected)
     with open(os.path.join(MEDIA, "opus.ogg"), "rb") as file:
         refused([audio(file.read(), "ogg")], "supported are WAV, FLAC, MP3 and Ogg Vorbis")
-    refused([audio(second, "aac")], "known are wav, mp3, flac and ogg")
+    refused([audio(second, "midi")], "known are wav, mp3, flac, ogg, aac")
     refused([{"type": "input_audio", "input_audio": {"data": "?", "format": "wav"}}], "this is not base64")
     refused([{"type": "audio_url", "audio_url": {"url": "data:video/mp4;base64,AAAA"}}], "supported are WAV")
     refused([{"type": "audio_url", "audio_url": {"url": "file:///etc/passwd"}}], "--media-root")

@@ -5,7 +5,9 @@ traceback and an exit code of 1.
 """
 
 import json
+import re
 import threading
+import time
 import typing
 
 import openai
@@ -163,6 +165,52 @@ def check_cancel():
     nothing_is_held(within=5)
 
 
+def check_background():
+    response = create(background=True)
+    assert response.status == "queued" and response.background, response
+    while response.status in {"queued", "in_progress"}:
+        time.sleep(0.05)
+        response = client.responses.retrieve(response.id)
+    assert response.status == "completed" and response.output_text == create().output_text, response
+    # A client that lost its connection reads the rest.
+    stream = create(background=True, stream=True)
+    seen = [event for event, _ in zip(stream, range(6))]
+    stream.close()
+    rest = list(client.responses.retrieve(seen[0].response.id, stream=True, starting_after=seen[-1].sequence_number))
+    events = [*seen, *rest]
+    assert [event.sequence_number for event in events] == list(range(len(events))), events
+    assert [event.type for event in events[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    assert events[-1].type == "response.completed" and events[-1].response.output_text == response.output_text
+    refused(openai.BadRequestError, ["store"], lambda: create(background=True, store=False))
+    running = create("Count to one thousand.", background=True, max_output_tokens=1900, extra_body={"min_p": 0.0})
+    assert client.responses.cancel(running.id).status == "cancelled"
+    assert gauge("plimsoll_responses_in_background") == 0
+
+
+PATCH = 'start: "*** Begin\\n" line+ "*** End"\nline: ("+" | "-") /[a-z ]{1,12}/ LF\n%import common.LF\n'
+
+
+def check_custom_tools():
+    tools = [{"type": "custom", "name": "patch", "description": "Changes a file.", "format": {"type": "grammar", "syntax": "lark", "definition": PATCH}}]
+    choice = {"type": "custom", "name": "patch"}
+    for seed in range(3):
+        response = create("Add a line that says hello.", tools=tools, tool_choice=choice, temperature=1.0, max_output_tokens=200, extra_body={"seed": seed})
+        (call,) = response.output
+        assert call.type == "custom_tool_call" and call.name == "patch", call
+        pattern = r"\*\*\* Begin\n([+-][a-z ]{1,12}\n)+\*\*\* End"
+        assert response.status == "incomplete" or re.fullmatch(pattern, call.input), call
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done."}
+    assert create([result], previous_response_id=response.id, tools=tools, tool_choice="none", max_output_tokens=8).output_text
+    events = list(create("Add a line.", tools=tools, tool_choice=choice, max_output_tokens=200, stream=True))
+    pieces = "".join(event.delta for event in events if event.type == "response.custom_tool_call_input.delta")
+    (done,) = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert pieces == done.input == events[-1].response.output[0].input and pieces.startswith("*** Begin\n")
+    chat = {"type": "custom", "custom": {"name": "pick", "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "red|blue"}}}}
+    answer = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "Pick a colour."}], tools=[chat], tool_choice="required", parallel_tool_calls=False, max_tokens=60)
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.type == "custom" and call.custom.name == "pick" and call.custom.input in {"red", "blue"}, call
+
+
 def check_errors():
     bad = openai.BadRequestError
     error = refused(bad, ["temperature"], lambda: create(temperature=-1))
@@ -178,24 +226,22 @@ def check_errors():
 # A value for every field of the client's types that is not what the server does by itself: it must have an effect that
 # the checks above have seen, or be refused by its name.
 WORKS = {"include", "input", "instructions", "max_output_tokens", "metadata", "model", "parallel_tool_calls", "previous_response_id"}
-WORKS |= {"store", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p"}
+WORKS |= {"background", "store", "stream", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "truncation"}
 # Names for people, which come back as they are.
-WORKS |= {"user", "safety_identifier", "prompt_cache_key"}
+WORKS |= {"user", "safety_identifier", "prompt_cache_key", "max_tool_calls"}
 # Hints, which change no answer.
 WORKS |= {"prompt_cache_options", "prompt_cache_retention"}
 REFUSED = {
     "access_programs": {"cyber": "standard"},
-    "background": True,
     "context_management": [{"type": "compaction"}],
     "conversation": "conv_1",
     "image": {"context_compression": "enabled"},
-    "max_tool_calls": 3,
     "moderation": {"model": "x"},
     "prompt": {"id": "x"},
     "reasoning": {"mode": "pro"},
     "service_tier": "batch",
     "stream_options": {"include_obfuscation": True},
-    "truncation": "auto",
+    "truncation": "middle",
 }
 
 

@@ -5,6 +5,9 @@ import { createRequire } from 'node:module';
 
 const { chromium } = createRequire(`${process.env.PLAYWRIGHT}/`)('playwright-core');
 
+/** Markup that must stay text, wherever it comes from. */
+export const HOSTILE = '<img src=x onerror=alert(1)>';
+
 /** Starts Chromium. */
 export async function launch() {
   // A test may run as root, where Chromium has no sandbox; what it opens is our own page.
@@ -16,7 +19,7 @@ export async function visit(browser, url, check, { expected = null, path = '/', 
   const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
   const complaints = [];
   const page = await context.newPage();
-  page.setDefaultTimeout(60000);
+  page.setDefaultTimeout(Number(process.env.PATIENCE_MS ?? 60000));
   page.on('console', (message) => {
     const text = message.text();
     if (['error', 'warning'].includes(message.type()) && !expected?.test(text)) complaints.push(`console: ${text}`);
@@ -27,7 +30,11 @@ export async function visit(browser, url, check, { expected = null, path = '/', 
     dialog.dismiss().catch(() => {});
   });
   context.on('request', (request) => {
-    if (new URL(request.url()).host !== new URL(url).host) complaints.push(`foreign: ${request.url()}`);
+    const { host, protocol } = new URL(request.url());
+    if (protocol !== 'blob:' && host !== new URL(url).host) complaints.push(`foreign: ${request.url()}`);
+  });
+  await context.addInitScript(() => {
+    addEventListener('securitypolicyviolation', (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`));
   });
   try {
     await prepare?.(page);
@@ -44,8 +51,22 @@ export async function live(page) {
   await page.locator('#feed[data-state=live]').waitFor();
 }
 
+/** Sends a message with the keyboard. */
+export async function say(page, words) {
+  await page.fill('#chat-input', words);
+  await page.locator('#chat-input').press('Enter');
+}
+
+/** The last answer, once it is complete. */
+export async function answered(page) {
+  const answer = page.locator('.message.assistant').last();
+  await page.locator('#chat-send').waitFor();
+  await eventually('an answer is complete', async () => (await answer.getAttribute('aria-busy')) === 'false');
+  return answer;
+}
+
 /** Waits for `condition`, an async function, to be true. */
-export async function eventually(what, condition, within_ms = 60000) {
+export async function eventually(what, condition, within_ms = Number(process.env.PATIENCE_MS ?? 60000)) {
   const since = Date.now();
   while (!(await condition())) {
     if (Date.now() - since > within_ms) throw new Error(`in vain: ${what}`);
@@ -53,24 +74,26 @@ export async function eventually(what, condition, within_ms = 60000) {
   }
 }
 
-/** No sideways scrolling, and nothing that reaches over the right edge. */
+/** Nothing reaches over the right edge or below the page, but in boxes that scroll by themselves. */
 export async function fits(page, width) {
   const wide = await page.evaluate((most) => {
     const over = [...document.querySelectorAll('body *')].filter((node) => {
       const box = node.getBoundingClientRect();
-      const hidden = node.closest('.visually-hidden, .skip, svg, [hidden]');
+      const hidden = node.closest('.visually-hidden, .skip, svg, [hidden], pre, .md-table > *');
       return box.width > 0 && !hidden && box.right > most + 0.5;
     });
-    return { scroll: document.documentElement.scrollWidth, over: over.map((node) => `${node.tagName}.${node.className}`) };
+    const { scrollWidth: scroll, scrollHeight: tall } = document.documentElement;
+    return { scroll, tall: tall - innerHeight, over: over.map((node) => `${node.tagName}.${node.className}`) };
   }, width);
   assert.ok(wide.scroll <= width, `scrolls to ${wide.scroll}`);
+  assert.ok(wide.tall <= 0, `the page is ${wide.tall} pixels too tall`);
   assert.deepEqual(wide.over, []);
 }
 
-/** A stream that somebody else reads, until it is dropped. */
+/** A stream of another client, until it is dropped; several choices, so that it outlasts a page that opens slowly. */
 export async function neighbour(url, headers = {}) {
   const leaving = new AbortController();
-  const body = JSON.stringify({ prompt: 'Count: one, two, three', max_tokens: 1500, ignore_eos: true, stream: true });
+  const body = JSON.stringify({ prompt: 'Count: one, two, three', n: 6, max_tokens: 1500, ignore_eos: true, stream: true });
   const answer = await fetch(`${url}/v1/completions`, {
     method: 'POST',
     headers: { 'content-type': 'application/json', ...headers },

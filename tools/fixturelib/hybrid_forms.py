@@ -231,12 +231,11 @@ def qkvz_together(raw: dict, qkv: torch.Tensor, z: torch.Tensor) -> torch.Tensor
     return torch.cat([part.reshape(keys, -1, width) for part in parts], dim=1).reshape(-1, width)
 
 
-def write_metadata(writer: gguf.GGUFWriter, raw: dict, name: str, tokenizer, drafts: int) -> None:
-    """What the converter writes for these families on top of the plain ones."""
+def write_metadata(writer: gguf.GGUFWriter, raw: dict, name: str, tokenizer, drafts: int, *special) -> None:
+    """What the converter writes for these families on top of the plain ones; `special` as of gguf_export.py."""
     plain = {**raw, "num_hidden_layers": raw["num_hidden_layers"] + drafts}
     plain["rope_theta"] = raw.get("rope_theta") or raw["rope_parameters"]["rope_theta"]
-    plain.setdefault("intermediate_size", 0)
-    gguf_export.write_metadata(writer, plain, name, tokenizer)
+    gguf_export.write_metadata(writer, plain, name, tokenizer, *special)
     if "num_experts" in raw:
         writer.add_expert_count(raw["num_experts"])
         writer.add_expert_used_count(raw["num_experts_per_tok"])
@@ -251,7 +250,8 @@ def write_metadata(writer: gguf.GGUFWriter, raw: dict, name: str, tokenizer, dra
     writer.add_ssm_time_step_rank(raw["linear_num_value_heads"])
     writer.add_ssm_inner_size(raw["linear_value_head_dim"] * raw["linear_num_value_heads"])
     writer.add_uint32(f"{ARCHITECTURES[raw['model_type']]}.full_attention_interval", raw["full_attention_interval"])
-    writer.add_rope_dimension_count(raw["head_dim"] // 4)
+    partial = (raw.get("rope_parameters") or raw).get("partial_rotary_factor", 0.25)
+    writer.add_rope_dimension_count(int(raw["head_dim"] * partial))
     if drafts:
         writer.add_nextn_predict_layers(drafts)
 
@@ -265,11 +265,22 @@ def make_gguf(name: str, folder, raw: dict, tensors: dict, tokenizer, seed: int)
     drafts = int(any(k.startswith("mtp.") for k in tensors))
     writer = gguf.GGUFWriter(folder / "model.gguf", ARCHITECTURES[raw["model_type"]])
     write_metadata(writer, raw, name, tokenizer, drafts)
+    exact = write_tensors(writer, raw, tensors, Q.Q8_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    main, head = load(raw, exact)
+    hybrid.finish(name, folder, main, head, tokenizer, seed, LENGTHS)
+
+
+def write_tensors(writer: gguf.GGUFWriter, raw: dict, tensors: dict, matrix: Q) -> dict[str, torch.Tensor]:
+    """Every tensor, changed as the converter changes it; what a reader gets, with the changes undone."""
     exact: dict[str, torch.Tensor] = {}
 
     def put(target: str, w: torch.Tensor) -> torch.Tensor:
         """Writes a tensor; what a reader gets."""
-        kind = Q.Q8_0 if w.dim() >= 2 and "conv1d" not in target and "shexp.weight" not in target.replace(
+        kind = matrix if w.dim() >= 2 and "conv1d" not in target and "shexp.weight" not in target.replace(
             "ffn_gate_inp_shexp", "shexp") else Q.F32
         data = np.ascontiguousarray(quantize(np.ascontiguousarray(w.numpy()), kind))
         writer.add_tensor(target, data, raw_dtype=kind)
@@ -299,12 +310,7 @@ def make_gguf(name: str, folder, raw: dict, tensors: dict, tokenizer, seed: int)
             w = w - 1
         exact[key] = reorder(raw, key, w.reshape(tensor.shape), back=True)
         assert torch.allclose(exact[key], tensor, atol=0.05), key
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    main, head = load(raw, exact)
-    hybrid.finish(name, folder, main, head, tokenizer, seed, LENGTHS)
+    return exact
 
 
 @torch.no_grad()

@@ -59,7 +59,7 @@ def dequantize(parts: dict[str, torch.Tensor], bits: int, group: int) -> torch.T
 
 
 def quantize_checkpoint(tensors, bits: int, group: int, dtype: torch.dtype, overrides: dict):
-    """Quantizes every matrix of a checkpoint.
+    """Quantizes every matrix of a checkpoint, stacked experts too.
 
     `overrides` maps a module name to {"bits", "group_size"} or to False (left as it is), as mlx-lm writes it.
     Returns (tensors to store, float32 tensors they stand for, the `quantization` entry of config.json).
@@ -68,11 +68,13 @@ def quantize_checkpoint(tensors, bits: int, group: int, dtype: torch.dtype, over
     for name, tensor in tensors.items():
         module = name.removesuffix(".weight")
         rule = overrides.get(module, {"bits": bits, "group_size": group})
-        if tensor.dim() != 2 or rule is False:
+        convolution = name.endswith(("conv.conv.weight", "conv1d.weight"))
+        if tensor.dim() < 2 or rule is False or convolution or not name.endswith(".weight"):
             stored[name] = tensor.to(dtype)
             exact[name] = stored[name].float()
             continue
-        parts = quantize(tensor, rule["bits"], rule["group_size"], dtype)
-        stored.update({f"{module}.{key}": value for key, value in parts.items()})
-        exact[name] = dequantize(parts, rule["bits"], rule["group_size"])
+        # Stacked experts are matrices below each other.
+        parts = quantize(tensor.flatten(0, -2), rule["bits"], rule["group_size"], dtype)
+        stored.update({f"{module}.{key}": value.unflatten(0, tensor.shape[:-1]) for key, value in parts.items()})
+        exact[name] = dequantize(parts, rule["bits"], rule["group_size"]).unflatten(0, tensor.shape[:-1])
     return stored, exact, {"group_size": group, "bits": bits, "mode": "affine", **overrides}

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 import transformers
 
+from . import gemma4_tensors
 from .tokenizer import VOCAB_SIZE
 
 EOS = VOCAB_SIZE - 1
@@ -143,6 +144,11 @@ MODELS: dict[str, tuple[dict, str]] = {
     ),
 }
 
+# The same for fixtures in other formats alone: rows as wide as the 256 elements of GGUF's longest blocks.
+WIDE: dict[str, tuple[dict, str]] = {
+    "llama-wide": ({**LLAMA, "hidden_size": 256, "intermediate_size": 256}, "float32"),
+}
+
 
 def config_of(raw: dict) -> transformers.PreTrainedConfig:
     """The transformers config that a config.json yields."""
@@ -168,25 +174,40 @@ def _normal(seed: int, name: str, shape) -> np.ndarray:
 GAIN = {
     "q_proj": 1.5, "k_proj": 1.5, "v_proj": 1.0, "o_proj": 2.0, "gate_proj": 1.4, "up_proj": 1.2, "down_proj": 1.6,
     "gate": 2.0, "gate_up_proj": 1.3, "shared_expert_gate": 2.0, "in_proj_qkv": 1.0, "in_proj_qkvz": 1.0,
-    "in_proj_z": 1.0, "in_proj_ba": 1.0, "in_proj_b": 1.0, "in_proj_a": 1.0, "out_proj": 1.5, "fc": 1.0,
+    "qkv_proj": 1.3, "router": 2.0, "in_proj_z": 1.0, "in_proj_ba": 1.0, "in_proj_b": 1.0, "in_proj_a": 1.0, "out_proj": 1.5, "fc": 1.0,
+    "q_a_proj": 1.3, "q_b_proj": 1.5, "kv_a_proj_with_mqa": 1.3, "kv_b_proj": 1.3, "fc1_latent_proj": 1.2, "fc2_latent_proj": 1.2, "input_linear": 1.3, "output_linear": 1.6, "in_proj": 1.0, "w1": 1.4, "w2": 1.6, "w3": 1.2,
 }
+
+
+# What a family calls a router's correction of scores.
+CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 
 
 def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
     noise = _normal(seed, name, shape)
-    gemma = raw["model_type"].startswith("gemma3")
+    gemma = raw["model_type"].startswith(("gemma2", "gemma3"))
     zero_centred = gemma or raw["model_type"].startswith(("qwen3_next", "qwen3_5"))
     parts = name.split(".")
     last, owner = parts[-1], parts[-2]
+    if raw["model_type"] == "gemma4_text":
+        special = gemma4_tensors.tensor(name, noise)
+        if special is not None:
+            return special
     if last == "A_log":
         # Heads that forget within a few tokens beside heads that remember hundreds.
         return 1.5 * noise - np.float32(2.5)
     if last == "dt_bias":
         return 0.5 * noise - 1.0
-    if owner == "conv1d":
+    if last == "D":
+        return 0.3 * noise + np.float32(0.6)
+    if owner == "conv1d" or owner == "conv" and last == "weight":
         return 0.5 * noise + np.float32(0.2)
-    if last == "bias":
+    if last in CORRECTIONS:
+        return 0.1 * noise
+    if last == "bias" or last.endswith("_bias"):
         return 0.4 * noise
+    if last == "sinks":
+        return 0.7 * noise + np.float32(1.5)
     if "norm" in owner:
         if owner == "norm" and "linear_attn" in parts:
             return 1.0 + 0.2 * noise
@@ -195,20 +216,25 @@ def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
             # Gemma scales the embedding by sqrt(hidden): without louder layers every model would echo its input.
             centre = {"post_attention_layernorm": 1.2, "post_feedforward_layernorm": 1.2, "norm": 3.3}.get(owner, 0.0)
         return centre + 0.2 * noise
-    if owner == "embed_tokens":
+    if owner in ("embed_tokens", "embeddings"):
         if gemma:
             return 0.09 * noise
         return (0.3 if raw["tie_word_embeddings"] else 1.0) * noise
     if owner == "lm_head":
         return 0.5 * noise
     key = owner if last == "weight" else last
-    return GAIN[key] / np.sqrt(shape[-1]) * noise
+    # Experts of gpt-oss have their inputs before their outputs.
+    inputs = shape[-2] if raw["model_type"] == "gpt_oss" and len(shape) == 3 else shape[-1]
+    return GAIN[key] / np.sqrt(inputs) * noise
 
 
 def randomise(model: transformers.PreTrainedModel, raw: dict, seed: int, dtype: str) -> None:
     """Fills a model with weights that a checkpoint of `dtype` can hold exactly."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        # A router's correction of scores is a buffer in some families, and so is the scalar of a layer.
+        stored = (*CORRECTIONS, "layer_scalar")
+        buffers = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(stored)]
+        for name, parameter in [*model.named_parameters(), *buffers]:
             value = torch.from_numpy(np.ascontiguousarray(_tensor(seed, raw, name, parameter.shape), dtype=np.float32))
             parameter.copy_(value.to(getattr(torch, dtype)).float())
 

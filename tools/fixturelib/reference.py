@@ -111,7 +111,10 @@ def hidden_of(model, ids: list[int]) -> dict:
         taken.append([short(v) for v in value[0, -1]])
 
     inner = model.model
-    modules = [inner.embed_tokens, *inner.layers, inner.norm]
+    named = dict(inner.named_children())
+    first = named.get("embed_tokens") or named["embeddings"]
+    last = next(named[name] for name in ("norm", "embedding_norm", "norm_f", "final_layernorm") if name in named)
+    modules = [first, *inner.layers, last]
     hooks = [m.register_forward_hook(take) for m in modules]
     model(input_ids=torch.tensor([ids]), use_cache=False)
     for hook in hooks:

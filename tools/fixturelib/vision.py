@@ -6,7 +6,7 @@ every token's `places` (time, height, width) and the place `next` after the prom
 `PATCH_STEP`-th), the tower's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
 of the first token, and `greedy` with its `greedy_logprobs`. Transformers computes all of it in float32 from the files.
 
-InternVL is in tiled.py.
+InternVL is in tiled.py, Gemma 3 in siglip.py, LFM2-VL in lfm2_vl.py, Gemma 4 in budget.py.
 
 The draft head of vl-qwen3.5 (as in hybrid.py) sees the embedding of the next token, which may be a picture's, at its own row's place:
 `mtp` holds its choice for every position (-1 where that is nearly a tie) and the `top5` at the last.
@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-from . import checkpoint, hybrid, models, reference
+from . import checkpoint, gemma4_tensors, hybrid, models, reference
 from . import tokenizer as tok
 
 DTYPE = "bfloat16"
@@ -177,7 +177,17 @@ def processors(raw: dict):
     return (image, Qwen2VLImageProcessor(**image)), (video, kind(**video, do_sample_frames=False))
 
 
-TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.", "audio_tower.")
+# Processors around image processors that are told how many tokens a picture has, and where a configuration says it.
+AROUND = {
+    "internvl": ("image_seq_length", "InternVLProcessor"), "gemma3": ("mm_tokens_per_image", "Gemma3Processor"),
+    "lfm2_vl": (None, "Lfm2VlProcessor"),
+}
+TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_tower.")
+# Families whose text model is known by its own `model_type`, and whose state dictionary has the published names.
+OWN_NAMES = ("gemma4",)
+
+
+LEARNED = ("position_embeddings", "cls_token", "position_embedding_table")
 
 
 def fill(model, text: dict, seed: int) -> None:
@@ -191,7 +201,7 @@ def fill(model, text: dict, seed: int) -> None:
                     value = 0.3 * noise
                 elif parameter.dim() == 1:
                     value = 1.0 + 0.2 * noise
-                elif owner == "pos_embed" or last in ("position_embeddings", "cls_token"):
+                elif owner in ("pos_embed", "position_embedding") or last in LEARNED:
                     value = 0.7 * noise
                 else:
                     value = 1.3 / np.sqrt(np.prod(parameter.shape[1:])) * noise
@@ -240,9 +250,12 @@ def on_disk(raw: dict, model, head) -> dict[str, torch.Tensor]:
     """All tensors by their published names."""
     out = {} if head is None else {f"mtp.{k}": v.to(getattr(torch, DTYPE)) for k, v in head.state_dict().items()}
     for name, tensor in models.state(model).items():
-        if raw["model_type"] == "internvl":
+        if raw["model_type"] in ("internvl", "gemma3"):
             name = name.removeprefix("model.").replace("language_model.", "language_model.model.")
-        elif not later(raw):
+            name = name.replace("vision_tower.", "vision_tower.vision_model.") if raw["model_type"] == "gemma3" else name
+        elif raw["model_type"] == "lfm2_vl":
+            name = name.replace("vision_tower.", "vision_tower.vision_model.")
+        elif not later(raw) and raw["model_type"] not in OWN_NAMES:
             name = name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
         if raw["model_type"] == "qwen3_vl_moe" and name.endswith((".gate_up_proj", ".down_proj")) and "experts" in name:
             # Published with the input first.
@@ -291,10 +304,12 @@ def greedy_path(logits_after) -> dict | None:
     return {"top5": top, "greedy": greedy, "greedy_logprobs": lps}
 
 
-def case(model, head, raw: dict, tokenizer, name: str, seed: int, tail: str) -> dict | None:
+def case(
+    model, head, raw: dict, tokenizer, name: str, seed: int, tail: str, items=None, made_by=None,
+) -> dict | None:
     """One case; none if a choice on its greedy path is nearly a tie."""
-    items = CASES[name]
-    (_, image), (_, video) = processors(raw)
+    items = items or CASES[name]
+    (_, image), (_, video) = made_by or processors(raw)
     pictures, grids, media, sampled = [], [], {}, []
     for i, (frames, height, width) in enumerate(items):
         pictures.append({"seed": seed + i, "frames": frames, "height": height, "width": width})
@@ -357,11 +372,13 @@ def write(name, raw, folder, tokenizer, seed, extra, named, template, processors
     config._attn_implementation = "eager"
     model = getattr(transformers, raw["architectures"][0])(config).float().eval()
     text = raw.get("text_config", raw)
-    fill(model, text if raw["model_type"] == "internvl" else {**text, "model_type": raw["model_type"]}, seed)
+    fill(model, text if raw["model_type"] in (*AROUND, *OWN_NAMES) else {**text, "model_type": raw["model_type"]}, seed)
+    if raw["model_type"] in OWN_NAMES:
+        gemma4_tensors.fill_buffers(model, seed, getattr(torch, DTYPE))
     checkpoint.fresh(folder)
     extended = Tokenizer.from_str(tokenizer.to_str())
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in extra])
-    assert extended.token_to_id(extra[-1]) == VIDEO
+    assert extended.token_to_id(extra[3]) == VIDEO
     checkpoint.write_side_files(folder, raw, DTYPE, extended)
     written = json.loads((folder / "tokenizer_config.json").read_text())
     written |= {"chat_template": template, **({"extra_special_tokens": named} if named else {})}
@@ -375,8 +392,9 @@ def write(name, raw, folder, tokenizer, seed, extra, named, template, processors
         key = "image_processor_type" if file == "preprocessor_config" else "video_processor_type"
         values = {**values, key: type(kind).__name__}
         (folder / f"{file}.json").write_text(json.dumps(dict(sorted(values.items())), indent=2) + "\n")
-    if "image_seq_length" in raw:
-        processor = {"image_seq_length": raw["image_seq_length"], "processor_class": "InternVLProcessor"}
+    if raw["model_type"] in AROUND:
+        key, kind = AROUND[raw["model_type"]]
+        processor = {**({"image_seq_length": raw[key]} if key else {}), "processor_class": kind}
         (folder / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
     head = draft_head(raw, model, seed)
     checkpoint.write_tensors(folder, on_disk(raw, model, head))
@@ -387,20 +405,27 @@ def write(name, raw, folder, tokenizer, seed, extra, named, template, processors
     loaded = loaded.eval()
     for key, value in models.state(model).items():
         assert torch.equal(value, loaded.state_dict()[key]), key
-    cases = []
-    for case_name in kinds:
-        for attempt in range(200):
-            about = {"name": case_name, "seed": attempt * 11 + len(cases), "tail": TAILS[attempt % 4]}
-            found = case(loaded, head, raw, extended, **about)
-            if found:
-                cases.append(found)
-                break
-        else:
-            raise RuntimeError(f"no clear greedy path: {name}, {case_name}")
+    cases = cases_of(loaded, head, raw, extended, kinds, case)
     made_with = f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager"
     reference.dump({"model": name, "made_with": made_with, "cases": cases}, folder / "reference.json")
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{name:26} {size / 1000:7.0f} kB   {type(loaded).__name__}", flush=True)
+
+
+def cases_of(model, head, raw: dict, tokenizer, kinds, case, made_by=None) -> list[dict]:
+    """A case of each kind with a clear greedy path. With `made_by`, processors other than vision.py's, `kinds` has the items."""
+    cases = []
+    for name in kinds:
+        more = {} if made_by is None else {"items": kinds[name], "made_by": made_by}
+        for attempt in range(200):
+            about = {"name": name, "seed": attempt * 11 + len(cases), "tail": TAILS[attempt % 4]}
+            found = case(model, head, raw, tokenizer, **about, **more)
+            if found:
+                cases.append(found)
+                break
+        else:
+            raise RuntimeError(f"no clear greedy path: {raw['model_type']}, {name}")
+    return cases
 
 
 TAILS = ["what is it?", "Is the mark dry?", "which one", "Depth and colour?"]

@@ -45,9 +45,13 @@ pub struct Target {
 }
 
 impl Target {
-    /// Reads `http://host:port`, with or without a trailing `/v1`; `key` is what its server wants to see.
+    /// Reads `http://host:port`, with or without `http://` and a trailing `/v1`; `key` is what its server wants to see.
     pub fn parse(url: &str, key: Option<&str>) -> Result<Self> {
-        let Some(rest) = url.strip_prefix("http://") else { bail!("{url}: only http://host:port is supported") };
+        let rest = match url.split_once("://") {
+            Some(("http", rest)) => rest,
+            Some((scheme, _)) => bail!("{url}: {scheme} is not supported; give http://host:port"),
+            None => url,
+        };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         if authority.is_empty() {
             bail!("{url}: the host is missing");
@@ -64,8 +68,9 @@ impl Target {
     /// A bare connection, for callers that write their own bytes.
     pub async fn connect(&self) -> Result<TcpStream> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
-        let stream = stream.with_context(|| format!("{}: no connection in time", self.authority))?;
-        let stream = stream.with_context(|| format!("{}: no connection", self.authority))?;
+        let next = "`plimsoll serve` starts a server, --url names another";
+        let stream = stream.with_context(|| format!("{}: no connection in time ({next})", self.authority))?;
+        let stream = stream.with_context(|| format!("{}: no connection ({next})", self.authority))?;
         stream.set_nodelay(true)?;
         Ok(stream)
     }
@@ -221,7 +226,8 @@ impl Answer {
 fn words(text: &str) -> String {
     let error = serde_json::from_str::<Value>(text).ok();
     let message = error.as_ref().and_then(|error| error.pointer("/error/message")?.as_str());
-    message.unwrap_or(text).trim().chars().take(WORDS_MAX).collect()
+    // A terminal obeys control characters.
+    message.unwrap_or(text).trim().chars().filter(|c| !c.is_control()).take(WORDS_MAX).collect()
 }
 
 #[cfg(test)]
@@ -283,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_not_there_is_named() {
+    fn missing_server_is_named() {
         // Bound but not listening, so that no other process can listen there.
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&std::net::SocketAddr::from(([127, 0, 0, 1], 0)).into()).unwrap();
@@ -291,7 +297,7 @@ mod tests {
         let target = Target::parse(&format!("http://{authority}"), None).unwrap();
         let asked = async { target.get("/health", Duration::from_secs(30)).await.map(|answer| answer.status()) };
         let error = format!("{:#}", client_runtime().unwrap().block_on(asked).unwrap_err());
-        assert!(error.starts_with(&format!("{authority}: no connection: ")), "{error}");
+        assert!(error.starts_with(&format!("{authority}: no connection (`plimsoll serve` starts")), "{error}");
     }
 
     #[test]

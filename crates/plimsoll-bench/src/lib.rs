@@ -5,7 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
-mod client;
+pub mod client;
 #[doc(hidden)]
 pub mod events;
 mod keys;

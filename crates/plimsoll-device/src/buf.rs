@@ -12,6 +12,16 @@ pub struct Buf {
 }
 
 impl Buf {
+    /// The matrix at this byte of a device's step arena: for devices, which give buffers out.
+    pub fn at(offset: usize, rows: usize, cols: usize) -> Self {
+        Self { offset, rows, cols }
+    }
+
+    /// Byte offset in the step arena.
+    pub fn offset(self) -> usize {
+        self.offset
+    }
+
     /// The same elements as rows of another width, for example one row per head.
     pub fn reshape(self, cols: usize) -> Buf {
         let elements = self.rows * self.cols;
@@ -32,7 +42,7 @@ impl Buf {
     }
 
     /// Bytes of the matrix.
-    pub(crate) fn bytes(self) -> usize {
+    pub fn bytes(self) -> usize {
         self.rows * self.cols * size_of::<f32>()
     }
 }

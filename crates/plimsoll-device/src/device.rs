@@ -5,18 +5,34 @@
 
 mod batch;
 mod layers;
+pub(crate) mod ordered;
 
 use plimsoll_memory::step::{Mark as StackMark, StepOverflow};
 use thiserror::Error;
 
 pub use crate::buf::Buf;
 use crate::weights::{LinearId, VectorId};
-pub use batch::{MediaRows, NO_STATE, SeqSpan, StepInput};
-pub use layers::{Activation, Attention, Experts, FeedForward, GatedDelta, Input, Norm, Rotary, Unfold};
+pub use batch::{CANDIDATE_BLOCK, CANDIDATES_MAX, MediaRows, NO_STATE, SeqSpan, StepInput};
+pub use layers::{
+    Activation, Attention, CausalConv, Experts, FeedForward, GatedDelta, Input, Norm, Rotary, Scoring, SelectiveScan,
+    Unfold,
+};
 
 /// A position in the step arena to return to.
 #[derive(Clone, Copy, Debug)]
 pub struct Mark(pub(crate) StackMark);
+
+impl From<StackMark> for Mark {
+    fn from(mark: StackMark) -> Self {
+        Self(mark)
+    }
+}
+
+impl From<Mark> for StackMark {
+    fn from(mark: Mark) -> Self {
+        mark.0
+    }
+}
 
 /// Why a step could not be carried out.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -30,12 +46,30 @@ pub enum DeviceError {
         "the model's logits are not finite numbers: the weights are damaged, or keys and values leave the range of half precision (try --kv-dtype bf16)"
     )]
     NotFinite,
+    /// The file that the weights are mapped from was changed since it was checked.
+    #[error(
+        "the packed weights were changed while they were used, so no answer can be trusted: {0}; restart the server"
+    )]
+    WeightsChanged(String),
     /// A draft was asked for from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]
     NoDraft,
-    /// Pictures were given to a model without a tower.
+    /// Images were given to a model without a tower.
     #[error("this model has no vision encoder")]
     NoEncoder,
+    /// The step sends, asks for or fetches more than was planned: a bug in the planner.
+    #[error("a step's {what} on the GPU: {needed} bytes needed, {capacity} planned")]
+    Transfer {
+        /// Input, dispatches or output.
+        what: &'static str,
+        /// Bytes of them.
+        needed: usize,
+        /// Bytes planned.
+        capacity: usize,
+    },
+    /// The GPU or its driver failed.
+    #[error("the GPU failed: {0}")]
+    Gpu(String),
     /// The caller has cancelled the operation.
     #[error("cancelled")]
     Stopped,
@@ -80,7 +114,8 @@ pub trait Device {
     fn add_rows(&mut self, x: Buf, table: VectorId, which: &(dyn Fn(usize) -> usize + Sync));
 
     /// `x[first_row + r] (+)= values[r][from..from + x.cols]` for every row of `values`, which are `width` wide: what comes from
-    /// outside (patches, embeddings of pictures) enters a step. The planner has no values: empty, and nothing happens.
+    /// outside (patches, embeddings of images) enters a step. The planner has no values: empty, and it counts all rows of `x` from
+    /// `first_row` on.
     fn place(&mut self, x: Buf, first_row: usize, values: &[f32], width: usize, from: usize, mode: Mode);
 
     /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight`; `out` may be `x`.
@@ -94,17 +129,17 @@ pub trait Device {
         self.linear_rows(x.into(), layers, mode, 0)
     }
 
-    /// The same of rows that may have to be made first; the last `rounded_rows` are computed in bfloat16 by layers that can, if any,
+    /// The same of rows that may have to be made first; the last `bf16_rows` are computed in bfloat16 by layers that can, if any,
     /// which is the same for each of them, whatever stands beside it ([`crate::WeightTable::computed_in`]).
     fn linear_rows(
         &mut self,
         input: Input,
         layers: &[(LinearId, Buf)],
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// `out (+)= down(act(gate(x)) * up(x))`; the last `rounded_rows` rows are rounded. The planner takes it step by step, and so does a
+    /// `out (+)= down(act(gate(x)) * up(x))`; the last `bf16_rows` rows are rounded. The planner takes it step by step, and so does a
     /// device that knows nothing better: the bits are the same.
     fn feed_forward(
         &mut self,
@@ -112,9 +147,9 @@ pub trait Device {
         input: Input,
         out: Buf,
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
-        layer.by_steps(self, input, out, mode, rounded_rows)
+        layer.by_steps(self, input, out, mode, bf16_rows)
     }
 
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.
@@ -133,7 +168,7 @@ pub trait Device {
 
     /// The same for the layer that multiplies it next. The activation of the last rows may be taken to as many digits as that layer
     /// leaves of rounded ones.
-    fn glu_for(&mut self, _next: LinearId, gate: Buf, up: Buf, act: Activation, _rounded_rows: usize) {
+    fn glu_for(&mut self, _next: LinearId, gate: Buf, up: Buf, act: Activation, _bf16_rows: usize) {
         self.glu(gate, up, act);
     }
 
@@ -143,20 +178,23 @@ pub trait Device {
     /// `x[r] *= weight`.
     fn multiply(&mut self, x: Buf, weight: VectorId);
 
+    /// `x[r] *= factor(r)`.
+    fn scale_rows(&mut self, x: Buf, factor: &(dyn Fn(usize) -> f32 + Sync));
+
     /// `x += y`.
     fn add(&mut self, x: Buf, y: Buf);
 
-    /// Makes the heads of `q` and `k` ready, if it is said how, stores keys and values of every row in the cache, then attends: `out`,
-    /// `q` are [rows, heads · width], `k`, `v` [rows, cache heads · width]. Causal: a row sees positions up to its own.
-    #[allow(clippy::too_many_arguments)]
+    /// Makes the heads of queries and keys ready, if it is said how, stores keys and values of every row in the cache, then attends:
+    /// `out`, `q` are [rows, heads · width], keys and values [rows, cache heads · width]. Causal: a row sees positions up to its own.
+    ///
+    /// `kv` is none for a layer that reads what another layer has stored for the same rows.
     fn attention(
         &mut self,
         spec: &Attention,
         rotary: Option<&Rotary>,
         out: Buf,
         q: Buf,
-        k: Buf,
-        v: Buf,
+        kv: Option<[Buf; 2]>,
         step: &StepInput<'_>,
     );
 
@@ -173,9 +211,23 @@ pub trait Device {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// Every row of `q` attends to every row of `k`: one sequence of an encoder, by itself. Queries, keys and values have as many heads,
-    /// of any width; keys and values lie in the workspace for the length of this operation.
-    fn attend_all(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf) -> Result<(), DeviceError>;
+    /// Every row attends to every row of its sequence, in an encoder. `sequences` gives the first row and the rows of each, which
+    /// follow one another. Queries, keys and values have as many heads, of any width; each sequence is computed by itself, and its keys
+    /// and values lie in the workspace meanwhile.
+    fn attend_all(
+        &mut self,
+        spec: &Attention,
+        out: Buf,
+        q: Buf,
+        k: Buf,
+        v: Buf,
+        sequences: &mut dyn Iterator<Item = (usize, usize)>,
+    ) -> Result<(), DeviceError>;
+
+    /// Convolves each sequence's rows of `x` over time, in place, from the inputs in the sequence's slot on, and leaves the last inputs
+    /// in the slots that the step names. With gates, `x` is multiplied with the first before the convolution and with the second after
+    /// it; both have its shape.
+    fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>);
 
     /// A recurrent layer: `qkv` [rows, [`GatedDelta::channels`]] goes through the causal convolution and SiLU, queries and keys are
     /// normalised per head, then each row updates and asks its value heads' states, starting from the sequence's slot and
@@ -194,9 +246,16 @@ pub trait Device {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError>;
 
+    /// A Mamba-2 recurrence: `x` [rows, [`SelectiveScan::channels`]] is what the layer's convolution made, the first of `gates`
+    /// [rows, heads] the raw time steps `dt`; the second has the same shape and any contents, and both are overwritten. Each row updates and asks its heads' states,
+    /// starting from the sequence's slot and leaving copies in the slots that the step names; `out` is [rows, heads · head width].
+    ///
+    /// With Δ = softplus(dt + dt_bias) within the limits: S = e^(−e^a_log · Δ)·S + B⊗(Δ·value); out = SᵀC + skip·value.
+    fn selective_scan(&mut self, spec: &SelectiveScan, out: Buf, x: Buf, gates: [Buf; 2], step: &StepInput<'_>);
+
     /// A mixture of experts: each row takes the `top_k` experts of greatest probability, a softmax over all of its
-    /// `router` logits (of equal ones the lower id); `out[r] (+)= Σ weight · down(act(gate x) · up x)`, added from the
-    /// greatest weight down. `router` [rows, experts] is overwritten. The size of the workspace does not depend on
+    /// `router` logits (of equal ones the lower id); `out[r] (+)= Σ weight · down(act(gate x) · up x)`, or without
+    /// the factor `up x`, added from the greatest weight down. `router` [rows, experts] is overwritten. The size of the workspace does not depend on
     /// which experts are chosen.
     fn experts(&mut self, spec: &Experts<'_>, out: Buf, x: Buf, router: Buf, mode: Mode) -> Result<(), DeviceError>;
 
@@ -206,6 +265,9 @@ pub trait Device {
     /// `out[r][column..column + x.cols] = x[r]`.
     fn put(&mut self, out: Buf, x: Buf, column: usize);
 
+    /// `out[r] = x[r][column..column + out.cols]`.
+    fn take(&mut self, out: Buf, x: Buf, column: usize);
+
     /// The windows of a convolution as rows, so that a linear layer finishes it: `out` has a row for each window, the inner axis
     /// running faster, with columns in the order of a stored kernel: channel, inner tap, outer tap. What lies outside the rows
     /// of `x` is 0; how many windows there are along the outer axis is what `out` has room for.
@@ -214,8 +276,19 @@ pub trait Device {
     /// `out[i] = x[rows[i]]`.
     fn gather(&mut self, out: Buf, x: Buf, rows: &[u32]);
 
+    /// `out[r][..x.cols] = x[from(r)]`, for an order that is computed.
+    fn arrange(&mut self, out: Buf, x: Buf, from: &(dyn Fn(usize) -> usize + Sync));
+
     /// Moves these rows of `x`, ascending, to its beginning, and gives them; the others are lost.
     fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf;
+
+    /// `x = min(max(x, low), high)`. Either bound may be infinite.
+    fn clamp(&mut self, x: Buf, low: f32, high: f32);
+
+    /// The `counts[r]` greatest elements of every row r of `x`, the greatest first, equal ones by column. What is −∞ or no number is left
+    /// out. `out` has two columns, an element and the column that it comes from, and the rows of all rows of `x` one after another;
+    /// what there are no more elements for has column −1. `blocks` has a column for every [`CANDIDATE_BLOCK`] of `x`, and any contents.
+    fn candidates(&mut self, out: Buf, blocks: Buf, x: Buf, counts: &[u32]);
 
     /// `x = cap * tanh(x / cap)`.
     fn softcap(&mut self, x: Buf, cap: f32);

@@ -6,7 +6,7 @@
 use plimsoll_kernels::ActLayout;
 use plimsoll_memory::step::{StepOverflow, StepStack};
 
-use crate::device::{Buf, Experts};
+use crate::device::{Buf, Device, DeviceError, Experts};
 use crate::weights::{LinearId, WeightTable};
 
 /// The inputs of some grouped products, one row a choice: quantized, as floats, or both, as the weights want them.
@@ -37,7 +37,7 @@ pub(crate) struct Space {
     pub weights: Buf,
     /// Results of the gate, in grouped order; then the product with `up`.
     pub gate: Buf,
-    /// Results of `up`.
+    /// Results of `up`; without such matrices, nothing.
     pub up: Buf,
     /// The grouped copies of the input.
     pub inputs: Inputs,
@@ -51,7 +51,10 @@ impl Space {
     /// Takes what lasts for the whole operation.
     pub fn begin(stack: &mut StepStack, table: &WeightTable, spec: &Experts<'_>, x: Buf) -> Result<Self, StepOverflow> {
         let (experts, choices) = (spec.gate.len(), x.rows * spec.top_k);
-        assert!(spec.up.len() == experts && spec.down.len() == experts, "three matrices an expert");
+        assert!(
+            [0, experts].contains(&spec.up.len()) && spec.down.len() == experts,
+            "three matrices an expert, or two"
+        );
         assert!(spec.top_k <= experts, "{} of {experts} experts", spec.top_k);
         let width = table.linear(spec.gate[0]).packing.out();
         let mut words = |count: usize| stack.take(count * size_of::<u32>());
@@ -59,7 +62,7 @@ impl Space {
             (words(choices)?, words(choices)?, words(experts + 1)?, words(experts + 1)?);
         let mut matrix = |rows, cols| take_matrix(stack, rows, cols);
         let weights = matrix(x.rows, spec.top_k)?;
-        let (gate, up) = (matrix(choices, width)?, matrix(choices, width)?);
+        let (gate, up) = (matrix(choices, width)?, matrix(choices, if spec.up.is_empty() { 0 } else { width })?);
         let y = Buf { offset: 0, rows: choices, cols: x.cols };
         let wants = |matrices: &[&[LinearId]], cols| Inputs::wanted(table, matrices, choices, cols);
         let inputs = wants(&[spec.gate, spec.up], x.cols);
@@ -105,4 +108,76 @@ impl Inputs {
 fn take_matrix(stack: &mut StepStack, rows: usize, cols: usize) -> Result<Buf, StepOverflow> {
     let buf = Buf { offset: 0, rows, cols };
     Ok(Buf { offset: stack.take(buf.bytes())?, ..buf })
+}
+
+/// Rows that a workgroup multiplies with one expert's matrix on a GPU.
+pub const GPU_EXPERT_ROWS: usize = 4;
+
+/// Experts of a layer, experts that a row takes, and groups of experts, that a GPU serves at most.
+pub const GPU_EXPERTS_MAX: [usize; 3] = [1024, 64, 64];
+
+/// What a mixture of experts takes of the workspace on a GPU. Whole numbers lie there as floats.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuExperts {
+    /// The chosen experts' ids, a row of `top_k` for each row.
+    pub ids: Buf,
+    /// Their weights.
+    pub weights: Buf,
+    /// Choices, ordered by expert.
+    pub order: Buf,
+    /// Blocks of choices with one expert: its number, where they begin in `order`, and how many they are.
+    pub blocks: Buf,
+    /// Results of the gate, a row a choice.
+    pub gate: Buf,
+    /// Results of `up`, if there is such a matrix.
+    pub up: Buf,
+    /// Results of `down`.
+    pub down: Buf,
+}
+
+impl GpuExperts {
+    /// Takes all of it, for `rows` rows of `cols` and experts that are `width` wide inside.
+    ///
+    /// # Errors
+    /// [`DeviceError::Workspace`].
+    pub fn take<D: Device + ?Sized>(
+        device: &mut D,
+        spec: &Experts<'_>,
+        [rows, cols, width]: [usize; 3],
+    ) -> Result<Self, DeviceError> {
+        let choices = rows * spec.top_k;
+        let up = if spec.up.is_empty() { 0 } else { choices };
+        Ok(Self {
+            ids: device.temp(rows, spec.top_k)?,
+            weights: device.temp(rows, spec.top_k)?,
+            order: device.temp(choices, 1)?,
+            blocks: device.temp(most_blocks(choices, spec.gate.len()), 3)?,
+            gate: device.temp(choices, width)?,
+            up: device.temp(up, width)?,
+            down: device.temp(choices, cols)?,
+        })
+    }
+}
+
+/// Blocks that so many choices make at most: every chosen expert may leave one block unfilled.
+fn most_blocks(choices: usize, experts: usize) -> usize {
+    (choices + (GPU_EXPERT_ROWS - 1) * choices.min(experts)) / GPU_EXPERT_ROWS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_distribution_of_choices_makes_more_blocks() {
+        for (choices, experts) in [(0_usize, 4_usize), (1, 4), (8, 4), (9, 3), (40, 7), (7, 128)] {
+            // As many experts as can be with one choice more than whole blocks, the rest with the last one.
+            for used in 1..=experts.min(choices) {
+                let blocks = used - 1 + (choices - (used - 1)).div_ceil(GPU_EXPERT_ROWS);
+                assert!(blocks <= most_blocks(choices, experts), "{choices} choices, {used} of {experts}");
+            }
+            let even = (0..experts).map(|i| (choices + i) / experts).map(|n: usize| n.div_ceil(GPU_EXPERT_ROWS));
+            assert!(even.sum::<usize>() <= most_blocks(choices, experts), "{choices} choices, {experts} experts");
+        }
+    }
 }

@@ -1,7 +1,10 @@
-//! The shape of the key/value cache: pages of 16 positions over all layers.
+//! The shape of the key/value cache: pages of 16 positions, in one or two groups of layers.
 //!
-//! A page holds every layer's keys and values of 16 consecutive positions of one sequence, one layer after another, so
-//! that a page can be given back to the system as one range.
+//! Layers of the whole group keep every position of a sequence; layers of the window group keep the last positions alone. A page of a
+//! group holds keys and values of 16 consecutive positions of one sequence for every layer of the group, one layer after another, so
+//! that a page can be given back to the system as one range. Each layer has heads of its own number and width.
+
+use std::sync::Arc;
 
 pub use plimsoll_kernels::KvDtype;
 use plimsoll_kernels::KvLayout;
@@ -24,41 +27,149 @@ pub fn parse_kv_dtype(name: &str) -> Result<KvDtype, String> {
     }
 }
 
-/// What the cache of one model looks like.
+/// Keys and values of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Attention layers with keys and values in the cache; 0 for an encoder, which keeps none.
-    pub layers: usize,
-    /// Key/value heads per layer.
+pub struct KvLayer {
+    /// Key/value heads.
     pub kv_heads: usize,
-    /// Elements per head.
+    /// Elements of a head.
     pub head_dim: usize,
-    /// Element type.
-    pub dtype: KvDtype,
+    /// Query heads of a layer that reads them, at most; a multiple of `kv_heads`.
+    pub heads: usize,
+    /// Positions that such a layer sees at most, its own included; none: all.
+    pub window: Option<usize>,
+}
+
+/// Which pages hold a layer's keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvGroup {
+    /// Those of the whole context.
+    Whole,
+    /// Those of the last positions.
+    Window,
+}
+
+/// Where one layer's keys and values lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachedLayer {
+    /// The pages it is a part of.
+    pub group: KvGroup,
+    /// Bytes before it in a page of its group.
+    pub offset: usize,
+    /// The kernels' view of its part.
+    pub layout: KvLayout,
+    /// Query heads to a key/value head, at most.
+    pub queries: usize,
+}
+
+impl CachedLayer {
+    /// Bytes of the layer's part of a page, in whole cache lines.
+    pub fn bytes(&self) -> usize {
+        self.layout.bytes_per_page().next_multiple_of(64)
+    }
+}
+
+/// What the cache of one model looks like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    dtype: KvDtype,
+    layers: Arc<[CachedLayer]>,
+    page_bytes: [usize; 2],
+    window: Option<usize>,
 }
 
 impl KvShape {
-    /// The kernels' view of one layer of one page.
+    /// A cache of these layers, all in the whole group.
     ///
     /// # Panics
-    /// When no kernel takes the head width; models refuse such configurations when they declare their weights.
-    pub fn layout(&self) -> KvLayout {
-        KvLayout::new(self.kv_heads, self.head_dim, self.dtype).expect("checked at declaration")
+    /// When no kernel takes a head width; models refuse such configurations when they declare their weights.
+    pub fn new(dtype: KvDtype, layers: impl IntoIterator<Item = KvLayer>) -> Self {
+        Self::placed(dtype, layers.into_iter().map(|layer| KvLayer { window: None, ..layer }).collect())
     }
 
-    /// Bytes of one layer of one page, in whole cache lines.
-    pub fn layer_bytes(&self) -> usize {
-        self.layout().bytes_per_page().next_multiple_of(64)
+    /// A cache of these layers, those with a window in the window group. It keeps as many positions as the widest window has.
+    /// The prefix tree needs pages of the whole context: a model whose layers all slide has its layers there.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub fn grouped(dtype: KvDtype, layers: impl IntoIterator<Item = KvLayer>) -> Self {
+        let layers: Vec<KvLayer> = layers.into_iter().collect();
+        match layers.iter().all(|layer| layer.window.is_some()) {
+            true => Self::new(dtype, layers),
+            false => Self::placed(dtype, layers),
+        }
     }
 
-    /// Bytes of one page over all layers.
-    pub fn page_bytes(&self) -> usize {
-        self.layers * self.layer_bytes()
+    /// [`KvShape::new`] for a model with recurrent state, whose checkpoints do not cover window pages; otherwise
+    /// [`KvShape::grouped`].
+    pub fn of(dtype: KvDtype, has_state: bool, layers: impl IntoIterator<Item = KvLayer>) -> Self {
+        if has_state { Self::new(dtype, layers) } else { Self::grouped(dtype, layers) }
     }
 
-    /// Bytes of one token over all layers, page padding included, rounded up.
+    fn placed(dtype: KvDtype, layers: Vec<KvLayer>) -> Self {
+        let (mut page_bytes, mut window) = ([0; 2], None);
+        let place = |layer: KvLayer| {
+            let group = if layer.window.is_some() { KvGroup::Window } else { KvGroup::Whole };
+            window = window.max(layer.window);
+            let layout = KvLayout::new(layer.kv_heads, layer.head_dim, dtype).expect("checked at declaration");
+            let offset = page_bytes[group as usize];
+            let placed = CachedLayer { group, offset, layout, queries: layer.heads / layer.kv_heads };
+            page_bytes[group as usize] += placed.bytes();
+            placed
+        };
+        let layers = layers.into_iter().map(place).collect();
+        Self { dtype, layers, page_bytes, window }
+    }
+
+    /// A cache of these layers and, behind them, of a draft model's, all in the whole group.
+    #[must_use]
+    pub fn with_draft(mut self, draft: &Self) -> Self {
+        let before = self.page_bytes(KvGroup::Whole);
+        let moved = draft.layers.iter().map(|layer| CachedLayer { offset: before + layer.offset, ..*layer });
+        self.layers = self.layers.iter().copied().chain(moved).collect();
+        self.page_bytes[KvGroup::Whole as usize] += draft.page_bytes(KvGroup::Whole);
+        self
+    }
+
+    /// The cache of an encoder, which keeps nothing.
+    pub fn none() -> Self {
+        Self::new(KvDtype::F32, [])
+    }
+
+    /// How keys and values are stored.
+    pub fn dtype(&self) -> KvDtype {
+        self.dtype
+    }
+
+    /// Every attention layer with keys and values in the cache; none of an encoder. A draft head's layer, or
+    /// those of a draft model, are the last.
+    pub fn layers(&self) -> &[CachedLayer] {
+        &self.layers
+    }
+
+    /// Layers of a group.
+    pub fn count(&self, group: KvGroup) -> usize {
+        self.layers.iter().filter(|layer| layer.group == group).count()
+    }
+
+    /// Positions that layers of the window group see at most; none without such layers.
+    pub fn window(&self) -> Option<usize> {
+        self.window
+    }
+
+    /// Bytes of one page of a group.
+    pub fn page_bytes(&self, group: KvGroup) -> usize {
+        self.page_bytes[group as usize]
+    }
+
+    /// Bytes of `pages` pages of the whole context and `window_pages` pages of the window group.
+    pub fn bytes(&self, pages: usize, window_pages: usize) -> usize {
+        pages * self.page_bytes(KvGroup::Whole) + window_pages * self.page_bytes(KvGroup::Window)
+    }
+
+    /// Bytes of one token in the pages of the whole context, page padding included, rounded up.
     pub fn token_bytes(&self) -> usize {
-        self.page_bytes().div_ceil(PAGE_TOKENS)
+        self.page_bytes(KvGroup::Whole).div_ceil(PAGE_TOKENS)
     }
 }
 
@@ -97,29 +208,45 @@ impl StateShape {
 }
 
 /// What a device must know of a model to reserve its memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelShape {
-    /// The cache. A draft head's layer, where there is one, is its last.
+    /// The cache.
     pub kv: KvShape,
     /// The recurrent state, for models that have one.
     pub state: Option<StateShape>,
-    /// Query heads of a layer; a multiple of the cache's.
-    pub heads: usize,
     /// Width of the widest row that is normalised.
     pub hidden: usize,
     /// What of an encoder beside the model decides how much scratch a thread needs, for models that have one.
     pub encoder: Option<EncoderShape>,
     /// Whether some rows are computed in bfloat16 ([`crate::WeightTable::shaped`]).
-    pub rounded: bool,
+    pub bf16: bool,
 }
 
 /// What a device must know of an encoder that runs in the same workspace as the model ([`crate::Device::attend_all`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderShape {
-    /// Elements of a head.
-    pub head_dim: usize,
+    /// Elements of a head, of one encoder and of another.
+    pub head_dims: [usize; 2],
     /// Width of the widest row that is normalised or blended.
     pub widest: usize,
+}
+
+impl EncoderShape {
+    /// One encoder.
+    pub fn new(head_dim: usize, widest: usize) -> Self {
+        Self { head_dims: [head_dim; 2], widest }
+    }
+
+    /// Two encoders beside one model.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self { head_dims: [self.head_dims[0], other.head_dims[0]], widest: self.widest.max(other.widest) }
+    }
+
+    /// Elements of the widest head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dims[0].max(self.head_dims[1])
+    }
 }
 
 /// How the keys and values of one sequence of an encoder lie in the workspace: exact, since nothing is to be saved.

@@ -13,16 +13,24 @@ pub mod kv;
 pub mod plan_device;
 pub mod pool;
 pub mod weights;
+mod work;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark, MediaRows,
-    Mode, NO_STATE, Norm, Places, Rotary, SeqSpan, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, CANDIDATE_BLOCK, CANDIDATES_MAX, CausalConv, Device, DeviceError, Experts,
+    FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Norm, Places, Rotary, Scoring, SelectiveScan,
+    SeqSpan, StepInput, Unfold,
 };
-pub use kv::{EncoderShape, KvDtype, KvShape, ModelShape, PAGE_TOKENS, SPLIT_PAGES, StateShape, parse_kv_dtype};
-pub use plan_device::{PlanDevice, Work};
+pub use experts::{GPU_EXPERT_ROWS, GPU_EXPERTS_MAX, GpuExperts};
+pub use kv::{
+    CachedLayer, EncoderShape, KvDtype, KvGroup, KvLayer, KvShape, ModelShape, PAGE_TOKENS, SPLIT_PAGES, StateShape,
+    parse_kv_dtype,
+};
+pub use plan_device::{PlanDevice, ROW_WORDS};
 pub use plimsoll_kernels::Isa;
 pub use pool::ThreadPool;
 pub use weights::{
-    Change, ComputeDtype, Declare, DeclareError, DtypePolicy, Form, LinearId, Rounded, RowPiece, VectorId, WeightTable,
+    Bf16Rows, Change, ComputeDtype, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, Target, VectorId,
+    WeightTable,
 };
+pub use work::{Calls, Work};

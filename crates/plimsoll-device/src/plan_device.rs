@@ -3,41 +3,35 @@
 //! It takes temporaries from the same stack bookkeeping as the real device, in the same order and sizes, so its high-water mark is
 //! the real one. It also adds up floating-point operations and bytes moved, for what-if answers and rooflines.
 
+use plimsoll_kernels::KvLayout;
 use plimsoll_memory::step::StepStack;
 
+use crate::device::ordered;
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, GatedDelta, Input, Mark, Mode, NO_STATE, Places,
-    Rotary, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, GatedDelta, Input, Mark, Mode,
+    NO_STATE, Places, Rotary, SelectiveScan, StepInput, Unfold,
 };
-use crate::experts::Space;
+use crate::experts::{GPU_EXPERTS_MAX, GpuExperts, Space};
 use crate::kv::{KvShape, PAGE_TOKENS, encoder_layout};
 use crate::weights::{LinearId, VectorId, WeightTable};
+use crate::work::{Calls, Work};
 
-/// Work of one step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Multiplications and additions.
-    pub flops: u64,
-    /// Bytes of weights read.
-    pub weight_bytes: u64,
-    /// Bytes of keys and values read and written.
-    pub kv_bytes: u64,
-    /// Bytes of recurrent state read and written.
-    pub state_bytes: u64,
-}
+mod gpu;
+mod linear;
 
-impl std::ops::Sub for Work {
-    type Output = Self;
+/// Words of four bytes that a device with memory of its own is sent for each row that attends: position, first page, first position
+/// seen, position after the last one seen.
+pub const ROW_WORDS: usize = 4;
 
-    fn sub(self, less: Self) -> Self {
-        Self {
-            flops: self.flops - less.flops,
-            weight_bytes: self.weight_bytes - less.weight_bytes,
-            kv_bytes: self.kv_bytes - less.kv_bytes,
-            state_bytes: self.state_bytes - less.state_bytes,
-        }
-    }
-}
+/// Tables of rows that an encoder's pass sends at most: a tower attends in two ways, windows and frames, and the one that is looked for
+/// is written before it is known to be there.
+pub const ENCODER_TABLES: usize = 3;
+
+/// Words that it is sent for each row that is blended: four numbers of rows, and the share of each.
+const BLEND_WORDS: usize = 8;
+
+/// Words that it is sent for each row with candidates: the row, how many, where they begin.
+const CANDIDATE_WORDS: usize = 3;
 
 /// A device without memory.
 pub struct PlanDevice<'a> {
@@ -46,12 +40,32 @@ pub struct PlanDevice<'a> {
     stack: StepStack,
     work: Work,
     rounds: bool,
+    missing: Option<&'static str>,
+    upload: usize,
+    /// The current step's table of rows is part of the upload already.
+    rows_uploaded: bool,
+    /// So are its sequences and slots.
+    slots_uploaded: bool,
+    calls: Calls,
 }
 
 impl<'a> PlanDevice<'a> {
     /// A planner over a model's weights and cache shape.
-    pub fn new(weights: &'a WeightTable, kv: KvShape) -> Self {
-        Self { weights, kv, stack: StepStack::new(usize::MAX), work: Work::default(), rounds: false }
+    pub fn new(weights: &'a WeightTable, kv: &KvShape) -> Self {
+        let (stack, work) = (StepStack::new(usize::MAX), Work::default());
+        let (missing, upload, rows_uploaded, slots_uploaded) = (None, 0, false, false);
+        Self {
+            weights,
+            kv: kv.clone(),
+            stack,
+            work,
+            rounds: false,
+            missing,
+            upload,
+            rows_uploaded,
+            slots_uploaded,
+            calls: Calls::default(),
+        }
     }
 
     /// The most bytes of step workspace that were in use.
@@ -70,9 +84,11 @@ impl<'a> PlanDevice<'a> {
     }
 }
 
-/// Bytes of workspace for the keys and values of one layer of an encoder's step.
-pub(crate) fn within_bytes(kv: &KvShape, step: &StepInput<'_>) -> usize {
-    step.pages.len() * kv.layer_bytes()
+/// How the keys and values of one layer of an encoder's step lie in the workspace, and the bytes of workspace that they take.
+pub(crate) fn within(spec: &Attention, q: Buf, k: Buf, step: &StepInput<'_>) -> (KvLayout, usize) {
+    let head_dim = q.cols / spec.heads;
+    let layout = encoder_layout(k.cols / head_dim, head_dim);
+    (layout, step.pages.len() * layout.bytes_per_page().next_multiple_of(64))
 }
 
 /// Bytes of workspace for the keys and values of one sequence of an encoder, and for its page table.
@@ -80,6 +96,12 @@ pub(crate) fn sequence_bytes(spec: &Attention, k: Buf) -> [usize; 2] {
     let pages = k.rows.div_ceil(PAGE_TOKENS);
     let layout = encoder_layout(spec.heads, k.cols / spec.heads);
     [pages * layout.bytes_per_page().next_multiple_of(64), pages * size_of::<u32>()]
+}
+
+/// States that a recurrent layer reads and writes in a step.
+fn states_moved(step: &StepInput<'_>) -> usize {
+    let started = step.seqs.iter().filter(|seq| seq.state.is_some()).count();
+    started + step.state_out.iter().filter(|slot| **slot != NO_STATE).count()
 }
 
 impl Device for PlanDevice<'_> {
@@ -98,14 +120,18 @@ impl Device for PlanDevice<'_> {
     }
 
     fn embed(&mut self, out: Buf, _table: LinearId, _tokens: &[u32], _scale: f32) {
+        self.calls.plain += 1;
+        self.upload += out.rows;
         self.work.flops += (out.rows * out.cols) as u64;
     }
 
     fn rms_norm(&mut self, out: Buf, _x: Buf, _weight: VectorId, _eps: f32) {
+        self.calls.plain += 1;
         self.work.flops += 4 * (out.rows * out.cols) as u64;
     }
 
     fn layer_norm(&mut self, out: Buf, _x: Buf, _weight: VectorId, _bias: VectorId, _eps: f32) {
+        self.calls.plain += 1;
         self.work.flops += 7 * (out.rows * out.cols) as u64;
     }
 
@@ -113,56 +139,64 @@ impl Device for PlanDevice<'_> {
         &mut self,
         input: Input,
         layers: &[(LinearId, Buf)],
-        _mode: Mode,
-        rounded_rows: usize,
+        mode: Mode,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
-        let x = input.ready(self);
-        self.rounds |= rounded_rows > 0
-            && layers.iter().any(|(id, _)| self.weights.rounds_rows(&self.weights.linear(*id).packing));
-        let scope = self.mark();
-        self.stack.take(self.weights.input_bytes(x.rows, x.cols, layers))?;
-        for (id, _) in layers {
-            let packing = &self.weights.linear(*id).packing;
-            self.work.flops += 2 * (x.rows * packing.out() * packing.k()) as u64;
-            self.work.weight_bytes += packing.bytes() as u64;
-        }
-        self.release(scope);
-        Ok(())
+        ordered::linear_rows(self, input, layers, mode, bf16_rows)
     }
 
     fn rope_angles(&mut self, out: Buf, _inv_freq: VectorId, _positions: &[u32], _scale: f32) {
+        self.calls.plain += 1;
+        self.upload += out.rows * out.cols;
         self.work.flops += (out.rows * out.cols) as u64;
     }
 
     fn rope_angles_by_axis(&mut self, out: Buf, _inv_freq: VectorId, _axes: &[u8], _places: Places<'_>, _scale: f32) {
+        self.calls.plain += 1;
+        self.upload += out.rows * out.cols;
         self.work.flops += (out.rows * out.cols) as u64;
     }
 
     fn add_blended(&mut self, x: Buf, _table: LinearId, _blend: Blend<'_>) {
+        self.calls.plain += 1;
+        self.upload += BLEND_WORDS * x.rows;
         self.work.flops += 8 * (x.rows * x.cols) as u64;
     }
 
     fn add_rows(&mut self, x: Buf, _table: VectorId, _which: &(dyn Fn(usize) -> usize + Sync)) {
+        self.calls.plain += 1;
+        self.upload += x.rows;
         self.work.flops += (x.rows * x.cols) as u64;
     }
 
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, _interleaved: bool) {
+        self.calls.plain += 1;
         self.work.flops += 3 * (x.rows * x.cols / head_dim * angles.cols) as u64;
     }
 
     fn glu(&mut self, gate: Buf, _up: Buf, _act: Activation) {
+        self.calls.plain += 1;
         self.work.flops += 8 * (gate.rows * gate.cols) as u64;
     }
 
     fn activate(&mut self, x: Buf, _act: Activation) {
+        self.calls.plain += 1;
         self.work.flops += 8 * (x.rows * x.cols) as u64;
     }
 
     fn multiply(&mut self, x: Buf, _weight: VectorId) {
+        self.calls.plain += 1;
+        self.work.flops += (x.rows * x.cols) as u64;
+    }
+
+    fn scale_rows(&mut self, x: Buf, _factor: &(dyn Fn(usize) -> f32 + Sync)) {
+        self.calls.plain += 1;
+        self.upload += x.rows;
         self.work.flops += (x.rows * x.cols) as u64;
     }
 
     fn add(&mut self, x: Buf, _y: Buf) {
+        self.calls.plain += 1;
         self.work.flops += (x.rows * x.cols) as u64;
     }
 
@@ -172,19 +206,25 @@ impl Device for PlanDevice<'_> {
         rotary: Option<&Rotary>,
         _out: Buf,
         q: Buf,
-        k: Buf,
-        _v: Buf,
+        kv: Option<[Buf; 2]>,
         step: &StepInput<'_>,
     ) {
+        self.calls.plain += 2;
         if let Some(Rotary { norms, eps, angles, interleaved }) = rotary.copied() {
             let head_dim = q.cols / spec.heads;
-            for (heads, norm) in [q, k].into_iter().zip(norms.into_iter().flatten()) {
+            let made = || std::iter::once(q).chain(kv.map(|[k, _]| k));
+            for (heads, norm) in made().zip(norms.into_iter().flatten()) {
                 self.rms_norm(heads, heads, norm, eps);
             }
-            for heads in [q, k] {
+            for heads in made() {
                 self.rope(heads, angles, head_dim, interleaved);
             }
         }
+        // Layers that skip rows without logits are sent their rows once more, which are no more.
+        if !std::mem::replace(&mut self.rows_uploaded, true) {
+            self.upload += 2 * ROW_WORDS * q.rows;
+        }
+        let bytes = self.kv.layers()[spec.layer].bytes();
         for seq in step.seqs {
             let last = seq.start + seq.rows;
             let seen = |position: usize| {
@@ -194,35 +234,73 @@ impl Device for PlanDevice<'_> {
             let pairs: usize = (seq.start..last).map(seen).sum();
             self.work.flops += 4 * (pairs * q.cols) as u64;
             let pages = seen(last - 1).div_ceil(PAGE_TOKENS);
-            self.work.kv_bytes += (pages * self.kv.layer_bytes()) as u64;
+            self.work.kv_bytes += (pages * bytes) as u64;
         }
     }
 
     fn attend_within(
         &mut self,
-        _spec: &Attention,
+        spec: &Attention,
         _out: Buf,
         q: Buf,
-        _k: Buf,
+        k: Buf,
         _v: Buf,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        let scope = self.mark();
-        self.stack.take(within_bytes(&self.kv, step))?;
-        self.release(scope);
+        self.calls.plain += 1;
+        if !std::mem::replace(&mut self.rows_uploaded, true) {
+            self.upload += ROW_WORDS * q.rows;
+        }
+        if spec.window.is_some() {
+            self.not_on_gpu("windows of an encoder");
+        }
+        // On a GPU keys and values stay in their rows.
+        if !self.weights.on_gpu() {
+            let scope = self.mark();
+            self.stack.take(within(spec, q, k, step).1)?;
+            self.release(scope);
+        }
         let pairs: usize = step.seqs.iter().map(|seq| seq.rows * seq.rows).sum();
         self.work.flops += 4 * (pairs * q.cols) as u64;
         Ok(())
     }
 
-    fn attend_all(&mut self, spec: &Attention, _out: Buf, q: Buf, k: Buf, _v: Buf) -> Result<(), DeviceError> {
-        let scope = self.mark();
-        for bytes in sequence_bytes(spec, k) {
-            self.stack.take(bytes)?;
+    fn attend_all(
+        &mut self,
+        spec: &Attention,
+        _out: Buf,
+        q: Buf,
+        k: Buf,
+        _v: Buf,
+        sequences: &mut dyn Iterator<Item = (usize, usize)>,
+    ) -> Result<(), DeviceError> {
+        self.calls.plain += 1;
+        if !(q.cols / spec.heads).is_multiple_of(2) {
+            self.not_on_gpu("heads of an odd width");
         }
-        self.release(scope);
-        self.work.flops += 4 * (q.rows * k.rows * q.cols) as u64;
+        if !std::mem::replace(&mut self.rows_uploaded, true) {
+            self.upload += ENCODER_TABLES * ROW_WORDS * q.rows;
+        }
+        for (first, rows) in sequences {
+            // On a GPU keys and values stay in their rows.
+            if !self.weights.on_gpu() {
+                let scope = self.mark();
+                for bytes in sequence_bytes(spec, k.span(first, rows)) {
+                    self.stack.take(bytes)?;
+                }
+                self.release(scope);
+            }
+            self.work.flops += 4 * (rows * rows * q.cols) as u64;
+        }
         Ok(())
+    }
+
+    fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {
+        self.calls.plain += 1;
+        self.send_slots(x.rows);
+        let each = 2 * spec.taps + if spec.silu { 8 } else { 0 } + gates.map_or(0, |gates| gates.len());
+        self.work.flops += (x.rows * x.cols * each) as u64;
+        self.work.state_bytes += (states_moved(step) * spec.state_shape(1).slot_bytes()) as u64;
     }
 
     fn gated_delta(
@@ -234,30 +312,52 @@ impl Device for PlanDevice<'_> {
         _b: Buf,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
+        self.calls.plain += 4;
+        self.send_slots(qkv.rows);
         let state = spec.value_heads * spec.key_dim * spec.value_dim;
         let convolved = 2 * spec.taps + 8;
         // Two products, decay and update: each a multiplication and an addition an element.
         self.work.flops += (qkv.rows * (spec.channels() * convolved + 8 * state)) as u64;
-        let started = step.seqs.iter().filter(|seq| seq.state.is_some()).count();
-        let kept = step.state_out.iter().filter(|slot| **slot != NO_STATE).count();
-        self.work.state_bytes += ((started + kept) * spec.state_shape(1).slot_bytes()) as u64;
+        self.work.state_bytes += (states_moved(step) * spec.state_shape(1).slot_bytes()) as u64;
         Ok(())
     }
 
+    fn selective_scan(&mut self, spec: &SelectiveScan, _out: Buf, x: Buf, _gates: [Buf; 2], step: &StepInput<'_>) {
+        self.calls.plain += 2;
+        self.send_slots(x.rows);
+        let state = spec.heads * spec.state_dim * spec.head_dim;
+        // One product, decay and update: each a multiplication and an addition an element.
+        self.work.flops += (x.rows * 6 * state) as u64;
+        let matrices = spec.state_shape(1, 1).slot_bytes();
+        self.work.state_bytes += (states_moved(step) * matrices) as u64;
+    }
+
     fn experts(&mut self, spec: &Experts<'_>, _out: Buf, x: Buf, router: Buf, _mode: Mode) -> Result<(), DeviceError> {
+        self.calls.plain += 5;
         let scope = self.mark();
-        let mut space = Space::begin(&mut self.stack, self.weights, spec, x)?;
-        let inputs = self.stack.mark();
-        space.take_inputs(&mut self.stack)?;
-        self.stack.release(inputs);
-        space.take_outputs(&mut self.stack)?;
+        if self.weights.on_gpu() {
+            let groups = spec.scoring.map_or(1, |scoring| scoring.groups);
+            let has = [spec.gate.len(), spec.top_k, groups];
+            if has.iter().zip(GPU_EXPERTS_MAX).any(|(has, most)| *has > most) {
+                self.not_on_gpu("more experts than a GPU chooses from");
+            }
+            let width = self.weights.linear(spec.gate[0]).packing.out();
+            GpuExperts::take(self, spec, [x.rows, x.cols, width])?;
+            self.calls.grouped += if spec.up.is_empty() { 2 } else { 3 };
+        } else {
+            let mut space = Space::begin(&mut self.stack, self.weights, spec, x)?;
+            let inputs = self.stack.mark();
+            space.take_inputs(&mut self.stack)?;
+            self.stack.release(inputs);
+            space.take_outputs(&mut self.stack)?;
+        }
         self.release(scope);
         self.work.flops += 8 * (router.rows * router.cols) as u64;
         let choices = x.rows * spec.top_k;
         // As many experts as rows can choose, were they all different ones.
         let chosen = choices.min(spec.gate.len());
         for matrices in [spec.gate, spec.up, spec.down] {
-            for (expert, id) in matrices[..chosen].iter().enumerate() {
+            for (expert, id) in matrices.iter().take(chosen).enumerate() {
                 let packing = &self.weights.linear(*id).packing;
                 let rows = choices / chosen + usize::from(expert < choices % chosen);
                 self.work.flops += 2 * (rows * packing.out() * packing.k()) as u64;
@@ -268,22 +368,56 @@ impl Device for PlanDevice<'_> {
     }
 
     fn add_gated(&mut self, x: Buf, _y: Buf, _gate: Buf) {
+        self.calls.plain += 1;
         self.work.flops += 2 * (x.rows * x.cols) as u64;
     }
 
-    fn put(&mut self, _out: Buf, _x: Buf, _column: usize) {}
+    fn put(&mut self, _out: Buf, _x: Buf, _column: usize) {
+        self.calls.plain += 1;
+    }
 
-    fn place(&mut self, _: Buf, _: usize, _: &[f32], _: usize, _: usize, _: Mode) {}
+    fn take(&mut self, _out: Buf, _x: Buf, _column: usize) {
+        self.calls.plain += 1;
+    }
 
-    fn unfold(&mut self, _out: Buf, _x: Buf, _spec: &Unfold) {}
+    fn place(&mut self, x: Buf, first_row: usize, _: &[f32], _: usize, _: usize, _: Mode) {
+        self.calls.plain += 1;
+        // Each row, and where it belongs.
+        self.upload += (x.rows - first_row) * (x.cols + 1);
+    }
 
-    fn gather(&mut self, _out: Buf, _x: Buf, _rows: &[u32]) {}
+    fn unfold(&mut self, _out: Buf, _x: Buf, _spec: &Unfold) {
+        self.calls.plain += 1;
+    }
+
+    fn gather(&mut self, _out: Buf, _x: Buf, rows: &[u32]) {
+        self.calls.plain += 1;
+        self.upload += rows.len();
+    }
+
+    fn arrange(&mut self, out: Buf, _x: Buf, _from: &(dyn Fn(usize) -> usize + Sync)) {
+        self.calls.plain += 1;
+        self.upload += out.rows;
+    }
 
     fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf {
+        self.calls.plain += 1;
+        self.upload += rows.len();
         x.span(0, rows.len())
     }
 
+    fn clamp(&mut self, x: Buf, _low: f32, _high: f32) {
+        self.calls.plain += 1;
+        self.work.flops += 2 * (x.rows * x.cols) as u64;
+    }
+
+    fn candidates(&mut self, _out: Buf, _blocks: Buf, _x: Buf, counts: &[u32]) {
+        self.calls.plain += 2;
+        self.upload += CANDIDATE_WORDS * counts.len();
+    }
+
     fn softcap(&mut self, x: Buf, _cap: f32) {
+        self.calls.plain += 1;
         self.work.flops += 8 * (x.rows * x.cols) as u64;
     }
 }

@@ -3,8 +3,11 @@
 //! A model names its tensors once, through [`Declare`]. The result says for each weight where it lies, how it is
 //! packed and how large it is: the planner adds it up, the CPU device packs it. Plan and load cannot differ.
 
+mod bytes;
 mod declare;
+mod target;
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use plimsoll_formats::Encoding;
@@ -14,6 +17,7 @@ use thiserror::Error;
 use crate::buf::Buf;
 use crate::kv::ModelShape;
 pub use declare::Declare;
+pub use target::Target;
 
 /// Every weight starts on a cache line.
 const ALIGN: usize = 64;
@@ -22,9 +26,23 @@ const ALIGN: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearId(pub(crate) usize);
 
+impl LinearId {
+    /// Its place in [`WeightTable::linears`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// Index of an f32 vector in the weight table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VectorId(pub(crate) usize);
+
+impl VectorId {
+    /// Its place in [`WeightTable::vectors`].
+    pub fn index(self) -> usize {
+        self.0
+    }
+}
 
 /// How the checkpoint's element types become packed ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -83,7 +101,7 @@ impl std::str::FromStr for ComputeDtype {
 
 /// Which rows of a step layers and attention compute in bfloat16, if they can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rounded {
+pub enum Bf16Rows {
     /// None.
     #[default]
     None,
@@ -158,15 +176,19 @@ pub enum Form {
     Folded {
         /// Stored rows of a packed one.
         parts: usize,
-        /// Stored rows are single points of a window with all its channels (MLX): packed, channels come before points.
-        channels_last: bool,
+        /// How many channels every point of a window is stored with, side by side (MLX): packed, channels come before points. 0: they do
+        /// already.
+        channels_last: usize,
     },
-    /// A packed row is a stored column: element i of row r stands in stored row `row + i`, column `column + r`.
+    /// A packed row is a stored column: element i of row r stands in stored row `row + i`, column
+    /// `column + r * stride`.
     Turned {
         /// The stored row of the first element.
         row: usize,
         /// The column of the first packed row.
         column: usize,
+        /// From a packed row's column to the next one's.
+        stride: usize,
     },
 }
 
@@ -183,6 +205,8 @@ pub struct LinearDecl {
     pub encoding: Encoding,
     /// Added to every output row.
     pub bias: Option<VectorId>,
+    /// For each column the index of its input, where the columns have another order than the input (act-order of GPTQ).
+    pub order: Option<VectorId>,
     /// Byte offset in the weight region.
     pub offset: usize,
 }
@@ -228,8 +252,10 @@ pub enum VectorSource {
     Tensor {
         /// The tensor's name.
         name: String,
-        /// The first element taken.
+        /// The first element taken, counted over all rows.
         first: usize,
+        /// From an element that is taken to the next one.
+        stride: usize,
         /// What is done to each element.
         change: Change,
     },
@@ -257,6 +283,10 @@ pub struct WeightTable {
     pub vectors: Vec<VectorDecl>,
     /// Bytes of the region.
     pub bytes: usize,
+    /// Sets of neighbouring matrices that are an expert's each.
+    pub experts: Vec<Range<usize>>,
+    /// Whether quantized weights multiply inputs as they are, which are not quantized then ([`WeightTable::on`]).
+    float_inputs: bool,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
     tiles: bool,
     /// Whether attention can be rounded, by the unit or by vectors ([`Isa::rounds_attention`]).
@@ -264,35 +294,43 @@ pub struct WeightTable {
     /// Whether they are quantized to 8 bits ([`WeightTable::computed_in`]).
     eight_bits: bool,
     /// Which of them are rounded instead.
-    rounded: Rounded,
+    bf16: Bf16Rows,
 }
 
 impl WeightTable {
-    /// The table for layers that run on this instruction set: with the matrix unit the workspace holds more.
-    pub fn on(self, isa: Isa) -> Self {
-        Self { tiles: isa == Isa::Amx, rounds_attention: isa.rounds_attention(), ..self }
+    /// The table for layers that run on this instruction set or device: with the matrix unit the workspace holds more, on a GPU less.
+    pub fn on(self, target: impl Into<Target>) -> Self {
+        let target = target.into();
+        let (float_inputs, isa) = (target == Target::Gpu, target.isa());
+        let (tiles, rounds_attention) = (isa == Some(Isa::Amx), isa.is_some_and(Isa::rounds_attention));
+        Self { float_inputs, tiles, rounds_attention, ..self }
+    }
+
+    /// Whether the steps run on a GPU.
+    pub fn on_gpu(&self) -> bool {
+        self.float_inputs
     }
 
     /// The table for steps that are computed so; without the matrix unit no layer rounds, but attention does where activations have 8 bits
     /// and vectors multiply bfloat16.
     pub fn computed_in(self, dtype: ComputeDtype) -> Self {
-        let rounded = match dtype {
-            ComputeDtype::Bf16 if self.tiles => Rounded::All,
-            ComputeDtype::Auto if self.tiles => Rounded::Prompts,
-            ComputeDtype::Int8 if self.rounds_attention => Rounded::Prompts,
-            _ => Rounded::None,
+        let bf16 = match dtype {
+            ComputeDtype::Bf16 if self.tiles => Bf16Rows::All,
+            ComputeDtype::Auto if self.tiles => Bf16Rows::Prompts,
+            ComputeDtype::Int8 if self.rounds_attention => Bf16Rows::Prompts,
+            _ => Bf16Rows::None,
         };
-        Self { eight_bits: dtype == ComputeDtype::Int8, rounded, ..self }
+        Self { eight_bits: dtype == ComputeDtype::Int8, bf16, ..self }
     }
 
     /// The table for steps without rounded rows.
-    pub fn unrounded(self) -> Self {
-        Self { rounded: Rounded::None, ..self }
+    pub fn full_precision_rows(self) -> Self {
+        Self { bf16: Bf16Rows::None, ..self }
     }
 
     /// Which rows are computed in bfloat16, by layers that can and by attention.
-    pub fn rounded(&self) -> Rounded {
-        self.rounded
+    pub fn bf16(&self) -> Bf16Rows {
+        self.bf16
     }
 
     /// Whether any layer multiplies quantized rows.
@@ -302,17 +340,17 @@ impl WeightTable {
 
     /// The shape of a model with these weights.
     pub fn shaped(&self, shape: ModelShape) -> ModelShape {
-        ModelShape { rounded: self.rounded != Rounded::None, ..shape }
+        ModelShape { bf16: self.bf16 != Bf16Rows::None, ..shape }
     }
 
     /// Whether a layer of this packing multiplies rounded rows.
     pub(crate) fn rounds(&self, packing: &Packing) -> bool {
-        self.tiles && self.rounded != Rounded::None && packing.takes_rounded()
+        self.tiles && self.bf16 != Bf16Rows::None && packing.takes_bf16()
     }
 
     /// Whether rounding is for a row that passes a layer of this packing: the layer rounds, or it takes fewer bits than attention.
     pub(crate) fn rounds_rows(&self, packing: &Packing) -> bool {
-        self.rounds(packing) || !self.tiles && self.rounded != Rounded::None && packing.wants_acts()
+        self.rounds(packing) || !self.tiles && self.bf16 != Bf16Rows::None && packing.wants_acts()
     }
 
     /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are rounded.
@@ -322,8 +360,8 @@ impl WeightTable {
             return quantized.unwrap_or(0);
         }
         // A rounded row is no larger than a quantized one, but there are always sixteen; and they begin on a cache line.
-        let rounded = |rows| Bf16Layout { rows, k }.bytes();
-        quantized.map_or_else(|| rounded(rows), |quantized| quantized.next_multiple_of(64) + rounded(1))
+        let bf16 = |rows| Bf16Layout { rows, k }.bytes();
+        quantized.map_or_else(|| bf16(rows), |quantized| quantized.next_multiple_of(64) + bf16(1))
     }
 
     /// How an input of `rows` rows of `k` is quantized for these layers; `None` if none of them wants it.
@@ -336,7 +374,7 @@ impl WeightTable {
         let (mut acts, mut tiles) = (false, false);
         for id in layers {
             let packing = &self.linear(*id).packing;
-            acts |= packing.wants_acts();
+            acts |= packing.wants_acts() && !self.float_inputs;
             tiles |= self.tiles && packing.wants_tiles();
         }
         let form = match (self.eight_bits, tiles) {
@@ -347,6 +385,11 @@ impl WeightTable {
         acts.then_some(ActLayout { rows, k, form })
     }
 
+    /// The ids of all matrices, in order.
+    pub fn ids(&self) -> impl Iterator<Item = LinearId> {
+        (0..self.linears.len()).map(LinearId)
+    }
+
     /// The declaration behind an id.
     pub fn linear(&self, id: LinearId) -> &LinearDecl {
         &self.linears[id.0]
@@ -355,23 +398,6 @@ impl WeightTable {
     /// The declaration behind an id.
     pub fn vector(&self, id: VectorId) -> &VectorDecl {
         &self.vectors[id.0]
-    }
-
-    /// Bytes that the table itself takes in the host's heap, estimated from above: a model of many experts has tens of
-    /// thousands of entries.
-    pub fn host_bytes(&self) -> usize {
-        let pieces = |form: &Form| match form {
-            Form::Rows(pieces) => size_of_val(&**pieces),
-            Form::Folded { .. } | Form::Turned { .. } => 0,
-        };
-        let linear = |linear: &LinearDecl| size_of::<LinearDecl>() + pieces(&linear.form) + linear.name.len();
-        let values = |vector: &VectorDecl| match &vector.source {
-            VectorSource::Values(values) => size_of_val(values.as_slice()),
-            VectorSource::Tensor { name, .. } => name.len(),
-        };
-        let vector = |vector: &VectorDecl| size_of::<VectorDecl>() + values(vector);
-        // Vectors grow by doubling, and a model keeps the ids of its experts.
-        2 * (self.linears.iter().map(linear).sum::<usize>() + self.vectors.iter().map(vector).sum::<usize>())
     }
 
     fn place(&mut self, bytes: usize) -> usize {
@@ -397,6 +423,7 @@ mod tests {
             packing: Packing::new(PackKind::F32, 8, 4).expect("a small matrix"),
             encoding: Encoding::F32,
             bias: None,
+            order: None,
             offset: 0,
         };
         let rows: Vec<usize> = (0..8).map(|row| decl.stored_row(row)).collect();

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Random, checkpoint, device, matrix, rows, shape};
+use common::random::Random;
+use common::{checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
     Activation, ComputeDtype, CpuDevice, Declare, Device, DtypePolicy, Experts, Isa, LinearId, Mode, PlanDevice,
     WeightTable,
@@ -53,7 +54,15 @@ impl Bank {
     }
 
     fn spec(&self, top_k: usize, renormalise: bool) -> Experts<'_> {
-        Experts { gate: &self.gate, up: &self.up, down: &self.down, top_k, renormalise, act: Activation::Silu }
+        Experts {
+            gate: &self.gate,
+            up: &self.up,
+            down: &self.down,
+            top_k,
+            renormalise,
+            act: Activation::Silu,
+            scoring: None,
+        }
     }
 
     fn device(&self, threads: usize, isa: Isa) -> CpuDevice {
@@ -106,7 +115,7 @@ fn check(bank: &Bank) {
             let name = format!("{} {count} rows, {top_k} of {experts}, {threads} threads, {isa}", bank.model);
             assert!(rows(&mut device, out) == expected, "{name}");
 
-            let mut plan = PlanDevice::new(&bank.table, shape(None).kv);
+            let mut plan = PlanDevice::new(&bank.table, &shape(None).kv);
             let bufs = [(count, bank.hidden), (count, experts), (count, bank.hidden)];
             let [x, router, out] = bufs.map(|(rows, cols)| plan.temp(rows, cols).unwrap());
             plan.experts(&spec, out, x, router, Mode::Add).unwrap();
@@ -131,7 +140,7 @@ fn quantized_experts() {
 #[test]
 fn experts_over_rows_of_eight_bits() {
     let bank = Bank::of_layers("mlx-llama-6bit-g64");
-    check(&Bank { table: bank.table.computed_in(ComputeDtype::Int8).unrounded(), ..bank });
+    check(&Bank { table: bank.table.computed_in(ComputeDtype::Int8).full_precision_rows(), ..bank });
 }
 
 #[test]
@@ -148,7 +157,7 @@ fn experts_of_several_formats_in_one_layer() {
 #[test]
 fn the_plan_counts_each_chosen_experts_weights_once() {
     let bank = Bank::of_moe(DtypePolicy::Auto);
-    let mut plan = PlanDevice::new(&bank.table, shape(None).kv);
+    let mut plan = PlanDevice::new(&bank.table, &shape(None).kv);
     let [x, router, out] = [(3, bank.hidden), (3, 8), (3, bank.hidden)].map(|(r, c)| plan.temp(r, c).unwrap());
     plan.experts(&bank.spec(2, true), out, x, router, Mode::Store).unwrap();
     let expert: u64 =

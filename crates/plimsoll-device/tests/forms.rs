@@ -84,8 +84,9 @@ fn experts_with_their_inputs_first_are_turned() {
     let (experts, k, width) = (3, 5, 300);
     let folder = stored("turned", &[("w.weight", &[experts, k, width])]);
     let (row, column, out) = (2 * k, 150, 150);
-    let (mut device, id) =
-        load(&folder, |declare| declare.turned("w.weight", &[experts, k, width], (row, column), (out, k)).unwrap());
+    let (mut device, id) = load(&folder, |declare| {
+        declare.turned("w.weight", &[experts, k, width], (row, column, 1), (out, k), None).unwrap()
+    });
     for (r, values) in unpacked(&mut device, id, out, k).iter().enumerate() {
         assert!(values.iter().enumerate().all(|(i, x)| *x == ((row + i) * width + column + r) as f32), "row {r}");
     }

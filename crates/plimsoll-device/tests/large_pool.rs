@@ -3,8 +3,9 @@
 
 mod common;
 
-use common::{Random, checkpoint, device_of, matrix, rows, shape};
-use plimsoll_device::{Attention, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS, SeqSpan, StepInput};
+use common::random::Random;
+use common::{checkpoint, device_of, matrix, rows, shape};
+use plimsoll_device::{Attention, Declare, Device, DtypePolicy, Isa, KvGroup, PAGE_TOKENS, SeqSpan, StepInput};
 
 /// Rows of the prompt, in steps of this many.
 const CHUNK: usize = 100;
@@ -26,8 +27,8 @@ fn run(pages: usize, page: impl Fn(u32) -> u32) -> Vec<Vec<u32>> {
         let [q, k, v] = [q, k, v].map(|rows| matrix(&mut device, &rows));
         let out = device.temp(CHUNK, 64).unwrap();
         let step = StepInput { seqs: &seqs, pages: &used, ..StepInput::default() };
-        let spec = Attention { layer: 0, heads: 4, scale: 0.25, window: None, softcap: None };
-        device.attention(&spec, None, out, q, k, v, &step);
+        let spec = Attention { layer: 0, heads: 4, scale: 0.25, window: None, softcap: None, sinks: None };
+        device.attention(&spec, None, out, q, Some([k, v]), &step);
         all.extend(rows(&mut device, out));
     }
     all
@@ -35,7 +36,7 @@ fn run(pages: usize, page: impl Fn(u32) -> u32) -> Vec<Vec<u32>> {
 
 #[test]
 fn t_09_the_last_pages_of_a_pool_beyond_32_bits_are_as_good_as_the_first() {
-    let elements = shape(None).kv.page_bytes() / 2;
+    let elements = shape(None).kv.page_bytes(KvGroup::Whole) / 2;
     let pages = (1 << 31) / elements + 64;
     assert!(pages * elements > 1 << 31 && pages * elements * 2 > 1 << 32);
     let last = pages as u32 - 1;

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Random, checkpoint, device_of, matrix, rows, shape};
+use common::random::Random;
+use common::{checkpoint, device_of, matrix, rows, shape};
 use plimsoll_device::{
     Attention, CpuDevice, Declare, Device, DtypePolicy, Isa, ModelShape, PAGE_TOKENS, SPLIT_PAGES, SeqSpan, StepInput,
 };
@@ -26,7 +27,7 @@ impl Rig {
     fn new(threads: usize) -> Rig {
         let checkpoint = checkpoint("llama");
         let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
-        let shape = ModelShape { rounded: Isa::detect().rounds_attention(), ..shape(None) };
+        let shape = ModelShape { bf16: Isa::detect().rounds_attention(), ..shape(None) };
         let device = device_of(&table, &checkpoint, &shape, [3 * LIST, 0], threads, Isa::detect());
         let page = |list: usize, i: usize| {
             let common = if list == 2 { 2 * SPLIT_PAGES } else { 4 * SPLIT_PAGES };
@@ -65,10 +66,10 @@ impl Rig {
             matrix(&mut self.device, &rows)
         });
         let out = self.device.temp(at.len(), 64).unwrap();
-        let rounded_rows = if step.prompt { step.rows.last().map_or(0, |(_, _, rows)| *rows) } else { 0 };
-        let step = StepInput { seqs: &seqs, pages: &self.pages, rounded_rows, ..StepInput::default() };
-        let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, softcap: None };
-        self.device.attention(&spec, None, out, q, k, v, &step);
+        let bf16_rows = if step.prompt { step.rows.last().map_or(0, |(_, _, rows)| *rows) } else { 0 };
+        let step = StepInput { seqs: &seqs, pages: &self.pages, bf16_rows, ..StepInput::default() };
+        let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, softcap: None, sinks: None };
+        self.device.attention(&spec, None, out, q, Some([k, v]), &step);
         rows(&mut self.device, out)
     }
 }

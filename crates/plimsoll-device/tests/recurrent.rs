@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Random, checkpoint, device, matrix, rows, shape};
+use common::random::Random;
+use common::{checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
     CpuDevice, Declare, Device, DtypePolicy, GatedDelta, Isa, NO_STATE, PlanDevice, SeqSpan, StepInput, WeightTable,
 };
@@ -205,7 +206,7 @@ fn value_heads_are_served_by_their_key_heads() {
 #[test]
 fn the_plan_counts_states_read_and_written() {
     let (table, specs) = model();
-    let mut plan = PlanDevice::new(&table, shape(None).kv);
+    let mut plan = PlanDevice::new(&table, &shape(None).kv);
     let span =
         |first_row, rows, state| SeqSpan { first_row, rows, start: 0, pages_at: 0, pages: 0, seen_from: 0, state };
     let seqs = [span(0, 3, None), span(3, 1, Some(2))];

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Random, checkpoint, device, matrix, rows, shape};
+use common::random::Random;
+use common::{checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{Attention, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS, Rotary, SeqSpan, StepInput};
 
 /// Query heads, cached heads and their width: those of `shape`.
@@ -41,8 +42,8 @@ fn run(seqs: &[(usize, usize)], norms: bool, interleaved: bool, threads: usize, 
     }
     let out = device.temp(positions.len(), heads * dim).unwrap();
     let step = StepInput { seqs: &spans, pages: &pages, ..StepInput::default() };
-    let spec = Attention { layer: 0, heads, scale: 0.25, window: None, softcap: None };
-    device.attention(&spec, at_once.then_some(&rotary), out, q, k, v, &step);
+    let spec = Attention { layer: 0, heads, scale: 0.25, window: None, softcap: None, sinks: None };
+    device.attention(&spec, at_once.then_some(&rotary), out, q, Some([k, v]), &step);
     rows(&mut device, out)
 }
 

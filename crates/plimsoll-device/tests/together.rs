@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Random, checkpoint, device, matrix, rows, shape};
+use common::random::Random;
+use common::{checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
     Activation, Buf, ComputeDtype, CpuDevice, Declare, Device, DtypePolicy, FeedForward, Input, Isa, LinearId, Mode,
     VectorId,
@@ -62,67 +63,67 @@ fn results(
 fn each(mut check: impl FnMut(&mut (CpuDevice, Layer), usize, usize)) {
     for (model, dtype) in MODELS.iter().flat_map(|m| [ComputeDtype::Auto, ComputeDtype::Int8].map(|d| (m, d))) {
         let mut loaded = load(model, dtype, 2, Isa::detect());
-        for (count, rounded) in [(1, 0), (5, 0), (40, 0), (40, 33), (40, 40), (1, 1)] {
-            check(&mut loaded, count, rounded);
+        for (count, bf16) in [(1, 0), (5, 0), (40, 0), (40, 33), (40, 40), (1, 1)] {
+            check(&mut loaded, count, bf16);
         }
     }
 }
 
 #[test]
 fn a_norm_and_the_layers_behind_it() {
-    each(|loaded, count, rounded| {
+    each(|loaded, count, bf16| {
         let outs = |device: &mut CpuDevice, layer: &Layer| {
             layer.attention.map(|(id, cols)| (id, device.temp(count, cols).unwrap()))
         };
         let together = results(loaded, count, |device, layer, from, x| {
             let outs = outs(device, layer);
             let input = Input::normed(x, from, layer.norm, EPS);
-            device.linear_rows(input, &outs, Mode::Store, rounded).unwrap();
+            device.linear_rows(input, &outs, Mode::Store, bf16).unwrap();
             outs.map(|(_, out)| out).to_vec()
         });
         let steps = results(loaded, count, |device, layer, from, x| {
             let outs = outs(device, layer);
             device.rms_norm(x, from, layer.norm, EPS);
-            device.linear_rows(x.into(), &outs, Mode::Store, rounded).unwrap();
+            device.linear_rows(x.into(), &outs, Mode::Store, bf16).unwrap();
             outs.map(|(_, out)| out).to_vec()
         });
-        assert_eq!(together, steps, "{count} rows, {rounded} rounded");
+        assert_eq!(together, steps, "{count} rows, {bf16} rounded");
     });
 }
 
 #[test]
 fn a_feed_forward_layer() {
-    each(|loaded, count, rounded| {
+    each(|loaded, count, bf16| {
         let together = results(loaded, count, |device, layer, from, x| {
             let input = Input::normed(x, from, layer.norm, EPS);
-            device.feed_forward(&layer.feed_forward, input, from, Mode::Add, rounded).unwrap();
+            device.feed_forward(&layer.feed_forward, input, from, Mode::Add, bf16).unwrap();
             vec![from]
         });
         let steps = results(loaded, count, |device, layer, from, x| {
             let FeedForward { gate, up, down, width, act } = layer.feed_forward;
             device.rms_norm(x, from, layer.norm, EPS);
             let (gates, ups) = (device.temp(count, width).unwrap(), device.temp(count, width).unwrap());
-            device.linear_rows(x.into(), &[(gate, gates), (up, ups)], Mode::Store, rounded).unwrap();
-            device.glu_for(down, gates, ups, act, rounded);
-            device.linear_rows(gates.into(), &[(down, from)], Mode::Add, rounded).unwrap();
+            device.linear_rows(x.into(), &[(gate, gates), (up, ups)], Mode::Store, bf16).unwrap();
+            device.glu_for(down, gates, ups, act, bf16);
+            device.linear_rows(gates.into(), &[(down, from)], Mode::Add, bf16).unwrap();
             vec![from]
         });
-        assert_eq!(together, steps, "{count} rows, {rounded} rounded");
+        assert_eq!(together, steps, "{count} rows, {bf16} rounded");
     });
 }
 
 #[test]
-fn rows_that_are_to_be_rounded_are_where_the_matrix_unit_is() {
+fn bf16_rows_exist_where_amx_is() {
     for model in &MODELS[1..] {
         let mut loaded = load(model, ComputeDtype::Auto, 2, Isa::detect());
-        let [exact, rounded] = [0, 40].map(|rounded| {
+        let [exact, bf16] = [0, 40].map(|bf16| {
             results(&mut loaded, 40, |device, layer, from, _| {
                 let out = device.temp(40, HIDDEN).unwrap();
-                device.linear_rows(from.into(), &[(layer.attention[0].0, out)], Mode::Store, rounded).unwrap();
+                device.linear_rows(from.into(), &[(layer.attention[0].0, out)], Mode::Store, bf16).unwrap();
                 vec![out]
             })
         });
-        assert_eq!(exact != rounded, Isa::detect() == Isa::Amx, "{model}");
+        assert_eq!(exact != bf16, Isa::detect() == Isa::Amx, "{model}");
     }
 }
 

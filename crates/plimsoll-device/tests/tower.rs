@@ -3,18 +3,19 @@
 
 mod common;
 
-use common::{Random, checkpoint, device, matrix, rows, shape};
+use common::random::Random;
+use common::{checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
-    Attention, Buf, CpuDevice, Declare, Device, DtypePolicy, EncoderShape, Isa, KvDtype, KvShape, ModelShape,
-    PlanDevice, SeqSpan, StepInput, Unfold,
+    Attention, Buf, CpuDevice, Declare, Device, DtypePolicy, EncoderShape, Isa, KvShape, ModelShape, PlanDevice,
+    SeqSpan, StepInput, Unfold,
 };
 
 fn with_encoder(head_dim: usize) -> ModelShape {
-    ModelShape { encoder: Some(EncoderShape { head_dim, widest: 64 }), ..shape(None) }
+    ModelShape { encoder: Some(EncoderShape::new(head_dim, 64)), ..shape(None) }
 }
 
 fn spec(heads: usize) -> Attention {
-    Attention { layer: 0, heads, scale: 0.25, window: None, softcap: None }
+    Attention { layer: 0, heads, scale: 0.25, window: None, softcap: None, sinks: None }
 }
 
 fn filled(seed: u64, rows: usize, width: usize) -> Vec<Vec<f32>> {
@@ -30,10 +31,10 @@ fn attend(rows_: usize, heads: usize, width: usize, threads: usize, isa: Isa) ->
     let mut device = device(&table, &checkpoint, &shape, 0, threads, isa);
     let [q, k, v] = [1, 2, 3].map(|seed| matrix(&mut device, &filled(seed, rows_, heads * width)));
     let out = device.temp(rows_, heads * width).unwrap();
-    device.attend_all(&spec(heads), out, q, k, v).unwrap();
-    let mut plan = PlanDevice::new(&table, shape.kv);
+    device.attend_all(&spec(heads), out, q, k, v, &mut std::iter::once((0, rows_))).unwrap();
+    let mut plan = PlanDevice::new(&table, &shape.kv);
     let [pq, pk, pv, planned] = [(); 4].map(|()| plan.temp(rows_, heads * width).unwrap());
-    plan.attend_all(&spec(heads), planned, pq, pk, pv).unwrap();
+    plan.attend_all(&spec(heads), planned, pq, pk, pv, &mut std::iter::once((0, rows_))).unwrap();
     let workspace = plan.high_water() + plimsoll_device::cpu::scratch_bytes(&shape, threads).next_multiple_of(64);
     assert!(device.memory().workspace_peak().abs_diff(workspace) < 64, "planned {workspace}");
     rows(&mut device, out)
@@ -77,8 +78,8 @@ fn one_sequence_is_what_it_is_among_others() {
     let alone = attend(count, heads, width, 3, Isa::detect());
     let checkpoint = checkpoint("llama");
     let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
-    let kv = KvShape { layers: 0, kv_heads: heads, head_dim: width, dtype: KvDtype::F32 };
-    let mut device = device(&table, &checkpoint, &ModelShape { kv, heads, ..shape(None) }, 0, 2, Isa::detect());
+    let shape = ModelShape { kv: KvShape::none(), ..with_encoder(width) };
+    let mut device = device(&table, &checkpoint, &shape, 0, 2, Isa::detect());
     let [q, k, v] = [1, 2, 3].map(|seed| matrix(&mut device, &filled(seed, count, heads * width)));
     let out = device.temp(count, heads * width).unwrap();
     let seqs = [SeqSpan { first_row: 0, rows: count, start: 0, pages_at: 0, pages: 5, seen_from: 0, state: None }];

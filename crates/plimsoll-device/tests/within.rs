@@ -3,10 +3,11 @@
 
 mod common;
 
-use common::{Random, checkpoint, device, matrix, rows, shape};
+use common::random::Random;
+use common::{checkpoint, device, matrix, rows, shape};
 use plimsoll_device::{
-    Activation, Attention, Declare, Device, DtypePolicy, Isa, KvDtype, KvShape, ModelShape, PAGE_TOKENS, PlanDevice,
-    SeqSpan, StepInput,
+    Activation, Attention, Declare, Device, DtypePolicy, EncoderShape, Isa, KvShape, ModelShape, PAGE_TOKENS,
+    PlanDevice, SeqSpan, StepInput,
 };
 use proptest::prelude::*;
 
@@ -15,8 +16,8 @@ const DIM: usize = 16;
 const WIDTH: usize = HEADS * DIM;
 
 fn encoder() -> ModelShape {
-    let kv = KvShape { layers: 0, kv_heads: HEADS, head_dim: DIM, dtype: KvDtype::F32 };
-    ModelShape { kv, heads: HEADS, ..shape(None) }
+    let encoder = Some(EncoderShape::new(DIM, 0));
+    ModelShape { kv: KvShape::none(), encoder, ..shape(None) }
 }
 
 /// Sequences of these lengths, with their own pages.
@@ -39,7 +40,7 @@ fn filled(seed: u64, rows: usize) -> [Vec<Vec<f32>>; 3] {
 }
 
 fn spec() -> Attention {
-    Attention { layer: 0, heads: HEADS, scale: 0.25, window: None, softcap: None }
+    Attention { layer: 0, heads: HEADS, scale: 0.25, window: None, softcap: None, sinks: None }
 }
 
 /// What the rows of each sequence come to, in one step.
@@ -56,7 +57,7 @@ fn run(lengths: &[usize], seeds: &[u64], threads: usize, isa: Isa) -> Vec<Vec<u3
     let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
     device.attend_within(&spec(), out, q, k, v, &step).unwrap();
     // The same on the planner's device: as much workspace, to the byte.
-    let mut plan = PlanDevice::new(&table, shape.kv);
+    let mut plan = PlanDevice::new(&table, &shape.kv);
     let [pq, pk, pv] = [(); 3].map(|()| plan.temp(q.rows, WIDTH).unwrap());
     let planned_out = plan.temp(q.rows, WIDTH).unwrap();
     plan.attend_within(&spec(), planned_out, pq, pk, pv, &step).unwrap();

@@ -26,25 +26,27 @@ mod worker;
 
 pub use api::cancel::Cancel;
 pub use api::error::Refusal;
-pub use api::handle::EngineHandle;
+pub use api::handle::{EngineHandle, SavePrefixError, SavedPrefix};
 pub use api::limits::Limits;
-pub use api::options::{HttpAlternative, Options};
+pub use api::options::{DeviceChoice, DiskCache, HttpAlternative, Options, PackedCache};
 pub use api::outbox::{Reader, Watch};
 pub use api::output::{Cause, Delta, FinishReason, TokenLogprobs, TokenOut};
 pub use api::pooling::{Embed, Pooling};
 pub use api::progress::{Phase, Snapshot};
 pub use api::request::Request;
+pub use cache::Pin;
 pub use cache::stats::CacheReport;
 pub use loading::sentence::Sentence;
 pub use loading::{CheckpointDefaults, LoadedModel, LoadingError, with_weights};
-pub use media::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, VideoSpec};
+pub use media::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, Transcript, VideoSpec};
 pub use memory::host::EngineHost;
 pub use memory::ledger_report::LedgerReport;
 pub use plan::error::Advice;
-pub use plan::{Blueprint, EnginePlan, Line, PlanError, Shortfall, check_options};
+pub use plan::{Blueprint, EnginePlan, GpuLine, GpuPlan, Line, OwnMemory, PlanError, Shortfall, check_options};
 pub use plimsoll_models::{Grid, PlaceRule};
+pub use plimsoll_tier::SaveError;
 pub use startup::shadow::{DryRun, dry_run};
-pub use startup::{Host, NoRoom, StartError, start, start_unless};
+pub use startup::{Host, NoRoom, StartError, gpus, settle_device, start, start_unless};
 
 // The modules by the paths that other crates use.
 pub use api::backlog;

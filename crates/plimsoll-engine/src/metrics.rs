@@ -2,6 +2,8 @@
 //!
 //! The metrics live here, where they are incremented; the server only encodes them.
 
+mod disk;
+
 use std::sync::atomic::AtomicU64;
 
 use prometheus_client::metrics::counter::Counter;
@@ -9,6 +11,8 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
+pub(crate) use self::disk::CAUSES;
+pub use self::disk::{DISK_KINDS, DiskMetrics, KindMetrics};
 use crate::memory::degradation::DegradationLevel;
 
 /// What the engine counts.
@@ -46,6 +50,8 @@ pub struct Metrics {
     pub layered_dropped: Counter,
     /// Steps that failed; their sequences were run again one by one.
     pub failed_steps: Counter,
+    /// Bytes of results that came back from a GPU.
+    pub device_fetched_bytes: Counter,
     /// Panics that were caught, in the engine or on a request's way to or from it.
     pub panics: Counter,
     /// Times the engine ended what it had and started over.
@@ -62,6 +68,12 @@ pub struct Metrics {
     pub trims: Counter,
     /// Pages evicted from the prefix index.
     pub evicted_pages: Counter,
+    /// Prefixes that were pinned.
+    pub pins: Counter,
+    /// Pages of them that were not, because too many were.
+    pub unpinned_pages: Counter,
+    /// Window pages that the prefix index gave up.
+    pub evicted_windows: Counter,
     /// Drafted tokens that were checked.
     pub drafted_tokens: Counter,
     /// Drafted tokens that were right.
@@ -84,6 +96,10 @@ pub struct Metrics {
     pub encoder_hits: Counter,
     /// Media on which the encoder failed, each of which ended its request.
     pub encoder_failures: Counter,
+    /// 1 if the weights were mapped from the packed cache, 0 if they were packed.
+    pub weights_mapped: Gauge,
+    /// Seconds that packing or mapping the weights took.
+    pub weights_load_seconds: Gauge<f64, AtomicU64>,
     /// Pages of encoder outputs that requests hold.
     pub encoder_pages_used: Gauge,
     /// Pages of encoder outputs kept for later requests with the same medium.
@@ -100,6 +116,8 @@ pub struct Metrics {
     pub inter_token_seconds: Histogram,
     /// Seconds of one step.
     pub step_seconds: Histogram,
+    /// The prefix cache on disk.
+    pub disk: DiskMetrics,
 }
 
 fn seconds() -> Histogram {
@@ -126,6 +144,7 @@ impl Default for Metrics {
             layered_chunks: Counter::default(),
             layered_dropped: Counter::default(),
             failed_steps: Counter::default(),
+            device_fetched_bytes: Counter::default(),
             panics: Counter::default(),
             recoveries: Counter::default(),
             lost_pages: Counter::default(),
@@ -134,6 +153,9 @@ impl Default for Metrics {
             stalls: Counter::default(),
             trims: Counter::default(),
             evicted_pages: Counter::default(),
+            pins: Counter::default(),
+            unpinned_pages: Counter::default(),
+            evicted_windows: Counter::default(),
             drafted_tokens: Counter::default(),
             accepted_tokens: Counter::default(),
             acceptance_ratio: Gauge::default(),
@@ -145,6 +167,8 @@ impl Default for Metrics {
             encoder_batches: Counter::default(),
             encoder_hits: Counter::default(),
             encoder_failures: Counter::default(),
+            weights_mapped: Gauge::default(),
+            weights_load_seconds: Gauge::default(),
             encoder_pages_used: Gauge::default(),
             encoder_pages_cached: Gauge::default(),
             media_bytes: Gauge::default(),
@@ -153,6 +177,7 @@ impl Default for Metrics {
             ttft_seconds: seconds(),
             inter_token_seconds: seconds(),
             step_seconds: seconds(),
+            disk: DiskMetrics::default(),
         }
     }
 }
@@ -171,6 +196,7 @@ impl Metrics {
         self.each_step_counter(&mut counter);
         self.each_cache_counter(&mut counter);
         self.each_encoder_counter(&mut counter);
+        self.disk.register(registry);
         self.register_gauges(registry);
         self.register_histograms(registry);
     }
@@ -225,6 +251,7 @@ impl Metrics {
             &self.layered_dropped,
         );
         counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
+        counter("device_fetched_bytes", "Bytes of results that came back from a GPU", &self.device_fetched_bytes);
         counter("panics", "Panics that were caught", &self.panics);
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
         counter("kv_pages_lost", "Pages that were missing when nothing ran; taken back", &self.lost_pages);
@@ -241,6 +268,17 @@ impl Metrics {
     /// Prefix cache, speculation and state checkpoints.
     fn each_cache_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("prefix_evicted_pages", "Pages evicted from the prefix index", &self.evicted_pages);
+        counter("prefix_pins", "Prefixes pinned by cache_control, each time that they were", &self.pins);
+        counter(
+            "prefix_unpinned_pages",
+            "Pages of them that were not: a quarter of all was pinned",
+            &self.unpinned_pages,
+        );
+        counter(
+            "prefix_evicted_window_pages",
+            "Window pages that the prefix index gave up to sequences",
+            &self.evicted_windows,
+        );
         counter("speculation_drafted_tokens", "Drafted tokens that were checked", &self.drafted_tokens);
         counter("speculation_accepted_tokens", "Drafted tokens that were right", &self.accepted_tokens);
         counter("state_checkpoints_made", "State checkpoints written by prompts", &self.checkpoints_made);
@@ -273,10 +311,13 @@ impl Metrics {
         for (name, help, gauge) in [
             ("encoder_pages_used", "Pages of encoder outputs that requests hold", &self.encoder_pages_used),
             ("encoder_pages_cached", "Pages of unused encoder outputs", &self.encoder_pages_cached),
+            ("weights_mapped", "1 if the weights were mapped from the packed cache", &self.weights_mapped),
             ("media_host_bytes", "Host bytes reserved for media", &self.media_bytes),
         ] {
             registry.register(format!("plimsoll_{name}"), help, gauge.clone());
         }
+        let load = self.weights_load_seconds.clone();
+        registry.register("plimsoll_weights_load_seconds", "Seconds that packing or mapping the weights took", load);
         let ratio = self.acceptance_ratio.clone();
         registry.register("plimsoll_speculation_acceptance_ratio", "Accepted over drafted tokens since start", ratio);
     }

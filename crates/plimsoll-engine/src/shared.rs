@@ -9,8 +9,8 @@ use plimsoll_memory::{Component, Ledger, Plan};
 use crate::api::admission::Reservations;
 use crate::api::limits::Limits;
 use crate::api::options::STALL_LIMIT;
-use crate::cache::KvEventLog;
 use crate::cache::stats::CacheStats;
+use crate::cache::{KvEventLog, SavedPrefixes};
 use crate::media::MediaSpec;
 use crate::memory::footprint::Accounts;
 use crate::memory::governor::Gauge;
@@ -45,6 +45,10 @@ pub(crate) struct Shared {
     pub reserve_kept: AtomicBool,
     /// The engine thread asks for the heap to be trimmed; the watching thread does it.
     pub trim: AtomicBool,
+    /// Bytes of a page of the whole context and of a window page, once start-up has planned them.
+    pub page_bytes: OnceLock<[u64; 2]>,
+    /// The prefix cache on disk, if there is one, and what is saved there under names.
+    pub saved: OnceLock<SavedPrefixes>,
     /// Places and host bytes of requests in the system.
     pub reservations: Arc<Reservations>,
 }
@@ -69,6 +73,8 @@ impl Shared {
             kv_event_log: OnceLock::new(),
             reserve_kept: AtomicBool::new(false),
             trim: AtomicBool::new(false),
+            page_bytes: OnceLock::new(),
+            saved: OnceLock::new(),
             reservations: Arc::new(Reservations::new(limits.host_bytes)),
         }
     }
@@ -83,7 +89,15 @@ impl Shared {
 
     /// Bytes of one page of keys and values, as planned.
     pub fn page_bytes(&self) -> u64 {
-        self.each(Component::KvPages, self.status.pages_total.load(Acquire))
+        match self.page_bytes.get() {
+            Some([whole, _]) => *whole,
+            None => self.each(Component::KvPages, self.status.pages_total.load(Acquire)),
+        }
+    }
+
+    /// Bytes of one window page, as planned; 0 for models without sliding windows.
+    pub fn window_page_bytes(&self) -> u64 {
+        self.page_bytes.get().map_or(0, |[_, window]| *window)
     }
 
     /// Bytes of one state slot, as planned; 0 for models without recurrent state.

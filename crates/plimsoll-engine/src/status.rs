@@ -23,12 +23,18 @@ pub struct Status {
     pub slots_total: AtomicU64,
     /// State slots kept as checkpoints.
     pub slots_kept: AtomicU64,
+    /// Window pages in use, by requests or by the prefix index.
+    pub windows_used: AtomicU64,
+    /// Window pages of the pool; 0 for models without sliding windows.
+    pub windows_total: AtomicU64,
+    /// Window pages held by the prefix index alone.
+    pub windows_cached: AtomicU64,
     /// Whether equal prefixes are shared.
     pub prefix_cache: AtomicBool,
     /// Steps taken since start.
     pub steps: AtomicU64,
     /// Looks around since start, those of an idle engine included.
-    pub turns: AtomicU64,
+    pub iterations: AtomicU64,
     /// Milliseconds since the engine's epoch at which the last step ended (or the engine was idle).
     pub progress_ms: AtomicU64,
 }

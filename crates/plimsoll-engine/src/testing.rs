@@ -20,7 +20,7 @@ use crate::api::limits::Limits;
 use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
 use crate::api::progress::Phase;
 use crate::api::request::Request;
-use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
+use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool};
 use crate::media::MediaSpec;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
@@ -115,7 +115,7 @@ pub fn scripted_with_media(
 ) -> Scripted {
     let places = limits.running_max_req_size + limits.max_waiting;
     let (arrivals, inbox) = sync_channel(places as usize);
-    let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
+    let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), device: None, lines: Vec::new() };
     let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
     media.into_iter().for_each(|media| drop(shared.media.set(media)));
     let observed = Arc::new(Observed::default());
@@ -141,7 +141,7 @@ pub struct Bench<R> {
     pub step: StepLimits,
     /// Whether equal prefixes share their pages.
     pub prefix_cache: bool,
-    /// Slots of recurrent state.
+    /// Slots of recurrent state; window pages of a model with sliding windows.
     pub state_slots: usize,
     /// How drafts are dealt with.
     pub speculation: Speculation,
@@ -162,7 +162,7 @@ impl<R: Runner> Bench<R> {
             self;
         let places = limits.running_max_req_size + limits.max_waiting;
         let (arrivals, inbox) = sync_channel(places as usize);
-        let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), lines: Vec::new() };
+        let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), device: None, lines: Vec::new() };
         let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
         media.into_iter().for_each(|media| drop(shared.media.set(media)));
         let epoch = Instant::now();
@@ -175,7 +175,9 @@ impl<R: Runner> Bench<R> {
             let told = index.as_ref().and_then(PrefixIndex::kv_event_log);
             told.into_iter().for_each(|notes| drop(shared.kv_event_log.set(Arc::clone(notes))));
             let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
-            let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
+            let windows = || WindowPool::new(state_slots, pages, step.window).expect("window pages");
+            let windows = (step.window > 0).then(windows);
+            let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states).with_windows(windows)));
             let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
             let encoding = shared.media.get().map(|media| Encoding::new(media).expect("room for patches"));
             let (arrivals, limits) = (inbox, step);
@@ -194,6 +196,7 @@ impl<R: Runner> Bench<R> {
                 tokenizer,
                 eos,
                 elastic,
+                disk: None,
             })
         };
         (handle, build)
@@ -299,11 +302,12 @@ impl Engine {
             let reports: Vec<_> = request.prompt.iter().enumerate().map(own).collect();
             arrival.outbox.push(|delta| delta.prompt_logprobs = reports);
         }
-        self.observed.constrained.fetch_add(arrival.room.constraint.is_some().into(), Ordering::AcqRel);
+        self.observed.constrained.fetch_add(arrival.buffers.constraint.is_some().into(), Ordering::AcqRel);
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(arrival.request.clone());
         }
-        arrival.outbox.progress().stands(Phase::Prefill, 0, 0, 0);
+        arrival.outbox.progress().scheduled();
+        arrival.outbox.progress().stands(Phase::Prefill, 0, [0; 3]);
         self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0, text_chars: 0 });
     }
 
@@ -316,7 +320,7 @@ impl Engine {
             // A reader that goes because of what it is told now has not left.
             let gone = active.arrival.outbox.reader_gone();
             let outcome = active.advance(now);
-            active.arrival.outbox.tell();
+            active.arrival.outbox.wake_reader();
             match outcome {
                 _ if gone => {
                     observed.aborted.fetch_add(1, Ordering::AcqRel);
@@ -338,7 +342,7 @@ impl Engine {
         self.shared.status.running.store(running, Ordering::Release);
         self.shared.cached.asked().into_iter().for_each(|asked| self.shared.cached.done(asked));
         self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
-        self.shared.status.turns.fetch_add(1, Ordering::AcqRel);
+        self.shared.status.iterations.fetch_add(1, Ordering::AcqRel);
         let progress = self.epoch.elapsed().as_millis() as u64;
         self.shared.status.progress_ms.store(progress, Ordering::Release);
         !stops
@@ -355,7 +359,7 @@ impl Active {
         };
         let outbox = &mut self.arrival.outbox;
         if let Step::Token(..) = step {
-            outbox.progress().stands(Phase::Decode, 0, 0, 0);
+            outbox.progress().stands(Phase::Decode, 0, [0; 3]);
         }
         match step {
             Step::Wait(time) => self.due = now + time,
@@ -392,7 +396,7 @@ impl Active {
                 return Outcome::Ends;
             }
             Step::RunShort => {
-                outbox.last_words("memory ran short", Cause::Memory);
+                outbox.fail_without_alloc("memory ran short", Cause::Memory);
                 return Outcome::Ends;
             }
             Step::StopEngine => return Outcome::Stops,

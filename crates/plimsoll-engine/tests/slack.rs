@@ -16,7 +16,8 @@ use common::recall::mix;
 use common::{alone, collect, fixtures, greedy, settle};
 use plimsoll_engine::cache::{PagePool, PrefixIndex};
 use plimsoll_engine::sampling::Sampler;
-use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, Reader, Request, start};
+use plimsoll_engine::{Blueprint, DiskCache, EngineHandle, Host, LoadedModel, Options, Reader, Request, start};
+use plimsoll_formats::Checkpoint;
 use plimsoll_memory::{Component, heap};
 use plimsoll_text::Tokenizer;
 
@@ -223,7 +224,7 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         // Encoders generate nothing; `embeddings` compares their plan with what they take.
         // What is made with the tables of models with towers includes patches, a line of their own: `media::plan` looks at it.
-        .filter(|name| !name.starts_with("bert") && !name.starts_with("vl-") && name != "omni")
+        .filter(|name| !name.starts_with("bert") && !name.starts_with("vl-") && name != "omni" && name != "asr")
         .filter(|name| !["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&name.as_str()))
         .collect();
     models.sort();
@@ -233,7 +234,8 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
         let dir = fixtures().join("models").join(&name);
         let gguf = dir.join("model.gguf");
         let path = if gguf.is_file() { gguf } else { dir };
-        check(&Case { name, path, prompt: 64, output: 960, running: 8, long_id: None });
+        let context = Checkpoint::open(&path).expect("a fixture").config.max_context as u32;
+        check(&Case { name, path, prompt: 64, output: context.min(1024) - 64, running: 8, long_id: None });
     }
 }
 
@@ -346,4 +348,46 @@ fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alo
     assert!(error.contains("--request-bytes"), "{error}");
     common::quiet(&tight);
     assert_eq!((tight.held(), tight.metrics().failed.get()), (0, 1));
+}
+
+/// The heap that an engine takes for its life with a cache on disk, beyond what one without takes: the line of the plan, and the lists beside
+/// the prefix index.
+#[test]
+fn a_cache_on_disk_takes_what_was_planned() {
+    let _alone = alone();
+    for model in ["llama", "vl-qwen3"] {
+        let loaded = LoadedModel::open(&fixtures().join("models").join(model)).unwrap();
+        let launch = |options: &Options| {
+            settle();
+            let host = Host::read(options).unwrap();
+            let before = heap::in_use();
+            let engine = start(&loaded.checkpoint, Arc::clone(&loaded.tokenizer), options, &host, |_| {}).unwrap();
+            let taken = heap::in_use() - before;
+            let planned = |component| engine.ledger().row(component).planned;
+            let lines = [Component::DiskCache, Component::PrefixIndex].map(planned);
+            engine.stop();
+            while !engine.stopped() {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (taken, lines)
+        };
+        let plain = Options {
+            batch_max_tokens: 64,
+            running_max_req_size: 4,
+            graph_max_batch_size: 4,
+            max_total_token_num: Some(4096),
+            max_image_pixels: Some(8192),
+            max_video_frames: Some(8),
+            threads: Some(1),
+            ..Options::default()
+        };
+        let temp = tempfile::tempdir().unwrap();
+        let disk_cache = Some(DiskCache { bytes: 64 << 20, ..DiskCache::at(temp.path().join("cache")) });
+        let ((without, [none, index]), (with, [disk, more])) =
+            (launch(&plain), launch(&Options { disk_cache, ..plain.clone() }));
+        assert_eq!(none, 0);
+        let (planned, measured) = (disk + more - index, with - without);
+        println!("{model:<24} {:<22} {planned:>12} {measured:>12}", "disk_cache");
+        assert!(planned > 1 << 20 && planned.abs_diff(measured) <= FLOOR_BYTES + BESIDE_BYTES, "{model}");
+    }
 }

@@ -11,4 +11,8 @@ pub enum Activation {
     Gelu,
     /// `x * sigmoid(1.702 * x)`.
     GeluQuick,
+    /// `min(x, 7) * sigmoid(1.702 * min(x, 7))`, multiplied with the up projection clamped to ±7, plus 1: gpt-oss.
+    ClampedSwish,
+    /// `max(x, 0)²`.
+    ReluSquared,
 }

@@ -1,5 +1,7 @@
 //! The families of models.
 
+use std::fmt;
+
 /// The family of a model, which decides the code that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Architecture {
@@ -9,8 +11,6 @@ pub enum Architecture {
     Qwen2,
     /// Qwen 3: Llama with norms on queries and keys.
     Qwen3,
-    /// Gemma 3: norms around each half layer, sliding and global layers, scaled embeddings.
-    Gemma3,
     /// Qwen 3 MoE: Qwen 3 with a mixture of experts for the feed-forward part.
     Qwen3Moe,
     /// Qwen3-Next: three Gated DeltaNet layers to one of gated attention, mixture of experts.
@@ -23,6 +23,8 @@ pub enum Architecture {
     Bert,
     /// RoBERTa and XLM-RoBERTa: BERT with positions that start after the padding's.
     Roberta,
+    /// A family of decoders that differs in facts only, by its name: see `family` for all of them.
+    Decoder(&'static str),
     /// Anything else, by the name the file gives. No model code runs it.
     Other(String),
 }
@@ -30,7 +32,7 @@ pub enum Architecture {
 impl Architecture {
     /// Every family that runs, as refusals list them.
     pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, \
-        Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen3-Omni-MoE (its thinker), Gemma 3, BERT and RoBERTa";
+        Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen3-Omni-MoE (its thinker), Qwen3-ASR, Gemma 2, Gemma 3, Gemma 4, Gemma 4 Unified, SmolLM3, Phi-3, Ministral 3, Granite, Granite 4 (hybrid), OLMo 2, OLMo 3, gpt-oss, Hunyuan (dense), ERNIE 4.5, ERNIE 4.5 MoE, GLM-4, GLM-4.5, GLM-4.7-Flash, DeepSeek, LFM2, LFM2-MoE, Falcon-H1, Nemotron-H, BERT and RoBERTa";
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {
@@ -45,5 +47,16 @@ impl Architecture {
     /// Whether the feed-forward part may be a mixture of experts.
     pub fn has_experts(&self) -> bool {
         matches!(self, Architecture::Qwen3Moe | Architecture::Qwen3Next | Architecture::Qwen3_5Moe)
+    }
+}
+
+/// The family's name, as messages have it.
+impl fmt::Display for Architecture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Architecture::Decoder(name) => f.write_str(name),
+            Architecture::Other(name) => f.write_str(name),
+            other => write!(f, "{other:?}"),
+        }
     }
 }

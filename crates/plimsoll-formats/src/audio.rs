@@ -4,7 +4,7 @@ use crate::activation::Activation;
 use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
 use crate::error::FormatError;
 
-/// The audio tower of Qwen3-Omni: three convolutions over windows of a spectrogram, then layers that attend in larger windows.
+/// The audio tower of Qwen3-Omni and Qwen3-ASR: three convolutions over windows of a spectrogram, then layers that attend in larger windows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Audio {
     /// Layers.
@@ -25,8 +25,19 @@ pub struct Audio {
     pub half_window: usize,
     /// Spectrogram frames that attend to each other: whole convolution windows.
     pub attention_window: usize,
-    /// The token that stands for a part of a sound in a prompt.
+    /// The token that stands for a part of an audio clip in a prompt.
     pub placeholder: u32,
+    /// What the model does with audio without an instruction.
+    pub task: AudioTask,
+}
+
+/// What a model with an audio tower does with audio without an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AudioTask {
+    /// It takes instructions: Qwen3-Omni.
+    Any,
+    /// It transcribes: Qwen3-ASR. The answer begins with the language and a mark. Short clips are padded with silence.
+    Transcribe,
 }
 
 /// Most mel bands.

@@ -20,6 +20,8 @@ pub(crate) const CONTEXT_MAX: usize = 1 << 28;
 pub(crate) const EXPERTS_MAX: usize = 4096;
 /// Most experts of all layers together; each has three entries in the table of weights.
 pub(crate) const EXPERTS_TOTAL_MAX: usize = 1 << 17;
+/// Most groups of experts: the router keeps them as bits.
+pub(crate) const GROUPS_MAX: usize = 64;
 /// Longest causal convolution.
 pub(crate) const TAPS_MAX: usize = 16;
 /// Most layers of a draft head.

@@ -3,13 +3,13 @@
 //! Deciding which reader to use, looking tensors up, slicing a row's bytes: no format is parsed here.
 
 use crate::config::ModelConfig;
-use crate::decode::{affine, float};
-use crate::directory::{Directory, Entry, Span, Storage};
+use crate::decode::{affine, float, float8, grouped, micro};
+use crate::directory::{Directory, Entry, Grouped, Span, Storage};
 use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
-use crate::gguf::{self, GgufMeta};
+use crate::gguf::{self, GgufMeta, Mmproj, MmprojState};
 use crate::hf;
-use crate::mapping::Mapping;
+use crate::mapping::{FileIdentity, Mapping};
 use crate::row::RowBuf;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -24,18 +24,71 @@ pub struct Checkpoint {
     directory: Directory,
     files: Vec<Mapping>,
     meta: Option<GgufMeta>,
+    mmproj: MmprojState,
+    draft: Option<Box<Draft>>,
     dir: PathBuf,
 }
+
+/// A draft model that is part of a checkpoint.
+struct Draft {
+    config: ModelConfig,
+    sources: Sources,
+}
+
+/// What a checkpoint was opened from: its path, a vision encoder's file, and what its draft model was opened from.
+#[derive(Clone, Debug)]
+pub struct Sources {
+    path: PathBuf,
+    mmproj: Mmproj,
+    draft: Option<Box<Sources>>,
+}
+
+impl Sources {
+    /// The same checkpoint, opened anew.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::open_with`] and [`Checkpoint::with_draft`].
+    pub fn open(&self) -> Result<Checkpoint, FormatError> {
+        let checkpoint = Checkpoint::open_with(&self.path, &self.mmproj)?;
+        match &self.draft {
+            Some(draft) => checkpoint.with_draft(draft.open()?),
+            None => Ok(checkpoint),
+        }
+    }
+}
+
+/// What the names of a draft model's tensors begin with ([`Checkpoint::with_draft`]).
+pub const DRAFT_PREFIX: &str = "draft.";
 
 impl Checkpoint {
     /// Opens a GGUF file (the first part, if it is split), a Hugging Face directory, or a lone `config.json`. The last,
     /// and a directory without weights, can be planned with but hold no tensors. A directory that has no `config.json`
-    /// but exactly one GGUF file stands for that file.
+    /// but exactly one GGUF file stands for that file. A GGUF model has the vision encoder of an `mmproj` file beside it.
     ///
     /// # Errors
     ///
     /// Whatever breaks the formats or this crate's limits, by name; no partial checkpoint is returned.
     pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
+        Checkpoint::open_with(path, &Mmproj::Beside)
+    }
+
+    /// [`Checkpoint::open`] with a choice of the file that has a GGUF model's vision encoder.
+    ///
+    /// # Errors
+    ///
+    /// The same, and a file that is named for a model in another format.
+    pub fn open_with(path: &Path, mmproj: &Mmproj) -> Result<Checkpoint, FormatError> {
+        let checkpoint = Checkpoint::open_any(path, mmproj)?;
+        if let (Mmproj::File(file), None) = (mmproj, &checkpoint.meta) {
+            let reason =
+                "an mmproj file is for a GGUF model; the encoder of a checkpoint directory is in its own files";
+            return Err(FormatError::Mmproj { path: file.clone(), reason: reason.to_owned() });
+        }
+        Ok(checkpoint)
+    }
+
+    fn open_any(path: &Path, mmproj: &Mmproj) -> Result<Checkpoint, FormatError> {
         let status = std::fs::metadata(path).map_err(FormatError::io(path))?;
         if status.is_dir() {
             if path.join("adapter_config.json").is_file() {
@@ -43,7 +96,7 @@ impl Checkpoint {
             }
             return match path.join("config.json").is_file() {
                 true => Ok(Checkpoint::from_hf(hf::open_dir(path)?, path)),
-                false => Checkpoint::open_gguf(&lone_gguf(path)?),
+                false => Checkpoint::open_gguf(&lone_gguf(path)?, mmproj),
             };
         }
         if path.extension().is_some_and(|extension| extension == "json") {
@@ -55,17 +108,81 @@ impl Checkpoint {
                 reason: "expected a GGUF file, a directory with config.json, or a config.json".to_owned(),
             });
         }
-        Checkpoint::open_gguf(path)
+        Checkpoint::open_gguf(path, mmproj)
     }
 
-    fn open_gguf(path: &Path) -> Result<Checkpoint, FormatError> {
-        let gguf::Opened { files, config, directory, meta } = gguf::open(path)?;
-        Ok(Checkpoint { config, directory, files, meta: Some(meta), dir: parent(path) })
+    /// A configuration without weights, to plan with: the text of a `config.json`.
+    ///
+    /// # Errors
+    ///
+    /// Whatever is wrong with it.
+    pub fn of_config(text: &str) -> Result<Checkpoint, FormatError> {
+        let config = hf::parse_config(text)?;
+        // No file lies beside it: the path leads nowhere.
+        let dir = PathBuf::from("/nonexistent");
+        Ok(Checkpoint {
+            config,
+            directory: Directory::default(),
+            files: Vec::new(),
+            meta: None,
+            mmproj: MmprojState::None,
+            draft: None,
+            dir,
+        })
+    }
+
+    fn open_gguf(path: &Path, mmproj: &Mmproj) -> Result<Checkpoint, FormatError> {
+        let mut opened = gguf::open(path)?;
+        let mmproj = gguf::attach(&mut opened, path, mmproj)?;
+        let gguf::Opened { files, config, directory, meta } = opened;
+        Ok(Checkpoint { config, directory, files, meta: Some(meta), mmproj, draft: None, dir: parent(path) })
     }
 
     fn from_hf(opened: hf::Opened, dir: &Path) -> Checkpoint {
         let hf::Opened { files, config, directory } = opened;
-        Checkpoint { config, directory, files, meta: None, dir: dir.to_path_buf() }
+        Checkpoint {
+            config,
+            directory,
+            files,
+            meta: None,
+            mmproj: MmprojState::None,
+            draft: None,
+            dir: dir.to_path_buf(),
+        }
+    }
+
+    /// This checkpoint with a draft model: a smaller one of the same vocabulary. Its tensors are there as
+    /// [`DRAFT_PREFIX`] and their own names.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Draft`] when the vocabularies differ in size, or one of the two is a configuration alone.
+    pub fn with_draft(mut self, draft: Checkpoint) -> Result<Checkpoint, FormatError> {
+        let [own, other] = [&self.config, &draft.config].map(|config| config.vocab_size);
+        if own != other {
+            return Err(FormatError::Draft(format!(
+                "it has a vocabulary of {other} tokens, and the model has {own}: use a model of the same family"
+            )));
+        }
+        if self.has_data() != draft.has_data() {
+            let lacks = if self.has_data() { "the draft model" } else { "the model" };
+            return Err(FormatError::Draft(format!("{lacks} has a configuration alone: give both with weights")));
+        }
+        let (first, sources) = (self.files.len(), draft.sources());
+        let mut entries = draft.directory.into_entries();
+        for entry in &mut entries {
+            entry.name.insert_str(0, DRAFT_PREFIX);
+            entry.storage.spans_mut().for_each(|span| span.file += first);
+        }
+        self.directory = self.directory.with(entries)?;
+        self.files.extend(draft.files);
+        self.draft = Some(Box::new(Draft { config: draft.config, sources }));
+        Ok(self)
+    }
+
+    /// The draft model's configuration, if there is one.
+    pub fn draft(&self) -> Option<&ModelConfig> {
+        self.draft.as_ref().map(|draft| &draft.config)
     }
 
     /// All tensors by canonical name, in the order in which they lie in the files.
@@ -79,7 +196,7 @@ impl Checkpoint {
         self.directory.get(name).map(|entry| &entry.info)
     }
 
-    /// Decodes the part of a float tensor that lies in these rows and columns, row after row, into `out`.
+    /// Decodes the part of a tensor that lies in these rows and columns, row after row, into `out`.
     pub fn decode_block(
         &self,
         name: &str,
@@ -89,13 +206,19 @@ impl Checkpoint {
     ) -> Result<(), FormatError> {
         let entry = self.entry(name)?;
         let (all, width) = (entry.info.rows(), entry.info.cols());
-        let Storage::Float(span) = &entry.storage else {
-            return Err(FormatError::Unsupported(format!("columns of the quantized tensor {}", quote(name))));
-        };
         if rows.end > all || columns.end > width || columns.start > columns.end {
             return Err(FormatError::NoSuchRow { name: name.to_owned(), rows: all, row: rows.end });
         }
         out.clear();
+        let Storage::Float(span) = &entry.storage else {
+            let (mut buf, mut values) = (RowBuf::default(), vec![0.0; width]);
+            for row in rows {
+                self.decode_rows(name, row, &mut buf)?;
+                buf.dequantize(&mut values);
+                out.extend_from_slice(&values[columns.clone()]);
+            }
+            return Ok(());
+        };
         for row in rows {
             let bytes = self.row_of(span, all, row);
             let size = bytes.len() / width.max(1);
@@ -108,7 +231,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`FormatError::NoSuchTensor`] or [`FormatError::NoSuchRow`].
+    /// [`FormatError::NoSuchTensor`] or [`FormatError::NoSuchRow`]; an FP8 row with NaN.
     pub fn decode_rows(&self, name: &str, row: usize, out: &mut RowBuf) -> Result<(), FormatError> {
         let entry = self.entry(name)?;
         let rows = entry.info.rows();
@@ -117,6 +240,11 @@ impl Checkpoint {
         }
         match &entry.storage {
             Storage::Float(span) => float::decode(entry.info.encoding, self.row_of(span, rows, row), out),
+            Storage::Turns { parts, run } => {
+                let (turn, at) = (row / run, row % run);
+                let bytes = self.row_of(&parts[turn % 2], rows / 2, turn / 2 * run + at);
+                float::decode(entry.info.encoding, bytes, out);
+            }
             Storage::Blocks(span, kind) => kind.decode_row(self.row_of(span, rows, row), out),
             Storage::Affine { codes, scales, biases } => {
                 let Encoding::Quant(layout) = entry.info.encoding else {
@@ -125,16 +253,60 @@ impl Checkpoint {
                 let part = |span| self.row_of(span, rows, row);
                 affine::decode(layout, part(codes), part(scales), part(biases), out);
             }
+            Storage::Micro { codes, scales } => {
+                let (codes, scales) = (self.row_of(codes, rows, row), self.row_of(scales, rows, row));
+                match entry.info.encoding {
+                    Encoding::Quant(layout) => micro::fp4(layout, codes, scales, out),
+                    _ => micro::fp8(codes, scales, out),
+                }
+            }
+            Storage::F8(parts) => {
+                let Encoding::F8 { group } = entry.info.encoding else {
+                    return Ok(());
+                };
+                let scales = (&parts.scales.1, self.bytes(&parts.scales.0));
+                let numbers = self.row_of(&parts.numbers, rows, row);
+                if !float8::decode(group, numbers, row / parts.block_rows, scales, out) {
+                    let what = format!("tensor {}: row {row} holds NaN; fetch the file again", quote(name));
+                    return Err(FormatError::Safetensors(what));
+                }
+            }
+            Storage::Grouped(parts) => {
+                let Encoding::Quant(layout) = entry.info.encoding else {
+                    return Ok(());
+                };
+                let Grouped { codes, scales, zeros, order } = &**parts;
+                let zeros = zeros.as_ref().map(|(span, cells)| (cells, self.bytes(span)));
+                let (codes, scales) = ((&codes.1, self.bytes(&codes.0)), (&scales.1, self.bytes(&scales.0)));
+                grouped::decode(layout, (row, entry.info.cols()), codes, scales, zeros, out);
+                if let Some(order) = order {
+                    let stored = out.codes.clone();
+                    out.codes.iter_mut().zip(&**order).for_each(|(code, column)| *code = stored[*column as usize]);
+                }
+            }
         }
         Ok(())
     }
 
+    /// For each column of a decoded row the index of its input. None if they are the same. Act-order of GPTQ decodes columns group
+    /// by group.
+    pub fn column_order(&self, name: &str) -> Option<&[u32]> {
+        match &self.directory.get(name)?.storage {
+            Storage::Grouped(parts) => parts.order.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The bytes of a tensor as they lie in the file, or `None` when there is no such tensor or when it is stored in
-    /// several pieces (MLX quantization).
+    /// several pieces (quantized checkpoints of Hugging Face).
     pub fn raw(&self, name: &str) -> Option<&[u8]> {
         match &self.directory.get(name)?.storage {
             Storage::Float(span) | Storage::Blocks(span, _) => Some(self.bytes(span)),
-            Storage::Affine { .. } => None,
+            Storage::Turns { .. }
+            | Storage::Affine { .. }
+            | Storage::Micro { .. }
+            | Storage::Grouped(_)
+            | Storage::F8(_) => None,
         }
     }
 
@@ -157,9 +329,34 @@ impl Checkpoint {
         self.files.iter().try_for_each(Mapping::unchanged)
     }
 
+    /// What it was opened from, to open it again.
+    pub fn sources(&self) -> Sources {
+        let path = match (&self.meta, self.files.first()) {
+            (Some(_), Some(file)) => file.path(),
+            _ => &self.dir,
+        };
+        let mmproj = match &self.mmproj {
+            MmprojState::Loaded { path, .. } => Mmproj::File(path.clone()),
+            MmprojState::None | MmprojState::LeftOut { .. } => Mmproj::Off,
+        };
+        let draft = self.draft.as_ref().map(|draft| Box::new(draft.sources.clone()));
+        Sources { path: path.to_path_buf(), mmproj, draft }
+    }
+
+    /// The identities of all its files, those of a draft model and a vision encoder among them. None if a file was changed just before
+    /// it was opened, or if the system gives no identity.
+    pub fn identity(&self) -> Option<Vec<&FileIdentity>> {
+        self.files.iter().map(Mapping::identity).collect()
+    }
+
     /// The metadata of a GGUF checkpoint, for the tokenizer and the chat template.
     pub fn gguf(&self) -> Option<&GgufMeta> {
         self.meta.as_ref()
+    }
+
+    /// What became of the file with a GGUF model's vision encoder.
+    pub fn mmproj(&self) -> &MmprojState {
+        &self.mmproj
     }
 
     /// Whether there are weights, or only a configuration to plan with.
@@ -216,7 +413,7 @@ fn lone_gguf(dir: &Path) -> Result<PathBuf, FormatError> {
         let path = file.map_err(FormatError::io(dir))?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let later_part = name.contains("-of-") && !name.contains("-00001-of-");
-        if name.ends_with(".gguf") && !later_part && !name.starts_with("mmproj") {
+        if name.ends_with(".gguf") && !later_part && !gguf::is_mmproj(name) {
             found.push(path);
         }
     }

@@ -7,16 +7,50 @@ use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::audio::Audio;
 use crate::bounds::{
-    CONTEXT_MAX, DRAFT_LAYERS_MAX, EXPERTS_MAX, EXPERTS_TOTAL_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX,
+    CONTEXT_MAX, DRAFT_LAYERS_MAX, EXPERTS_MAX, EXPERTS_TOTAL_MAX, GROUPS_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX,
     INTERMEDIATE_MAX, KINDS_MAX, LAYERS_MAX, TAPS_MAX, VOCAB_MAX, positive, within, wrong,
 };
 use crate::encoding::{Dtype, Encoding};
 use crate::error::FormatError;
 use crate::quantization::Quantization;
+use crate::variant::Variant;
 use crate::vision::{RopeSections, Vision};
 
+/// How a router scores experts and chooses among them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Routing {
+    /// Whether scores are sigmoids of the logits; otherwise their softmax over all experts.
+    pub sigmoid: bool,
+    /// Whether a learned bias is added to the scores for the choice alone (`gate.e_score_correction_bias`).
+    pub correction: bool,
+    /// Groups of neighbouring experts.
+    pub groups: usize,
+    /// Groups that a token chooses its experts from, by the sum of each group's two greatest scores.
+    pub top_groups: usize,
+    /// What the weights of the chosen experts are multiplied with at last.
+    pub scale: f32,
+    /// Whether the shared expert is weighed by a gate of its own.
+    pub shared_gate: bool,
+    /// Whether each expert has a stored factor on its weight (`expert_scale`).
+    pub expert_scales: bool,
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Self {
+            sigmoid: false,
+            correction: false,
+            groups: 1,
+            top_groups: 1,
+            scale: 1.0,
+            shared_gate: true,
+            expert_scales: false,
+        }
+    }
+}
+
 /// A mixture of experts in place of a feed-forward part.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Experts {
     /// Experts of a layer.
     pub count: usize,
@@ -28,6 +62,12 @@ pub struct Experts {
     pub shared_width: usize,
     /// Whether the weights of the chosen experts are scaled to sum to 1.
     pub renormalise: bool,
+    /// How the router scores experts.
+    pub routing: Routing,
+    /// Whether gate and up projection are stored as one tensor in which their outputs take turns. Otherwise gate's come first.
+    pub alternating: bool,
+    /// Whether the router and each projection of an expert have biases.
+    pub biases: bool,
     /// Per layer, whether it has experts rather than a plain feed-forward part.
     pub layers: Vec<bool>,
 }
@@ -68,7 +108,7 @@ pub struct Encoder {
 }
 
 /// How rotary frequencies are stretched beyond the context of pre-training.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum RopeScaling {
     /// Not at all (or, for GGUF, through the tensor `model.rope_freqs`).
     None,
@@ -90,6 +130,28 @@ pub enum RopeScaling {
     },
     /// YaRN.
     Yarn(YarnScaling),
+    /// LongRoPE.
+    Long(LongRope),
+    /// Only the shortest wavelengths rotate, as many as make `share` of a head. They are those of a head that rotates as a whole,
+    /// and their pairs lie as far apart. All are divided by `factor`.
+    Proportional {
+        /// Share of a head that is rotated.
+        share: f32,
+        /// The divisor.
+        factor: f32,
+    },
+}
+
+/// LongRoPE: each frequency has its own divisor. A model has two lists of them, one for texts within the context of
+/// pre-training and one for longer texts. The list is chosen once, by [`ModelConfig::max_context`]: cached keys fit one list only.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LongRope {
+    /// The divisors. Empty: they are the tensor `model.rope_factors_long` or `model.rope_factors_short`.
+    pub factors: Box<[f32]>,
+    /// Whether it is the list for longer texts.
+    pub long: bool,
+    /// What sine and cosine are multiplied with.
+    pub attention_factor: f32,
 }
 
 /// The parameters of YaRN, named as in its paper and in transformers.
@@ -153,7 +215,7 @@ pub struct ModelConfig {
     pub rope_local_theta: f32,
     /// Stretching of the rotary frequencies of global layers.
     pub rope_scaling: RopeScaling,
-    /// How frequencies are shared out among time, height and width, in models that see pictures.
+    /// How frequencies are shared out among time, height and width, in models that see images.
     pub rope_sections: Option<RopeSections>,
     /// Whether a head rotates neighbouring pairs (2i, 2i+1) rather than halves (i, i + head_dim/2). True for GGUF files
     /// of architecture `llama`: their converter permutes the rows of the query and key projections.
@@ -172,6 +234,8 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys are normed per head before rotation.
     pub qk_norm: bool,
+    /// What the family has that Llama has not.
+    pub variant: Variant,
     /// Whether the output projection is the embedding table.
     pub tie_word_embeddings: bool,
     /// The activation of the feed-forward part.
@@ -193,7 +257,7 @@ pub struct ModelConfig {
     pub eos_token_ids: Vec<u32>,
     /// The float type that a Hugging Face configuration declares.
     pub torch_dtype: Option<Dtype>,
-    /// MLX group quantization, when the configuration declares it.
+    /// The quantization that the configuration declares.
     pub quantization: Option<Quantization>,
 }
 
@@ -239,20 +303,23 @@ impl ModelConfig {
         self.vision.as_ref().map_or(Ok(()), Vision::check)?;
         self.audio.as_ref().map_or(Ok(()), Audio::check)?;
         self.rope_sections.map_or(Ok(()), |sections| sections.check(self.rotary_dim))?;
-        self.rope_scaling.check()
+        self.check_variant()?;
+        self.rope_scaling.check(self.rotary_dim / 2)
     }
 
     /// The encoding that a tensor will have, judged from the configuration alone, for planning before any weight is
-    /// there: `name` is canonical and ends in `.weight` or `.bias`, `dims` is the number of its dimensions.
-    pub fn planned_encoding(&self, name: &str, dims: usize) -> Encoding {
-        // Converters leave towers in floats.
+    /// there: `name` is canonical and ends in `.weight` or `.bias`, `shape` has the outermost dimension first.
+    pub fn planned_encoding(&self, name: &str, shape: &[usize]) -> Encoding {
+        let dims = shape.len();
+        // Converters leave towers in floats. Biases of experts have two dimensions.
         let matrix = dims == 2 && !["visual.", "audio."].iter().any(|tower| name.starts_with(tower))
             || dims == 3 && name.contains(".experts.");
         if matrix
+            && name.ends_with(".weight")
             && let Some(quantization) = &self.quantization
-            && let Some(group) = quantization.of(name.strip_suffix(".weight").unwrap_or(name))
+            && let Some(scheme) = quantization.of(name.strip_suffix(".weight").unwrap_or(name))
         {
-            return Encoding::Quant(group.layout(self.torch_dtype.unwrap_or(Dtype::Bf16)));
+            return scheme.encoding(self.torch_dtype.unwrap_or(Dtype::Bf16), shape[dims - 1]);
         }
         self.torch_dtype.unwrap_or(Dtype::Bf16).encoding()
     }
@@ -265,6 +332,14 @@ impl Experts {
         within("experts per token", self.top_k, self.count)?;
         within("expert width", self.width, INTERMEDIATE_MAX)?;
         within("shared expert width", self.shared_width.max(1), INTERMEDIATE_MAX)?;
+        let Routing { groups, top_groups, scale, .. } = self.routing;
+        within("groups of experts", groups, GROUPS_MAX)?;
+        within("groups of experts per token", top_groups, groups)?;
+        positive("scale of routed experts", scale, 1e6)?;
+        let per_group = self.count / groups;
+        if per_group * groups != self.count || groups > 1 && (per_group < 2 || self.top_k > top_groups * per_group) {
+            return wrong(format!("{} of {} experts in {top_groups} of {groups} groups", self.top_k, self.count));
+        }
         match self.layers.len() == layers {
             true => Ok(()),
             false => wrong(format!("{} expert flags for {layers} layers", self.layers.len())),
@@ -305,10 +380,14 @@ impl DeltaNet {
 
 impl RopeScaling {
     /// Checks the ranges of all factors.
-    fn check(&self) -> Result<(), FormatError> {
+    fn check(&self, frequencies: usize) -> Result<(), FormatError> {
         match *self {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => positive("rope factor", factor, 1e6),
+            RopeScaling::Proportional { share, factor } => {
+                positive("rope partial_rotary_factor", share, 1.0)?;
+                positive("rope factor", factor, 1e6)
+            }
             RopeScaling::Llama3 { factor, low, high, original } => {
                 positive("rope factor", factor, 1e6)?;
                 positive("rope low_freq_factor", low, 1e6)?;
@@ -324,6 +403,13 @@ impl RopeScaling {
                 positive("rope beta_fast", yarn.beta_fast, 1e6)?;
                 positive("rope beta_slow", yarn.beta_slow, 1e6)?;
                 within("original context", yarn.original, CONTEXT_MAX)
+            }
+            RopeScaling::Long(ref long) => {
+                positive("rope attention_factor", long.attention_factor, 1e6)?;
+                if !long.factors.is_empty() && long.factors.len() != frequencies {
+                    return wrong(format!("{} rope factors for {frequencies} frequencies", long.factors.len()));
+                }
+                long.factors.iter().try_for_each(|factor| positive("rope factor", *factor, 1e6))
             }
         }
     }

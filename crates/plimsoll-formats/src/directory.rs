@@ -2,6 +2,9 @@
 //!
 //! Both readers fill it, the checkpoint looks things up in it. It knows no file format.
 
+use std::sync::Arc;
+
+use crate::decode::grouped::{Cells, Scales};
 use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
 use crate::ggml_type::GgmlType;
@@ -21,10 +24,42 @@ pub(crate) struct Span {
 pub(crate) enum Storage {
     /// Rows of little-endian floats of the tensor's encoding.
     Float(Span),
+    /// The same from two tensors that take turns: so many rows of one, then as many of the other.
+    Turns { parts: [Span; 2], run: usize },
     /// Rows of GGUF blocks.
     Blocks(Span, GgmlType),
     /// MLX: packed codes, scales and biases as three tensors.
     Affine { codes: Span, scales: Span, biases: Span },
+    /// Small floats and bytes of scales, as two tensors: codes where the encoding is quantized, else numbers of 8 bits.
+    Micro { codes: Span, scales: Span },
+    /// AWQ, GPTQ, compressed-tensors: codes, scales and perhaps zero points, each in an order of its own.
+    Grouped(Box<Grouped>),
+    /// FP8: numbers, and the scales of their blocks.
+    F8(Box<F8>),
+}
+
+/// The parts of a tensor of FP8 numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct F8 {
+    /// One byte an element.
+    pub(crate) numbers: Span,
+    /// One scale a block.
+    pub(crate) scales: (Span, Scales),
+    /// Rows of a block.
+    pub(crate) block_rows: usize,
+}
+
+/// The parts of a tensor of integer codes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Grouped {
+    /// One code an element.
+    pub(crate) codes: (Span, Cells),
+    /// One scale a group.
+    pub(crate) scales: (Span, Scales),
+    /// One zero point a group, where the tensor does not have one for all.
+    pub(crate) zeros: Option<(Span, Cells)>,
+    /// The stored column of each column in the order of groups, where a group's columns are not neighbours (act-order).
+    pub(crate) order: Option<Arc<[u32]>>,
 }
 
 impl Storage {
@@ -32,7 +67,29 @@ impl Storage {
     pub(crate) fn spans(&self) -> impl Iterator<Item = &Span> {
         let parts: [Option<&Span>; 3] = match self {
             Storage::Float(span) | Storage::Blocks(span, _) => [Some(span), None, None],
+            Storage::Turns { parts: [even, odd], .. } => [Some(even), Some(odd), None],
             Storage::Affine { codes, scales, biases } => [Some(codes), Some(scales), Some(biases)],
+            Storage::Micro { codes, scales } => [Some(codes), Some(scales), None],
+            Storage::Grouped(parts) => {
+                [Some(&parts.codes.0), Some(&parts.scales.0), parts.zeros.as_ref().map(|(span, _)| span)]
+            }
+            Storage::F8(parts) => [Some(&parts.numbers), Some(&parts.scales.0), None],
+        };
+        parts.into_iter().flatten()
+    }
+
+    /// The same, to be moved.
+    pub(crate) fn spans_mut(&mut self) -> impl Iterator<Item = &mut Span> {
+        let parts: [Option<&mut Span>; 3] = match self {
+            Storage::Float(span) | Storage::Blocks(span, _) => [Some(span), None, None],
+            Storage::Turns { parts: [even, odd], .. } => [Some(even), Some(odd), None],
+            Storage::Affine { codes, scales, biases } => [Some(codes), Some(scales), Some(biases)],
+            Storage::Micro { codes, scales } => [Some(codes), Some(scales), None],
+            Storage::Grouped(parts) => {
+                let Grouped { codes, scales, zeros, .. } = &mut **parts;
+                [Some(&mut codes.0), Some(&mut scales.0), zeros.as_mut().map(|(span, _)| span)]
+            }
+            Storage::F8(parts) => [Some(&mut parts.numbers), Some(&mut parts.scales.0), None],
         };
         parts.into_iter().flatten()
     }
@@ -70,6 +127,17 @@ impl Directory {
         Ok(Directory { entries, by_name })
     }
 
+    /// The same with these entries, too.
+    pub(crate) fn with(mut self, more: Vec<Entry>) -> Result<Directory, FormatError> {
+        self.entries.extend(more);
+        Directory::new(self.entries)
+    }
+
+    /// The entries alone.
+    pub(crate) fn into_entries(self) -> Vec<Entry> {
+        self.entries
+    }
+
     /// The entry of this canonical name.
     pub(crate) fn get(&self, name: &str) -> Option<&Entry> {
         let at = self.by_name.binary_search_by(|&index| self.entries[index as usize].name.as_str().cmp(name)).ok()?;
@@ -92,7 +160,7 @@ pub(crate) fn float_bytes(shape: &[usize], encoding: Encoding) -> Option<usize> 
     let width = match encoding {
         Encoding::F32 => 4,
         Encoding::F16 | Encoding::BF16 => 2,
-        Encoding::Quant(_) => return None,
+        Encoding::F8 { .. } | Encoding::Quant(_) => return None,
     };
     shape.iter().try_fold(width, |bytes: usize, &dim| bytes.checked_mul(dim))
 }

@@ -34,25 +34,43 @@ pub enum Encoding {
     F16,
     /// The upper half of a binary32.
     BF16,
+    /// E4M3 floats of 8 bits, each times the f32 scale of its group along the row.
+    F8 {
+        /// Elements that share a scale. The last group of a row may have fewer.
+        group: usize,
+    },
     /// Small unsigned codes with a scale, and perhaps an offset, per group.
     Quant(QuantLayout),
 }
 
-/// How one row of a quantized tensor decodes: `value = scale[g] * (code - zero) + offset[g]`.
+/// The level of each code, for codes that are no levels themselves. Codes of 3 bits use the first eight.
+pub type Codebook = [u8; 16];
+
+/// How one row of a quantized tensor decodes: `value = scale[g] * (level - zero) + offset[g]`. The level is the code, or
+/// what the codebook has for it.
 ///
 /// All of it is f32 arithmetic in that order, with one rounding per operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantLayout {
     /// True width of a code in bits, 2 to 8.
     pub code_bits: u8,
-    /// Elements that share a scale along a row: 16, 32, 64 or 128.
+    /// Elements that share a scale along a row. The last group of a row may have fewer.
     pub group: usize,
-    /// The code that means zero; 0 when an offset does that work.
+    /// The level that means zero; 0 when an offset does that work.
     pub zero: u8,
     /// What form the scales take.
     pub scales: ScaleKind,
     /// Whether groups carry an offset.
     pub offset: bool,
+    /// The levels of codes of 3 or 4 bits.
+    pub codebook: Option<Codebook>,
+}
+
+impl QuantLayout {
+    /// The level of a code.
+    pub fn level(&self, code: u8) -> u8 {
+        self.codebook.map_or(code, |book| book[usize::from(code & 15)])
+    }
 }
 
 /// The form in which a quantized tensor stores its scales (and offsets).
@@ -67,6 +85,12 @@ pub enum ScaleKind {
     /// Per 256 elements a binary16 `d` (and `dmin` where there is an offset), per group small integers `sc` and `m`:
     /// `scale = d * sc`, `offset = -(dmin * m)`.
     Super,
+    /// The same with binary32 `d` and `dmin`.
+    SuperF32,
+    /// A byte e per group: 2^(e - 128), half of E8M0. The elements, E2M1, are doubled integers.
+    E8m0Half,
+    /// A byte per group: half of an unsigned E4M3 number, for the same reason.
+    Ue4m3Half,
 }
 
 /// A float type that a checkpoint declares for its weights.
@@ -81,6 +105,15 @@ pub enum Dtype {
 }
 
 impl Dtype {
+    /// Scales of this type.
+    pub(crate) fn scales(self) -> ScaleKind {
+        match self {
+            Dtype::F32 => ScaleKind::F32,
+            Dtype::F16 => ScaleKind::F16,
+            Dtype::Bf16 => ScaleKind::Bf16,
+        }
+    }
+
     /// The tensor encoding of this type.
     pub fn encoding(self) -> Encoding {
         match self {

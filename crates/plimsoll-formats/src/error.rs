@@ -35,6 +35,17 @@ pub enum FormatError {
     /// A GGUF file breaks the format or one of this reader's limits.
     #[error("GGUF: {0}")]
     Gguf(String),
+    /// The file with a GGUF model's vision encoder is broken, or does not fit the model.
+    #[error("{}: {reason} (--no-mmproj serves text alone)", path.display())]
+    Mmproj {
+        /// The file.
+        path: PathBuf,
+        /// What was found and what was expected.
+        reason: String,
+    },
+    /// The draft model does not go with the model.
+    #[error("--draft-model: {0}")]
+    Draft(String),
     /// A safetensors file or its index breaks the format or one of this reader's limits.
     #[error("safetensors: {0}")]
     Safetensors(String),

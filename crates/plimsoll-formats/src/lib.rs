@@ -2,8 +2,8 @@
 //!
 //! A checkpoint is a model's configuration, a directory of its tensors under the names that Hugging Face's
 //! transformers use, and a way to decode any row of any tensor. Two families of files are understood: GGUF (one
-//! file, or a split one) and a Hugging Face directory (`config.json` beside safetensors, with MLX group
-//! quantization as an option).
+//! file, or a split one, with a vision encoder in a second one) and a Hugging Face directory (`config.json` beside safetensors, plain or quantized by MLX,
+//! AWQ, GPTQ, AutoRound or compressed-tensors, or in FP8).
 //!
 //! Every byte of these files is hostile until checked. Counts, lengths, shapes and offsets are compared with the
 //! file's size before anything is allocated, sums and products are checked, and a file that lies ends in a
@@ -23,6 +23,7 @@
 //!         checkpoint.decode_rows(name, index, &mut row)?;
 //!         match row.row() {
 //!             Row::Float(values) => assert_eq!(values.len(), info.cols()),
+//!             Row::F8 { numbers, .. } => assert_eq!(numbers.len(), info.cols()),
 //!             Row::Quant { codes, .. } => assert_eq!(codes.len(), info.cols()),
 //!         }
 //!     }
@@ -39,27 +40,33 @@ mod checkpoint;
 mod config;
 mod decode;
 mod directory;
+mod e4m3;
 mod encoding;
 mod error;
+mod family;
 mod ggml_type;
 mod gguf;
 #[cfg(unix)]
 mod guard;
 mod hf;
+mod layers;
 mod mapping;
 mod quantization;
 mod row;
+mod variant;
 mod vision;
 
 pub use activation::Activation;
 pub use architecture::Architecture;
-pub use audio::Audio;
+pub use audio::{Audio, AudioTask};
 pub use bounds::VOCAB_MAX;
-pub use checkpoint::Checkpoint;
-pub use config::{DeltaNet, Encoder, Experts, ModelConfig, RopeScaling, YarnScaling};
-pub use encoding::{Dtype, Encoding, QuantLayout, ScaleKind, TensorInfo};
+pub use checkpoint::{Checkpoint, DRAFT_PREFIX, Sources};
+pub use config::{DeltaNet, Encoder, Experts, LongRope, ModelConfig, RopeScaling, Routing, YarnScaling};
+pub use encoding::{Codebook, Dtype, Encoding, QuantLayout, ScaleKind, TensorInfo};
 pub use error::FormatError;
-pub use gguf::{GgufMeta, GgufStrings, GgufValue};
-pub use quantization::{GroupQuant, Quantization};
+pub use gguf::{GgufMeta, GgufStrings, GgufValue, Mmproj, MmprojState, Processor};
+pub use mapping::{FileIdentity, Mapping};
+pub use quantization::{F8Quant, GroupQuant, IntegerQuant, Method, Mode, Quantization, Scheme};
 pub use row::{Row, RowBuf, RowScales};
-pub use vision::{Intern, MediaTokens, RopeSections, Tower, Vision};
+pub use variant::{Latent, LayerHeads, Mamba, MambaScales, Mixer, Norms, PerLayerInput, QkNorm, QueryGrowth, Variant};
+pub use vision::{Gemma4, Intern, MediaTokens, RopeSections, Siglip2, Tower, Vision};

@@ -9,16 +9,17 @@ use memmap2::Mmap;
 use std::fs::{File, Metadata};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// A whole file mapped read-only.
-pub(crate) struct Mapping {
+pub struct Mapping {
     /// Goes before the map does.
     #[cfg(unix)]
     guard: Guard,
     map: Mmap,
     path: PathBuf,
     opened: Stamp,
+    identity: Option<FileIdentity>,
 }
 
 /// What tells whether a file was changed in place.
@@ -43,9 +44,55 @@ impl Stamp {
     }
 }
 
+/// Identifies a file and its contents. A program can set the time of modification, but only the system sets the time of the last
+/// change: a copy that keeps its dates has another identity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// The device and the inode.
+    pub inode: (u64, u64),
+    /// Its length.
+    pub bytes: u64,
+    /// When its contents were modified: seconds and nanoseconds since 1970.
+    pub modified: (i64, i64),
+    /// When its contents or its attributes were changed.
+    pub changed: (i64, i64),
+}
+
+impl FileIdentity {
+    /// None where the system has no inodes, and for a file that was changed within [`SETTLED`] before it was opened: another change
+    /// may have the same time.
+    fn of(status: &Metadata, opened: SystemTime) -> Option<FileIdentity> {
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::MetadataExt;
+            let changed = (status.ctime(), status.ctime_nsec());
+            let since = opened.duration_since(SystemTime::UNIX_EPOCH).ok()?;
+            let settled = since.checked_sub(SETTLED)?;
+            let before = changed < (i64::try_from(settled.as_secs()).ok()?, i64::from(settled.subsec_nanos()));
+            before.then(|| FileIdentity {
+                inode: (status.dev(), status.ino()),
+                bytes: status.len(),
+                modified: (status.mtime(), status.mtime_nsec()),
+                changed,
+            })
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = (status, opened);
+            None
+        }
+    }
+}
+
+/// File systems keep times in steps of up to two seconds.
+const SETTLED: Duration = Duration::from_secs(2);
+
 impl Mapping {
     /// Maps the file at `path`. An empty file or a directory is refused, since neither can hold a checkpoint.
-    pub(crate) fn open(path: &Path) -> Result<Mapping, FormatError> {
+    ///
+    /// # Errors
+    /// [`FormatError::Io`], or [`FormatError::NotACheckpoint`].
+    pub fn open(path: &Path) -> Result<Mapping, FormatError> {
         let file = File::open(path).map_err(FormatError::io(path))?;
         let status = file.metadata().map_err(FormatError::io(path))?;
         if !status.is_file() || status.len() == 0 {
@@ -64,16 +111,30 @@ impl Mapping {
             map,
             path: path.to_path_buf(),
             opened: Stamp::of(&status),
+            identity: FileIdentity::of(&status, SystemTime::now()),
         })
     }
 
+    /// The identity of the file when it was opened; none if it was changed just before, or the system gives none.
+    pub(crate) fn identity(&self) -> Option<&FileIdentity> {
+        self.identity.as_ref()
+    }
+
     /// All bytes of the file.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// That all bytes that were read are those of the file that was opened.
-    pub(crate) fn unchanged(&self) -> Result<(), FormatError> {
+    /// The file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Checks that the file was not changed since it was opened, so that all bytes that were read are its own.
+    ///
+    /// # Errors
+    /// [`FormatError::Changed`].
+    pub fn unchanged(&self) -> Result<(), FormatError> {
         let now = std::fs::metadata(&self.path).ok().map(|status| Stamp::of(&status));
         let now = now.filter(|now| now.identity == self.opened.identity);
         let changed = |reason: String| Err(FormatError::Changed { path: self.path.clone(), reason });

@@ -1,41 +1,195 @@
-//! MLX affine group quantization as a configuration declares it. `hf::mlx` reads it.
+//! The quantization that a configuration declares, module by module. `hf` reads it, planning asks it.
 
-use crate::encoding::{Dtype, QuantLayout, ScaleKind};
+use crate::decode::codebooks::E2M1_BOOK;
+use crate::encoding::{Dtype, Encoding, QuantLayout, ScaleKind};
+use regex::Regex;
 use std::collections::BTreeMap;
 
-/// Width and group size of one quantized module.
+/// What codes and scales of a module that MLX quantized are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Integers with a float scale and offset.
+    Affine,
+    /// E2M1 numbers of 4 bits with an exponent.
+    Mxfp4,
+    /// E4M3 numbers of 8 bits with an exponent.
+    Mxfp8,
+    /// E2M1 numbers of 4 bits with an E4M3 scale.
+    Nvfp4,
+}
+
+/// Width and group size of one quantized module of an MLX checkpoint, and of gpt-oss's experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupQuant {
     /// Bits per code: 2, 3, 4, 5, 6 or 8.
     pub bits: u8,
-    /// Elements per group: 32, 64 or 128.
+    /// Elements per group: 32, 64 or 128; 16 in NVFP4.
     pub group: usize,
+    /// What they are.
+    pub mode: Mode,
+}
+
+/// Integer codes with a scale, and perhaps a zero point, per group: AWQ, GPTQ, AutoRound, compressed-tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct IntegerQuant {
+    /// Bits per code.
+    pub bits: u8,
+    /// Elements per group; none: a whole row.
+    pub group: Option<usize>,
+    /// Whether one code stands for zero everywhere.
+    pub symmetric: bool,
+    /// The type of the scales; none: that of the model.
+    pub scales: Option<Dtype>,
+}
+
+/// FP8 numbers (E4M3) with a scale per block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct F8Quant {
+    /// Rows and columns of a block; none: a scale for each row, or for all.
+    pub block: Option<[usize; 2]>,
+}
+
+/// How the weights of one quantized module are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scheme {
+    /// MLX's modes: codes with a scale, and perhaps an offset, per group.
+    Group(GroupQuant),
+    /// Codes with a scale and a zero point per group.
+    Integer(IntegerQuant),
+    /// FP8 numbers with a scale per block.
+    F8(F8Quant),
+}
+
+/// Which layout the tensors of a quantized checkpoint have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// MLX: `weight`, `scales`, `biases`.
+    Mlx,
+    /// gpt-oss: experts in MXFP4.
+    Mxfp4,
+    /// AWQ: `qweight`, `qzeros`, `scales`; words hold neighbouring outputs in an interleaved order.
+    Awq,
+    /// GPTQ: the same names; words of `qweight` hold neighbouring inputs.
+    Gptq {
+        /// Whether `qzeros` holds each zero point less one, as the first version of the format does.
+        zeros_less_one: bool,
+    },
+    /// compressed-tensors: `weight_packed` or `weight`, `weight_scale`, `weight_zero_point`.
+    CompressedTensors,
+    /// FP8 as DeepSeek, Qwen, FBGEMM and ModelOpt write it: `weight`, and `weight_scale_inv` or `weight_scale`.
+    F8,
+}
+
+/// The names that a rule is for.
+#[derive(Debug, Clone)]
+pub(crate) enum Pattern {
+    /// Names that contain this text.
+    Contains(String),
+    /// Names that a regular expression matches from their beginning.
+    Regex(Regex),
+    /// A regular expression beyond this engine's: all names, so that a plan is an upper limit.
+    Any,
+}
+
+impl Pattern {
+    fn matches(&self, module: &str) -> bool {
+        match self {
+            Pattern::Contains(text) => module.contains(text),
+            Pattern::Regex(regex) => regex.is_match(module),
+            Pattern::Any => true,
+        }
+    }
+}
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Pattern) -> bool {
+        match (self, other) {
+            (Pattern::Contains(a), Pattern::Contains(b)) => a == b,
+            (Pattern::Regex(a), Pattern::Regex(b)) => a.as_str() == b.as_str(),
+            (Pattern::Any, Pattern::Any) => true,
+            _ => false,
+        }
+    }
 }
 
 /// The quantization that a configuration declares: one default, and modules that differ.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Quantization {
-    /// What holds for every linear layer and embedding without an override.
-    pub default: GroupQuant,
+    /// The layout of the tensors.
+    pub method: Method,
+    /// What holds for every linear layer without a rule of its own.
+    pub default: Scheme,
+    /// Whether experts alone are quantized.
+    pub(crate) experts_only: bool,
+    /// Whether the token embedding is quantized too.
+    pub(crate) embedding: bool,
+    /// Whether the output projection is quantized too.
+    pub(crate) head: bool,
     /// Canonical module name → its own quantization, or `None` for a module left in floats.
-    pub(crate) overrides: BTreeMap<String, Option<GroupQuant>>,
+    pub(crate) overrides: BTreeMap<String, Option<Scheme>>,
+    /// Rules for several modules; the first that matches counts.
+    pub(crate) rules: Vec<(Pattern, Option<Scheme>)>,
 }
 
 impl GroupQuant {
-    /// The layout of such a tensor when its scales are of type `scales`.
-    pub fn layout(self, scales: Dtype) -> QuantLayout {
-        let scales = match scales {
-            Dtype::F32 => ScaleKind::F32,
-            Dtype::F16 => ScaleKind::F16,
-            Dtype::Bf16 => ScaleKind::Bf16,
-        };
-        QuantLayout { code_bits: self.bits, group: self.group, zero: 0, scales, offset: true }
+    /// The encoding of such a tensor when its float scales, if it has such, are of type `scales`.
+    pub fn encoding(self, scales: Dtype) -> Encoding {
+        let (codebook, zero) = E2M1_BOOK;
+        let (code_bits, group) = (self.bits, self.group);
+        let micro = |scales| QuantLayout { code_bits, group, zero, scales, offset: false, codebook: Some(codebook) };
+        Encoding::Quant(match self.mode {
+            Mode::Affine => {
+                QuantLayout { code_bits, group, zero: 0, scales: scales.scales(), offset: true, codebook: None }
+            }
+            Mode::Mxfp4 => micro(ScaleKind::E8m0Half),
+            Mode::Nvfp4 => micro(ScaleKind::Ue4m3Half),
+            // A number of four digits times a power of two is a bfloat16.
+            Mode::Mxfp8 => return Encoding::BF16,
+        })
+    }
+}
+
+impl IntegerQuant {
+    /// The layout of such a tensor with rows of `cols` elements, in a model of type `dtype`.
+    pub fn layout(self, dtype: Dtype, cols: usize) -> QuantLayout {
+        let (code_bits, group) = (self.bits, self.group.unwrap_or(cols));
+        match self.symmetric {
+            true => {
+                let scales = self.scales.unwrap_or(dtype).scales();
+                QuantLayout { code_bits, group, zero: 1 << (code_bits - 1), scales, offset: false, codebook: None }
+            }
+            // A scale times a zero point has more digits than the scale's own type.
+            false => QuantLayout { code_bits, group, zero: 0, scales: ScaleKind::F32, offset: true, codebook: None },
+        }
+    }
+}
+
+impl Scheme {
+    /// The encoding of such a tensor with rows of `cols` elements, in a model of type `dtype`.
+    pub fn encoding(self, dtype: Dtype, cols: usize) -> Encoding {
+        match self {
+            Scheme::Group(quant) => quant.encoding(dtype),
+            Scheme::Integer(quant) => Encoding::Quant(quant.layout(dtype, cols)),
+            Scheme::F8(quant) => Encoding::F8 { group: quant.block.map_or(cols, |[_, columns]| columns.min(cols)) },
+        }
     }
 }
 
 impl Quantization {
     /// The quantization of a module by canonical name without `.weight`; `None` when it is left in floats.
-    pub fn of(&self, module: &str) -> Option<GroupQuant> {
-        self.overrides.get(module).copied().unwrap_or(Some(self.default))
+    pub fn of(&self, module: &str) -> Option<Scheme> {
+        if let Some(own) = self.overrides.get(module) {
+            return *own;
+        }
+        if self.experts_only && !module.contains(".experts.") {
+            return None;
+        }
+        if !self.embedding && module.ends_with("embed_tokens") || !self.head && module == "lm_head" {
+            return None;
+        }
+        match self.rules.iter().find(|(pattern, _)| pattern.matches(module)) {
+            Some((_, own)) => *own,
+            None => Some(self.default),
+        }
     }
 }

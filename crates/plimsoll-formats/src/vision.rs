@@ -17,6 +17,27 @@ pub enum Tower {
     Omni,
     /// InternVL: tiles of one size, each with a class row; learned positions alone.
     Intern(Intern),
+    /// Gemma 3: SigLIP over images of one size, learned positions alone; the mean of some patches is a token.
+    Siglip,
+    /// LFM2-VL: SigLIP 2 over images of any grid, learned positions that are resized to each; the patches of a token side by side go
+    /// through two projections.
+    Siglip2(Siglip2),
+    /// Gemma 4: images of any aspect that fill a budget of tokens, a learned and a rotary position for each axis; the mean of some patches
+    /// is a token.
+    Gemma4(Gemma4),
+}
+
+/// What differs among the towers of Gemma 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gemma4 {
+    /// Positions of the learned table, for each axis.
+    pub positions: usize,
+    /// Whether linear layers keep their inputs and outputs within bounds that the checkpoint has.
+    pub clipped: bool,
+    /// Whether tokens are shifted and scaled before the projection.
+    pub standardize: bool,
+    /// Whether an image's tokens see each other in the language model's sliding layers.
+    pub sees_ahead: bool,
 }
 
 /// What differs among the towers of InternVL.
@@ -30,6 +51,17 @@ pub struct Intern {
     pub attention_bias: bool,
     /// Whether a norm, never a root-mean-square one, follows the last layer.
     pub last_norm: bool,
+}
+
+/// What differs among the towers of LFM2-VL: the two projections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Siglip2 {
+    /// Width between them.
+    pub projector_width: usize,
+    /// Whether a norm stands before them.
+    pub projector_norm: bool,
+    /// Whether they have biases.
+    pub projector_bias: bool,
 }
 
 /// A vision tower.
@@ -55,7 +87,7 @@ pub struct Vision {
     pub temporal: usize,
     /// Patches per side of a token.
     pub merge: usize,
-    /// Positions per side of the learned table, for InternVL the patches per side of every tile; 0 without one.
+    /// Positions per side of the learned table, for InternVL and Gemma 3 the patches per side of every image; 0 without one.
     pub table_side: usize,
     /// Layers after which the stream also goes to the model's first layers, one for one.
     pub deepstack: Vec<usize>,
@@ -72,7 +104,7 @@ pub struct Vision {
 /// Token ids that stand for media in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaTokens {
-    /// A token of a picture.
+    /// A token of an image.
     pub image: u32,
     /// A token of a video.
     pub video: u32,
@@ -93,6 +125,8 @@ const PATCH_MAX: usize = 1024;
 const GROUP_MAX: usize = 16;
 /// Most positions per side of a learned table.
 const TABLE_SIDE_MAX: usize = 4096;
+/// Most learned positions of an axis.
+const POSITIONS_MAX: usize = 1 << 16;
 
 impl Vision {
     /// Numbers of a patch.
@@ -118,6 +152,9 @@ impl Vision {
         within("numbers of a patch", self.patch_width(), INTERMEDIATE_MAX)?;
         within("width of a merged patch", self.hidden_size * self.merge * self.merge, INTERMEDIATE_MAX)?;
         within("vision positions per side", self.table_side.max(1), TABLE_SIDE_MAX)?;
+        if let Tower::Gemma4(own) = self.tower {
+            within("position_embedding_size", own.positions, POSITIONS_MAX)?;
+        }
         if !self.hidden_size.is_multiple_of(self.heads) || !self.head_dim().is_multiple_of(4) {
             let (heads, hidden) = (self.heads, self.hidden_size);
             return wrong(format!("{heads} vision heads of {hidden} elements together cannot be rotated in two axes"));
@@ -128,6 +165,9 @@ impl Vision {
         }
         if !self.deepstack.is_sorted_by(|a, b| a < b) {
             return wrong("deepstack_visual_indexes do not ascend".to_owned());
+        }
+        if let Tower::Siglip2(siglip) = self.tower {
+            within("projector_hidden_size", siglip.projector_width, INTERMEDIATE_MAX)?;
         }
         let token = self.patch * self.merge;
         match self.window {

@@ -119,7 +119,7 @@ fn sliding_windows_follow_their_family() {
 #[test]
 fn gemma_nests_omits_and_rounds() {
     let config = Checkpoint::open(&fixture("mlx")).expect("the fixture opens").config;
-    assert_eq!(config.architecture, Architecture::Gemma3);
+    assert_eq!(config.architecture, Architecture::Decoder("Gemma 3"));
     assert_eq!((config.vocab_size, config.max_context, config.kv_heads), (262_208, 131_072, 2));
     assert_eq!((config.rope_theta, config.rope_local_theta), (1_000_000.0, 10_000.0));
     assert_eq!(config.rope_scaling, RopeScaling::Linear { factor: 8.0 });
@@ -150,15 +150,15 @@ fn encodings_can_be_planned_without_weights() {
         "language_model.lm_head": {"bits": 8, "group_size": 32}, "model.layers.0.mlp.down_proj": false}"#;
     let config = with(quantization).expect("it opens");
     assert_eq!(config.torch_dtype, Some(Dtype::F16));
-    let bits = |name| match config.planned_encoding(name, 2) {
+    let bits = |name| match config.planned_encoding(name, &[64, 64]) {
         Encoding::Quant(layout) => (layout.code_bits, layout.group, layout.scales),
         float => panic!("{name} is {float:?}"),
     };
     assert_eq!(bits("model.layers.0.mlp.up_proj.weight"), (4, 64, ScaleKind::F16));
     assert_eq!(bits("lm_head.weight"), (8, 32, ScaleKind::F16));
-    assert_eq!(config.planned_encoding("model.layers.0.mlp.down_proj.weight", 2), Encoding::F16);
-    assert_eq!(config.planned_encoding("model.norm.weight", 1), Encoding::F16);
-    assert_eq!(with("").expect("it opens").planned_encoding("lm_head.weight", 2), Encoding::BF16);
+    assert_eq!(config.planned_encoding("model.layers.0.mlp.down_proj.weight", &[64, 96]), Encoding::F16);
+    assert_eq!(config.planned_encoding("model.norm.weight", &[64]), Encoding::F16);
+    assert_eq!(with("").expect("it opens").planned_encoding("lm_head.weight", &[64, 64]), Encoding::BF16);
 }
 
 #[test]

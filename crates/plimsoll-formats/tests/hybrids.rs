@@ -3,7 +3,7 @@
 mod common;
 
 use common::{GgufWriter, open_config};
-use plimsoll_formats::{Architecture, DeltaNet, Encoding, Experts, ModelConfig};
+use plimsoll_formats::{Architecture, DeltaNet, Encoding, Experts, ModelConfig, Routing};
 
 /// The parts of a configuration that every text model has.
 const TEXT: &str = r#""hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -30,7 +30,17 @@ fn nested(extra: &str) -> Result<ModelConfig, String> {
 fn defaults_are_those_of_transformers() {
     let moe = flat("Qwen3MoeForCausalLM", r#""intermediate_size": 128"#).expect("it opens");
     let layers = vec![true; 4];
-    let experts = Experts { count: 128, top_k: 8, width: 768, shared_width: 0, renormalise: false, layers };
+    let experts = Experts {
+        count: 128,
+        top_k: 8,
+        width: 768,
+        shared_width: 0,
+        renormalise: false,
+        routing: Routing::default(),
+        alternating: false,
+        biases: false,
+        layers,
+    };
     assert_eq!((moe.architecture.clone(), moe.experts, moe.delta_net), (Architecture::Qwen3Moe, Some(experts), None));
     assert!(moe.qk_norm && !moe.attention_gate && moe.norm_weight_offset == 0.0);
     assert_eq!((moe.head_dim, moe.rotary_dim), (16, 16));
@@ -103,12 +113,12 @@ fn plain_layers_stand_where_they_are_named() {
 #[test]
 fn stacked_experts_are_planned_as_quantized_and_convolutions_are_not() {
     let config = nested(r#""quantization": {"bits": 4, "group_size": 64}"#).expect("it opens");
-    let bits = |name: &str, dims| match config.planned_encoding(name, dims) {
+    let bits = |name: &str, shape: &[usize]| match config.planned_encoding(name, shape) {
         Encoding::Quant(layout) => layout.code_bits,
         _ => 16,
     };
-    assert_eq!(bits("model.layers.0.mlp.experts.gate_proj.weight", 3), 4);
-    assert_eq!(bits("model.layers.0.linear_attn.conv1d.weight", 3), 16);
+    assert_eq!(bits("model.layers.0.mlp.experts.gate_proj.weight", &[4, 64, 64]), 4);
+    assert_eq!(bits("model.layers.0.linear_attn.conv1d.weight", &[64, 1, 4]), 16);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{GgufWriter, LLAMA, TempDir, fixture, safetensors};
+use common::{GgufWriter, LLAMA, TempDir, fixture, safetensors, seeing, seeing_model};
 use plimsoll_formats::Checkpoint;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
@@ -62,6 +62,19 @@ fn memory_stays_in_proportion_to_the_file() {
             let mut bytes = honest.clone();
             bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
             check("a lying number", &dir.write("model.gguf", &bytes), bytes.len());
+        }
+    }
+
+    // The same in a vision encoder beside the model.
+    let sees = TempDir::new();
+    let (model, encoder) = (seeing_model("qwen3vl").bytes(), seeing("qwen3vl_merger").bytes());
+    let path = sees.write("model.gguf", &model);
+    for at in (0..1200).step_by(7) {
+        for number in [u64::MAX, 1 << 40, 1 << 24] {
+            let mut bytes = encoder.clone();
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            sees.write("mmproj.gguf", &bytes);
+            check("a lying number in an encoder", &path, model.len() + encoder.len());
         }
     }
 

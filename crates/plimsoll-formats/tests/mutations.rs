@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{TempDir, exercise, fixture};
+use common::{TempDir, exercise, fixture, seeing, seeing_model};
 use proptest::prelude::*;
 use std::path::Path;
 
@@ -79,16 +79,30 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_damaged_gguf_file_never_panics(damages in prop::collection::vec(damage(), 1..6)) {
-        let mut bytes = std::fs::read(fixture("types.gguf")).expect("the fixture is there");
+    fn a_damaged_gguf_file_never_panics(codebooks: bool, damages in prop::collection::vec(damage(), 1..6)) {
+        let file = if codebooks { "codebooks.gguf" } else { "types.gguf" };
+        let mut bytes = std::fs::read(fixture(file)).expect("the fixture is there");
         damages.iter().for_each(|damage| apply(&mut bytes, damage));
         let dir = TempDir::new();
         drop(exercise(&dir.write("model.gguf", bytes)));
     }
 
     #[test]
-    fn damaged_packed_weights_never_panic(damages in prop::collection::vec(damage(), 1..6)) {
-        drop(exercise(&damaged_copy(&fixture("mlx"), "model.safetensors", &damages).0));
+    fn a_damaged_vision_encoder_never_panics(windows: bool, damages in prop::collection::vec(damage(), 1..6)) {
+        let (arch, projector) = if windows { ("qwen2vl", "qwen2.5vl_merger") } else { ("qwen3vl", "qwen3vl_merger") };
+        let mut encoder = seeing(projector);
+        encoder.u32("clip.vision.n_wa_pattern", 2);
+        let mut bytes = encoder.bytes();
+        damages.iter().for_each(|damage| apply(&mut bytes, damage));
+        let dir = TempDir::new();
+        dir.write("mmproj.gguf", bytes);
+        drop(exercise(&dir.write("model.gguf", seeing_model(arch).bytes())));
+    }
+
+    #[test]
+    fn damaged_packed_weights_never_panic(small_floats: bool, damages in prop::collection::vec(damage(), 1..6)) {
+        let folder = if small_floats { "micro" } else { "mlx" };
+        drop(exercise(&damaged_copy(&fixture(folder), "model.safetensors", &damages).0));
     }
 
     #[test]

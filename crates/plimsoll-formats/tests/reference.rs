@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{TempDir, fixture, read_f32, values};
+use common::{GgufWriter, TempDir, fixture, read_f32, values};
 use plimsoll_formats::{Architecture, Checkpoint, Encoding, Row, RowBuf, RowScales, ScaleKind};
 
 #[test]
@@ -18,11 +18,39 @@ fn every_gguf_type_equals_the_python_package_bit_for_bit() {
     assert_eq!(expected.next(), None, "the expectation is used up");
 }
 
+/// The types with codebooks, in the order of their fixture.
+const BOOKS: [&str; 13] = [
+    "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
+    "NVFP4",
+];
+
+#[test]
+fn every_gguf_type_with_a_codebook_equals_the_python_package_bit_for_bit() {
+    let checkpoint = Checkpoint::open(&fixture("codebooks.gguf")).expect("the fixture opens");
+    let mut expected = read_f32(&fixture("codebooks.f32")).into_iter();
+    for kind in BOOKS {
+        let found = values(&checkpoint, &format!("test.{kind}"));
+        assert_eq!(found.len(), 3 * 512);
+        for (at, value) in found.into_iter().enumerate() {
+            let want = expected.next().expect("the expectation is long enough");
+            // Where a scale is 0, IQ1_S adds an offset of 0 and has 0 for the package's -0.
+            let zeros = kind == "IQ1_S" && value == 0.0 && want == 0.0;
+            assert!(value.to_bits() == want.to_bits() || zeros, "{kind} element {at}: {value} is not {want}");
+        }
+    }
+    assert_eq!(expected.next(), None, "the expectation is used up");
+}
+
 #[test]
 fn codes_and_scales_combine_to_the_dequantized_values() {
-    let checkpoint = Checkpoint::open(&fixture("types.gguf")).expect("the fixture opens");
+    combine("types.gguf", &["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]);
+    combine("codebooks.gguf", &BOOKS);
+}
+
+fn combine(file: &str, kinds: &[&str]) {
+    let checkpoint = Checkpoint::open(&fixture(file)).expect("the fixture opens");
     let mut row = RowBuf::new();
-    for kind in ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"] {
+    for kind in kinds {
         checkpoint.decode_rows(&format!("test.{kind}"), 1, &mut row).expect("row 1 is there");
         let mut want = vec![0.0; row.len()];
         row.dequantize(&mut want);
@@ -33,7 +61,12 @@ fn codes_and_scales_combine_to_the_dequantized_values() {
             let half = |bits| half::f16::from_bits(bits).to_f32();
             let (scale, offset) = match scales {
                 RowScales::Group { scale, offset, scale_bits, offset_bits } => {
-                    assert_eq!(half(scale_bits[g]), scale[g]);
+                    let stored = match layout.scales {
+                        ScaleKind::E8m0Half => (f32::from(scale_bits[g]) - 128.0).exp2(),
+                        ScaleKind::Ue4m3Half => half(scale_bits[g] << 7) * 128.0,
+                        _ => half(scale_bits[g]),
+                    };
+                    assert_eq!(stored, scale[g]);
                     assert_eq!(offset.len(), offset_bits.len());
                     (scale[g], offset.get(g).copied().unwrap_or(0.0))
                 }
@@ -41,8 +74,12 @@ fn codes_and_scales_combine_to_the_dequantized_values() {
                     let offset = dmin.get(at / 256).map_or(0.0, |&dmin| -half(dmin) * f32::from(m[g]));
                     (half(d[at / 256]) * f32::from(sc[g]), offset)
                 }
+                RowScales::SuperF32 { d, dmin, sc, m } => {
+                    let offset = dmin.get(at / 256).map_or(0.0, |&dmin| -dmin * f32::from(m[g]));
+                    (d[at / 256] * f32::from(sc[g]), offset)
+                }
             };
-            let value = scale * (i32::from(code) - i32::from(layout.zero)) as f32 + offset;
+            let value = scale * (i32::from(layout.level(code)) - i32::from(layout.zero)) as f32 + offset;
             assert_eq!(value, want, "{kind} element {at}");
         }
     }
@@ -104,6 +141,30 @@ fn mlx_quantization_equals_mlx() {
     assert_eq!(checkpoint.tensors().count(), 7, "scales and biases are no tensors of their own");
     assert_eq!(values(&checkpoint, "model.norm.weight"), [1.0; 64]);
     assert!(checkpoint.config.tie_word_embeddings, "there is no lm_head");
+}
+
+#[test]
+fn a_split_gguf_opens_by_any_of_its_parts() {
+    let dir = TempDir::new();
+    let part = |writer: &mut GgufWriter, number: u16, tensor: &str, dims: &[u64]| {
+        writer.set("split.no", 2, number.to_le_bytes()).set("split.count", 2, 3u16.to_le_bytes());
+        writer.tensor(tensor, dims);
+        dir.write(&format!("m-{:05}-of-00003.gguf", number + 1), writer.bytes())
+    };
+    let first = part(&mut GgufWriter::new("llama"), 0, "token_embd.weight", &[64, 3]);
+    // Later parts have no keys of the model.
+    let mut bare = GgufWriter { keys: Vec::new(), ..GgufWriter::new("llama") };
+    let second = part(&mut bare.clone(), 1, "output_norm.weight", &[64]);
+    let third = part(&mut bare, 2, "output.weight", &[64, 3]);
+    for path in [&first, &second, &third] {
+        let checkpoint = Checkpoint::open(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let names: Vec<&str> = checkpoint.tensors().map(|(name, _)| name).collect();
+        assert_eq!(names, ["model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"], "{}", path.display());
+        assert_eq!(values(&checkpoint, "lm_head.weight").len(), 192);
+    }
+    std::fs::remove_file(&second).unwrap();
+    let error = Checkpoint::open(&third).map(drop).expect_err("a part is missing").to_string();
+    assert!(error.contains("m-00002-of-00003.gguf"), "{error}");
 }
 
 #[test]
@@ -189,4 +250,32 @@ fn rows_and_names_out_of_bounds_are_errors() {
     assert_eq!(beyond.to_string(), "tensor \"test.Q4_0\" has 3 rows, row 3 was asked for");
     let missing = checkpoint.decode_rows("test.Q9", 0, &mut row).expect_err("there is no such tensor");
     assert_eq!(missing.to_string(), "no tensor named \"test.Q9\" in this checkpoint");
+}
+
+#[test]
+fn small_floats_equal_mlx_and_the_experts_of_gpt_oss() {
+    let checkpoint = Checkpoint::open(&fixture("micro")).expect("the fixture opens");
+    let mut expected = read_f32(&fixture("micro/expected.f32")).into_iter();
+    let experts = "model.layers.0.mlp.experts.gate_up_proj";
+    for (name, shape, scales) in [
+        ("model.layers.0.mxfp4".to_owned(), vec![5, 256], Some((32, ScaleKind::E8m0Half))),
+        ("model.layers.0.mxfp8".to_owned(), vec![5, 256], None),
+        ("model.layers.0.nvfp4".to_owned(), vec![5, 256], Some((16, ScaleKind::Ue4m3Half))),
+        (experts.to_owned(), vec![2, 6, 128], Some((32, ScaleKind::E8m0Half))),
+    ] {
+        let name = format!("{name}.weight");
+        let info = checkpoint.tensor(&name).unwrap_or_else(|| panic!("{name} is there"));
+        assert_eq!(info.shape, shape);
+        match info.encoding {
+            Encoding::Quant(layout) => assert_eq!(Some((layout.group, layout.scales)), scales),
+            encoding => assert_eq!((encoding, scales), (Encoding::BF16, None)),
+        }
+        for (at, value) in values(&checkpoint, &name).into_iter().enumerate() {
+            // Equal but for the sign of a zero.
+            assert_eq!(Some(value), expected.next(), "{name}, element {at}");
+        }
+    }
+    assert_eq!(expected.next(), None, "the expectation is used up");
+    assert_eq!(values(&checkpoint, &format!("{experts}_bias")), [1.0; 12]);
+    assert_eq!(checkpoint.tensors().count(), 5, "scales are no tensors of their own");
 }

@@ -51,8 +51,8 @@ fn gguf_heads_that_lie_are_refused_by_name() {
         ("5 dimensions", |w| w.tensors[0].1 = vec![1; 5]),
         ("a dimension is 0", |w| w.tensors[0].1 = vec![64, 0]),
         ("overflows", |w| w.tensors[0].1 = vec![1 << 40, 1 << 40]),
-        ("not whole blocks of 32", |w| (w.tensors[0].1, w.tensors[0].2) = (vec![48, 1], 2)),
-        ("has type IQ4_XS", |w| w.tensors[0].2 = 23),
+        ("not whole Q4_0 blocks of 32", |w| (w.tensors[0].1, w.tensors[0].2) = (vec![48, 1], 2)),
+        ("has type Q1_0; types that load are F32, F16, Q4_0,", |w| w.tensors[0].2 = 41),
         ("offset 16 is not aligned", |w| (w.tensors[1].3, w.tensors[0].3) = (16, 512)),
         ("inside a tensor that ends at 768", |w| w.tensors[1].3 = 32),
         ("of the data, which has only 1024", |w| w.tensors[0].1 = vec![64, 64]),
@@ -185,15 +185,26 @@ fn packed_weights_must_agree_with_the_configuration() {
     let honest = open(r#"{"bits": 4, "group_size": 32}"#, 2, "a.biases").expect("it agrees");
     assert_eq!(honest.tensor("a.weight").map(|info| info.shape.clone()), Some(vec![2, 64]));
     assert_eq!(honest.tensor("a.weight").map(|info| info.bytes), Some(80));
-    let refusal = |quantization, groups, biases| open(quantization, groups, biases).map(drop).expect_err("a lie");
+    let refusal =
+        |quantization: &str, groups, biases: &str| open(quantization, groups, biases).map(drop).expect_err("a lie");
     says(&refusal(r#"{"bits": 8, "group_size": 32}"#, 2, "a.biases"), "are not 8 bits in groups of 32");
     says(&refusal(r#"{"bits": 4, "group_size": 64}"#, 2, "a.biases"), "are not 4 bits in groups of 64");
     says(&refusal(r#"{"bits": 4, "group_size": 32}"#, 3, "a.biases"), "are not 4 bits in groups of 32");
     says(&refusal(r#"{"bits": 4, "group_size": 32}"#, 2, "a.offsets"), "its biases are missing");
     says(&refusal(r#"{"bits": 4, "group_size": 32, "a": false}"#, 2, "a.biases"), "says that it is not");
     says(&refusal(r#"{"bits": 7, "group_size": 32}"#, 2, "a.biases"), "quantization to 7 bits in groups of 32");
-    says(&refusal(r#"{"bits": 4, "group_size": 32, "mode": "mxfp4"}"#, 2, "a.biases"), "quantization mode \"mxfp4\"");
-    says(&refusal(r#"{"quant_method": "awq", "bits": 4}"#, 2, "a.biases"), "quantization method \"awq\"");
+    let mode = |mode: &str, group: usize| {
+        let declared = format!(r#"{{"bits": 4, "group_size": {group}, "mode": "{mode}"}}"#);
+        refusal(&declared, 2, "a.biases")
+    };
+    says(&mode("mxfp6", 32), "quantization mode \"mxfp6\"; modes that load are affine, mxfp4, mxfp8 and nvfp4");
+    says(&mode("mxfp4", 32), "its scales are not bytes");
+    says(&mode("mxfp4", 16), "Mxfp4 quantization to 4 bits in groups of 16");
+    says(&mode("mxfp8", 32), "Mxfp8 quantization to 4 bits in groups of 32");
+    says(
+        &refusal(r#"{"quant_method": "hqq", "bits": 4}"#, 2, "a.biases"),
+        "quantization_config.quant_method \"hqq\"; use",
+    );
 }
 
 /// A value of the file may be as long as the file; what is said of it is not.

@@ -11,7 +11,7 @@ use plimsoll_media::image::Normalize;
 use plimsoll_media::{OutputPool, Staging};
 use plimsoll_reply::Choice;
 use plimsoll_server::fuzzed::{Bodies, Route};
-use plimsoll_server::{Formats, MediaConfig, MediaFetch, Pooled, SamplingDefaults, Served, ServerConfig};
+use plimsoll_server::{About, Formats, MediaConfig, MediaFetch, Pooled, SamplingDefaults, Served, ServerConfig};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::{MIB, within};
@@ -29,7 +29,7 @@ pub(crate) fn bodies(data: &[u8]) {
     let Some((route, body)) = data.split_first() else { return };
     let route = Route::ALL[usize::from(*route) % Route::ALL.len()];
     let bodies = match route {
-        Route::Embeddings | Route::Rerank | Route::Score => encoder(),
+        Route::Embeddings | Route::Rerank | Route::Score | Route::OllamaEmbed | Route::CohereEmbed => encoder(),
         _ => model(),
     };
     // Templates, tokenizing and grammars have budgets of their own, whatever the body.
@@ -70,6 +70,7 @@ fn readers(encoder: bool) -> Bodies {
         template: Some(template),
         names: vec!["tiny".into()],
         created_s: 1_700_000_000,
+        about: About::default(),
         default_max_tokens: None,
         pooled: Pooled { pooling: encoder.then_some(Pooling::Mean), normalize: true, sigmoid: true },
         sampling: SamplingDefaults::default(),
@@ -105,6 +106,7 @@ fn spec(tokenizer: &Tokenizer) -> MediaSpec {
         audio: None,
         parameters: "a fuzzer".into(),
         places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        image_in_one_step: false,
         spelling: Spelling::Timed,
         items_max: 4,
         batch: 2,

@@ -8,6 +8,7 @@ use plimsoll_text::{ChatTemplate, Ending, PROMPT_BYTES_MAX, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::scratch::Scratch;
+use crate::seeds;
 use crate::{KIB, MIB, parts, within};
 
 /// The smallest `config.json` of a Llama, and of one with weights in groups of four bits.
@@ -55,6 +56,19 @@ pub(crate) fn gguf(data: &[u8]) {
     within(64 * data.len() + 64 * MIB, || drop(LoadedModel::open(&path)));
 }
 
+/// A file with a vision encoder, beside a model that it may be for: opened, and declared where it is sound.
+pub(crate) fn mmproj(data: &[u8]) {
+    let Some((kind, file)) = data.split_first() else { return };
+    let dir = Scratch::new();
+    let pairs = seeds::pairs();
+    let model = &pairs[usize::from(*kind) % pairs.len()].model;
+    let path = dir.write("model.gguf", model);
+    dir.write("mmproj.gguf", file);
+    exercise(&path, model.len() + file.len());
+    let Ok(checkpoint) = Checkpoint::open(&path) else { return };
+    within(256 * MIB, || drop(Blueprint::new(&checkpoint, &Options::default())));
+}
+
 /// A safetensors file; the first byte says beside which configuration.
 pub(crate) fn safetensors(data: &[u8]) {
     let Some((kind, file)) = data.split_first() else { return };
@@ -91,13 +105,24 @@ pub(crate) fn config(data: &[u8]) {
             dir.write(name, text);
         }
     }
-    let Ok(checkpoint) = within(tables(data.len()), || Checkpoint::open(&dir.0)) else { return };
+    let allowed = tables(data.len()) + expressions(config) * EXPRESSION_BYTES;
+    let Ok(checkpoint) = within(allowed, || Checkpoint::open(&dir.0)) else { return };
     // A plan holds a row for every matrix of every layer, whatever the file's length.
     within(256 * MIB, || {
         let options = Options::default();
         let Ok(blueprint) = Blueprint::new(&checkpoint, &options) else { return };
         drop(blueprint.plan(&options, 2, &Line::of_budget(1 << 40, "a fuzzer")));
     });
+}
+
+/// Heap that one regular expression of `quantization_config` takes while it is compiled: its limit is 64 KiB compiled.
+const EXPRESSION_BYTES: usize = 512 * KIB;
+
+/// The most regular expressions that a `config.json` can hold: those of compressed-tensors begin with `re:`, those of GPTQ with
+/// `+:` or `-:`, and those of AutoRound have a character that no plain name has.
+fn expressions(config: &[u8]) -> usize {
+    let marks: [&[u8]; 5] = [b"re:", b"+:", b"-:", b"*", b"\\\\"];
+    marks.iter().map(|mark| config.windows(mark.len()).filter(|bytes| bytes == mark).count()).sum()
 }
 
 /// A `tokenizer.json`, the file beside it, and a text to encode.
@@ -111,6 +136,11 @@ pub(crate) fn tokenizer(data: &[u8]) {
     let Ok(tokenizer) = within(64 * (file.len() + beside.len()) + 64 * MIB, || Tokenizer::from_file(&path)) else {
         return;
     };
+    // A normalizer's own rules may lengthen a text as often as there are rules: such a file is trusted or not used.
+    let rules = |name: &[u8]| file.windows(name.len()).filter(|window| *window == name).count();
+    if rules(b"Replace") + rules(b"Prepend") + rules(b"Precompiled") > 4 {
+        return;
+    }
     let text = String::from_utf8_lossy(text);
     for text in [&*text, "Hello,  wörld! 🚀\n\n 12345 <|im_start|>"] {
         for parse_special in [false, true] {
@@ -124,22 +154,34 @@ pub(crate) fn tokenizer(data: &[u8]) {
     drop(tokenizer.pair(&[0], &[0]));
 }
 
-/// A chat template, messages and variables.
+/// The templates whose messages a client makes up. A template itself comes from the model's files: beyond its limits on
+/// steps, output and recursion it may take what it likes.
+const TEMPLATES: &[&str] = &[
+    include_str!("../../plimsoll-text/tests/fixtures/templates/headers.jinja"),
+    include_str!("../../plimsoll-text/tests/fixtures/templates/inst.jinja"),
+    include_str!("../../plimsoll-text/tests/fixtures/templates/python.jinja"),
+    include_str!("../../plimsoll-text/tests/fixtures/templates/qwen2.5.jinja"),
+    include_str!("../../plimsoll-text/tests/fixtures/templates/smollm2.jinja"),
+    include_str!("../../plimsoll-text/tests/fixtures/templates/think.jinja"),
+    include_str!("../../plimsoll-text/tests/fixtures/templates/turns.jinja"),
+];
+
+/// Messages, variables and tools for one of the templates, which the first byte chooses.
 pub(crate) fn template(data: &[u8]) {
-    let [source, messages, extra] = parts(data);
-    let Ok(source) = std::str::from_utf8(source) else { return };
+    let Some((choice, data)) = data.split_first() else { return };
+    let [messages, extra, tools] = parts(data);
     let messages: Value = serde_json::from_slice(messages).unwrap_or_else(|_| {
         json!([{"role": "system", "content": "a"}, {"role": "user", "content": "b <c>"},
                {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f", "arguments": {"x": 1}}}]}])
     });
     let extra: Map<String, Value> = serde_json::from_slice(extra).unwrap_or_default();
-    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
-    // Instructions are as long as the text, each with a place in it; work is counted in bytes.
-    within(2 * KIB * source.len() + 64 * data.len() + 128 * MIB, || {
-        let Ok(template) = ChatTemplate::new(source, "<s>", "</s>") else { return };
-        let tools = template.knows_tools().then_some(&tools);
+    let tools: Option<Value> = serde_json::from_slice(tools).ok();
+    let source = TEMPLATES[usize::from(*choice) % TEMPLATES.len()];
+    // Memory is linear in what a client sends. A small number becomes a value of some words, in two trees.
+    within(512 * data.len() + 4 * MIB, || {
+        let template = ChatTemplate::new(source, "<s>", "</s>").expect("the fixtures compile");
         for ending in [Ending::Open, Ending::Within] {
-            if let Ok(prompt) = template.render(&messages, tools, ending, &extra) {
+            if let Ok(prompt) = template.render(&messages, tools.as_ref(), ending, &extra) {
                 assert!(prompt.len() <= PROMPT_BYTES_MAX);
             }
         }

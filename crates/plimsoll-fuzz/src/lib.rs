@@ -4,7 +4,7 @@
 //! reading the same thing differ, or where the code it calls panics and nothing contains that. `fuzz/` (cargo-fuzz, nightly) runs targets
 //! under libFuzzer with coverage and sanitizers; `tests/corpus.rs` runs the same functions over what seeds and findings there are, on any
 //! toolchain. The rooms: `files` (checkpoints, tokenizers, templates), `media`, `bodies`, `replies` (what models say, and what may be said),
-//! `tools` (what our own commands read), `seeds`.
+//! `tools` (what our own commands and MCP's client read), `seeds`.
 //!
 //! **Architecture invariant:** nothing here opens a connection or runs a model, and no other crate depends on this one.
 
@@ -39,6 +39,7 @@ pub struct Target {
 /// All of them.
 pub const TARGETS: &[Target] = &[
     Target { name: "gguf", run: files::gguf },
+    Target { name: "mmproj", run: files::mmproj },
     Target { name: "safetensors", run: files::safetensors },
     Target { name: "safetensors_index", run: files::index },
     Target { name: "config", run: files::config },
@@ -52,6 +53,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "reply", run: replies::reply },
     Target { name: "stops", run: replies::stops },
     Target { name: "sse", run: tools::sse },
+    Target { name: "mcp", run: tools::mcp },
     Target { name: "trace", run: tools::trace },
     Target { name: "models_file", run: tools::models_file },
 ];

@@ -1,4 +1,4 @@
-//! Pictures, animations and sounds.
+//! Images, animations and audio clips.
 
 use std::sync::atomic::AtomicBool;
 
@@ -34,15 +34,15 @@ fn both(data: &[u8], read: impl Fn(&[u8])) {
     }
 }
 
-/// A picture: probed, decoded, resized.
+/// An image: probed, decoded, resized.
 pub(crate) fn image(data: &[u8]) {
     both(data, |bytes| {
         let Some(header) = the_clients(within(looking(bytes.len()), || image::probe(bytes, &limits()))) else { return };
         let cost = header.decode_bytes() as usize + SLACK;
-        let Some(picture) = the_clients(within(cost, || image::decode(bytes, &limits()))) else { return };
-        assert_eq!((picture.size, picture.data.len() as u64), (header.size, 3 * header.size.pixels()));
+        let Some(image) = the_clients(within(cost, || image::decode(bytes, &limits()))) else { return };
+        assert_eq!((image.size, image.data.len() as u64), (header.size, 3 * header.size.pixels()));
         let to = Size { height: 28, width: 1 + u32::from(data[data.len() / 2]) };
-        assert_eq!(image::resize(&picture, to).data.len() as u64, 3 * to.pixels());
+        assert_eq!(image::resize(&image, to, image::Filter::Bicubic).data.len() as u64, 3 * to.pixels());
     });
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn frames(data: &[u8]) {
     });
 }
 
-/// A sound.
+/// An audio clip.
 pub(crate) fn audio(data: &[u8]) {
     let limits = AudioLimits { file_bytes: 1 << 20, seconds: 20 };
     both(data, |bytes| {
@@ -71,11 +71,11 @@ pub(crate) fn audio(data: &[u8]) {
             return;
         };
         let cost = header.decode_bytes() as usize + SLACK;
-        let Some(sound) = the_clients(within(cost, || audio::decode(bytes, &limits, &AtomicBool::new(false)))) else {
+        let Some(audio) = the_clients(within(cost, || audio::decode(bytes, &limits, &AtomicBool::new(false)))) else {
             return;
         };
-        assert_eq!(sound.rate, header.rate);
-        assert!(sound.samples.len() as u64 <= limits.seconds * u64::from(sound.rate));
+        assert_eq!(audio.rate, header.rate);
+        assert!(audio.samples.len() as u64 <= limits.seconds * u64::from(audio.rate));
     });
 }
 

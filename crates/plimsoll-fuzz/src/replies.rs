@@ -75,13 +75,13 @@ pub(crate) fn reply(data: &[u8]) {
     const TOOLS: [T; 9] =
         [T::Hermes, T::QwenXml, T::Llama3, T::Mistral, T::DeepSeek, T::Glm, T::FunctionGemma, T::Gemma4, T::Harmony];
     const THOUGHTS: [R; 5] = [R::Think, R::Mistral, R::Seed, R::Gemma4, R::Harmony];
-    let [tools, thoughts, step, text @ ..] = data else { return };
+    let [tools, reasoning, step, text @ ..] = data else { return };
     let text = String::from_utf8_lossy(text);
     let known = Arc::new(Tools::from_openai(&json!([{"type": "function", "function": {"name": "f", "parameters":
         {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}])));
     let spec = Spec {
-        reasoning: THOUGHTS.get(usize::from(thoughts % 8)).copied(),
-        start: [Start::Turn, Start::Thoughts, Start::Answer, Start::Thoughts][usize::from(thoughts >> 3 & 3)],
+        reasoning: THOUGHTS.get(usize::from(reasoning % 8)).copied(),
+        start: [Start::Turn, Start::Reasoning, Start::Answer, Start::Reasoning][usize::from(reasoning >> 3 & 3)],
         tools: TOOLS.get(usize::from(tools % 12)).map(|format| (*format, known)),
         ..Spec::default()
     };
@@ -92,7 +92,7 @@ pub(crate) fn reply(data: &[u8]) {
     assert_eq!(read(&spec, &pieces), whole, "cut in pieces it reads differently");
 }
 
-/// Thoughts, content, and calls as (name, id, arguments).
+/// Reasoning, content, and calls as (name, id, arguments).
 type Parts = (String, String, Vec<(String, Option<String>, String)>);
 
 fn read(spec: &Spec, pieces: &[&str]) -> Parts {
@@ -103,7 +103,7 @@ fn read(spec: &Spec, pieces: &[&str]) -> Parts {
         let mut parser = ReplyParser::new(spec);
         pieces.iter().for_each(|piece| parser.push(piece, &mut events));
         parser.finish(&mut events);
-        assert!(parser.thoughts_end() <= bytes);
+        assert!(parser.reasoning_end() <= bytes);
     });
     let (mut parts, mut open) = (Parts::default(), false);
     for event in events {

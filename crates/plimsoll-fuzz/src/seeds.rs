@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// Larger fixtures are left out: a fuzzer changes small files faster, and they have all that large ones have.
 const SEED_BYTES_MAX: u64 = 82 << 10;
@@ -25,7 +26,8 @@ pub fn regressions(target: &str) -> Vec<(String, Vec<u8>)> {
 /// The seeds of a target; by name.
 pub fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
     match target {
-        "gguf" => files("gguf"),
+        "gguf" => of(&files("gguf"), |path| !path.contains("mmproj")),
+        "mmproj" => encoders(),
         "safetensors" => safetensors(),
         "safetensors_index" => {
             let mut all = of(&files("json"), |path| path.ends_with("index.json"));
@@ -47,6 +49,12 @@ pub fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
             b"\0data: {\"a\":1}\n\n: note\n\ndata: two\ndata: three\r\n\r\nevent: x\ndata: [DONE]\n\n",
             b"\x03data:\r\n\r\n\n\ndata: \xff\n\nrest",
         ]),
+        "mcp" => named(&[
+            b"\0: hello\n\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progress\":1}}\n\ndata: {\"jsonrpc\":\"2.0\",\"id\":\"p\",\"method\":\"ping\"}\n\ndata: {\"jsonrpc\":\"2.0\",\"id\":7,\"method\":\"sampling/createMessage\",\"params\":{}}\n\nevent: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"content\":[]}}\n\n",
+            b"\x02{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"tools\":[{\"name\":\"add\",\"description\":\"Adds.\",\"inputSchema\":{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"number\"}}},\"annotations\":{\"readOnlyHint\":true}},{\"name\":\"b.c\",\"inputSchema\":{}}],\"nextCursor\":\"n\"}}",
+            b"\x03{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"content\":[{\"type\":\"text\",\"text\":\"5\"},{\"type\":\"image\",\"data\":\"AA==\",\"mimeType\":\"image/png\"},{\"type\":\"resource\",\"resource\":{\"uri\":\"file:///a\",\"text\":\"x\"}}],\"structuredContent\":{\"n\":1},\"isError\":true}}",
+            b"\x01{\"jsonrpc\":\"2.0\",\"id\":null,\"error\":{\"code\":-32022,\"message\":\"Unsupported protocol version\",\"data\":{\"supported\":[\"2026-07-28\"]}}}",
+        ]),
         "trace" => traces(),
         "models_file" => named(&[
             b"[[models]]\nname = 'b'\nmodel = 'one'\nkv-dtype = 'f32'\nelastic = false\nserved_model_name = ['x', 'y']\n[[models]]\nname = 'a'\nmodel = 'two'\nidle-seconds = 9\nmemory-budget = '10MiB'\n",
@@ -54,6 +62,36 @@ pub fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
         ]),
         other => panic!("{other} has no seeds"),
     }
+}
+
+/// A GGUF model, and the vision encoder that stands before it.
+pub(crate) struct Pair {
+    name: String,
+    pub(crate) model: Vec<u8>,
+    encoder: Vec<u8>,
+}
+
+/// The fixtures that are such pairs; read once.
+pub(crate) fn pairs() -> &'static [Pair] {
+    static PAIRS: OnceLock<Vec<Pair>> = OnceLock::new();
+    PAIRS.get_or_init(|| {
+        let models = fs::read_dir(root().join("tests/fixtures/models")).expect("there are fixtures");
+        let folders = models.map(|entry| entry.expect("it can be listed").path());
+        let pair = |folder: PathBuf| Pair {
+            name: folder.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            model: read(&folder.join("model.gguf")),
+            encoder: read(&folder.join("mmproj.gguf")),
+        };
+        let mut pairs: Vec<Pair> = folders.filter(|folder| folder.join("mmproj.gguf").is_file()).map(pair).collect();
+        pairs.sort_by(|a, b| a.name.cmp(&b.name));
+        pairs
+    })
+}
+
+/// Their encoders, each behind the number of its model.
+fn encoders() -> Vec<(String, Vec<u8>)> {
+    let numbered = pairs().iter().enumerate();
+    numbered.map(|(number, pair)| (pair.name.clone(), with_first(number as u8, &pair.encoder))).collect()
 }
 
 fn named(all: &[&[u8]]) -> Vec<(String, Vec<u8>)> {
@@ -123,21 +161,26 @@ fn tokenizers() -> Vec<(String, Vec<u8>)> {
 }
 
 fn templates() -> Vec<(String, Vec<u8>)> {
-    let messages = br#"[{"role":"user","content":"hi"},{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":{}}}]}]"#;
-    let join = |(name, bytes): &(String, Vec<u8>)| {
-        let all: [&[u8]; 3] = [bytes, messages, br#"{"enable_thinking":false}"#];
-        (name.clone(), all.join(&0))
-    };
-    let mut all: Vec<_> = files("jinja").iter().map(join).collect();
-    let rest: &[&[u8]] = &[
-        b"{% set ns = namespace(x='a') %}{% for m in messages|reverse %}{% set ns.x = ns.x ~ m.content %}{% endfor %}{{ ns.x * 3 }}",
-        b"{% macro f(a, b=2) %}{{ a|tojson(indent=2) }}{{ '%s-%d' % (a, b) }}{% endmacro %}{{ f(messages) }}{{ messages[0]['content'].split('h')|join(',') }}",
-        b"{{ strftime_now('%d %b %Y') }}{{ range(3)|list|length }}{{ 'a'.upper().strip().replace('A','bb') }}{% generation %}x{% endgeneration %}",
-        b"{%- if messages[0].role == 'system' -%}{{ messages[0].content|trim }}{%- endif -%}{{ raise_exception('no') }}",
-        b"{{ messages|selectattr('role','equalto','user')|map(attribute='content')|list }}{{ dict(a=1).items() }}{{ 10 // 3 ** 2 }}{{ 'x'.format(1) }}",
+    let tool: &[u8] = br#"[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"x":{"type":"integer"}}}}}]"#;
+    let conversations: &[[&[u8]; 3]] = &[
+        [
+            br#"[{"role":"user","content":"hi"},{"role":"assistant","content":"","tool_calls":[{"function":{"name":"f","arguments":{}}}]}]"#,
+            br#"{"enable_thinking":false}"#,
+            tool,
+        ],
+        [br#"[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"\n\u0007'\""},{"type":"image"}]}]"#, b"{}", b""],
+        [
+            br#"[{"role":"user","content":"q"},{"role":"assistant","content":"<think>\nr\n</think>\n\na","reasoning_content":"r"},{"role":"tool","content":"1e400","tool_call_id":"call00001"}]"#,
+            br#"{"documents":[{"title":"t","text":"d"}],"date_string":"26 Jul 2024"}"#,
+            tool,
+        ],
     ];
-    all.extend(named(rest));
-    all
+    let seed = |number: usize| {
+        let whole = conversations[number % conversations.len()].join(&0);
+        (format!("seed-{number}"), with_first(number as u8, &whole))
+    };
+    // Every template with every conversation: 3 and 7 have no common factor.
+    (0..21).map(seed).collect()
 }
 
 fn media(extensions: &[&str]) -> Vec<(String, Vec<u8>)> {
@@ -145,23 +188,30 @@ fn media(extensions: &[&str]) -> Vec<(String, Vec<u8>)> {
 }
 
 fn bodies() -> Vec<(String, Vec<u8>)> {
-    let picture = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNgYGRiBgAADgAHc0zEcwAAAABJRU5ErkJggg==";
+    let image = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR42mNgYGRiBgAADgAHc0zEcwAAAABJRU5ErkJggg==";
     let tool = r#"{"type":"function","function":{"name":"f","description":"d","strict":true,"parameters":{"type":"object","properties":{"city":{"type":"string"}},"required":["city"],"additionalProperties":false}}}"#;
     let all: Vec<(u8, String)> = vec![
         (0, r#"{"model":"tiny","prompt":["a","b"],"max_tokens":5,"n":2,"echo":true,"logprobs":3,"stop":["x"],"temperature":0.5,"top_p":0.9,"top_k":4,"min_p":0.1,"seed":-1,"logit_bias":{"5":-100},"stream":true,"stream_options":{"include_usage":true},"guided_regex":"[a-z]+"}"#.into()),
         (0, r#"{"prompt":[[1,2,3],[4]],"max_completion_tokens":1,"presence_penalty":1.5,"frequency_penalty":-2,"repetition_penalty":1.1,"stop_token_ids":[3],"min_tokens":2,"ignore_eos":true,"prompt_logprobs":1,"return_token_ids":true,"cache_salt":"s","user":"u"}"#.into()),
         (0, r#"{"prompt":"x","response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"object","properties":{"a":{"type":"integer"}}}}},"metadata":{"k":"v"}}"#.into()),
-        (1, format!(r#"{{"model":"tiny","messages":[{{"role":"system","content":"s"}},{{"role":"user","content":[{{"type":"text","text":"<|image_pad|>"}},{{"type":"image_url","image_url":{{"url":"{picture}","detail":"low"}}}}]}}],"tools":[{tool}],"tool_choice":"required","parallel_tool_calls":false,"logprobs":true,"top_logprobs":2,"chat_template_kwargs":{{"enable_thinking":true}},"thinking_token_budget":8}}"#)),
+        (1, format!(r#"{{"model":"tiny","messages":[{{"role":"system","content":"s"}},{{"role":"user","content":[{{"type":"text","text":"<|image_pad|>"}},{{"type":"image_url","image_url":{{"url":"{image}","detail":"low"}}}}]}}],"tools":[{tool}],"tool_choice":"required","parallel_tool_calls":false,"logprobs":true,"top_logprobs":2,"chat_template_kwargs":{{"enable_thinking":true}},"thinking_token_budget":8}}"#)),
         (1, format!(r#"{{"messages":[{{"role":"user","content":"q"}},{{"role":"assistant","content":null,"tool_calls":[{{"id":"c","type":"function","function":{{"name":"f","arguments":"{{\"city\":\"x\"}}"}}}}]}},{{"role":"tool","tool_call_id":"c","content":"r"}}],"tools":[{tool}],"tool_choice":{{"type":"function","function":{{"name":"f"}}}},"reasoning_effort":"low"}}"#)),
-        (1, format!(r#"{{"messages":[{{"role":"user","content":[{{"type":"video_url","video_url":{{"url":"data:video/jpeg;base64,AA==,AA=="}}}},{{"type":"video","video":["{picture}","{picture}"],"fps":2}}]}}],"response_format":{{"type":"json_object"}},"documents":[]}}"#)),
-        (2, format!(r#"{{"model":"tiny","max_tokens":9,"system":[{{"type":"text","text":"s","cache_control":{{"type":"ephemeral"}}}}],"messages":[{{"role":"user","content":[{{"type":"text","text":"q"}},{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{}"}}}}]}},{{"role":"assistant","content":[{{"type":"thinking","thinking":"t","signature":"s"}},{{"type":"tool_use","id":"i","name":"f","input":{{"a":1}}}}]}},{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"i","content":"r","is_error":true}}]}}],"tools":[{{"name":"f","description":"d","input_schema":{{"type":"object"}}}}],"tool_choice":{{"type":"any","disable_parallel_tool_use":true}},"thinking":{{"type":"enabled","budget_tokens":4}},"stop_sequences":["x"],"metadata":{{"user_id":"u"}}}}"#, &picture[22..])),
+        (1, format!(r#"{{"messages":[{{"role":"user","content":[{{"type":"video_url","video_url":{{"url":"data:video/jpeg;base64,AA==,AA=="}}}},{{"type":"video","video":["{image}","{image}"],"fps":2}}]}}],"response_format":{{"type":"json_object"}},"documents":[]}}"#)),
+        (2, format!(r#"{{"model":"tiny","max_tokens":9,"system":[{{"type":"text","text":"s","cache_control":{{"type":"ephemeral"}}}}],"messages":[{{"role":"user","content":[{{"type":"text","text":"q"}},{{"type":"image","source":{{"type":"base64","media_type":"image/png","data":"{}"}}}}]}},{{"role":"assistant","content":[{{"type":"thinking","thinking":"t","signature":"s"}},{{"type":"tool_use","id":"i","name":"f","input":{{"a":1}}}}]}},{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"i","content":"r","is_error":true}}]}}],"tools":[{{"name":"f","description":"d","input_schema":{{"type":"object"}}}}],"tool_choice":{{"type":"any","disable_parallel_tool_use":true}},"thinking":{{"type":"enabled","budget_tokens":4}},"stop_sequences":["x"],"metadata":{{"user_id":"u"}}}}"#, &image[22..])),
         (3, r#"{"messages":[{"role":"user","content":"q"}],"system":"s","output_config":{"effort":"low","format":{"type":"json_schema","schema":{"type":"object"}}}}"#.into()),
-        (4, format!(r#"{{"model":"tiny","input":[{{"type":"message","role":"user","content":[{{"type":"input_text","text":"q"}},{{"type":"input_image","image_url":"{picture}","detail":"auto"}}]}},{{"type":"reasoning","id":"r","summary":[],"content":[{{"type":"reasoning_text","text":"t"}}]}},{{"type":"function_call","call_id":"c","name":"f","arguments":"{{}}"}},{{"type":"function_call_output","call_id":"c","output":"o"}}],"instructions":"i","tools":[{{"type":"function","name":"f","parameters":{{"type":"object"}},"strict":true}}],"tool_choice":"auto","text":{{"format":{{"type":"json_schema","name":"n","schema":{{"type":"object"}}}}}},"reasoning":{{"effort":"low"}},"store":false,"include":["message.output_text.logprobs"],"top_logprobs":2,"metadata":{{"a":"b"}},"max_output_tokens":7}}"#)),
+        (4, format!(r#"{{"model":"tiny","input":[{{"type":"message","role":"user","content":[{{"type":"input_text","text":"q"}},{{"type":"input_image","image_url":"{image}","detail":"auto"}}]}},{{"type":"reasoning","id":"r","summary":[],"content":[{{"type":"reasoning_text","text":"t"}}]}},{{"type":"function_call","call_id":"c","name":"f","arguments":"{{}}"}},{{"type":"function_call_output","call_id":"c","output":"o"}}],"instructions":"i","tools":[{{"type":"function","name":"f","parameters":{{"type":"object"}},"strict":true}}],"tool_choice":"auto","text":{{"format":{{"type":"json_schema","name":"n","schema":{{"type":"object"}}}}}},"reasoning":{{"effort":"low"}},"store":false,"include":["message.output_text.logprobs"],"top_logprobs":2,"metadata":{{"a":"b"}},"max_output_tokens":7}}"#)),
         (4, r#"{"input":"q","previous_response_id":"resp_x","stream":true,"truncation":"disabled"}"#.into()),
         (5, r#"{"messages":[{"role":"user","content":"q"}],"add_generation_prompt":false,"chat_template_kwargs":{"a":[1,{"b":null}]}}"#.into()),
         (6, r#"{"model":"tiny","input":["a","b"],"encoding_format":"base64","dimensions":4,"user":"u"}"#.into()),
         (7, r#"{"model":"tiny","query":"q","documents":["a",{"text":"b"}],"top_n":1,"return_documents":false}"#.into()),
         (8, r#"{"model":"tiny","text_1":"a","text_2":["b","c"]}"#.into()),
+        (9, format!(r#"{{"model":"tiny:latest","messages":[{{"role":"user","content":"q","images":["{}"]}},{{"role":"assistant","thinking":"t","tool_calls":[{{"function":{{"index":0,"name":"f","arguments":{{"city":"x"}}}}}}]}},{{"role":"tool","tool_name":"f","content":"r"}}],"tools":[{tool}],"options":{{"num_predict":5,"num_ctx":64,"stop":["x"],"repeat_last_n":-1,"seed":-1}},"format":{{"type":"object"}},"think":"low","keep_alive":"5m","stream":false,"logprobs":true}}"#, &image[22..])),
+        (10, r#"{"prompt":"a","suffix":"b","options":{"num_predict":-1}}"#.into()),
+        (10, r#"{"prompt":"a","raw":true,"format":"json","context":[],"template":""}"#.into()),
+        (10, r#"{"prompt":"a","system":"s","images":[],"keep_alive":0}"#.into()),
+        (11, r#"{"input":["a","b"],"truncate":false,"dimensions":2,"options":{"num_ctx":1},"keep_alive":-1}"#.into()),
+        (12, r#"{"texts":["a"],"input_type":"search_query","embedding_types":["float","base64"],"truncate":"END","max_tokens":5}"#.into()),
+        (13, r#"{"input_prefix":"a","input_suffix":"b","prompt":"c","input_extra":[{"filename":"f","text":"t"}],"n_predict":4,"cache_prompt":true}"#.into()),
     ];
     let name = |(i, (route, body)): (usize, &(u8, String))| (format!("seed-{i}"), with_first(*route, body.as_bytes()));
     all.iter().enumerate().map(name).collect()
@@ -244,8 +294,8 @@ fn replies() -> Vec<(String, Vec<u8>)> {
         ),
         (9, 2, "<seed:think>x</seed:think>y"),
     ];
-    let one = |(i, (tools, thoughts, text)): (usize, &(u8, u8, &str))| {
-        (format!("seed-{i}"), [&[*tools, *thoughts, i as u8], text.as_bytes()].concat())
+    let one = |(i, (tools, reasoning, text)): (usize, &(u8, u8, &str))| {
+        (format!("seed-{i}"), [&[*tools, *reasoning, i as u8], text.as_bytes()].concat())
     };
     all.iter().enumerate().map(one).collect()
 }

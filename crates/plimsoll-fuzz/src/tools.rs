@@ -1,7 +1,8 @@
-//! What our own commands read: streams of servers, traces, lists of models.
+//! What our own commands read: streams of servers, traces, lists of models. And what the client of MCP reads.
 
 use plimsoll::fuzzed::{Events, models};
 use plimsoll_engine::trace::{Trace, TraceError, burst_gpt, mooncake};
+use plimsoll_server::fuzzed::mcp;
 
 use crate::scratch::Scratch;
 use crate::{MIB, within};
@@ -19,6 +20,28 @@ pub(crate) fn sse(data: &[u8]) {
     };
     let whole = within(64 * bytes.len() + MIB, || read(bytes.len().max(1)));
     assert_eq!(read(1 + usize::from(step % 7)), whole, "cut in pieces it reads differently");
+}
+
+/// An answer of an MCP server, as a stream and as one message; the first byte says how it comes in.
+pub(crate) fn mcp(data: &[u8]) {
+    let Some((step, bytes)) = data.split_first() else { return };
+    let (replies, answer) = within(64 * bytes.len() + MIB, || mcp::stream(bytes, bytes.len().max(1)));
+    assert_eq!(
+        mcp::stream(bytes, 1 + usize::from(step % 7)),
+        (replies.clone(), answer),
+        "cut in pieces it reads differently"
+    );
+    assert!(replies.len() <= 16, "{} replies", replies.len());
+    for reply in replies {
+        let value: serde_json::Value = serde_json::from_str(&reply).expect("a reply is JSON");
+        assert!(reply.len() <= 512 && value["id"] != serde_json::Value::Null, "{reply}");
+    }
+    let found = within(128 * bytes.len() + MIB, || mcp::message(bytes));
+    if let Some((tools, held)) = found.tools {
+        assert!(tools <= 128 && held <= 256 << 10, "{tools} tools of {held} bytes");
+    }
+    // A block that is left out has a few words in its place.
+    assert!(found.text.is_none_or(|text| text <= 64 * bytes.len()));
 }
 
 /// A trace, in each of the formats that are read.

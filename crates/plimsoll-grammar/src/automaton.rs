@@ -294,17 +294,17 @@ impl Path {
             Ok(done) => done,
             Err(_) => {
                 compiled.retire(&self.automaton);
-                (self.parser, self.automaton) = compiled.anew(pool).map_err(|full| Unfit::Room(full.to_string()))?;
+                (self.parser, self.automaton) = compiled.anew(pool).map_err(|full| Unfit::Memory(full.to_string()))?;
                 let taken = &self.taken;
                 attempt(&mut self.parser, |parser| again(parser, taken).and_then(|()| step(parser)))
-                    .map_err(Unfit::Form)?
+                    .map_err(Unfit::Grammar)?
             }
         };
         let fits = pool.grow(&mut held(&self.automaton), grown.bytes);
         if !fits || grown.states >= STATES_MAX / 2 {
             compiled.retire(&self.automaton);
         }
-        if fits { Ok(done) } else { Err(Unfit::Room(GrammarError::Full(pool.budget.limit()).to_string())) }
+        if fits { Ok(done) } else { Err(Unfit::Memory(GrammarError::Full(pool.budget.limit()).to_string())) }
     }
 }
 

@@ -15,7 +15,7 @@ use crate::jobs::{Desk, Work};
 use crate::library::{factory, reason};
 use crate::sandbox::Vocabulary;
 use crate::settings::Settings;
-use crate::source::{Made, SOURCE_BYTES_MAX, Source};
+use crate::source::{Made, Part, SOURCE_BYTES_MAX, Source};
 use crate::trial::{Patience, Trials};
 
 /// The tries' share of the budget: three of them, whose nodes take 8 bytes in lists that grow by doubling, and each token's
@@ -129,8 +129,7 @@ impl Grammars {
         source_bytes: u64,
         patience: &Patience<'_>,
     ) -> Result<Compiled, GrammarError> {
-        let compile =
-            |schema: &str, name: &str, lenient| self.pool.trials.compile_schema(schema, name, lenient, patience);
+        let compile = |part: Part<'_>, name: &str| self.pool.trials.rules(part, name, patience);
         let Made { lark, depth, layout } = source.grammar(prefix, &compile)?;
         for schema in layout.iter().flat_map(|layout| &layout.rules).filter_map(|rule| rule.schema.as_ref()) {
             // Whether answers can be validated is known before there is one.

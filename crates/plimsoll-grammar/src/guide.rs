@@ -14,7 +14,7 @@ use crate::cache::Grammars;
 use crate::error::GrammarError;
 use crate::jobs::{Ticket, Work};
 use crate::source::Source;
-use crate::thinking::{Next, Thinking, Thoughts};
+use crate::thinking::{Next, Reasoning, Thinking};
 use crate::trial::Patience;
 
 /// Bytes that walking a grammar takes: two masks, and what the parser keeps of each token.
@@ -25,17 +25,17 @@ const WALK_BYTES_PER_TOKEN: u64 = 256;
 /// JSON take one to three milliseconds.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// What a request's output must be: a grammar, thoughts before it, or both. Cheap to share among choices.
+/// What a request's output must be: a grammar, reasoning before it, or both. Cheap to share among choices.
 #[derive(Clone)]
 pub struct Guide {
     grammars: Arc<Grammars>,
     compiled: Option<Arc<Compiled>>,
-    thoughts: Option<Thoughts>,
+    reasoning: Option<Reasoning>,
 }
 
 impl fmt::Debug for Guide {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Guide").field("grammar", &self.compiled.is_some()).field("thoughts", &self.thoughts).finish()
+        f.debug_struct("Guide").field("grammar", &self.compiled.is_some()).field("reasoning", &self.reasoning).finish()
     }
 }
 
@@ -54,8 +54,8 @@ impl Guide {
         patience: &Patience<'_>,
     ) -> Result<Self, GrammarError> {
         let compiled = source.map(|source| grammars.compiled(source, prefix, patience)).transpose()?;
-        let thoughts = thinking.map(|rules| Thoughts::new(rules, &grammars.settings().tokenizer));
-        Ok(Self { grammars: Arc::clone(grammars), compiled, thoughts })
+        let reasoning = thinking.map(|rules| Reasoning::new(rules, &grammars.settings().tokenizer));
+        Ok(Self { grammars: Arc::clone(grammars), compiled, reasoning })
     }
 }
 
@@ -74,7 +74,7 @@ impl Grammar for Guide {
             grammars: Arc::clone(&self.grammars),
             compiled: self.compiled.clone(),
             state,
-            thoughts: self.thoughts.clone(),
+            reasoning: self.reasoning.clone(),
             own: SimpleVob::alloc(settings.vocab),
         }))
     }
@@ -90,8 +90,8 @@ struct Walk {
     grammars: Arc<Grammars>,
     compiled: Option<Arc<Compiled>>,
     state: State,
-    thoughts: Option<Thoughts>,
-    /// A mask that thoughts ask for.
+    reasoning: Option<Reasoning>,
+    /// A mask that reasoning ask for.
     own: SimpleVob,
 }
 
@@ -116,7 +116,7 @@ enum State {
 impl State {
     /// What there was. Whoever takes it puts something in its place.
     fn take(&mut self) -> State {
-        std::mem::replace(self, State::Over(Unfit::Form(String::new())))
+        std::mem::replace(self, State::Over(Unfit::Grammar(String::new())))
     }
 }
 
@@ -162,7 +162,7 @@ impl Job {
         }
         let done = match mask {
             Some(mask) => mask.map(|mask| (path, mask)),
-            None => Err(Unfit::Room("the system has no thread for the grammar; try again later".into())),
+            None => Err(Unfit::Memory("the system has no thread for the grammar; try again later".into())),
         };
         of.0.computed.fetch_add(1, Relaxed);
         // Who has it may go on: this form's automaton is free.
@@ -181,7 +181,7 @@ impl Walk {
             State::Ready { mask, .. } => Ok(Some(mask)),
             State::Free => Ok(None),
             State::Over(why) => Err(why.clone()),
-            State::Complete => Err(Unfit::Form("the output is complete already".into())),
+            State::Complete => Err(Unfit::Grammar("the output is complete already".into())),
             State::Due(_) | State::Away(_) => unreachable!("it was asked for, and came"),
         }
     }
@@ -208,7 +208,7 @@ impl Walk {
             Ok(Ok((path, mask))) => State::Ready { path, mask },
             Ok(Err(unfit)) => State::Over(unfit),
             Err(RecvTimeoutError::Timeout) => return false,
-            Err(RecvTimeoutError::Disconnected) => State::Over(Unfit::Form("the grammar thread has ended".into())),
+            Err(RecvTimeoutError::Disconnected) => State::Over(Unfit::Grammar("the grammar thread has ended".into())),
         };
         true
     }
@@ -237,7 +237,7 @@ impl Walk {
 
 impl Constraint for Walk {
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
-        let next = self.thoughts.as_ref().map_or(Next::Constrained, Thoughts::next);
+        let next = self.reasoning.as_ref().map_or(Next::Constrained, Reasoning::next);
         match next {
             Next::Constrained => {}
             Next::Only(id) => {
@@ -283,7 +283,7 @@ impl Constraint for Walk {
     }
 
     fn accept(&mut self, token: u32) -> Result<(), Unfit> {
-        let ours = self.thoughts.as_mut().is_none_or(|thoughts| thoughts.take(token));
+        let ours = self.reasoning.as_mut().is_none_or(|reasoning| reasoning.take(token));
         if ours { self.advance(token) } else { Ok(()) }
     }
 

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_holds_what_somebody_waits_for_and_nothing_else() {
+    fn queue_holds_awaited_jobs_only() {
         let desk = Desk::open("slow", slow).unwrap();
         let job = || {
             let ((begun, begins), (word, go)) = (channel(), channel());
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn the_thread_ends_with_the_last_desk_and_a_desk_without_one_answers_nobody() {
+    fn thread_ends_with_its_last_queue_and_a_queue_without_thread_answers_nothing() {
         let desk = Desk::open("ends", drop::<Sender<()>>).unwrap();
         let queue = Arc::downgrade(&desk.0);
         drop(desk);

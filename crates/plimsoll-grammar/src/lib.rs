@@ -38,6 +38,6 @@ pub use cache::Grammars;
 pub use error::GrammarError;
 pub use guide::Guide;
 pub use settings::Settings;
-pub use source::{Call, CallStyle, Calls, SOURCE_BYTES_MAX, Source};
+pub use source::{Call, CallStyle, Calls, Input, SOURCE_BYTES_MAX, Source};
 pub use thinking::Thinking;
 pub use trial::{COMPILE_TIME_MAX, Patience};

@@ -101,7 +101,7 @@ impl<T> Pool<T> {
     /// An answer ends because of its checks, for this reason.
     pub fn invalid(&self, why: String) -> Unfit {
         self.invalid_answers.fetch_add(1, Ordering::Relaxed);
-        Unfit::Form(why)
+        Unfit::Grammar(why)
     }
 
     /// Tokens that may end something in JSON.

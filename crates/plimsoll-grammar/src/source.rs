@@ -57,6 +57,26 @@ pub struct Call {
     pub parameters: Value,
     /// Whether a schema that cannot be followed is refused; else as much of it is followed as can be.
     pub strict: bool,
+    /// The arguments are `{"input": TEXT}`, and the text has this form. None where `parameters` decide.
+    pub input: Option<Input>,
+}
+
+/// The form of the text that a custom tool takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// A regular expression in Rust's syntax, which matches the whole text.
+    Regex(String),
+    /// A grammar in Lark's notation.
+    Lark(String),
+}
+
+impl Input {
+    /// Its text.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Regex(text) | Self::Lark(text) => text,
+        }
+    }
 }
 
 /// How calls are written: what stands before the name, between name and arguments, after the arguments, and around it all.
@@ -83,7 +103,7 @@ impl Source {
     /// them if each could, or if they are many. None without such tools.
     pub(crate) fn loosened(&self, follows: impl Fn(&Self) -> bool) -> Option<Self> {
         let (Self::Calls(calls) | Self::TextWithCalls(calls) | Self::CallsOr(calls, _)) = self else { return None };
-        let holds = |tool: &Call| !tool.strict && !tool.parameters.is_null();
+        let holds = |tool: &Call| !tool.strict && tool.input.is_none() && !tool.parameters.is_null();
         let alone = |tool: &Call| Self::Calls(Calls { tools: vec![tool.clone()], several: false, style: calls.style });
         let bound: Vec<&Call> = calls.tools.iter().filter(|tool| holds(tool)).collect();
         if bound.is_empty() {
@@ -119,8 +139,8 @@ impl Source {
     }
 
     /// As llguidance takes it, with fixed text before what is no call. `compile` makes rules of a schema.
-    pub(crate) fn grammar(&self, prefix: &str, compile: &CompileSchema<'_>) -> Result<Made, GrammarError> {
-        let mut making = Making { compile, rules: String::new(), layout: Layout::default() };
+    pub(crate) fn grammar(&self, prefix: &str, compile: &Compile<'_>) -> Result<Made, GrammarError> {
+        let mut making = Making { compile, rules: String::new(), layout: Layout::default(), depth: Depth::default() };
         let start = match self {
             Self::Lark(text) if prefix.is_empty() => {
                 depth::lark(text).map_err(invalid)?;
@@ -134,9 +154,9 @@ impl Source {
             }
             other => format!("start: {}{}", literal(prefix), making.whole(other, prefix)?),
         };
-        let Making { rules, layout, .. } = making;
+        let Making { rules, layout, depth: inputs, .. } = making;
         // Rules made of schemas lie within each other as the schemas do, and those are counted.
-        let depth = Depth::of(&start).max(layout.depth());
+        let depth = Depth::of(&start).max(layout.depth()).max(inputs);
         let lark = start + &rules;
         if lark.len() > LARK_BYTES_MAX {
             let bytes = lark.len();
@@ -161,14 +181,25 @@ pub(crate) struct Made {
 /// The longest grammar that is made of a source.
 const LARK_BYTES_MAX: usize = 2 << 20;
 
-/// Makes rules of a schema (JSON text), the first of which has this name; `lenient` leaves out what is not supported.
-pub(crate) type CompileSchema<'a> = dyn Fn(&str, &str, bool) -> Result<Compiled, GrammarError> + 'a;
+/// What rules are made of. The first rule gets `name`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Part<'a> {
+    /// A schema (JSON text); `lenient` leaves out what is not supported.
+    Schema { schema: &'a str, lenient: bool },
+    /// A text inside a JSON string.
+    Input(&'a Input),
+}
+
+/// Makes rules of a part, the first of which has this name.
+pub(crate) type Compile<'a> = dyn Fn(Part<'_>, &str) -> Result<Compiled, GrammarError> + 'a;
 
 /// Collects the rules of schemas, and where their documents stand.
 struct Making<'a> {
-    compile: &'a CompileSchema<'a>,
+    compile: &'a Compile<'a>,
     rules: String,
     layout: Layout,
+    /// Of the tools' own grammars.
+    depth: Depth,
 }
 
 fn invalid(why: impl Into<String>) -> GrammarError {
@@ -203,7 +234,7 @@ impl Making<'_> {
 
     /// Adds the rules of a schema, the first of which is `name`, and what its documents must satisfy.
     fn schema(&mut self, schema: &str, name: &str, lenient: bool, validated: bool) -> Result<(), GrammarError> {
-        let compiled = (self.compile)(schema, name, lenient)?;
+        let compiled = (self.compile)(Part::Schema { schema, lenient }, name)?;
         self.rules += &compiled.rules;
         let exact = compiled.validated.is_empty();
         self.layout.rules.push(Rule { tool: None, schema: validated.then(|| schema.to_owned()), exact });
@@ -213,6 +244,7 @@ impl Making<'_> {
     /// The same for the arguments of a tool, which an error names.
     fn arguments(&mut self, tool: &Call, name: &str) -> Result<(), GrammarError> {
         let done = match &tool.parameters {
+            _ if tool.input.is_some() => self.input(tool.input.as_ref(), name),
             Value::Null => self.schema(&any_object(), name, false, false),
             parameters => object(parameters)
                 .map_err(invalid)
@@ -225,6 +257,20 @@ impl Making<'_> {
         if let Some(rule) = self.layout.rules.last_mut() {
             rule.tool = Some(tool.name.clone());
         }
+        Ok(())
+    }
+
+    /// The arguments of a tool that takes a text.
+    fn input(&mut self, input: Option<&Input>, name: &str) -> Result<(), GrammarError> {
+        let Some(input) = input else { return Ok(()) };
+        if let Input::Lark(text) = input {
+            depth::lark(text).map_err(invalid)?;
+            self.depth = self.depth.max(Depth::of(text));
+        }
+        let inner = format!("{name}_text");
+        self.rules += &(self.compile)(Part::Input(input), &inner)?.rules;
+        let _ = writeln!(self.rules, "{name}: {} {inner} {}", quote("{\"input\": \""), quote("\"}"));
+        self.layout.rules.push(Rule { tool: None, schema: None, exact: true });
         Ok(())
     }
 
@@ -324,7 +370,8 @@ fn literal(text: &str) -> String {
 
 impl Calls {
     fn text_bytes(&self) -> usize {
-        self.tools.iter().map(|tool| tool.name.len() + texts(&tool.parameters)).sum()
+        let input = |tool: &Call| tool.input.as_ref().map_or(0, |input| input.text().len());
+        self.tools.iter().map(|tool| tool.name.len() + texts(&tool.parameters) + input(tool)).sum()
     }
 }
 

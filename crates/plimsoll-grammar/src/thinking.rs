@@ -1,25 +1,25 @@
-//! Thoughts before constrained output: they are free, but may be limited in tokens, and the constraint begins after them.
+//! Reasoning before constrained output: they are free, but may be limited in tokens, and the constraint begins after them.
 
 use std::sync::Arc;
 
 use plimsoll_text::Tokenizer;
 
-/// How a reply's thoughts begin and end.
+/// How a reply's reasoning begin and end.
 #[derive(Clone, Debug)]
 pub struct Thinking {
     /// The prompt has opened them already; otherwise the reply may begin with `open`.
     pub opened: bool,
-    /// Opens thoughts; empty where only a prompt can.
+    /// Opens reasoning; empty where only a prompt can.
     pub open: &'static str,
-    /// Ends thoughts.
+    /// Ends reasoning.
     pub close: &'static str,
     /// Tokens of thought at most; then the end is written for the model.
     pub budget: Option<u32>,
 }
 
-/// Where a reply stands with its thoughts.
+/// Where a reply stands with its reasoning.
 #[derive(Clone, Debug)]
-pub(crate) struct Thoughts {
+pub(crate) struct Reasoning {
     rules: Thinking,
     tokenizer: Arc<Tokenizer>,
     state: State,
@@ -41,7 +41,7 @@ enum State {
     After,
 }
 
-/// What the next token may be as far as thoughts go.
+/// What the next token may be as far as reasoning go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     /// Any but an end of the output.
@@ -54,7 +54,7 @@ pub(crate) enum Next {
     Constrained,
 }
 
-impl Thoughts {
+impl Reasoning {
     pub fn new(rules: Thinking, tokenizer: &Arc<Tokenizer>) -> Self {
         let ids = |text: &str| tokenizer.encode(text, false, true).unwrap_or_default();
         let closing = ids(rules.close);

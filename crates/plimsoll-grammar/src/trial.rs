@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use plimsoll_schema::{Compiled, Options};
+use plimsoll_schema::{Compiled, Options, escaped};
 
 use crate::checks::Rule;
 use crate::depth;
 use crate::error::GrammarError;
 use crate::sandbox::{Answer, Breach, COMPILING, Fault, Request, Sandbox, VALIDATING, Vocabulary};
+use crate::source::{Input, Part};
 
 /// How long one request's grammars may take to compile, and whether their client is still there.
 pub struct Patience<'a> {
@@ -67,8 +68,22 @@ impl Trials {
         }
     }
 
+    /// Makes rules of a part of a grammar, in the sandbox.
+    pub fn rules(&self, part: Part<'_>, name: &str, patience: &Patience<'_>) -> Result<Compiled, GrammarError> {
+        let input = match part {
+            Part::Schema { schema, lenient } => return self.compile_schema(schema, name, lenient, patience),
+            Part::Input(input) => input,
+        };
+        let job = Request::Input { text: input.text(), lark: matches!(input, Input::Lark(_)), name };
+        match self.compile_apart(&job, patience).map_err(|stop| self.explain(stop, std::iter::empty(), patience))? {
+            None => rules_of_input(input.text(), matches!(input, Input::Lark(_)), name).map_err(GrammarError::Invalid),
+            Some(Answer::Rules { rules, validated }) => Ok(Compiled { rules, validated }),
+            Some(answer) => Err(unexpected(&answer)),
+        }
+    }
+
     /// Makes rules of a schema, in the sandbox.
-    pub fn compile_schema(
+    fn compile_schema(
         &self,
         schema: &str,
         name: &str,
@@ -192,6 +207,12 @@ fn is_limit(answer: &Result<Answer, Fault>) -> bool {
 
 fn unexpected(answer: &Answer) -> GrammarError {
     GrammarError::NoThread(format!("the sandbox answers {answer:?}"))
+}
+
+/// Makes rules of a custom tool's grammar.
+pub(crate) fn rules_of_input(text: &str, lark: bool, name: &str) -> Result<Compiled, String> {
+    let rules = if lark { escaped::lark(text, name) } else { escaped::regex(text, name) };
+    rules.map(|rules| Compiled { rules, validated: Vec::new() })
 }
 
 /// Makes rules of a schema on this process's own account.

@@ -66,7 +66,7 @@ impl Output {
 }
 
 #[test]
-fn a_form_is_the_same_alone_in_a_crowd_and_after_it() {
+fn grammar_output_is_the_same_alone_and_in_company() {
     let alone: Vec<_> = (0..3).map(|seed| Output::new(&guide(&grammars(256 << 20)), seed).whole()).collect();
     let shared = grammars(256 << 20);
     let form = guide(&shared);
@@ -86,7 +86,7 @@ fn a_form_is_the_same_alone_in_a_crowd_and_after_it() {
 
 /// What ends for want of room says that it is room that is missing: others took it, and the client may try again.
 #[test]
-fn a_budget_that_others_have_taken_is_nobodys_fault() {
+fn budget_taken_by_others_is_not_the_clients_error() {
     let shared = grammars(4 << 20);
     let form = guide(&shared);
     let mut crowd: Vec<_> = (0..OUTPUTS).map(|seed| Output::new(&form, seed)).collect();
@@ -97,8 +97,8 @@ fn a_budget_that_others_have_taken_is_nobodys_fault() {
         }
         assert!(shared.usage().used <= shared.usage().limit);
     }
-    assert!(ended.iter().any(|unfit| matches!(unfit, Unfit::Room(words) if words.contains("--grammar-bytes"))));
-    assert!(ended.iter().all(|unfit| matches!(unfit, Unfit::Room(_))), "{ended:?}");
+    assert!(ended.iter().any(|unfit| matches!(unfit, Unfit::Memory(words) if words.contains("--grammar-bytes"))));
+    assert!(ended.iter().all(|unfit| matches!(unfit, Unfit::Memory(_))), "{ended:?}");
     drop(crowd);
     Output::new(&form, 0).whole();
 }

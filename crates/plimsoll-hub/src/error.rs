@@ -11,7 +11,7 @@ use crate::size::human_bytes;
 #[non_exhaustive]
 pub enum HubError {
     /// The name is in no catalogue and looks like neither a path nor a hub reference.
-    #[error("no model is called `{spec}`{}; known names: {}; or give hf:org/repo[:file], a .gguf file or a checkpoint directory", did_you_mean(closest.as_deref()), catalogue_names())]
+    #[error("no model is called `{spec}`{}; known names: {} and more (`plimsoll models`); or give hf:org/repo[:file], a .gguf file or a checkpoint directory", did_you_mean(closest.as_deref()), catalogue_names())]
     UnknownModel {
         /// What the user typed.
         spec: String,

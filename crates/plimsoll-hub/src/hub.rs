@@ -177,7 +177,7 @@ impl Listing {
         let first_of_models: Vec<_> = self
             .files
             .iter()
-            .filter(|file| is_gguf(&file.name) && !file.name.contains("mmproj"))
+            .filter(|file| is_gguf(&file.name) && !is_encoder(&file.name))
             .filter(|file| split_of(&file.name).is_none_or(|split| split.number == 1))
             .collect();
         let usual: Vec<_> =
@@ -193,14 +193,39 @@ impl Listing {
         }
     }
 
-    /// A GGUF file with all its siblings if it is one of `...-00001-of-0000N.gguf`; the first of them is the answer.
+    /// A GGUF file with all its siblings if it is one of `...-00001-of-0000N.gguf`; the first of them is the answer. The file with
+    /// the model's vision encoder comes with it.
     fn gguf(&self, file: &RemoteFile) -> Result<Choice, HubError> {
+        let encoder = self.encoder_of(&file.name).cloned();
         let Some(split) = split_of(&file.name) else {
-            return Ok(Choice { path: file.name.clone(), files: vec![file.clone()] });
+            let files = std::iter::once(file.clone()).chain(encoder).collect();
+            return Ok(Choice { path: file.name.clone(), files });
         };
         let names = (1..=split.count).map(|number| split.name(number));
         let files: Result<Vec<_>, _> = names.map(|name| self.file(&name).cloned()).collect();
-        Ok(Choice { path: split.name(1), files: files? })
+        Ok(Choice { path: split.name(1), files: files?.into_iter().chain(encoder).collect() })
+    }
+
+    /// The `mmproj` file for a model: in its folder, or for a model in a folder of its own in the one above. Of several element
+    /// types, the published one is preferred.
+    fn encoder_of(&self, model: &str) -> Option<&RemoteFile> {
+        if is_encoder(model) {
+            return None;
+        }
+        let folder = |name: &str| name.rsplit_once('/').map_or("", |(folder, _)| folder).to_owned();
+        let own = folder(model);
+        let above = split_of(model).map(|_| folder(&own));
+        let place = |file: &&RemoteFile| match folder(&file.name) {
+            place if place == own => Some(0),
+            place if Some(&place) == above.as_ref() => Some(1),
+            _ => None,
+        };
+        let kind = |name: &str| {
+            let name = name.to_ascii_lowercase();
+            ["bf16", "f16", "f32", "q8_0"].iter().position(|kind| name.contains(kind)).unwrap_or(usize::MAX)
+        };
+        let candidates = self.files.iter().filter(|file| is_encoder(&file.name)).filter(|file| place(file).is_some());
+        candidates.min_by_key(|file| (place(file), kind(&file.name), &file.name))
     }
 }
 
@@ -233,6 +258,11 @@ fn is_hexadecimal(text: &str) -> bool {
 
 fn is_gguf(name: &str) -> bool {
     name.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Whether a file holds the vision encoder of a GGUF model.
+fn is_encoder(name: &str) -> bool {
+    is_gguf(name) && name.to_ascii_lowercase().contains("mmproj")
 }
 
 fn is_safetensors(name: &str) -> bool {
@@ -320,6 +350,17 @@ mod tests {
         let (path, files) = chosen(&split, None);
         assert_eq!((path.as_str(), files.len()), ("m-q4_k_m-00001-of-00002.gguf", 2));
         assert_eq!(chosen(&split, Some(split[1])).0, split[0]);
+    }
+
+    #[test]
+    fn a_gguf_model_comes_with_its_vision_encoder() {
+        let names = ["m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf", "mmproj-F32.gguf"];
+        assert_eq!(chosen(&names, None).1, ["m-Q4_K_M.gguf", "mmproj-BF16.gguf"]);
+        assert_eq!(chosen(&names, Some("m-Q8_0.gguf")).1, ["m-Q8_0.gguf", "mmproj-BF16.gguf"]);
+        assert_eq!(chosen(&names, Some("mmproj-F32.gguf")).1, ["mmproj-F32.gguf"]);
+        let split = ["Q8/m-00001-of-00002.gguf", "Q8/m-00002-of-00002.gguf", "m-mmproj-f16.gguf", "other/mmproj.gguf"];
+        assert_eq!(chosen(&split, Some(split[0])).1, [split[0], split[1], split[2]]);
+        assert_eq!(chosen(&["sub/m.gguf", "mmproj-F16.gguf"], None).1, ["sub/m.gguf"]);
     }
 
     #[test]

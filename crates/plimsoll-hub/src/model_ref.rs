@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::catalogue::{self, CATALOGUE};
 use crate::entry::Entry;
 use crate::error::{HubError, printable};
+use crate::known::{self, KNOWN};
 use crate::names::{check_file, check_repo, closest};
 
 /// A model, as named by a user.
@@ -37,6 +38,9 @@ impl ModelRef {
     pub fn parse(spec: &str) -> Result<Self, HubError> {
         if let Some(entry) = catalogue::find(spec) {
             return Ok(Self::Catalogue(entry));
+        }
+        if let Some(repo) = known::find(spec).and_then(|known| known.repo) {
+            return Ok(Self::Hub { repo: repo.to_owned(), file: None });
         }
         if let Some(rest) = spec.strip_prefix("hf:") {
             return Self::parse_hub(rest);
@@ -103,7 +107,10 @@ fn nothing_there(spec: &str) -> HubError {
     }
     HubError::UnknownModel {
         spec: printable(spec),
-        closest: closest(spec, CATALOGUE.iter().map(|entry| entry.name)).map(str::to_owned),
+        closest: {
+            let names = CATALOGUE.iter().map(|entry| entry.name).chain(KNOWN.iter().map(|known| known.name));
+            closest(spec, names).map(str::to_owned)
+        },
     }
 }
 
@@ -123,6 +130,14 @@ mod tests {
         for bad in ["hf:", "hf:repo", "hf:a/b:../c", "hf:a/b:", "hf:a/b:c:d"] {
             assert!(matches!(ModelRef::parse(bad), Err(HubError::UnsafeName { .. })), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_known_name_means_its_repository() {
+        let reference = ModelRef::parse("qwen3-4b").unwrap();
+        assert_eq!(reference.canonical_name(), "hf:Qwen/Qwen3-4B-GGUF");
+        let error = ModelRef::parse("qwen3-4bb").unwrap_err().to_string();
+        assert!(error.contains("did you mean `qwen3-4b`?"), "{error}");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::entry::{Entry, Source};
 use crate::error::HubError;
 use crate::http::Client;
 use crate::hub::{self, Listing, RemoteFile};
+use crate::known::KNOWN;
 use crate::marker::{Marker, Pull};
 use crate::model_dir::ModelDir;
 use crate::model_ref::ModelRef;
@@ -227,6 +228,13 @@ fn pull_repo(
     let wanted: Vec<_> = choice.files.iter().map(RemoteFile::wanted).collect();
     let missing = wanted.iter().fold(0_u64, |sum, wanted| sum.saturating_add(directory.missing_bytes(wanted, HUB_TAG)));
     require_room(&directory.path, missing)?;
+    if missing > 0 {
+        let known = KNOWN.iter().find(|known| known.repo == Some(wish.repo));
+        let licence = known.map_or_else(String::new, |known| format!(" (licence: {})", known.licence));
+        let repo = wish.repo;
+        // Trust on first use: there is no sum but the hub's own.
+        progress.note(&format!("pulling hf:{repo}{licence}; its SHA-256 sums are the hub's own, and are recorded"));
+    }
     let mut marker = Marker::load(&directory.path);
     for wanted in &wanted {
         fetch(&listing, &client, wanted, directory, &mut marker, progress)?;

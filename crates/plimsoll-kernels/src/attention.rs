@@ -4,15 +4,15 @@
 //! Positions are cut into *splits* of [`SPLIT`] at absolute positions. Within a split: scores (lane = position, one
 //! chain over head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over
 //! positions, ascending). Splits combine in ascending order. This is always so, in prefill and decode, on one thread or
-//! many (what is rounded has other chains, `attention/rounded.rs`, and they too are always the same); a query's result
+//! many (what is rounded has other chains, `attention/bf16.rs`, and they too are always the same); a query's result
 //! therefore does not depend on the rows beside it nor on which thread computed which split.
 //!
 //! Neighbouring rows that have all pages of a split in common, of one sequence or of several that begin alike, are a *run*: its keys
 //! and values are loaded once for all of them.
 
-mod combine;
 #[cfg(target_arch = "x86_64")]
-mod rounded;
+mod bf16;
+mod combine;
 mod split;
 mod tile;
 
@@ -29,7 +29,7 @@ pub const SPLIT_PAGES: usize = SPLIT / PAGE;
 /// Queries (row, head) computed together.
 const TILE: usize = 8;
 /// The same when they are rounded: four tiles of the matrix unit.
-const ROUNDED_TILE: usize = 64;
+const BF16_TILE: usize = 64;
 /// Floats before the accumulator of a partial result: maximum, sum, padding.
 const HEADER: usize = LANES;
 
@@ -75,13 +75,15 @@ pub struct Queries<'a> {
 
 /// How scores are formed.
 #[derive(Clone, Copy, Debug)]
-pub struct AttendParams {
+pub struct AttendParams<'a> {
     /// Queries are multiplied by it first.
     pub scale: f32,
     /// If set, score = cap · tanh(score / cap).
     pub softcap: Option<f32>,
     /// Queries, keys, probabilities and values are rounded to bfloat16: twice as fast and more, where [`Isa::rounds_attention`].
-    pub rounded: bool,
+    pub bf16: bool,
+    /// A logit for each head of the group. It takes part in the softmax once, and has no value.
+    pub sinks: Option<&'a [f32]>,
 }
 
 /// Where results go: row r, head h at `ptr + r · ld + h · width`.
@@ -99,22 +101,22 @@ pub fn attend_partial_len(layout: &KvLayout) -> usize {
 }
 
 /// Floats of scratch that [`attend`] needs for `rows` rows of `heads` heads.
-pub fn attend_scratch_len(layout: &KvLayout, rounded: bool, rows: usize, heads: usize) -> usize {
-    attend_split_scratch_len(layout, rounded) + (rows * heads + tile(rounded)) * attend_partial_len(layout)
+pub fn attend_scratch_len(layout: &KvLayout, bf16: bool, rows: usize, heads: usize) -> usize {
+    attend_split_scratch_len(layout, bf16) + (rows * heads + tile(bf16)) * attend_partial_len(layout)
 }
 
 /// Floats of scratch that [`attend_split`] needs: a tile's scaled queries and scores; when rounded, the split's keys and values too.
-pub fn attend_split_scratch_len(layout: &KvLayout, rounded: bool) -> usize {
+pub fn attend_split_scratch_len(layout: &KvLayout, bf16: bool) -> usize {
     #[cfg(target_arch = "x86_64")]
-    if rounded {
-        return rounded::scratch_len(layout);
+    if bf16 {
+        return bf16::scratch_len(layout);
     }
-    tile(rounded) * (layout.head_dim() + SPLIT)
+    tile(bf16) * (layout.head_dim() + SPLIT)
 }
 
 /// Queries computed together.
-fn tile(rounded: bool) -> usize {
-    if rounded { ROUNDED_TILE } else { TILE }
+fn tile(bf16: bool) -> usize {
+    if bf16 { BF16_TILE } else { TILE }
 }
 
 impl<'a> KvPages<'a> {
@@ -166,13 +168,14 @@ impl<'a> Queries<'a> {
     }
 }
 
-fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams) {
+fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams<'_>) {
+    assert!(params.sinks.is_none_or(|sinks| sinks.len() == queries.heads), "a sink a head");
     assert!(kv.kv_head < kv.layout.kv_heads(), "kv head {} of {}", kv.kv_head, kv.layout.kv_heads());
     for span in queries.spans {
         let end = span.pages_at as usize + (span.end as usize).div_ceil(PAGE);
         assert!(end <= kv.pages.len(), "{span:?} beyond the {} pages", kv.pages.len());
     }
-    assert!(!params.rounded || isa.rounds_attention() && isa.available(), "{isa} does not multiply what is rounded");
+    assert!(!params.bf16 || isa.rounds_attention() && isa.available(), "{isa} does not multiply what is rounded");
 }
 
 /// Attention of all rows of `queries` over all they see. A row that sees nothing becomes zeros.
@@ -187,15 +190,15 @@ pub unsafe fn attend(
     isa: Isa,
     kv: &KvPages<'_>,
     queries: &Queries<'_>,
-    params: &AttendParams,
+    params: &AttendParams<'_>,
     scratch: &mut [f32],
     out: AttendOutput,
 ) {
     check(isa, kv, queries, params);
-    let (len, tile) = (attend_partial_len(&kv.layout), tile(params.rounded));
-    let needed = attend_scratch_len(&kv.layout, params.rounded, queries.spans.len(), queries.heads);
+    let (len, tile) = (attend_partial_len(&kv.layout), tile(params.bf16));
+    let needed = attend_scratch_len(&kv.layout, params.bf16, queries.spans.len(), queries.heads);
     assert!(scratch.len() >= needed, "{} floats of scratch, {needed} needed", scratch.len());
-    let (own, rest) = scratch.split_at_mut(attend_split_scratch_len(&kv.layout, params.rounded));
+    let (own, rest) = scratch.split_at_mut(attend_split_scratch_len(&kv.layout, params.bf16));
     let (partials, states) = rest[..(queries.count() + tile) * len].split_at_mut(tile * len);
     states.chunks_exact_mut(len).for_each(clear);
     for split in attend_splits(queries.spans) {
@@ -210,7 +213,7 @@ pub unsafe fn attend(
     }
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
-        unsafe { finish(isa, (queries.heads, kv.layout.width()), query, state, out) };
+        unsafe { finish(isa, (queries.heads, kv.layout.width()), query, (state, params.sinks), out) };
     }
 }
 
@@ -223,7 +226,7 @@ pub unsafe fn attend_split(
     isa: Isa,
     kv: &KvPages<'_>,
     queries: &Queries<'_>,
-    params: &AttendParams,
+    params: &AttendParams<'_>,
     split: usize,
     scratch: &mut [f32],
     partials: &mut [f32],
@@ -231,7 +234,7 @@ pub unsafe fn attend_split(
     check(isa, kv, queries, params);
     let len = attend_partial_len(&kv.layout);
     assert_eq!(partials.len(), queries.count() * len, "floats of partial results");
-    let scratch = &mut scratch[..attend_split_scratch_len(&kv.layout, params.rounded)];
+    let scratch = &mut scratch[..attend_split_scratch_len(&kv.layout, params.bf16)];
     partials.chunks_exact_mut(len).for_each(clear);
     let write = |first: usize, count: usize, compute: &mut dyn FnMut(&mut [f32])| {
         compute(&mut partials[first * len..][..count * len]);
@@ -249,12 +252,12 @@ unsafe fn tiles(
     isa: Isa,
     kv: &KvPages<'_>,
     queries: &Queries<'_>,
-    params: &AttendParams,
+    params: &AttendParams<'_>,
     split: usize,
     scratch: &mut [f32],
     mut each: impl FnMut(usize, usize, &mut dyn FnMut(&mut [f32])),
 ) {
-    let tile = tile(params.rounded);
+    let tile = tile(params.bf16);
     for (row, rows) in runs(kv, queries.spans, split) {
         let (kv, queries) = (kv.of(queries.spans[row].pages_at), queries.rows(row, rows));
         // SAFETY: the caller's word.
@@ -288,7 +291,7 @@ fn runs<'a>(kv: &KvPages<'a>, spans: &'a [Span], split: usize) -> impl Iterator<
 enum Running<'a> {
     Full(Split<'a>),
     #[cfg(target_arch = "x86_64")]
-    Rounded(rounded::RoundedSplit<'a>),
+    Bf16(bf16::Bf16Split<'a>),
 }
 
 impl<'a> Running<'a> {
@@ -298,14 +301,14 @@ impl<'a> Running<'a> {
         isa: Isa,
         kv: &'a KvPages<'a>,
         queries: &'a Queries<'a>,
-        params: &'a AttendParams,
+        params: &'a AttendParams<'a>,
         split: usize,
         scratch: &mut [f32],
     ) -> Self {
         #[cfg(target_arch = "x86_64")]
-        if params.rounded {
+        if params.bf16 {
             // SAFETY: the caller's word; `check` has asked for the unit or the vectors.
-            return Running::Rounded(unsafe { rounded::RoundedSplit::new(isa, kv, queries, params, split, scratch) });
+            return Running::Bf16(unsafe { bf16::Bf16Split::new(isa, kv, queries, params, split, scratch) });
         }
         let _ = scratch;
         Running::Full(Split { isa, kv, queries, params, split })
@@ -319,14 +322,14 @@ impl<'a> Running<'a> {
             match self {
                 Running::Full(split) => split.run(first, scratch, partials),
                 #[cfg(target_arch = "x86_64")]
-                Running::Rounded(split) => split.run(first, scratch, partials),
+                Running::Bf16(split) => split.run(first, scratch, partials),
             }
         }
     }
 
     fn done(self) {
         #[cfg(target_arch = "x86_64")]
-        if let Running::Rounded(split) = self {
+        if let Running::Bf16(split) = self {
             split.done();
         }
     }
@@ -353,7 +356,7 @@ pub fn attend_merge(isa: Isa, layout: &KvLayout, states: &mut [f32], partials: &
     }
 }
 
-/// Combines partial results into the output of `rows` rows of `heads` heads. `partials` holds those of consecutive splits, each
+/// Combines partial results, and the heads' `sinks`, into the output of `rows` rows of `heads` heads. `partials` holds those of consecutive splits, each
 /// as [`attend_split`] wrote it; its first part is used as working space. Splits that no row sees may be left out.
 ///
 /// Panics if the length of `partials` is no positive multiple of a split's.
@@ -366,6 +369,7 @@ pub unsafe fn attend_combine(
     rows: usize,
     heads: usize,
     partials: &mut [f32],
+    sinks: Option<&[f32]>,
     out: AttendOutput,
 ) {
     let len = attend_partial_len(layout);
@@ -376,7 +380,7 @@ pub unsafe fn attend_combine(
     attend_merge(isa, layout, states, rest);
     for (query, state) in states.chunks_exact_mut(len).enumerate() {
         // SAFETY: the caller's word on the output.
-        unsafe { finish(isa, (heads, layout.width()), query, state, out) };
+        unsafe { finish(isa, (heads, layout.width()), query, (state, sinks), out) };
     }
 }
 

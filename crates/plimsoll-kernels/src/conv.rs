@@ -1,5 +1,5 @@
-//! The short causal convolution in front of a recurrent layer: depthwise, with SiLU, and for queries and keys the normalisation of the
-//! head that follows.
+//! The short causal convolution of recurrent layers: depthwise, mostly with SiLU, and for queries and keys of Gated DeltaNet the
+//! normalisation of the head that follows.
 //!
 //! What a row needs of earlier ones is its channels' last `taps − 1` inputs; they are part of the sequence's state. So a row's result
 //! depends on its own and those inputs only, wherever a span begins.
@@ -39,7 +39,11 @@ pub struct ConvSpec<'a> {
     pub weights: &'a [f32],
     /// Inputs that a result depends on, its own included.
     pub taps: usize,
-    /// What follows.
+    /// Added to each channel's sum.
+    pub bias: Option<&'a [f32]>,
+    /// Whether SiLU follows.
+    pub silu: bool,
+    /// What follows then.
     pub norm: HeadNorm,
     /// Floats from one input to the next in a slot's history: the channels of the whole layer.
     pub history_ld: usize,
@@ -71,10 +75,10 @@ pub fn conv_weights(stored: &[f32], taps: usize, into: &mut [f32]) {
 
 /// Convolves the rows of a span (as many as `slots.out` names) over time, applies SiLU and `norm`.
 ///
-/// For each channel: `y = Σ weight[t] · x[row − taps + 1 + t]`, one chain of fused multiply-adds from the oldest input on. A slot
-/// holds `taps − 1` inputs, oldest first, `history_ld` floats apart.
+/// For each channel: `y = bias + Σ weight[t] · x[row − taps + 1 + t]`, one chain of fused multiply-adds from the oldest input on. A
+/// slot holds `taps − 1` inputs, oldest first, `history_ld` floats apart.
 ///
-/// Panics if the weights or the scratch do not fit.
+/// Panics if the weights, the bias or the scratch do not fit.
 ///
 /// # Safety
 /// Rows are valid for reading and writing; so is, in every slot that is named, each of the `taps − 1` inputs of these
@@ -84,6 +88,7 @@ pub unsafe fn causal_conv(isa: Isa, spec: &ConvSpec<'_>, rows: ConvRows, slots: 
     let ConvSpec { weights, taps, .. } = *spec;
     let padded = rows.channels.next_multiple_of(LANES);
     assert!(taps > 0 && weights.len() == padded * taps, "{} weights, {taps} x {padded} needed", weights.len());
+    assert!(spec.bias.is_none_or(|bias| bias.len() == rows.channels), "a bias of {} channels", rows.channels);
     let history = &mut scratch[..padded * (taps - 1)];
     isa.run(Conv { spec, rows, slots, history });
 }
@@ -146,7 +151,10 @@ impl Conv<'_> {
     #[inline(always)]
     fn lanes<S: Simd>(&mut self, s: S, padded: usize, first: usize, x: S::F) -> S::F {
         let past = self.spec.weights.len() / padded - 1;
-        let mut sum = s.zero();
+        let mut sum = match self.spec.bias {
+            Some(bias) => s.load_part(&bias[first..(first + LANES).min(bias.len())], 0.0),
+            None => s.zero(),
+        };
         for t in 0..past {
             let input = s.load_part(&self.history[t * padded + first..][..LANES], 0.0);
             sum = s.fma(input, s.load_part(&self.spec.weights[t * padded + first..][..LANES], 0.0), sum);
@@ -158,7 +166,7 @@ impl Conv<'_> {
             s.store_part(&mut self.history[(past - 1) * padded + first..][..LANES], x);
         }
         sum = s.fma(x, s.load_part(&self.spec.weights[past * padded + first..][..LANES], 0.0), sum);
-        math::swish(s, sum, sum)
+        if self.spec.silu { math::swish(s, sum, sum) } else { sum }
     }
 }
 

@@ -1,8 +1,9 @@
-//! The gated delta rule: a recurrent layer's state, one matrix of `key_dim` × `value_dim` a head, row by row.
+//! Recurrent layers with a state of one matrix of `key_dim` × `value_dim` a head, row by row: the gated delta rule, and Mamba-2's.
 //!
 //! For each row, with decay d = e^g, write strength b, and q, k, v of the row:
 //! kept = Sᵀk, δ = (v − d·kept)·b, out = d·Sᵀq + δ·(k·q), then S = d·S + k⊗δ. That is the rule of Gated DeltaNet (Yang et al., 2024,
 //! arXiv 2412.06464) with both products taken before the update: each element of S is read and written once a row.
+//! Mamba-2 (Dao, Gu 2024, arXiv 2405.21060) has δ = v·b instead, and adds skip·v to out: k is its B, q its C, b its time step.
 //!
 //! Columns of S do not know of each other. A *tile* of sixteen stays in the first-level cache while all rows of a span pass through
 //! it in order, so prompts, decoding and verified drafts are one arithmetic: how rows are cut into spans, or spans into steps, changes
@@ -58,6 +59,18 @@ impl StateSlots<'_> {
     }
 }
 
+/// What a row writes into the state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StateRule {
+    /// The correction of what the state says of the row's key: Gated DeltaNet.
+    Delta,
+    /// The row's value; its output has `skip` times the value besides: Mamba-2.
+    Additive {
+        /// That factor.
+        skip: f32,
+    },
+}
+
 /// One head's inputs in one span: row r of q, k and v at `r · ld`, of decay and beta at `r · gate_ld`.
 #[derive(Clone, Copy)]
 pub struct DeltaInput<'a> {
@@ -79,6 +92,8 @@ pub struct DeltaInput<'a> {
     pub key_dim: usize,
     /// Columns of the state matrix.
     pub value_dim: usize,
+    /// What is written.
+    pub rule: StateRule,
 }
 
 /// Where results go: row r at `ptr + r · ld`, `value_dim` floats of which the tiles' columns are written.
@@ -119,24 +134,39 @@ pub unsafe fn gated_delta(
     assert!(holds(input.decay, input.gate_ld, 1) && holds(input.beta, input.gate_ld, 1), "gates of {last} rows");
     assert!(tiles.end <= value_dim.div_ceil(STATE_TILE), "tiles {tiles:?} of {value_dim} columns");
     assert!(scratch.len() >= delta_scratch_len(key_dim), "{} floats of scratch", scratch.len());
-    let mut tile = tiles.start;
+    match input.rule {
+        StateRule::Delta => advance::<true>(isa, input, tiles, slots, scratch, out),
+        StateRule::Additive { .. } => advance::<false>(isa, input, tiles, slots, scratch, out),
+    }
+}
+
+/// [`gated_delta`] after its checks, whose contract holds here. `CORRECT`: by [`StateRule::Delta`].
+fn advance<const CORRECT: bool>(
+    isa: Isa,
+    input: &DeltaInput<'_>,
+    tiles: Range<usize>,
+    slots: &StateSlots<'_>,
+    scratch: &mut [f32],
+    out: DeltaOutput,
+) {
+    let (mut tile, whole_tiles) = (tiles.start, input.value_dim / STATE_TILE);
     while tile < tiles.end {
-        let whole = (value_dim / STATE_TILE).min(tiles.end) - tile.min(value_dim / STATE_TILE);
+        let whole = whole_tiles.min(tiles.end) - tile.min(whole_tiles);
         if isa >= Isa::Avx512 && whole >= PAIR {
-            isa.run_widest(Tiles::<PAIR, false> { input, slots, tile, scratch, out });
+            isa.run_widest(Tiles::<PAIR, false, CORRECT> { input, slots, tile, scratch, out });
             tile += PAIR;
         } else if whole > 0 {
-            isa.run(Tiles::<1, false> { input, slots, tile, scratch, out });
+            isa.run(Tiles::<1, false, CORRECT> { input, slots, tile, scratch, out });
             tile += 1;
         } else {
-            isa.run(Tiles::<1, true> { input, slots, tile, scratch, out });
+            isa.run(Tiles::<1, true, CORRECT> { input, slots, tile, scratch, out });
             tile += 1;
         }
     }
 }
 
 /// `P` neighbouring tiles. `PART`: the last tile of a head with a number of columns that is no multiple of sixteen.
-struct Tiles<'a, const P: usize, const PART: bool> {
+struct Tiles<'a, const P: usize, const PART: bool, const CORRECT: bool> {
     input: &'a DeltaInput<'a>,
     slots: &'a StateSlots<'a>,
     tile: usize,
@@ -179,12 +209,13 @@ impl<const P: usize> At<P> {
     }
 }
 
-impl<const P: usize, const PART: bool> Kernel for Tiles<'_, P, PART> {
+impl<const P: usize, const PART: bool, const CORRECT: bool> Kernel for Tiles<'_, P, PART, CORRECT> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let DeltaInput { q, k, v, ld, decay, beta, gate_ld, key_dim, value_dim } = *self.input;
+        let DeltaInput { q, k, v, ld, decay, beta, gate_ld, key_dim, value_dim, rule } = *self.input;
+        let skip = s.splat(if let StateRule::Additive { skip } = rule { skip } else { 0.0 });
         let rows = self.slots.out.len();
         let first = self.tile * STATE_TILE;
         let step = STATE_TILE * key_dim;
@@ -207,7 +238,7 @@ impl<const P: usize, const PART: bool> Kernel for Tiles<'_, P, PART> {
                 for p in 0..P {
                     // SAFETY: inside the state's tiles.
                     let old = unsafe { state.load::<S, PART>(s, p, i) };
-                    (kept[p], asked[p]) = (s.fma(old, k, kept[p]), s.fma(old, q, asked[p]));
+                    (kept[p], asked[p]) = products::<S, CORRECT>(s, old, [k, q], (kept[p], asked[p]));
                 }
             }
         }
@@ -219,11 +250,12 @@ impl<const P: usize, const PART: bool> Kernel for Tiles<'_, P, PART> {
             for p in 0..P {
                 let column = first + p * STATE_TILE;
                 let values = s.load_part(&v[row * ld + column..][..width], 0.0);
-                delta[p] = s.mul(s.sub(values, s.mul(decay, kept[p])), beta);
+                delta[p] = s.mul(if CORRECT { s.sub(values, s.mul(decay, kept[p])) } else { values }, beta);
                 let start = row * self.out.ld + column;
                 // SAFETY: the row's columns of these tiles are this call's to write.
                 let out = unsafe { std::slice::from_raw_parts_mut(self.out.ptr.add(start), width) };
-                s.store_part(out, s.fma(delta[p], overlap, s.mul(decay, asked[p])));
+                let result = s.fma(delta[p], overlap, s.mul(decay, asked[p]));
+                s.store_part(out, if CORRECT { result } else { s.fma(values, skip, result) });
             }
             // SAFETY: as for the start.
             let next = match unsafe { self.slots.out(row) } {
@@ -255,12 +287,23 @@ impl<const P: usize, const PART: bool> Kernel for Tiles<'_, P, PART> {
                         next.store::<S, PART>(s, p, i, new);
                         new
                     };
-                    (kept[p], asked[p]) = (s.fma(new, k_next, kept[p]), s.fma(new, q_next, asked[p]));
+                    (kept[p], asked[p]) = products::<S, CORRECT>(s, new, [k_next, q_next], (kept[p], asked[p]));
                 }
             }
             state = next;
         }
     }
+}
+
+/// Adds a state's row, times key and query, to what of both products is there. Only a correction needs the first.
+#[inline(always)]
+fn products<S: Simd, const CORRECT: bool>(
+    s: S,
+    row: S::F,
+    [k, q]: [S::F; 2],
+    (kept, asked): (S::F, S::F),
+) -> (S::F, S::F) {
+    (if CORRECT { s.fma(row, k, kept) } else { kept }, s.fma(row, q, asked))
 }
 
 /// a · b: sixteen partial sums, then one tree.
@@ -279,6 +322,40 @@ pub fn delta_gates(isa: Isa, a: &mut [f32], b: &mut [f32], a_log: &[f32], dt_bia
     let heads = a.len();
     assert!(b.len() == heads && a_log.len() == heads && dt_bias.len() == heads, "gates of {heads} heads");
     isa.run(Gates { a, b, a_log, dt_bias });
+}
+
+/// One row's time steps of Mamba-2, one a head, in place: dt becomes softplus(dt + dt_bias) within `limits`, and `decay`
+/// e^(−e^a_log · dt). Panics if lengths differ.
+pub fn time_steps(isa: Isa, dt: &mut [f32], decay: &mut [f32], a_log: &[f32], dt_bias: &[f32], limits: [f32; 2]) {
+    let heads = dt.len();
+    assert!(decay.len() == heads && a_log.len() == heads && dt_bias.len() == heads, "time steps of {heads} heads");
+    isa.run(TimeSteps { dt, decay, a_log, dt_bias, limits });
+}
+
+struct TimeSteps<'a> {
+    dt: &'a mut [f32],
+    decay: &'a mut [f32],
+    a_log: &'a [f32],
+    dt_bias: &'a [f32],
+    limits: [f32; 2],
+}
+
+impl Kernel for TimeSteps<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let [least, most] = self.limits.map(|limit| s.splat(limit));
+        let steps = self.dt.chunks_mut(LANES).zip(self.decay.chunks_mut(LANES));
+        let vectors = self.a_log.chunks(LANES).zip(self.dt_bias.chunks(LANES));
+        for ((dt, decay), (a_log, dt_bias)) in steps.zip(vectors) {
+            let time = math::softplus(s, s.add(s.load_part(dt, 0.0), s.load_part(dt_bias, 0.0)));
+            let time = s.min(s.max(time, least), most);
+            let rate = math::exp(s, s.load_part(a_log, 0.0));
+            s.store_part(dt, time);
+            s.store_part(decay, math::exp(s, s.sub(s.zero(), s.mul(rate, time))));
+        }
+    }
 }
 
 struct Gates<'a> {

@@ -55,6 +55,20 @@ pub fn f32_to_bf16(value: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
+/// 2^(e − 128): half of what the exponent byte of an MX block says.
+pub fn e8m0_half_to_f32(e: u8) -> f32 {
+    f32::from_bits(match e {
+        0 | 1 => 0x0020_0000 << e,
+        _ => u32::from(e - 1) << 23,
+    })
+}
+
+/// Half of the unsigned number of 4 bits of exponent and 3 of mantissa in the lower seven bits. None of them is NaN.
+pub fn ue4m3_half_to_f32(bits: u8) -> f32 {
+    // As the bits of a half float it is 2⁻⁸ times as much.
+    f16_to_f32(u16::from(bits & 0x7f) << 7) * 128.0
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,6 +87,15 @@ mod tests {
                 assert_eq!(f32_to_bf16(value), half);
             }
         }
+    }
+
+    #[test]
+    fn bytes_of_scales_are_what_their_formats_say() {
+        assert_eq!([0, 1, 2, 128].map(e8m0_half_to_f32), [-128, -127, -126, 0].map(|n| 2f64.powi(n) as f32));
+        assert_eq!(e8m0_half_to_f32(255), 2f32.powi(127));
+        // The least, the greatest subnormal, one, the greatest.
+        let values = [0, 1, 7, 0x38, 0x7e, 0x7f].map(ue4m3_half_to_f32);
+        assert_eq!(values, [0.0, 1.0 / 1024.0, 7.0 / 1024.0, 0.5, 224.0, 240.0]);
     }
 
     #[test]

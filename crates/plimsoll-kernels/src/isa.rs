@@ -81,7 +81,7 @@ impl Isa {
         }
     }
 
-    /// Whether attention can be rounded to bfloat16 on it ([`crate::AttendParams::rounded`]): by the matrix unit, or by vectors if the
+    /// Whether attention can be rounded to bfloat16 on it ([`crate::AttendParams::bf16`]): by the matrix unit, or by vectors if the
     /// processor multiplies such (AVX-512 BF16). Of another processor, for which one plans, it is assumed: a plan for more.
     pub fn rounds_attention(self) -> bool {
         match self {
@@ -167,7 +167,7 @@ fn probe() -> Isa {
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vnni");
     match (avx2, avx512) {
-        (true, true) if crate::unit::available() => Isa::Amx,
+        (true, true) if crate::amx::available() => Isa::Amx,
         (true, true) => Isa::Avx512,
         (true, false) => Isa::Avx2,
         _ => Isa::Portable,
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-    fn the_matrix_unit_is_tested_wherever_its_vectors_are() {
+    fn amx_is_tested_wherever_avx512_is() {
         assert_eq!(Isa::Amx.available(), Isa::Avx512.available());
     }
 

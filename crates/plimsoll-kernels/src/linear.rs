@@ -6,21 +6,21 @@
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "x86_64")]
+mod bf16;
 mod codes;
 mod float;
 mod quant;
-#[cfg(target_arch = "x86_64")]
-mod rounded;
 
 use std::ops::Range;
 
 use crate::acts::Acts;
+use crate::bf16::Bf16Acts;
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Kernel;
 use crate::ops::Activation;
 use crate::packing::{BLOCK, PANEL, PackKind, Packing};
-use crate::rounded::Bf16Acts;
 use crate::simd::Simd;
 
 /// A packed weight matrix with its optional bias.
@@ -46,7 +46,7 @@ pub enum Input<'a> {
     },
     /// Quantized activations, for quantized weights.
     Acts(&'a Acts<'a>),
-    /// Rounded activations, for weights that [`Packing::takes_rounded`], on [`Isa::Amx`] alone.
+    /// Rounded activations, for weights that [`Packing::takes_bf16`], on [`Isa::Amx`] alone.
     Bf16(&'a Bf16Acts<'a>),
 }
 
@@ -72,12 +72,13 @@ pub struct Target {
 
 /// Multiplies `rows` of `input` by the outputs of `panels` (panel p holds outputs `16p .. min(16p + 16, out)`).
 ///
-/// Float weights: `acc = fma(x[k], w[k], acc)` for k ascending, from 0.
+/// Float weights: `acc = fma(x[k], w[k], acc)` for k ascending, from 0. F8: such a sum for each group, ascending, and
+/// acc = fma(sum, scale, acc).
 ///
-/// Quantized weights, for groups ascending: dot = Σ (code − zero) · number over the group, an exact integer;
+/// Quantized weights, for groups ascending, of larger ones for every 32 elements: dot = Σ (level − zero) · number over the group, an exact integer;
 /// acc = fma(float(dot) · scale_act, scale_w, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).
 ///
-/// Rounded activations: a quantized weight is code · scale + offset, rounded once (without offsets that is −(zero · scale)), and every weight
+/// Rounded activations: a quantized weight is level · scale + offset, rounded once (without offsets that is −(zero · scale)), and every weight
 /// is then rounded likewise; for every 32 of k, ascending, two sums are formed from 0 by fused
 /// multiplications and additions, one over the elements 0 and 1 and one over the elements 2 and 3 of every four, and
 /// acc = acc + (the one + the other). What is below 2⁻¹²⁶ counts as 0.
@@ -109,7 +110,7 @@ pub unsafe fn linear(
             // SAFETY: shapes were just checked; the target is the caller's word.
             unsafe { quant::multiply(isa, weights, quant, acts, panels, rows, target) }
         }
-        (PackKind::F32 | PackKind::F16 | PackKind::Bf16, Input::F32 { data, ld }) => {
+        (PackKind::F32 | PackKind::F16 | PackKind::Bf16 | PackKind::F8 { .. }, Input::F32 { data, ld }) => {
             let needed = (rows.end - 1).checked_mul(ld).and_then(|start| start.checked_add(packing.k()));
             let enough = needed.is_some_and(|needed| needed <= data.len());
             assert!(ld >= packing.k() && enough, "rows {rows:?} of {} in {} floats, ld {ld}", packing.k(), data.len());
@@ -117,10 +118,10 @@ pub unsafe fn linear(
             unsafe { float::multiply(isa, weights, data, ld, panels, rows, target) }
         }
         #[cfg(target_arch = "x86_64")]
-        (_, Input::Bf16(acts)) if packing.takes_rounded() && isa == Isa::Amx => {
-            check_rounded(isa, weights, acts, &rows);
+        (_, Input::Bf16(acts)) if packing.takes_bf16() && isa == Isa::Amx => {
+            check_bf16(isa, weights, acts, &rows);
             // SAFETY: shapes were just checked; the target is the caller's word.
-            unsafe { rounded::multiply(isa, weights, acts, panels, rows, target) }
+            unsafe { bf16::multiply(isa, weights, acts, panels, rows, target) }
         }
         (kind, _) => panic!("weights of kind {kind:?} multiply another kind of input on {isa}"),
     }
@@ -146,14 +147,14 @@ pub unsafe fn linear_glu(
 ) {
     for weights in [gate, up] {
         check_weights(weights, &panels);
-        check_rounded(isa, weights, acts, &rows);
+        check_bf16(isa, weights, acts, &rows);
     }
     let wide = gate.packing.out();
     assert!(wide == up.packing.out() && wide.is_multiple_of(BLOCK), "{wide} and {} outputs", up.packing.out());
     #[cfg(target_arch = "x86_64")]
     // SAFETY: shapes were just checked; the target is the caller's word.
     unsafe {
-        rounded::multiply_glu(isa, [gate, up], activation, acts, panels, rows, out);
+        bf16::multiply_glu(isa, [gate, up], activation, acts, panels, rows, out);
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (activation, panels, out);
@@ -168,9 +169,9 @@ fn check_weights(weights: &Weights<'_>, panels: &Range<usize>) {
     }
 }
 
-fn check_rounded(isa: Isa, weights: &Weights<'_>, acts: &Bf16Acts<'_>, rows: &Range<usize>) {
+fn check_bf16(isa: Isa, weights: &Weights<'_>, acts: &Bf16Acts<'_>, rows: &Range<usize>) {
     let (packing, layout) = (weights.packing, acts.layout());
-    assert!(isa == Isa::Amx && isa.available() && packing.takes_rounded(), "{packing:?} on {isa}");
+    assert!(isa == Isa::Amx && isa.available() && packing.takes_bf16(), "{packing:?} on {isa}");
     assert!(layout.k == packing.k() && rows.end <= layout.rows, "{rows:?} × {} of {layout:?}", packing.k());
     let whole = |row: usize| row.is_multiple_of(16) || row == layout.rows;
     assert!(rows.start.is_multiple_of(16) && whole(rows.end), "{rows:?} of {} cut a tile", layout.rows);

@@ -19,6 +19,10 @@ pub enum Activation {
     Sigmoid,
     /// tanh x.
     Tanh,
+    /// min(x, 7) · sigmoid(1.702 · min(x, 7)); as a gate, of up clamped to ±7, plus 1: gpt-oss.
+    ClampedSwish,
+    /// max(x, 0)²: Nemotron-H.
+    ReluSquared,
 }
 
 impl Activation {
@@ -31,6 +35,23 @@ impl Activation {
             Activation::GeluQuick => math::swish(s, x, s.mul(x, s.splat(1.702))),
             Activation::Sigmoid => math::sigmoid(s, x),
             Activation::Tanh => math::tanh(s, x),
+            Activation::ClampedSwish => {
+                let x = s.min(x, s.splat(CLAMP));
+                math::swish(s, x, s.mul(x, s.splat(1.702)))
+            }
+            Activation::ReluSquared => {
+                let x = s.max(x, s.zero());
+                s.mul(x, x)
+            }
+        }
+    }
+
+    /// What the activated gate is multiplied with.
+    #[inline(always)]
+    pub(crate) fn factor<S: Simd>(self, s: S, up: S::F) -> S::F {
+        match self {
+            Activation::ClampedSwish => s.add(s.max(s.min(up, s.splat(CLAMP)), s.splat(-CLAMP)), s.splat(1.0)),
+            _ => up,
         }
     }
 
@@ -46,6 +67,9 @@ impl Activation {
         }
     }
 }
+
+/// Bound of [`Activation::ClampedSwish`].
+const CLAMP: f32 = 7.0;
 
 /// What happens to an element of `out`, given the element of `x` at its index.
 #[derive(Clone, Copy)]
@@ -82,8 +106,8 @@ impl Kernel for Elementwise<'_> {
             let new = match self.op {
                 Op::Add => s.add(old, x),
                 Op::Mul => s.mul(old, x),
-                Op::Glu(activation) => s.mul(activation.apply(s, old), x),
-                Op::GluRough(activation) => s.mul(activation.apply_rough(s, old), x),
+                Op::Glu(activation) => s.mul(activation.apply(s, old), activation.factor(s, x)),
+                Op::GluRough(activation) => s.mul(activation.apply_rough(s, old), activation.factor(s, x)),
                 Op::Activate(activation) => activation.apply(s, old),
                 Op::Scale(factor) => s.mul(old, s.splat(factor)),
                 Op::Softcap(cap) => s.mul(s.splat(cap), math::tanh(s, s.div(old, s.splat(cap)))),

@@ -1,7 +1,7 @@
 //! Moves weights into the panels that `packing` describes, and single rows back out of them. Scalar code: it runs once, at
 //! load. Where values come from (GGUF, safetensors) is unknown here.
 
-use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+use crate::half::{bf16_to_f32, e8m0_half_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16, ue4m3_half_to_f32};
 use crate::packing::{BLOCK, PANEL, PackError, PackKind, PackScales, Packing, QuantPacking, SUPER};
 
 /// One output's quantized weights, as a reader of a file format hands them over.
@@ -30,12 +30,25 @@ pub enum QuantRowScales<'a> {
         /// `k / group` offsets, or none.
         offset: &'a [f32],
     },
+    /// `k / group` scales of a byte each, of either kind.
+    Bytes(&'a [u8]),
     /// scale = d · sc, offset = −(dmin · m).
     Super {
         /// `ceil(k / 256)` half-precision factors, as bits.
         d: &'a [u16],
         /// `ceil(k / 256)` half-precision factors of the offsets, or none.
         dmin: &'a [u16],
+        /// `k / group` small scales.
+        sc: &'a [i8],
+        /// `k / group` small offsets, or none.
+        m: &'a [u8],
+    },
+    /// The same with factors in single precision.
+    SuperF32 {
+        /// `ceil(k / 256)` factors.
+        d: &'a [f32],
+        /// `ceil(k / 256)` factors of the offsets, or none.
+        dmin: &'a [f32],
         /// `k / group` small scales.
         sc: &'a [i8],
         /// `k / group` small offsets, or none.
@@ -66,7 +79,7 @@ pub fn pack_panel_f32(packing: &Packing, rows: &[&[f32]], dst: &mut [u8]) -> Res
         PackKind::F32 => transpose(rows, dst, f32::to_le_bytes),
         PackKind::F16 => transpose(rows, dst, |v| f32_to_f16(v).to_le_bytes()),
         PackKind::Bf16 => transpose(rows, dst, |v| f32_to_bf16(v).to_le_bytes()),
-        PackKind::Quant(_) => return Err(PackError::KindMismatch),
+        PackKind::F8 { .. } | PackKind::Quant(_) => return Err(PackError::KindMismatch),
     }
     Ok(())
 }
@@ -104,7 +117,7 @@ pub fn pack_panel_quant(packing: &Packing, rows: &[QuantRow<'_>], dst: &mut [u8]
 }
 
 fn check_scales(quant: QuantPacking, k: usize, scales: QuantRowScales<'_>) -> Result<(), PackError> {
-    let groups = k / usize::from(quant.group);
+    let groups = k.div_ceil(usize::from(quant.group));
     let supers = k.div_ceil(SUPER);
     let if_offset = |n: usize| if quant.offset { n } else { 0 };
     match (quant.scales, scales) {
@@ -116,7 +129,16 @@ fn check_scales(quant: QuantPacking, k: usize, scales: QuantRowScales<'_>) -> Re
             expect("scales", scale.len(), groups)?;
             expect("offsets", offset.len(), if_offset(groups))
         }
+        (PackScales::E8m0Half | PackScales::Ue4m3Half, QuantRowScales::Bytes(scale)) => {
+            expect("scales", scale.len(), groups)
+        }
         (PackScales::Super, QuantRowScales::Super { d, dmin, sc, m }) => {
+            expect("d", d.len(), supers)?;
+            expect("dmin", dmin.len(), if_offset(supers))?;
+            expect("sc", sc.len(), groups)?;
+            expect("m", m.len(), if_offset(groups))
+        }
+        (PackScales::SuperF32, QuantRowScales::SuperF32 { d, dmin, sc, m }) => {
             expect("d", d.len(), supers)?;
             expect("dmin", dmin.len(), if_offset(supers))?;
             expect("sc", sc.len(), groups)?;
@@ -186,30 +208,45 @@ fn group_place(quant: QuantPacking, group: usize, size: usize) -> (usize, usize)
     (base, base + size * PANEL)
 }
 
-/// Byte offsets of `d`, `dmin`, `sc` and `m` of a group under [`PackScales::Super`], lane 0.
-fn super_place(quant: QuantPacking, group: usize) -> [usize; 4] {
+/// Byte offsets of `d`, `dmin`, `sc` and `m` of a group, lane 0, under [`PackScales::Super`] (`size` 2) or
+/// [`PackScales::SuperF32`] (`size` 4).
+fn super_place(quant: QuantPacking, group: usize, size: usize) -> [usize; 4] {
     let groups = SUPER / usize::from(quant.group);
     let base = group / groups * quant.super_bytes();
-    let small = base + 2 * PANEL * (1 + usize::from(quant.offset));
+    let small = base + size * PANEL * (1 + usize::from(quant.offset));
     let sc = small + group % groups * PANEL;
-    [base, base + 2 * PANEL, sc, sc + groups * PANEL]
+    [base, base + size * PANEL, sc, sc + groups * PANEL]
 }
 
 fn pack_scales(quant: QuantPacking, lane: usize, row: QuantRowScales<'_>, dst: &mut [u8]) {
     match row {
         QuantRowScales::F16 { scale, offset } => put_groups(quant, lane, scale, offset, dst, half_bytes),
         QuantRowScales::F32 { scale, offset } => put_groups(quant, lane, scale, offset, dst, float_bytes),
-        QuantRowScales::Super { d, dmin, sc, m } => {
-            let groups = SUPER / usize::from(quant.group);
-            for (group, sc) in sc.iter().enumerate() {
-                let [at_d, at_dmin, at_sc, at_m] = super_place(quant, group);
-                dst[at_d + 2 * lane..][..2].copy_from_slice(&half_bytes(d[group / groups]));
-                dst[at_sc + lane] = *sc as u8;
-                if quant.offset {
-                    dst[at_dmin + 2 * lane..][..2].copy_from_slice(&half_bytes(dmin[group / groups]));
-                    dst[at_m + lane] = m[group];
-                }
-            }
+        QuantRowScales::Bytes(scale) => put_groups(quant, lane, scale, &[], dst, |byte| {
+            // The sign is no part of it.
+            [if quant.scales == PackScales::Ue4m3Half { byte & 0x7f } else { byte }]
+        }),
+        QuantRowScales::Super { d, dmin, sc, m } => put_supers(quant, lane, [d, dmin], (sc, m), dst, half_bytes),
+        QuantRowScales::SuperF32 { d, dmin, sc, m } => put_supers(quant, lane, [d, dmin], (sc, m), dst, float_bytes),
+    }
+}
+
+fn put_supers<T: Copy, const N: usize>(
+    quant: QuantPacking,
+    lane: usize,
+    [d, dmin]: [&[T]; 2],
+    (sc, m): (&[i8], &[u8]),
+    dst: &mut [u8],
+    bytes: impl Fn(T) -> [u8; N],
+) {
+    let groups = SUPER / usize::from(quant.group);
+    for (group, sc) in sc.iter().enumerate() {
+        let [at_d, at_dmin, at_sc, at_m] = super_place(quant, group, N);
+        dst[at_d + N * lane..][..N].copy_from_slice(&bytes(d[group / groups]));
+        dst[at_sc + lane] = *sc as u8;
+        if quant.offset {
+            dst[at_dmin + N * lane..][..N].copy_from_slice(&bytes(dmin[group / groups]));
+            dst[at_m + lane] = m[group];
         }
     }
 }
@@ -263,16 +300,23 @@ fn group_scale(quant: QuantPacking, lane: usize, group: usize, src: &[u8]) -> (f
             let (scale, offset) = group_place(quant, group, 4);
             (float_at(src, scale + 4 * lane), if_offset(&|| float_at(src, offset + 4 * lane)))
         }
+        PackScales::E8m0Half => (e8m0_half_to_f32(src[group_place(quant, group, 1).0 + lane]), 0.0),
+        PackScales::Ue4m3Half => (ue4m3_half_to_f32(src[group_place(quant, group, 1).0 + lane]), 0.0),
         PackScales::Super => {
-            let [d, dmin, sc, m] = super_place(quant, group);
+            let [d, dmin, sc, m] = super_place(quant, group, 2);
             let scale = half_at(src, d + 2 * lane) * f32::from(src[sc + lane] as i8);
             (scale, if_offset(&|| -(half_at(src, dmin + 2 * lane) * f32::from(src[m + lane]))))
+        }
+        PackScales::SuperF32 => {
+            let [d, dmin, sc, m] = super_place(quant, group, 4);
+            let scale = float_at(src, d + 4 * lane) * f32::from(src[sc + lane] as i8);
+            (scale, if_offset(&|| -(float_at(src, dmin + 4 * lane) * f32::from(src[m + lane]))))
         }
     }
 }
 
 /// Reads row `row` (one output) back out of the packed matrix `data` as `k` floats, e.g. a token's embedding from a matrix
-/// that is also the output layer. Quantized values are `scale · (code − zero)`, rounded, plus the offset, rounded.
+/// that is also the output layer. Quantized values are `scale · (level − zero)`, rounded, plus the offset, rounded.
 ///
 /// Panics if `row`, the data or `out` do not fit the packing.
 pub fn unpack_row(packing: &Packing, data: &[u8], row: usize, out: &mut [f32]) {
@@ -285,6 +329,7 @@ pub fn unpack_row(packing: &Packing, data: &[u8], row: usize, out: &mut [f32]) {
         PackKind::F32 => gather(panel, lane, out, f32::from_le_bytes),
         PackKind::F16 => gather(panel, lane, out, |bytes| f16_to_f32(u16::from_le_bytes(bytes))),
         PackKind::Bf16 => gather(panel, lane, out, |bytes| bf16_to_f32(u16::from_le_bytes(bytes))),
+        PackKind::F8 { group } => float8::unpack(group, panel, lane, out),
         PackKind::Quant(quant) => unpack_quant(quant, panel, lane, out),
     }
 }
@@ -297,18 +342,23 @@ fn gather<const N: usize>(panel: &[u8], lane: usize, out: &mut [f32], value: imp
 
 fn unpack_quant(quant: QuantPacking, panel: &[u8], lane: usize, out: &mut [f32]) {
     let (codes, scales) = panel.split_at(quant.code_bytes(out.len()));
-    let group = usize::from(quant.group);
+    let group = usize::from(quant.group).min(BLOCK);
     for (index, (block, out)) in codes.chunks_exact(quant.block_bytes()).zip(out.chunks_exact_mut(BLOCK)).enumerate() {
         let codes = unpack_block(quant.bits, lane, block);
         for (half, (codes, out)) in codes.chunks_exact(group).zip(out.chunks_exact_mut(group)).enumerate() {
-            let (scale, offset) = group_scale(quant, lane, index * (BLOCK / group) + half, scales);
+            let (scale, offset) = group_scale(quant, lane, quant.stored_group(index * (BLOCK / group) + half), scales);
             for (out, code) in out.iter_mut().zip(codes) {
-                let value = scale * (f32::from(*code) - f32::from(quant.zero));
+                let value = scale * (f32::from(quant.level(*code)) - f32::from(quant.zero));
                 *out = if quant.offset { value + offset } else { value };
             }
         }
     }
 }
+
+mod float8;
+
+pub(crate) use float8::f8_as_f16;
+pub use float8::{F8Row, pack_panel_f8};
 
 #[cfg(test)]
 pub(crate) mod tests;

@@ -4,6 +4,7 @@
 use crate::isa::{Isa, Kernel};
 use crate::linear::Mode;
 use crate::math;
+use crate::ops::{Activation, activate};
 use crate::simd::{LANES, Simd};
 use crate::softmax::softmax;
 
@@ -44,6 +45,91 @@ pub fn route(isa: Isa, logits: &mut [f32], ids: &mut [u32], weights: &mut [f32],
         let sum: f32 = weights.iter().sum();
         weights.iter_mut().for_each(|weight| *weight /= sum);
     }
+}
+
+/// How [`route_scored`] scores experts and chooses among them.
+#[derive(Clone, Copy, Debug)]
+pub struct Scoring<'a> {
+    /// Scores are sigmoids of the logits; otherwise their softmax over all experts.
+    pub sigmoid: bool,
+    /// Added to each expert's score for the choice alone; empty: nothing is.
+    pub correction: &'a [f32],
+    /// Groups of neighbouring experts, 64 at most.
+    pub groups: usize,
+    /// Groups to choose from: those with the greatest sums of their two greatest corrected scores.
+    pub top_groups: usize,
+    /// Whether the weights are divided by their sum.
+    pub renormalise: bool,
+    /// What weights are multiplied with at last.
+    pub scale: f32,
+    /// What each expert's weight is multiplied with besides; empty: nothing.
+    pub expert_scales: &'a [f32],
+}
+
+/// Chooses the experts of one row as [`route`] does, by another scoring: `weights` are the scores of the chosen experts, without
+/// their corrections.
+///
+/// Logits that are not numbers give weights that are none. Panics if lengths differ, or the groups hold too few experts.
+pub fn route_scored(isa: Isa, scoring: &Scoring<'_>, logits: &mut [f32], ids: &mut [u32], weights: &mut [f32]) {
+    let Scoring { sigmoid, correction, groups, top_groups, renormalise, scale, expert_scales } = *scoring;
+    let (top, experts) = (ids.len(), logits.len());
+    let size = experts / groups;
+    assert!(size * groups == experts && groups <= 64 && top_groups <= groups, "{top_groups} of {groups} groups");
+    assert!(weights.len() == top && top <= top_groups * size, "{top} of {experts} experts, {} weights", weights.len());
+    assert!(correction.is_empty() || correction.len() == experts, "a correction an expert");
+    assert!(expert_scales.is_empty() || expert_scales.len() == experts, "a scale an expert");
+    match sigmoid {
+        true => activate(isa, Activation::Sigmoid, logits),
+        false => softmax(isa, logits),
+    }
+    // Not a number is ranked below all numbers: it is chosen where nothing better is left, by its id.
+    let rank = |expert: usize| {
+        let score = logits[expert] + correction.get(expert).copied().unwrap_or(0.0);
+        if score.is_nan() { f32::NEG_INFINITY } else { score }
+    };
+    let open = open_groups(groups, top_groups, size, rank);
+    let mut found = 0;
+    for expert in (0..experts).filter(|expert| open >> (expert / size) & 1 == 1) {
+        let score = rank(expert);
+        let mut place = found;
+        while place > 0 && score > weights[place - 1] {
+            place -= 1;
+        }
+        if place == top {
+            continue;
+        }
+        found = (found + 1).min(top);
+        ids[place..found].rotate_right(1);
+        weights[place..found].rotate_right(1);
+        (ids[place], weights[place]) = (expert as u32, score);
+    }
+    ids.iter().zip(&mut *weights).for_each(|(id, weight)| *weight = logits[*id as usize]);
+    let sum: f32 = if renormalise { weights.iter().sum() } else { 1.0 };
+    weights.iter_mut().for_each(|weight| *weight = *weight / sum * scale);
+    if !expert_scales.is_empty() {
+        ids.iter().zip(&mut *weights).for_each(|(id, weight)| *weight *= expert_scales[*id as usize]);
+    }
+}
+
+/// The groups whose two greatest ranks have the greatest sums, as bits; of equal ones the first.
+fn open_groups(groups: usize, top: usize, size: usize, rank: impl Fn(usize) -> f32) -> u64 {
+    if top == groups {
+        return u64::MAX;
+    }
+    let sum = |group: usize| {
+        let (mut first, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+        for rank in (group * size..(group + 1) * size).map(&rank) {
+            (first, second) = if rank > first { (rank, first) } else { (first, second.max(rank)) };
+        }
+        first + second
+    };
+    let mut open = 0u64;
+    for _ in 0..top {
+        let closed = (0..groups).filter(|group| open >> group & 1 == 0);
+        let best = closed.reduce(|best, group| if sum(group) > sum(best) { group } else { best });
+        open |= best.map_or(0, |best| 1 << best);
+    }
+    open
 }
 
 /// Groups choices by expert in one pass of counting sort: `places[i]` becomes the place of choice i among all, ordered by expert and

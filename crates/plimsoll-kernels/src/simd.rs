@@ -67,10 +67,18 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_f16(self, p: *const u8) -> Self::F;
     /// Loads 16 bfloat16. # Safety: `p` is valid for 32 bytes.
     unsafe fn load_bf16(self, p: *const u8) -> Self::F;
+    /// Loads 16 E4M3 numbers, each divided by 256; NaN counts as 480. # Safety: `p` is valid for 16 bytes.
+    unsafe fn load_f8(self, p: *const u8) -> Self::F;
     /// Loads 16 signed bytes as floats. # Safety: `p` is valid for 16 bytes.
     unsafe fn load_i8(self, p: *const u8) -> Self::F;
+    /// Loads 16 unsigned bytes as integers. # Safety: `p` is valid for 16 bytes.
+    unsafe fn load_u8_i(self, p: *const u8) -> Self::I;
     /// Loads 16 unsigned bytes as floats. # Safety: `p` is valid for 16 bytes.
-    unsafe fn load_u8(self, p: *const u8) -> Self::F;
+    #[inline(always)]
+    unsafe fn load_u8(self, p: *const u8) -> Self::F {
+        // SAFETY: the caller's word.
+        self.float(unsafe { self.load_u8_i(p) })
+    }
     /// Loads 64 bytes. # Safety: `p` is valid for 64 bytes.
     unsafe fn load_bytes(self, p: *const u8) -> Self::B;
     /// Stores 64 bytes. # Safety: `p` is valid for writing 64 bytes.
@@ -143,6 +151,8 @@ pub(crate) trait Simd: Copy {
     fn sub_bytes(self, v: Self::B, less: u8) -> Self::B;
     /// Bitwise or.
     fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
+    /// What the table has for every byte, all below 16.
+    fn look_up(self, table: &[u8; 16], v: Self::B) -> Self::B;
     /// Byte `N` of every lane.
     #[inline(always)]
     fn byte<const N: usize>(self, v: Self::B) -> Self::I {

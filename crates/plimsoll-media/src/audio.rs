@@ -1,6 +1,6 @@
 //! Sound from strangers: what the header claims is checked first, what comes out is counted all the same.
 //!
-//! How long a sound is decides how many tokens it has, before it is decoded: where a header cannot be relied on, the packets are
+//! How long an audio clip is decides how many tokens it has, before it is decoded: where a header cannot be relied on, the packets are
 //! counted. The result is one channel at the file's own rate, averaged over channels as the reference's loader does, which
 //! [`resample`](fn@resample) and [`Mel`] make what an encoder reads.
 
@@ -31,7 +31,7 @@ use file::File;
 const RATES: std::ops::RangeInclusive<u32> = 8_000..=192_000;
 /// The most channels.
 const CHANNELS_MAX: usize = 8;
-/// Bytes that tags and pictures inside a file may take.
+/// Bytes that tags and images inside a file may take.
 const TAGS_MAX: usize = 1 << 20;
 /// A file with this many packets in a row that cannot be decoded is given up.
 const BAD_PACKETS_MAX: usize = 64;
@@ -44,7 +44,7 @@ const CODE_WORD_BYTES: u64 = 32;
 const WHAT: &str = "a sound";
 const SUPPORTED: &str = "WAV, FLAC, MP3 and Ogg Vorbis";
 
-/// What a sound may be at most.
+/// What an audio clip may be at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioLimits {
     /// Bytes of the file.
@@ -79,23 +79,23 @@ impl Header {
     }
 }
 
-/// One channel of sound.
+/// One channel of audio.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sound {
+pub struct AudioClip {
     /// Samples per second.
     pub rate: u32,
     /// The samples, between -1 and 1.
     pub samples: Vec<f32>,
 }
 
-/// Reads the header of a sound, counts its packets, and refuses it where it is over a limit. Decodes nothing.
+/// Reads the header of an audio clip, counts its packets, and refuses it where it is over a limit. Decodes nothing.
 pub fn probe(bytes: &[u8], limits: &AudioLimits) -> Result<Header, MediaError> {
     over(bytes.len() as u64, limits.file_bytes, "bytes", "--max-audio-bytes")?;
     contained(WHAT, || count(open(File::new(bytes)?, limits)?, limits))
 }
 
-/// Decodes a sound, unless `stop` is set meanwhile. A decoder that panics is an error like any other.
-pub fn decode(bytes: &[u8], limits: &AudioLimits, stop: &AtomicBool) -> Result<Sound, MediaError> {
+/// Decodes an audio clip, unless `stop` is set meanwhile. A decoder that panics is an error like any other.
+pub fn decode(bytes: &[u8], limits: &AudioLimits, stop: &AtomicBool) -> Result<AudioClip, MediaError> {
     let header = probe(bytes, limits)?;
     contained(WHAT, || decode_opened(open(File::new(bytes)?, limits)?, header.samples, stop))
 }
@@ -131,7 +131,7 @@ fn open<'a>(file: File<'a>, limits: &AudioLimits) -> Result<Opened<'a>, MediaErr
     Ok(Opened { format, track: id, parameters, rate, channels, exact, unit })
 }
 
-/// How long a sound is, by its packets.
+/// How long an audio clip is, by its packets.
 fn count(opened: Opened<'_>, limits: &AudioLimits) -> Result<Header, MediaError> {
     let Opened { mut format, track, rate, channels, exact, unit, .. } = opened;
     let (mut units, mut samples) = (0_u64, 0);
@@ -158,7 +158,7 @@ fn samples_of(units: u64, unit: TimeBase, rate: u32) -> u64 {
 }
 
 /// As many samples as were counted: what cannot be decoded is silent, what is too much is left out.
-fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<Sound, MediaError> {
+fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<AudioClip, MediaError> {
     let Opened { mut format, track, parameters, rate, channels, unit, .. } = opened;
     let decoder = symphonia::default::get_codecs().make_audio_decoder(&parameters, &AudioDecoderOptions::default());
     let mut decoder = decoder.map_err(unreadable)?;
@@ -187,7 +187,7 @@ fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<So
         return Err(malformed("it holds no samples"));
     }
     samples.resize(count, 0.0);
-    Ok(Sound { rate, samples })
+    Ok(AudioClip { rate, samples })
 }
 
 /// Fails once the request has ended.

@@ -88,6 +88,14 @@ pub enum MediaError {
         /// The encoder's words.
         why: String,
     },
+    /// An external decoder could not be started or limited; the item was not looked at.
+    #[error("{program} cannot be run: {why}")]
+    Decoder {
+        /// The program.
+        program: String,
+        /// What the system says.
+        why: String,
+    },
     /// The request has ended.
     #[error("its request ended while it was prepared")]
     Abandoned,

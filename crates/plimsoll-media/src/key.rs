@@ -1,10 +1,9 @@
 //! The name of a medium's content: SHA-256 over all of it and over how it is processed.
 //!
-//! A prefix of the bytes, their length or a placeholder id is never a key: two users' pictures would share one.
+//! A prefix of the bytes, their length or a placeholder id is never a key: two users' images would share one.
 
 use std::fmt;
 
-use plimsoll_memory::broken;
 use sha2::{Digest, Sha256};
 
 use crate::Modality;
@@ -22,7 +21,7 @@ impl ContentKey {
         hash.update((parameters.len() as u64).to_le_bytes());
         hash.update(parameters);
         hash.update((content.len() as u64).to_le_bytes());
-        hash.update(if broken("V-47") { &content[..content.len().min(64)] } else { content });
+        hash.update(content);
         Self(hash.finalize().into())
     }
 

@@ -165,6 +165,15 @@ impl OutputPool {
         Ok(claims.collect())
     }
 
+    /// The outputs of an item, to copy them. This counts neither as a hit nor as a use.
+    pub fn look(&self, key: &ContentKey) -> Option<Pinned> {
+        let mut state = self.lock();
+        let cached = state.cached.get(key)?;
+        let (idle, entry) = (cached.is_idle(), Arc::clone(&cached.entry));
+        state.idle -= if idle { entry.pages.len() } else { 0 };
+        Some(Pinned { pool: self.clone(), entry: Some(entry) })
+    }
+
     /// Forgets every entry. Those in use live until their users let go.
     pub fn clear(&self) {
         let mut state = self.lock();
@@ -213,7 +222,7 @@ impl OutputPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here calls foreign code under the lock, so a poisoned lock holds a sound state.
+        // Nothing in here calls foreign code under the lock, so a poisoned lock holds an audio clip state.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

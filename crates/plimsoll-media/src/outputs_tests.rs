@@ -41,6 +41,11 @@ fn what_was_filled_is_found_and_the_oldest_unused_goes_first() {
     let Claim::Ready(one) = pool.claim(&[(key(1), 5)]).unwrap().pop().unwrap() else { panic!("1 is cached") };
     holds(&one, 1);
     drop(one);
+    // A look is no use.
+    let (two, none) = (pool.look(&key(2)).unwrap(), pool.look(&key(9)));
+    holds(&two, 2);
+    assert_eq!((pool.stats().pages_idle, none.is_none()), (2, true));
+    drop(two);
     drop(filled(&pool, 3, 1));
     assert!(matches!(pool.claim(&[(key(1), 5)]).unwrap()[0], Claim::Ready(_)), "used after 2, so 2 had to go");
     let stats = pool.stats();
@@ -128,7 +133,7 @@ fn a_failed_claim_drops_nothing() {
 }
 
 #[test]
-fn a_place_that_is_dropped_unfilled_is_free_again_and_found_by_nobody() {
+fn dropped_unfilled_place_is_free_and_never_found() {
     let pool = OutputPool::new(WIDTH, PAGE_ROWS, 2).unwrap();
     let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let _place = pool.claim(&[(key(1), 8)]).unwrap();

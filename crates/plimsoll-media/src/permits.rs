@@ -152,7 +152,7 @@ impl Permits {
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {
-        // No method leaves the book half written, so a poisoned lock holds a sound book.
+        // No method leaves the book half written, so a poisoned lock holds an audio clip book.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -110,7 +110,7 @@ fn a28_every_reachable_state_is_inside_the_limits_and_can_finish() {
 }
 
 #[test]
-fn growth_does_not_pass_somebody_who_waits() {
+fn growth_does_not_pass_a_waiting_request() {
     let mut book = Book::default();
     let first = book.queue();
     assert!(book.poll(first, 6, LIMITS));

@@ -3,7 +3,7 @@
 /// The kinds of media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Modality {
-    /// One picture.
+    /// One image.
     Image,
     /// A list of frames.
     Video,

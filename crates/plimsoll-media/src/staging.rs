@@ -7,8 +7,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
 use std::sync::{Arc, OnceLock};
 
-use plimsoll_memory::broken;
-
 use crate::MediaError;
 
 /// The budget.
@@ -116,7 +114,7 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        self.staging.0.give_back(if broken("T-29") { 0 } else { self.bytes });
+        self.staging.0.give_back(self.bytes);
     }
 }
 
@@ -146,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_room_is_told_when_there_is_some() {
+    fn waiting_request_is_told_when_bytes_are_free() {
         let (staging, told) = (Staging::new(100), Arc::new(AtomicU64::new(0)));
         let count = Arc::clone(&told);
         let tell = move || {

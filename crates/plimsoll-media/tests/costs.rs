@@ -110,7 +110,7 @@ fn moving(size: (u32, u32), frames: &[Vec<u8>]) -> Vec<u8> {
     webp(&[vec![canvas(MOVES, size), chunk(b"ANIM", &[0; 6])], frames.to_vec()].concat())
 }
 
-/// An alpha that is opaque, coded like a lossless picture.
+/// An alpha that is opaque, coded like a lossless image.
 fn opaque() -> Vec<u8> {
     let mut bits = Bits::default();
     // No transforms, no cache, one group.
@@ -146,7 +146,7 @@ fn row(width: u32, [depth, color, bytes]: [u8; 3], before: &[u8]) -> Vec<u8> {
 fn refused(what: &str, bytes: &[u8], words: &str) {
     heap::restart_peak();
     let before = heap::in_use();
-    let error = decode(bytes, &ImageLimits::default()).map(|picture| picture.size).unwrap_err();
+    let error = decode(bytes, &ImageLimits::default()).map(|image| image.size).unwrap_err();
     let cost = heap::peak() - before;
     assert!(error.is_the_clients() && error.to_string().contains(words), "{what}: {error}");
     assert!(cost < MIB / 8, "{what} costs {cost} bytes");
@@ -170,10 +170,10 @@ fn groups_of_codes() {
     let words = "it has 65536 groups of prefix codes for 1 blocks that could use them";
     refused("codes for one pixel", &webp(&[chunk(b"VP8L", &Bits::lossless(Some((1, 1)), ALL, 1))]), words);
     let alpha = chunk(b"ALPH", &[vec![1], Bits::lossless(None, ALL, 0)].concat());
-    let picture = chunk(b"VP8 ", &lossy("lossy.webp"));
+    let image = chunk(b"VP8 ", &lossy("lossy.webp"));
     let words = "it has 65536 groups of prefix codes for 35 blocks";
-    refused("codes of an alpha", &webp(&[canvas(0, (28, 20)), alpha.clone(), picture.clone()]), words);
-    let frames = [frame((28, 20), &[opaque(), picture.clone()]), frame((28, 20), &[alpha, picture])];
+    refused("codes of an alpha", &webp(&[canvas(0, (28, 20)), alpha.clone(), image.clone()]), words);
+    let frames = [frame((28, 20), &[opaque(), image.clone()]), frame((28, 20), &[alpha, image])];
     refused("codes of a frame's alpha", &moving((28, 20), &frames), words);
     // As many groups as blocks are legal, and counted.
     let legal = webp(&[chunk(b"VP8L", &Bits::lossless(Some((256, 256)), 4096, 256 * 256))]);
@@ -221,7 +221,7 @@ fn more_than_pixels() {
     within("a strip of 65,500 pixels", &strip);
 }
 
-/// Every truncation and every flipped bit of small lossless pictures: no panic, which would be said to be a decoder's.
+/// Every truncation and every flipped bit of small lossless images: no panic, which would be said to be a decoder's.
 fn debris() {
     for name in ["blocks.webp", "blocks_palette.webp", "blocks_alpha.webp", "turned.webp", "moving.webp"] {
         let whole = fixture(name);

@@ -4,7 +4,7 @@ use plimsoll_media::Size;
 use plimsoll_media::geometry::config::Fields;
 use plimsoll_media::geometry::frames::Wanted;
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles, Sampling, SoundWindows, Tiles};
+use plimsoll_media::geometry::{AudioWindows, ImageRule, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Tiles};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -37,7 +37,7 @@ fn digest(bytes: impl AsRef<[u8]>) -> String {
 }
 
 #[test]
-fn pictures_become_as_large_as_in_transformers() {
+fn images_become_as_large_as_in_transformers() {
     let mut compared = 0;
     for group in golden("images") {
         let rule = Patches::image(&files(&group["config"]).image, None).unwrap();
@@ -51,6 +51,31 @@ fn pictures_become_as_large_as_in_transformers() {
         }
     }
     assert!(compared > 1000, "{compared}");
+}
+
+#[test]
+fn images_that_fill_a_budget_become_as_large_as_in_transformers() {
+    let mut compared = 0;
+    for group in golden("budgets") {
+        let rule = Patches::filling(&files(&group["config"]).image, 280).unwrap();
+        for row in rows(&group) {
+            let of = size(&row[0], &row[1]);
+            assert_eq!(rule.resize(of).unwrap(), size(&row[2], &row[3]), "{of:?} under {rule:?}");
+            assert_eq!(rule.shape(of).unwrap().tokens, number(&row[4]).unwrap(), "{of:?} under {rule:?}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 600, "{compared}");
+}
+
+#[test]
+fn a_budget_is_one_of_those_that_the_model_was_trained_with() {
+    let error = Patches::filling(&files(&serde_json::json!({"max_soft_tokens": 256})).image, 280).unwrap_err();
+    assert!(error.to_string().contains("max_soft_tokens") && error.to_string().contains("256"), "{error}");
+    let rule = Patches::filling(&files(&serde_json::json!({"max_soft_tokens": 560})).image, 280).unwrap();
+    let tokens = |pixels: u64| rule.with_max_pixels(pixels * 48 * 48).unwrap().shape(Size::new(99, 99)).unwrap().tokens;
+    assert_eq!([70, 139, 140, 400, 560].map(tokens), [64, 64, 121, 256, 529]);
+    assert!(rule.with_max_pixels(69 * 48 * 48).is_err());
 }
 
 #[test]
@@ -142,17 +167,92 @@ fn tiles_are_cut_as_in_transformers() {
 }
 
 #[test]
+fn pieces_are_as_in_transformers() {
+    let (mut compared, mut cut) = (0, 0);
+    for group in golden("pieces") {
+        let rule = Pieces::new(&files(&group["config"])).unwrap();
+        for row in rows(&group) {
+            let of = size(&row[0], &row[1]);
+            let fit = ImageRule::Pieces(rule.clone()).fit(of);
+            assert_eq!(fit.as_ref().ok().map(|fit| fit.shape.tokens), number(&row[6]), "{of:?} under {rule:?}");
+            compared += 1;
+            let Ok(fit) = fit else { continue };
+            let whole = size(&row[2], &row[3]);
+            match fit.cut {
+                Some(pieces) => {
+                    assert_eq!((Some(pieces.columns), Some(pieces.rows)), (number(&row[4]), number(&row[5])), "{of:?}");
+                    assert!(pieces.whole.is_none_or(|found| found == whole), "{of:?}: {pieces:?}, not {whole:?}");
+                    assert!(pieces.pieces() <= rule.pieces_max());
+                    cut += 1;
+                }
+                None => assert_eq!((fit.canvas, number(&row[4]), number(&row[5])), (whole, Some(1), Some(1)), "{of:?}"),
+            }
+            assert!(fit.shape.tokens <= rule.tokens_max(), "{of:?} under {rule:?}");
+        }
+    }
+    assert!(compared > 600 && cut > 100, "{compared}, {cut} of them cut");
+}
+
+#[test]
+fn fewer_pixels_or_tokens_are_fewer_tiles_then_smaller_images() {
+    let rule = Pieces::new(&files(&serde_json::json!({}))).unwrap();
+    let all = (rule.pieces_max(), rule.tokens_max(), rule.pixels());
+    assert_eq!(all, (11, 2816, (64 * 1024, 10 * 512 * 512)));
+    let of = |rule: Pieces| (rule.pieces_max(), rule.tokens_max());
+    for (pixels, expected) in [
+        (u64::MAX, (11, 2816)),
+        (1 << 20, (5, 5 * 256)),
+        (2 * 512 * 512, (3, 3 * 256)),
+        // No image is cut into one tile.
+        (2 * 512 * 512 - 1, (1, 256)),
+        (100 * 1024, (1, 100)),
+        (0, (1, 64)),
+    ] {
+        assert_eq!(of(rule.limited(pixels)), expected, "{pixels} pixels");
+    }
+    for (tokens, expected) in [(4096, (11, 2816)), (2815, (10, 2560)), (768, (3, 768)), (767, (1, 256)), (99, (1, 99))]
+    {
+        assert_eq!(of(rule.carried_in(tokens)), expected, "{tokens} tokens");
+    }
+    let bare = Pieces::new(&files(&serde_json::json!({"use_thumbnail": false}))).unwrap();
+    assert_eq!((of(bare.clone()), of(bare.carried_in(700))), ((10, 2560), (2, 512)));
+    let large = Size::new(3000, 4000);
+    for rule in [rule.limited(600_000), bare.limited(0), rule.carried_in(300)] {
+        let shape = rule.shape(large).unwrap();
+        assert!(shape.tokens <= rule.tokens_max() && shape.longest <= 4 * rule.piece_tokens(), "{rule:?}: {shape:?}");
+    }
+}
+
+#[test]
 fn what_processors_leave_out_is_refused_by_name() {
     let read = |text| ProcessorFiles::read(Some(text), None, None);
     for (text, name) in [
         (r#"{"do_normalize": false}"#, "do_normalize"),
         (r#"{"do_rescale": false}"#, "do_rescale"),
         (r#"{"do_resize": false}"#, "do_resize"),
-        (r#"{"resample": 2}"#, "resample"),
+        (r#"{"resample": 1}"#, "resample"),
+        (r#"{"do_pan_and_scan": true}"#, "do_pan_and_scan"),
     ] {
         assert!(read(text).unwrap_err().to_string().contains(name), "{text}");
     }
     read(r#"{"do_normalize": true, "do_rescale": true, "resample": 3}"#).unwrap();
+    let outer = r#"{"use_image_special_tokens": false}"#;
+    let unspelled = Pieces::new(&ProcessorFiles::read(Some("{}"), None, Some(outer)).unwrap()).unwrap_err();
+    assert!(unspelled.to_string().contains("use_image_special_tokens: false is not supported"), "{unspelled}");
+    for (text, name) in [
+        (r#"{"min_tiles": 1}"#, "min_tiles: 1 is not supported, only 2"),
+        (r#"{"min_tiles": 3}"#, "min_tiles: 3 is not supported, only 2"),
+        (r#"{"tile_size": 500}"#, "tile_size: 500 is no multiple of a token's 32 pixels"),
+        (r#"{"max_pixels_tolerance": 0}"#, "max_pixels_tolerance"),
+        (r#"{"min_image_tokens": 257}"#, "min_image_tokens"),
+    ] {
+        let error = Pieces::new(&read(text).unwrap()).unwrap_err().to_string();
+        assert!(error.contains(name), "{text}: {error}");
+    }
+    // LFM2-VL's file says that it does not resize, and its processor does.
+    Pieces::new(&read(r#"{"encoder_patch_size": 16, "do_resize": false}"#).unwrap()).unwrap();
+    // Gemma 4's leaves it to the model.
+    read(r#"{"image_processor_type": "Gemma4ImageProcessor", "do_normalize": false}"#).unwrap();
     // A feature extractor's word in the same file.
     read(r#"{"feature_extractor_type": "WhisperFeatureExtractor", "do_normalize": false}"#).unwrap();
     // An image processor does not crop by itself, and is told to by the one around it.
@@ -172,12 +272,12 @@ fn t36_a_requests_own_number_of_tiles_is_checked_at_both_ends() {
 }
 
 #[test]
-fn sounds_become_as_many_tokens_as_in_transformers() {
-    let rule = SoundWindows::new(&files(&serde_json::json!({})).audio, 50, 800, 7200).unwrap();
+fn audio_become_as_many_tokens_as_in_transformers() {
+    let rule = AudioWindows::new(&files(&serde_json::json!({})).audio, 50, 800, 7200).unwrap();
     for row in golden("audio") {
         let (samples, tokens) = (number(&row[0]).unwrap(), number(&row[1]).unwrap());
         let shape = rule.shape(samples);
-        // The reference cannot transform sounds of up to 200 samples.
+        // The reference cannot transform audio clips of up to 200 samples.
         assert_eq!(shape.is_err(), samples <= 200, "{samples}");
         assert_eq!(shape.map_or(tokens, |shape| shape.tokens), tokens, "{samples}");
     }

@@ -6,8 +6,8 @@ mod common;
 use std::sync::atomic::AtomicBool;
 
 use common::fixture;
-use plimsoll_media::audio::{self, AudioLimits, Sound, resample};
-use plimsoll_media::image::{ImageLimits, decode, frames, probe, resize};
+use plimsoll_media::audio::{self, AudioClip, AudioLimits, resample};
+use plimsoll_media::image::{Filter, ImageLimits, decode, frames, probe, resize};
 use plimsoll_media::{MediaError, Size};
 use plimsoll_memory::heap::{self, CountingHeap};
 
@@ -16,7 +16,7 @@ static HEAP: CountingHeap = CountingHeap;
 
 const MIB: u64 = 1 << 20;
 
-fn hear(bytes: &[u8], limits: &AudioLimits) -> Result<Sound, MediaError> {
+fn hear(bytes: &[u8], limits: &AudioLimits) -> Result<AudioClip, MediaError> {
     audio::decode(bytes, limits, &AtomicBool::new(false))
 }
 
@@ -142,7 +142,7 @@ fn metadata_bombs() {
         1,
         &[profile, text, chunk(b"IDAT", &[0x78, 0xDA, 0x63, 0x60, 0x64, 0x62, 0x06, 0x00, 0x00, 0x0E, 0x00, 0x07])],
     );
-    assert_eq!(decode(&small, &ImageLimits::default()).map(|picture| picture.data.len()), Ok(3));
+    assert_eq!(decode(&small, &ImageLimits::default()).map(|image| image.data.len()), Ok(3));
 }
 
 /// An Ogg page with one packet.
@@ -194,13 +194,13 @@ fn chunk_length_bomb() {
     let at = whole.windows(4).position(|four| four == b"EXIF").unwrap();
     whole[at + 7] = 0xE8;
     refused("a chunk longer than its file", &whole, "its header is cut off");
-    // Found by a fuzzer: a lossy picture in four partitions, of which the second has 12 MB in a file of 186 bytes.
+    // Found by a fuzzer: a lossy image in four partitions, of which the second has 12 MB in a file of 186 bytes.
     let mut whole = fixture("lossy.webp");
     whole[31] = 0x32;
     refused("a partition longer than its file", &whole, "its header is cut off");
 }
 
-const PICTURES: [&str; 20] = [
+const IMAGES: [&str; 20] = [
     "rgb.png",
     "rgba.png",
     "palette.png",
@@ -222,7 +222,7 @@ const PICTURES: [&str; 20] = [
     "blocks_palette.webp",
     "blocks_alpha.webp",
 ];
-const SOUNDS: [&str; 6] = ["chord.wav", "chord_float.wav", "chord.flac", "chord.ogg", "chord.mp3", "opus.ogg"];
+const CLIPS: [&str; 6] = ["chord.wav", "chord_float.wav", "chord.flac", "chord.ogg", "chord.mp3", "opus.ogg"];
 
 /// Every truncation and thousands of broken copies: an answer or the client's error, never a crash or a large heap.
 fn debris() {
@@ -238,11 +238,11 @@ fn debris() {
             assert!(error.is_the_clients(), "{name}: {error}");
         }
     };
-    for name in PICTURES.iter().chain(&SOUNDS) {
+    for name in IMAGES.iter().chain(&CLIPS) {
         let whole = fixture(name);
         let run = |bytes: &[u8]| {
             let before = heap::in_use();
-            if PICTURES.contains(name) {
+            if IMAGES.contains(name) {
                 let taken = frames(bytes, &[0], &limits, |frame| assert!(frame.size.pixels() <= limits.pixels));
                 check(name, taken.and_then(|()| decode(bytes, &limits)).map(drop));
             } else {
@@ -266,9 +266,9 @@ fn debris() {
     }
 }
 
-/// T-38: a picture that is cut off is an error, not half a picture.
+/// T-38: an image that is cut off is an error, not half an image.
 fn truncations() {
-    for name in PICTURES.iter().filter(|name| !name.starts_with("moving")) {
+    for name in IMAGES.iter().filter(|name| !name.starts_with("moving")) {
         let whole = fixture(name);
         let cut = &whole[..whole.len() * 2 / 3];
         assert!(decode(cut, &ImageLimits::default()).is_err(), "{name} cut off");
@@ -276,21 +276,21 @@ fn truncations() {
 }
 
 /// What decoding is said to cost, and costs.
-fn large_pictures() {
+fn large_images() {
     for name in ["large.jpg", "large.webp"] {
         let bytes = fixture(name);
         let header = probe(&bytes, &ImageLimits::default()).unwrap();
         let before = heap::in_use();
-        let picture = decode(&bytes, &ImageLimits::default()).unwrap();
+        let image = decode(&bytes, &ImageLimits::default()).unwrap();
         let cost = heap::peak() - before;
-        println!("{name}: {:.1} bytes a pixel", cost as f64 / picture.size.pixels() as f64);
+        println!("{name}: {:.1} bytes a pixel", cost as f64 / image.size.pixels() as f64);
         assert!(cost <= header.decode_bytes(), "{name}: {cost} of {}", header.decode_bytes());
-        assert_eq!(resize(&picture, Size::new(28, 28)).data.len(), 28 * 28 * 3);
+        assert_eq!(resize(&image, Size::new(28, 28), Filter::Bicubic).data.len(), 28 * 28 * 3);
     }
 }
 
-/// A sound of a minute that compresses to little.
-fn long_sound() {
+/// An audio clip of a minute that compresses to little.
+fn long_audio() {
     let samples = vec![0_u8; 16_000 * 2 * 60];
     let mut wav = b"RIFF\0\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0\x80\x3e\0\0\0\x7d\0\0\x02\0\x10\0data".to_vec();
     wav.extend((samples.len() as u32).to_le_bytes());
@@ -299,8 +299,8 @@ fn long_sound() {
     let header = audio::probe(&wav, &limits).unwrap();
     heap::restart_peak();
     let before = heap::in_use();
-    let sound = hear(&wav, &limits).unwrap();
-    assert_eq!(sound.samples.len(), 16_000 * 60);
+    let audio = hear(&wav, &limits).unwrap();
+    assert_eq!(audio.samples.len(), 16_000 * 60);
     let cost = heap::peak() - before;
     assert!(cost <= header.decode_bytes(), "{cost} of {}", header.decode_bytes());
     // Lengths that a pipe could not know are put right without a copy.
@@ -319,10 +319,10 @@ fn long_sound() {
 /// A rate that has no factor in common with the encoder's takes the longest blocks.
 fn awkward_rates() {
     for rate in [191_999, 189_999, 8_001] {
-        let sound = Sound { rate, samples: vec![0.25; 2 * rate as usize] };
+        let audio = AudioClip { rate, samples: vec![0.25; 2 * rate as usize] };
         heap::restart_peak();
         let before = heap::in_use();
-        let made = resample(sound.samples, rate, 16_000, &AtomicBool::new(false)).unwrap();
+        let made = resample(audio.samples, rate, 16_000, &AtomicBool::new(false)).unwrap();
         let cost = heap::peak() - before;
         println!("{rate} Hz: {cost} bytes");
         assert!(cost < 40 * MIB + 4 * made.len() as u64, "{rate} Hz: {cost}");
@@ -344,8 +344,8 @@ fn wild_numbers() {
         assert!(error.to_string().contains(&format!("one of its samples is {sample}")), "{error}");
     }
     for sample in [1e30, f32::MAX, -1e30] {
-        let sound = hear(&file(sample), &limits).unwrap();
-        assert_eq!(&sound.samples[..4], [0.25, 0.25, 0.25, sample.signum()]);
+        let audio = hear(&file(sample), &limits).unwrap();
+        assert_eq!(&audio.samples[..4], [0.25, 0.25, 0.25, sample.signum()]);
     }
 }
 
@@ -366,8 +366,8 @@ fn t31_bombs_and_debris_cost_little() {
     // Most of this is the bomb itself, as the test packs it.
     spent("metadata bombs", 16 * MIB);
     truncations();
-    large_pictures();
-    long_sound();
+    large_images();
+    long_audio();
     wild_numbers();
     awkward_rates();
     debris();

@@ -1,4 +1,4 @@
-//! One picture's whole way: header, shape, decoding, resize, patches, an encoder, outputs.
+//! One image's whole way: header, shape, decoding, resize, patches, an encoder, outputs.
 
 use plimsoll_media::geometry::{Patches, ProcessorFiles};
 use plimsoll_media::image::{ImageLimits, Normalize, decode, patchify, patchify_len, probe, resize};
@@ -13,13 +13,13 @@ fn files() -> ProcessorFiles {
 
 /// A PNG of one colour.
 fn png(size: Size, color: [u8; 3]) -> Vec<u8> {
-    let picture = image::RgbImage::from_pixel(size.width, size.height, image::Rgb(color));
+    let image = image::RgbImage::from_pixel(size.width, size.height, image::Rgb(color));
     let mut bytes = std::io::Cursor::new(Vec::new());
-    picture.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
+    image.write_to(&mut bytes, image::ImageFormat::Png).unwrap();
     bytes.into_inner()
 }
 
-/// A picture's patches with room for their outputs, or the outputs, if it was there before.
+/// An image's patches with room for their outputs, or the outputs, if it was there before.
 fn prepare(outputs: &OutputPool, bytes: &[u8]) -> Result<Result<(Vec<f32>, Vacant), Pinned>, MediaError> {
     let files = files();
     let rule = Patches::image(&files.image, Some(16))?;
@@ -30,9 +30,9 @@ fn prepare(outputs: &OutputPool, bytes: &[u8]) -> Result<Result<(Vec<f32>, Vacan
         Claim::Ready(pinned) => return Ok(Err(pinned)),
         Claim::Vacant(room) => room,
     };
-    let picture = resize(&decode(bytes, &ImageLimits::default())?, rule.resize(header.size)?);
-    let mut values = vec![0.0; patchify_len(&rule, 1, picture.size)];
-    patchify(&[picture], &rule, &Normalize::new(&files.image, Normalize::CLIP)?, &mut values);
+    let image = resize(&decode(bytes, &ImageLimits::default())?, rule.resize(header.size)?, rule.filter);
+    let mut values = vec![0.0; patchify_len(&rule, 1, image.size)];
+    patchify(&[image], &rule, &Normalize::new(&files.image, Normalize::CLIP)?, &mut values);
     Ok(Ok((values, room)))
 }
 
@@ -46,7 +46,7 @@ fn encode((values, mut room): (Vec<f32>, Vacant)) -> Pinned {
 }
 
 #[test]
-fn pictures_keep_their_colour_and_come_back_from_the_pool() {
+fn images_keep_their_colour_and_come_back_from_the_pool() {
     let outputs = OutputPool::new(4, 16, 600).unwrap();
     let colors = [[10, 10, 10], [200, 200, 200], [90, 90, 90]];
     let files_of: Vec<_> = colors.iter().map(|&color| png(Size::new(50, 31), color)).collect();

@@ -1,7 +1,8 @@
 //! A30: the worst case is the maximum over all legal sizes, found by trying them.
 
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{PatchVideo, Patches, ProcessorFiles, SoundWindows, Tiles};
+use plimsoll_media::geometry::{AudioWindows, PatchVideo, Patches, ProcessorFiles, Tiles};
+use plimsoll_media::image::Filter;
 use plimsoll_media::{MediaError, Shape, Size};
 use proptest::prelude::*;
 use serde_json::json;
@@ -31,11 +32,20 @@ fn compare(what: &str, short: u32, shape: impl Fn(Size) -> Result<Shape, MediaEr
 
 fn patches(factor: u64, min: u64, max: u64) -> Patches {
     let (patch, merge) = if factor.is_multiple_of(2) { (factor / 2, 2) } else { (factor, 1) };
-    Patches { patch, merge, temporal: 2, min_pixels: min, max_pixels: max, window: Some(2) }
+    Patches {
+        patch,
+        merge,
+        temporal: 2,
+        min_pixels: min,
+        max_pixels: max,
+        window: Some(2),
+        filter: Filter::Bicubic,
+        fills: false,
+    }
 }
 
 #[test]
-fn a30_pictures_by_exhaustion() {
+fn a30_images_by_exhaustion() {
     // Token counts that are prime, square, tiny (strips reach past the bound) and equal at both ends.
     for factor in [1, 2, 3, 4] {
         let unit = factor * factor;
@@ -67,6 +77,18 @@ fn a30_a_prime_bound_is_a_strip_only_where_a_strip_is_legal() {
 }
 
 #[test]
+fn a30_images_that_fill_a_budget_by_exhaustion() {
+    for (patch, merge) in [(1, 1), (2, 3)] {
+        let fields = json!({"patch_size": patch, "pooling_kernel_size": merge, "max_soft_tokens": 70});
+        let files = ProcessorFiles::read(Some(&fields.to_string()), None, None).unwrap();
+        let rule = Patches::filling(&files.image, 280).unwrap();
+        compare(&format!("{rule:?}"), 12, |s| rule.shape(s), |i| rule.worst(COSTS[i]));
+        // There is no longest strip.
+        assert_eq!(rule.shape(Size::new(1, 60_000)).unwrap().tokens, 70);
+    }
+}
+
+#[test]
 fn a30_a_square_is_not_the_costliest_where_windows_are() {
     let rule = Patches { window: Some(4), ..patches(28, 3136, 16_384 * 28 * 28) };
     let square = rule.shape(Size::new(128 * 28, 128 * 28)).unwrap();
@@ -92,7 +114,7 @@ fn a30_videos_by_exhaustion() {
                 for (frames, size) in (fewest..=7).flat_map(|n| legal_sizes(10 * factor as u32).map(move |s| (n, s))) {
                     let shape = match rule.shape(frames, size) {
                         Ok(shape) => shape,
-                        // Small pictures are scaled before their aspect is looked at, which can push it past the bound.
+                        // Small images are scaled before their aspect is looked at, which can push it past the bound.
                         Err(MediaError::OverLimit { limit: 200, .. }) => continue,
                         Err(other) => panic!("{other}"),
                     };
@@ -109,7 +131,7 @@ fn a30_videos_by_exhaustion() {
 }
 
 #[test]
-fn a30_tiles_and_sounds_by_exhaustion() {
+fn a30_tiles_and_audio_by_exhaustion() {
     for most in 1..=13 {
         let config = json!({"size": {"height": 8, "width": 8}, "max_patches": most, "min_patches": most.min(3)});
         let rule = Tiles::new(&ProcessorFiles::read(Some(&config.to_string()), None, None).unwrap(), 2, 1).unwrap();
@@ -117,7 +139,7 @@ fn a30_tiles_and_sounds_by_exhaustion() {
         let found = sizes.map(|size| rule.shape(size).unwrap().tokens).max().unwrap();
         assert_eq!(found, rule.worst().tokens, "at most {most}");
     }
-    let rule = SoundWindows::new(&ProcessorFiles::default().audio, 50, 800, 60).unwrap();
+    let rule = AudioWindows::new(&ProcessorFiles::default().audio, 50, 800, 60).unwrap();
     let mut longest = 0;
     for samples in (201..=60 * 16_000).step_by(160) {
         let tokens = rule.shape(samples).unwrap().tokens;
@@ -148,9 +170,9 @@ fn what_cannot_be_resized_is_refused_with_the_reason() {
 proptest! {
     /// A30 and A32 at the sizes of real checkpoints, where trying everything takes too long.
     #[test]
-    fn no_picture_costs_more_than_the_worst(h in 1_u32..9000, ratio in 0.005_f64..200.0, least in 1_u64..2000, most in 1_u64..20_000, patch in 7_u64..17, window in 1_u64..9) {
+    fn no_image_costs_more_than_the_worst(h in 1_u32..9000, ratio in 0.005_f64..200.0, least in 1_u64..2000, most in 1_u64..20_000, patch in 7_u64..17, window in 1_u64..9) {
         let unit = 4 * patch * patch;
-        let rule = Patches { patch, merge: 2, temporal: 2, min_pixels: least.min(most) * unit / 3 + 1, max_pixels: most * unit, window: Some(window) };
+        let rule = Patches { patch, merge: 2, temporal: 2, min_pixels: least.min(most) * unit / 3 + 1, max_pixels: most * unit, window: Some(window), filter: Filter::Bicubic, fills: false };
         let w = (f64::from(h) * ratio) as u32;
         if let Ok(shape) = rule.shape(Size::new(h, w)) {
             let resized = rule.resize(Size::new(h, w)).unwrap();

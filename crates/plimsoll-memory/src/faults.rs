@@ -31,8 +31,10 @@ pub enum Site {
     LosePage,
     /// A state slot that is not given back.
     LoseSlot,
-    /// Pictures on their way through the tower.
+    /// Images on their way through the tower.
     Encoder,
+    /// The loss of a GPU at the next step.
+    LoseDevice,
 }
 
 #[cfg(not(any(test, feature = "fault-injection")))]
@@ -57,16 +59,17 @@ mod never {
         false
     }
 
+    /// Whether a test has asked for the refusal of this component's next mapping, or buffer on a GPU; no.
     #[inline(always)]
-    pub(crate) fn refuses_region(_: Component) -> bool {
+    pub fn refuses_region(_: Component) -> bool {
         false
     }
 }
 
 #[cfg(not(any(test, feature = "fault-injection")))]
-pub use never::{asked, site};
+pub use never::{asked, refuses_region, site};
 #[cfg(not(any(test, feature = "fault-injection")))]
-pub(crate) use never::{refuses_heap, refuses_region, region};
+pub(crate) use never::{refuses_heap, region};
 
 #[cfg(any(test, feature = "fault-injection"))]
 mod armed {
@@ -254,7 +257,8 @@ mod armed {
         PROCESS.filter.load(Relaxed) != 0 && armed() && PROCESS.fails()
     }
 
-    pub(crate) fn refuses_region(component: Component) -> bool {
+    /// Whether a test has asked for the refusal of this component's next mapping, or buffer on a GPU.
+    pub fn refuses_region(component: Component) -> bool {
         let filter = REGIONS.filter.load(Relaxed);
         (filter == ALL || filter == 1 + component as u64) && REGIONS.fails()
     }
@@ -263,7 +267,7 @@ mod armed {
 #[cfg(any(test, feature = "fault-injection"))]
 pub use armed::{
     EVERY, Tally, arm_process, arm_process_run, arm_regions, arm_site, arm_thread, asked, disarm_process,
-    disarm_regions, disarm_site, disarm_thread, region_bytes, site, under,
+    disarm_regions, disarm_site, disarm_thread, refuses_region, region_bytes, site, under,
 };
 #[cfg(any(test, feature = "fault-injection"))]
-pub(crate) use armed::{refuses_heap, refuses_region, region};
+pub(crate) use armed::{refuses_heap, region};

@@ -23,6 +23,10 @@ pub enum Component {
     StateSlots,
     /// Temporaries of one forward step, logits included.
     StepWorkspace,
+    /// Host buffers for transfers to and from a GPU with memory of its own.
+    Transfers,
+    /// A GPU's own memory for its driver and a margin.
+    DeviceReserve,
     /// Rows that a vision tower has made, and the patches of a batch on their way to it.
     EncoderOutputs,
     /// Media while they are decoded, and their pixels.
@@ -31,6 +35,8 @@ pub enum Component {
     RequestTable,
     /// Nodes of the prefix index.
     PrefixIndex,
+    /// Buffers and index of the prefix cache on disk.
+    DiskCache,
     /// Vocabulary, merges, chat template and sampler scratch.
     Tokenizer,
     /// HTTP bodies, connections, parsing: everything else on the heap.
@@ -43,20 +49,29 @@ pub enum Component {
 
 impl Component {
     /// All components, in the order in which the plan prints them.
-    pub const ALL: [Component; 12] = [
+    pub const ALL: [Component; 15] = [
         Component::Weights,
         Component::KvPages,
         Component::StateSlots,
         Component::StepWorkspace,
+        Component::Transfers,
+        Component::DeviceReserve,
         Component::EncoderOutputs,
         Component::MediaStaging,
         Component::RequestTable,
         Component::PrefixIndex,
+        Component::DiskCache,
         Component::Tokenizer,
         Component::HostHeap,
         Component::ProcessBaseline,
         Component::EmergencyReserve,
     ];
+
+    /// Whether it lies in the memory of a GPU that has its own.
+    pub fn on_device(self) -> bool {
+        use Component::{DeviceReserve, KvPages, StateSlots, StepWorkspace, Weights};
+        matches!(self, Weights | KvPages | StateSlots | StepWorkspace | DeviceReserve)
+    }
 
     /// The name in metrics, JSON and the printed plan.
     pub fn name(self) -> &'static str {
@@ -65,10 +80,13 @@ impl Component {
             Component::KvPages => "kv_pages",
             Component::StateSlots => "state_slots",
             Component::StepWorkspace => "step_workspace",
+            Component::Transfers => "transfers",
+            Component::DeviceReserve => "device_reserve",
             Component::EncoderOutputs => "encoder_outputs",
             Component::MediaStaging => "media_staging",
             Component::RequestTable => "request_table",
             Component::PrefixIndex => "prefix_index",
+            Component::DiskCache => "disk_cache",
             Component::Tokenizer => "tokenizer",
             Component::HostHeap => "host_heap",
             Component::ProcessBaseline => "process_baseline",
@@ -101,6 +119,10 @@ pub struct Ledger {
     committed: [AtomicU64; COUNT],
     peak: [AtomicU64; COUNT],
     sealed: AtomicBool,
+    /// Components on a device lie in the GPU's own memory.
+    apart: AtomicBool,
+    /// Bytes of `committed` that are pages of mapped files ([`crate::HeldFile`]).
+    held_files: AtomicU64,
     allocations: AtomicU64,
     allocations_after_seal: AtomicU64,
     /// Elastic mappings, each with its component: their pages appear on first use and may be given back. Locked when a
@@ -123,6 +145,16 @@ impl Ledger {
         if bytes < before {
             self.peak[i].store(self.committed[i].load(Relaxed), Relaxed);
         }
+    }
+
+    /// Sets whether components on a device lie in the GPU's own memory instead of the machine's.
+    pub fn set_apart(&self, apart: bool) {
+        self.apart.store(apart, Relaxed);
+    }
+
+    /// Whether `component` lies in the memory of this machine.
+    pub fn on_host(&self, component: Component) -> bool {
+        !(component.on_device() && self.apart.load(Relaxed))
     }
 
     /// Records that `component` took `bytes` more.
@@ -196,9 +228,23 @@ impl Ledger {
         }
     }
 
-    /// Σ mapped over all components, in bytes.
+    /// Σ mapped over all components in the machine's memory, in bytes.
     pub fn mapped_total(&self) -> u64 {
-        Component::ALL.iter().map(|component| self.mapped(*component)).sum()
+        let here = Component::ALL.into_iter().filter(|component| self.on_host(*component));
+        here.map(|component| self.mapped(component)).sum()
+    }
+
+    pub(crate) fn add_held_file(&self, bytes: u64) {
+        self.held_files.fetch_add(bytes, Relaxed);
+    }
+
+    pub(crate) fn remove_held_file(&self, bytes: u64) {
+        self.held_files.fetch_sub(bytes, Relaxed);
+    }
+
+    /// Committed bytes that are pages of mapped files. Other processes see them as available.
+    pub fn held_files(&self) -> u64 {
+        self.held_files.load(Relaxed)
     }
 
     fn elastic(&self) -> MutexGuard<'_, Vec<(Component, Range<u64>)>> {
@@ -222,9 +268,19 @@ impl Ledger {
         Component::ALL.map(|c| self.row(c))
     }
 
-    /// Σ committed over all components, in bytes.
+    /// Σ committed over all components in the machine's memory, in bytes.
     pub fn committed_total(&self) -> u64 {
-        self.committed.iter().map(|c| c.load(Relaxed)).sum()
+        self.committed_where(true)
+    }
+
+    /// Σ committed over all components in a device's own memory, in bytes.
+    pub fn committed_on_device(&self) -> u64 {
+        self.committed_where(false)
+    }
+
+    fn committed_where(&self, on_host: bool) -> u64 {
+        let there = Component::ALL.into_iter().filter(|component| self.on_host(*component) == on_host);
+        there.map(|component| self.committed[component as usize].load(Relaxed)).sum()
     }
 
     /// Counts one device allocation. Returns false when the ledger is sealed: the caller must refuse.
@@ -243,6 +299,11 @@ impl Ledger {
         self.sealed.store(true, Relaxed);
     }
 
+    /// Allows device allocations until the next [`Self::seal`]: a lost device is built again.
+    pub fn unseal(&self) {
+        self.sealed.store(false, Relaxed);
+    }
+
     /// Device allocations made before the seal, and attempts made after it.
     pub fn allocations(&self) -> (u64, u64) {
         (self.allocations.load(Relaxed), self.allocations_after_seal.load(Relaxed))
@@ -252,6 +313,19 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_of_a_device_is_none_of_the_machines() {
+        let ledger = Ledger::new();
+        for (component, bytes) in [(Component::Weights, 100), (Component::Transfers, 10)] {
+            ledger.plan(component, bytes);
+            ledger.commit(component, bytes);
+        }
+        let totals = || (ledger.committed_total(), ledger.mapped_total(), ledger.committed_on_device());
+        assert_eq!(totals(), (110, 110, 0));
+        ledger.set_apart(true);
+        assert_eq!(totals(), (10, 10, 100));
+    }
 
     #[test]
     fn the_peak_of_a_larger_generation_is_none_of_a_smaller_ones() {

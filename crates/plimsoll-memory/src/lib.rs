@@ -3,12 +3,13 @@
 //! The room for limits, the plan, the ledger, mapped regions and the step arena's bookkeeping.
 //! **Architecture invariant:** this crate knows nothing of models, kernels or requests; it deals in bytes.
 
-pub mod broken;
 pub mod bytes;
+pub mod child;
 mod chunk;
 pub mod emergency_reserve;
 pub mod faults;
 pub mod heap;
+mod held_file;
 pub mod host;
 mod large;
 pub mod ledger;
@@ -19,9 +20,9 @@ pub mod signals;
 pub mod sizing;
 pub mod step;
 
-pub use broken::broken;
-pub use bytes::Bytes;
+pub use bytes::{Bytes, BytesError};
 pub use emergency_reserve::EmergencyReserve;
+pub use held_file::HeldFile;
 pub use ledger::{Component, Ledger};
-pub use plan::{Plan, PlanLine};
+pub use plan::{DeviceLimit, Plan, PlanLine};
 pub use region::{OutOfMemory, Region};

@@ -1,18 +1,18 @@
-//! The audio tower of Qwen3-Omni: a spectrogram's frames become embeddings that stand among a text's.
+//! The audio tower of Qwen3-Omni and Qwen3-ASR: a spectrogram's frames become embeddings that stand among a text's.
 //!
-//! Reference: transformers, `modeling_qwen3_omni_moe.py`. Windows of a spectrogram go through three convolutions, each of which
-//! halves time and bands, and get positions of their own; then all of a sound's rows go through the layers, attending in larger
-//! windows. The reference pads a batch's last windows to the longest of the batch, so that a sound shorter than one window
-//! depends on its company there; here every sound is what it is alone. Only one window at a time is convolved.
+//! Reference: transformers, `modeling_qwen3_omni_moe.py`, `modeling_qwen3_asr.py`. Windows of a spectrogram go through three
+//! convolutions, each of which halves time and bands, and get positions of their own; then all of an audio clip's rows go through the layers, attending in larger
+//! windows. The reference pads a batch's last windows to the longest of the batch, so that an audio clip shorter than one window
+//! depends on its company there; here every audio clip is what it is alone. Only one window at a time is convolved.
 
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, Unfold, VectorId,
 };
-use plimsoll_formats::{Audio as Config, ModelConfig};
+use plimsoll_formats::{Audio as Config, AudioTask, ModelConfig};
 
 use crate::block::activation;
 use crate::tower::{Layer, Mlp, Norm, spec};
-use crate::{Encoder, Pictures};
+use crate::{Encoder, EncoderInput};
 
 /// Longest wavelength of the positions, as a factor of the shortest.
 const TIMESCALE: f64 = 10_000.0;
@@ -93,14 +93,20 @@ impl AudioTower {
         for i in 0..audio.depth {
             layers.push(layer(&audio, &format!("audio.layers.{i}"), declare)?);
         }
+        // transformers names Qwen3-ASR's last projections as those of vision encoders; the published files do not.
+        let named = "visual.projector.linear_1.weight";
+        let [up, down] = match declare.has(named) {
+            true => ["visual.projector.linear_1", "visual.projector.linear_2"],
+            false => ["audio.proj1", "audio.proj2"],
+        };
         Ok(Self {
             convolutions,
             frame,
             positions: declare.values(positions(Config::convolved(audio.window()), hidden)),
             layers,
             last_norm: norm("audio.ln_post", hidden, declare)?,
-            up: declare.linear_with_bias("audio.proj1", hidden, hidden)?,
-            down: declare.linear_with_bias("audio.proj2", out, hidden)?,
+            up: declare.linear_with_bias(up, hidden, hidden)?,
+            down: declare.linear_with_bias(down, out, hidden)?,
             act: activation(audio.act),
             out,
             config: audio,
@@ -112,12 +118,12 @@ impl AudioTower {
         Config::convolved(self.config.window())
     }
 
-    /// Windows of a sound that attend to each other.
+    /// Windows of an audio clip that attend to each other.
     fn windows_together(&self) -> usize {
         self.config.attention_window / self.config.window()
     }
 
-    /// The rows of one sound without their positions: `x` has room for just those.
+    /// The rows of one audio clip without their positions: `x` has room for just those.
     fn convolve(&self, device: &mut dyn Device, frames: usize, patches: &[f32], x: Buf) -> Result<(), DeviceError> {
         let (bands, window) = (self.config.bands, self.config.window());
         let wide = self.config.channels * Config::convolved(bands);
@@ -133,8 +139,10 @@ impl AudioTower {
                     all => &all[(first + begin) * bands..][..own * bands],
                 };
                 let rows = moments.span(begin / window * self.window_rows(), Config::convolved(own));
-                // Behind its last frame a sound of several windows is silent; one of less than a window ends there.
-                self.convolve_window(device, values, (own, window.min(frames)), rows)?;
+                // Behind the last frame of several windows there is silence. A clip of less than a window ends with its last frame,
+                // unless the family's feature extractor fills the window.
+                let width = if self.config.task == AudioTask::Transcribe { window } else { window.min(frames) };
+                self.convolve_window(device, values, (own, width), rows)?;
             }
             let rows = x.span(self.config.rows(first), moments.rows);
             device.linear(moments, &[(self.frame, rows)], Mode::Store)?;
@@ -201,20 +209,20 @@ impl Encoder for AudioTower {
     }
 
     fn shape(&self) -> EncoderShape {
-        EncoderShape { head_dim: self.config.head_dim(), widest: self.config.hidden_size }
+        EncoderShape::new(self.config.head_dim(), self.config.hidden_size)
     }
 
-    fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError> {
+    fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
         let (hidden, bands) = (self.config.hidden_size, self.config.bands);
-        let sounds = || pictures.grids.iter().map(|grid| grid.patches());
-        let rows: usize = sounds().map(|frames| self.config.rows(frames)).sum();
+        let clips = || images.grids.iter().map(|grid| grid.patches());
+        let rows: usize = clips().map(|frames| self.config.rows(frames)).sum();
         let output = device.temp(rows, self.out)?;
         let scope = device.mark();
         let x = device.temp(rows, hidden)?;
         let (mut row, mut frame) = (0, 0);
-        for frames in sounds() {
+        for frames in clips() {
             let own = x.span(row, self.config.rows(frames));
-            let patches = match pictures.patches {
+            let patches = match images.patches {
                 [] => &[],
                 all => &all[frame * bands..][..frames * bands],
             };
@@ -226,7 +234,7 @@ impl Encoder for AudioTower {
         let most = self.window_rows() * self.windows_together();
         for layer in &self.layers {
             let mut first = 0;
-            let sequences = sounds().flat_map(|frames| {
+            let sequences = clips().flat_map(|frames| {
                 let (begin, rows) = (first, self.config.rows(frames));
                 first += rows;
                 (0..rows).step_by(most).map(move |at| (begin + at, most.min(rows - at)))

@@ -5,8 +5,8 @@
 //! rows that need logits are the ones that the classifier reads: the first of each sequence.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvShape, LinearId, Mode,
-    ModelShape, RowPiece, StepInput, VectorId,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, KvShape, LinearId,
+    Mode, ModelShape, RowPiece, StepInput, VectorId,
 };
 use plimsoll_formats::{Architecture, Encoder as EncoderConfig, ModelConfig};
 
@@ -70,7 +70,14 @@ impl Layer {
             width,
             act: crate::block::activation(config.hidden_act),
             output_norm: Norm::declare(config, &format!("{prefix}.output"), declare)?,
-            spec: Attention { layer: 0, heads: config.heads, scale: config.query_scale, window: None, softcap: None },
+            spec: Attention {
+                layer: 0,
+                heads: config.heads,
+                scale: config.query_scale,
+                window: None,
+                softcap: None,
+                sinks: None,
+            },
         })
     }
 
@@ -139,7 +146,6 @@ pub struct Bert {
     layers: Vec<Layer>,
     classifier: Option<Classifier>,
     hidden: usize,
-    heads: usize,
     head_dim: usize,
     vocab: usize,
 }
@@ -166,7 +172,6 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
         layers: (0..config.layers).map(|layer| Layer::declare(config, layer, declare)).collect::<Result<_, _>>()?,
         classifier: labels.map(|labels| Classifier::declare(config, labels, declare)).transpose()?,
         hidden,
-        heads: config.heads,
         head_dim,
         vocab: config.vocab_size,
     }))
@@ -207,8 +212,8 @@ impl Model for Bert {
 
     fn shape(&self, _: KvDtype) -> ModelShape {
         // Nothing is kept, so nothing is to be saved: what lies in the workspace for one layer is exact.
-        let kv = KvShape { layers: 0, kv_heads: self.heads, head_dim: self.head_dim, dtype: KvDtype::F32 };
-        ModelShape { kv, state: None, heads: self.heads, hidden: self.hidden, encoder: None, rounded: false }
+        let encoder = Some(EncoderShape::new(self.head_dim, 0));
+        ModelShape { kv: KvShape::none(), state: None, hidden: self.hidden, encoder, bf16: false }
     }
 
     fn vocab_size(&self) -> usize {

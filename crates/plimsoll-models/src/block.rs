@@ -3,10 +3,10 @@
 //! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
 
 use plimsoll_device::{
-    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, LinearId, Mode, Rotary,
-    RowPiece, StepInput, VectorId,
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvLayer, LinearId,
+    Mode, Rotary, RowPiece, StepInput, VectorId,
 };
-use plimsoll_formats::{Activation as ConfigActivation, ModelConfig};
+use plimsoll_formats::{Activation as ConfigActivation, LayerHeads, ModelConfig, QkNorm, QueryGrowth};
 
 use crate::Output;
 
@@ -30,18 +30,31 @@ pub struct AttentionPlace {
     pub cache: usize,
     /// Whether it attends through the sliding window.
     pub sliding: bool,
+    /// Whether those keys and values are another layer's, and it has none of its own.
+    pub shared: bool,
+}
+
+/// What makes a layer's own keys and values.
+struct KeyValue {
+    k: LinearId,
+    /// None: values are the keys before their norm and rotation.
+    v: Option<LinearId>,
+    /// Of each head of values, where the family norms them: ones.
+    norm: Option<VectorId>,
 }
 
 /// Weights of one attention layer.
 pub struct AttentionBlock {
     q: LinearId,
-    k: LinearId,
-    v: LinearId,
+    /// None of a layer that reads another layer's.
+    kv: Option<KeyValue>,
     o: LinearId,
     /// Its sigmoid is multiplied onto what attention gives, where the family does so.
     gate: Option<LinearId>,
-    /// Per-head norms of queries and keys, where the family has them.
+    /// Norms of queries and keys, where the family has them.
     norms: Option<[VectorId; 2]>,
+    qk_norm: QkNorm,
+    growth: Option<QueryGrowth>,
     kv_heads: usize,
     head_dim: usize,
     eps: f32,
@@ -58,25 +71,14 @@ impl AttentionBlock {
         declare: &mut Declare<'_>,
     ) -> Result<Self, DeclareError> {
         let prefix = format!("{prefix}.self_attn");
-        let (heads, kv_heads, head_dim) = (config.heads, config.kv_heads, config.head_dim);
+        let LayerHeads { kv_heads, head_dim, .. } = config.heads_of(place.sliding);
+        let heads = config.heads;
         if head_dim % 16 != 0 {
             return Err(DeclareError::Unsupported(format!(
                 "heads of {head_dim} elements are not supported: the width must be a multiple of 16"
             )));
         }
-        let mut projection = |name: &str, out: usize| {
-            let name = format!("{prefix}.{name}");
-            match config.attention_bias {
-                true => declare.linear_with_bias(&name, out, config.hidden_size),
-                false => declare.linear(&format!("{name}.weight"), out, config.hidden_size),
-            }
-        };
-        let q = match config.attention_gate {
-            true => None,
-            false => Some(projection("q_proj", heads * head_dim)?),
-        };
-        let k = projection("k_proj", kv_heads * head_dim)?;
-        let v = projection("v_proj", kv_heads * head_dim)?;
+        let [q, k, v] = projections(config, &prefix, place, declare)?;
         let o = match config.attention_output_bias {
             true => declare.linear_with_bias(&format!("{prefix}.o_proj"), config.hidden_size, heads * head_dim)?,
             false => declare.linear(&format!("{prefix}.o_proj.weight"), config.hidden_size, heads * head_dim)?,
@@ -93,67 +95,186 @@ impl AttentionBlock {
                 (rows(0)?, Some(rows(head_dim)?))
             }
         };
-        let mut head_norm = |name: &str| norm(config, &format!("{prefix}.{name}.weight"), head_dim, declare);
-        let norms = if config.qk_norm { Some([head_norm("q_norm")?, head_norm("k_norm")?]) } else { None };
+        let qk_norm = config.variant.qk_norm;
+        let mut qk = |name: &str, heads: usize| {
+            let width = if qk_norm == QkNorm::Row { heads * head_dim } else { head_dim };
+            norm(config, &format!("{prefix}.{name}.weight"), width, declare)
+        };
+        let norms = match config.qk_norm {
+            // The second one is not used where there are no keys.
+            true if place.shared => Some([qk("q_norm", heads)?; 2]),
+            true => Some([qk("q_norm", heads)?, qk("k_norm", kv_heads)?]),
+            false => None,
+        };
+        let ones = config.variant.value_norm && k.is_some();
+        let kv = k.map(|k| KeyValue { k, v, norm: ones.then(|| declare.values(vec![1.0; head_dim])) });
+        let sinks = match config.variant.sinks {
+            true => Some(declare.vector(&format!("{prefix}.sinks.weight"), heads, 0.0)?),
+            false => None,
+        };
         Ok(Self {
             q,
-            k,
-            v,
+            kv,
             o,
             gate,
             norms,
+            qk_norm,
+            growth: config.variant.query_growth,
             kv_heads,
             head_dim,
             eps: config.norm_eps,
             rope_interleaved: config.rope_interleaved,
             spec: Attention {
-                layer: place.cache,
+                layer: declare.cache_layer(place.cache),
                 heads,
                 scale: config.query_scale,
                 window: config.sliding_window.filter(|_| place.sliding),
                 softcap: config.attn_logit_softcap,
+                sinks,
             },
         })
     }
 
-    /// `out (+)= attention(input)`; `angles` are this layer's rotary angles.
+    /// What the layer keeps in the cache, if it has keys and values of its own.
+    pub fn kv(&self) -> Option<KvLayer> {
+        let Attention { heads, window, .. } = self.spec;
+        self.kv.as_ref().map(|_| KvLayer { kv_heads: self.kv_heads, head_dim: self.head_dim, heads, window })
+    }
+
+    /// `out (+)= attention(input)`; `angles` are this layer's rotary angles, if it rotates.
     pub fn forward(
         &self,
         device: &mut dyn Device,
         input: Input,
-        angles: Buf,
+        angles: impl Into<Option<Buf>>,
         out: Buf,
         mode: Mode,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
         let (scope, x) = (device.mark(), input.x);
         let q = device.temp(x.rows, self.spec.heads * self.head_dim)?;
-        let k = device.temp(x.rows, self.kv_heads * self.head_dim)?;
-        let v = device.temp(x.rows, self.kv_heads * self.head_dim)?;
-        let gate = match self.gate {
-            Some(gate) => {
-                let buf = device.temp(x.rows, q.cols)?;
-                let layers = [(self.q, q), (self.k, k), (self.v, v), (gate, buf)];
-                device.linear_rows(input, &layers, Mode::Store, step.rounded_rows)?;
-                Some(buf)
-            }
-            None => {
-                let layers = [(self.q, q), (self.k, k), (self.v, v)];
-                device.linear_rows(input, &layers, Mode::Store, step.rounded_rows)?;
-                None
-            }
+        let mut width = |cols| device.temp(x.rows, cols);
+        let width_of_kv = self.kv_heads * self.head_dim;
+        let kv = match self.kv {
+            Some(_) => Some([width(width_of_kv)?, width(width_of_kv)?]),
+            None => None,
         };
+        let gate = match self.gate {
+            Some(_) => Some(width(q.cols)?),
+            None => None,
+        };
+        let (mut layers, mut count) = ([(self.q, q); 4], 1);
+        let own = self.kv.as_ref().zip(kv);
+        let own_keys = own.map(|(made, [k, _])| (made.k, k));
+        let own_values = own.and_then(|(made, [_, v])| Some((made.v?, v)));
+        for layer in [own_keys, own_values, self.gate.zip(gate)].into_iter().flatten() {
+            layers[count] = layer;
+            count += 1;
+        }
+        device.linear_rows(input, &layers[..count], Mode::Store, step.bf16_rows)?;
+        if let Some((made, [k, v])) = own {
+            self.ready_values(device, made, k, v);
+        }
         let attended = device.temp(x.rows, self.spec.heads * self.head_dim)?;
-        let rotary = Rotary { norms: self.norms, eps: self.eps, angles, interleaved: self.rope_interleaved };
-        device.attention(&self.spec, Some(&rotary), attended, q, k, v, step);
+        let rotary = self.prepare(device, angles.into(), q, kv.map(|[k, _]| k), step);
+        device.attention(&self.spec, rotary.as_ref(), attended, q, kv, step);
         let gated = gate.map_or(attended, |gate| {
             device.glu(gate, attended, Activation::Sigmoid);
             gate
         });
-        device.linear_rows(gated.into(), &[(self.o, out)], mode, step.rounded_rows)?;
+        device.linear_rows(gated.into(), &[(self.o, out)], mode, step.bf16_rows)?;
         device.release(scope);
         Ok(())
     }
+
+    /// Makes values of keys that are not ready yet, where they have no projection, and norms them.
+    fn ready_values(&self, device: &mut dyn Device, made: &KeyValue, k: Buf, v: Buf) {
+        if made.v.is_none() {
+            device.put(v, k, 0);
+        }
+        if let Some(ones) = made.norm {
+            let heads = v.reshape(self.head_dim);
+            device.rms_norm(heads, heads, ones, self.eps);
+        }
+    }
+
+    /// Does to queries and keys what [`Device::attention`] does not do, and returns what it does: norms of heads, then rotation.
+    fn prepare(
+        &self,
+        device: &mut dyn Device,
+        angles: Option<Buf>,
+        q: Buf,
+        k: Option<Buf>,
+        step: &StepInput<'_>,
+    ) -> Option<Rotary> {
+        let made = || std::iter::once(q).chain(k);
+        if let Some(QueryGrowth { beta, length }) = self.growth {
+            let steps = |row: usize| (step.positions[row] as usize / length) as f32;
+            device.scale_rows(q, &|row| 1.0 + beta * (1.0 + steps(row)).ln());
+        }
+        let norms = |device: &mut dyn Device, width: fn(&Self, Buf) -> usize| {
+            for (x, norm) in made().zip(self.norms.into_iter().flatten()) {
+                let x = x.reshape(width(self, x));
+                device.rms_norm(x, x, norm, self.eps);
+            }
+        };
+        let rotary =
+            |norms| angles.map(|angles| Rotary { norms, eps: self.eps, angles, interleaved: self.rope_interleaved });
+        match self.qk_norm {
+            QkNorm::Head if angles.is_some() => rotary(self.norms),
+            QkNorm::Head => {
+                norms(device, |block, _| block.head_dim);
+                None
+            }
+            QkNorm::Row => {
+                norms(device, |_, x| x.cols);
+                rotary(None)
+            }
+            QkNorm::RotatedHead => {
+                for x in made().filter(|_| angles.is_some()) {
+                    device.rope(x, angles.expect("there are angles"), self.head_dim, self.rope_interleaved);
+                }
+                norms(device, |block, _| block.head_dim);
+                None
+            }
+        }
+    }
+}
+
+/// Declares the query, key and value projections of `{prefix}`: three matrices, or rows of one. No query projection where it is
+/// stored together with a gate; no key projection where the layer reads another layer's keys, no value projection where values are keys.
+fn projections(
+    config: &ModelConfig,
+    prefix: &str,
+    place: AttentionPlace,
+    declare: &mut Declare<'_>,
+) -> Result<[Option<LinearId>; 3], DeclareError> {
+    let (hidden, fused) = (config.hidden_size, format!("{prefix}.qkv_proj"));
+    let LayerHeads { kv_heads, head_dim, values_are_keys, .. } = config.heads_of(place.sliding);
+    let widths = [config.heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
+    let absent = [false, place.shared, place.shared || values_are_keys];
+    let is_fused = is_stored(&format!("{fused}.weight"), config.variant.fused_qkv, declare);
+    let (stored, mut first, mut ids) = (widths.iter().sum(), 0, [None; 3]);
+    for (i, (name, width)) in ["q_proj", "k_proj", "v_proj"].into_iter().zip(widths).enumerate() {
+        let name = format!("{prefix}.{name}");
+        ids[i] = match (is_fused, config.attention_bias) {
+            (true, true) => Some(declare.part_with_bias(&fused, stored, (first, width), hidden)?),
+            (true, false) => {
+                let rows = [RowPiece::span(first, width)];
+                Some(declare.linear_rows(&format!("{fused}.weight"), &[stored, hidden], &rows, hidden)?)
+            }
+            (false, _) if absent[i] || i == 0 && config.attention_gate => None,
+            (false, true) => Some(declare.linear_with_bias(&name, width, hidden)?),
+            (false, false) => Some(declare.linear(&format!("{name}.weight"), width, hidden)?),
+        };
+        first += width;
+    }
+    Ok(ids)
+}
+
+/// Whether the checkpoint has a tensor; for a configuration alone, whether published checkpoints have it.
+fn is_stored(name: &str, published: bool, declare: &Declare<'_>) -> bool {
+    declare.has(name) || published && declare.is_plan()
 }
 
 /// Declares `{prefix}.gate_proj` and its sisters, `width` wide between them.
@@ -163,15 +284,26 @@ pub fn feed_forward(
     width: usize,
     declare: &mut Declare<'_>,
 ) -> Result<FeedForward, DeclareError> {
-    let hidden = config.hidden_size;
-    let mut matrix = |name: &str, out: usize, k: usize| match config.mlp_bias {
+    let (hidden, fused) = (config.hidden_size, format!("{prefix}.gate_up_proj"));
+    let matrix = |name: &str, out: usize, k: usize, declare: &mut Declare<'_>| match config.mlp_bias {
         true => declare.linear_with_bias(&format!("{prefix}.{name}"), out, k),
         false => declare.linear(&format!("{prefix}.{name}.weight"), out, k),
     };
+    let half = |first: usize, declare: &mut Declare<'_>| match config.mlp_bias {
+        true => declare.part_with_bias(&fused, 2 * width, (first, width), hidden),
+        false => {
+            let (stored, rows) = ([2 * width, hidden], [RowPiece::span(first, width)]);
+            declare.linear_rows(&format!("{fused}.weight"), &stored, &rows, hidden)
+        }
+    };
+    let [gate, up] = match is_stored(&format!("{fused}.weight"), config.variant.fused_gate_up, declare) {
+        true => [half(0, declare)?, half(width, declare)?],
+        false => [matrix("gate_proj", width, hidden, declare)?, matrix("up_proj", width, hidden, declare)?],
+    };
     Ok(FeedForward {
-        gate: matrix("gate_proj", width, hidden)?,
-        up: matrix("up_proj", width, hidden)?,
-        down: matrix("down_proj", hidden, width)?,
+        gate,
+        up,
+        down: matrix("down_proj", hidden, width, declare)?,
         width,
         act: activation(config.hidden_act),
     })
@@ -182,6 +314,8 @@ pub(crate) fn activation(act: ConfigActivation) -> Activation {
     match act {
         ConfigActivation::Silu => Activation::Silu,
         ConfigActivation::Gelu => Activation::Gelu,
+        ConfigActivation::ClampedSwish => Activation::ClampedSwish,
+        ConfigActivation::ReluSquared => Activation::ReluSquared,
         ConfigActivation::GeluQuick => Activation::GeluQuick,
         ConfigActivation::GeluTanh => Activation::GeluTanh,
     }
@@ -201,6 +335,7 @@ pub struct Ends {
     media_width: usize,
     eps: f32,
     embedding_scale: f32,
+    logit_scale: f32,
     softcap: Option<f32>,
 }
 
@@ -223,6 +358,7 @@ impl Ends {
             media_width: hidden * (1 + config.vision.as_ref().map_or(0, |vision| vision.deepstack.len())),
             eps: config.norm_eps,
             embedding_scale: config.embedding_scale,
+            logit_scale: config.variant.logit_scale,
             softcap: config.final_logit_softcap,
         })
     }
@@ -243,8 +379,8 @@ impl Ends {
     pub fn wanted(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) -> (Buf, usize) {
         // What an encoder has for this layer belongs to rows by their place in the step.
         match step.only_logits && !self.deepens(layer) {
-            true => (device.keep_rows(x, step.logit_rows), step.rounded_logit_rows()),
-            false => (x, step.rounded_rows),
+            true => (device.keep_rows(x, step.logit_rows), step.bf16_logit_rows()),
+            false => (x, step.bf16_rows),
         }
     }
 
@@ -286,8 +422,11 @@ impl Ends {
             last = device.temp(step.logit_rows.len(), self.hidden)?;
             device.gather(last, x, step.logit_rows);
         }
-        let rounded = if step.rounded_logits { last.rows } else { 0 };
-        device.linear_rows(last.into(), &[(self.head, logits)], Mode::Store, rounded)?;
+        let bf16 = if step.bf16_logits { last.rows } else { 0 };
+        device.linear_rows(last.into(), &[(self.head, logits)], Mode::Store, bf16)?;
+        if self.logit_scale != 1.0 {
+            device.scale_rows(logits, &|_| self.logit_scale);
+        }
         if let Some(cap) = self.softcap {
             device.softcap(logits, cap);
         }

@@ -9,16 +9,16 @@ mod mtp;
 use std::sync::Arc;
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, Input, KvDtype, KvShape, Mode,
-    ModelShape, StateShape, StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvDtype, KvLayer, KvShape, Mode, ModelShape,
+    StateShape, StepInput, VectorId,
 };
-use plimsoll_formats::ModelConfig;
+use plimsoll_formats::{ModelConfig, RopeScaling};
 
 use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
 use crate::delta::{DeltaBlock, state_shape};
 use crate::moe::MoeBlock;
 use crate::rope::rope;
-use crate::{Drafter, Encoder, Model, Output, Pass, Sense, Vision, audio, vision};
+use crate::{Drafter, Encoder, Model, Output, Pass, Vision, audio, vision};
 use mtp::MtpHead;
 
 /// What mixes positions in a layer, with its place among its kind.
@@ -37,7 +37,7 @@ enum Mixer {
 
 enum Transform {
     Dense(FeedForward),
-    Experts(MoeBlock),
+    Experts(Box<MoeBlock>),
 }
 
 /// One layer.
@@ -66,10 +66,18 @@ impl Layer {
         };
         let prefix = format!("{prefix}.mlp");
         let transform = match &config.experts {
-            Some(of) if experts => Transform::Experts(MoeBlock::declare(config, of, &prefix, declare)?),
+            Some(of) if experts => Transform::Experts(Box::new(MoeBlock::declare(config, of, &prefix, declare)?)),
             _ => Transform::Dense(feed_forward(config, &prefix, config.intermediate_size, declare)?),
         };
         Ok(Self { mixer_norm, mixer, transform_norm, transform, eps: config.norm_eps })
+    }
+
+    /// What the layer keeps in the cache, if it attends.
+    pub fn kv(&self) -> Option<KvLayer> {
+        match &self.mixer {
+            Mixer::Attention(attention) => attention.kv(),
+            Mixer::Delta(_) => None,
+        }
     }
 
     /// `x += mixer(norm(x)); x += transform(norm(x))`; `normed` has the shape of `x` and is overwritten.
@@ -82,7 +90,7 @@ impl Layer {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
         self.mix(device, x, normed, angles, step)?;
-        self.transform(device, x, normed, step.rounded_rows)
+        self.transform(device, x, normed, step.bf16_rows)
     }
 
     fn mix(
@@ -100,18 +108,18 @@ impl Layer {
         }
     }
 
-    fn transform(&self, device: &mut dyn Device, x: Buf, normed: Buf, rounded: usize) -> Result<(), DeviceError> {
+    fn transform(&self, device: &mut dyn Device, x: Buf, normed: Buf, bf16: usize) -> Result<(), DeviceError> {
         if x.rows == 0 {
             return Ok(());
         }
         match &self.transform {
             Transform::Dense(dense) => {
                 let input = Input::normed(normed, x, self.transform_norm, self.eps);
-                device.feed_forward(dense, input, x, Mode::Add, rounded)
+                device.feed_forward(dense, input, x, Mode::Add, bf16)
             }
             Transform::Experts(experts) => {
                 device.rms_norm(normed, x, self.transform_norm, self.eps);
-                experts.forward(device, normed, x, Mode::Add, rounded)
+                experts.forward(device, normed, x, Mode::Add, bf16)
             }
         }
     }
@@ -123,23 +131,25 @@ pub struct Rotary {
     inv_freq: VectorId,
     dim: usize,
     scale: f32,
-    /// The axis of every frequency, in models that see pictures.
+    /// The axis of every frequency, in models that see images.
     axes: Option<Arc<[u8]>>,
 }
 
 impl Rotary {
-    fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let mut rope = rope(config.rotary_dim, config.rope_theta, &config.rope_scaling);
-        if let Some(factors) = declare.read_vector("model.rope_freqs")? {
-            // GGUF stores Llama 3's rule as one divisor per pair.
+    /// That of global layers.
+    pub(crate) fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let dim = config.heads_of(false).rotary_dim;
+        let mut rope = rope(dim, config.rope_theta, &config.rope_scaling);
+        let divisors = divisors_name(&config.rope_scaling);
+        if let Some(factors) = declare.read_vector(divisors)? {
             if factors.len() != rope.inv_freq.len() {
                 let (found, expected) = (vec![factors.len()], vec![rope.inv_freq.len()]);
-                return Err(DeclareError::Shape { name: "rope_freqs".into(), found, expected });
+                return Err(DeclareError::Shape { name: divisors.into(), found, expected });
             }
             rope.inv_freq.iter_mut().zip(&factors).for_each(|(freq, factor)| *freq /= factor);
         }
         let axes = config.rope_sections.map(|sections| sections.axes(rope.inv_freq.len()).into());
-        Ok(Self { inv_freq: declare.values(rope.inv_freq), dim: config.rotary_dim, scale: rope.scale, axes })
+        Ok(Self { inv_freq: declare.values(rope.inv_freq), dim, scale: rope.scale, axes })
     }
 
     /// Every row's angles.
@@ -155,6 +165,15 @@ impl Rotary {
     }
 }
 
+/// The tensor of one divisor a frequency that GGUF files may have: Llama 3's rule, or one of LongRoPE's lists.
+fn divisors_name(scaling: &RopeScaling) -> &'static str {
+    match scaling {
+        RopeScaling::Long(long) if long.long => "model.rope_factors_long",
+        RopeScaling::Long(_) => "model.rope_factors_short",
+        _ => "model.rope_freqs",
+    }
+}
+
 /// A pre-norm decoder with one rotary embedding for all layers.
 pub struct Decoder {
     ends: Ends,
@@ -163,11 +182,7 @@ pub struct Decoder {
     head: Option<MtpHead>,
     vision: Option<Box<dyn Vision>>,
     audio: Option<Box<dyn Encoder>>,
-    attention_layers: usize,
     state: Option<StateShape>,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
 }
 
 impl Decoder {
@@ -184,8 +199,8 @@ impl Decoder {
                 }
                 false => {
                     attention_layers += 1;
-                    let sliding = config.layer_is_sliding.get(layer) == Some(&true);
-                    Kind::Attention(AttentionPlace { cache: attention_layers - 1, sliding })
+                    let (cache, sliding) = (attention_layers - 1, config.slides(layer));
+                    Kind::Attention(AttentionPlace { cache, sliding, shared: false })
                 }
             };
             let experts = config.experts.as_ref().is_some_and(|experts| experts.layers[layer]);
@@ -203,11 +218,7 @@ impl Decoder {
             head,
             vision: vision::declare(config, declare)?,
             audio: audio::declare(config, declare)?,
-            attention_layers,
             state: config.delta_net.as_ref().map(|delta| state_shape(delta, recurrent_layers)),
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
         })
     }
 }
@@ -229,11 +240,11 @@ impl Model for Decoder {
         let angles = pass.angles[0].expect("taken when the step began");
         let normed = device.temp(pass.x.rows, pass.x.cols)?;
         layer.mix(device, pass.x, normed, angles, step)?;
-        let mut rounded = step.rounded_rows;
+        let mut bf16 = step.bf16_rows;
         if i + 1 == self.layers.len() {
-            (pass.x, rounded) = self.ends.wanted(device, pass.x, i, step);
+            (pass.x, bf16) = self.ends.wanted(device, pass.x, i, step);
         }
-        layer.transform(device, pass.x, normed.span(0, pass.x.rows), rounded)?;
+        layer.transform(device, pass.x, normed.span(0, pass.x.rows), bf16)?;
         device.release(scope);
         self.ends.deepen(device, pass.x, i, step);
         match pass.passed(device, self.layers.len()) {
@@ -255,14 +266,11 @@ impl Model for Decoder {
     }
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {
-        let layers = self.attention_layers + usize::from(self.head.is_some());
-        let kv = KvShape { layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
-        let towers = Sense::ALL.into_iter().filter_map(|sense| self.tower(sense)).map(Encoder::shape);
-        let encoder = towers.reduce(|one, other| EncoderShape {
-            head_dim: one.head_dim.max(other.head_dim),
-            widest: one.widest.max(other.widest),
-        });
-        ModelShape { kv, state: self.state, heads: self.heads, hidden: self.ends.hidden, encoder, rounded: false }
+        let layers = self.layers.iter().chain(self.head.as_ref().map(MtpHead::layer));
+        let layers = layers.filter_map(Layer::kv);
+        let kv = KvShape::of(dtype, self.state.is_some(), layers);
+        let encoder = self.encoders();
+        ModelShape { kv, state: self.state, hidden: self.ends.hidden, encoder, bf16: false }
     }
 
     fn vocab_size(&self) -> usize {

@@ -65,9 +65,6 @@ impl DeltaBlock {
         let joined = config.architecture == Architecture::Qwen3Next;
         let [qkv, z] = projections.qkv_z(joined, declare)?;
         let [b, a] = projections.b_a(joined, declare)?;
-        let (channels, taps) = (channels(delta), delta.taps);
-        // The taps lie last in PyTorch's layout, before a last dimension of 1 in MLX's, and alone in GGUF's.
-        let shapes: [&[usize]; 3] = [&[channels, 1, taps], &[channels, taps, 1], &[channels, taps]];
         Ok(Self {
             qkv,
             z,
@@ -82,8 +79,8 @@ impl DeltaBlock {
                 key_dim: delta.key_dim,
                 value_dim: delta.value_dim,
                 tiled: delta.tiled,
-                conv: declare.flat_vector(&format!("{prefix}.conv1d.weight"), &shapes)?,
-                taps,
+                conv: declare.conv_taps(&format!("{prefix}.conv1d.weight"), channels(delta), delta.taps)?,
+                taps: delta.taps,
                 a_log: match declare.has(&format!("{prefix}.A")) {
                     true => declare.changed_vector(&format!("{prefix}.A"), delta.value_heads, Change::LogOfNegated)?,
                     false => declare.vector(&format!("{prefix}.A_log"), delta.value_heads, 0.0)?,
@@ -111,13 +108,13 @@ impl DeltaBlock {
         let b = device.temp(x.rows, spec.value_heads)?;
         let a = device.temp(x.rows, spec.value_heads)?;
         let layers = [(self.qkv, qkv), (self.z, z), (self.b, b), (self.a, a)];
-        device.linear_rows(input, &layers, Mode::Store, step.rounded_rows)?;
+        device.linear_rows(input, &layers, Mode::Store, step.bf16_rows)?;
         let mixed = device.temp(x.rows, values)?;
         device.gated_delta(spec, mixed, qkv, a, b, step)?;
         let heads = mixed.reshape(spec.value_dim);
         device.rms_norm(heads, heads, self.norm, self.eps);
         device.glu(z, mixed, Activation::Silu);
-        device.linear_rows(z.into(), &[(self.out, out)], mode, step.rounded_rows)?;
+        device.linear_rows(z.into(), &[(self.out, out)], mode, step.bf16_rows)?;
         device.release(scope);
         Ok(())
     }

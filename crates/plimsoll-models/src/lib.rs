@@ -10,15 +10,22 @@ pub mod bert;
 pub mod block;
 pub mod decoder;
 pub mod delta;
-pub mod gemma3;
+pub mod dense;
+pub mod draft;
+pub mod family;
+mod latent;
 pub mod llama;
+pub mod mamba;
 pub mod moe;
+mod parallel;
+mod per_layer;
 pub mod qwen2;
 pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod rope;
+pub mod short_conv;
 mod tower;
 pub mod vision;
 
@@ -27,6 +34,7 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Architecture, ModelConfig};
 
+use draft::WithDraft;
 pub use vision::{After, PlaceRule, PlacedItem, TextLine};
 
 /// What a step leaves in the workspace until the next one begins.
@@ -45,6 +53,8 @@ pub struct Pass {
     x: Buf,
     /// Every row's rotary angles; those of sliding layers, where they have others; none where places are embedded.
     angles: [Option<Buf>; 2],
+    /// For every row what each layer is given besides, where the family has that: [rows, layers · width].
+    per_layer: Option<Buf>,
     /// Where the workspace stood behind `x`.
     scope: Mark,
     /// The next layer.
@@ -54,7 +64,15 @@ pub struct Pass {
 impl Pass {
     /// Before the first layer.
     fn new(x: Buf, scope: Mark, angles: [Option<Buf>; 2]) -> Self {
-        Self { x, angles, scope, layer: 0 }
+        Self { x, angles, per_layer: None, scope, layer: 0 }
+    }
+
+    /// Keeps these rows alone, for all layers that follow.
+    fn keep(&mut self, device: &mut dyn Device, rows: &[u32]) {
+        let kept = [Some(self.x), self.angles[0], self.angles[1], self.per_layer];
+        let [x, global, local, per_layer] = kept.map(|buf| buf.map(|buf| device.keep_rows(buf, rows)));
+        self.x = x.expect("there are rows");
+        (self.angles, self.per_layer) = ([global, local], per_layer);
     }
 
     /// A layer is through; says whether it was the last of `layers`, behind which the workspace holds `x` alone.
@@ -68,12 +86,17 @@ impl Pass {
     }
 }
 
-/// A multi-token-prediction head: guesses the token after the next one.
+/// A multi-token-prediction head, or a draft model: guesses the token after the next one.
 pub trait Drafter: Send + Sync {
+    /// Whether a pass goes on from hidden states; a model of its own goes on from tokens alone.
+    fn continues_hidden(&self) -> bool {
+        true
+    }
+
     /// One pass over rows with a known next token, after [`Model::forward`] in the same step's workspace.
     ///
     /// Row r of `step` stands at the position of row `rows[r]` of `hidden` (the model's output, or an earlier draft
-    /// pass's) and names the token that *follows* that position. Keys and values go to the cache's last layer.
+    /// pass's) and names the token that *follows* that position. Keys and values go to the cache's last layers.
     fn draft(
         &self,
         device: &mut dyn Device,
@@ -83,11 +106,11 @@ pub trait Drafter: Send + Sync {
     ) -> Result<Output, DeviceError>;
 }
 
-/// The patches of one picture or list of frames: `frames` × `height` × `width` of them. Of a sound, the frames of its spectrogram:
-/// one line of them, see [`Grid::sound`].
+/// The patches of one image or list of frames: `frames` × `height` × `width` of them. Of an audio clip, the frames of its spectrogram:
+/// one line of them, see [`Grid::audio`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Groups of frames; 1 for a picture.
+    /// Groups of frames; 1 for an image.
     pub frames: usize,
     /// Patches from top to bottom.
     pub height: usize,
@@ -95,29 +118,29 @@ pub struct Grid {
     pub width: usize,
 }
 
-/// Pictures, or sounds, on their way through a tower, together.
+/// Images, or audio clips, on their way through a tower, together.
 #[derive(Clone, Copy, Debug)]
-pub struct Pictures<'a> {
+pub struct EncoderInput<'a> {
     /// Their grids.
     pub grids: &'a [Grid],
     /// All patches, [patches, [`Encoder::patch_width`]], in the order of the Hugging Face processors: by groups of frames, then by
-    /// the blocks that become one token, then within them. Of a sound, the frames of its spectrogram, each with all its bands. The
+    /// the blocks that become one token, then within them. Of an audio clip, the frames of its spectrogram, each with all its bands. The
     /// planner has none: empty.
     pub patches: &'a [f32],
 }
 
 /// The towers that a model may have, one for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sense {
-    /// For pictures and videos.
-    Sight,
-    /// For sounds.
-    Hearing,
+pub enum EncoderKind {
+    /// For images and videos.
+    Vision,
+    /// For audio clips.
+    Audio,
 }
 
-impl Sense {
+impl EncoderKind {
     /// Both.
-    pub const ALL: [Sense; 2] = [Sense::Sight, Sense::Hearing];
+    pub const ALL: [EncoderKind; 2] = [EncoderKind::Vision, EncoderKind::Audio];
 }
 
 /// A tower: patches in, one embedding a token out.
@@ -125,7 +148,7 @@ pub trait Encoder: Send + Sync {
     /// Numbers of a patch.
     fn patch_width(&self) -> usize;
 
-    /// Numbers of an output row: the model's width, and as many again for every layer that is given more of the picture.
+    /// Numbers of an output row: the model's width, and as many again for every layer that is given more of the image.
     fn output_width(&self) -> usize;
 
     /// What a device must know of it.
@@ -136,13 +159,19 @@ pub trait Encoder: Send + Sync {
     ///
     /// What it takes never shrinks with the patches of an item or of its longest frame, and depends on nothing else of it: the
     /// planner looks for the worst legal item among those that have most of either.
-    fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError>;
+    fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError>;
 }
 
 /// A tower that sees.
 pub trait Vision: Encoder {
-    /// How the family places pictures among the positions of a text; none where every token stands at its index.
+    /// How the family places images among the positions of a text; none where every token stands at its index.
     fn place_rule(&self) -> Option<PlaceRule>;
+
+    /// Whether all tokens of an image attend to each other in the language model. Then the rows of an image are computed in one step
+    /// ([`StepInput::ends`]).
+    fn tokens_see_each_other(&self) -> bool {
+        false
+    }
 }
 
 /// A model, ready to run on any device that holds its weights.
@@ -169,7 +198,7 @@ pub trait Model: Send + Sync {
         }
     }
 
-    /// The model's draft head, if its checkpoint has one and it was asked for.
+    /// The model's draft head or draft model, if its checkpoint has one and it was asked for.
     fn drafter(&self) -> Option<&dyn Drafter> {
         None
     }
@@ -185,11 +214,17 @@ pub trait Model: Send + Sync {
     }
 
     /// One of its towers.
-    fn tower(&self, sense: Sense) -> Option<&dyn Encoder> {
+    fn tower(&self, sense: EncoderKind) -> Option<&dyn Encoder> {
         match sense {
-            Sense::Sight => self.vision().map(|tower| tower as &dyn Encoder),
-            Sense::Hearing => self.audio(),
+            EncoderKind::Vision => self.vision().map(|tower| tower as &dyn Encoder),
+            EncoderKind::Audio => self.audio(),
         }
+    }
+
+    /// What a device must know of its towers.
+    fn encoders(&self) -> Option<EncoderShape> {
+        let towers = EncoderKind::ALL.into_iter().filter_map(|sense| self.tower(sense));
+        towers.map(Encoder::shape).reduce(EncoderShape::and)
     }
 
     /// What a device must know to reserve its memory, with keys and values stored as `dtype`.
@@ -197,6 +232,18 @@ pub trait Model: Send + Sync {
 
     /// Size of the vocabulary, the width of the logits.
     fn vocab_size(&self) -> usize;
+}
+
+/// Declares the weights of the architecture that `config` names, and those of its draft model, if the checkpoint has one.
+pub fn build_all(
+    config: &ModelConfig,
+    declare: &mut Declare<'_>,
+    with_drafter: bool,
+) -> Result<Box<dyn Model>, DeclareError> {
+    let model = build(config, declare, with_drafter)?;
+    let Some(config) = declare.begin_draft(model.shape(KvDtype::F16).kv.layers().len()) else { return Ok(model) };
+    let draft = build(config, declare, false)?;
+    Ok(Box::new(WithDraft::new(model, draft, config)?))
 }
 
 /// Declares the weights of the architecture that `config` names, those of its draft head only `with_drafter`.
@@ -207,7 +254,7 @@ pub fn build(
 ) -> Result<Box<dyn Model>, DeclareError> {
     if with_drafter && !config.architecture.is_hybrid() {
         return Err(DeclareError::Unsupported(format!(
-            "--enable-mtp needs a draft head, and {:?} models have none",
+            "--enable-mtp needs a draft head, and {} models have none",
             config.architecture
         )));
     }
@@ -218,7 +265,7 @@ pub fn build(
         Architecture::Qwen3Moe => qwen3_moe::build(config, declare),
         Architecture::Qwen3Next => qwen3_next::build(config, declare, with_drafter),
         Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => qwen3_5::build(config, declare, with_drafter),
-        Architecture::Gemma3 => gemma3::build(config, declare),
+        Architecture::Decoder(_) => family::build(config, declare),
         Architecture::Bert | Architecture::Roberta => bert::build(config, declare),
         Architecture::Other(name) => Err(DeclareError::Unsupported(format!(
             "architecture '{name}' is not supported; supported are {}",

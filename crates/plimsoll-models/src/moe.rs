@@ -4,11 +4,12 @@
 //! Checkpoints store experts one by one, or stacked with gate and up projection apart or together; here they are the same.
 
 use plimsoll_device::{
-    Activation, Buf, Declare, DeclareError, Device, DeviceError, Experts, FeedForward, LinearId, Mode, RowPiece,
+    Activation, Buf, Declare, DeclareError, Device, DeviceError, Experts, LinearId, Mode, RowPiece, Scoring,
 };
-use plimsoll_formats::{Architecture, Experts as ExpertsConfig, ModelConfig};
+use plimsoll_formats::{Architecture, Experts as ExpertsConfig, Method, ModelConfig, Routing};
 
-use crate::block::{activation, feed_forward};
+use crate::block::activation;
+use crate::dense::Dense;
 
 /// Weights of one layer's experts.
 pub struct MoeBlock {
@@ -19,13 +20,18 @@ pub struct MoeBlock {
     top_k: usize,
     renormalise: bool,
     act: Activation,
+    scoring: Option<Scoring>,
     shared: Option<Shared>,
+    /// What the router's logits are multiplied with.
+    pub(crate) logit_scale: f32,
+    /// Projections to the experts' own width and back, and that width, where they have one.
+    latent: Option<([LinearId; 2], usize)>,
 }
 
-/// The expert that every token goes through, and the gate that weighs it.
+/// The expert that every token goes through, and the gate that weighs it, where there is one.
 struct Shared {
-    expert: FeedForward,
-    gate: LinearId,
+    expert: Dense,
+    gate: Option<LinearId>,
 }
 
 impl MoeBlock {
@@ -37,49 +43,92 @@ impl MoeBlock {
         declare: &mut Declare<'_>,
     ) -> Result<Self, DeclareError> {
         let hidden = config.hidden_size;
-        let router = declare.linear(&format!("{prefix}.gate.weight"), experts.count, hidden)?;
+        let router = match experts.biases {
+            true => declare.linear_with_bias(&format!("{prefix}.gate"), experts.count, hidden)?,
+            false => declare.linear(&format!("{prefix}.gate.weight"), experts.count, hidden)?,
+        };
+        let scoring = scoring(experts, prefix, declare)?;
         let stored = Stored::of(config, experts, prefix, declare);
         let shared = match experts.shared_width {
             0 => None,
             width => Some(Shared {
-                expert: feed_forward(config, &format!("{prefix}.shared_expert"), width, declare)?,
-                gate: declare.linear(&format!("{prefix}.shared_expert_gate.weight"), 1, hidden)?,
+                expert: Dense::declare(config, &format!("{prefix}.shared_expert"), width, declare)?,
+                gate: match experts.routing.shared_gate {
+                    true => Some(declare.linear(&format!("{prefix}.shared_expert_gate.weight"), 1, hidden)?),
+                    false => None,
+                },
             }),
         };
+        let latent = match config.variant.expert_latent {
+            Some(width) => {
+                let to = declare.linear(&format!("{prefix}.fc1_latent_proj.weight"), width, hidden)?;
+                let from = declare.linear(&format!("{prefix}.fc2_latent_proj.weight"), hidden, width)?;
+                Some(([to, from], width))
+            }
+            None => None,
+        };
+        let hidden = latent.map_or(hidden, |(_, width)| width);
         let prefix = format!("{prefix}.experts");
         let mut matrices = |part| {
             let each = 0..experts.count;
-            each.map(|expert| stored.declare(&prefix, part, expert, (experts, hidden), declare))
-                .collect::<Result<Vec<_>, _>>()
+            let ids = each.map(|expert| stored.declare(&prefix, part, expert, (experts, hidden), declare));
+            let ids = ids.collect::<Result<Vec<_>, _>>()?;
+            declare.experts(&ids);
+            Ok::<_, DeclareError>(ids)
+        };
+        // Without a gate, the activation is applied to the up projection.
+        let (gate, up) = match config.variant.ungated {
+            true => (matrices(Part::Up)?, Vec::new()),
+            false => (matrices(Part::Gate)?, matrices(Part::Up)?),
         };
         Ok(Self {
             router,
-            gate: matrices(Part::Gate)?,
-            up: matrices(Part::Up)?,
+            gate,
+            up,
             down: matrices(Part::Down)?,
             top_k: experts.top_k,
             renormalise: experts.renormalise,
             act: activation(config.hidden_act),
+            scoring,
             shared,
+            logit_scale: 1.0,
+            latent,
         })
     }
 
-    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`; the last `rounded_rows` rows are rounded where they can be.
+    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`; the last `bf16_rows` rows are rounded where they can be.
     pub fn forward(
         &self,
         device: &mut dyn Device,
         x: Buf,
         out: Buf,
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
+    ) -> Result<(), DeviceError> {
+        self.forward_routed(device, x, x, out, mode, bf16_rows)
+    }
+
+    /// The same for a router that sees other rows, `routed`, which `out` may overwrite.
+    pub fn forward_routed(
+        &self,
+        device: &mut dyn Device,
+        routed: Buf,
+        x: Buf,
+        out: Buf,
+        mode: Mode,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
         let scope = device.mark();
         let router = device.temp(x.rows, self.gate.len())?;
         // Allocated in any case; a model without a shared expert writes nothing there.
         let gate = device.temp(x.rows, 1)?;
-        match &self.shared {
-            Some(shared) => device.linear(x, &[(self.router, router), (shared.gate, gate)], Mode::Store)?,
-            None => device.linear(x, &[(self.router, router)], Mode::Store)?,
+        let shared_gate = self.shared.as_ref().and_then(|shared| shared.gate);
+        match shared_gate {
+            Some(id) => device.linear(routed, &[(self.router, router), (id, gate)], Mode::Store)?,
+            None => device.linear(routed, &[(self.router, router)], Mode::Store)?,
+        }
+        if self.logit_scale != 1.0 {
+            device.scale_rows(router, &|_| self.logit_scale);
         }
         let experts = Experts {
             gate: &self.gate,
@@ -88,16 +137,46 @@ impl MoeBlock {
             top_k: self.top_k,
             renormalise: self.renormalise,
             act: self.act,
+            scoring: self.scoring,
         };
-        device.experts(&experts, out, x, router, mode)?;
+        match self.latent {
+            None => device.experts(&experts, out, x, router, mode)?,
+            Some(([to, from], width)) => {
+                let (inner, result) = (device.temp(x.rows, width)?, device.temp(x.rows, width)?);
+                device.linear_rows(x.into(), &[(to, inner)], Mode::Store, bf16_rows)?;
+                device.experts(&experts, result, inner, router, Mode::Store)?;
+                device.linear_rows(result.into(), &[(from, out)], mode, bf16_rows)?;
+            }
+        }
         if let Some(shared) = &self.shared {
             let part = device.temp(x.rows, x.cols)?;
-            device.feed_forward(&shared.expert, x.into(), part, Mode::Store, rounded_rows)?;
-            device.add_gated(out, part, gate);
+            shared.expert.forward(device, x.into(), part, Mode::Store, bf16_rows)?;
+            match shared_gate {
+                Some(_) => device.add_gated(out, part, gate),
+                None => device.add(out, part),
+            }
         }
         device.release(scope);
         Ok(())
     }
+}
+
+/// The scoring of a router that is no plain softmax.
+fn scoring(experts: &ExpertsConfig, prefix: &str, declare: &mut Declare<'_>) -> Result<Option<Scoring>, DeclareError> {
+    let Routing { sigmoid, correction, groups, top_groups, scale, expert_scales, .. } = experts.routing;
+    if !sigmoid && !correction && groups == 1 && scale == 1.0 && !expert_scales {
+        return Ok(None);
+    }
+    let name = format!("{prefix}.gate.e_score_correction_bias");
+    let correction = match correction {
+        true => Some(declare.flat_vector(&name, &[&[experts.count], &[1, experts.count]])?),
+        false => None,
+    };
+    let expert_scales = match expert_scales {
+        true => Some(declare.vector(&format!("{prefix}.expert_scale"), experts.count, 0.0)?),
+        false => None,
+    };
+    Ok(Some(Scoring { sigmoid, correction, groups, top_groups, scale, expert_scales }))
 }
 
 /// A matrix of an expert.
@@ -129,7 +208,7 @@ enum Stored {
     Single,
     /// One tensor for each matrix: [experts, out, in].
     Stacked,
-    /// Gate and up projection in one tensor, gate first: [experts, 2 · width, hidden]; and one for down. Each may have its inputs before
+    /// Gate and up projection in one tensor, gate first or by turns: [experts, 2 · width, hidden]; and one for down. Each may have its inputs before
     /// its outputs: [experts, hidden, 2 · width].
     Fused { inputs_first: [bool; 2] },
 }
@@ -140,18 +219,26 @@ impl Stored {
         let has = |name: &str| declare.has(&format!("{prefix}.experts.{name}.weight"));
         let fused = Self::Fused { inputs_first: [false; 2] };
         match config.architecture {
-            Architecture::Qwen3Moe if has("gate_up_proj") => {
+            Architecture::Qwen3Moe | Architecture::Decoder(_) if has("gate_up_proj") => {
                 Self::Fused { inputs_first: inputs_first(prefix, (experts.width, config.hidden_size), declare) }
             }
             _ if has("gate_up_proj") => fused,
-            _ if has("gate_proj") => Self::Stacked,
-            _ if has("0.gate_proj") => Self::Single,
-            _ if config.quantization.is_some() => Self::Stacked,
+            _ if has("gate_proj") || has("up_proj") => Self::Stacked,
+            _ if has("0.gate_proj") || has("0.up_proj") => Self::Single,
+            _ if experts.alternating => fused,
+            _ if config
+                .quantization
+                .as_ref()
+                .is_some_and(|declared| matches!(declared.method, Method::Mlx | Method::Mxfp4)) =>
+            {
+                Self::Stacked
+            }
             Architecture::Qwen3_5Moe => fused,
             _ => Self::Single,
         }
     }
 
+    /// One matrix of one expert.
     fn declare(
         self,
         prefix: &str,
@@ -160,33 +247,45 @@ impl Stored {
         (experts, hidden): (&ExpertsConfig, usize),
         declare: &mut Declare<'_>,
     ) -> Result<LinearId, DeclareError> {
-        let width = experts.width;
-        let (name, out, k) = match part {
+        let (width, count) = (experts.width, experts.count);
+        let (own, out, k) = match part {
             Part::Gate => ("gate_proj", width, hidden),
             Part::Up => ("up_proj", width, hidden),
             Part::Down => ("down_proj", hidden, width),
         };
-        let turned = match (self, part) {
-            (Self::Fused { inputs_first: [gate_up, _] }, Part::Gate | Part::Up) => gate_up,
-            (Self::Fused { inputs_first: [_, down] }, Part::Down) => down,
-            _ => false,
+        // The tensor, its outputs for each expert, and this matrix's first output and step among them.
+        let (name, outputs, first, step, turned) = match (self, part) {
+            (Self::Single, _) => {
+                let module = format!("{prefix}.{expert}.{own}");
+                return match experts.biases {
+                    true => declare.linear_with_bias(&module, out, k),
+                    false => declare.linear(&format!("{module}.weight"), out, k),
+                };
+            }
+            (Self::Stacked, _) => (own, out, 0, 1, false),
+            (Self::Fused { inputs_first }, Part::Down) => (own, out, 0, 1, inputs_first[1]),
+            (Self::Fused { inputs_first }, _) => {
+                let second = usize::from(matches!(part, Part::Up));
+                let (first, step) = if experts.alternating { (second, 2) } else { (second * out, 1) };
+                ("gate_up_proj", 2 * out, first, step, inputs_first[0])
+            }
         };
-        if turned {
-            let (name, width, column) = match part {
-                Part::Gate => ("gate_up_proj", 2 * out, 0),
-                Part::Up => ("gate_up_proj", 2 * out, out),
-                Part::Down => ("down_proj", out, 0),
-            };
-            let (name, stored) = (format!("{prefix}.{name}.weight"), [experts.count, k, width]);
-            return declare.turned(&name, &stored, (expert * k, column), (out, k));
+        let module = format!("{prefix}.{name}");
+        let bias = match experts.biases {
+            true => {
+                let place = (expert * outputs + first, step);
+                Some(declare.part_of_vector(&format!("{module}.bias"), &[count, outputs], place, out)?)
+            }
+            false => None,
+        };
+        let name = format!("{module}.weight");
+        match turned {
+            true => declare.turned(&name, &[count, k, outputs], (expert * k, first, step), (out, k), bias),
+            false => {
+                let run = if step == 1 { out } else { 1 };
+                let rows = RowPiece { first: expert * outputs + first, rows: out, run, stride: run * step };
+                declare.biased_rows(&name, &[count, outputs, k], rows, k, bias)
+            }
         }
-        let (name, stored_rows, first) = match (self, part) {
-            (Self::Single, _) => return declare.linear(&format!("{prefix}.{expert}.{name}.weight"), out, k),
-            (Self::Fused { .. }, Part::Gate) => ("gate_up_proj", 2 * out, 0),
-            (Self::Fused { .. }, Part::Up) => ("gate_up_proj", 2 * out, out),
-            _ => (name, out, 0),
-        };
-        let rows = RowPiece::span(expert * stored_rows + first, out);
-        declare.linear_rows(&format!("{prefix}.{name}.weight"), &[experts.count, stored_rows, k], &[rows], k)
     }
 }

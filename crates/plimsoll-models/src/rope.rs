@@ -16,22 +16,33 @@ pub struct Rope {
 /// The frequencies for heads of `head_dim` elements.
 pub fn rope(head_dim: usize, theta: f32, scaling: &RopeScaling) -> Rope {
     let plain: Vec<f32> = (0..head_dim / 2).map(|i| 1.0 / theta.powf(2.0 * i as f32 / head_dim as f32)).collect();
-    match *scaling {
+    match scaling {
         RopeScaling::None => Rope { inv_freq: plain, scale: 1.0 },
         RopeScaling::Linear { factor } => {
             let inv_freq = plain.iter().map(|f| f / factor).collect();
             Rope { inv_freq, scale: 1.0 }
         }
         RopeScaling::Llama3 { factor, low, high, original } => {
-            let inv_freq = plain.iter().map(|f| llama3(*f, factor, low, high, original as f32)).collect();
+            let inv_freq = plain.iter().map(|f| llama3(*f, *factor, *low, *high, *original as f32)).collect();
+            Rope { inv_freq, scale: 1.0 }
+        }
+        RopeScaling::Proportional { share, factor } => {
+            let rotated = (f64::from(*share) * head_dim as f64 / 2.0) as usize;
+            let inv_freq = plain.iter().enumerate().map(|(i, f)| if i < rotated { f / factor } else { 0.0 }).collect();
             Rope { inv_freq, scale: 1.0 }
         }
         RopeScaling::Yarn(yarn) => {
-            let mixed = plain.iter().zip(yarn_ramp(head_dim, theta, &yarn)).map(|(f, keep)| {
+            let mixed = plain.iter().zip(yarn_ramp(head_dim, theta, yarn)).map(|(f, keep)| {
                 let interpolated = f / yarn.factor;
                 interpolated * (1.0 - keep) + f * keep
             });
             Rope { inv_freq: mixed.collect(), scale: yarn.attention_factor }
+        }
+        RopeScaling::Long(long) => {
+            // Without a list in the configuration the divisors are a tensor.
+            let factors = long.factors.iter().copied().chain(std::iter::repeat(1.0));
+            let inv_freq = plain.iter().zip(factors).map(|(f, factor)| f / factor).collect();
+            Rope { inv_freq, scale: long.attention_factor }
         }
     }
 }
@@ -71,6 +82,12 @@ mod tests {
     fn unscaled_frequencies_fall_from_one() {
         let rope = rope(4, 10_000.0, &RopeScaling::None);
         assert_eq!(rope.inv_freq, vec![1.0, 0.01]);
+    }
+
+    #[test]
+    fn proportional_frequencies_are_those_of_the_whole_head_and_then_zero() {
+        let rope = rope(8, 10_000.0, &RopeScaling::Proportional { share: 0.5, factor: 2.0 });
+        assert_eq!(rope.inv_freq, vec![0.5, 0.05, 0.0, 0.0]);
     }
 
     #[test]

@@ -78,7 +78,7 @@ fn join(
 
 /// What attention does in a tower's layer.
 pub(crate) fn spec(heads: usize, head_dim: usize) -> Attention {
-    Attention { layer: 0, heads, scale: (head_dim as f64).powf(-0.5) as f32, window: None, softcap: None }
+    Attention { layer: 0, heads, scale: (head_dim as f64).powf(-0.5) as f32, window: None, softcap: None, sinks: None }
 }
 
 /// One layer of a tower.
@@ -100,14 +100,14 @@ pub(crate) struct Layer {
 
 impl Layer {
     /// `x += attention(norm(x)); x += mlp(norm(x))`. `angles` are the rotary ones, if there are any; `sequences` are first row and
-    /// rows of what attends to itself; `normed` has the shape of `x` and is overwritten.
+    /// rows of what attends to itself, one after another; `normed` has the shape of `x` and is overwritten.
     pub fn forward(
         &self,
         device: &mut dyn Device,
         x: Buf,
         normed: Buf,
         angles: Option<Buf>,
-        sequences: impl Iterator<Item = (usize, usize)>,
+        mut sequences: impl Iterator<Item = (usize, usize)>,
     ) -> Result<(), DeviceError> {
         self.attention_norm.apply(device, normed, x);
         let scope = device.mark();
@@ -124,10 +124,7 @@ impl Layer {
             }
         }
         // The projections have used up the normed rows: what attention gives takes their place.
-        for (first, rows) in sequences {
-            let [out, q, k, v] = [normed, q, k, v].map(|all| all.span(first, rows));
-            device.attend_all(&self.spec, out, q, k, v)?;
-        }
+        device.attend_all(&self.spec, normed, q, k, v, &mut sequences)?;
         join(device, x, self.o, normed, q, self.scales.map(|[attention, _]| attention))?;
         device.release(scope);
         self.mlp_norm.apply(device, normed, x);

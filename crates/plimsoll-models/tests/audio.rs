@@ -6,15 +6,15 @@ mod common;
 #[path = "common/played.rs"]
 mod played;
 
-use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, picture, reference};
+use common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, reference};
 use played::played;
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
 use plimsoll_formats::{Audio, Vision};
 use plimsoll_media::Size;
 use plimsoll_media::audio::Mel;
-use plimsoll_media::geometry::{Patches, ProcessorFiles, SoundWindows};
+use plimsoll_media::geometry::{AudioWindows, Patches, ProcessorFiles};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
-use plimsoll_models::{Grid, Pictures, PlacedItem, Sense};
+use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem};
 use serde_json::Value;
 
 const MODEL: &str = "omni";
@@ -39,9 +39,9 @@ fn towers() -> (Vision, Audio) {
     (config.vision.clone().expect("a vision tower"), config.audio.clone().expect("an audio tower"))
 }
 
-fn rule() -> SoundWindows {
+fn rule() -> AudioWindows {
     let (_, audio) = towers();
-    SoundWindows::new(&files().audio, audio.half_window as u64, audio.attention_window as u64, 60).unwrap()
+    AudioWindows::new(&files().audio, audio.half_window as u64, audio.attention_window as u64, 60).unwrap()
 }
 
 fn spectrogram(samples: &[f32], bands: usize) -> Vec<f32> {
@@ -53,7 +53,7 @@ fn spectrogram(samples: &[f32], bands: usize) -> Vec<f32> {
 
 /// One item of a prompt.
 struct Item {
-    sense: Sense,
+    sense: EncoderKind,
     grid: Grid,
     seconds: Option<f32>,
     patches: Vec<f32>,
@@ -76,12 +76,12 @@ fn item(value: &Value, seconds: f32) -> Item {
         let frames = number(&value["frames"]);
         assert_eq!(patches.len(), frames * towers().1.bands, "{samples} samples");
         let shape = rule().shape(samples as u64).unwrap();
-        let grid = Grid::sound(frames);
-        return Item { sense: Sense::Hearing, grid, seconds: None, patches, tokens: shape.tokens as usize };
+        let grid = Grid::audio(frames);
+        return Item { sense: EncoderKind::Audio, grid, seconds: None, patches, tokens: shape.tokens as usize };
     }
     let size = Size::new(number(&value["height"]) as u32, number(&value["width"]) as u32);
     let frames = number(&value["frames"]);
-    let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| picture(seed, frame, size)).collect();
+    let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| image(seed, frame, size)).collect();
     let (files, video) = (files(), kind == "video");
     let fields = if video { &files.video } else { &files.image };
     let (rule, normalize) = (Patches::image(fields, None).unwrap(), Normalize::new(fields, Normalize::CLIP).unwrap());
@@ -90,7 +90,7 @@ fn item(value: &Value, seconds: f32) -> Item {
     let [groups, height, width] = [0, 1, 2].map(|i| number(&value["grid"][i]));
     let grid = Grid { frames: groups, height, width };
     let tokens = groups * height * width / 4;
-    Item { sense: Sense::Sight, grid, seconds: video.then_some(seconds), patches, tokens }
+    Item { sense: EncoderKind::Vision, grid, seconds: video.then_some(seconds), patches, tokens }
 }
 
 fn items(value: &Value) -> Vec<Item> {
@@ -102,7 +102,7 @@ fn cases() -> Vec<Value> {
     reference(MODEL)["cases"].as_array().unwrap().clone()
 }
 
-/// What the towers make of all items, each with a batch for itself: the rows of one prompt, as wide as a picture's.
+/// What the towers make of all items, each with a batch for itself: the rows of one prompt, as wide as an image's.
 fn encode(rig: &mut Rig, items: &[Item]) -> Vec<Vec<f32>> {
     let width = rig.model.vision().unwrap().output_width();
     let each = items.iter().flat_map(|item| {
@@ -111,7 +111,7 @@ fn encode(rig: &mut Rig, items: &[Item]) -> Vec<Vec<f32>> {
         rows
     });
     let mut rows: Vec<Vec<f32>> = each.collect();
-    // The model's first layers are given nothing more of a sound.
+    // The model's first layers are given nothing more of an audio clip.
     rows.iter_mut().for_each(|row| row.resize(width, 0.0));
     rows
 }
@@ -151,7 +151,7 @@ fn part(rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32>>, tokens: &
     let prompt = ids(&value["ids"]);
     let planes = [vision.tokens.image, vision.tokens.video];
     let mut places = vec![[0.0; 3]; prompt.len()];
-    let seen = items.iter().filter(|item| item.sense == Sense::Sight);
+    let seen = items.iter().filter(|item| item.sense == EncoderKind::Vision);
     let placed: Vec<PlacedItem> = seen.map(|item| PlacedItem { grid: item.grid, seconds: item.seconds }).collect();
     let places_of = rig.model.vision().unwrap().place_rule().unwrap();
     let next = places_of.places(|token| planes.contains(&prompt[token]), &placed, &mut places).text.at(0);
@@ -188,24 +188,78 @@ fn answers_are_the_references() {
         let part = part(&rig, &value, &items, rows, &greedy);
         assert_eq!(part.media.len(), placeholders, "a placeholder for every row");
         between += part.places.iter().flatten().filter(|place| place.fract() != 0.0).count();
-        let logits = rig.step(std::slice::from_ref(&part));
-        let first = ids(&value["ids"]).len() - 1;
-        let mut compare = |row: usize, id: u32, expected: &Value| {
-            let difference = (logprob(&logits[row], id) - expected.as_f64().unwrap()).abs();
-            assert!(difference <= LOGPROB_TOLERANCE, "{}: row {row} off by {difference}", value["name"]);
-            answers = answers.max(difference);
-        };
-        value["top5"].as_array().unwrap().iter().for_each(|p| compare(first, p[0].as_u64().unwrap() as u32, &p[1]));
-        for (i, (id, expected)) in greedy.iter().zip(value["greedy_logprobs"].as_array().unwrap()).enumerate() {
-            assert_eq!(argmax(&logits[first + i]), *id, "{}: greedy token {i}", value["name"]);
-            compare(first + i, *id, expected);
-        }
-        in_chunks(&mut rig, &part, &logits);
+        answers = answers.max(check_answer(&mut rig, &value, &part));
     }
     assert!(between > 40, "{between} places between whole steps");
     println!(
         "spectrogram off by {mel:.1e}, towers by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}"
     );
+}
+
+/// The answer's tokens and log-probabilities, in one pass and in chunks; how far off the farthest is.
+fn check_answer(rig: &mut Rig, value: &Value, part: &Part) -> f64 {
+    let logits = rig.step(std::slice::from_ref(part));
+    let (first, mut answers) = (ids(&value["ids"]).len() - 1, 0.0f64);
+    let mut compare = |row: usize, id: u32, expected: &Value| {
+        let difference = (logprob(&logits[row], id) - expected.as_f64().unwrap()).abs();
+        assert!(difference <= LOGPROB_TOLERANCE, "{}: row {row} off by {difference}", value["name"]);
+        answers = answers.max(difference);
+    };
+    value["top5"].as_array().unwrap().iter().for_each(|p| compare(first, p[0].as_u64().unwrap() as u32, &p[1]));
+    for (i, (id, expected)) in
+        ids(&value["greedy"]).iter().zip(value["greedy_logprobs"].as_array().unwrap()).enumerate()
+    {
+        assert_eq!(argmax(&logits[first + i]), *id, "{}: greedy token {i}", value["name"]);
+        compare(first + i, *id, expected);
+    }
+    in_chunks(rig, part, &logits);
+    answers
+}
+
+/// Qwen3-ASR: a model that only hears. Short clips are filled up with silence.
+#[test]
+fn a_model_that_only_hears_answers_as_the_reference() {
+    let model = "asr";
+    let mut rig = Rig::new(model, false);
+    assert!(rig.model.vision().is_none());
+    let config = checkpoint(model).config.audio.clone().expect("an audio tower");
+    let text = std::fs::read_to_string(folder(model).join("processor_config.json")).unwrap();
+    let files = ProcessorFiles::read(None, None, Some(&text)).unwrap();
+    let rule = AudioWindows::new(&files.audio, config.half_window as u64, config.attention_window as u64, 60).unwrap();
+    let rule = rule.filled_up(&files.audio, 0).unwrap();
+    for pair in reference(model)["lengths"].as_array().unwrap() {
+        assert_eq!(rule.shape(pair[0].as_u64().unwrap()).unwrap().tokens, pair[1].as_u64().unwrap(), "{pair}");
+    }
+    let mel = Mel::new(&rule, config.bands);
+    let (mut tower, mut answers) = (0.0f64, 0.0f64);
+    for value in reference(model)["cases"].as_array().unwrap() {
+        let one = |item: &Value| {
+            let mut samples = played(item["seed"].as_i64().unwrap(), number(&item["samples"]));
+            let tokens = rule.shape(samples.len() as u64).unwrap().tokens as usize;
+            samples.resize(rule.filled(samples.len() as u64) as usize, 0.0);
+            let grid = Grid::audio(mel.frames(samples.len()));
+            assert_eq!(grid.width, number(&item["frames"]));
+            let mut patches = vec![0.0; grid.width * config.bands];
+            mel.spectrogram(&samples, &mut patches);
+            Item { sense: EncoderKind::Audio, grid, seconds: None, patches, tokens }
+        };
+        let items: Vec<Item> = value["items"].as_array().unwrap().iter().map(one).collect();
+        check_patches(&items, value);
+        let mut rows = Vec::new();
+        for item in &items {
+            let own = rig.encode(item.sense, &[item.grid], &item.patches);
+            assert_eq!(own.len(), item.tokens, "{:?}", item.grid);
+            rows.extend(own);
+        }
+        tower = tower.max(check_towers(&rows, value));
+        let prompt = ids(&value["ids"]);
+        let mut part = Part::new(&[prompt.as_slice(), &ids(&value["greedy"])].concat(), 0, None, 0);
+        let media = prompt.iter().enumerate().filter(|(_, token)| **token == config.placeholder).map(|(at, _)| at);
+        part.media = media.zip(rows).collect();
+        assert_eq!(part.media.len(), items.iter().map(|item| item.tokens).sum::<usize>());
+        answers = answers.max(check_answer(&mut rig, value, &part));
+    }
+    println!("tower off by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}");
 }
 
 /// The same prompt in chunks that cut through media, beside another sequence without any: the same bits.
@@ -217,7 +271,7 @@ fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
             break;
         }
         let mut chunk = Part::new(&whole.tokens[start..end], start, None, 0);
-        chunk.places = whole.places[start..end].to_vec();
+        chunk.places = whole.places.get(start..end).unwrap_or_default().to_vec();
         let inside = whole.media.iter().filter(|(row, _)| (start..end).contains(row));
         chunk.media = inside.map(|(row, values)| (row - start, values.clone())).collect();
         let other = Part { sequence: 1, ..Part::new(&[7, 8, 9], 0, None, 1) };
@@ -226,21 +280,21 @@ fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
     }
 }
 
-/// Every sound alone, all of them, and all of them in another order: the same bits.
+/// Every audio clip alone, all of them, and all of them in another order: the same bits.
 #[test]
-fn no_sound_depends_on_its_company() {
+fn no_audio_depends_on_its_company() {
     let mut rig = Rig::new(MODEL, false);
     let bands = towers().1.bands;
-    let sounds: Vec<(Grid, Vec<f32>)> = [201, 5_000, 15_999, 16_000, 16_160, 33_000, 70_000]
+    let clips: Vec<(Grid, Vec<f32>)> = [201, 5_000, 15_999, 16_000, 16_160, 33_000, 70_000]
         .into_iter()
         .enumerate()
         .map(|(seed, samples)| {
             let values = spectrogram(&played(seed as i64, samples), bands);
-            (Grid::sound(values.len() / bands), values)
+            (Grid::audio(values.len() / bands), values)
         })
         .collect();
-    let items: Vec<(Grid, &[f32])> = sounds.iter().map(|(grid, values)| (*grid, values.as_slice())).collect();
-    let tokens: Vec<usize> = rig.encode_in_company(Sense::Hearing, &items).iter().map(Vec::len).collect();
+    let items: Vec<(Grid, &[f32])> = clips.iter().map(|(grid, values)| (*grid, values.as_slice())).collect();
+    let tokens: Vec<usize> = rig.encode_in_company(EncoderKind::Audio, &items).iter().map(Vec::len).collect();
     assert!(tokens.is_sorted() && tokens[0] < tokens[6], "longer sounds have more tokens: {tokens:?}");
 }
 
@@ -276,7 +330,7 @@ fn spectrograms_are_the_published_extractors() {
     assert!(off < MEL_TOLERANCE, "{off}");
 }
 
-/// The plan is what is taken, to the byte, never less for a longer sound; and sounds together take no more than the sum.
+/// The plan is what is taken, to the byte, never less for a longer audio clip; and audio clips together take no more than the sum.
 #[test]
 fn the_plan_is_what_is_taken() {
     let checkpoint = checkpoint(MODEL);
@@ -285,20 +339,20 @@ fn the_plan_is_what_is_taken() {
     let table = declare.finish();
     let (tower, kv) = (built.audio().unwrap(), built.shape(KvDtype::F32).kv);
     let planned = |grids: &[Grid]| {
-        let mut plan = PlanDevice::new(&table, kv);
-        tower.encode(&mut plan, &Pictures { grids, patches: &[] }).unwrap();
+        let mut plan = PlanDevice::new(&table, &kv);
+        tower.encode(&mut plan, &EncoderInput { grids, patches: &[] }).unwrap();
         plan.high_water()
     };
     let lengths = [3, 99, 100, 101, 250, 401];
     for frames in lengths {
         let mut rig = Rig::new(MODEL, false);
-        rig.encode(Sense::Hearing, &[Grid::sound(frames)], &vec![0.5; frames * tower.patch_width()]);
+        rig.encode(EncoderKind::Audio, &[Grid::audio(frames)], &vec![0.5; frames * tower.patch_width()]);
         let scratch = plimsoll_device::cpu::scratch_bytes(&rig.shape, 2);
-        let own = planned(&[Grid::sound(frames)]);
+        let own = planned(&[Grid::audio(frames)]);
         assert!(rig.workspace_peak().abs_diff(own + scratch.next_multiple_of(64)) < 64, "{frames} frames");
     }
-    let all: Vec<usize> = (1..700).map(|frames| planned(&[Grid::sound(frames)])).collect();
+    let all: Vec<usize> = (1..700).map(|frames| planned(&[Grid::audio(frames)])).collect();
     assert!(all.is_sorted(), "a longer sound never takes less");
-    let grids = lengths.map(Grid::sound);
+    let grids = lengths.map(Grid::audio);
     assert!(planned(&grids) <= grids.iter().map(|grid| planned(&[*grid])).sum(), "not additive");
 }

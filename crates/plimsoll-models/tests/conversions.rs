@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use common::{Part, Rig, folder};
 use plimsoll_device::{Declare, DtypePolicy, WeightTable};
 use plimsoll_formats::Checkpoint;
-use plimsoll_models::{Grid, Sense};
+use plimsoll_models::{EncoderKind, Grid};
 use serde_json::{Map, Value, json};
 
 /// A directory that goes away with the test.
@@ -117,9 +117,9 @@ fn a_quantized_tower_is_nearly_the_same() {
 
     let grid = Grid { frames: 1, height: 8, width: 6 };
     let patches: Vec<f32> = (0..48 * 96).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
-    let own = Rig::new(model, false).encode(Sense::Sight, &[grid], &patches);
+    let own = Rig::new(model, false).encode(EncoderKind::Vision, &[grid], &patches);
     let mut rig = Rig::at(&path.0, false, DtypePolicy::Auto);
-    let stored = rig.encode(Sense::Sight, &[grid], &patches);
+    let stored = rig.encode(EncoderKind::Vision, &[grid], &patches);
     let largest = own.iter().flatten().fold(0.0f32, |largest, x| largest.max(x.abs()));
     let apart = own.iter().flatten().zip(stored.iter().flatten()).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
     println!("8 bits move the output by {apart} of {largest}");
@@ -156,7 +156,7 @@ fn a_tower_under_other_names_with_its_convolution_turned_is_the_same() {
     let (mut rig, mut own) = (Rig::at(&path.0, false, DtypePolicy::F32), Rig::new(model, false));
     let grid = Grid { frames: 1, height: 6, width: 4 };
     let patches: Vec<f32> = (0..24 * 96).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
-    assert_eq!(rig.encode(Sense::Sight, &[grid], &patches), own.encode(Sense::Sight, &[grid], &patches));
+    assert_eq!(rig.encode(EncoderKind::Vision, &[grid], &patches), own.encode(EncoderKind::Vision, &[grid], &patches));
     assert_eq!(text(&mut rig), text(&mut own));
 }
 
@@ -233,7 +233,7 @@ fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layer
         std::fs::write(path.0.join("config.json"), config).unwrap();
         let patches: Vec<f32> = (0..16 * 48).map(|i| ((i * 37 % 101) as f32 - 50.0) / 50.0).collect();
         let grid = Grid { frames: 1, height: 4, width: 4 };
-        Rig::at(&path.0, false, DtypePolicy::F32).encode(Sense::Sight, &[grid], &patches)
+        Rig::at(&path.0, false, DtypePolicy::F32).encode(EncoderKind::Vision, &[grid], &patches)
     };
     // One in the first half, then in the second.
     let (first, second) =
@@ -245,7 +245,9 @@ fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layer
 
 #[test]
 fn a_configuration_alone_plans_the_tower_too() {
-    for model in ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2", "vl-intern", "vl-intern-rms"] {
+    let qwens = ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2"];
+    let others = ["vl-intern", "vl-intern-rms", "vl-gemma3", "vl-gemma4", "vl-gemma4-e2b", "vl-lfm2", "vl-lfm2-bare"];
+    for model in qwens.into_iter().chain(others) {
         let path = Folder(std::env::temp_dir().join(format!("plimsoll-{model}-config-{}", std::process::id())));
         std::fs::create_dir_all(&path.0).unwrap();
         std::fs::copy(folder(model).join("config.json"), path.0.join("config.json")).unwrap();

@@ -85,7 +85,7 @@ fn check(model: &str) {
 /// The weights as stored, through the kernels that serve them: the greedy continuation, and every log-probability within `tolerance`
 /// (activations of quantized layers have 16 bits).
 fn check_as_stored(model: &str, tolerance: f64) {
-    let mut rig = Rig::with(model, true, DtypePolicy::Auto);
+    let mut rig = Rig::with(model, reference(model)["mtp"].is_array(), DtypePolicy::Auto);
     let mut worst: f64 = 0.0;
     for prompt in reference(model)["prompts"].as_array().unwrap() {
         let (tokens, greedy) = (ids(&prompt["ids"]), ids(&prompt["greedy"]));
@@ -174,6 +174,72 @@ models! { check:
     gguf_qwen3_next "gguf-qwen3next-q8_0",
     gguf_qwen3_5 "gguf-qwen35-q8_0",
     gguf_qwen3_5_moe "gguf-qwen35moe-q8_0",
+    smollm3 "smollm3",
+    phi3 "phi3",
+    phi4_mini "phi4-mini",
+    mistral "mistral",
+    ministral3 "ministral3",
+    granite "granite",
+    olmo2 "olmo2",
+    olmo3 "olmo3",
+    gemma2 "gemma2",
+    mlx_ministral3 "mlx-ministral3-4bit",
+    mlx_granite "mlx-granite-4bit",
+    mlx_olmo3 "mlx-olmo3-4bit",
+    mlx_gemma2 "mlx-gemma2-4bit",
+    gguf_ministral3 "gguf-ministral3-q8_0",
+    gguf_granite "gguf-granite-q8_0",
+    gguf_olmo3 "gguf-olmo3-q8_0",
+    gguf_gemma2 "gguf-gemma2-q8_0",
+    gpt_oss "gpt-oss",
+    gguf_gpt_oss "gguf-gpt-oss-q8_0",
+    hunyuan "hunyuan",
+    ernie4_5 "ernie4.5",
+    ernie4_5_moe "ernie4.5-moe",
+    glm4 "glm4",
+    glm4_moe "glm4-moe",
+    gguf_hunyuan "gguf-hunyuan-q8_0",
+    gguf_ernie4_5_moe "gguf-ernie4.5-moe-q8_0",
+    gguf_glm4 "gguf-glm4-q8_0",
+    gguf_glm4_moe "gguf-glm4-moe-q8_0",
+    gpt_oss_mxfp4 "gpt-oss-mxfp4",
+    mlx_gpt_oss "mlx-gpt-oss-4bit",
+    mlx_glm4_moe "mlx-glm4-moe-4bit",
+    gemma4_e2b "gemma4-e2b",
+    gemma4_26b "gemma4-26b",
+    mlx_gemma4_e2b "mlx-gemma4-e2b-4bit",
+    mlx_gemma4_26b "mlx-gemma4-26b-4bit",
+    gguf_gemma4_e2b "gguf-gemma4-e2b-q8_0",
+    gguf_gemma4_26b "gguf-gemma4-26b-q8_0",
+    mlx_smollm3 "mlx-smollm3-4bit",
+    mlx_phi4_mini "mlx-phi4-mini-4bit",
+    gguf_smollm3 "gguf-smollm3-q8_0",
+    gguf_phi3 "gguf-phi3-q8_0",
+    gguf_phi4_mini "gguf-phi4-mini-q8_0",
+    lfm2 "lfm2",
+    lfm2_moe "lfm2-moe",
+    mlx_lfm2_moe "mlx-lfm2-moe-4bit",
+    gguf_lfm2 "gguf-lfm2-q8_0",
+    gguf_lfm2_moe "gguf-lfm2-moe-q8_0",
+    granite4_h "granite4-h",
+    granite4_h_moe "granite4-h-moe",
+    mlx_granite4_h "mlx-granite4-h-4bit",
+    gguf_granite4_h "gguf-granite4-h-q8_0",
+    gguf_granite4_h_moe "gguf-granite4-h-moe-q8_0",
+    falcon_h1 "falcon-h1",
+    falcon_h1_norm "falcon-h1-norm",
+    nemotron_h "nemotron-h",
+    nemotron_h_moe "nemotron-h-moe",
+    nemotron_h_latent "nemotron-h-latent",
+    gguf_nemotron_h "gguf-nemotron-h-q8_0",
+    gguf_nemotron_h_latent "gguf-nemotron-h-latent-q8_0",
+    glm4_7_flash "glm4.7-flash",
+    deepseek_v2_lite "deepseek-v2-lite",
+    deepseek_v3 "deepseek-v3",
+    mlx_glm4_7_flash "mlx-glm4.7-flash-4bit",
+    mlx_deepseek_v2_lite "mlx-deepseek-v2-lite-4bit",
+    gguf_glm4_7_flash "gguf-glm4.7-flash-q8_0",
+    gguf_deepseek_v2_lite "gguf-deepseek-v2-lite-q8_0",
 }
 
 #[test]
@@ -186,6 +252,21 @@ fn stored_as_q8_0() {
     check_as_stored("gguf-qwen35moe-q8_0", 1e-2);
 }
 
+/// Matrices that are quantized along what becomes their outputs are kept as floats.
+#[test]
+fn latent_attention_as_stored() {
+    for model in ["mlx-deepseek-v2-lite-4bit", "gguf-glm4.7-flash-q8_0"] {
+        check_as_stored(model, 1e-2);
+    }
+}
+
+#[test]
+fn stored_as_other_quantizers_do() {
+    let packed = ["awq-llama", "gptq-llama", "gptq-llama-actorder", "gptq-qwen2-8bit", "autoround-llama"];
+    let compressed = ["ct-llama-w4a16", "ct-llama-w4a16-asym", "ct-llama-w8a16", "ct-llama-fp8", "fp8-llama"];
+    packed.iter().chain(&compressed).for_each(|model| check_as_stored(model, 1e-2));
+}
+
 #[test]
 fn stored_as_bfloat16() {
     check_as_stored("qwen3.5-moe", TOLERANCE);
@@ -194,6 +275,10 @@ fn stored_as_bfloat16() {
 models! { check_slots:
     slots_of_qwen3_next "qwen3-next",
     slots_of_qwen3_5 "qwen3.5",
+    slots_of_lfm2 "lfm2",
+    slots_of_granite4_h "granite4-h",
+    slots_of_falcon_h1 "falcon-h1",
+    slots_of_gguf_falcon_h1 "gguf-falcon-h1-q8_0",
 }
 
 models! { check_head:

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::time::Instant;
 
-use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice, SeqSpan, StepInput};
+use plimsoll_device::{Declare, DtypePolicy, KvDtype, KvGroup, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput};
 use plimsoll_formats::Checkpoint;
 
 const MIB: usize = 1 << 20;
@@ -32,8 +32,9 @@ fn a_hybrid_of_122_billion_is_planned_from_its_configuration() {
 
     let shape = plain.shape(KvDtype::F16);
     let state = shape.state.expect("a recurrent state");
-    assert_eq!((shape.kv.layers, state.layers, shape.kv.kv_heads, shape.kv.head_dim), (12, 36, 2, 256));
-    assert_eq!(drafting.shape(KvDtype::F16).kv.layers, 13, "the head's keys and values are one layer more");
+    assert_eq!((shape.kv.layers().len(), state.layers), (12, 36));
+    assert!(shape.kv.layers().iter().all(|layer| (layer.layout.kv_heads(), layer.layout.head_dim()) == (2, 256)));
+    assert_eq!(drafting.shape(KvDtype::F16).kv.layers().len(), 13, "the head's keys and values are one layer more");
     // 36 layers of 64 heads of 128 x 128 f32 are 144 MiB; three inputs of the convolution's 12,288 channels 5 MiB.
     assert_eq!(state.slot_bytes(), 36 * (64 * 128 * 128 * 4 + 3 * 12_288 * 4));
     assert_eq!(state.slot_bytes() / MIB, 149);
@@ -56,10 +57,183 @@ fn a_hybrid_of_122_billion_is_planned_from_its_configuration() {
         state_out: &[1, 2, 3, 4, 0],
         ..StepInput::default()
     };
-    let mut device = PlanDevice::new(&more, drafting.shape(KvDtype::F16).kv);
+    let kv = drafting.shape(KvDtype::F16).kv;
+    let mut device = PlanDevice::new(&more, &kv);
     let output = drafting.forward(&mut device, &step).unwrap();
     drafting.drafter().unwrap().draft(&mut device, output.hidden, &[0, 1, 2, 3, 4], &step).unwrap();
     assert!(device.high_water() < 64 * MIB, "{} bytes of workspace", device.high_water());
+}
+
+/// Configuration, parameters in billions, layers in the KV cache, KV heads, width of a head.
+const PUBLISHED: [(&str, f64, usize, usize, usize); 18] = [
+    ("smollm3-3b.json", 3.08, 36, 4, 128),
+    ("phi-4-mini-3.8b.json", 3.84, 32, 8, 128),
+    ("ministral-3-8b.json", 8.49, 34, 8, 128),
+    ("granite-3.3-8b.json", 8.17, 40, 8, 128),
+    ("olmo-3-7b.json", 7.30, 32, 32, 128),
+    ("gemma-2-9b.json", 9.24, 42, 8, 256),
+    ("gpt-oss-20b.json", 20.91, 24, 8, 64),
+    ("hunyuan-7b.json", 7.50, 32, 8, 128),
+    ("ernie-4.5-21b-a3b.json", 21.83, 28, 4, 128),
+    ("glm-4-9b-0414.json", 9.40, 40, 2, 128),
+    ("glm-4.5-air-106b-a12b.json", 106.85, 46, 8, 128),
+    // One row a token: 512 elements and 64 rotated ones.
+    ("glm-4.7-flash.json", 29.94, 47, 1, 576),
+    ("deepseek-v2-lite.json", 15.71, 27, 1, 576),
+    ("lfm2-1.2b.json", 1.17, 6, 8, 64),
+    ("lfm2-8b-a1b.json", 8.34, 6, 8, 64),
+    ("falcon-h1-0.5b.json", 0.521, 36, 2, 64),
+    ("granite-4.0-h-tiny.json", 6.94, 4, 4, 128),
+    ("nemotron-3-nano-30b-a3b.json", 31.58, 6, 2, 128),
+];
+
+/// The number of parameters is what model cards give: a wrong width or a missing tensor would show.
+#[test]
+fn published_sizes_are_planned_from_their_configurations() {
+    for (name, billions, layers, kv_heads, head_dim) in PUBLISHED {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let (weights, kv) = (declare.finish(), model.shape(KvDtype::F16).kv);
+        assert_eq!(kv.layers().len(), layers, "{name}");
+        let layouts = kv.layers().iter().map(|layer| (layer.layout.kv_heads(), layer.layout.head_dim()));
+        assert!(layouts.into_iter().all(|layout| layout == (kv_heads, head_dim)), "{name}");
+        let found = weights.bytes as f64 / 2e9;
+        assert!((found / billions - 1.0).abs() < 0.01, "{name}: {found} billion parameters");
+        let seqs = [SeqSpan { first_row: 0, rows: 1, start: 0, pages_at: 0, pages: 1, seen_from: 0, state: None }];
+        let step = StepInput {
+            tokens: &[0],
+            positions: &[0],
+            seqs: &seqs,
+            pages: &[0],
+            window_pages: &[0],
+            logit_rows: &[0],
+            ..StepInput::default()
+        };
+        let mut device = PlanDevice::new(&weights, &kv);
+        model.forward(&mut device, &step).unwrap();
+        assert!(device.high_water() < 8 * MIB, "{name}: {} bytes of workspace", device.high_water());
+    }
+}
+
+/// Configuration; weights of two bytes, in millions: the embedding, what each layer has for it, all layers; keys and values of a token
+/// in bytes: those kept for the whole context, those of the window.
+const GEMMA_4: [(&str, [f64; 3], usize, usize); 4] = [
+    // Heads: 28 layers of 2 · 1,536 · 2,048 and 7 of twice that, keys and values in 12 of the former (2 · 1,536 · 256) and 3 of the latter.
+    // Feed-forward parts: 15 of 3 · 1,536 · 6,144 and 20 of twice that. The second table: 35 · 256 wide, as is its projection; 2 · 1,536 · 256
+    // in every layer.
+    ("gemma-4-e2b.json", [402.65, 2348.81 + 13.76 + 27.53, 264.24 + 14.16 + 1557.14], 3 * 4 * 512, 12 * 4 * 256),
+    // As above with 35 and 7 layers, 20 and 4 of them with keys and values in 2 heads.
+    (
+        "gemma-4-e4b.json",
+        [671.09, 2818.57 + 27.53 + 55.05, 513.80 + 73.40 + 3303.01],
+        4 * 4 * 2 * 512,
+        20 * 4 * 2 * 256,
+    ),
+    // 25 and 5 layers; the latter have no value projection. A feed-forward part of 2,112 beside 128 experts of 704, and a router.
+    (
+        "gemma-4-26b-a4b.json",
+        [738.20, 0.0, 807.40 + 302.78 + 535.27 + 22_837.99 + 10.81],
+        5 * 4 * 2 * 512,
+        25 * 4 * 8 * 256,
+    ),
+    ("gemma-4-31b.json", [1409.29, 0.0, 6165.63 + 2312.11 + 20_808.99], 10 * 4 * 4 * 512, 50 * 4 * 16 * 256),
+];
+
+#[test]
+fn all_sizes_of_gemma_4_are_planned_from_their_configurations() {
+    for (name, millions, whole, window) in GEMMA_4 {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let (weights, kv) = (declare.finish(), model.shape(KvDtype::F16).kv);
+        let (found, expected) = (weights.bytes as f64 / 2e6, millions.iter().sum::<f64>());
+        assert!((found / expected - 1.0).abs() < 5e-4, "{name}: {found} million parameters for {expected}");
+        let table = weights.linears.iter().find(|linear| &*linear.name == "model.embed_tokens_per_layer.weight");
+        let shape = table.map(|table| (table.packing.out(), table.packing.k()));
+        let expected = (millions[1] > 0.0).then_some((262_144, checkpoint.config.layers * 256));
+        assert_eq!(shape, expected, "{name}: a second table");
+        let token = |group| kv.page_bytes(group) / PAGE_TOKENS;
+        assert_eq!((token(KvGroup::Whole), token(KvGroup::Window)), (whole, window), "{name}");
+        assert_eq!(kv.window(), checkpoint.config.sliding_window, "{name}");
+    }
+}
+
+/// The tower of Gemma 3's larger sizes, in millions: patches of 3 · 14 · 14, 4,096 positions, 27 layers of 4 · 1,152² and
+/// 2 · 1,152 · 4,304, and a projection to the model's width. Published configurations leave out what equals a default.
+#[test]
+fn the_tower_of_gemma_3_is_planned_from_its_configuration() {
+    let bytes = |name| {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let kv = model.shape(KvDtype::F16).kv;
+        (model.vision().is_some(), kv.bytes(1, 1), declare.finish().bytes as f64 / 2e6)
+    };
+    let ((sees, kv, whole), (_, kv_of_text, text)) = (bytes("gemma-3-4b-it.json"), bytes("gemma-3-4b.json"));
+    assert!(sees);
+    assert_eq!(kv, kv_of_text);
+    // The published text model alone has 64 rows less.
+    let (found, expected) = (whole - text - 64.0 * 2560.0 / 1e6, 0.68 + 4.72 + 411.06 + 2.95);
+    assert!((found / expected - 1.0).abs() < 5e-3, "{found} million parameters for {expected}");
+}
+
+/// The tower of LFM2-VL-1.6B, in millions: patches of 3 · 16 · 16, 256 positions, 27 layers of 4 · 1,152² and 2 · 1,152 · 4,304, and
+/// projections of four patches to 2,048 and of these to the model's width.
+#[test]
+fn the_tower_of_lfm2_vl_is_planned_from_its_configuration() {
+    let bytes = |name| {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let state = model.shape(KvDtype::F16).state.expect("a recurrent state");
+        (model.vision().is_some(), (state.layers, state.slot_bytes()), declare.finish().bytes as f64 / 2e6)
+    };
+    let ((sees, state, whole), (_, state_of_text, text)) = (bytes("lfm2-vl-1.6b.json"), bytes("lfm2-1.2b.json"));
+    assert!(sees);
+    assert_eq!(state, state_of_text);
+    let (found, expected) = (whole - text, 0.88 + 0.29 + 411.07 + 13.63);
+    assert!((found / expected - 1.0).abs() < 5e-3, "{found} million parameters for {expected}");
+}
+
+/// The towers of Gemma 4, in millions: patches of 3 · 16 · 16, 10,240 positions for each axis, layers, and a projection to the model's
+/// width. 16 layers of 4 · 768² and 3 · 768 · 3,072; 27 of 4 · 1,152² and 3 · 1,152 · 4,304.
+#[test]
+fn the_towers_of_gemma_4_are_planned_from_their_configurations() {
+    for (name, millions, sees_ahead) in
+        [("gemma-4-e2b", [0.59, 15.73, 151.0, 1.18], false), ("gemma-4-31b", [0.88, 23.59, 544.94, 6.19], true)]
+    {
+        let bytes = |name: String| {
+            let checkpoint = config(&name);
+            let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+            let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+            let kv = model.shape(KvDtype::F16).kv.bytes(1, 1);
+            let ahead = model.vision().map(|vision| vision.tokens_see_each_other());
+            (ahead, kv, declare.finish().bytes as f64 / 2e6)
+        };
+        let (whole, text) = (bytes(format!("{name}-it.json")), bytes(format!("{name}.json")));
+        assert_eq!((whole.0, text.0), (Some(sees_ahead), None), "{name}");
+        assert_eq!(whole.1, text.1, "{name}");
+        let (found, expected) = (whole.2 - text.2, millions.iter().sum::<f64>());
+        assert!((found / expected - 1.0).abs() < 2e-3, "{name}: {found} million parameters for {expected}");
+    }
+}
+
+/// Bytes of one sequence's state, in f32: what a convolution looks back to, and a matrix a head.
+#[test]
+fn states_of_published_hybrids_are_those_of_their_sizes() {
+    for (name, layers, bytes) in [
+        ("lfm2-1.2b.json", 10, 2 * 2048 * 4),
+        ("lfm2-8b-a1b.json", 18, 2 * 2048 * 4),
+        ("granite-4.0-h-tiny.json", 36, 3 * (48 * 64 + 2 * 128) * 4 + 48 * 128 * 64 * 4),
+        ("nemotron-3-nano-30b-a3b.json", 23, 3 * (64 * 64 + 2 * 8 * 128) * 4 + 64 * 128 * 64 * 4),
+    ] {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let state = model.shape(KvDtype::F16).state.expect("a recurrent state");
+        assert_eq!((state.layers, state.slot_bytes()), (layers, layers * bytes), "{name}");
+    }
 }
 
 #[test]
@@ -82,6 +256,6 @@ fn without_being_asked_for_no_draft_head_is_loaded() {
     let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
     let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
     assert!(model.drafter().is_none());
-    assert_eq!(model.shape(KvDtype::F32).kv.layers, 1);
+    assert_eq!(model.shape(KvDtype::F32).kv.layers().len(), 1);
     assert!(declare.finish().linears.iter().all(|linear| !linear.name.starts_with("mtp.")));
 }

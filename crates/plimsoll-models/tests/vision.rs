@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{Part, Rig, argmax, checkpoint, folder, ids, logprob, picture, reference};
+use common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, reference};
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
-use plimsoll_formats::{Tower, Vision as Config};
+use plimsoll_formats::{Gemma4, Tower, Vision as Config};
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{ImageRule, Patches, ProcessorFiles, Tiles};
-use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, resize, tiles};
-use plimsoll_models::{Grid, Pictures, PlacedItem, Sense, Vision};
+use plimsoll_media::geometry::{ImageRule, Patches, Pieces, ProcessorFiles, Tiles};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, pieces, resize, tiles};
+use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem, Vision};
 use serde_json::Value;
 
 /// Largest difference allowed between a log-probability and its reference.
@@ -38,44 +38,82 @@ impl Case {
         for item in case["pictures"].as_array().unwrap() {
             let size = Size::new(number(&item["height"]) as u32, number(&item["width"]) as u32);
             let (seed, frames) = (number(&item["seed"]), number(&item["frames"]));
-            let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| picture(seed, frame, size)).collect();
-            videos.push(frames > 0);
-            patches.push(processed(model, shots, frames > 0));
+            let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| image(seed, frame, size)).collect();
+            for values in processed(model, shots, frames > 0) {
+                videos.push(frames > 0);
+                patches.push(values);
+            }
         }
         Self { grids: grids.collect(), videos, patches, ids: ids(&case["ids"]) }
     }
 
     /// What the tower makes of each item, all of them together.
     fn encode(&self, rig: &mut Rig) -> Vec<Vec<f32>> {
-        rig.encode(Sense::Sight, &self.grids, &self.patches.concat())
+        rig.encode(EncoderKind::Vision, &self.grids, &self.patches.concat())
     }
 
     fn is_media(&self, config: &Config, token: usize) -> bool {
-        [config.tokens.image, config.tokens.video].contains(&self.ids[token])
+        self.ids.get(token).is_some_and(|id| [config.tokens.image, config.tokens.video].contains(id))
+    }
+
+    /// The position after the last that a token sees, where an image's see each other.
+    fn end(&self, config: &Config, token: usize) -> u32 {
+        let behind = (token..).find(|at| !self.is_media(config, *at)).unwrap();
+        behind.max(token + 1) as u32
     }
 }
 
-/// The patches of a picture, or of a video's frames, as the fixture's processor makes them.
-fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<f32> {
-    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).ok();
+/// The patches of an image, or of a video's frames, as the fixture's processor makes them, those of pieces that are encoded one by one
+/// apart. A GGUF model has no processor's files: it is a form of the model that has.
+fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
+    let text = |name: &str| std::fs::read_to_string(folder(&model.replace("vl-gguf-", "vl-")).join(name)).ok();
     let files = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"].map(text);
     let files = ProcessorFiles::read(files[0].as_deref(), files[1].as_deref(), files[2].as_deref()).unwrap();
     let fields = if video { &files.video } else { &files.image };
-    let normalize = Normalize::new(fields, Normalize::CLIP).unwrap();
-    let (rule, shots) = match config(model).tower {
+    let tower = config(model).tower;
+    let normalize = match tower {
+        Tower::Gemma4(_) => Normalize::centred(fields).unwrap(),
+        _ => Normalize::new(fields, Normalize::CLIP).unwrap(),
+    };
+    let (rule, shots) = match tower {
+        Tower::Siglip2(_) => {
+            let rule = Pieces::new(&files).unwrap();
+            let fit = ImageRule::Pieces(rule.clone()).fit(shots[0].size).unwrap();
+            let made = match fit.cut {
+                Some(cut) => pieces(&shots[0], fit.canvas, fit.size, cut.whole, fit.filter),
+                None => vec![resize(&shots[0], fit.size, fit.filter)],
+            };
+            return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
+        }
+        Tower::Gemma4(_) => {
+            let rule = Patches::filling(fields, 280).unwrap();
+            let shots = shots.iter().map(|shot| resize(shot, rule.resize(shot.size).unwrap(), rule.filter)).collect();
+            (rule, shots)
+        }
+        Tower::Siglip => {
+            let cut = Tiles::one(&files, 4, 2, 9).unwrap();
+            let shots = shots.iter().map(|shot| resize(shot, cut.tile, cut.patches.filter)).collect();
+            (cut.patches, shots)
+        }
         Tower::Intern(_) if video => {
             let cut = Tiles::new(&files, 4, 2).unwrap();
-            (cut.patches, shots.iter().map(|shot| resize(shot, cut.tile)).collect())
+            let shots = shots.iter().map(|shot| resize(shot, cut.tile, cut.patches.filter)).collect();
+            (cut.patches, shots)
         }
         Tower::Intern(_) => {
             let cut = Tiles::new(&files, 4, 2).unwrap();
             let canvas = ImageRule::Tiles(cut.clone()).fit(shots[0].size).unwrap().canvas;
-            (cut.patches, tiles(&shots[0], canvas, cut.tile))
+            let shots = tiles(&shots[0], canvas, cut.tile, cut.patches.filter);
+            (cut.patches, shots)
         }
         _ => (Patches::image(fields, None).unwrap(), shots),
     };
-    let mut values = vec![0.0; patchify_len(&rule, shots.len(), shots[0].size)];
-    patchify(&shots, &rule, &normalize, &mut values);
+    vec![patched(&shots, &rule, &normalize)]
+}
+
+fn patched(shots: &[Rgb], rule: &Patches, normalize: &Normalize) -> Vec<f32> {
+    let mut values = vec![0.0; patchify_len(rule, shots.len(), shots[0].size)];
+    patchify(shots, rule, normalize, &mut values);
     values
 }
 
@@ -103,6 +141,9 @@ fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[f32; 3]], ne
     for token in (0..case.ids.len()).filter(|token| case.is_media(config, *token)) {
         // Row by row: an item may come in any pieces.
         part.media.push((token, rows.next().expect("a row for every placeholder").clone()));
+    }
+    if matches!(config.tower, Tower::Siglip | Tower::Gemma4(Gemma4 { sees_ahead: true, .. })) {
+        part.ends = (0..all.len()).map(|token| case.end(config, token)).collect();
     }
     assert!(rows.next().is_none(), "a placeholder for every row");
     part
@@ -183,15 +224,20 @@ fn check(model: &str) {
     println!("{model}: tower off by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}");
 }
 
-/// The same prompt in chunks that cut through pictures, beside another sequence without any: the same bits.
+/// The same prompt in chunks that cut through images, beside another sequence without any: the same bits.
 fn in_chunks(rig: &mut Rig, model: &str, whole: &Part, logits: &[Vec<f32>]) {
     let mut start = 0;
     for length in [5, 9, 1, 14, 7].into_iter().cycle() {
-        let end = (start + length).min(whole.tokens.len());
+        let mut end = (start + length).min(whole.tokens.len());
+        if let Some(seen) = whole.ends.get(end - 1) {
+            // An image is not cut where its tokens see each other.
+            end = *seen as usize;
+        }
         if start == end {
             break;
         }
         let mut chunk = Part::new(&whole.tokens[start..end], start, (start > 0).then_some(0), 0);
+        chunk.ends = whole.ends.get(start..end).unwrap_or_default().to_vec();
         chunk.places = whole.places.get(start..end).unwrap_or_default().to_vec();
         let inside = whole.media.iter().filter(|(row, _)| (start..end).contains(row));
         chunk.media = inside.map(|(row, values)| (row - start, values.clone())).collect();
@@ -201,14 +247,14 @@ fn in_chunks(rig: &mut Rig, model: &str, whole: &Part, logits: &[Vec<f32>]) {
     }
 }
 
-/// The draft head beside pictures: each row takes the embedding of the token after it, at its own place.
+/// The draft head beside images: each row takes the embedding of the token after it, at its own place.
 fn check_head(model: &str) {
     let mut rig = Rig::new(model, true);
     let config = config(model);
     let value = cases(model).into_iter().find(|case| !case["mtp"].is_null()).expect("a case with drafts");
     let case = Case::new(model, &value);
     let mut places = vec![[0.0; 3]; case.ids.len()];
-    let items: Vec<PlacedItem> = case.grids.iter().map(|grid| PlacedItem::picture(*grid)).collect();
+    let items: Vec<PlacedItem> = case.grids.iter().map(|grid| PlacedItem::image(*grid)).collect();
     let rule = rig.model.vision().unwrap().place_rule().unwrap();
     let next = rule.places(|token| case.is_media(&config, token), &items, &mut places).text.at(0);
     let rows = case.encode(&mut rig);
@@ -240,7 +286,7 @@ fn check_company(model: &str) {
     let all: Vec<Case> = cases(model).iter().map(|value| Case::new(model, value)).collect();
     let patches = all.iter().flat_map(|case| &case.patches).map(Vec::as_slice);
     let items: Vec<(Grid, &[f32])> = all.iter().flat_map(|case| case.grids.iter().copied()).zip(patches).collect();
-    let tokens: usize = rig.encode_in_company(Sense::Sight, &items).iter().map(Vec::len).sum();
+    let tokens: usize = rig.encode_in_company(EncoderKind::Vision, &items).iter().map(Vec::len).sum();
     assert!(tokens >= 20, "{model}: {tokens}");
 }
 
@@ -248,15 +294,15 @@ fn check_company(model: &str) {
 fn planned(
     vision: &dyn Vision,
     table: &plimsoll_device::WeightTable,
-    kv: plimsoll_device::KvShape,
+    kv: &plimsoll_device::KvShape,
     grids: &[Grid],
 ) -> usize {
     let mut plan = PlanDevice::new(table, kv);
-    vision.encode(&mut plan, &Pictures { grids, patches: &[] }).unwrap();
+    vision.encode(&mut plan, &EncoderInput { grids, patches: &[] }).unwrap();
     plan.high_water()
 }
 
-/// The plan is what is taken, to the byte; and pictures together take no more than the sum of what each takes.
+/// The plan is what is taken, to the byte; and images together take no more than the sum of what each takes.
 fn check_plan(model: &str) {
     let checkpoint = checkpoint(model);
     let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
@@ -265,19 +311,23 @@ fn check_plan(model: &str) {
     let (vision, kv) = (built.vision().unwrap(), built.shape(KvDtype::F32).kv);
     let one = Grid { frames: 1, height: 4, width: 4 };
     let grids = match config(model).tower {
+        Tower::Siglip => [Grid { height: 6, width: 6, ..one }; 3],
+        Tower::Gemma4(_) => {
+            [(1, 21, 30), (1, 3, 210), (3, 12, 6)].map(|(frames, height, width)| Grid { frames, height, width })
+        }
         Tower::Intern(_) => [one, Grid { frames: 5, ..one }, Grid { frames: 2, ..one }],
         _ => [Grid { height: 10, width: 6, ..one }, Grid { frames: 3, ..one }, Grid { height: 2, width: 2, ..one }],
     };
     let mut sum = 0;
     for grid in grids {
         let mut rig = Rig::new(model, false);
-        rig.encode(Sense::Sight, &[grid], &vec![0.5; grid.patches() * vision.patch_width()]);
-        let planned = planned(vision, &table, kv, &[grid]);
+        rig.encode(EncoderKind::Vision, &[grid], &vec![0.5; grid.patches() * vision.patch_width()]);
+        let planned = planned(vision, &table, &kv, &[grid]);
         let scratch = plimsoll_device::cpu::scratch_bytes(&rig.shape, 2);
         assert!(rig.workspace_peak().abs_diff(planned + scratch.next_multiple_of(64)) < 64, "{model}: {grid:?}");
         sum += planned;
     }
-    assert!(planned(vision, &table, kv, &grids) <= sum, "{model}: not additive");
+    assert!(planned(vision, &table, &kv, &grids) <= sum, "{model}: not additive");
 }
 
 macro_rules! models {
@@ -293,17 +343,38 @@ models! { check:
     qwen2 "vl-qwen2",
     intern "vl-intern",
     intern_rms "vl-intern-rms",
+    gemma3 "vl-gemma3",
+    lfm2 "vl-lfm2",
+    lfm2_bare "vl-lfm2-bare",
+    gemma4 "vl-gemma4",
+    gemma4_e2b "vl-gemma4-e2b",
+    gguf_qwen3_5 "vl-gguf-qwen3.5",
+    gguf_qwen3_5_moe "vl-gguf-qwen3.5-moe",
+    gguf_qwen3 "vl-gguf-qwen3",
+    gguf_qwen3_moe "vl-gguf-qwen3-moe",
+    gguf_qwen2_5 "vl-gguf-qwen2.5",
+    gguf_qwen2 "vl-gguf-qwen2",
+    gguf_gemma3 "vl-gguf-gemma3",
+    gguf_gemma4 "vl-gguf-gemma4",
+    gguf_gemma4_e2b "vl-gguf-gemma4-e2b",
 }
 
 models! { check_head:
     head_of_qwen3_5 "vl-qwen3.5",
+    head_of_gguf_qwen3_5 "vl-gguf-qwen3.5",
 }
 
 models! { check_company:
     company_of_qwen3_5 "vl-qwen3.5",
     company_of_qwen3 "vl-qwen3",
     company_of_qwen2_5 "vl-qwen2.5",
+    company_of_gguf_qwen3 "vl-gguf-qwen3",
     company_of_intern "vl-intern",
+    company_of_gemma3 "vl-gemma3",
+    company_of_lfm2 "vl-lfm2",
+    company_of_gemma4 "vl-gemma4",
+    company_of_gemma4_e2b "vl-gemma4-e2b",
+    company_of_gguf_gemma4 "vl-gguf-gemma4",
 }
 
 models! { check_plan:
@@ -312,4 +383,13 @@ models! { check_plan:
     plan_of_qwen2_5 "vl-qwen2.5",
     plan_of_qwen2 "vl-qwen2",
     plan_of_intern "vl-intern-rms",
+    plan_of_gemma3 "vl-gemma3",
+    plan_of_lfm2 "vl-lfm2",
+    plan_of_lfm2_bare "vl-lfm2-bare",
+    plan_of_gemma4 "vl-gemma4",
+    plan_of_gemma4_e2b "vl-gemma4-e2b",
+    plan_of_gguf_gemma3 "vl-gguf-gemma3",
+    plan_of_gguf_gemma4 "vl-gguf-gemma4",
+    plan_of_gguf_qwen3 "vl-gguf-qwen3",
+    plan_of_gguf_qwen2_5 "vl-gguf-qwen2.5",
 }

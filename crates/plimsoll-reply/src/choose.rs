@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::formats::{DeepSeek, Format, GLM, Gemma, Harmony, Hermes, Llama, Mistral, QWEN_XML, Tagged};
+use crate::formats::{DeepSeek, Format, GLM, Gemma, Harmony, Hermes, Llama, Mistral, Pythonic, QWEN_XML, Tagged};
 use crate::reasoning::Block;
 use crate::{Start, Tools};
 
@@ -30,6 +30,8 @@ pub enum ToolFormat {
     Gemma4,
     /// Channels: gpt-oss.
     Harmony,
+    /// A list of calls in Python's notation: LFM2.
+    Lfm2,
 }
 
 /// How a model writes what it thinks.
@@ -41,7 +43,7 @@ pub enum ReasoningFormat {
     Mistral,
     /// Between `<seed:think>` and `</seed:think>`: Seed-OSS.
     Seed,
-    /// Between `<|channel>thought` and `<channel|>`: Gemma 4.
+    /// Between `<|channel>reasoning` and `<channel|>`: Gemma 4.
     Gemma4,
     /// In the `analysis` channel: gpt-oss.
     Harmony,
@@ -101,6 +103,7 @@ impl ToolFormat {
         let has = |text: &str| template.contains(text);
         Some(match () {
             () if has("<|channel|>") && has("<|message|>") => Self::Harmony,
+            () if has("<|tool_call_start|>") || has("<|tool_list_start|>") => Self::Lfm2,
             () if has("<|tool_call>") => Self::Gemma4,
             () if has("<start_function_call>") => Self::FunctionGemma,
             () if has("<function=") && has("<parameter=") => Self::QwenXml,
@@ -130,6 +133,7 @@ impl ToolFormat {
             Self::FunctionGemma => &["<start_function_call>", "<end_function_call>", "<escape>"],
             Self::Gemma4 => &["<|tool_call>", "<tool_call|>", "<|\"|>"],
             Self::Harmony => HARMONY_MARKERS,
+            Self::Lfm2 => &["<|tool_call_start|>", "<|tool_call_end|>"],
         }
     }
 
@@ -144,6 +148,7 @@ impl ToolFormat {
             Self::FunctionGemma => Box::new(Gemma::function()),
             Self::Gemma4 => Box::new(Gemma::four()),
             Self::Harmony => Box::new(Harmony::new(true, start)),
+            Self::Lfm2 => Box::new(Pythonic::new()),
         }
     }
 }
@@ -174,7 +179,7 @@ impl ReasoningFormat {
     pub fn opened_in(self, text: &str) -> bool {
         self.block().is_some_and(|block| {
             let after = text.rfind(block.open.trim_end()).map(|at| &text[at..]);
-            after.is_some_and(|thoughts| !thoughts.contains(block.close[0]))
+            after.is_some_and(|reasoning| !reasoning.contains(block.close[0]))
         })
     }
 
@@ -224,8 +229,9 @@ impl FromStr for ToolFormat {
             "functiongemma" => Self::FunctionGemma,
             "gemma4" => Self::Gemma4,
             "openai" | "harmony" => Self::Harmony,
+            "lfm2" => Self::Lfm2,
             _ => {
-                let known = "hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai";
+                let known = "hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai, lfm2";
                 return Err(UnknownFormat { name: name.into(), known });
             }
         })

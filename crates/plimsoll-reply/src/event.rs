@@ -40,8 +40,8 @@ pub(crate) struct Outlet {
     /// White space that is content unless a call follows.
     space: String,
     after_call: bool,
-    /// Reasoning has been sent since the last [`Self::take_thought`].
-    thought: bool,
+    /// Reasoning has been sent since the last [`Self::take_reasoning`].
+    reasoning: bool,
     /// Bytes of the reply that were taken, and those up to the last that is surely no content, or surely in an event.
     taken: usize,
     past: usize,
@@ -110,7 +110,7 @@ impl Outlet {
         if text.is_empty() {
             return;
         }
-        self.thought = true;
+        self.reasoning = true;
         if self.written.as_ref().is_some_and(|written| !written.is_empty()) {
             self.release();
         }
@@ -122,8 +122,8 @@ impl Outlet {
     }
 
     /// Whether a thought has gone out since the last time.
-    pub fn take_thought(&mut self) -> bool {
-        std::mem::take(&mut self.thought)
+    pub fn take_reasoning(&mut self) -> bool {
+        std::mem::take(&mut self.reasoning)
     }
 
     pub fn content(&mut self, text: &str) {

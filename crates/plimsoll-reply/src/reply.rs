@@ -15,9 +15,9 @@ pub enum Start {
     /// At its beginning.
     #[default]
     Turn,
-    /// In its thoughts: all is reasoning up to the closing tag.
-    Thoughts,
-    /// In its answer: thoughts are over.
+    /// In its reasoning: all is reasoning up to the closing tag.
+    Reasoning,
+    /// In its answer: reasoning is over.
     Answer,
 }
 
@@ -55,7 +55,7 @@ pub struct ReplyParser {
     outlet: Outlet,
     rest: String,
     /// Bytes up to the last that was a thought.
-    thoughts_end: usize,
+    reasoning_end: usize,
 }
 
 impl ReplyParser {
@@ -65,7 +65,7 @@ impl ReplyParser {
         let harmony = spec.reasoning == Some(ReasoningFormat::Harmony);
         let block = spec.reasoning.and_then(ReasoningFormat::block).filter(|_| spec.start != Start::Answer);
         let (splitter, format) = match (block, calls) {
-            (Some(block), format) => (Some(Splitter::new(block, spec.start == Start::Thoughts)), format),
+            (Some(block), format) => (Some(Splitter::new(block, spec.start == Start::Reasoning)), format),
             // One format for both.
             (None, None) if harmony => (None, Some(Box::new(Harmony::new(false, spec.start)) as Box<dyn Format>)),
             (None, format) => (None, format),
@@ -78,7 +78,7 @@ impl ReplyParser {
             format: format.unwrap_or_else(|| Box::new(Plain)),
             outlet,
             rest: String::new(),
-            thoughts_end: 0,
+            reasoning_end: 0,
         }
     }
 
@@ -94,15 +94,15 @@ impl ReplyParser {
                     self.feed();
                 }
             }
-            if self.outlet.take_thought() {
-                self.thoughts_end = self.outlet.taken();
+            if self.outlet.take_reasoning() {
+                self.reasoning_end = self.outlet.taken();
             }
         }
         self.outlet.drain(out);
     }
 
     /// Where in the reply, in bytes, each [`Event::Content`] of the last [`Self::push`], and of the end, stands: from the end of what is
-    /// something else, or of the content before it, to what was taken by then. Markers, thoughts and calls lie between.
+    /// something else, or of the content before it, to what was taken by then. Markers, reasoning and calls lie between.
     pub fn spans(&self) -> &[Range<usize>] {
         self.outlet.spans()
     }
@@ -118,8 +118,8 @@ impl ReplyParser {
     }
 
     /// Where the last thought that is certain ends, in bytes of the reply; 0 if there is none.
-    pub fn thoughts_end(&self) -> usize {
-        self.thoughts_end
+    pub fn reasoning_end(&self) -> usize {
+        self.reasoning_end
     }
 
     /// The reply has ended; adds what was held back.
@@ -130,8 +130,8 @@ impl ReplyParser {
         }
         self.format.finish(&mut self.outlet);
         self.outlet.finish();
-        if self.outlet.take_thought() {
-            self.thoughts_end = self.outlet.taken();
+        if self.outlet.take_reasoning() {
+            self.reasoning_end = self.outlet.taken();
         }
         self.outlet.drain(out);
     }

@@ -41,7 +41,7 @@ fn read(spec: &Spec, text: &str) -> (String, Vec<String>) {
     parts(&whole)
 }
 
-const FORMATS: [ToolFormat; 9] = [
+const FORMATS: [ToolFormat; 10] = [
     ToolFormat::Hermes,
     ToolFormat::QwenXml,
     ToolFormat::Llama3,
@@ -51,6 +51,7 @@ const FORMATS: [ToolFormat; 9] = [
     ToolFormat::FunctionGemma,
     ToolFormat::Gemma4,
     ToolFormat::Harmony,
+    ToolFormat::Lfm2,
 ];
 
 #[test]

@@ -22,6 +22,7 @@ mod counted;
 mod decimal;
 mod ecma;
 mod emit;
+pub mod escaped;
 mod expand;
 mod form;
 mod json;

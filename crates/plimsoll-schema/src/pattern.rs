@@ -40,12 +40,7 @@ impl Pattern {
     /// What is not supported, in words for the client.
     pub fn read(pattern: &str) -> Result<Self, String> {
         let source = translated(pattern)?;
-        let mut parser = ParserBuilder::new().nest_limit(100).build();
-        let hir = parser.parse(&source).map_err(|error| {
-            let why = error.to_string();
-            let line = why.lines().rev().find_map(|line| line.trim().strip_prefix("error: ")).unwrap_or("").to_owned();
-            format!("the pattern '{}' cannot be read: {line}", short(pattern))
-        })?;
+        let hir = parsed(&source, pattern)?;
         let mut splits = 0;
         let written = whole(&hir, &mut splits).map_err(|why| format!("the pattern '{}' {why}", short(pattern)))?;
         if written.len() > WRITTEN_BYTES_MAX {
@@ -67,6 +62,41 @@ impl Pattern {
     pub fn matches(&self, text: &str) -> bool {
         self.regex.is_match(text)
     }
+}
+
+/// A pattern in Rust's syntax that matches a whole text, as a pattern of what is written. Anchors at its ends change
+/// nothing.
+///
+/// # Errors
+///
+/// What is not supported, in words for the client.
+pub(crate) fn complete(source: &str) -> Result<String, String> {
+    let hir = parsed(source, source)?;
+    let inner = match hir.kind() {
+        HirKind::Concat(all) => &all[..],
+        _ => std::slice::from_ref(&hir),
+    };
+    let is = |hir: &Hir, look: Look| *hir.kind() == HirKind::Look(look);
+    let from = usize::from(inner.first().is_some_and(|hir| is(hir, Look::Start)));
+    let to = inner.len() - usize::from(inner.len() > from && inner.last().is_some_and(|hir| is(hir, Look::End)));
+    let mut out = String::new();
+    let done = inner[from..to].iter().try_for_each(|part| write(part, &mut out));
+    done.map_err(|why| format!("the pattern '{}' {why}", short(source)))?;
+    if out.len() > WRITTEN_BYTES_MAX {
+        let limit = format!("takes {} bytes when it is expanded; {WRITTEN_BYTES_MAX} are allowed", out.len());
+        return Err(format!("the pattern '{}' {limit}", short(source)));
+    }
+    Ok(out)
+}
+
+/// Parses a pattern in Rust's syntax; `shown` is the client's.
+pub(crate) fn parsed(source: &str, shown: &str) -> Result<Hir, String> {
+    let mut parser = ParserBuilder::new().nest_limit(100).build();
+    parser.parse(source).map_err(|error| {
+        let why = error.to_string();
+        let line = why.lines().rev().find_map(|line| line.trim().strip_prefix("error: ")).unwrap_or("").to_owned();
+        format!("the pattern '{}' cannot be read: {line}", short(shown))
+    })
 }
 
 /// A pattern that matches a whole string, as it is written.
@@ -146,7 +176,7 @@ fn sequence(all: &[Hir], splits: &mut usize) -> Result<String, String> {
 }
 
 /// A part without anchors.
-fn write(hir: &Hir, out: &mut String) -> Result<(), String> {
+pub(crate) fn write(hir: &Hir, out: &mut String) -> Result<(), String> {
     if out.len() > WRITTEN_BYTES_MAX {
         return Err(format!("takes more than {WRITTEN_BYTES_MAX} bytes when it is expanded"));
     }

@@ -1,5 +1,5 @@
-// Where the page's numbers come from: `/v1/memory` and `/v1/status`, asked once a second, one question at a time. A server that is
-// slow is asked less often, one that does not answer even less, and nobody is asked while nobody looks.
+// Requests to the server, and the feed of its state: one round of questions at a time. A slow server is asked less often, one
+// that does not answer even less. A hidden page asks nothing.
 
 const EVERY_MS = 1000;
 const LONGEST_WAIT_MS = 15000;
@@ -59,18 +59,22 @@ export class Feed {
   #asking = null;
   #failures = 0;
   #locked = false;
+  /** Whether a round was asked for while another was running. */
+  #again = false;
 
-  /** `data(memory, status)` after every answer; `state(name, words)` whenever that changes. */
-  constructor(data, state) {
+  /** `wanted()` says which paths are asked, and how often; `data(answers)` gets them by path; `state(name, words)` hears of changes. */
+  constructor(wanted, data, state) {
+    this.wanted = wanted;
     this.data = data;
     this.state = state;
     document.addEventListener('visibilitychange', () => this.#look());
   }
 
-  /** Begins, or begins again at once: after a key was given, or somebody was cancelled. */
+  /** Begins, or begins again at once: after a key was given, a request was cancelled, or another view was opened. */
   now() {
     this.#locked = false;
     this.#failures = 0;
+    this.#again = this.#asking !== null;
     this.#look();
   }
 
@@ -92,20 +96,22 @@ export class Feed {
     const since = performance.now();
     let wait = EVERY_MS;
     try {
-      const page = async (path) => (await ask(path, { signal: asking.signal })).json();
-      const [memory, status] = await Promise.all([page('v1/memory'), page('v1/status')]);
+      const { paths, every_ms } = this.wanted();
+      const answer = async (path) => [path, await (await ask(path, { signal: asking.signal })).json()];
+      const answers = Object.fromEntries(await Promise.all(paths.map(answer)));
       this.#failures = 0;
       const took = performance.now() - since;
       // A server that needs a second to answer rests at least as long before the next question.
-      wait = Math.min(LONGEST_WAIT_MS, Math.max(EVERY_MS - took, took));
-      this.data(memory, status);
+      wait = Math.min(LONGEST_WAIT_MS, Math.max(every_ms - took, took));
+      this.data(answers);
     } catch (error) {
       wait = asking.signal.reason === HIDDEN ? 0 : this.#failed(error);
     }
     clearTimeout(patience);
     this.#asking = null;
     if (document.hidden || this.#locked) return;
-    this.#timer = setTimeout(() => this.#look(), wait);
+    this.#timer = setTimeout(() => this.#look(), this.#again ? 0 : wait);
+    this.#again = false;
   }
 
   #failed(error) {

@@ -1,4 +1,4 @@
-// Sets the theme somebody has chosen here before anything is painted. A classic script, so that it runs before the body.
+// Sets the theme that was chosen here before anything is painted. A classic script, so that it runs before the body.
 'use strict';
 try {
   const chosen = localStorage.getItem('plimsoll-theme');

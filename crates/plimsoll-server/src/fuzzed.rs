@@ -1,14 +1,18 @@
-//! The readers of request bodies, without connections and without an engine's answer. Only `plimsoll-fuzz` uses this.
+//! The readers of request bodies and of MCP servers' answers, without connections and without an engine's answer. Only
+//! `plimsoll-fuzz` uses this.
 
 use std::sync::Arc;
 
 use crate::conversation::ChatRequest;
+pub use crate::mcp::fuzzed as mcp;
+
 use crate::http::body::{PARSED_FACTOR, ReadBody};
 use crate::http::error::{ApiResult, ServeError};
 use crate::http::fields::Fields;
+use crate::ollama::request::Work;
 use crate::state::config::{Served, ServerConfig};
 use crate::state::model::ModelState;
-use crate::{chat, completions, messages, pooling, responses};
+use crate::{chat, completions, messages, ollama, pooling, responses, transcriptions};
 
 /// What can be asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,11 +35,23 @@ pub enum Route {
     Rerank,
     /// `/v1/score`
     Score,
+    /// `/api/chat`
+    OllamaChat,
+    /// `/api/generate`
+    OllamaGenerate,
+    /// `/api/embed`
+    OllamaEmbed,
+    /// `/v2/embed`
+    CohereEmbed,
+    /// `/infill`
+    Infill,
+    /// `/v1/audio/transcriptions`: a form with the boundary `edge`
+    Transcriptions,
 }
 
 impl Route {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 15] = [
         Self::Completions,
         Self::Chat,
         Self::Messages,
@@ -45,6 +61,12 @@ impl Route {
         Self::Embeddings,
         Self::Rerank,
         Self::Score,
+        Self::OllamaChat,
+        Self::OllamaGenerate,
+        Self::OllamaEmbed,
+        Self::CohereEmbed,
+        Self::Infill,
+        Self::Transcriptions,
     ];
 }
 
@@ -80,7 +102,7 @@ impl Bodies {
             Route::Chat => self.prepare(chat::request::parse(bytes, state)?),
             Route::Messages => self.prepare(messages::request::parse(bytes, state)?.0),
             Route::CountTokens => prompt(state, messages::request::count(bytes, state)?),
-            Route::Responses => self.prepare(responses::request::parse(self.body(bytes)?, state, None)?.into_ask()),
+            Route::Responses => self.prepare(responses::request::parse(self.body(bytes)?, state, None)?.request),
             Route::Tokenize => {
                 let mut fields = Fields::of_body(bytes)?;
                 let conversation = chat::messages::conversation(&mut fields, state)?;
@@ -90,6 +112,12 @@ impl Bodies {
             Route::Embeddings => pooling::embeddings::parse(bytes, state).map(drop),
             Route::Rerank => pooling::rerank::parse(bytes, state).map(drop),
             Route::Score => pooling::score::parse(bytes, state).map(drop),
+            Route::OllamaChat => self.work(ollama::request::chat(bytes, state)?),
+            Route::OllamaGenerate => self.work(ollama::request::generate(bytes, state)?),
+            Route::OllamaEmbed => pooling::ollama::parse(bytes, state).map(drop),
+            Route::CohereEmbed => pooling::cohere::parse(bytes, state).map(drop),
+            Route::Infill => completions::infill::parse(bytes, state).map(drop),
+            Route::Transcriptions => self.prepare(transcriptions::request::parse(bytes, "edge", state)?.chat),
         }
     }
 
@@ -98,16 +126,23 @@ impl Bodies {
         Ok(ReadBody { bytes: bytes.to_vec(), held })
     }
 
-    fn prepare(&self, ask: ChatRequest) -> ApiResult<()> {
-        if ask.conversation.is_elsewhere() {
+    fn work(&self, work: Work) -> ApiResult<()> {
+        match work {
+            Work::Turn(turn) => self.prepare(*turn),
+            Work::Load { .. } | Work::Text(_) => Ok(()),
+        }
+    }
+
+    fn prepare(&self, request: ChatRequest) -> ApiResult<()> {
+        if request.conversation.needs_fetch() {
             return Ok(());
         }
-        ask.prepare(&self.0).map(drop)
+        request.prepare(&self.0).map(drop)
     }
 }
 
 fn prompt(state: &ModelState, mut conversation: crate::conversation::messages::Conversation) -> ApiResult<()> {
-    if conversation.is_elsewhere() {
+    if conversation.needs_fetch() {
         return Ok(());
     }
     conversation.prompt(state, false).map(drop)

@@ -1,7 +1,7 @@
-//! The HTTP face of Plimsoll: OpenAI's and Anthropic's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
+//! The HTTP face of Plimsoll: OpenAI's, Anthropic's and Ollama's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
 //! A request's way: [`serve`] accepts a connection, `body` reads it under a byte budget, `fields` takes it apart
-//! field by field, `chat`, `completions`, `messages` or `responses` turn it into engine requests (on a blocking thread, never on the event
+//! field by field, `chat`, `completions`, `messages`, `responses` or `ollama` turn it into engine requests (on a blocking thread, never on the event
 //! loop), `conversation` submits them and reads what the engine answers, and the API's own `respond` shapes it, whole or as a stream.
 //!
 //! A server of several models (`models`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
@@ -15,26 +15,35 @@
 mod chat;
 mod completions;
 mod conversation;
+mod documents;
 #[doc(hidden)]
 pub mod fuzzed;
 mod http;
+mod mcp;
 mod media;
 mod messages;
 mod models;
+mod ollama;
 mod ops;
+mod otlp;
 mod pooling;
 mod responses;
 mod serve;
 mod state;
+mod transcriptions;
 
 pub use http::access::{ApiKeys, Origins};
 pub use http::error::ServeError;
 pub use http::rates::RateLimits;
 pub use http::unknown::UnknownFields;
+pub use mcp::{McpConfig, McpServer};
 pub use media::config::{MediaConfig, MediaFetch};
 pub use models::{Listed, LoadError, Loader, serve_models};
+pub use otlp::{OtlpConfig, Sampler};
+/// The sandbox for documents. The program must run its child side.
+pub use plimsoll_document as document;
 /// The sandbox for grammars. The program must run its child side.
 pub use plimsoll_grammar::sandbox;
-pub use serve::listen::{Told, bind, serve};
-pub use state::config::{Formats, HTTP_WORKERS, Pooled, SamplingDefaults, Served, ServerConfig};
+pub use serve::listen::{Told, bind, check_passed_socket, has_passed_socket, serve};
+pub use state::config::{About, Formats, HTTP_WORKERS, Pooled, SamplingDefaults, SamplingSource, Served, ServerConfig};
 pub use state::record::RecordConfig;

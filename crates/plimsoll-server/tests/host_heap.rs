@@ -4,15 +4,16 @@
 mod common;
 
 use std::io::{ErrorKind, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use common::http2::frame;
 use common::{Server, eventually};
 use plimsoll_engine::Limits;
 use plimsoll_engine::testing::{letters, limits};
 use plimsoll_memory::heap;
-use plimsoll_server::ServerConfig;
+use plimsoll_server::{OtlpConfig, ServerConfig};
 
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
@@ -89,6 +90,9 @@ fn the_http_side_takes_no_more_than_its_line() {
     server.get("/metrics").ok_text();
     full_connections(&server, &config);
     full_bodies(&server, &config);
+    full_http2(&server, &config);
+    drop(server);
+    full_exporter(&config);
 }
 
 /// Every connection has sent a large body and more behind it, and takes nothing of the stream it asked for: both buffers are full.
@@ -130,7 +134,8 @@ fn full_connections(server: &Server, config: &ServerConfig) {
     // The kernel decides how full the last buffer gets.
     assert!(never <= config.connection_bytes_max() / 10, "{never} bytes were never used, whatever waits behind");
     drop(clients);
-    eventually("the connections are gone", || server.engine.held() == 0);
+    eventually("the answers are gone", || server.engine.held() == 0);
+    server.alone();
     println!("{} more on the heap than before the first connection", settled().saturating_sub(idle));
 }
 
@@ -170,4 +175,70 @@ fn full_bodies(server: &Server, config: &ServerConfig) {
     });
     report("bodies while they are parsed", config.heap_bytes_max(), heap::peak() - idle);
     drop(clients);
+    server.alone();
+}
+
+/// A collector that never answers: the queue of spans is full, with the largest records, and so is the batch.
+fn full_exporter(config: &ServerConfig) {
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", collector.local_addr().unwrap());
+    let traced = ServerConfig { otlp: OtlpConfig::read(Some(&url), |_| None).unwrap(), ..config.clone() };
+    let planned = traced.heap_bytes_max() - config.heap_bytes_max();
+    let server = Server::with(traced, limits(), letters);
+    let mut client = server.connect();
+    let body = r#"{"prompt": "x", "max_tokens": 1, "n": 4}"#;
+    let id = "i".repeat(128);
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-request-id: {id}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    client.write("GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    client.answer().ok_text();
+    let idle = settled();
+    for _ in 0..600 {
+        client.write(&request);
+        client.answer().ok();
+    }
+    let page = server.get("/metrics").ok_text().to_owned();
+    let dropped = page.lines().find(|line| line.starts_with("plimsoll_otlp_spans_dropped_total")).unwrap();
+    assert!(!dropped.ends_with(" 0"), "the queue is full: {dropped}");
+    // The scripted engine remembers what it was asked.
+    drop(std::mem::take(&mut *server.observed.requests.lock().unwrap()));
+    report("spans that no collector takes", planned, settled().saturating_sub(idle));
+}
+
+/// HTTP/2 connections with as many requests as there are places, each with a large head and the beginning of a body; as many
+/// more as a connection may have, whose refusals are not taken; and the beginning of a head.
+fn full_http2(server: &Server, config: &ServerConfig) {
+    let idle = settled();
+    let literal = |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
+    let mut head = [&[0x83, 0x86][..], &literal(&[1], "localhost"), &literal(&[4], "/v1/completions")].concat();
+    for i in 0..48 {
+        head.extend(literal(&[&[0, 5][..], format!("x-{i:03}").as_bytes()].concat(), &"v".repeat(120)));
+    }
+    // No window for answers.
+    let settings = frame(4, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let mut clients = Vec::new();
+    for _ in 0..CONNECTIONS / 8 {
+        let mut stream = TcpStream::connect(server.address).unwrap();
+        let _ = stream.write_all(&[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings].concat());
+        for i in 0..32 {
+            let body = if i < 4 { frame(0, 0, 2 * i + 1, &[b' '; 14 << 10]) } else { Vec::new() };
+            let _ = stream.write_all(&[frame(1, 4, 2 * i + 1, &head), body].concat());
+        }
+        let _ = stream.write_all(&frame(1, 0, 65, &head));
+        clients.push(stream);
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let measured = settled() - idle;
+    // The places are taken: this one is answered as a probe is. Connections that came too late take the places of probes
+    // until they are closed.
+    eventually("a probe has a place", || server.get("/v1/memory").status == 200);
+    let held = server.get("/v1/memory").ok()["pools"]["http_bytes"]["used"].as_u64().unwrap();
+    println!("{held} bytes are held for bodies");
+    assert!(held > 0, "requests are being read");
+    report("HTTP/2 connections with all their requests", config.connection_bytes_max() + held, measured);
+    drop(clients);
+    server.alone();
+    assert_eq!(server.get("/v1/memory").ok()["pools"]["http_bytes"]["used"], 0);
 }

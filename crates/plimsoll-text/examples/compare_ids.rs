@@ -55,6 +55,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         add_bos: v.add_bos,
         add_eos: None,
         add_space_prefix: v.add_space_prefix,
+        ..GgufVocab::default()
     };
     let start = Instant::now();
     let tokenizer = Tokenizer::from_gguf(&vocab)?;

@@ -1,6 +1,6 @@
 //! Byte pair encoding of one word: from symbols to token ids by merging the best-ranked neighbours first.
 //!
-//! One loop serves every vocabulary in the zoo. Byte-level BPE (GPT-2 and its heirs) and SentencePiece BPE (Llama,
+//! One loop serves every vocabulary that Plimsoll reads. Byte-level BPE (GPT-2 and its heirs) and SentencePiece BPE (Llama,
 //! Gemma) differ only in what the first symbols are and where the ranks come from: a list of merges, or the scores of
 //! the pieces. The queue makes it O(n log n) in the length of the word, so a megabyte without a space is slow work, not
 //! an attack; memory is [`Scratch`]. In the worst case it is a multiple of the text, which [`Scratch::bytes_max`]

@@ -3,7 +3,7 @@
 //! Tokens are bytes, and a character may span several tokens: what is complete goes out, what is not waits. Invalid
 //! bytes become U+FFFD the way Python's `errors="replace"` does it, one for each maximal broken piece. The state is
 //! a handful of bytes and never grows; [`Tokenizer::decode`] is this very machine run over a slice, so that streamed and
-//! whole text cannot differ. Stop strings are another room's business.
+//! whole text cannot differ. `stop` has the stop strings.
 
 use crate::table::{Kind, Opening, TokenTable};
 use crate::tokenizer::Tokenizer;

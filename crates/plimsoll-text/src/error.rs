@@ -67,7 +67,7 @@ pub enum TextError {
     /// Rendering a chat template went over one of its limits.
     #[error("the chat template exceeded its limit of {limit} {what}")]
     TemplateLimit {
-        /// What is limited: steps, bytes of output or bytes of work.
+        /// What is limited: steps, or bytes that are written.
         what: &'static str,
         /// The limit.
         limit: u64,
@@ -76,7 +76,7 @@ pub enum TextError {
 
 /// Runs `work`, turning a panic inside it into an error made from the panic's message.
 ///
-/// The tokenizer and template libraries are handed input from strangers; a panic there may cost one request, never
+/// The tokenizer and template libraries get input from clients; a panic there may cost one request, never
 /// the process. Nothing that outlives the call is borrowed mutably by `work`, so unwinding leaves no broken state.
 pub(crate) fn shielded<T>(
     error: fn(String) -> TextError,

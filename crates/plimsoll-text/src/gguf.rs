@@ -1,12 +1,13 @@
 //! A vocabulary from a GGUF file becomes a tokenizer.
 //!
 //! Three families of files: `gpt2` (byte-level BPE with merges), `llama` (SentencePiece BPE with scores) and `gemma4`
-//! (SentencePiece pieces with merges). Ids must equal those of the tools that made the files. How the metadata is read
-//! from the file is not this room's business: it receives a [`GgufVocab`].
+//! (SentencePiece pieces with merges). Ids must equal those of the tools that made the files. The caller reads the metadata
+//! from the file into a [`GgufVocab`].
 
 use crate::bpe::{Alphabet, Bpe, Merges, ranked_merges};
 use crate::byte_level::{self, byte_token};
 use crate::error::TextError;
+use crate::fim::FimIds;
 use crate::normalize::{Normalizer, PrefixSpace};
 use crate::pattern_names::{self, Recipe};
 use crate::pretokenize::Cutter;
@@ -43,6 +44,8 @@ pub struct GgufVocab {
     pub add_eos: Option<bool>,
     /// Whether a text is encoded as if a space stood before it; the family decides if the file does not say.
     pub add_space_prefix: Option<bool>,
+    /// The tokens of fill-in-the-middle; their spelling tells if the file does not say.
+    pub fim: FimIds,
 }
 
 /// The more tokens than any model has: a check on hostile files before memory is asked for.
@@ -113,7 +116,8 @@ impl Tokenizer {
             suffix: vocab.eos.filter(|_| vocab.add_eos == Some(true)).into_iter().collect(),
             pairing: None,
             bos: vocab.bos,
-        }))
+        })
+        .with_fim(vocab.fim))
     }
 }
 
@@ -174,7 +178,8 @@ fn check(vocab: &GgufVocab) -> Result<(), TextError> {
     if !vocab.scores.is_empty() && vocab.scores.len() != count {
         return bad(format!("{} scores for {count} tokens", vocab.scores.len()));
     }
-    let named = [vocab.bos, vocab.eos, vocab.unknown];
+    let FimIds { prefix, suffix, middle, pad, repository, separator } = vocab.fim;
+    let named = [vocab.bos, vocab.eos, vocab.unknown, prefix, suffix, middle, pad, repository, separator];
     let ids = named.into_iter().flatten().chain(vocab.extra_eos.iter().copied());
     for id in ids {
         if id as usize >= count {

@@ -15,7 +15,6 @@ use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
 use crate::error::TextError;
 use crate::foreign::Foreign;
-use crate::growth;
 use crate::json_decoder::Decoding;
 use crate::json_description::{Added, Description};
 use crate::json_pipeline;
@@ -93,8 +92,7 @@ impl Tokenizer {
         let engine = match json_pipeline::own(&description, &table)? {
             Some(pipeline) => Engine::Own(Box::new(pipeline)),
             None => {
-                let growth = growth::of(&description.normalizer)?;
-                let load = || Foreign::new(json, growth);
+                let load = || Foreign::new(json);
                 Engine::Foreign(Box::new(crate::error::shielded(TextError::BadTokenizer, load)?))
             }
         };

@@ -2,8 +2,9 @@
 //!
 //! A prompt comes in as messages, becomes text through the model's chat template ([`ChatTemplate`]), becomes ids through the
 //! model's vocabulary ([`Tokenizer`]); ids come back as text one at a time ([`Detokenizer`]), until a stop string
-//! ([`StopMatcher`]) or an end token is met. All of it is fed by strangers, so every step has a limit in bytes or in steps, and a
-//! panic in a library ends one request.
+//! ([`StopMatcher`]) or an end token is met. Clients send the texts, so every step has a limit in bytes or in steps, and a
+//! panic in a library ends one request. Tokenizers and templates come from the model's files: those are trusted as far as
+//! their readers' limits go.
 //!
 //! **Invariant:** this crate knows no model, no device and no protocol, opens no connection, and keeps no state between calls
 //! other than what the caller holds.
@@ -15,9 +16,9 @@ mod byte_level;
 mod chat;
 mod decode;
 mod error;
+mod fim;
 mod foreign;
 mod gguf;
-mod growth;
 mod json;
 mod json_decoder;
 mod json_description;
@@ -37,6 +38,7 @@ mod tokenizer;
 pub use chat::{ChatTemplate, Ending, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX, strftime};
 pub use decode::Detokenizer;
 pub use error::TextError;
+pub use fim::{FimIds, FimTokens};
 pub use gguf::GgufVocab;
 pub use pair::Pair;
 pub use pretokenize::CUTTING_BYTES_MAX;

@@ -1,4 +1,4 @@
-//! The small files beside a `tokenizer.json`: which tokens begin and end a text. Chat templates are `template_files`' business.
+//! The small files beside a `tokenizer.json`: which tokens begin and end a text. `template_files` reads the chat templates.
 //!
 //! Checkpoints repeat themselves across `tokenizer_config.json`, `special_tokens_map.json`, `config.json` and
 //! `generation_config.json`, and contradict themselves now and then. The order of trust is written here, once.

@@ -2,8 +2,8 @@
 //!
 //! The published patterns use one look-ahead, `\s+(?!\S)`: a run of white space leaves its last character to the
 //! word that follows. That is a rule about the end of a match, not a reason for a backtracking engine, so it is done
-//! by hand here and the patterns run on a finite automaton: linear in the text, no step limit to hit, whatever a
-//! stranger sends. Which model uses which pattern is written in `pattern_names`.
+//! by hand here and the patterns run on a finite automaton: linear in any text, without a step limit.
+//! Which model uses which pattern is written in `pattern_names`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,4 +1,4 @@
-//! Which chat templates a model folder has, and which of several files is believed. What a template does is `chat`'s business.
+//! Which chat templates a model folder has, and which of several files wins. `chat` runs the template.
 
 use std::path::Path;
 

@@ -1,11 +1,12 @@
 //! The tokenizer as the rest of the engine sees it: text in, ids out, and back.
 //!
-//! This room only joins the parts. How a GGUF vocabulary or a `tokenizer.json` becomes parts is written in `gguf`
+//! This module only joins the parts. How a GGUF vocabulary or a `tokenizer.json` becomes parts is written in `gguf`
 //! and `json`; the parts themselves are `specials`, `pretokenize`, `bpe`, `table` and `decode`. What our own
 //! pipeline cannot express runs through the `tokenizers` library (`foreign`).
 
 use crate::bpe::{Bpe, Scratch};
 use crate::error::{TextError, shielded};
+use crate::fim::{FimIds, FimTokens};
 use crate::foreign::Foreign;
 use crate::normalize::Normalizer;
 use crate::pair::{Pair, Pairing};
@@ -19,6 +20,7 @@ pub const DEFAULT_TEXT_BYTES_MAX: usize = 4 << 20;
 /// Turns text into token ids and back. Immutable once loaded, so one serves all threads.
 pub struct Tokenizer {
     pub(crate) parts: Parts,
+    fim: Option<FimTokens>,
     text_bytes_max: usize,
 }
 
@@ -54,7 +56,14 @@ pub(crate) struct Pipeline {
 
 impl Tokenizer {
     pub(crate) fn new(parts: Parts) -> Self {
-        Self { parts, text_bytes_max: DEFAULT_TEXT_BYTES_MAX }
+        let fim = FimTokens::find(&parts.table, FimIds::default());
+        Self { parts, fim, text_bytes_max: DEFAULT_TEXT_BYTES_MAX }
+    }
+
+    /// The same tokenizer with the fill-in-the-middle tokens that a file names.
+    pub(crate) fn with_fim(mut self, ids: FimIds) -> Self {
+        self.fim = FimTokens::find(&self.parts.table, ids);
+        self
     }
 
     /// The same tokenizer with another limit on the length of a text, in bytes.
@@ -135,7 +144,7 @@ impl Tokenizer {
         let ids = 3 * std::mem::size_of::<u32>();
         match &self.parts.engine {
             Engine::Own(_) => Scratch::bytes_max(text_bytes).saturating_add(text_bytes.saturating_mul(ids)),
-            Engine::Foreign(foreign) => text_bytes.saturating_mul(foreign.bytes_per_byte() + ids),
+            Engine::Foreign(_) => text_bytes.saturating_mul(Foreign::BYTES_PER_BYTE + ids),
         }
     }
 
@@ -173,6 +182,16 @@ impl Tokenizer {
     /// The tokens that end a generation, the main one first. May be empty.
     pub fn eos(&self) -> &[u32] {
         &self.parts.eos
+    }
+
+    /// The tokens that ask for the text of a gap; none for a model that was not trained to fill one.
+    pub fn fim(&self) -> Option<&FimTokens> {
+        self.fim.as_ref()
+    }
+
+    /// The tokens that `add_special` puts before a text.
+    pub fn prefix_ids(&self) -> &[u32] {
+        &self.parts.prefix
     }
 
     /// What the vocabulary's tables occupy on the heap, in bytes, merges and automata not included.

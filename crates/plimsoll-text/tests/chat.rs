@@ -1,4 +1,4 @@
-//! Chat templates render what transformers renders, and no template hangs or eats memory.
+//! Chat templates render what transformers renders, within limits on length, steps, output and recursion.
 
 mod common;
 
@@ -124,70 +124,27 @@ fn the_date_can_be_asked_for() {
     assert!(text.len() == 10 && text.starts_with("20"), "{text}");
 }
 
-/// Templates that would hang, exhaust memory or overflow the stack if nothing stopped them.
-const HOSTILE: &[(&str, &str)] = &[
+/// Templates that do not end, or that take other templates.
+const REFUSED: &[(&str, &str)] = &[
     ("steps", "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"),
-    ("doubling by ~", "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x ~ n.x %}{% endfor %}"),
-    ("doubling by +", "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"),
-    ("doubling lists", "{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}"),
+    ("output", "{% set s = 'a' * 1000000 %}{% for i in range(99) %}{{ s }}{% endfor %}"),
     (
-        "doubling by capture",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set y %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = y %}{% endfor %}",
+        "captured output",
+        "{% set s = 'a' * 1000000 %}{% for i in range(99) %}{% set x %}{{ s }}{% endset %}{% endfor %}",
     ),
+    ("recursion of macros", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"),
     (
-        "doubling by format",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = '{0}{0}'.format(n.x) %}{% endfor %}",
-    ),
-    (
-        "doubling by join",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = [n.x, n.x] | join %}{% endfor %}",
-    ),
-    (
-        "doubling by replace",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x | replace('a', 'aa') %}{% endfor %}",
-    ),
-    (
-        "doubling by method",
-        "{% set n = namespace(x='ab') %}{% for i in range(99) %}{% set n.x = n.x.replace('a', 'aa') %}{% endfor %}",
-    ),
-    (
-        "sharing",
-        "{% set n = namespace(x=['a']) %}{% for i in range(90) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x }}",
-    ),
-    (
-        "sharing in maps",
-        "{% set n = namespace(x={}) %}{% for i in range(90) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x | tojson }}",
-    ),
-    ("depth", "{% set n = namespace(x=[]) %}{% for i in range(9999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}"),
-    (
-        "depth of slices",
-        "{% set n = namespace(x=[1]) %}{% for k in range(99) %}{% for i in range(9999) %}{% set n.x = n.x[:] %}{% endfor %}{% endfor %}{{ n.x }}",
-    ),
-    (
-        "chain of namespaces",
-        "{% set n = namespace(x=1) %}{% for k in range(99) %}{% for i in range(9999) %}{% set m = namespace() %}{% set m.x = n.x %}{% set n.x = m %}{% endfor %}{% endfor %}",
+        "recursion of values",
+        "{% set n = namespace(x=[]) %}{% for i in range(999) %}{% set n.x = [n.x] %}{% endfor %}{{ n.x }}",
     ),
     ("a namespace in itself", "{% set n = namespace() %}{% set n.x = n %}{{ [n] }}"),
-    ("constants", "{{ ('a' * 10000) * 10000 * 100 }}"),
-    ("power", "{{ 10 ** 10 ** 10 }}"),
-    ("repetition", "{% set k = 100000 %}{% set s = 'a' * k %}{% set t = s * k %}{{ t }}"),
-    ("list repetition", "{% set k = 100000 %}{% set s = ['a'] * k %}{{ (s * k) | length }}"),
-    ("indentation", "{% set k = 100000000 %}{{ 'a' | indent(k, true) }}"),
-    ("width", "{{ '%1000000000d' | format(1) }}"),
-    ("width by method", "{{ '{:>1000000000}'.format(1) }}"),
-    ("map", "{% set k = 30000 %}{% set s = ['a' * k] * k %}{{ s | map('upper') | list | length }}"),
-    (
-        "comparison",
-        "{% set k = 300 %}{% set a = ['x' * 30000] * k %}{% for i in range(9999) %}{{ a == a }}{% endfor %}",
-    ),
-    ("recursion", "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}"),
     ("other templates", "{% include 'x' %}"),
     ("blocks", "{% block x %}{% endblock %}"),
 ];
 
 #[test]
-fn hostile_templates_fail_soon() {
-    for (name, source) in HOSTILE {
+fn templates_beyond_the_limits_fail_soon() {
+    for (name, source) in REFUSED {
         let start = Instant::now();
         let result = render(source);
         assert!(result.is_err(), "{name}: {:?}", result.map(|text| text.len()));
@@ -197,7 +154,7 @@ fn hostile_templates_fail_soon() {
 }
 
 #[test]
-fn literal_text_is_bounded_too() {
+fn literal_text_counts_as_output() {
     let source = format!("{{% for i in range(9999) %}}{}{{% endfor %}}", "x".repeat(100_000));
     assert!(matches!(render(&source), Err(TextError::TemplateLimit { .. })));
     let chat = ChatTemplate::new("{{ messages[0].content * 3 }}", "", "").unwrap().with_prompt_bytes_max(10);
@@ -207,22 +164,26 @@ fn literal_text_is_bounded_too() {
 }
 
 #[test]
-fn nested_source_does_not_overflow_the_stack() {
-    for unit in ["(", "[", "{", "not ", "-", "x ~ ", "x + ", "x if x else ", "x.", "f(", "x[", "x is y and ", "x|"] {
+fn nested_and_long_sources_are_refused() {
+    for unit in ["(", "[", "{", "f("] {
         let source = format!("{{{{ {} }}}}", unit.repeat(10_000));
         assert!(ChatTemplate::new(&source, "", "").is_err(), "{unit}");
-        // A length that passes the look at the tokens: whatever comes of it, it is no overflow.
-        let _ = ChatTemplate::new(&format!("{{{{ {}x }}}}", unit.repeat(390)), "", "");
-    }
-    for statement in ["if x", "elif x", "for x in y", "macro x()", "call x()", "filter x", "with", "set x"] {
-        let source = format!("{{% if x %}}{}", format!("{{% {statement} %}}").repeat(5_000));
-        assert!(ChatTemplate::new(&source, "", "").is_err(), "{statement}");
     }
     assert!(ChatTemplate::new(&"x".repeat(300 << 10), "", "").is_err());
 }
 
+/// A template that appends each message to a list makes no chain as deep as the conversation is long.
 #[test]
-fn long_conversations_are_no_attack() {
+fn appended_lists_and_slices_are_no_deep_chains() {
+    let source = "{% set ns = namespace(all=[], rest=messages) %}{% for m in messages %}\
+        {% set ns.all = ns.all + [m.role] %}{% set ns.rest = ns.rest[1:] %}{% endfor %}{{ ns.all | length }} {{ ns.rest }}";
+    let messages: Value = (0..5000).map(|_| json!({"role": "user", "content": "hi"})).collect();
+    let chat = ChatTemplate::new(source, "", "").unwrap();
+    assert_eq!(chat.render(&messages, None, Ending::Open, &Map::new()).unwrap(), "5000 []");
+}
+
+#[test]
+fn long_conversations_stay_within_the_steps() {
     let source = std::fs::read_to_string(path("templates/think.jinja")).unwrap();
     let chat = ChatTemplate::new(&source, "", "").unwrap();
     let turn = |i: usize| json!({"role": if i.is_multiple_of(2) { "user" } else { "assistant" }, "content": "word ".repeat(200)});

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 
 /// Names by which users of other servers know a setting.
-const OTHER_NAMES: [(&str, &[&str]); 9] = [
+const OTHER_NAMES: [(&str, &[&str]); 11] = [
     ("max_req_total_len", &["max-model-len", "ctx-size", "context-length"]),
     ("running_max_req_size", &["max-num-seqs", "parallel", "max-running-requests"]),
     ("batch_max_tokens", &["max-num-batched-tokens", "chunked-prefill-size"]),
@@ -16,6 +16,8 @@ const OTHER_NAMES: [(&str, &[&str]); 9] = [
     ("disable_prefix_cache", &["no-enable-prefix-caching", "disable-radix-cache"]),
     ("served_model_name", &["alias"]),
     ("request_timeout", &["timeout"]),
+    ("draft_model", &["model-draft", "speculative-draft-model-path"]),
+    ("draft_num_tokens", &["draft-max"]),
 ];
 
 /// Short names, of one letter and of two.
@@ -36,8 +38,8 @@ const MEANINGS: [(&[&str], &str); 15] = [
         "a request gives max_tokens; --max-req-total-len limits prompt and output",
     ),
     (
-        &["speculative-config", "draft-max", "model-draft", "num-speculative-tokens"],
-        "use --enable-mtp, or --prompt-lookup-num-tokens N",
+        &["speculative-config", "num-speculative-tokens"],
+        "use --enable-mtp, --draft-model MODEL or --prompt-lookup-num-tokens N",
     ),
     (&["swap-space", "cpu-offload-gb", "cache-ram"], "--memory-budget limits the memory of the process"),
     (&["flash-attn", "mlock", "no-mmap", "enforce-eager", "cont-batching"], "it needs no flag; leave it out"),
@@ -78,6 +80,12 @@ const GROUPS: [(&str, &[&str]); 9] = [
             "disable_prefix_cache",
             "state_ratio",
             "state_checkpoints",
+            "cache_dir",
+            "cache_bytes",
+            "cache_write_bytes_per_day",
+            "cache_key_file",
+            "packed_cache",
+            "packed_cache_bytes",
             "request_bytes",
         ],
     ),
@@ -92,10 +100,22 @@ const GROUPS: [(&str, &[&str]); 9] = [
             "kv_events",
         ],
     ),
-    ("Speculation", &["mtp_num_draft_tokens", "mtp_optimistic", "disable_mtp_adaptive", "prompt_lookup_num_tokens"]),
+    (
+        "Speculation",
+        &[
+            "draft_model",
+            "draft_num_tokens",
+            "prompt_lookup_num_tokens",
+            "mtp_num_draft_tokens",
+            "mtp_optimistic",
+            "disable_mtp_adaptive",
+        ],
+    ),
     (
         "Media",
         &[
+            "mmproj",
+            "no_mmproj",
             "max_media_per_request",
             "max_image_pixels",
             "max_video_frames",
@@ -107,6 +127,7 @@ const GROUPS: [(&str, &[&str]); 9] = [
             "allowed_media_domains",
             "media_fetch_timeout",
             "media_root",
+            "ffmpeg",
             "max_image_bytes",
             "max_audio_bytes",
             "max_decode_pixels",
@@ -123,6 +144,9 @@ const GROUPS: [(&str, &[&str]); 9] = [
             "max_connections",
             "unknown_fields",
             "response_store_bytes",
+            "document_bytes",
+            "mcp_server",
+            "mcp_timeout",
             "request_timeout",
             "inactivity_timeout",
             "heartbeat",
@@ -130,12 +154,12 @@ const GROUPS: [(&str, &[&str]); 9] = [
         ],
     ),
     (SECURITY, &["api_key", "allowed_origins", "allowed_hosts", "rate_limit_requests", "rate_limit_tokens"]),
-    (LOGGING, &["log_ledger_every", "record", "record_content", "record_bytes"]),
-    ("Advanced", &["threads", "isa", "print_config"]),
+    (LOGGING, &["log_ledger_every", "record", "record_content", "record_bytes", "otlp_endpoint"]),
+    ("Advanced", &["device", "allow_software_gpu", "gpu_memory_budget", "threads", "isa", "print_config"]),
 ];
 
-/// Flags that `chat` takes, since it starts the same engine, and does not show: it has one user.
-const HIDDEN_IN_CHAT: [&str; 6] =
+/// Flags that `run` takes, since it starts the same engine, and does not show: it has one user.
+const HIDDEN_IN_RUN: [&str; 6] =
     ["graph_max_batch_size", "max_waiting", "kv_events", "running_max_req_size", "stall_seconds", "request_bytes"];
 
 /// The commands with every name a flag has, and their flags in groups.
@@ -146,7 +170,7 @@ pub fn arranged(command: Command) -> Command {
 }
 
 fn arranged_alone(mut command: Command, name: &str) -> Command {
-    if !["serve", "plan", "chat", "doctor"].contains(&name) {
+    if !["serve", "plan", "run", "doctor"].contains(&name) {
         return command;
     }
     let groups = std::iter::once((None, COMMON)).chain(GROUPS.iter().map(|(heading, ids)| (Some(*heading), *ids)));
@@ -159,7 +183,7 @@ fn arranged_alone(mut command: Command, name: &str) -> Command {
             order += 1;
             let hidden = match name {
                 "plan" => [Some(SECURITY), Some(LOGGING)].contains(&heading) || *id == "api_key_file",
-                "chat" => HIDDEN_IN_CHAT.contains(id),
+                "run" => HIDDEN_IN_RUN.contains(id),
                 _ => false,
             };
             // An argument that is changed goes to the end: so they are shown in the order of the groups.

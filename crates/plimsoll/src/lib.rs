@@ -14,6 +14,7 @@ mod models_file;
 mod names;
 mod output;
 mod panics;
+mod private_file;
 mod progress;
 mod runtime;
 mod settings;
@@ -31,14 +32,19 @@ pub fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == SANDBOX_ARGUMENT) {
         return plimsoll_server::sandbox::serve();
     }
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == plimsoll_server::document::SANDBOX_ARGUMENT) {
+        return plimsoll_server::document::serve(std::env::args().nth(2).as_deref());
+    }
     panics::tell_without_content();
     let read = variables().and_then(|variables| settings::read(std::env::args_os().collect(), &variables));
     let done = read.and_then(|(cli, page)| {
-        init_logs(cli.verbose, cli.log_format);
+        // Between the lines of a chat, a log of what goes well would only disturb.
+        let level = if matches!(cli.command, args::Command::Run(_)) { "warn" } else { "info" };
+        init_logs(if cli.verbose { "debug" } else { level }, cli.log_format);
         run(cli.command, &page)
     });
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // The message alone: a backtrace does not explain a refusal.
             log::last_words(&format!("{error:#}"));
@@ -64,8 +70,9 @@ fn variables() -> anyhow::Result<BTreeMap<String, String>> {
 }
 
 /// `settings`: what `--print-config` prints.
-fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
-    match command {
+fn run(command: args::Command, settings: &str) -> anyhow::Result<ExitCode> {
+    let done = match command {
+        args::Command::Plan(plan) => return commands::plan::run(plan),
         args::Command::Serve(serve) if serve.print_config => {
             output::say_part!("{settings}");
             Ok(())
@@ -74,16 +81,24 @@ fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
             plimsoll_memory::malloc::nothing_by_thread();
             commands::serve::run(serve)
         }
-        args::Command::Chat(chat) => commands::chat::run(chat),
-        args::Command::Plan(plan) => commands::plan::run(plan),
+        args::Command::Top(top) => commands::top::run(&top),
+        args::Command::Run(run) => {
+            plimsoll_memory::malloc::nothing_by_thread();
+            return commands::run::run(*run);
+        }
         args::Command::Doctor(doctor) => match commands::doctor::run(&doctor)? {
             0 => Ok(()),
             1 => anyhow::bail!("the doctor found a problem"),
             problems => anyhow::bail!("the doctor found {problems} problems"),
         },
         args::Command::Pull { model } => commands::models::pull(&model),
-        args::Command::Models => commands::models::list(),
+        args::Command::Models(models) if models.fits => commands::fits::list(&models),
+        args::Command::Models(_) => commands::models::list(),
         args::Command::Rm { model } => commands::models::remove(&model),
+        args::Command::Launch(launch) => commands::launch::run(&launch),
+        args::Command::Completions { shell } => commands::manual::completions(shell),
+        args::Command::Man { directory } => commands::manual::man(directory.as_deref()),
+        args::Command::Cache(command) => commands::cache::run(&command),
         args::Command::Bench(bench) => client_runtime()?.block_on(bench::run(&bench, output::print)),
         args::Command::Soak(soak) => match client_runtime()?.block_on(soak::run(&soak))? {
             true => Ok(()),
@@ -91,13 +106,13 @@ fn run(command: args::Command, settings: &str) -> anyhow::Result<()> {
         },
         args::Command::Replay(replay) => commands::replay::run(&replay),
         args::Command::Balloon(balloon) => soak::balloon::run(&balloon, output::print),
-    }
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }
 
 /// Logs go to standard error; `RUST_LOG` decides if it is set.
-fn init_logs(verbose: bool, format: args::LogFormat) {
+fn init_logs(level: &str, format: args::LogFormat) {
     use tracing_subscriber::EnvFilter;
-    let level = if verbose { "debug" } else { "info" };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let terminal = std::io::IsTerminal::is_terminal(&std::io::stderr());
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| log::Log).with_target(false);

@@ -47,10 +47,13 @@ pub fn read(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, 
     Ok(models)
 }
 
-/// The options of one of several models.
+/// Settings of what all models share.
+const SHARED: [&str; 4] = ["cache_dir", "cache_bytes", "cache_write_bytes_per_day", "cache_key_file"];
+
+/// The options of one of several models, without a prefix cache on disk: the models share its bounds.
 pub fn options_of(model: &ModelArgs) -> Options {
     let own = ServerConfig::default().model_bytes_max(model.grammar_bytes);
-    Options { hosted: true, ..model.engine.options(own) }
+    Options { hosted: true, disk_cache: None, ..model.engine.options(own) }
 }
 
 /// A key, where it is one's fault, and what is wrong.
@@ -72,6 +75,9 @@ fn read_model(table: &Table, inherited: &[OsString]) -> Result<(String, ModelArg
         let Some(arg) = command.get_arguments().find(|arg| arg.get_id() == id.as_str()) else {
             return Err(wrong("there is no such setting of a model".into()));
         };
+        if SHARED.contains(&id.as_str()) {
+            return Err(wrong("all models share it: give it to `serve`, not to a model".into()));
+        }
         let off = arg.get_long().map(|long| OsString::from(format!("--{long}")));
         let values = texts(value).map_err(|error| wrong(error.to_string()))?;
         let given = tokens(arg, &values).map_err(wrong)?;
@@ -184,6 +190,10 @@ mod tests {
             (
                 "[[models]]\nname = 'x'\nmodel = 'x'\nmax-waiting = 2000000",
                 "line 4: `max-waiting`: is 2000000; at most",
+            ),
+            (
+                "[[models]]\nname = 'x'\nmodel = 'x'\ncache-bytes = '1GiB'",
+                "line 4: `cache-bytes`: all models share it: give it to `serve`, not to a model",
             ),
             ("[[models]]\nname = 'x'\nmodel = 'x'\npooling = 'sum'", "line 4: `pooling`: `sum`"),
             ("[[models]]\nname = 'x'\nmodel = 'x'\nthreads = [1, 2]", "line 4: `threads`: one value is wanted"),

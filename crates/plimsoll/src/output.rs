@@ -13,7 +13,17 @@ macro_rules! say_part {
     ($($words:tt)*) => { $crate::output::write(format_args!($($words)*)) };
 }
 
-pub(crate) use {say, say_part};
+/// Prints a line to standard error, for a user at a terminal. A write that fails loses the line and nothing else.
+macro_rules! tell {
+    ($($words:tt)*) => { $crate::output::write_aside(format_args!("{}\n", format_args!($($words)*))) };
+}
+
+pub(crate) use {say, say_part, tell};
+
+/// Writes to standard error.
+pub fn write_aside(words: Arguments<'_>) {
+    let _ = std::io::stderr().lock().write_fmt(words);
+}
 
 /// Prints a line that another crate hands over.
 pub fn print(line: Arguments<'_>) {

@@ -9,10 +9,10 @@ use std::path::Path;
 use anyhow::{Context, anyhow, bail};
 use clap::builder::Resettable;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, CommandFactory, FromArgMatches, Id};
+use clap::{Arg, ArgAction, ArgMatches, Args as _, CommandFactory, FromArgMatches, Id};
 use toml::{Table, Value};
 
-use crate::args::{Cli, Command, ModelArgs};
+use crate::args::{Cli, Command, EngineArgs, ModelArgs};
 use crate::flags;
 
 /// Where a value comes from; the first wins.
@@ -67,7 +67,11 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
     let matches = matches.unwrap_or_else(|error| flags::explained(error, &mut command).exit());
     let Some((name, sub)) = matches.subcommand().filter(|(name, _)| COMMANDS.contains(name)) else {
         let matches = command.clone().get_matches_from(before_escape(args, keys(&command, &matches, environment)?));
-        return Ok((Cli::from_arg_matches(&matches)?, String::new()));
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        if let (Command::Run(run), Some((_, sub))) = (&mut cli.command, matches.subcommand()) {
+            run.engine_flag = engine_flag(sub);
+        }
+        return Ok((cli, String::new()));
     };
     let given = gather(&command, name, sub, environment)?;
     let tokens = given.iter().flat_map(|setting| setting.tokens.clone());
@@ -105,6 +109,14 @@ fn lenient(mut command: clap::Command) -> clap::Command {
             .mut_args(|arg| arg.requires(Resettable::<Id>::Reset).conflicts_with(Resettable::<Id>::Reset));
     }
     command
+}
+
+/// The first flag of the engine on the command line.
+fn engine_flag(matches: &ArgMatches) -> Option<String> {
+    let engine = EngineArgs::augment_args(clap::Command::new("engine"));
+    let mut flags = engine.get_arguments().map(|arg| arg.get_id().as_str());
+    let set = flags.find(|id| matches.value_source(id) == Some(ValueSource::CommandLine));
+    set.map(|id| format!("--{}", id.replace('_', "-")))
 }
 
 /// What was set, wherever, of the settings that `wanted` names, as flags.

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_watched_is_no_number() {
+    fn unwatched_memory_is_not_reported() {
         let series = |peak_resident| {
             let rounds = vec![Round { peak_resident, ..Round::default() }];
             Series { url: "http://a".into(), model: "m".into(), rounds }

@@ -27,7 +27,7 @@ pub struct Reading<'a> {
 #[derive(Default)]
 struct Choice {
     text: String,
-    thoughts: String,
+    reasoning: String,
     calls: BTreeMap<u64, (String, String)>,
     end: Option<String>,
 }
@@ -44,7 +44,7 @@ impl Said {
             let text = |keys: &[&str]| keys.iter().find_map(|key| part[*key].as_str()).unwrap_or_default();
             let said = self.0.entry(choice["index"].as_u64().unwrap_or(0)).or_default();
             said.text += text(&["text", "content"]);
-            said.thoughts += text(&["reasoning_content", "reasoning"]);
+            said.reasoning += text(&["reasoning_content", "reasoning"]);
             for (at, call) in part["tool_calls"].as_array().into_iter().flatten().enumerate() {
                 let (name, arguments) = said.calls.entry(call["index"].as_u64().unwrap_or(at as u64)).or_default();
                 *name += call["function"]["name"].as_str().unwrap_or_default();
@@ -58,10 +58,10 @@ impl Said {
     pub fn ended(&self) -> Option<String> {
         let mut all = String::new();
         for choice in self.0.values() {
-            let Choice { text, thoughts, calls, end } = choice;
+            let Choice { text, reasoning, calls, end } = choice;
             write!(all, "[{}] {text}", end.as_ref()?).ok()?;
-            if !thoughts.is_empty() {
-                write!(all, " (thought: {thoughts})").ok()?;
+            if !reasoning.is_empty() {
+                write!(all, " (thought: {reasoning})").ok()?;
             }
             for (name, arguments) in calls.values() {
                 write!(all, " {name}({arguments})").ok()?;

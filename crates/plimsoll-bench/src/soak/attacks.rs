@@ -35,8 +35,8 @@ pub async fn half_open(
     Ok(Outcome::Good)
 }
 
-/// Pictures that are none: no letters of base64, nothing behind the first bytes, sides of two thousand million pixels.
-const BROKEN_PICTURES: [&str; 3] = [
+/// Images that are none: no letters of base64, nothing behind the first bytes, sides of two thousand million pixels.
+const BROKEN_IMAGES: [&str; 3] = [
     "data:image/png;base64,%%%%",
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQ",
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUn////9/////CAIAAAAxG9QLAAAAAElFTkSuQmCC",
@@ -45,9 +45,9 @@ const BROKEN_PICTURES: [&str; 3] = [
 /// Sends what is no request; the right answer is a 400.
 pub async fn malformed(endpoint: &Endpoint, random: &mut Random) -> Result<Outcome> {
     let deep = "[".repeat(50_000);
-    let url = BROKEN_PICTURES[random.below(BROKEN_PICTURES.len() as u64) as usize];
+    let url = BROKEN_IMAGES[random.below(BROKEN_IMAGES.len() as u64) as usize];
     let part = json!([{"type": "image_url", "image_url": {"url": url}}]);
-    let picture = json!({"messages": [{"role": "user", "content": part}], "max_tokens": 1}).to_string();
+    let image = json!({"messages": [{"role": "user", "content": part}], "max_tokens": 1}).to_string();
     let bodies: [&[u8]; 10] = [
         b"",
         b"{",
@@ -58,7 +58,7 @@ pub async fn malformed(endpoint: &Endpoint, random: &mut Random) -> Result<Outco
         b"{\"prompt\":\"x\",\"temperature\":\"hot\"}",
         b"{\"prompt\":[-1]}",
         deep.as_bytes(),
-        picture.as_bytes(),
+        image.as_bytes(),
     ];
     let at = random.below(bodies.len() as u64) as usize;
     let body = bodies[at];

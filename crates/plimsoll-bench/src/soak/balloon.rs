@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use plimsoll_memory::host::{HostLimits, HostNow, Root};
+use plimsoll_memory::host::{HostLimits, HostNow, Root, own_program};
 
 use crate::output::Print;
 
@@ -66,8 +66,7 @@ pub const KILLED: &str = "killed by the kernel, in the server's place";
 
 /// One round to its end: what was seen of it.
 pub fn blow(beside: u32, leave: u64, hold: Duration) -> Result<String, String> {
-    let own = std::env::current_exe().map_err(|error| error.to_string())?;
-    let mut command = Command::new(own);
+    let mut command = Command::new(own_program());
     let [beside, bytes, hold] = [u64::from(beside), leave, hold.as_secs()].map(|number| number.to_string());
     command.args(["balloon", "--beside", &beside, "--leave", &bytes, "--hold", &hold]);
     match taken(&mut command)? {

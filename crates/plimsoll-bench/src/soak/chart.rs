@@ -1,4 +1,4 @@
-//! The picture of a soak: memory under its line, what happened around the server, and the degradation level. One SVG, written
+//! The image of a soak: memory under its line, what happened around the server, and the degradation level. One SVG, written
 //! by hand: rectangles, lines, text.
 
 use std::fmt::Write;
@@ -208,7 +208,7 @@ mod tests {
     use crate::process::Sample;
 
     #[test]
-    fn a_picture_has_the_line_the_trouble_and_every_look() {
+    fn a_image_has_the_line_the_trouble_and_every_look() {
         let look = |i: u32| Look {
             at_s: f64::from(i),
             sample: Sample { owned: u64::from(i) << 20, ..Sample::default() },

@@ -1,6 +1,6 @@
 //! Golden answers: fixed questions of all kinds, answered while the server has nothing else to do.
 //!
-//! A kind is a sort of request that a server may not know (pictures, tools, forms). Whatever it does not know is left out of the
+//! A kind is a sort of request that a server may not know (images, tools, forms). Whatever it does not know is left out of the
 //! soak, and said.
 
 use std::time::Duration;
@@ -20,7 +20,7 @@ const WITHIN: Duration = Duration::from_secs(300);
 /// All kinds, with how many questions of each are recorded. A new sort of request is a row here, an arm in [`Kind::question`] and a
 /// client profile that needs it.
 const KINDS: [(Kind, usize); 5] =
-    [(Kind::Text, 8), (Kind::Chat, 3), (Kind::Picture, 4), (Kind::Tools, 2), (Kind::Form, 3)];
+    [(Kind::Text, 8), (Kind::Chat, 3), (Kind::Image, 4), (Kind::Tools, 2), (Kind::Structured, 3)];
 
 /// A question and its answer.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use super::outcome::Outcome;
 use super::question::Question;
 use crate::prompts::Random;
 
-/// Answers kept. A body with a picture has up to 110 KB.
+/// Answers kept. A body with an image has up to 110 KB.
 const KEPT: u64 = 128;
 
 /// The sample.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::disk_cache::DiskCache;
 use super::scenario::Server;
 
 /// The script that makes cages.
@@ -36,6 +37,8 @@ pub struct Launched {
     pub url: String,
     /// What could not be put around it.
     pub without: Vec<String>,
+    /// Its prefix cache on disk.
+    pub cache: Option<DiskCache>,
 }
 
 /// A directory of this soak, and what hangs on it; cleared away in the end.
@@ -134,12 +137,14 @@ impl Launched {
         if server.disk_mib.is_some() {
             line.extend(["--record".into(), scratch.disk().join("trace.jsonl").display().to_string()]);
         }
+        let cache = server.cache_mib.map(|mib| DiskCache { dir: scratch.disk().join("prefixes"), bytes: mib << 20 });
+        line.extend(cache.iter().flat_map(cache_flags));
         line.extend(server.flags.iter().cloned());
         let log = File::create(scratch.disk().join("log"))?;
         let mut command = Command::new(&line[0]);
         command.args(&line[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
         let child = command.spawn().with_context(|| line[0].clone())?;
-        let mut launched = Self { child, scratch, url: String::new(), without };
+        let mut launched = Self { child, scratch, url: String::new(), without, cache };
         launched.url = launched.ready()?;
         Ok(launched)
     }
@@ -215,10 +220,20 @@ impl Drop for Launched {
     }
 }
 
+/// The flags of a prefix cache on disk.
+fn cache_flags(cache: &DiskCache) -> [String; 4] {
+    let DiskCache { dir, bytes } = cache;
+    ["--cache-dir".into(), dir.display().to_string(), "--cache-bytes".into(), bytes.to_string()]
+}
+
 /// The bytes that this server plans.
 fn planned(own: &Path, server: &Server) -> Result<u64> {
     let mut command = Command::new(own);
-    let output = command.args(["plan", &server.model, "--json"]).args(&server.flags).output()?;
+    command.args(["plan", &server.model, "--json"]).args(&server.flags);
+    // A plan opens no directory.
+    let cache = server.cache_mib.map(|mib| DiskCache { dir: "prefixes".into(), bytes: mib << 20 });
+    command.args(cache.iter().flat_map(cache_flags));
+    let output = command.output()?;
     let plan = serde_json::from_slice::<Value>(&output.stdout).ok().and_then(|plan| plan["total"].as_u64());
     plan.with_context(|| format!("plimsoll plan {}: {}", server.model, text(&output.stderr)))
 }
@@ -254,8 +269,14 @@ mod tests {
     #[test]
     fn a_server_that_does_not_start_says_why() {
         // This binary is a test harness and knows no `serve`.
-        let server =
-            Server { model: "none".into(), flags: vec![], cage_percent: None, descriptors: None, disk_mib: None };
+        let server = Server {
+            model: "none".into(),
+            flags: vec![],
+            cage_percent: None,
+            descriptors: None,
+            disk_mib: None,
+            cache_mib: None,
+        };
         let words = Launched::start(&server, false).err().unwrap().to_string();
         assert!(words.contains("did not become ready"), "{words}");
     }

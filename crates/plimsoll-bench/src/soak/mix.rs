@@ -22,9 +22,9 @@ const POLITE: [(ClientProfile, u64); 9] = [
     (ClientProfile::Chat, 10),
     (ClientProfile::Shared, 16),
     (ClientProfile::Fixed, 16),
-    (ClientProfile::Picture, 4),
+    (ClientProfile::Image, 4),
     (ClientProfile::Tools, 2),
-    (ClientProfile::Form, 3),
+    (ClientProfile::Structured, 3),
     (ClientProfile::Heavy, 2),
 ];
 

@@ -8,17 +8,18 @@ mod ask;
 mod attacks;
 pub mod balloon;
 mod chart;
+mod disk_cache;
 mod endpoint;
 mod faults;
 mod find;
 mod golden_answers;
+mod image;
 mod keep;
 mod launch;
 mod limits;
 mod memory;
 mod mix;
 mod outcome;
-mod picture;
 mod profile;
 mod question;
 mod report;
@@ -49,6 +50,7 @@ use crate::prompts::{Random, Scale};
 use crate::replay::drive::{Models, Pace, replay};
 use crate::replay::{Format, Replayed, read};
 use chart::Chart;
+use disk_cache::DiskWatch;
 use endpoint::Endpoint;
 use faults::{FaultInjector, FaultLog, Victim};
 use golden_answers::GoldenAnswers;
@@ -210,6 +212,7 @@ async fn soak(
     );
     let before = Page { sample: pid.and_then(Sample::of), ..Page::read(&target).await.context("before the soak")? };
     let limits = pid.and_then(Limits::of);
+    let disk = server.as_ref().and_then(|server| server.cache.clone()).map(DiskWatch::start);
     let watch = Watch::start(&target, pid, limits.clone(), &setting.fault_log, setting.endpoint.at_once);
     let faults = begin(&scenario, &target, pid, server.as_ref().and_then(Launched::disk), &setting.fault_log)?;
     let started = Instant::now();
@@ -222,6 +225,10 @@ async fn soak(
     let busy_s = started.elapsed().as_secs_f64();
     drop(faults);
     let watched = watch.stop().await;
+    let disk = match disk {
+        Some(disk) => Some(disk.stop(&target).await),
+        None => None,
+    };
     let after = memory::wait_for_idle(&target, pid, before.sample, IDLE_WITHIN).await;
     // Alone again: what came before must have left no trace.
     let again = (setting.golden_answers.len(), setting.golden_answers.compare_all(&setting.endpoint).await);
@@ -250,6 +257,7 @@ async fn soak(
         alone,
         ended,
         complaints,
+        disk,
     };
     let verdict = Verdict::of(&evidence);
     // The exit code says it, too.
@@ -298,7 +306,7 @@ fn hand_in(args: &Args, scenario: &Scenario, verdict: &Verdict, evidence: &Evide
         );
         let line = evidence.line.or(evidence.before.planned());
         let limit = evidence.limits.as_ref().map(|limits| limits.bytes);
-        // A limit far above is the machine's, and would only press the picture flat.
+        // A limit far above is the machine's, and would only press the image flat.
         let limit = limit.filter(|limit| line.is_some_and(|line| *limit < line * 3));
         let chart = Chart { title, looks: &looks, line, limit, faults: &evidence.faults };
         std::fs::write(path, chart.draw()).with_context(|| format!("cannot write {}", path.display()))?;

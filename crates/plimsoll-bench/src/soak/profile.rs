@@ -18,12 +18,12 @@ pub enum ClientProfile {
     Shared,
     /// Asks a fixed question of any kind and compares.
     Fixed,
-    /// Asks about a picture.
-    Picture,
+    /// Asks about an image.
+    Image,
     /// Must be answered with a tool's call.
     Tools,
     /// Asks for an answer in a given form.
-    Form,
+    Structured,
     /// Reads a stream of eight hundred tokens to its end.
     Marathon,
     /// Asks for several answers with all the log-probabilities there are, the prompt's too.
@@ -59,9 +59,9 @@ impl ClientProfile {
     pub const fn needs(self) -> Option<Kind> {
         match self {
             Self::Chat => Some(Kind::Chat),
-            Self::Picture => Some(Kind::Picture),
+            Self::Image => Some(Kind::Image),
             Self::Tools => Some(Kind::Tools),
-            Self::Form | Self::Schemas => Some(Kind::Form),
+            Self::Structured | Self::Schemas => Some(Kind::Structured),
             _ => None,
         }
     }

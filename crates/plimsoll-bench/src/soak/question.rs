@@ -3,7 +3,7 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::picture;
+use super::image;
 use crate::prompts::Random;
 
 /// Tokens of each recorded answer.
@@ -12,7 +12,7 @@ const TOKENS: u32 = 24;
 /// Tokens of an answer that has a form, which must have room to end.
 const FORM_TOKENS: u32 = 80;
 
-/// Longest side of a picture in pixels.
+/// Longest side of an image in pixels.
 const SIDE_MAX: u64 = 160;
 
 /// What is asked; whether it is streamed is said each time.
@@ -32,12 +32,12 @@ pub enum Kind {
     Text,
     /// A conversation.
     Chat,
-    /// A conversation with pictures.
-    Picture,
+    /// A conversation with images.
+    Image,
     /// A conversation in which a tool must be called.
     Tools,
     /// An answer in the form of a schema, an expression or a choice.
-    Form,
+    Structured,
 }
 
 impl Kind {
@@ -51,9 +51,9 @@ impl Kind {
                 body: json!({"prompt": text, "max_tokens": TOKENS, "ignore_eos": true}),
             },
             Self::Chat => chat(json!({"messages": user(text.into()), "max_tokens": TOKENS, "ignore_eos": true})),
-            Self::Picture => {
+            Self::Image => {
                 let side = |random: &mut Random| random.between(16, SIDE_MAX) as u32;
-                let url = picture::data_url(side(random), side(random), random.next());
+                let url = image::data_url(side(random), side(random), random.next());
                 let parts = json!([
                     {"type": "image_url", "image_url": {"url": url}},
                     {"type": "text", "text": "What number do you see?"}
@@ -70,7 +70,7 @@ impl Kind {
                     "messages": user(text.into()), "tools": [tool], "tool_choice": "required", "max_tokens": FORM_TOKENS
                 }))
             }
-            Self::Form => {
+            Self::Structured => {
                 let schema = json!({
                     "type": "object", "required": ["name", "age"], "additionalProperties": false,
                     "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}

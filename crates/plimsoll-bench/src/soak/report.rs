@@ -1,4 +1,4 @@
-//! The report: everything that was seen as JSON of bounded size, a line for each part, and the picture.
+//! The report: everything that was seen as JSON of bounded size, a line for each part, and the image.
 
 use std::fmt::Write;
 use std::path::Path;

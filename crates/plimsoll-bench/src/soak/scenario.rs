@@ -119,6 +119,8 @@ pub struct Server {
     pub descriptors: Option<u64>,
     /// MiB of a disk of its own, where its log and its trace of requests (`--record`) go.
     pub disk_mib: Option<u64>,
+    /// MiB of a prefix cache on disk (`--cache-dir`), on the disk of its own where there is one.
+    pub cache_mib: Option<u64>,
 }
 
 /// A trace and its pace.

@@ -110,7 +110,7 @@ impl Setting {
 
     /// Any question, for clients that leave: some leave during image encoding or while a grammar is compiled.
     pub fn anything(&self, random: &mut Random) -> Question {
-        let special = [Kind::Picture, Kind::Tools, Kind::Form][random.below(3) as usize];
+        let special = [Kind::Image, Kind::Tools, Kind::Structured][random.below(3) as usize];
         match random.below(2) == 0 && self.golden_answers.knows(special) {
             true => self.ask_for(special, random),
             false => self.completion(random),

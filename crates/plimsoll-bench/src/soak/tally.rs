@@ -40,8 +40,8 @@ pub struct Counted {
 impl Counted {
     /// Whether a client with a valid request got a good answer.
     pub fn answered(&self) -> bool {
-        use ClientProfile::{Chat, Fixed, Form, Heavy, Marathon, Picture, Shared, Stream, Tools, Whole};
-        let sensible = [Whole, Stream, Chat, Shared, Fixed, Picture, Tools, Form, Marathon, Heavy];
+        use ClientProfile::{Chat, Fixed, Heavy, Image, Marathon, Shared, Stream, Structured, Tools, Whole};
+        let sensible = [Whole, Stream, Chat, Shared, Fixed, Image, Tools, Structured, Marathon, Heavy];
         sensible.iter().any(|profile| self.by_profile.get(profile).is_some_and(|counts| counts.good > 0))
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::balloon;
+use super::disk_cache::DiskSeen;
 use super::faults::Fault;
 use super::limits::Kept;
 use super::memory::{IDLE_SLACK, LEVELS, POOLS, Page, settled};
@@ -60,6 +61,8 @@ pub struct Evidence<'a> {
     pub ended: Option<Result<String, String>>,
     /// Its warnings and errors, with how often each was said.
     pub complaints: Vec<String>,
+    /// Its prefix cache on disk, where the soak had started it with one.
+    pub disk: Option<DiskSeen>,
 }
 
 /// One promise.
@@ -91,6 +94,7 @@ impl Verdict {
         checks.extend([killed(evidence), line(evidence), ledger(evidence)]);
         checks.extend(faults(evidence));
         checks.extend(governor(evidence));
+        checks.extend(evidence.disk.as_ref().map(on_disk));
         checks.extend(flat(evidence));
         checks.extend(given_back(evidence));
         checks.extend(unseen(evidence));
@@ -265,6 +269,21 @@ fn governor(evidence: &Evidence<'_>) -> Option<Check> {
     let highest = LEVELS.get(highest.unwrap_or(0) as usize).copied().unwrap_or("unknown");
     let seen = format!("{} levels entered, {highest} the highest seen, {level} at the end", entries.unwrap_or(0));
     Some(check("the governor gives way to a balloon and comes back", Some(kept), seen))
+}
+
+fn on_disk(disk: &DiskSeen) -> Check {
+    let number = |name: &str| disk.report[name].as_u64().unwrap_or(0);
+    let seen = format!(
+        "at most {:.1} of {:.1} MiB in {} looks, {:.1} MiB written, {} tokens read back, misses {}",
+        mib(disk.most),
+        mib(disk.limit),
+        disk.looks,
+        mib(number("written_bytes")),
+        number("hit_tokens"),
+        disk.report["misses"]
+    );
+    let kept = (disk.looks > 0).then_some(disk.most <= disk.limit && number("written_bytes") > 0);
+    check("the cache on disk stays under its bound", kept, seen)
 }
 
 fn flat(evidence: &Evidence<'_>) -> Vec<Check> {

@@ -29,7 +29,7 @@ impl ClientProfile {
             Self::Chat => visit(setting, setting.chat(random), true).await,
             Self::Fixed => fixed(setting, random, None).await,
             // Half of these questions are fixed ones with known answers; the others are new.
-            Self::Picture | Self::Tools | Self::Form => match random.below(2) {
+            Self::Image | Self::Tools | Self::Structured => match random.below(2) {
                 0 => fixed(setting, random, self.needs()).await,
                 _ => {
                     let kind = self.needs().unwrap_or(Kind::Text);

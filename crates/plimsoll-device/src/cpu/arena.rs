@@ -40,6 +40,18 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(self.pointer(x).add(row * x.cols), x.cols) }
     }
 
+    /// Columns `first..first + width` of row `row` of `x`.
+    ///
+    /// # Safety
+    /// `x` lies in the region and has this row, the region outlives the slice, and no other slice of these elements is alive.
+    #[allow(clippy::mut_from_ref)]
+    pub unsafe fn part<'a>(&self, x: Buf, row: usize, first: usize, width: usize) -> &'a mut [f32] {
+        debug_assert!(row < x.rows && x.offset + x.bytes() <= self.len);
+        assert!(first + width <= x.cols, "columns {first}.. of {}", x.cols);
+        // SAFETY: as in `row`.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(x).add(row * x.cols + first), width) }
+    }
+
     /// All elements of `x`, to read.
     ///
     /// # Safety

@@ -11,8 +11,8 @@ use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayou
 use super::arena::Arena;
 use super::cut::TASKS_PER_THREAD;
 use super::{CpuDevice, CpuWeights, rope_style};
-use crate::device::{Attention, Buf, Rotary, SeqSpan, StepInput};
-use crate::kv::{PAGE_TOKENS, encoder_layout};
+use crate::device::{Attention, Buf, Device, Rotary, SeqSpan, StepInput};
+use crate::kv::{CachedLayer, KvGroup, PAGE_TOKENS, encoder_layout};
 use tasks::{ROWS_MAX, Share, Tasks, UNITS_PER_THREAD, task_rows};
 
 mod tasks;
@@ -23,35 +23,31 @@ const FEW_ROWS: usize = 3;
 /// What each row of a task sees.
 type Spans = ArrayVec<Span, ROWS_MAX>;
 
-/// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `rounded`: rounded ones too.
-pub(super) fn scratch_floats(layout: &KvLayout, group: usize, rounded: bool) -> usize {
+/// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `bf16`: rounded ones too.
+pub(super) fn scratch_floats(layout: &KvLayout, group: usize, bf16: bool) -> usize {
     // Rounded tasks have more rows, and need more for each: all others fit there too.
-    kernels::attend_scratch_len(layout, rounded, task_rows(rounded, group), group)
+    kernels::attend_scratch_len(layout, bf16, task_rows(bf16, group), group)
 }
 
 impl CpuDevice {
     /// One layer of the cache.
     pub(super) fn cached(&mut self, layer: usize) -> Place {
-        let shape = self.memory.shape;
-        let (cache, first) = (&mut self.memory.kv, layer * shape.layer_bytes());
+        let CachedLayer { group, offset, layout, .. } = self.memory.shape.layers()[layer];
+        let bytes = self.memory.bytes_of(group);
         // In bounds: a layer is part of page 0, if there is a page at all.
-        let base = cache.as_mut_ptr().wrapping_add(first);
-        let (len, stride) = (cache.len().saturating_sub(first), shape.page_bytes());
-        Place { base, len, stride, layout: self.memory.layout, causal: true }
-    }
-
-    /// The pages of `step` at byte `offset` of the workspace.
-    pub(super) fn within(&mut self, offset: usize, step: &StepInput<'_>) -> Place {
-        self.in_workspace(offset, step.pages.len(), self.memory.layout)
+        let base = self.memory.kv.as_mut_ptr().wrapping_add(bytes.start + offset);
+        let (len, stride) = (bytes.len().saturating_sub(offset), self.memory.shape.page_bytes(group));
+        Place { base, len, stride, layout, group, causal: true }
     }
 
     /// So many pages of heads of `layout` at byte `offset` of the workspace.
-    fn in_workspace(&mut self, offset: usize, pages: usize, layout: KvLayout) -> Place {
+    pub(super) fn in_workspace(&mut self, offset: usize, pages: usize, layout: KvLayout) -> Place {
         let stride = layout.bytes_per_page().next_multiple_of(64);
         let len = pages * stride;
         let workspace = &mut self.memory.workspace;
         assert!(offset + len <= workspace.len(), "pages inside the workspace");
-        Place { base: workspace.as_mut_ptr().wrapping_add(offset), len, stride, layout, causal: false }
+        let base = workspace.as_mut_ptr().wrapping_add(offset);
+        Place { base, len, stride, layout, group: KvGroup::Whole, causal: false }
     }
 
     /// One sequence of an encoder, its keys and values at byte `keys` of the workspace and the list of their pages at `list`.
@@ -99,7 +95,7 @@ impl CpuDevice {
         let bytes = layout.bytes_per_page();
         self.pool.run(tasks, &|thread, task| {
             for seq in step.seqs {
-                let pages = &step.pages[seq.pages_at..][..seq.pages];
+                let pages = &step.pages_of(place.group)[seq.pages_at..][..seq.pages];
                 let end = seq.start + seq.rows;
                 let first = seq.start / PAGE_TOKENS;
                 let pages = (first..end.div_ceil(PAGE_TOKENS)).zip(&pages[first..]);
@@ -123,14 +119,25 @@ impl CpuDevice {
         });
     }
 
+    /// Makes queries ready for keys that another layer has stored.
+    pub(super) fn ready_queries(&mut self, rotary: &Rotary, q: Buf, head_dim: usize) {
+        if let Some([norm, _]) = rotary.norms {
+            let heads = q.reshape(head_dim);
+            self.rms_norm(heads, heads, norm, rotary.eps);
+        }
+        self.rope(q, rotary.angles, head_dim, rotary.interleaved);
+    }
+
     /// Attends over what is stored.
     pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
-        let Place { base, stride, layout, causal, .. } = *place;
+        let Place { base, stride, layout, group, causal, .. } = *place;
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
+        let sinks = spec.sinks.map(|sinks| self.weights.vector(sinks));
         let scratch = threads * self.memory.scratch;
-        let rounded_from = if self.memory.rounded { q.rows - step.rounded_rows } else { q.rows };
-        let job = |tasks| Job { isa, arena, spec, step, q, out, layout, base, stride, causal, tasks };
-        let mut all = Tasks::new(step, layout.kv_heads(), spec.heads, rounded_from, spec.window);
+        let bf16_from = if self.memory.bf16 { q.rows - step.bf16_rows } else { q.rows };
+        let (pages, ends) = (step.pages_of(group), step.ends);
+        let job = |tasks| Job { isa, arena, spec, sinks, pages, ends, q, out, layout, base, stride, causal, tasks };
+        let mut all = Tasks::new(step, layout.kv_heads(), spec.heads, bf16_from, spec.window);
         let [mut long, mut short] = all.by_length(threads);
         let mut waves = Waves::new(&job(long), threads, scratch);
         if waves.is_none() && all.count < threads * UNITS_PER_THREAD {
@@ -207,6 +214,8 @@ pub(super) struct Place {
     /// Bytes from a page to the next.
     stride: usize,
     layout: KvLayout,
+    /// The table that names its pages.
+    group: KvGroup,
     /// A row sees nothing after itself; otherwise all of its sequence.
     causal: bool,
 }
@@ -230,7 +239,12 @@ struct Job<'a> {
     isa: Isa,
     arena: Arena,
     spec: &'a Attention,
-    step: &'a StepInput<'a>,
+    /// A logit for each query head.
+    sinks: Option<&'a [f32]>,
+    /// Page ids of all sequences.
+    pages: &'a [u32],
+    /// [`StepInput::ends`].
+    ends: &'a [u32],
     q: Buf,
     out: Buf,
     layout: KvLayout,
@@ -249,9 +263,14 @@ impl Job<'_> {
         self.tasks.group
     }
 
-    fn params(&self, share: &Share<'_>) -> AttendParams {
-        let rounded = self.tasks.rounded(&share.seqs[0]);
-        AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, rounded }
+    /// The sinks of a share's heads.
+    fn sinks(&self, share: &Share<'_>) -> Option<&[f32]> {
+        self.sinks.map(|sinks| &sinks[share.head * self.group()..][..self.group()])
+    }
+
+    fn params(&self, share: &Share<'_>) -> AttendParams<'_> {
+        let bf16 = self.tasks.bf16(&share.seqs[0]);
+        AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, bf16, sinks: self.sinks(share) }
     }
 
     /// Has `spans` say what each row of a share sees. It is too large to be handed back.
@@ -260,10 +279,11 @@ impl Job<'_> {
         // Several sequences are one unit, and begin with their first rows.
         let rows = share.seqs.iter().flat_map(|seq| (share.first..seq.rows).map(move |row| (seq, row)));
         for (seq, row) in rows.take(share.rows) {
-            let seen = if self.causal { row + 1 } else { seq.rows };
-            let end = seq.start + seen;
+            let own = seq.start + if self.causal { row + 1 } else { seq.rows };
+            let end = self.ends.get(seq.first_row + row).map_or(own, |end| (*end as usize).max(own));
             assert!(end <= seq.pages * PAGE_TOKENS, "{end} positions in {} pages", seq.pages);
-            let first = self.spec.window.map_or(0, |window| end.saturating_sub(window)).max(seq.seen_from);
+            // A window limits earlier positions only.
+            let first = self.spec.window.map_or(0, |window| own.saturating_sub(window)).max(seq.seen_from);
             spans.push(Span { pages_at: seq.pages_at as u32, first: first as u32, end: end as u32 });
         }
     }
@@ -273,7 +293,7 @@ impl Job<'_> {
         // SAFETY: `q` is only read during this operation.
         let q = unsafe { &self.arena.matrix(self.q)[self.place(share, self.q)..] };
         let Self { layout, base, stride, .. } = *self;
-        let kv = KvPages { layout, base, stride, pages: self.step.pages, kv_head: share.head };
+        let kv = KvPages { layout, base, stride, pages: self.pages, kv_head: share.head };
         (kv, Queries { data: q, ld: self.q.cols, heads: self.group(), spans })
     }
 
@@ -339,7 +359,7 @@ impl Waves {
             tallest = tallest.max(share.rows);
         }
         // What is enough for a rounded one is for the others.
-        let own = kernels::attend_split_scratch_len(&job.layout, job.tasks.any_rounded()).next_multiple_of(16);
+        let own = kernels::attend_split_scratch_len(&job.layout, job.tasks.any_bf16()).next_multiple_of(16);
         let result = tallest * job.group() * kernels::attend_partial_len(&job.layout);
         let results = scratch.checked_sub(threads * own)? / (units * result);
         let splits = results.saturating_sub(1).min(longest);
@@ -392,7 +412,16 @@ impl Waves {
         if done + count == all {
             // SAFETY: in bounds of `out`; each unit writes its own rows and heads.
             unsafe {
-                kernels::attend_combine(job.isa, &job.layout, share.rows, job.group(), partials, job.target(&share));
+                let sinks = job.sinks(&share);
+                kernels::attend_combine(
+                    job.isa,
+                    &job.layout,
+                    share.rows,
+                    job.group(),
+                    partials,
+                    sinks,
+                    job.target(&share),
+                );
             }
         } else {
             let (state, results) = partials.split_at_mut(len);

@@ -162,8 +162,9 @@ mod tests {
     fn rows_are_apart_when_every_byte_of_the_weights_is_worth_its_reading() {
         let apart_of = |threads, isa, kind| rows_apart(isa, &Packing::new(kind, 1536, 576).unwrap(), threads);
         let apart = |isa, kind| apart_of(2, isa, kind);
-        let quant =
-            |bits, offset| PackKind::Quant(QuantPacking { bits, group: 32, scales: PackScales::F16, zero: 0, offset });
+        let quant = |bits, offset| {
+            PackKind::Quant(QuantPacking { bits, group: 32, scales: PackScales::F16, zero: 0, offset, codebook: None })
+        };
         assert_eq!(apart(Isa::Avx512, quant(4, true)), 16, "5 bits each");
         assert_eq!(apart(Isa::Avx2, quant(8, true)), 32);
         assert_eq!(apart(Isa::Avx512, PackKind::F32), 112);

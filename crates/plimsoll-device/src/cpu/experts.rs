@@ -9,6 +9,7 @@ use std::ops::Range;
 use plimsoll_kernels::{self as kernels, ActLayout, Acts, Input, PANEL, Target};
 
 use super::cut::{PANELS_TOGETHER, TASKS_PER_THREAD, row_block};
+use super::rows::for_rows;
 use super::{CpuDevice, kernel_activation};
 use crate::device::{Buf, Device, DeviceError, Experts, Mode};
 use crate::experts::{Inputs, Space};
@@ -34,7 +35,8 @@ impl CpuDevice {
         let inputs = self.mark();
         space.take_inputs(&mut self.memory.stack)?;
         self.copy_to_experts(spec.top_k, x, &space);
-        self.grouped(&[(spec.gate, space.gate), (spec.up, space.up)], &space.inputs, &space);
+        let products = [(spec.gate, space.gate), (spec.up, space.up)];
+        self.grouped(&products[..if spec.up.is_empty() { 1 } else { 2 }], &space.inputs, &space);
         self.release(inputs);
         space.take_outputs(&mut self.memory.stack)?;
         self.activate(spec, &space);
@@ -46,15 +48,27 @@ impl CpuDevice {
 
     /// Each row's experts and weights, and every choice's place.
     fn choose(&mut self, spec: &Experts<'_>, router: Buf, space: &Space) {
-        let (isa, top) = (self.isa, spec.top_k);
-        self.rows(router, |arena, _, row| {
+        let (isa, top, arena) = (self.isa, spec.top_k, self.arena());
+        let scoring = spec.scoring.map(|scoring| kernels::Scoring {
+            sigmoid: scoring.sigmoid,
+            correction: scoring.correction.map_or(&[], |id| self.weights.vector(id)),
+            groups: scoring.groups,
+            top_groups: scoring.top_groups,
+            renormalise: spec.renormalise,
+            scale: scoring.scale,
+            expert_scales: scoring.expert_scales.map_or(&[], |id| self.weights.vector(id)),
+        });
+        for_rows(&mut self.pool, router, |_, row| {
             // SAFETY: rows are inside the workspace, the parts do not overlap, each row belongs to one task.
             unsafe {
                 let ids = arena.words(space.ids + row * top * size_of::<u32>(), top);
-                kernels::route(isa, arena.row(router, row), ids, arena.row(space.weights, row), spec.renormalise);
+                let (logits, weights) = (arena.row(router, row), arena.row(space.weights, row));
+                match &scoring {
+                    Some(scoring) => kernels::route_scored(isa, scoring, logits, ids, weights),
+                    None => kernels::route(isa, logits, ids, weights, spec.renormalise),
+                }
             }
         });
-        let arena = self.arena();
         // SAFETY: the parts do not overlap, and this is the only thread.
         let (ids, places, starts) = unsafe {
             let experts = spec.gate.len();
@@ -92,7 +106,7 @@ impl CpuDevice {
         });
     }
 
-    /// `gate = act(gate) * up`, quantized for `down` if that wants it.
+    /// `gate = act(gate) * up`, or `act(gate)`, quantized for `down` if that wants it.
     fn activate(&mut self, spec: &Experts<'_>, space: &Space) {
         let (isa, act, arena) = (self.isa, kernel_activation(spec.act), self.arena());
         self.pool.run(space.choices.div_ceil(COPIES_PER_TASK), &|_, task| {
@@ -100,7 +114,10 @@ impl CpuDevice {
             for place in first..(first + COPIES_PER_TASK).min(space.choices) {
                 // SAFETY: inside the workspace, no overlap, each place belongs to one task.
                 let (gate, up) = unsafe { (arena.row(space.gate, place), arena.row(space.up, place)) };
-                kernels::glu(isa, act, gate, up);
+                match up.is_empty() {
+                    true => kernels::activate(isa, act, gate),
+                    false => kernels::glu(isa, act, gate, up),
+                }
                 if let Some((layout, acts)) = space.hidden.acts {
                     let row_bytes = layout.row_bytes();
                     // SAFETY: as above.
@@ -230,6 +247,43 @@ impl<'a> Cut<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Panels of weights that the tasks read. A kernel takes four panels at a time through all rows of its task, so each panel comes
+    /// from memory once for each task.
+    fn panels_read(counts: &[u32], cols: usize, row_bytes: usize, threads: usize) -> usize {
+        let mut starts = vec![0];
+        counts.iter().for_each(|count| starts.push(starts[starts.len() - 1] + count));
+        let out = Buf { offset: 0, rows: starts[counts.len()] as usize, cols };
+        let mut blocks = vec![0; counts.len() + 1];
+        let cut = Cut::new(&starts, &mut blocks, row_block(row_bytes), &[(&[], out), (&[], out)], threads);
+        (0..cut.tasks()).map(|task| cut.task(task).panels.len()).sum()
+    }
+
+    #[test]
+    fn sixteen_streams_read_the_weights_of_each_chosen_expert_once() {
+        // Qwen3-30B-A3B, Qwen3.5-35B-A3B, gpt-oss-20b: experts, experts a row, width, bytes of a quantized row of inputs.
+        for (experts, top, width, hidden) in [(128, 8, 768, 2048), (256, 8, 512, 2048), (32, 4, 2880, 2880)] {
+            let row_bytes = 2 * hidden + hidden / 32 * 20;
+            let panels = usize::div_ceil(width, PANEL);
+            for threads in [1, 2, 16, 64] {
+                // All rows to the same experts, each to its own, and a mix; idle experts are not read.
+                let same: Vec<u32> = (0..experts).map(|expert| if expert < top { 16 } else { 0 }).collect();
+                let mut mixed = vec![0; experts];
+                (0..16 * top).for_each(|choice| mixed[choice * choice * 7 % experts] += 1);
+                let apart: Vec<u32> =
+                    (0..experts).map(|expert| (16 * top).div_ceil(experts).min(1 + expert) as u32).collect();
+                for counts in [same, mixed, apart] {
+                    let chosen = counts.iter().filter(|count| **count > 0).count();
+                    let read = panels_read(&counts, width, row_bytes, threads);
+                    assert_eq!(read, 2 * chosen * panels, "{chosen} of {experts} experts, {threads} threads");
+                }
+            }
+            // The rows of a prompt pass in blocks of a mebibyte of inputs. The weights are read once for each block.
+            let block = row_block(row_bytes);
+            assert!(block >= 16 * 8, "{block} rows together");
+            assert_eq!(panels_read(&[block as u32 + 1], width, row_bytes, 2), 2 * 2 * panels);
+        }
+    }
 
     #[test]
     fn a_cut_covers_every_copy_and_panel_of_every_product_once() {

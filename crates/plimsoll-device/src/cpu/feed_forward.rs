@@ -8,6 +8,7 @@ use super::arena::Arena;
 use super::cut::Cut;
 use super::linear::{Shared, next_shares};
 use super::{CpuDevice, CpuWeights, kernel_activation};
+use crate::device::ordered::Ordered;
 use crate::device::{Activation, Buf, Device, DeviceError, FeedForward, Input, Mode};
 use crate::weights::LinearId;
 
@@ -18,26 +19,29 @@ impl CpuDevice {
         input: Input,
         out: Buf,
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
         let FeedForward { gate, up, down, width, act } = *layer;
-        let (x, layout) = (input.x, Bf16Layout { rows: rounded_rows, k: input.x.cols });
+        let (x, layout) = (input.x, Bf16Layout { rows: bf16_rows, k: input.x.cols });
         let rounds = [gate, up, down].into_iter().all(|id| self.rounds(id));
+        if [gate, up, down].into_iter().any(|id| self.order(id).is_some()) {
+            return layer.by_steps(self, input, out, mode, bf16_rows);
+        }
         // The rounded input takes the place of a product that is not written.
-        if rounded_rows > 0 && (!rounds || layout.bytes() > rounded_rows * width * size_of::<f32>()) {
-            return layer.by_steps(self, input, out, mode, rounded_rows);
+        if bf16_rows > 0 && (!rounds || layout.bytes() > bf16_rows * width * size_of::<f32>()) {
+            return layer.by_steps(self, input, out, mode, bf16_rows);
         }
         // The planner takes the same workspace in the same order.
         let scope = self.mark();
         let (gates, ups) = (self.temp(x.rows, width)?, self.temp(x.rows, width)?);
-        let others = x.rows - rounded_rows;
+        let others = x.rows - bf16_rows;
         let (exact, exact_ups) = (gates.span(0, others), ups.span(0, others));
         if others > 0 {
             self.run_linear(input.span(0, others), &[(gate, exact), (up, exact_ups)], Mode::Store, 0)?;
         }
-        let rounded_at = ups.span(others, rounded_rows).offset;
-        if rounded_rows > 0 {
-            self.round(input.span(others, rounded_rows), layout, rounded_at);
+        let bf16_at = ups.span(others, bf16_rows).offset;
+        if bf16_rows > 0 {
+            self.round(input.span(others, bf16_rows), layout, bf16_at);
         }
         let (isa, kernel_act) = (self.isa, kernel_activation(act));
         let glu_row = |_: &CpuWeights, arena: &Arena, row: usize| {
@@ -45,9 +49,9 @@ impl CpuDevice {
             let (gate, up) = unsafe { (arena.row(exact, row), arena.row(exact_ups, row)) };
             kernels::glu(isa, kernel_act, gate, up);
         };
-        let inner = self.share(exact, rounded_rows, &[(down, out)], Some(&glu_row))?;
-        if rounded_rows > 0 {
-            self.multiply_gate([gate, up], act, (layout, rounded_at), &inner);
+        let inner = self.share(exact, bf16_rows, &[(down, out)], Some(&glu_row))?;
+        if bf16_rows > 0 {
+            self.multiply_gate([gate, up], act, (layout, bf16_at), &inner);
         }
         self.multiply_rows(gates, &inner, &[(down, out)], mode);
         self.release(scope);
@@ -66,7 +70,7 @@ impl CpuDevice {
         let next = next_shares(&self.weights, isa, input.rows, threads);
         let task = |_: usize, task: usize| {
             let Some((rows, panels)) = cut.task(task / cut.tasks(), task % cut.tasks()) else { return };
-            let out = arena.at(inner.rounded_at);
+            let out = arena.at(inner.bf16_at);
             // SAFETY: the buffer is inside the workspace and nothing else uses it; tasks have disjoint rows or panels.
             unsafe { kernels::linear_glu(isa, matrices.each_ref(), act, &acts, panels, rows, out) };
         };

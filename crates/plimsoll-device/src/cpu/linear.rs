@@ -19,8 +19,8 @@ const LAYERS: usize = 4;
 /// that, then the rounded ones.
 pub(super) struct Shared {
     quantized: Option<(ActLayout, usize)>,
-    pub rounded: Bf16Layout,
-    pub rounded_at: usize,
+    pub bf16: Bf16Layout,
+    pub bf16_at: usize,
 }
 
 /// Writes a row of an input.
@@ -40,17 +40,17 @@ impl CpuDevice {
         input: Input,
         layers: &[(LinearId, Buf)],
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
         let (scope, x) = (self.mark(), input.x);
-        let any = rounded_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
-        let rounded = if any { rounded_rows } else { 0 };
-        let others = x.rows - rounded;
+        let any = bf16_rows > 0 && layers.iter().any(|(id, _)| self.rounds(*id));
+        let bf16 = if any { bf16_rows } else { 0 };
+        let others = x.rows - bf16;
         let exact = input.span(0, others);
         let make = exact.norm.map(|norm| self.make_normed(exact.x, norm));
-        let shared = self.share(exact.x, rounded, layers, make.as_ref().map(|make| make as &MakeRow<'_>))?;
+        let shared = self.share(exact.x, bf16, layers, make.as_ref().map(|make| make as &MakeRow<'_>))?;
         if any {
-            self.round(input.span(others, rounded), shared.rounded, shared.rounded_at);
+            self.round(input.span(others, bf16), shared.bf16, shared.bf16_at);
         }
         self.multiply_rows(x, &shared, layers, mode);
         self.release(scope);
@@ -95,14 +95,14 @@ impl CpuDevice {
     pub(super) fn share(
         &mut self,
         x: Buf,
-        rounded: usize,
+        bf16: usize,
         layers: &[(LinearId, Buf)],
         make: Option<&MakeRow<'_>>,
     ) -> Result<Shared, DeviceError> {
         let table = self.weights.table();
         let layout = table.act_layout(x.rows, x.cols, layers.iter().map(|(id, _)| id));
-        let at = self.memory.stack.take(table.input_bytes(x.rows + rounded, x.cols, layers))?;
-        let rounded_at = at + layout.map_or(0, |layout| layout.bytes().next_multiple_of(64));
+        let at = self.memory.stack.take(table.input_bytes(x.rows + bf16, x.cols, layers))?;
+        let bf16_at = at + layout.map_or(0, |layout| layout.bytes().next_multiple_of(64));
         let (isa, arena, weights) = (self.isa, self.arena(), &self.weights);
         let all = if layout.is_some() || make.is_some() { x } else { x.span(0, 0) };
         for_rows(&mut self.pool, all, |_, row| {
@@ -117,7 +117,7 @@ impl CpuDevice {
             }
         });
         let quantized = layout.map(|layout| (layout, at));
-        Ok(Shared { quantized, rounded: Bf16Layout { rows: rounded, k: x.cols }, rounded_at })
+        Ok(Shared { quantized, bf16: Bf16Layout { rows: bf16, k: x.cols }, bf16_at })
     }
 
     /// Multiplies `x`, of which `shared` was made, by all layers: one job, so that no thread waits for another between two of them.
@@ -125,11 +125,11 @@ impl CpuDevice {
         self.weights.multiplied(layers.iter().map(|(id, _)| *id));
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         // SAFETY: `x` and what was made of it were written before, and during this operation they are only read.
-        let (floats, quantized, rounded) = unsafe {
+        let (floats, quantized, bf16) = unsafe {
             let quantized = shared.quantized.map(|(layout, at)| Acts::new(layout, arena.bytes(at, layout.bytes())));
-            let bytes = |layout: Bf16Layout| arena.bytes(shared.rounded_at, layout.bytes());
-            let rounded = (shared.rounded.rows > 0).then(|| Bf16Acts::new(shared.rounded, bytes(shared.rounded)));
-            (arena.matrix(x), quantized, rounded)
+            let bytes = |layout: Bf16Layout| arena.bytes(shared.bf16_at, layout.bytes());
+            let bf16 = (shared.bf16.rows > 0).then(|| Bf16Acts::new(shared.bf16, bytes(shared.bf16)));
+            (arena.matrix(x), quantized, bf16)
         };
         let mut products = ArrayVec::<Product<'_>, { 2 * LAYERS }>::new();
         for (id, out) in layers {
@@ -137,8 +137,8 @@ impl CpuDevice {
             let (packing, name) = (weights.packing, &self.weights.table().linear(*id).name);
             let shape = (out.rows, out.cols, x.cols);
             assert_eq!(shape, (x.rows, packing.out(), packing.k()), "shape of '{name}'");
-            let rounded = rounded.as_ref().filter(|_| self.rounds(*id));
-            let apart = rounded.map_or(0, |acts| acts.layout().rows);
+            let bf16 = bf16.as_ref().filter(|_| self.rounds(*id));
+            let apart = bf16.map_or(0, |acts| acts.layout().rows);
             let (input, row_bytes) = match &quantized {
                 Some(acts) if packing.wants_acts() => (kernels::Input::Acts(acts), acts.layout().row_bytes()),
                 _ => (kernels::Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
@@ -150,7 +150,7 @@ impl CpuDevice {
             if apart < x.rows {
                 add(out.span(0, x.rows - apart), input, row_bytes);
             }
-            if let Some(acts) = rounded {
+            if let Some(acts) = bf16 {
                 add(out.span(x.rows - apart, apart), kernels::Input::Bf16(acts), x.cols * size_of::<u16>());
             }
         }

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use plimsoll_kernels::KvLayout;
 use plimsoll_memory::step::StepStack;
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 
-use super::{attention, delta};
-use crate::kv::{KvShape, ModelShape, StateShape, encoder_layout};
+use super::{attention, states};
+use crate::kv::{KvGroup, KvShape, ModelShape, StateShape, encoder_layout};
 
 /// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised, a tile of state.
 pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
@@ -15,21 +14,23 @@ pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
 }
 
 fn thread_scratch_floats(shape: &ModelShape) -> usize {
-    let attention = attention::scratch_floats(&shape.kv.layout(), shape.heads / shape.kv.kv_heads, shape.rounded);
-    let state = shape.state.as_ref().map_or(0, delta::scratch_floats);
+    let layers = shape.kv.layers().iter();
+    let attention = layers.map(|layer| attention::scratch_floats(&layer.layout, layer.queries, shape.bf16)).max();
+    let state = shape.state.as_ref().map_or(0, states::scratch_floats);
     let encoder = shape.encoder.map_or(0, |encoder| {
-        attention::scratch_floats(&encoder_layout(1, encoder.head_dim), 1, false).max(2 * encoder.widest)
+        attention::scratch_floats(&encoder_layout(1, encoder.head_dim()), 1, false).max(2 * encoder.widest)
     });
-    attention.max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
+    attention.unwrap_or(0).max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
 }
 
 /// Keys, values, recurrent states and step workspace of one generation.
 pub struct CpuMemory {
+    /// Pages of the whole context, then those of the window group.
     pub(super) kv: Region,
     pub(super) shape: KvShape,
-    pub(super) layout: KvLayout,
+    pages: [usize; 2],
     /// Whether attention can be rounded.
-    pub(super) rounded: bool,
+    pub(super) bf16: bool,
     /// None for a model without recurrent state.
     pub(super) states: Option<Region>,
     pub(super) state_shape: Option<StateShape>,
@@ -41,8 +42,8 @@ pub struct CpuMemory {
 }
 
 impl CpuMemory {
-    /// Maps a pool of `pages` pages, `slots` slots of state (for a model that has one) and a workspace of `workspace` bytes, scratch
-    /// for `threads` threads included.
+    /// Maps a pool of `pages` pages, beside it `slots` slots of state (for a model that has one) or pages of the window group (for one
+    /// that has these), and a workspace of `workspace` bytes, scratch for `threads` threads included.
     ///
     /// `touch`: pages and slots are committed now, not on first use.
     pub fn map(
@@ -54,7 +55,8 @@ impl CpuMemory {
         threads: usize,
         touch: bool,
     ) -> Result<Self, OutOfMemory> {
-        let kv = Region::map(ledger, Component::KvPages, (pages * shape.kv.page_bytes()) as u64, touch)?;
+        let pages = [pages, if shape.kv.window().is_some() { slots } else { 0 }];
+        let kv = Region::map(ledger, Component::KvPages, shape.kv.bytes(pages[0], pages[1]) as u64, touch)?;
         let slots = shape.state.map(|state| (slots * state.slot_bytes()) as u64);
         let states = slots.map(|bytes| Region::map(ledger, Component::StateSlots, bytes, touch)).transpose()?;
         let workspace = Region::map(ledger, Component::StepWorkspace, workspace as u64, true)?;
@@ -62,9 +64,9 @@ impl CpuMemory {
         let scratch_at = workspace.len().saturating_sub(scratch_bytes(shape, threads)) / 64 * 64;
         Ok(Self {
             kv,
-            shape: shape.kv,
-            layout: shape.kv.layout(),
-            rounded: shape.rounded,
+            shape: shape.kv.clone(),
+            pages,
+            bf16: shape.bf16,
             states,
             state_shape: shape.state,
             workspace,
@@ -74,9 +76,9 @@ impl CpuMemory {
         })
     }
 
-    /// Pages of the pool.
-    pub fn pages(&self) -> usize {
-        self.kv.len().checked_div(self.shape.page_bytes()).unwrap_or(0)
+    /// Pages of a group's pool.
+    pub fn pages(&self, group: KvGroup) -> usize {
+        self.pages[group as usize]
     }
 
     /// Slots of recurrent state; 0 for a model without.
@@ -90,9 +92,59 @@ impl CpuMemory {
         self.stack.high_water() + (self.workspace.len() - self.scratch_at)
     }
 
-    /// Gives the physical memory of neighbouring pages back (elastic mode); their contents are lost.
-    pub fn decommit_pages(&mut self, pages: std::ops::Range<usize>) {
-        let bytes = self.shape.page_bytes();
-        self.kv.decommit(pages.start * bytes..pages.end * bytes);
+    /// The bytes of a group's pages.
+    pub(super) fn bytes_of(&self, group: KvGroup) -> std::ops::Range<usize> {
+        let whole = self.shape.bytes(self.pages[0], 0);
+        match group {
+            KvGroup::Whole => 0..whole,
+            KvGroup::Window => whole..self.shape.bytes(self.pages[0], self.pages[1]),
+        }
+    }
+
+    /// Bytes of one page of a group.
+    pub fn page_bytes(&self, group: KvGroup) -> usize {
+        self.shape.page_bytes(group)
+    }
+
+    /// Bytes of one state slot; 0 for a model without recurrent state.
+    pub fn slot_bytes(&self) -> usize {
+        self.state_shape.map_or(0, |shape| shape.slot_bytes())
+    }
+
+    /// Where a page lies in the region of keys and values.
+    fn page_at(&self, group: KvGroup, page: usize) -> std::ops::Range<usize> {
+        assert!(page < self.pages(group), "page {page} of {}", self.pages(group));
+        let bytes = self.shape.page_bytes(group);
+        let first = self.bytes_of(group).start + page * bytes;
+        first..first + bytes
+    }
+
+    /// The bytes of a page, to copy them.
+    pub fn page(&self, group: KvGroup, page: usize) -> &[u8] {
+        &self.kv.bytes()[self.page_at(group, page)]
+    }
+
+    /// The same, to write what was copied.
+    pub fn page_mut(&mut self, group: KvGroup, page: usize) -> &mut [u8] {
+        let at = self.page_at(group, page);
+        &mut self.kv.bytes_mut()[at]
+    }
+
+    /// The bytes of a state slot, to copy them; empty for a model without recurrent state.
+    pub fn slot(&self, slot: usize) -> &[u8] {
+        let bytes = self.slot_bytes();
+        self.states.as_ref().map_or(&[], |states| &states.bytes()[slot * bytes..][..bytes])
+    }
+
+    /// The same, to write what was copied.
+    pub fn slot_mut(&mut self, slot: usize) -> &mut [u8] {
+        let bytes = self.slot_bytes();
+        self.states.as_mut().map_or(&mut [], |states| &mut states.bytes_mut()[slot * bytes..][..bytes])
+    }
+
+    /// Gives the physical memory of neighbouring pages of a group back (elastic mode); their contents are lost.
+    pub fn decommit_pages(&mut self, group: KvGroup, pages: std::ops::Range<usize>) {
+        let (first, bytes) = (self.bytes_of(group).start, self.shape.page_bytes(group));
+        self.kv.decommit(first + pages.start * bytes..first + pages.end * bytes);
     }
 }

@@ -5,29 +5,37 @@
 
 mod arena;
 mod attention;
+mod candidates;
+mod conv;
 mod cut;
 mod delta;
 mod experts;
 mod feed_forward;
 mod linear;
 mod memory;
+mod ordered;
+mod packed;
 mod rows;
+mod scan;
+mod states;
 mod weights;
 
 use plimsoll_kernels::{self as kernels, Isa, RopeStyle};
 
+use crate::device::ordered::linear_rows;
 use crate::device::{
-    Activation, Attention, Blend, Buf, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark, Mode,
-    Places, Rotary, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark,
+    Mode, Places, Rotary, SelectiveScan, StepInput, Unfold,
 };
-use crate::plan_device::{sequence_bytes, within_bytes};
+use crate::plan_device::{sequence_bytes, within};
 use crate::pool::ThreadPool;
 use crate::weights::{LinearId, VectorId};
 use arena::Arena;
 use rows::for_rows;
 
 pub use memory::{CpuMemory, scratch_bytes};
-pub use weights::{CpuWeights, LoadError};
+pub use packed::{PackedError, PackedFile};
+pub use weights::{CpuWeights, LoadError, PANELS_PER_TASK, pack_panels, write_vector};
 
 /// The device: weights, threads, and the memory of the current generation.
 pub struct CpuDevice {
@@ -46,6 +54,14 @@ impl CpuDevice {
     /// The memory of the current generation.
     pub fn memory(&mut self) -> &mut CpuMemory {
         &mut self.memory
+    }
+
+    /// Checks that the weights are those that were loaded ([`CpuWeights::intact`]). Call it after a pass, before its results are used.
+    ///
+    /// # Errors
+    /// [`DeviceError::WeightsChanged`]: the file that they are mapped from was cut or written to.
+    pub fn check_weights(&self) -> Result<(), DeviceError> {
+        self.weights.intact().map_err(|error| DeviceError::WeightsChanged(error.to_string()))
     }
 
     /// Takes the device apart, to build another generation over the same weights.
@@ -81,6 +97,8 @@ fn kernel_activation(act: Activation) -> kernels::Activation {
         Activation::GeluTanh => kernels::Activation::GeluTanh,
         Activation::Gelu => kernels::Activation::GeluErf,
         Activation::GeluQuick => kernels::Activation::GeluQuick,
+        Activation::ClampedSwish => kernels::Activation::ClampedSwish,
+        Activation::ReluSquared => kernels::Activation::ReluSquared,
         Activation::Tanh => kernels::Activation::Tanh,
         Activation::Sigmoid => kernels::Activation::Sigmoid,
     }
@@ -160,9 +178,9 @@ impl Device for CpuDevice {
         input: Input,
         layers: &[(LinearId, Buf)],
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_linear(input, layers, mode, rounded_rows)
+        linear_rows(self, input, layers, mode, bf16_rows)
     }
 
     fn feed_forward(
@@ -171,9 +189,9 @@ impl Device for CpuDevice {
         input: Input,
         out: Buf,
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
-        self.run_feed_forward(layer, input, out, mode, rounded_rows)
+        self.run_feed_forward(layer, input, out, mode, bf16_rows)
     }
 
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32) {
@@ -203,8 +221,8 @@ impl Device for CpuDevice {
         self.run_glu(gate, up, act, gate.rows);
     }
 
-    fn glu_for(&mut self, next: LinearId, gate: Buf, up: Buf, act: Activation, rounded_rows: usize) {
-        let exact = if self.rounds(next) { gate.rows - rounded_rows } else { gate.rows };
+    fn glu_for(&mut self, next: LinearId, gate: Buf, up: Buf, act: Activation, bf16_rows: usize) {
+        let exact = if self.rounds(next) { gate.rows - bf16_rows } else { gate.rows };
         self.run_glu(gate, up, act, exact);
     }
 
@@ -225,6 +243,14 @@ impl Device for CpuDevice {
         });
     }
 
+    fn scale_rows(&mut self, x: Buf, factor: &(dyn Fn(usize) -> f32 + Sync)) {
+        let isa = self.isa;
+        self.rows(x, |arena, _, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task.
+            kernels::scale(isa, unsafe { arena.row(x, row) }, factor(row));
+        });
+    }
+
     fn add(&mut self, x: Buf, y: Buf) {
         assert_eq!((x.rows, x.cols), (y.rows, y.cols), "both have one shape");
         let isa = self.isa;
@@ -241,12 +267,15 @@ impl Device for CpuDevice {
         rotary: Option<&Rotary>,
         out: Buf,
         q: Buf,
-        k: Buf,
-        v: Buf,
+        kv: Option<[Buf; 2]>,
         step: &StepInput<'_>,
     ) {
         let place = self.cached(spec.layer);
-        self.store_kv(&place, rotary.map(|rotary| (rotary, q)), k, v, step);
+        match (kv, rotary) {
+            (Some([k, v]), _) => self.store_kv(&place, rotary.map(|rotary| (rotary, q)), k, v, step),
+            (None, Some(rotary)) => self.ready_queries(rotary, q, q.cols / spec.heads),
+            (None, None) => {}
+        }
         self.attend(&place, spec, out, q, step);
     }
 
@@ -260,21 +289,37 @@ impl Device for CpuDevice {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
         let scope = self.mark();
-        let offset = self.memory.stack.take(within_bytes(&self.memory.shape, step))?;
-        let place = self.within(offset, step);
+        let (layout, bytes) = within(spec, q, k, step);
+        let offset = self.memory.stack.take(bytes)?;
+        let place = self.in_workspace(offset, step.pages.len(), layout);
         self.store_kv(&place, None, k, v, step);
         self.attend(&place, spec, out, q, step);
         self.release(scope);
         Ok(())
     }
 
-    fn attend_all(&mut self, spec: &Attention, out: Buf, q: Buf, k: Buf, v: Buf) -> Result<(), DeviceError> {
-        let scope = self.mark();
-        let [keys, pages] = sequence_bytes(spec, k);
-        let (keys, pages) = (self.memory.stack.take(keys)?, self.memory.stack.take(pages)?);
-        self.attend_sequence(spec, (out, q, k, v), keys, pages);
-        self.release(scope);
+    fn attend_all(
+        &mut self,
+        spec: &Attention,
+        out: Buf,
+        q: Buf,
+        k: Buf,
+        v: Buf,
+        sequences: &mut dyn Iterator<Item = (usize, usize)>,
+    ) -> Result<(), DeviceError> {
+        for (first, rows) in sequences {
+            let [out, q, k, v] = [out, q, k, v].map(|all| all.span(first, rows));
+            let scope = self.mark();
+            let [keys, pages] = sequence_bytes(spec, k);
+            let (keys, pages) = (self.memory.stack.take(keys)?, self.memory.stack.take(pages)?);
+            self.attend_sequence(spec, (out, q, k, v), keys, pages);
+            self.release(scope);
+        }
         Ok(())
+    }
+
+    fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {
+        self.run_conv(spec, x, gates, step);
     }
 
     fn gated_delta(
@@ -288,6 +333,10 @@ impl Device for CpuDevice {
     ) -> Result<(), DeviceError> {
         self.run_delta(spec, out, qkv, a, b, step);
         Ok(())
+    }
+
+    fn selective_scan(&mut self, spec: &SelectiveScan, out: Buf, x: Buf, gates: [Buf; 2], step: &StepInput<'_>) {
+        self.run_scan(spec, out, x, gates, step);
     }
 
     fn experts(&mut self, spec: &Experts<'_>, out: Buf, x: Buf, router: Buf, mode: Mode) -> Result<(), DeviceError> {
@@ -310,6 +359,15 @@ impl Device for CpuDevice {
             // SAFETY: as in `run_glu`.
             let (out, x) = unsafe { (arena.row(out, row), arena.row(x, row)) };
             out[column..column + x.len()].copy_from_slice(x);
+        });
+    }
+
+    fn take(&mut self, out: Buf, x: Buf, column: usize) {
+        assert!(out.rows == x.rows && column + out.cols <= x.cols, "columns {column}.. of {}", x.cols);
+        self.rows(out, |arena, _, row| {
+            // SAFETY: as in `run_glu`.
+            let (out, x) = unsafe { (arena.row(out, row), arena.row(x, row)) };
+            out.copy_from_slice(&x[column..column + out.len()]);
         });
     }
 
@@ -343,6 +401,16 @@ impl Device for CpuDevice {
         }
     }
 
+    fn arrange(&mut self, out: Buf, x: Buf, from: &(dyn Fn(usize) -> usize + Sync)) {
+        assert!(x.cols <= out.cols, "{} columns in rows of {}", x.cols, out.cols);
+        self.rows(out, |arena, _, row| {
+            let from = from(row);
+            assert!(from < x.rows, "row {from} of {}", x.rows);
+            // SAFETY: both rows are inside the workspace, the matrices do not overlap, and each row of `out` belongs to one task.
+            unsafe { arena.row(out, row)[..x.cols].copy_from_slice(arena.row(x, from)) };
+        });
+    }
+
     fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf {
         assert!(rows.is_sorted_by(|a, b| a < b), "rows ascend, so that none is overwritten before it is moved");
         let arena = self.arena();
@@ -354,6 +422,17 @@ impl Device for CpuDevice {
             }
         }
         x.span(0, rows.len())
+    }
+
+    fn clamp(&mut self, x: Buf, low: f32, high: f32) {
+        self.rows(x, |arena, _, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task.
+            unsafe { arena.row(x, row) }.iter_mut().for_each(|x| *x = x.max(low).min(high));
+        });
+    }
+
+    fn candidates(&mut self, out: Buf, _blocks: Buf, x: Buf, counts: &[u32]) {
+        self.find_candidates(out, x, counts);
     }
 
     fn softcap(&mut self, x: Buf, cap: f32) {

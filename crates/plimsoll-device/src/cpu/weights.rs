@@ -5,18 +5,21 @@
 
 use std::sync::{Arc, Mutex};
 
+use arrayvec::ArrayVec;
 use plimsoll_formats::{Checkpoint, FormatError, Row, RowBuf, RowScales};
 use plimsoll_kernels::{
-    PANEL, PackError, PackKind, Packing, QuantRow, QuantRowScales, Weights, pack_panel_f32, pack_panel_quant,
+    F8Row, PANEL, PackError, PackKind, PackScales, Packing, QuantRow, QuantRowScales, Weights, pack_panel_f8,
+    pack_panel_f32, pack_panel_quant,
 };
 use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use thiserror::Error;
 
+use super::packed::PackedFile;
 use crate::pool::ThreadPool;
 use crate::weights::{Form, LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
 
 /// Panels per task: enough work to be worth claiming, few enough to balance.
-const PANELS_PER_TASK: usize = 8;
+pub const PANELS_PER_TASK: usize = 8;
 
 /// Why weights could not be loaded.
 #[derive(Debug, Error)]
@@ -48,10 +51,16 @@ pub enum LoadError {
     Stopped,
 }
 
-/// A model's weights, packed, in one region.
+/// Where packed weights lie.
+enum Place {
+    Region(Region),
+    File(PackedFile),
+}
+
+/// A model's weights, packed, in one piece of memory.
 pub struct CpuWeights {
     table: WeightTable,
-    region: Region,
+    place: Place,
     /// What was multiplied after each matrix when it was last; as long as nothing was, itself.
     followers: Box<[LinearId]>,
     /// What was multiplied last.
@@ -84,8 +93,37 @@ impl CpuWeights {
         let packed = pack(&table, checkpoint, region.bytes_mut(), pool, progress, stopped);
         checkpoint.unchanged().map_err(LoadError::Changed)?;
         packed?;
+        Ok(Self::at(table, Place::Region(region)))
+    }
+
+    /// The weights of `table` in a file that was opened for it.
+    pub fn mapped(table: WeightTable, file: PackedFile) -> Self {
+        Self::at(table, Place::File(file))
+    }
+
+    fn at(table: WeightTable, place: Place) -> Self {
         let followers = (0..table.linears.len()).map(LinearId).collect();
-        Ok(Self { table, region, followers, latest: LinearId(0) })
+        Self { table, place, followers, latest: LinearId(0) }
+    }
+
+    /// All packed bytes, to tell these weights from others.
+    pub fn bytes(&self) -> &[u8] {
+        match &self.place {
+            Place::Region(region) => region.bytes(),
+            Place::File(file) => file.bytes(),
+        }
+    }
+
+    /// Checks that the file of mapped weights was neither written to nor cut since its bytes were checked. This takes one system
+    /// call; weights in memory need none.
+    ///
+    /// # Errors
+    /// [`FormatError::Changed`]: what was computed since the last call may be wrong.
+    pub fn intact(&self) -> Result<(), FormatError> {
+        match &self.place {
+            Place::Region(_) => Ok(()),
+            Place::File(file) => file.intact(),
+        }
     }
 
     /// The declarations.
@@ -96,7 +134,7 @@ impl CpuWeights {
     /// A packed matrix with its declaration.
     pub(crate) fn linear(&self, id: LinearId) -> (&LinearDecl, &[u8]) {
         let linear = self.table.linear(id);
-        (linear, &self.region.bytes()[linear.offset..][..linear.packing.bytes()])
+        (linear, &self.bytes()[linear.offset..][..linear.packing.bytes()])
     }
 
     /// A packed matrix as kernels take it, with its bias.
@@ -122,7 +160,7 @@ impl CpuWeights {
     /// A vector's values.
     pub(crate) fn vector(&self, id: VectorId) -> &[f32] {
         let vector = self.table.vector(id);
-        let bytes = &self.region.bytes()[vector.offset..][..vector.len * 4];
+        let bytes = &self.bytes()[vector.offset..][..vector.len * 4];
         // SAFETY: every bit pattern is an f32; the assertion below checks alignment and length.
         let (before, values, after) = unsafe { bytes.align_to::<f32>() };
         assert!(before.is_empty() && after.is_empty(), "vectors start on cache lines");
@@ -143,7 +181,8 @@ fn pack(
         if stopped() {
             return Err(LoadError::Stopped);
         }
-        pack_linear(linear, checkpoint, &mut target[linear.offset..][..linear.packing.bytes()], pool)?;
+        let bytes = &mut target[linear.offset..][..linear.packing.bytes()];
+        pack_panels(linear, checkpoint, 0..linear.packing.panels(), bytes, pool)?;
         checkpoint.release(&linear.name);
         progress(linear.packing.bytes() as u64);
     }
@@ -153,13 +192,23 @@ fn pack(
     Ok(())
 }
 
-fn pack_linear(
+/// Packs some panels of a matrix into `target`, in parallel. The first is a multiple of [`PANELS_PER_TASK`].
+///
+/// # Errors
+/// [`LoadError`]: the checkpoint's rows could not be read.
+///
+/// # Panics
+/// When `target` has another length than these panels.
+pub fn pack_panels(
     linear: &LinearDecl,
     checkpoint: &Checkpoint,
+    panels: std::ops::Range<usize>,
     target: &mut [u8],
     pool: &mut ThreadPool,
 ) -> Result<(), LoadError> {
     let packing = &linear.packing;
+    assert!(panels.start.is_multiple_of(PANELS_PER_TASK), "panel {} begins no task", panels.start);
+    assert_eq!(target.len(), panels.len() * packing.panel_bytes(), "bytes of {} panels", panels.len());
     let chunk_bytes = packing.panel_bytes() * PANELS_PER_TASK;
     let chunks: Vec<Mutex<&mut [u8]>> = target.chunks_mut(chunk_bytes).map(Mutex::new).collect();
     let failed: Mutex<Option<LoadError>> = Mutex::new(None);
@@ -169,13 +218,14 @@ fn pack_linear(
         let fail = |error| {
             failed.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).get_or_insert(error);
         };
-        let all = task * PANELS_PER_TASK * PANEL;
+        let first = panels.start + task * PANELS_PER_TASK;
+        let all = first * PANEL;
         if let Err(error) = scratch.read_turned(linear, checkpoint, all..(all + PANELS_PER_TASK * PANEL)) {
             return fail(error);
         }
         for (i, panel) in chunk.chunks_exact_mut(packing.panel_bytes()).enumerate() {
-            let first = (task * PANELS_PER_TASK + i) * PANEL;
-            let rows = first..(first + PANEL).min(packing.out());
+            let rows = (first + i) * PANEL;
+            let rows = rows..(rows + PANEL).min(packing.out());
             if let Err(error) = scratch.pack_panel(linear, checkpoint, rows, panel) {
                 return fail(error);
             }
@@ -184,25 +234,31 @@ fn pack_linear(
     failed.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
-fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8]) -> Result<(), LoadError> {
+/// Writes a vector's elements into `target`, four bytes each.
+///
+/// # Errors
+/// [`LoadError`]: the checkpoint's rows could not be read.
+pub fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [u8]) -> Result<(), LoadError> {
     let mut write = |values: &mut dyn Iterator<Item = f32>| {
         target.chunks_exact_mut(4).zip(values).for_each(|(bytes, value)| bytes.copy_from_slice(&value.to_le_bytes()));
     };
     match &vector.source {
         VectorSource::Values(values) => write(&mut values.iter().copied()),
-        VectorSource::Tensor { name, first, change } => {
+        VectorSource::Tensor { name, first, stride, change } => {
             let mut row = RowBuf::new();
-            let needed = first + vector.len;
+            // A tensor of several dimensions has several rows; the declaration knows its size.
+            let cols = checkpoint.tensor(name).map_or(1, |info| info.cols()).max(1);
+            let (skipped, first) = (first / cols, first % cols);
+            let needed = first + vector.len.saturating_sub(1) * stride + 1;
             let mut values = Vec::with_capacity(needed);
             while values.len() < needed {
-                // A tensor of several dimensions has several rows; the declaration knows its size.
-                let index = values.len() / row.len().max(1);
+                let index = skipped + values.len() / cols;
                 decode(checkpoint, name, index, &mut row)?;
                 let from = values.len();
                 values.resize(from + row.len(), 0.0);
                 row.dequantize(&mut values[from..]);
             }
-            write(&mut values[*first..].iter().map(|value| change.of(*value)));
+            write(&mut values[first..].iter().step_by(*stride).map(|value| change.of(*value)));
         }
     }
     Ok(())
@@ -228,7 +284,7 @@ struct Groups {
     offset: Vec<f32>,
     scale_bits: Vec<u16>,
     offset_bits: Vec<u16>,
-    m: Vec<u8>,
+    scale_bytes: Vec<u8>,
 }
 
 impl Scratch {
@@ -258,11 +314,12 @@ impl Scratch {
                 }
                 return self.pack_floats(&linear.packing, count, panel).map_err(broken);
             }
-            Form::Turned { .. } => {
+            Form::Turned { stride, .. } => {
                 let outputs = PANELS_PER_TASK * PANEL;
                 let width = outputs.min(linear.packing.out() - rows.start / outputs * outputs);
+                let width = (width - 1) * stride + 1;
                 for (floats, row) in self.floats.iter_mut().zip(rows) {
-                    let column = self.turned.iter().skip(row % outputs).step_by(width);
+                    let column = self.turned.iter().skip(row % outputs * stride).step_by(width);
                     floats.iter_mut().zip(column).for_each(|(to, from)| *to = *from);
                 }
                 return self.pack_floats(&linear.packing, count, panel).map_err(broken);
@@ -273,6 +330,7 @@ impl Scratch {
         }
         let packed = match linear.packing.kind() {
             PackKind::Quant(_) => self.pack_quant(&linear.packing, count, panel),
+            PackKind::F8 { .. } => self.pack_f8(&linear.packing, count, panel),
             PackKind::F32 | PackKind::F16 | PackKind::Bf16 => {
                 for (buf, floats) in self.rows.iter().zip(&mut self.floats).take(count) {
                     buf.dequantize(floats);
@@ -290,8 +348,9 @@ impl Scratch {
         checkpoint: &Checkpoint,
         rows: std::ops::Range<usize>,
     ) -> Result<(), LoadError> {
-        let Form::Turned { row, column } = linear.form else { return Ok(()) };
-        let columns = column + rows.start..column + rows.end.min(linear.packing.out());
+        let Form::Turned { row, column, stride } = linear.form else { return Ok(()) };
+        let last = rows.end.min(linear.packing.out()) - 1;
+        let columns = column + rows.start * stride..column + last * stride + 1;
         let read = checkpoint.decode_block(&linear.name, row..row + linear.packing.k(), columns, &mut self.turned);
         read.map_err(|source| LoadError::Format { tensor: linear.name.to_string(), source })
     }
@@ -300,19 +359,23 @@ impl Scratch {
     fn unfold(
         &mut self,
         linear: &LinearDecl,
-        (parts, channels_last): (usize, bool),
+        (parts, channels_last): (usize, usize),
         checkpoint: &Checkpoint,
         (i, row): (usize, usize),
     ) -> Result<(), LoadError> {
         let (buf, floats) = (&mut self.rows[0], &mut self.floats[i]);
         let width = floats.len() / parts;
-        let mut values = vec![0.0; width];
-        for part in 0..parts {
+        let mut values = vec![0.0; floats.len()];
+        for (part, values) in values.chunks_exact_mut(width).enumerate() {
             decode(checkpoint, &linear.name, row * parts + part, buf)?;
-            buf.dequantize(&mut values);
+            buf.dequantize(values);
+        }
+        // As they are stored: points, each with its channels, or the other way round.
+        let channels = if channels_last > 0 { channels_last } else { 1 };
+        let points = values.len() / channels;
+        for (point, values) in values.chunks_exact(channels).enumerate() {
             for (channel, value) in values.iter().enumerate() {
-                let at = if channels_last { channel * parts + part } else { part * width + channel };
-                floats[at] = *value;
+                floats[channel * points + point] = *value;
             }
         }
         Ok(())
@@ -323,20 +386,31 @@ impl Scratch {
         pack_panel_f32(packing, &rows[..count], panel)
     }
 
+    fn pack_f8(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {
+        let mut rows = ArrayVec::<_, PANEL>::new();
+        for buf in &self.rows[..count] {
+            let Row::F8 { numbers, scale, .. } = buf.row() else { return Err(PackError::KindMismatch) };
+            rows.push(F8Row { codes: numbers, scale });
+        }
+        pack_panel_f8(packing, &rows, panel)
+    }
+
     fn pack_quant(&mut self, packing: &Packing, count: usize, panel: &mut [u8]) -> Result<(), PackError> {
         let PackKind::Quant(quant) = packing.kind() else { return Err(PackError::KindMismatch) };
         for (buf, groups) in self.rows.iter().zip(&mut self.groups).take(count) {
-            groups.fill(buf.row(), usize::from(quant.group));
+            groups.fill(buf.row(), usize::from(quant.group), packing.k());
         }
         let mut rows = Vec::with_capacity(count);
         for (buf, groups) in self.rows.iter().zip(&self.groups).take(count) {
             let Row::Quant { codes, scales, .. } = buf.row() else { return Err(PackError::KindMismatch) };
             let scales = match scales {
-                RowScales::Super { d, dmin, sc, .. } => QuantRowScales::Super { d, dmin, sc, m: &groups.m },
-                RowScales::Group { .. } if quant.scales == plimsoll_kernels::PackScales::F16 => {
-                    QuantRowScales::F16 { scale: &groups.scale_bits, offset: &groups.offset_bits }
-                }
-                RowScales::Group { .. } => QuantRowScales::F32 { scale: &groups.scale, offset: &groups.offset },
+                RowScales::Super { d, dmin, sc, m } => QuantRowScales::Super { d, dmin, sc, m },
+                RowScales::SuperF32 { d, dmin, sc, m } => QuantRowScales::SuperF32 { d, dmin, sc, m },
+                RowScales::Group { .. } => match quant.scales {
+                    PackScales::F16 => QuantRowScales::F16 { scale: &groups.scale_bits, offset: &groups.offset_bits },
+                    PackScales::E8m0Half | PackScales::Ue4m3Half => QuantRowScales::Bytes(&groups.scale_bytes),
+                    _ => QuantRowScales::F32 { scale: &groups.scale, offset: &groups.offset },
+                },
             };
             rows.push(QuantRow { codes, scales });
         }
@@ -345,25 +419,23 @@ impl Scratch {
 }
 
 impl Groups {
-    fn fill(&mut self, row: Row<'_>, group: usize) {
+    fn fill(&mut self, row: Row<'_>, group: usize, k: usize) {
         let Row::Quant { layout, scales, .. } = row else { return };
-        let times = layout.group / group;
-        match scales {
-            RowScales::Super { m, .. } => {
-                self.m.clear();
-                self.m.extend(m.iter().map(|m| m.cast_unsigned()));
-            }
-            RowScales::Group { scale, offset, scale_bits, offset_bits } => {
-                repeat(scale, times, &mut self.scale);
-                repeat(offset, times, &mut self.offset);
-                repeat(scale_bits, times, &mut self.scale_bits);
-                repeat(offset_bits, times, &mut self.offset_bits);
-            }
+        // The last group of a row may be cut.
+        let times = (layout.group / group, k.div_ceil(group));
+        if let RowScales::Group { scale, offset, scale_bits, offset_bits } = scales {
+            repeat(scale, times, &mut self.scale);
+            repeat(offset, times, &mut self.offset);
+            repeat(scale_bits, times, &mut self.scale_bits);
+            repeat(offset_bits, times, &mut self.offset_bits);
+            // Scales of a byte; others are not looked at here.
+            self.scale_bytes.clear();
+            self.scale_bytes.extend(self.scale_bits.iter().map(|bits| *bits as u8));
         }
     }
 }
 
-fn repeat<T: Copy>(from: &[T], times: usize, to: &mut Vec<T>) {
+fn repeat<T: Copy>(from: &[T], (times, most): (usize, usize), to: &mut Vec<T>) {
     to.clear();
-    to.extend(from.iter().flat_map(|value| std::iter::repeat_n(*value, times)));
+    to.extend(from.iter().flat_map(|value| std::iter::repeat_n(*value, times)).take(most));
 }

@@ -1,5 +1,7 @@
 //! One step's batch, as models and devices see it.
 
+use crate::kv::KvGroup;
+
 /// One sequence's rows in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqSpan {
@@ -22,6 +24,12 @@ pub struct SeqSpan {
 /// In [`StepInput::state_out`]: the state after this row is not kept.
 pub const NO_STATE: u32 = plimsoll_kernels::NO_SLOT;
 
+/// Candidates that a row may have at most.
+pub const CANDIDATES_MAX: usize = 128;
+
+/// Elements of a row among which [`Device::candidates`](super::Device::candidates) looks for the greatest first.
+pub const CANDIDATE_BLOCK: usize = 64;
+
 /// Consecutive rows of a step that take their embeddings from an encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct MediaRows<'a> {
@@ -42,10 +50,18 @@ pub struct StepInput<'a> {
     pub seqs: &'a [SeqSpan],
     /// Page ids of all sequences, one after another. For [`Device::attend_within`](super::Device::attend_within), which keeps nothing, they count from 0.
     pub pages: &'a [u32],
+    /// Page ids of the window group, at the same places as those of the whole context; empty for models without. Those behind the window of
+    /// a sequence's rows are not looked at, but are pages of the pool (0, say).
+    pub window_pages: &'a [u32],
     /// Token type of each row, for encoders, which tell the texts of a pair apart; empty for all others.
     pub types: &'a [u32],
     /// The rows that need logits, ascending.
     pub logit_rows: &'a [u32],
+    /// The sequences of these rows, as if they were all rows of the step ([`Self::wanted`]). May be empty.
+    pub logit_seqs: &'a [SeqSpan],
+    /// For each row that needs logits, how many of its most likely tokens tell what is asked of it, at most [`CANDIDATES_MAX`]; 0: all its
+    /// logits are needed. Empty: all logits of all these rows are.
+    pub candidates: &'a [u32],
     /// For each row the slot that receives the recurrent state after it, or [`NO_STATE`]; empty for models without state.
     /// A sequence's last row always names one. It may be the slot that the sequence starts from; no slot is named twice.
     pub state_out: &'a [u32],
@@ -53,20 +69,44 @@ pub struct StepInput<'a> {
     /// the row's position, three times. The numbers are whole, except behind a video with frames that are not whole
     /// steps apart.
     pub places: &'a [[f32; 3]],
+    /// For each row the position after the last that it attends to. Only models in which the rows of an image attend to each other
+    /// have it; the rows of an image are then in one step. Empty: no row attends to a later one.
+    pub ends: &'a [u32],
     /// Rows that do not take their embeddings from their tokens.
     pub media: &'a [MediaRows<'a>],
-    /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::Rounded`]).
-    pub rounded_rows: usize,
+    /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::Bf16Rows`]).
+    pub bf16_rows: usize,
     /// Whether logits are computed so, too.
-    pub rounded_logits: bool,
+    pub bf16_logits: bool,
     /// Whether hidden states are used only to compute logits. The last layer then skips rows that need no logits.
     pub only_logits: bool,
 }
 
-impl StepInput<'_> {
+impl<'a> StepInput<'a> {
+    /// The step of the rows that need logits alone, for layers behind which other rows leave nothing. None where hidden states of other
+    /// rows are used, or their sequences are not given. Tokens and positions stay those of all rows. No row with logits attends to a later
+    /// one: of an image only the last row may need logits.
+    pub fn wanted(&self) -> Option<StepInput<'a>> {
+        let given = self.logit_rows.is_empty() || !self.logit_seqs.is_empty();
+        (self.only_logits && given).then(|| StepInput {
+            seqs: self.logit_seqs,
+            ends: &[],
+            bf16_rows: self.bf16_logit_rows(),
+            ..*self
+        })
+    }
+
+    /// The page ids of a group.
+    pub fn pages_of(&self, group: KvGroup) -> &[u32] {
+        match group {
+            KvGroup::Whole => self.pages,
+            KvGroup::Window => self.window_pages,
+        }
+    }
+
     /// How many of the rows that need logits are computed in bfloat16. These are the last ones.
-    pub fn rounded_logit_rows(&self) -> usize {
-        let exact = (self.tokens.len() - self.rounded_rows) as u32;
+    pub fn bf16_logit_rows(&self) -> usize {
+        let exact = (self.tokens.len() - self.bf16_rows) as u32;
         self.logit_rows.len() - self.logit_rows.partition_point(|row| *row < exact)
     }
 }
@@ -76,9 +116,9 @@ mod tests {
     use super::StepInput;
 
     #[test]
-    fn logits_of_rounded_rows_are_counted_from_the_end() {
-        let count = |logit_rows: &[u32], rounded_rows| {
-            StepInput { tokens: &[0; 10], logit_rows, rounded_rows, ..StepInput::default() }.rounded_logit_rows()
+    fn logits_of_bf16_rows_are_counted_from_the_end() {
+        let count = |logit_rows: &[u32], bf16_rows| {
+            StepInput { tokens: &[0; 10], logit_rows, bf16_rows, ..StepInput::default() }.bf16_logit_rows()
         };
         assert_eq!(count(&[0, 1, 6, 9], 4), 2);
         assert_eq!(count(&[0, 1, 6, 9], 0), 0);

@@ -19,6 +19,10 @@ pub enum Activation {
     Tanh,
     /// sigmoid(x), without x: the gate of an attention's output.
     Sigmoid,
+    /// min(x, 7)·sigmoid(1.702·min(x, 7)), multiplied with up clamped to ±7, plus 1: the experts of gpt-oss.
+    ClampedSwish,
+    /// max(x, 0)², of a feed-forward part without a gate: Nemotron-H.
+    ReluSquared,
 }
 
 /// What one attention layer does, apart from its data.
@@ -34,6 +38,8 @@ pub struct Attention {
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
+    /// A logit for each query head. It takes part in the softmax, and has no value.
+    pub sinks: Option<VectorId>,
 }
 
 /// What is done to the heads of queries and keys before they meet: each normalised, where the family does so, then rotated
@@ -48,6 +54,37 @@ pub struct Rotary {
     pub angles: Buf,
     /// Which elements make a pair.
     pub interleaved: bool,
+}
+
+/// A causal convolution over time, apart from its data: its state is the last inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CausalConv {
+    /// Index of the layer's part in a state slot: its number among the recurrent layers.
+    pub layer: usize,
+    /// Channels, each convolved by itself.
+    pub channels: usize,
+    /// Weights: `taps` of channel 0 (the oldest input's first), of channel 1, …
+    pub weight: VectorId,
+    /// Added to each channel's sum.
+    pub bias: Option<VectorId>,
+    /// Inputs that the convolution sees, the row's own included.
+    pub taps: usize,
+    /// Whether SiLU follows.
+    pub silu: bool,
+}
+
+impl CausalConv {
+    /// The state of `layers` layers that are such a convolution and nothing else.
+    pub fn state_shape(&self, layers: usize) -> StateShape {
+        StateShape {
+            layers,
+            conv_channels: self.channels,
+            conv_history: self.taps - 1,
+            heads: 0,
+            key_dim: 0,
+            value_dim: 0,
+        }
+    }
 }
 
 /// What one recurrent layer (Gated DeltaNet) does, apart from its data.
@@ -102,6 +139,54 @@ impl GatedDelta {
     }
 }
 
+/// A Mamba-2 recurrence behind a causal convolution, apart from its data. A row of the convolution's result is the values of all heads,
+/// then B and C of all groups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SelectiveScan {
+    /// Index of the layer's part in a state slot: its number among the recurrent layers.
+    pub layer: usize,
+    /// Heads, each with a state of `state_dim` × `head_dim`.
+    pub heads: usize,
+    /// Groups of neighbouring heads that share B and C; divides `heads`.
+    pub groups: usize,
+    /// Elements of B and of C.
+    pub state_dim: usize,
+    /// Elements of a head's value.
+    pub head_dim: usize,
+    /// Logarithm of the decay's rate, one a head.
+    pub a_log: VectorId,
+    /// Bias of the time step, one a head.
+    pub dt_bias: VectorId,
+    /// What of a value is added to its output, one factor a head.
+    pub skip: VectorId,
+    /// The least and the greatest time step.
+    pub limits: [f32; 2],
+}
+
+impl SelectiveScan {
+    /// Elements of all values.
+    pub fn width(&self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    /// Channels of the convolution: values, B, C.
+    pub fn channels(&self) -> usize {
+        self.width() + 2 * self.groups * self.state_dim
+    }
+
+    /// The state of `layers` such layers with a convolution of so many `taps`.
+    pub fn state_shape(&self, layers: usize, taps: usize) -> StateShape {
+        StateShape {
+            layers,
+            conv_channels: self.channels(),
+            conv_history: taps - 1,
+            heads: self.heads,
+            key_dim: self.state_dim,
+            value_dim: self.head_dim,
+        }
+    }
+}
+
 /// Rows that layers multiply.
 #[derive(Clone, Copy, Debug)]
 pub struct Input {
@@ -128,7 +213,7 @@ impl Input {
     }
 
     /// Makes the rows, if they are not there already.
-    pub(crate) fn ready<D: Device + ?Sized>(self, device: &mut D) -> Buf {
+    pub fn ready<D: Device + ?Sized>(self, device: &mut D) -> Buf {
         if let Some(Norm { from, weight, eps }) = self.norm {
             device.rms_norm(self.x, from, weight, eps);
         }
@@ -176,24 +261,24 @@ impl FeedForward {
         input: Input,
         out: Buf,
         mode: Mode,
-        rounded_rows: usize,
+        bf16_rows: usize,
     ) -> Result<(), DeviceError> {
         let (scope, rows) = (device.mark(), input.x.rows);
         let (gate, up) = (device.temp(rows, self.width)?, device.temp(rows, self.width)?);
-        device.linear_rows(input, &[(self.gate, gate), (self.up, up)], Mode::Store, rounded_rows)?;
-        device.glu_for(self.down, gate, up, self.act, rounded_rows);
-        device.linear_rows(gate.into(), &[(self.down, out)], mode, rounded_rows)?;
+        device.linear_rows(input, &[(self.gate, gate), (self.up, up)], Mode::Store, bf16_rows)?;
+        device.glu_for(self.down, gate, up, self.act, bf16_rows);
+        device.linear_rows(gate.into(), &[(self.down, out)], mode, bf16_rows)?;
         device.release(scope);
         Ok(())
     }
 }
 
-/// A mixture of experts, apart from its data: expert e is `gate[e]`, `up[e]`, `down[e]`.
+/// A mixture of experts, apart from its data: expert e is `gate[e]`, `up[e]`, `down[e]`; without a gate, `gate[e]` and `down[e]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts<'a> {
     /// Gate projections, all of one shape.
     pub gate: &'a [LinearId],
-    /// Up projections, of the same shape.
+    /// Up projections, of the same shape. None: what the activation makes of the gate goes down alone.
     pub up: &'a [LinearId],
     /// Down projections, back to the width of the input.
     pub down: &'a [LinearId],
@@ -203,6 +288,25 @@ pub struct Experts<'a> {
     pub renormalise: bool,
     /// The activation of the gate.
     pub act: Activation,
+    /// Another scoring than a softmax over all experts.
+    pub scoring: Option<Scoring>,
+}
+
+/// How a router scores experts, where it is no plain softmax ([`plimsoll_kernels::Scoring`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Scoring {
+    /// Scores are sigmoids of the logits; otherwise their softmax.
+    pub sigmoid: bool,
+    /// Added to the scores for the choice alone.
+    pub correction: Option<VectorId>,
+    /// Groups of neighbouring experts.
+    pub groups: usize,
+    /// Groups to choose from.
+    pub top_groups: usize,
+    /// What weights are multiplied with at last.
+    pub scale: f32,
+    /// What each expert's weight is multiplied with besides.
+    pub expert_scales: Option<VectorId>,
 }
 
 /// How [`Device::unfold`] cuts windows out of a plane of two axes, `inner` running faster. Each row of the plane has all channels of

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
+use plimsoll_formats::{Checkpoint, DRAFT_PREFIX, Encoding, ModelConfig, QuantLayout, RowBuf, ScaleKind, TensorInfo};
 use plimsoll_kernels::{PackKind, PackScales, Packing, QuantPacking};
 
 use super::{
@@ -15,12 +15,19 @@ pub struct Declare<'a> {
     checkpoint: &'a Checkpoint,
     policy: DtypePolicy,
     table: WeightTable,
+    /// What the model's names are prefixed with in the checkpoint.
+    prefix: &'static str,
+    /// The configuration of the model that is declared.
+    config: &'a ModelConfig,
+    /// Layers with keys and values that others have in the cache before this model's.
+    cached: usize,
 }
 
 impl<'a> Declare<'a> {
     /// Starts an empty table over `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, policy: DtypePolicy) -> Self {
-        Self { checkpoint, policy, table: WeightTable::default() }
+        let config = &checkpoint.config;
+        Self { checkpoint, policy, table: WeightTable::default(), prefix: "", config, cached: 0 }
     }
 
     /// The finished table.
@@ -28,14 +35,49 @@ impl<'a> Declare<'a> {
         self.table
     }
 
+    /// Declares that these matrices, declared one after another, are an expert's each: a GPU finds them by number.
+    ///
+    /// # Panics
+    /// When they are not neighbours: a bug.
+    pub fn experts(&mut self, ids: &[LinearId]) {
+        let Some(first) = ids.first().map(|id| id.index()) else { return };
+        assert!(ids.iter().enumerate().all(|(i, id)| id.index() == first + i), "experts are declared in a row");
+        self.table.experts.push(first..first + ids.len());
+    }
+
+    /// From here on the weights of the checkpoint's draft model, whose keys and values lie behind `cached` layers of the model's. Returns
+    /// its configuration; none without a draft model.
+    pub fn begin_draft(&mut self, cached: usize) -> Option<&'a ModelConfig> {
+        let config = self.checkpoint.draft()?;
+        (self.prefix, self.config, self.cached) = (DRAFT_PREFIX, config, cached);
+        Some(config)
+    }
+
+    /// The place among all layers of the cache of this model's `layer`-th layer with keys and values.
+    pub fn cache_layer(&self, layer: usize) -> usize {
+        self.cached + layer
+    }
+
+    /// A tensor's name in the checkpoint.
+    fn full(&self, name: &str) -> String {
+        [self.prefix, name].concat()
+    }
+
+    fn tensor(&self, name: &str) -> Option<&'a TensorInfo> {
+        match self.prefix {
+            "" => self.checkpoint.tensor(name),
+            _ => self.checkpoint.tensor(&self.full(name)),
+        }
+    }
+
     /// Whether the checkpoint has this tensor.
     pub fn has(&self, name: &str) -> bool {
-        self.checkpoint.tensor(name).is_some()
+        self.tensor(name).is_some()
     }
 
     /// The shape of a tensor in the file; none when it is not there.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.checkpoint.tensor(name).map(|info| info.shape.as_slice())
+        self.tensor(name).map(|info| info.shape.as_slice())
     }
 
     /// Whether the checkpoint is a configuration only, every tensor that it implies being assumed.
@@ -45,10 +87,10 @@ impl<'a> Declare<'a> {
 
     /// The values of a small vector that the declaration itself depends on; none when it is not there.
     pub fn read_vector(&self, name: &str) -> Result<Option<Vec<f32>>, DeclareError> {
-        let Some(info) = self.checkpoint.tensor(name) else { return Ok(None) };
+        let Some(info) = self.tensor(name) else { return Ok(None) };
         let mut row = RowBuf::default();
         let mut values = vec![0.0; info.cols()];
-        let decoded = self.checkpoint.decode_rows(name, 0, &mut row).map(|()| row.dequantize(&mut values));
+        let decoded = self.checkpoint.decode_rows(&self.full(name), 0, &mut row).map(|()| row.dequantize(&mut values));
         decoded.map_err(|e| DeclareError::Unsupported(format!("tensor '{name}': {e}")))?;
         Ok(Some(values))
     }
@@ -79,6 +121,18 @@ impl<'a> Declare<'a> {
         self.rows_of(name, stored, pieces, k, None)
     }
 
+    /// [`Declare::linear_rows`] with a bias.
+    pub fn biased_rows(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        piece: RowPiece,
+        k: usize,
+        bias: Option<VectorId>,
+    ) -> Result<LinearId, DeclareError> {
+        self.rows_of(name, stored, &[piece], k, bias)
+    }
+
     /// `rows` outputs from `first` on of a matrix `prefix.weight` of `stored` outputs, with their part of `prefix.bias`: one of
     /// several projections that are stored as one.
     pub fn part_with_bias(
@@ -90,7 +144,10 @@ impl<'a> Declare<'a> {
     ) -> Result<LinearId, DeclareError> {
         let name = format!("{prefix}.bias");
         self.encoding(&name, &[stored])?;
-        let bias = self.push_vector(VectorSource::Tensor { name, first, change: Change::Plus(0.0) }, rows);
+        let bias = self.push_vector(
+            VectorSource::Tensor { name: self.full(&name), first, stride: 1, change: Change::Plus(0.0) },
+            rows,
+        );
         self.rows_of(&format!("{prefix}.weight"), &[stored, k], &[RowPiece::span(first, rows)], k, Some(bias))
     }
 
@@ -107,10 +164,16 @@ impl<'a> Declare<'a> {
         let (channels, extents) = (window[0], &window[1..]);
         let first: Vec<usize> = [&[out, channels], extents].concat();
         let last: Vec<usize> = [&[out], extents, &[channels]].concat();
-        let channels_last = self.checkpoint.tensor(&name).is_some_and(|info| info.shape == last) && first != last;
-        let stored = if channels_last { last } else { first };
+        let flat = [out, window.iter().product()];
+        let found = self.tensor(&name).map(|info| info.shape.as_slice());
+        let (stored, channels_last) = match found {
+            Some(shape) if shape == last && first != last => (last, channels),
+            // A linear layer over patches, whose points have all their channels.
+            Some(shape) if shape == flat && first.len() != flat.len() => (flat.to_vec(), channels),
+            _ => (first, 0),
+        };
         let encoding = self.encoding(&name, &stored)?;
-        if matches!(encoding, Encoding::Quant(_)) {
+        if matches!(encoding, Encoding::F8 { .. } | Encoding::Quant(_)) {
             return Err(DeclareError::Packing { name, reason: "a quantized convolution is not supported".into() });
         }
         let bias = bias.then(|| self.vector(&format!("{prefix}.bias"), out, 0.0)).transpose()?;
@@ -119,8 +182,8 @@ impl<'a> Declare<'a> {
         self.push_linear(&name, encoding, form, (out, k), bias)
     }
 
-    /// A matrix of out × k that is stored with its inputs first: columns `column..column + out` of rows `row..row + k`
-    /// of a tensor. `stored` is the tensor's shape; its leading dimensions together are the rows.
+    /// A matrix of out × k that is stored with its inputs first: columns `column`, `column + stride`, … of rows
+    /// `row..row + k` of a tensor. `stored` is the tensor's shape; its leading dimensions together are the rows.
     ///
     /// # Panics
     /// When it reaches beyond the tensor: the model's mistake, never the file's.
@@ -128,18 +191,34 @@ impl<'a> Declare<'a> {
         &mut self,
         name: &str,
         stored: &[usize],
-        (row, column): (usize, usize),
+        (row, column, stride): (usize, usize, usize),
         (out, k): (usize, usize),
+        bias: Option<VectorId>,
+    ) -> Result<LinearId, DeclareError> {
+        if matches!(self.encoding(name, stored)?, Encoding::F8 { .. } | Encoding::Quant(_)) {
+            let reason = "it is quantized along its outputs, which is not supported".into();
+            return Err(DeclareError::Packing { name: name.into(), reason });
+        }
+        self.turned_floats(name, stored, (row, column, stride), (out, k), bias)
+    }
+
+    /// [`Declare::turned`] of a matrix that may be quantized along its outputs: then it is kept as the f32 values that it stands for.
+    ///
+    /// # Panics
+    /// When it reaches beyond the tensor: the model's mistake, never the file's.
+    pub fn turned_floats(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        (row, column, stride): (usize, usize, usize),
+        (out, k): (usize, usize),
+        bias: Option<VectorId>,
     ) -> Result<LinearId, DeclareError> {
         let encoding = self.encoding(name, stored)?;
         let (width, above) = stored.split_last().expect("a matrix has dimensions");
         let rows: usize = above.iter().product();
-        assert!(row + k <= rows && column + out <= *width, "'{name}' has {rows} rows of {width}");
-        if matches!(encoding, Encoding::Quant(_)) {
-            let reason = "it is quantized along its outputs, which is not supported".into();
-            return Err(DeclareError::Packing { name: name.into(), reason });
-        }
-        self.push_linear(name, encoding, Form::Turned { row, column }, (out, k), None)
+        assert!(row + k <= rows && column + (out - 1) * stride < *width, "'{name}' has {rows} rows of {width}");
+        self.push_linear(name, encoding, Form::Turned { row, column, stride }, (out, k), bias)
     }
 
     fn rows_of(
@@ -171,14 +250,40 @@ impl<'a> Declare<'a> {
         (out, k): (usize, usize),
         bias: Option<VectorId>,
     ) -> Result<LinearId, DeclareError> {
-        let kind = pack_kind(&encoding, self.policy, k);
+        let order = self.order(name, &form)?;
+        let kind = match (&form, &encoding) {
+            (Form::Turned { .. }, Encoding::Quant(_) | Encoding::F8 { .. }) => PackKind::F32,
+            _ => pack_kind(&encoding, self.policy, k),
+        };
         let packing = Packing::new(kind, out, k)
             .map_err(|e| DeclareError::Packing { name: name.into(), reason: e.to_string() })?;
         let offset = self.table.place(packing.bytes());
+        let name = self.full(name);
         let same = self.table.linears.last().map(|last| &last.name).filter(|last| ***last == *name);
         let name = same.map_or_else(|| name.into(), Arc::clone);
-        self.table.linears.push(LinearDecl { name, form, packing, encoding, bias, offset });
+        self.table.linears.push(LinearDecl { name, form, packing, encoding, bias, order, offset });
         Ok(LinearId(self.table.linears.len() - 1))
+    }
+
+    /// The order of a matrix's columns, where it is not the order of its input.
+    fn order(&mut self, name: &str, form: &Form) -> Result<Option<VectorId>, DeclareError> {
+        let Some(order) = self.checkpoint.column_order(&self.full(name)) else { return Ok(None) };
+        // Experts and tables of embeddings are not read through `Device::linear`, which permutes its input.
+        let plain = !name.contains(".experts.") && !name.contains("embed");
+        if !plain || !matches!(form, Form::Rows(_)) {
+            return Err(DeclareError::Unsupported(format!(
+                "tensor '{name}': its columns are ordered by activation (desc_act), which only plain linear layers support; \
+                 use a checkpoint without desc_act, or one of AWQ or GGUF"
+            )));
+        }
+        let values: Vec<f32> = order.iter().map(|input| *input as f32).collect();
+        // Matrices that share an input usually share its order: it is stored once.
+        let last = self.table.linears.last().and_then(|last| last.order);
+        let is_same = |id: &VectorId| match &self.table.vectors[id.0].source {
+            VectorSource::Values(known) => *known == values,
+            VectorSource::Tensor { .. } => false,
+        };
+        Ok(Some(last.filter(is_same).unwrap_or_else(|| self.values(values))))
     }
 
     /// A vector of the checkpoint, with `plus` added to each element.
@@ -189,16 +294,46 @@ impl<'a> Declare<'a> {
     /// A vector of the checkpoint, each element changed.
     pub fn changed_vector(&mut self, name: &str, len: usize, change: Change) -> Result<VectorId, DeclareError> {
         self.encoding(name, &[len])?;
-        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change }, len))
+        Ok(self.push_vector(VectorSource::Tensor { name: self.full(name), first: 0, stride: 1, change }, len))
+    }
+
+    /// The taps of a causal convolution, [channels, taps]. They lie last in PyTorch's layout and before a last dimension
+    /// of 1 in MLX's; GGUF has no such dimension.
+    pub fn conv_taps(&mut self, name: &str, channels: usize, taps: usize) -> Result<VectorId, DeclareError> {
+        self.flat_vector(name, &[&[channels, 1, taps], &[channels, taps, 1], &[channels, taps]])
     }
 
     /// All elements of a tensor that the file may store in any of these shapes, outermost dimension first.
     pub fn flat_vector(&mut self, name: &str, shapes: &[&[usize]]) -> Result<VectorId, DeclareError> {
-        let found = self.checkpoint.tensor(name).map(|info| info.shape.as_slice());
+        self.changed_flat_vector(name, shapes, Change::Plus(0.0))
+    }
+
+    /// [`Declare::flat_vector`], each element changed.
+    pub fn changed_flat_vector(
+        &mut self,
+        name: &str,
+        shapes: &[&[usize]],
+        change: Change,
+    ) -> Result<VectorId, DeclareError> {
+        let found = self.tensor(name).map(|info| info.shape.as_slice());
         let shape = shapes.iter().find(|shape| Some(**shape) == found).unwrap_or(&shapes[0]);
         self.encoding(name, shape)?;
         let len = shape.iter().product();
-        Ok(self.push_vector(VectorSource::Tensor { name: name.into(), first: 0, change: Change::Plus(0.0) }, len))
+        Ok(self.push_vector(VectorSource::Tensor { name: self.full(name), first: 0, stride: 1, change }, len))
+    }
+
+    /// `len` elements of a tensor of shape `stored`, from `first` on, each `stride` from the one before: one of several vectors
+    /// that are stored as one.
+    pub fn part_of_vector(
+        &mut self,
+        name: &str,
+        stored: &[usize],
+        (first, stride): (usize, usize),
+        len: usize,
+    ) -> Result<VectorId, DeclareError> {
+        self.encoding(name, stored)?;
+        let change = Change::Plus(0.0);
+        Ok(self.push_vector(VectorSource::Tensor { name: self.full(name), first, stride, change }, len))
     }
 
     /// A vector of values computed from the configuration.
@@ -214,12 +349,12 @@ impl<'a> Declare<'a> {
     }
 
     fn encoding(&self, name: &str, expected: &[usize]) -> Result<Encoding, DeclareError> {
-        match self.checkpoint.tensor(name) {
+        match self.tensor(name) {
             Some(info) if info.shape == expected => Ok(info.encoding),
             Some(info) => {
                 Err(DeclareError::Shape { name: name.into(), found: info.shape.clone(), expected: expected.into() })
             }
-            None if !self.checkpoint.has_data() => Ok(self.checkpoint.config.planned_encoding(name, expected.len())),
+            None if !self.checkpoint.has_data() => Ok(self.config.planned_encoding(name, expected)),
             None => Err(DeclareError::Missing(name.into())),
         }
     }
@@ -231,6 +366,7 @@ fn pack_kind(encoding: &Encoding, policy: DtypePolicy, k: usize) -> PackKind {
         (_, DtypePolicy::F32) | (Encoding::F32, DtypePolicy::Auto) => PackKind::F32,
         (Encoding::F16, DtypePolicy::Auto) => PackKind::F16,
         (Encoding::BF16 | Encoding::F32 | Encoding::F16, _) => PackKind::Bf16,
+        (Encoding::F8 { group }, _) => PackKind::F8 { group: *group },
         // The integer kernels work on groups of 32; a narrower matrix is kept as exact f32.
         (Encoding::Quant(_), _) if !k.is_multiple_of(32) => PackKind::F32,
         (Encoding::Quant(layout), _) => PackKind::Quant(quant_packing(layout)),
@@ -238,17 +374,25 @@ fn pack_kind(encoding: &Encoding, policy: DtypePolicy, k: usize) -> PackKind {
 }
 
 fn quant_packing(layout: &QuantLayout) -> QuantPacking {
+    let own_scales = matches!(layout.scales, ScaleKind::F16 | ScaleKind::Bf16 | ScaleKind::F32);
+    // As many elements share a scale as kernels allow; other groups repeat theirs.
+    let wide = [128u8, 64].into_iter().find(|group| own_scales && layout.group.is_multiple_of(usize::from(*group)));
+    let group = wide.unwrap_or(layout.group.min(32) as u8);
     QuantPacking {
         // The kernels store 2, 3, 4, 5, 6 and 8 bits.
         bits: if layout.code_bits == 7 { 8 } else { layout.code_bits },
-        group: layout.group.min(32) as u8,
+        group,
         scales: match layout.scales {
             ScaleKind::F16 => PackScales::F16,
             // bf16 scales do not fit f16's range.
             ScaleKind::Bf16 | ScaleKind::F32 => PackScales::F32,
             ScaleKind::Super => PackScales::Super,
+            ScaleKind::SuperF32 => PackScales::SuperF32,
+            ScaleKind::E8m0Half => PackScales::E8m0Half,
+            ScaleKind::Ue4m3Half => PackScales::Ue4m3Half,
         },
         zero: layout.zero,
         offset: layout.offset,
+        codebook: layout.codebook,
     }
 }

@@ -2,11 +2,13 @@
 
 #![allow(dead_code)] // each test file uses its part
 
+pub mod random;
+
 use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_device::{
-    Buf, CpuDevice, CpuMemory, CpuWeights, Device, Isa, KvDtype, KvShape, ModelShape, StateShape, ThreadPool,
+    Buf, CpuDevice, CpuMemory, CpuWeights, Device, Isa, KvDtype, KvLayer, KvShape, ModelShape, StateShape, ThreadPool,
     WeightTable,
 };
 use plimsoll_formats::Checkpoint;
@@ -19,8 +21,8 @@ pub fn checkpoint(name: &str) -> Checkpoint {
 
 /// What the device must know, beside the state.
 pub fn shape(state: Option<StateShape>) -> ModelShape {
-    let kv = KvShape { layers: 1, kv_heads: 2, head_dim: 16, dtype: KvDtype::F16 };
-    ModelShape { kv, state, heads: 4, hidden: 256, encoder: None, rounded: false }
+    let kv = KvShape::new(KvDtype::F16, [KvLayer { kv_heads: 2, head_dim: 16, heads: 4, window: None }]);
+    ModelShape { kv, state, hidden: 256, encoder: None, bf16: false }
 }
 
 /// A device with `slots` slots of state and 32 MiB of workspace.
@@ -62,25 +64,4 @@ pub fn matrix(device: &mut CpuDevice, rows: &[Vec<f32>]) -> Buf {
 /// The rows of a matrix, as bits.
 pub fn rows(device: &mut CpuDevice, buf: Buf) -> Vec<Vec<u32>> {
     (0..buf.rows).map(|row| device.row_mut(buf, row).iter().map(|x| x.to_bits()).collect()).collect()
-}
-
-/// A small generator (xorshift64*): tests must repeat.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
-    }
-
-    /// Uniform in −1..1.
-    pub fn floats(&mut self, n: usize) -> Vec<f32> {
-        (0..n).map(|_| self.below(1 << 20) as f32 / (1 << 19) as f32 - 1.0).collect()
-    }
 }

@@ -4,15 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use plimsoll_memory::broken;
-
-/// What requests in the system have reserved.
+/// Reservations of all requests in the system.
 #[derive(Debug, Default)]
 pub(crate) struct Reservations {
     /// The most host bytes that may be reserved.
     host_limit: u64,
     host_reserved: AtomicU64,
-    /// What requests really hold of them.
+    /// Host bytes that requests really hold.
     host_held: AtomicU64,
     in_system: AtomicU64,
 }
@@ -24,14 +22,13 @@ impl Reservations {
     }
 
     /// Takes one of `places` places. None when all are taken.
-    pub fn admit(self: &Arc<Self>, places: u64) -> Option<AdmissionPermit> {
-        take(&self.in_system, 1, if broken("V-AB") { u64::MAX } else { places })
-            .then(|| AdmissionPermit(Arc::clone(self)))
+    pub fn take_place(self: &Arc<Self>, places: u64) -> Option<AdmissionPermit> {
+        take(&self.in_system, 1, places).then(|| AdmissionPermit(Arc::clone(self)))
     }
 
     /// Reserves `bytes`. None when all bytes for requests are reserved.
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> Option<HostBytes> {
-        take(&self.host_reserved, bytes, if broken("V-O") { u64::MAX } else { self.host_limit }).then(|| HostBytes {
+        take(&self.host_reserved, bytes, self.host_limit).then(|| HostBytes {
             reservations: Arc::clone(self),
             reserved: bytes.into(),
             held: 0.into(),
@@ -54,17 +51,17 @@ impl Reservations {
     }
 }
 
-/// A request's place among those in the system; given back when the engine is done with it.
+/// A request's place in the system. Given back when the engine is done with the request.
 pub(crate) struct AdmissionPermit(Arc<Reservations>);
 
 impl Drop for AdmissionPermit {
     fn drop(&mut self) {
-        self.0.in_system.fetch_sub(u64::from(!broken("V-3")), Ordering::AcqRel);
+        self.0.in_system.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
-/// Host bytes reserved for one request, and how many of them it holds; given back when neither engine nor client holds any
-/// of its output.
+/// Host bytes reserved for one request, and how many of them it holds. Given back when neither the engine nor the
+/// client holds its output.
 pub(crate) struct HostBytes {
     reservations: Arc<Reservations>,
     reserved: AtomicU64,
@@ -79,8 +76,8 @@ impl HostBytes {
         taken
     }
 
-    /// Notes that `before` bytes of the heap have become `after`.
-    pub fn hold(&self, before: u64, after: u64) {
+    /// Counts heap bytes that grew or shrank from `before` to `after`.
+    pub fn record(&self, before: u64, after: u64) {
         for sum in [&self.held, &self.reservations.host_held] {
             sum.fetch_add(after.wrapping_sub(before), Ordering::AcqRel);
         }
@@ -100,8 +97,7 @@ impl fmt::Debug for HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        let reserved = if broken("V-C") { 0 } else { *self.reserved.get_mut() };
-        self.reservations.host_reserved.fetch_sub(reserved, Ordering::AcqRel);
+        self.reservations.host_reserved.fetch_sub(*self.reserved.get_mut(), Ordering::AcqRel);
         self.reservations.host_held.fetch_sub(*self.held.get_mut(), Ordering::AcqRel);
     }
 }

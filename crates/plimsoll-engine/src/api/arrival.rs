@@ -7,20 +7,20 @@ use crate::api::byte_reservation::ByteReservation;
 use crate::api::outbox::Outbox;
 use crate::api::request::Request;
 
-/// A request on its way to the engine thread, with all it has reserved.
+/// A request on its way to the engine thread, with its reserved memory.
 pub(crate) struct Arrival {
     pub request: Request,
     pub outbox: Outbox,
     pub timestamps: Timestamps,
-    pub place: AdmissionPermit,
-    pub room: ByteReservation,
+    pub permit: AdmissionPermit,
+    pub buffers: ByteReservation,
 }
 
-/// Since when a request is on its way.
+/// When a request reached the server and the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timestamps {
-    /// Its client asked.
-    pub asked: Instant,
-    /// It was submitted.
+    /// The server received it.
+    pub received: Instant,
+    /// It was submitted to the engine.
     pub arrived: Instant,
 }

@@ -1,7 +1,7 @@
-//! A backlog: output that waited for its reader, handed on in pieces of bounded size. Unread output of a slow reader
-//! thus never arrives as one event of unplanned size.
+//! A backlog: unread output of a slow reader, returned in pieces of bounded size. So one event never exceeds its
+//! planned size.
 //!
-//! Nothing is copied but text; reports move. What must not be in here: locks, waiting.
+//! Only text is copied; reports are moved. Not here: locks, waiting.
 
 use std::collections::VecDeque;
 
@@ -14,14 +14,14 @@ const TOKEN_BYTES: usize = 32;
 /// One reported alternative in an answer: its text, its bytes as numbers, its log-probability.
 const ALTERNATIVE_BYTES: usize = 128;
 
-/// What is left of it.
+/// Output that was taken from the outbox and not yet returned.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// All but its lists; text from `said` on.
+    /// The delta without its lists. Its text before `said` was returned.
     rest: Delta,
     tokens: VecDeque<TokenOut>,
     prompt: VecDeque<TokenLogprobs>,
-    /// Bytes of `rest.text` that were handed on.
+    /// Bytes of `rest.text` that were returned.
     said: usize,
     /// Bytes of the whole answer's text before `rest.text`.
     before: usize,
@@ -35,7 +35,7 @@ fn token_bytes(token: &TokenOut) -> usize {
     TOKEN_BYTES + report_bytes(token.logprobs.as_ref())
 }
 
-/// Moves entries as long as they fit into `room`, the first one in any case unless something else `came` already.
+/// Moves entries while they fit into `room`. The first one always moves, unless the piece has other content (`came`).
 fn fill<T>(from: &mut VecDeque<T>, to: &mut Vec<T>, room: &mut usize, came: bool, bytes: impl Fn(&T) -> usize) {
     while let Some(next) = from.front().map(&bytes) {
         if next > *room && (came || !to.is_empty()) {
@@ -47,7 +47,7 @@ fn fill<T>(from: &mut VecDeque<T>, to: &mut Vec<T>, room: &mut usize, came: bool
 }
 
 impl Backlog {
-    /// Takes over what came since the one before was used up.
+    /// Takes over new output. The output before it has been returned.
     pub fn refill(&mut self, mut delta: Delta) {
         debug_assert!(self.is_empty(), "the one before is not used up");
         self.before += self.rest.text.len();
@@ -57,12 +57,12 @@ impl Backlog {
         self.rest = delta;
     }
 
-    /// Whether all of it was handed on.
+    /// Whether all output was returned.
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty() && self.prompt.is_empty() && self.said == self.rest.text.len()
     }
 
-    /// The next piece. What ends a request is in the last.
+    /// The next piece. The end of the request is in the last one.
     pub fn piece(&mut self) -> Delta {
         let Delta { cached_tokens, drafted_tokens, accepted_tokens, .. } = self.rest;
         let mut piece = Delta { cached_tokens, drafted_tokens, accepted_tokens, ..Delta::default() };
@@ -77,7 +77,7 @@ impl Backlog {
             let rest = &mut self.rest;
             piece.finish = rest.finish.take();
             piece.stop_reason = rest.stop_reason.take();
-            // An embedding is one value: it comes whole, and its size is the model's.
+            // An embedding is one value of a fixed size.
             piece.pooled = rest.pooled.take();
             (piece.error, piece.cause) = (rest.error.take(), rest.cause);
         }

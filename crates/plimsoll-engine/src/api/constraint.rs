@@ -1,21 +1,21 @@
-//! Constraints: output that must have a form. The engine asks which tokens may come next, tells which one came, and ends
-//! the output when nothing can follow. What a form is, is not known here.
+//! Structured output. The engine asks a grammar for the mask of allowed tokens and reports the chosen token. The output
+//! ends when nothing can follow. The grammars themselves are in `plimsoll-grammar`.
 
 use std::fmt::Debug;
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// A form that any number of requests may be held to.
+/// A grammar that any number of requests may use.
 pub trait Grammar: Debug + Send + Sync {
-    /// Begins one output. Called where a request is submitted, not on the engine thread.
+    /// Begins one output. Called when a request is submitted, not on the engine thread.
     ///
     /// # Errors
     ///
-    /// Why not now, in words for the client.
+    /// The message for the client.
     fn begin(&self) -> Result<Box<dyn Constraint>, String>;
 
-    /// Bytes on the host that an output of so many tokens takes at most.
+    /// Most host bytes that an output of `max_tokens` tokens takes.
     fn bytes_max(&self, max_tokens: u32) -> u64;
 }
 
@@ -24,24 +24,24 @@ pub trait Grammar: Debug + Send + Sync {
 pub enum Unfit {
     /// The output cannot follow its grammar; the text is for the client.
     #[error("{0}")]
-    Form(String),
-    /// Other requests use the memory or the thread that it needs; the text is for the client, which may try again.
+    Grammar(String),
+    /// Other requests use the memory or the thread that it needs. The text is for the client, which may try again.
     #[error("{0}")]
-    Room(String),
+    Memory(String),
 }
 
-/// One output on its way.
+/// The grammar's state for one output.
 pub trait Constraint: Send {
-    /// The tokens that may come next as a bit mask, 32 a word, token 0 in the lowest bit of the first; those that end output
-    /// are among them where it may end. None for any.
+    /// The allowed next tokens as a bit mask, 32 a word, token 0 in the lowest bit of the first. Includes tokens that
+    /// end the output, if it may end. None: all tokens are allowed.
     ///
     /// # Errors
     ///
     /// [`Unfit`].
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit>;
 
-    /// Whether neither [`Self::allowed`] nor [`Self::accept`] will keep its caller waiting. A form that is quick as a rule says so beforehand;
-    /// one that has taken long waits for `patience` at most.
+    /// Whether [`Self::allowed`] and [`Self::accept`] return without waiting. Waits for the mask, for `patience` at
+    /// most.
     fn mask_ready(&mut self, patience: Duration) -> bool {
         let _ = patience;
         true
@@ -53,7 +53,7 @@ pub trait Constraint: Send {
         0
     }
 
-    /// Takes the next token, which was allowed and did not end the output.
+    /// Advances by the next token, which was allowed and did not end the output.
     ///
     /// # Errors
     ///

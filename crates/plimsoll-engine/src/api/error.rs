@@ -38,31 +38,31 @@ pub enum Refusal {
 /// Why a request ends with an error.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Memory was refused; saying so takes none.
+    /// Memory was refused. Reporting this error allocates nothing.
     Memory,
-    /// The form that its output must have ends it.
-    Form(Unfit),
-    /// What was computed is no number, in words: what it was computed from is not to be trusted.
-    Numbers(String),
-    /// Anything else, in words.
-    Words(String),
+    /// The output cannot follow its grammar.
+    Grammar(Unfit),
+    /// Non-finite logits or hidden states. The cached pages they were computed from are invalid.
+    NonFinite(String),
+    /// Any other error.
+    Other(String),
 }
 
 impl From<Unfit> for Failure {
     fn from(unfit: Unfit) -> Self {
-        Self::Form(unfit)
+        Self::Grammar(unfit)
     }
 }
 
 impl From<String> for Failure {
-    fn from(words: String) -> Self {
-        Self::Words(words)
+    fn from(message: String) -> Self {
+        Self::Other(message)
     }
 }
 
 impl From<&str> for Failure {
-    fn from(words: &str) -> Self {
-        Self::Words(words.into())
+    fn from(message: &str) -> Self {
+        Self::Other(message.into())
     }
 }
 

@@ -1,7 +1,9 @@
-//! The engine's front door: submit, look, drain. Cheap to clone; everything else stays inside the engine thread.
+//! A clonable handle to the engine. `submit` runs on the caller's thread: it checks the request, reserves memory,
+//! allocates the request's buffers and queues it. The engine thread does the rest.
 
 mod cache;
 mod hosted;
+mod saved;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +26,7 @@ use crate::memory::ledger_report::LedgerReport;
 use crate::metrics::Metrics;
 use crate::shared::Shared;
 pub use crate::status::Status;
+pub use saved::{SavePrefixError, SavedPrefix};
 
 /// A clonable handle to a running engine.
 #[derive(Clone)]
@@ -36,32 +39,32 @@ pub struct EngineHandle {
 }
 
 impl EngineHandle {
-    /// Checks, prices and queues a request. Never blocks.
+    /// Checks a request, reserves its memory and queues it. Never blocks.
     pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
-        self.submit_since(request, Instant::now())
-    }
-
-    /// As [`Self::submit`], for a client that has waited since `asked`: the time to first token counts from there.
-    pub fn submit_since(&self, request: Request, asked: Instant) -> Result<Reader, Refusal> {
         if self.shared.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
-        self.queue(request, asked, self.shared.limits.max_waiting).inspect_err(|refusal| {
+        self.submit_turn(request)
+    }
+
+    /// As [`Self::submit`], for a further turn of a request that has run a turn. A draining server lets it finish.
+    pub fn submit_turn(&self, request: Request) -> Result<Reader, Refusal> {
+        self.queue(request, self.shared.limits.max_waiting).inspect_err(|refusal| {
             if let Refusal::Full { .. } = refusal {
                 self.shared.metrics.refused_full.inc();
             }
         })
     }
 
-    /// As [`Self::submit`], for a further input of a request that has run some of its inputs. A draining server lets
-    /// it finish. While other inputs still run (`beside`), it leaves half of the queue to other requests. A full
-    /// queue does not count as a refusal: the caller waits and tries again.
-    pub fn submit_next(&self, request: Request, beside: bool) -> Result<Reader, Refusal> {
+    /// As [`Self::submit`], for a further input of a request that has run some of its inputs. A draining server lets it
+    /// finish. If `others_run` (other inputs of the same request), it leaves half of the queue to other requests. A
+    /// full queue does not count as a refusal: the caller waits and tries again.
+    pub fn submit_next(&self, request: Request, others_run: bool) -> Result<Reader, Refusal> {
         let waiting = self.shared.limits.max_waiting;
-        self.queue(request, Instant::now(), if beside { waiting / 2 } else { waiting })
+        self.queue(request, if others_run { waiting / 2 } else { waiting })
     }
 
-    fn queue(&self, mut request: Request, asked: Instant, waiting: u32) -> Result<Reader, Refusal> {
+    fn queue(&self, mut request: Request, waiting: u32) -> Result<Reader, Refusal> {
         let limits = &self.shared.limits;
         request.embed.iter_mut().for_each(|embed| limits.complete(embed));
         request.check(limits).inspect_err(|_| {
@@ -80,23 +83,28 @@ impl EngineHandle {
                 "memory was refused a moment ago: no new requests until the reserve is whole again",
             ));
         }
+        if self.stopped() {
+            return Err(unavailable("the engine has stopped"));
+        }
         if self.shared.watchdog.stalled() {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
-        let (place, bytes) = self.reserve(&request, waiting)?;
+        let (permit, bytes) = self.reserve(&request, waiting)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| {
             self.shared.metrics.refused_memory.inc();
             unavailable(&message)
         })?;
-        let room =
-            ByteReservation::reserve(&mut request, self.media()).map(|room| ByteReservation { constraint, ..room });
-        let Some((room, (outbox, reader))) = room.and_then(|room| Some((room, outbox(bytes, &request)?))) else {
+        let reserved = ByteReservation::reserve(&mut request, self.media());
+        let buffers = reserved.map(|buffers| ByteReservation { constraint, ..buffers });
+        let Some((buffers, (outbox, reader))) = buffers.and_then(|buffers| Some((buffers, outbox(bytes, &request)?)))
+        else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };
-        let arrival =
-            Arrival { request, outbox, timestamps: Timestamps { asked, arrived: Instant::now() }, place, room };
+        let arrived = Instant::now();
+        let timestamps = Timestamps { received: request.received.unwrap_or(arrived), arrived };
+        let arrival = Arrival { request, outbox, timestamps, permit, buffers };
         match self.arrivals.try_send(arrival) {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
@@ -109,12 +117,19 @@ impl EngineHandle {
         match self.media() {
             _ if request.media.is_empty() => Ok(()),
             Some(_) if request.embed.is_some() => invalid("media are not embedded here: only text is"),
+            Some(spec) if spec.image_in_one_step && request.prompt_logprobs.is_some() => {
+                invalid("prompt_logprobs are not available beside images for this model: leave one of them out")
+            }
             Some(spec) => spec.check(&request.prompt, &request.media),
             None => invalid("this model takes text only: no images, video or audio"),
         }
     }
 
-    /// Reserves the request's place among those that run and `waiting` more, and its host bytes, or says what is full.
+    /// Takes a place among the running and `waiting` further requests, and reserves the request's host bytes.
+    ///
+    /// # Errors
+    /// [`Refusal::Full`] if there are no places or bytes left; [`Refusal::Invalid`] if the request needs more than all
+    /// bytes.
     fn reserve(&self, request: &Request, waiting: u32) -> Result<(AdmissionPermit, HostBytes), Refusal> {
         let limits = &self.shared.limits;
         let bytes = request.host_bytes();
@@ -129,16 +144,16 @@ impl EngineHandle {
             });
         }
         let places = u64::from(limits.running_max_req_size) + u64::from(waiting);
-        let Some(place) = self.shared.reservations.admit(places) else { return Err(self.full("queue")) };
+        let Some(permit) = self.shared.reservations.take_place(places) else { return Err(self.full("queue")) };
         let Some(bytes) = self.shared.reservations.reserve(bytes) else { return Err(self.full("host")) };
-        Ok((place, bytes))
+        Ok((permit, bytes))
     }
 
     fn full(&self, what: &str) -> Refusal {
         let limits = &self.shared.limits;
         let message = match what {
             "host" => format!("all {} bytes for requests on the host are reserved; try again later", limits.host_bytes),
-            // Not all need be alive: those that hung up hold their places until the engine's next step.
+            // Disconnected clients hold their places until the engine's next step.
             _ => format!(
                 "all {} places are taken ({} may run and {} wait); try again later",
                 u64::from(limits.running_max_req_size) + u64::from(limits.max_waiting),
@@ -241,6 +256,15 @@ impl EngineHandle {
     pub fn stop(&self) {
         self.drain();
         self.shared.stop.store(true, Ordering::Release);
+    }
+
+    /// Waits until the engine thread has ended, with what it keeps on disk written. False when that takes longer than `within`.
+    pub fn wait_stopped(&self, within: Duration) -> bool {
+        let until = Instant::now() + within;
+        while !self.stopped() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.stopped()
     }
 
     /// Whether the engine thread has ended.

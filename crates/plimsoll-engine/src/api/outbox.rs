@@ -1,15 +1,14 @@
-//! The outbox: where a request's output waits for its reader.
+//! The outbox: a request's output until its reader takes it.
 //!
-//! The engine never waits for a slow reader: an outbox can hold everything its request may produce, and admission has
-//! reserved those bytes. Its lists grow by an eighth and never beyond what the request can fill, so that a full one takes what was
-//! reserved and no more; text beyond `TEXT_BYTES_PER_TOKEN` in the mean is reserved as it comes. Dropping the reader's end is
-//! the abort: the engine sees it in its next step, also when idle.
+//! The engine never waits for a slow reader: an outbox holds all output of its request, and admission has reserved
+//! those bytes. Lists grow by an eighth, up to the request's maximum. Text beyond `TEXT_BYTES_PER_TOKEN` per token
+//! reserves more bytes as it comes. Dropping the reader aborts the request: the engine sees that in its next step, also
+//! when idle.
 
 use std::collections::TryReserveError;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use plimsoll_memory::broken;
 use plimsoll_memory::heap::chunk_bytes;
 use tokio::sync::Notify;
 
@@ -24,18 +23,18 @@ use crate::api::request::Request;
 /// Text beyond [`TEXT_BYTES_PER_TOKEN`] is reserved in steps of this many bytes.
 const EXTRA_TEXT_BYTES: usize = 1024;
 
-/// What the engine, the reader and every [`Watch`] share of a request.
+/// The state that the engine, the reader and every [`Watch`] of a request share.
 #[derive(Debug)]
-struct Shared {
+struct OutboxState {
     pending: Mutex<Pending>,
     wake: Notify,
     reader_gone: AtomicBool,
-    /// What was reserved for the output; unread output counts until the last reference to this state is dropped.
+    /// Bytes reserved for the output. Unread output counts until the last reference to this state is dropped.
     reserved: HostBytes,
     progress: Progress,
 }
 
-/// What waits, and the heap it takes.
+/// Unread output, and its heap bytes.
 #[derive(Debug, Default)]
 struct Pending {
     delta: Delta,
@@ -63,7 +62,7 @@ fn chunk(len: usize, size: usize) -> u64 {
     chunk_bytes(len * size) as u64
 }
 
-/// Room for one more entry, an eighth more than there is at most, and never for more than `left`.
+/// Reserves at least one more entry: an eighth of the list, at most `left`.
 fn make_room<T>(list: &mut Vec<T>, left: usize) -> Result<(), TryReserveError> {
     match list.len() == list.capacity() && left > 0 {
         true => list.try_reserve_exact((list.len() / 8).max(8).min(left)),
@@ -71,7 +70,7 @@ fn make_room<T>(list: &mut Vec<T>, left: usize) -> Result<(), TryReserveError> {
     }
 }
 
-impl Shared {
+impl OutboxState {
     fn pending(&self) -> MutexGuard<'_, Pending> {
         // A panic while holding the lock leaves a delta that is still well formed.
         self.pending.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -86,16 +85,16 @@ impl Shared {
 /// The engine's end.
 #[derive(Debug)]
 pub struct Outbox {
-    shared: Arc<Shared>,
+    shared: Arc<OutboxState>,
     finished: bool,
-    /// Something waits of which the reader was not told.
-    untold: bool,
-    /// Tokens, text bytes and prompt reports that may still come within what is reserved.
+    /// There is output since the reader was last woken.
+    wake_pending: bool,
+    /// Tokens, text bytes and prompt reports that the reserved bytes still have room for.
     left: Left,
-    /// Bytes that the engine holds for the request besides its output, for as long as this end lives.
-    of_sequence: u64,
-    /// Room for words that are said when nothing can be asked for any more.
-    spare: String,
+    /// Bytes that the engine holds for the request besides its output, until this end is dropped.
+    sequence_bytes: u64,
+    /// Allocated beforehand, for an error message when memory is short.
+    error_buffer: String,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,50 +107,57 @@ struct Left {
 /// The client's end; dropping it aborts the request.
 #[derive(Debug)]
 pub struct Reader {
-    shared: Arc<Shared>,
+    shared: Arc<OutboxState>,
     done: bool,
-    /// What was taken and is handed on piece by piece.
+    /// Output taken from the engine, returned piece by piece.
     backlog: Backlog,
-    /// Bytes of what was taken last, part of which is being worked on until more is taken.
+    /// Bytes of the output taken last. They count until the next output is taken.
     taken: u64,
 }
 
-/// Bytes of the longest last words.
-const LAST_WORDS_BYTES: usize = 96;
+/// Bytes of the longest message of [`Outbox::fail_without_alloc`].
+const ERROR_BYTES: usize = 96;
 
-/// A connected pair over the bytes reserved for `request`; none without memory for it.
+/// A connected pair over the bytes reserved for `request`. None if memory is short.
 pub(crate) fn outbox(reserved: HostBytes, request: &Request) -> Option<(Outbox, Reader)> {
-    let mut spare = String::new();
-    spare.try_reserve_exact(LAST_WORDS_BYTES).ok()?;
-    let of_sequence = request.sequence_bytes();
-    reserved.hold(0, of_sequence);
+    let mut error_buffer = String::new();
+    error_buffer.try_reserve_exact(ERROR_BYTES).ok()?;
+    let sequence_bytes = request.sequence_bytes();
+    reserved.record(0, sequence_bytes);
     let (pending, wake, reader_gone) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
     let progress = Progress::new(request.prompt.len());
-    let shared = Arc::new(Shared { pending, wake, reader_gone, reserved, progress });
+    let shared = Arc::new(OutboxState { pending, wake, reader_gone, reserved, progress });
     let tokens = request.max_tokens as usize;
     let prompt = request.prompt_logprobs.map_or(0, |_| request.prompt.len());
     let left = Left { tokens, text: tokens * TEXT_BYTES_PER_TOKEN + request.held_back_max(), prompt };
-    let writer = Outbox { shared: Arc::clone(&shared), finished: false, untold: false, left, of_sequence, spare };
+    let writer = Outbox {
+        shared: Arc::clone(&shared),
+        finished: false,
+        wake_pending: false,
+        left,
+        sequence_bytes,
+        error_buffer,
+    };
     Some((writer, Reader { shared, done: false, backlog: Backlog::default(), taken: 0 }))
 }
 
 impl Outbox {
-    /// Lets `write` add to what waits; [`Self::tell`] wakes the reader. After the last delta nothing is added. What needs memory goes
-    /// through `Self::try_push`.
+    /// Lets `write` add to the unread output. [`Self::wake_reader`] wakes the reader. After the last delta nothing is
+    /// added. A `write` that allocates goes through `Self::try_push`.
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
         let written = self.push_into(|_, _| Ok(()), write);
         debug_assert!(written.is_ok(), "no room was asked for");
     }
 
-    /// The same for a `write` that adds at most one entry to each list and up to `text_bytes` of text: room is made before, so
-    /// that a refusal leaves the delta as it was.
+    /// As [`Self::push`], for a `write` that adds at most one entry to each list and up to `text_bytes` of text. Memory
+    /// is reserved first, so a failure leaves the delta unchanged.
     pub(crate) fn try_push(&mut self, text_bytes: usize, write: impl FnOnce(&mut Delta)) -> Result<(), Failure> {
         if !self.finished && !self.reserve_text(text_bytes) {
             let why = "the text of this answer takes more bytes than were reserved for it, and all bytes for requests are taken \
                        (--request-bytes)";
-            return Err(Unfit::Room(why.into()).into());
+            return Err(Unfit::Memory(why.into()).into());
         }
-        let room = |delta: &mut Delta, left: &Left| {
+        let reserve = |delta: &mut Delta, left: &Left| {
             make_room(&mut delta.tokens, left.tokens)?;
             make_room(&mut delta.prompt_logprobs, left.prompt)?;
             if delta.text.capacity() - delta.text.len() < text_bytes {
@@ -159,12 +165,12 @@ impl Outbox {
             }
             Ok(())
         };
-        Ok(self.push_into(room, write)?)
+        Ok(self.push_into(reserve, write)?)
     }
 
     fn push_into(
         &mut self,
-        room: impl FnOnce(&mut Delta, &Left) -> Result<(), TryReserveError>,
+        reserve: impl FnOnce(&mut Delta, &Left) -> Result<(), TryReserveError>,
         write: impl FnOnce(&mut Delta),
     ) -> Result<(), TryReserveError> {
         if self.finished {
@@ -175,7 +181,7 @@ impl Outbox {
         let Pending { delta, bytes: before, .. } = &mut *pending;
         let (before, tokens, prompt, text) =
             (*before, delta.tokens.len(), delta.prompt_logprobs.len(), delta.text.len());
-        let made = room(delta, &self.left);
+        let made = reserve(delta, &self.left);
         if made.is_ok() {
             write(delta);
             self.left.tokens = self.left.tokens.saturating_sub(delta.tokens.len() - tokens);
@@ -184,22 +190,22 @@ impl Outbox {
             self.shared.progress.delivered(delta.tokens.len() - tokens, delta.cached_tokens);
         }
         self.finished = delta.is_last();
-        self.untold |= !delta.is_empty();
+        self.wake_pending |= !delta.is_empty();
         pending.count(tokens, prompt);
-        reserved.hold(before, pending.bytes);
+        reserved.record(before, pending.bytes);
         made
     }
 
-    /// Wakes the reader if there is output that it was not told of. The engine does this for all readers together,
-    /// once a step, after it has written all output of the step. A reader that wakes earlier takes a core from the
-    /// step, to send a token or two.
-    pub fn tell(&mut self) {
-        if std::mem::take(&mut self.untold) {
+    /// Wakes the reader if there is output since the last wake. The engine wakes all readers together, once a step,
+    /// after it has written all output of the step. A reader that wakes earlier takes a core from the step, to send a
+    /// token or two.
+    pub fn wake_reader(&mut self) {
+        if std::mem::take(&mut self.wake_pending) {
             self.shared.wake.notify_one();
         }
     }
 
-    /// Whether `bytes` of text may be added, reserving more where the request's own share is used up.
+    /// Reserves `bytes` of text beyond the request's own share, if needed. False if no bytes are left.
     fn reserve_text(&mut self, bytes: usize) -> bool {
         if bytes <= self.left.text {
             return true;
@@ -213,25 +219,25 @@ impl Outbox {
     /// Ends a pooled request with its result. The block of `values` moves from the engine's share to the output's.
     pub(crate) fn pooled(&mut self, values: Vec<f32>) {
         let bytes = chunk(values.capacity(), size_of::<f32>());
-        self.shared.reserved.hold(bytes, 0);
-        self.of_sequence -= bytes;
+        self.shared.reserved.record(bytes, 0);
+        self.sequence_bytes -= bytes;
         self.push(|delta| {
             delta.pooled = Some(values);
             delta.finish = Some(FinishReason::Stop);
         });
     }
 
-    /// Ends the request with an error without asking for memory. `words` are few.
-    pub fn last_words(&mut self, words: &str, cause: Cause) {
-        debug_assert!(words.len() <= LAST_WORDS_BYTES);
-        let mut spare = std::mem::take(&mut self.spare);
+    /// Ends the request with an error, without an allocation. `message` is at most `ERROR_BYTES` long.
+    pub fn fail_without_alloc(&mut self, message: &str, cause: Cause) {
+        debug_assert!(message.len() <= ERROR_BYTES);
+        let mut error = std::mem::take(&mut self.error_buffer);
         self.push(|delta| {
-            spare.push_str(words);
-            (delta.error, delta.cause) = (Some(spare), cause);
+            error.push_str(message);
+            (delta.error, delta.cause) = (Some(error), cause);
         });
     }
 
-    /// Where to say how far the request has come.
+    /// The request's progress, for other threads.
     pub(crate) fn progress(&self) -> &Progress {
         &self.shared.progress
     }
@@ -243,19 +249,19 @@ impl Outbox {
 }
 
 impl Drop for Outbox {
-    /// An outbox that goes without having finished ends its request with an error, and its reader is told: it never waits for ever.
+    /// An unfinished outbox ends its request with an error, so the reader never waits forever.
     fn drop(&mut self) {
         if !self.finished {
-            self.last_words("the engine stopped before the request was complete", Cause::Engine);
+            self.fail_without_alloc("the engine stopped before the request was complete", Cause::Engine);
         }
-        self.tell();
+        self.wake_reader();
         self.shared.progress.ended();
-        self.shared.reserved.hold(self.of_sequence, 0);
+        self.shared.reserved.record(self.sequence_bytes, 0);
     }
 }
 
 impl Reader {
-    /// The progress of the request, for a look at it while another task reads the output.
+    /// A view of the request, for use while another task reads the output.
     pub fn watch(&self) -> Watch {
         Watch(Arc::clone(&self.shared))
     }
@@ -266,13 +272,13 @@ impl Reader {
             if let Some(delta) = self.take() {
                 return Some(delta);
             }
-            // A push between the look and the wait leaves a permit behind, so it is not missed.
+            // A push between the check and the wait leaves a permit, so it is not missed.
             self.shared.wake.notified().await;
         }
         None
     }
 
-    /// What is there now, without waiting; of much that has waited, the next piece ([`crate::api::backlog::DELTA_BYTES`]).
+    /// The next piece of output, without waiting; at most [`crate::api::backlog::DELTA_BYTES`].
     pub fn take(&mut self) -> Option<Delta> {
         if self.backlog.is_empty() {
             let delta = self.take_all()?;
@@ -292,24 +298,22 @@ impl Reader {
         let Pending { delta, bytes, .. } = std::mem::take(&mut *pending);
         pending.delta = Delta { cached_tokens, drafted_tokens, accepted_tokens, ..Delta::default() };
         drop(pending);
-        // The one before is done with.
-        self.shared.reserved.hold(std::mem::replace(&mut self.taken, bytes), 0);
+        // The output before it is no longer used.
+        self.shared.reserved.record(std::mem::replace(&mut self.taken, bytes), 0);
         Some(delta)
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        if !broken("V-27") {
-            self.shared.abort();
-        }
+        self.shared.abort();
     }
 }
 
 /// A view of one request from outside, and the means to cancel it. It keeps the request's output and byte reservation
 /// alive, so drop it together with the reader.
 #[derive(Clone, Debug)]
-pub struct Watch(Arc<Shared>);
+pub struct Watch(Arc<OutboxState>);
 
 impl Watch {
     /// Reads everything now.

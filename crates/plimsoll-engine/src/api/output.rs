@@ -28,13 +28,13 @@ pub struct TokenOut {
     pub id: u32,
     /// Bytes of `Delta::text` that precede this token's own text (across deltas: offset in the whole text).
     pub text_offset: u32,
-    /// The same in characters. A stop string's, which never come, count: what a token says of itself depends on no other.
+    /// The same in characters. Characters of a removed stop string count too.
     pub text_chars: u32,
     /// Present when log-probabilities were asked for.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// Room for all of them is reserved with their request: a larger one means fewer requests.
+/// Bytes for all tokens are reserved with the request, so a larger record means fewer requests.
 const _: () = assert!(size_of::<TokenOut>() <= 40);
 
 /// What has come since the last read.
@@ -48,32 +48,32 @@ pub struct Delta {
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens that came from the prefix cache; known once the first chunk was scheduled.
     pub cached_tokens: u32,
-    /// Drafts of the request that were checked so far.
+    /// Drafts of the request that were verified so far.
     pub drafted_tokens: u32,
-    /// Those of them that were right.
+    /// Drafts that were accepted.
     pub accepted_tokens: u32,
-    /// What a pooled request asked for; comes with its last delta.
+    /// The result of a pooled request, in its last delta.
     pub pooled: Option<Vec<f32>>,
-    /// Set in the last delta of a request that ended well.
+    /// Set in the last delta of a request that did not fail.
     pub finish: Option<FinishReason>,
-    /// The stop string that ended it, when one did.
+    /// The stop string that ended the output, if one did.
     pub stop_reason: Option<String>,
-    /// Set in the last delta of a request that failed; the server turns it into an error's answer or event.
+    /// Set in the last delta of a failed request. The server turns it into an error answer or event.
     pub error: Option<String>,
-    /// With `error`: where it lies.
+    /// The cause of `error`.
     pub cause: Cause,
 }
 
-/// Where an error lies.
+/// The cause of an error, from which the server chooses the status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cause {
-    /// In the engine: a 5xx.
+    /// The engine: a 5xx.
     #[default]
     Engine,
-    /// Memory ran short. Nothing is wrong with the request, and it may be tried again: a 503.
+    /// Memory ran short. The client may send the request again: a 503.
     Memory,
-    /// In the form that the output was to have, which cannot be followed: a 400.
-    Form,
+    /// The grammar, which the output cannot follow: a 400.
+    Grammar,
 }
 
 impl Delta {

@@ -110,7 +110,7 @@ impl Pool {
         }
         match self.values.iter().all(|x| x.is_finite()) && !self.values.is_empty() {
             true => Ok(std::mem::take(&mut self.values)),
-            false => Err(Failure::Numbers("the model's hidden states are not finite numbers".into())),
+            false => Err(Failure::NonFinite("the model's hidden states are not finite numbers".into())),
         }
     }
 }

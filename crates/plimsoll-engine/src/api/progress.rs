@@ -1,10 +1,12 @@
-//! The progress of each request and what it holds: a few atomics beside its outbox. The engine thread writes them
-//! after a step, and any thread can read them. What must not be in here: decisions, and anything a step would have to
-//! wait for.
+//! The progress of each request and what it holds: a few atomics beside its outbox. The engine thread writes them after
+//! a step, and any thread can read them. Not here: decisions, and anything a step would have to wait for.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicU32};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
+
+/// A speed is not computed from less time than this.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Where a request is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,10 +47,12 @@ pub(crate) struct Progress {
     cached: AtomicU32,
     generated: AtomicU32,
     pages: AtomicU32,
+    windows: AtomicU32,
     slots: AtomicU32,
-    /// Milliseconds from its arrival to its first token and to its last.
-    first_ms: AtomicU32,
-    last_ms: AtomicU32,
+    /// Microseconds from its arrival to its first step, its first token and its last. 0: there is none yet.
+    scheduled_us: AtomicU64,
+    first_us: AtomicU64,
+    last_us: AtomicU64,
 }
 
 impl Progress {
@@ -61,16 +65,19 @@ impl Progress {
             cached: AtomicU32::new(0),
             generated: AtomicU32::new(0),
             pages: AtomicU32::new(0),
+            windows: AtomicU32::new(0),
             slots: AtomicU32::new(0),
-            first_ms: AtomicU32::new(0),
-            last_ms: AtomicU32::new(0),
+            scheduled_us: AtomicU64::new(0),
+            first_us: AtomicU64::new(0),
+            last_us: AtomicU64::new(0),
         }
     }
 
-    /// After a step: where it stands, the positions it has computed, the pages and state slots it holds.
-    pub fn stands(&self, phase: Phase, computed: usize, pages: usize, slots: usize) {
+    /// After a step: where it stands, the positions it has computed, the pages, window pages and state slots it holds.
+    pub fn stands(&self, phase: Phase, computed: usize, [pages, windows, slots]: [usize; 3]) {
         self.phase.store(phase as u8, Relaxed);
-        let numbers = [(&self.computed, computed), (&self.pages, pages), (&self.slots, slots)];
+        let held = [(&self.pages, pages), (&self.windows, windows), (&self.slots, slots)];
+        let numbers = held.into_iter().chain([(&self.computed, computed)]);
         numbers.into_iter().for_each(|(place, number)| place.store(number as u32, Relaxed));
     }
 
@@ -78,17 +85,27 @@ impl Progress {
     pub fn delivered(&self, tokens: usize, cached: u32) {
         self.cached.store(cached, Relaxed);
         if tokens > 0 {
-            let now = self.arrived.elapsed().as_millis() as u32;
+            let now = self.elapsed_us();
             if self.generated.fetch_add(tokens as u32, Relaxed) == 0 {
-                self.first_ms.store(now, Relaxed);
+                self.first_us.store(now, Relaxed);
             }
-            self.last_ms.store(now, Relaxed);
+            self.last_us.store(now, Relaxed);
         }
+    }
+
+    /// Its first step begins.
+    pub fn scheduled(&self) {
+        self.scheduled_us.store(self.elapsed_us(), Relaxed);
+    }
+
+    /// Since its arrival; at least 1, since 0 stands for none.
+    fn elapsed_us(&self) -> u64 {
+        (self.arrived.elapsed().as_micros() as u64).max(1)
     }
 
     /// The engine has let go of it.
     pub fn ended(&self) {
-        self.stands(Phase::Ended, self.computed.load(Relaxed) as usize, 0, 0);
+        self.stands(Phase::Ended, self.computed.load(Relaxed) as usize, [0; 3]);
     }
 
     fn phase(&self) -> Phase {
@@ -101,8 +118,10 @@ impl Progress {
     pub fn snapshot(&self, host_bytes: u64) -> Snapshot {
         let read = |number: &AtomicU32| number.load(Relaxed);
         let generated_tokens = read(&self.generated);
-        let ms = read(&self.last_ms).saturating_sub(read(&self.first_ms));
-        let speed = f64::from(generated_tokens.saturating_sub(1)) * 1000.0 / f64::from(ms.max(1));
+        let us = |time: &AtomicU64| Some(time.load(Relaxed)).filter(|us| *us > 0).map(Duration::from_micros);
+        let (first, last) = (us(&self.first_us), us(&self.last_us));
+        let decoding = last.unwrap_or_default().saturating_sub(first.unwrap_or_default());
+        let speed = f64::from(generated_tokens.saturating_sub(1)) / decoding.as_secs_f64();
         Snapshot {
             phase: self.phase(),
             prompt_tokens: self.prompt_tokens,
@@ -110,10 +129,15 @@ impl Progress {
             cached_tokens: read(&self.cached),
             generated_tokens,
             kv_pages: read(&self.pages),
+            window_pages: read(&self.windows),
             state_slots: read(&self.slots),
             host_bytes,
             age: self.arrived.elapsed(),
-            tokens_per_second: (generated_tokens > 1 && ms > 0).then_some(speed),
+            tokens_per_second: (generated_tokens > 1 && decoding >= SHORTEST).then_some(speed),
+            arrived: self.arrived,
+            scheduled: us(&self.scheduled_us),
+            first_token: first,
+            last_token: last,
         }
     }
 }
@@ -133,6 +157,8 @@ pub struct Snapshot {
     pub generated_tokens: u32,
     /// Pages of keys and values it holds, those that it shares included.
     pub kv_pages: u32,
+    /// Window pages it holds, those that it shares included.
+    pub window_pages: u32,
     /// State slots it holds.
     pub state_slots: u32,
     /// Heap bytes it holds.
@@ -141,4 +167,12 @@ pub struct Snapshot {
     pub age: Duration,
     /// Between its first token and its last; none before the second.
     pub tokens_per_second: Option<f64>,
+    /// When it was submitted to the engine.
+    pub arrived: Instant,
+    /// From there to its first step.
+    pub scheduled: Option<Duration>,
+    /// From there to its first token.
+    pub first_token: Option<Duration>,
+    /// From there to its last token.
+    pub last_token: Option<Duration>,
 }

@@ -1,26 +1,27 @@
-//! What a client asks for, and what it is told when it cannot have it.
+//! One engine request: the prompt's token ids, sampling parameters and limits.
 //!
-//! A request arrives tokenized. Everything it will ever hold is bounded by the numbers in it, so that admission can price
-//! it before anything is allocated.
+//! Its numbers bound all memory it can use. Admission computes that before it allocates.
 
-use plimsoll_memory::broken;
-use plimsoll_memory::heap::chunk_bytes;
 use std::sync::Arc;
+use std::time::Instant;
+
+use arrayvec::ArrayVec;
+use plimsoll_memory::heap::chunk_bytes;
 
 use crate::api::constraint::Grammar;
 use crate::api::error::Refusal;
 use crate::api::limits::Limits;
 use crate::api::output::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::api::pooling::Embed;
-use crate::cache::PAGE_TOKENS;
+use crate::cache::{PAGE_TOKENS, Pin};
 use crate::media::{MediaItem, SeqMedia};
 use crate::sampling::{SamplingParams, TokenCounts};
 
 /// One sequence to generate. `n` completions are `n` requests; they share their prompt's pages.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The id the client sees; unique while the request lives.
-    pub id: String,
+    /// When the server received it: time to first token counts from here. None: from `submit`.
+    pub received: Option<Instant>,
     /// Prompt token ids; at least one.
     pub prompt: Vec<u32>,
     /// How to choose tokens.
@@ -31,7 +32,7 @@ pub struct Request {
     pub min_tokens: u32,
     /// Stop strings: generation ends at the first of them; it is no part of the text, unless `keep_stop`.
     pub stop: Vec<String>,
-    /// What ended the text, a stop string or the text of a token that ends it, is part of it.
+    /// The stop string or stop token's text stays in the output.
     pub keep_stop: bool,
     /// Token ids that end generation in addition to the model's own.
     pub stop_token_ids: Vec<u32>,
@@ -43,18 +44,20 @@ pub struct Request {
     pub prompt_logprobs: Option<u32>,
     /// Drop special tokens from the text.
     pub skip_special_tokens: bool,
-    /// Special tokens that leave their text all the same: the markers of tool calls and thinking blocks.
+    /// Special tokens that keep their text even so: the markers of tool calls and reasoning blocks.
     pub kept_special_ids: Vec<u32>,
-    /// The form that the output must have.
+    /// The grammar that the output must match.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// Allow speculative decoding for this request, if the engine speculates.
     pub speculate: bool,
     /// Requests with different salts never share cached pages.
     pub cache_salt: u64,
-    /// Instead of text, something is made of the prompt's hidden states; then `max_tokens` is 0.
+    /// Pools the prompt's hidden states into a vector or score, and generates nothing: `max_tokens` is 0.
     pub embed: Option<Embed>,
-    /// The media that its prompt's placeholders stand for, in order of position.
+    /// The media of the prompt's placeholders, in order of position.
     pub media: Vec<MediaItem>,
+    /// Prefixes of the prompt that the cache is to keep, at most [`Pin::MOST`].
+    pub pins: ArrayVec<Pin, { Pin::MOST }>,
 }
 
 impl Request {
@@ -79,8 +82,7 @@ impl Request {
             return invalid("min_tokens", format!("min_tokens is {min}, more than max_tokens ({max})"));
         }
         let total = self.prompt.len() as u64 + u64::from(self.max_tokens);
-        let unbounded = broken("T-56") || broken("V-60");
-        if total > u64::from(limits.max_req_total_len) && !unbounded {
+        if total > u64::from(limits.max_req_total_len) {
             return invalid(
                 "max_tokens",
                 format!(
@@ -107,13 +109,13 @@ impl Request {
     fn check_pooled(&self, embed: &Embed, limits: &Limits) -> Result<(), Refusal> {
         let invalid = |param, message| Err(Refusal::Invalid { param, message });
         if self.max_tokens > 0 || self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.grammar.is_some() {
-            return invalid("max_tokens", "an embedding is not generated: it has no tokens and no form".into());
+            return invalid("max_tokens", "an embedding is not generated: it has no tokens and no grammar".into());
         }
         if limits.pooled_size(embed.pooling) == 0 {
             return invalid("model", "this model has no classifier: it makes embeddings, no scores".into());
         }
         let (len, most) = (self.prompt.len(), limits.max_req_total_len);
-        if len as u64 <= u64::from(most) || broken("V-60") {
+        if len as u64 <= u64::from(most) {
             return Ok(());
         }
         let why = match limits.encoder {
@@ -158,8 +160,8 @@ impl Request {
         Ok(())
     }
 
-    /// Bytes this request may hold on the host over its whole life, as the heap lays them out: what the engine keeps until it
-    /// ends, and its output before the client reads it. Admission reserves them; they go back when it ends.
+    /// Most bytes this request may hold on the host, heap chunks included: state until it ends, and output that is not
+    /// read yet. Admission reserves them; they go back when it ends.
     pub fn host_bytes(&self) -> u64 {
         let output = self.max_tokens as usize;
         let reports = |n: Option<u32>, tokens: usize| {
@@ -178,7 +180,7 @@ impl Request {
     /// The part that the engine holds until the request ends: ids, pages, counts, stop strings, fixed state.
     pub(crate) fn sequence_bytes(&self) -> u64 {
         let total = self.prompt.len() + self.max_tokens as usize;
-        // A page is kept as the pool knows it and as the device does.
+        // A place for each page, and for its window page.
         let pages = 2 * chunk(total.div_ceil(PAGE_TOKENS) * size_of::<u32>());
         // As text in the request, as text and table in the matcher.
         let stops: u64 = self.stop.iter().map(|s| STOP_FIXED_BYTES + 2 * chunk(s.len()) + chunk(2 * s.len())).sum();
@@ -192,9 +194,17 @@ impl Request {
         REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts + pooled + media
     }
 
-    /// The most text that may come out at once beside a token's own: what a stop string held back, a broken character.
+    /// Most text that may come out with one token beyond its own: bytes that a stop string held back, and a broken
+    /// character.
     pub(crate) fn held_back_max(&self) -> usize {
         self.stop.iter().map(String::len).max().unwrap_or(0) + BROKEN_TEXT_BYTES
+    }
+
+    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed.
+    pub(crate) fn candidates(&self, vocab: usize) -> u32 {
+        let reported = self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.embed.is_some();
+        let narrowed = self.grammar.is_some() || self.min_tokens > 0;
+        if reported { 0 } else { self.sampling.candidates(vocab, narrowed) }
     }
 
     /// Distinct tokens with a count of their occurrences: 0 without penalties.
@@ -203,7 +213,7 @@ impl Request {
     }
 }
 
-/// A request's fixed state on the heap: its id, its outbox, the piece of text in work.
+/// A request's fixed state on the heap: its outbox and the piece of text in work.
 const REQUEST_FIXED_BYTES: u64 = 1280;
 
 /// A stop string's records in request and matcher. The matcher's list may be half empty.

@@ -1,12 +1,11 @@
 //! What pages are found by: the tokens of a prompt, its salt, and the content of its media.
 //!
-//! Two pictures have the same placeholder tokens, so tokens are not enough, and a short hash in their place would let an adversary
-//! search for a second picture that another's pages answer to. Every node of the tree therefore carries 256 bits that stand for
+//! Two images have the same placeholder tokens, so tokens are not enough, and a short hash in their place would let an adversary
+//! search for a second image that another's pages answer to. Every node of the tree therefore carries 256 bits that stand for
 //! the content of all media up to it, compared in full: to collide is to break SHA-256. They begin where a medium does, so that
-//! prompts share what comes before their pictures.
+//! prompts share what comes before their images.
 
 use plimsoll_media::ContentKey;
-use plimsoll_memory::broken;
 
 use super::pages::PAGE_TOKENS;
 
@@ -47,7 +46,6 @@ impl<'a> PageKey<'a> {
         (1..).zip(chunks).map(move |(page, chunk)| {
             let end = page * PAGE_TOKENS;
             let mark = self.media.iter().take_while(|mark| (mark.from as usize) < end).last();
-            let mark = mark.filter(|_| !broken("V-K"));
             (chunk, mark.map_or([0; 32], |mark| *mark.content.as_bytes()))
         })
     }
@@ -65,6 +63,33 @@ impl<'a> PageKey<'a> {
 
 /// The content of the media up to a page; zeros: none.
 pub(super) type Content = [u8; 32];
+
+/// A prefix that the cache keeps for some time, as long as a quarter of its pages has room for what is pinned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Tokens of the prompt; whole pages of them are pinned.
+    pub tokens: usize,
+    /// Minutes, at most [`Self::MINUTES_MAX`].
+    pub minutes: u32,
+}
+
+impl Pin {
+    /// Prefixes of one prompt.
+    pub const MOST: usize = 2;
+    /// The longest time.
+    pub const MINUTES_MAX: u32 = 60;
+    /// In place of minutes: on disk alone, for as long as it is saved under a name.
+    pub const SAVED: u32 = u32::MAX;
+}
+
+/// When the pin of a part on disk ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PinEnd {
+    /// After so many minutes.
+    Minutes(u32),
+    /// When the saved name of this id is removed.
+    Removed(u64),
+}
 
 #[cfg(test)]
 mod tests {

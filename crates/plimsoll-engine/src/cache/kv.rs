@@ -2,11 +2,16 @@
 //!
 //! For models with recurrent state a page of the tree is worth nothing without a state at or below it, so every leaf of the tree
 //! has a checkpoint: a checkpoint that goes takes the pages with it that no other one needs, and a page takes its checkpoint.
+//!
+//! For models with sliding windows a page of the tree may have a window page, and takes it with it. Pages without one stay: a sequence
+//! that computes them again gives them theirs.
 
 use super::key::PageKey;
 use super::pages::{PAGE_TOKENS, PageId, PagePool};
 use super::radix::{Match, PrefixIndex};
 use super::states::{Purpose, SlotId, StatePool};
+use super::unsaved::{Link, Part, Pending};
+use super::windows::WindowPool;
 
 /// The page pool, the index over it and the state slots beside it.
 #[derive(Debug)]
@@ -17,9 +22,16 @@ pub struct KvCache {
     pub index: Option<PrefixIndex>,
     /// Recurrent state; none for models without.
     pub states: Option<StatePool>,
+    /// Pages of sliding-window layers; none for models without, and for those with recurrent state.
+    pub windows: Option<WindowPool>,
+    /// Window pages and states that a tier below memory is to keep, by their pages of the tree; none without such a tier.
+    unsaved: Option<Pending>,
     /// How often what was computed by then came to be doubted.
     doubts: u32,
 }
+
+/// At most one page in so many is pinned.
+const PINNED_PART: usize = 4;
 
 /// What was lent and has no holder left that could give it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,13 +45,71 @@ pub(crate) struct Missing {
 impl KvCache {
     /// These tables, together.
     pub fn new(pool: PagePool, index: Option<PrefixIndex>, states: Option<StatePool>) -> Self {
-        Self { pool, index, states, doubts: 0 }
+        Self { pool, index, states, windows: None, unsaved: None, doubts: 0 }
+    }
+
+    /// The same with window pages.
+    #[must_use]
+    pub fn with_windows(self, windows: Option<WindowPool>) -> Self {
+        debug_assert!(windows.is_none() || self.states.is_none(), "a model has one or the other");
+        Self { windows, ..self }
+    }
+
+    /// Lists from now on what a tier below memory is to keep, with links from `root` on. Nothing is cached yet.
+    #[must_use]
+    pub(crate) fn with_tier(mut self, root: Link) -> Self {
+        let pages = self.pool.total();
+        self.unsaved = (self.states.is_some() || self.windows.is_some()).then(|| Pending::new(pages));
+        self.index = self.index.map(|index| index.with_chain(root));
+        self
+    }
+
+    /// The next part of this kind that a tier below memory is to keep: its number in its pool, and its link.
+    /// What has left the cache meanwhile is skipped, and counted in `lost`.
+    pub(crate) fn next_unsaved(&mut self, part: Part, lost: &mut u64) -> Option<(u32, Link)> {
+        let Self { index, states, windows, unsaved, .. } = self;
+        let index = index.as_mut()?;
+        loop {
+            let list = match part {
+                Part::Whole => &mut index.chain.as_mut()?.entered,
+                Part::Window => windows.as_ref().and(unsaved.as_mut())?,
+                Part::State => states.as_ref().and(unsaved.as_mut())?,
+            };
+            let page = list.first()?;
+            let id = match part {
+                Part::Whole => index.knows(page).then_some(page.0),
+                Part::Window => windows.as_ref()?.of(page).map(|window| window.0),
+                Part::State => states.as_ref()?.of(page).map(|slot| slot.0),
+            };
+            if let Some(id) = id {
+                return Some((id, *index.chain.as_ref()?.link(page)));
+            }
+            self::pop(index, unsaved, part);
+            *lost += 1;
+        }
+    }
+
+    /// The part that [`Self::next_unsaved`] named is kept.
+    pub(crate) fn saved(&mut self, part: Part) {
+        self.index.iter_mut().for_each(|index| self::pop(index, &mut self.unsaved, part));
+    }
+
+    /// Parts that a tier below memory is to keep.
+    pub(crate) fn unsaved(&self) -> usize {
+        let pages = self.index.as_ref().and_then(|index| index.chain.as_ref()).map_or(0, |chain| chain.entered.len());
+        pages + self.unsaved.as_ref().map_or(0, Pending::len)
+    }
+
+    /// State slots, or window pages: a model has one or the other.
+    pub(crate) fn slots(&self) -> usize {
+        let windows = self.windows.as_ref().map(|windows| windows.pool().total());
+        windows.or(self.states.as_ref().map(StatePool::total)).unwrap_or(0)
     }
 
     /// One more page: a free one, or one the index gives up. None when every page is held by a sequence.
     pub(crate) fn take(&mut self) -> Option<PageId> {
         if self.pool.free() == 0 {
-            self.evict_coldest(|_| {});
+            self.evict_coldest(true, |_| {});
         }
         self.pool.alloc()
     }
@@ -48,11 +118,30 @@ impl KvCache {
     pub(crate) fn take_slot(&mut self) -> Option<SlotId> {
         let states = self.states.as_mut()?;
         if states.free() == 0 {
-            let page = states.coldest()?;
+            let index = self.index.as_ref();
+            let page = states.coldest(|page| index.is_some_and(|index| index.is_pinned(page)))?;
             states.count_evicted();
             self.drop_checkpoint(page);
         }
         self.states.as_mut()?.alloc()
+    }
+
+    /// One more window page: a free one, or one that the tree gives up. None when sequences hold every one.
+    pub(crate) fn take_window(&mut self) -> Option<PageId> {
+        let index = self.index.as_ref();
+        self.windows.as_mut()?.take(|page| index.is_some_and(|index| index.is_pinned(page)))
+    }
+
+    /// It is this minute now, for what is pinned.
+    pub(crate) fn advance(&mut self, minute: u32) {
+        self.index.iter_mut().for_each(|index| index.advance(minute));
+    }
+
+    /// Pins what is known of `key` for so many minutes: others are given up before it. At most a quarter of all pages is pinned. Returns
+    /// how many pages were not.
+    pub(crate) fn pin(&mut self, key: PageKey<'_>, minutes: u32) -> usize {
+        let most = self.pool.total() / PINNED_PART;
+        self.index.as_mut().map_or(0, |index| index.pin(key, minutes, most))
     }
 
     /// Takes a slot for a checkpoint. If sequences hold every slot, it returns none and counts the miss; the prompt
@@ -67,11 +156,18 @@ impl KvCache {
         slot
     }
 
-    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order.
-    pub fn evict_idle(&mut self, pages: &mut Vec<u32>) {
+    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order, and `windows`
+    /// all free window pages.
+    pub fn evict_idle(&mut self, pages: &mut Vec<u32>, windows: &mut Vec<u32>) {
         pages.clear();
-        while self.evict_coldest(|page| pages.push(page.0)) {}
+        windows.clear();
+        // Every idle page is evicted, so pins change nothing.
+        while self.evict_coldest(false, |page| pages.push(page.0)) {}
         pages.sort_unstable();
+        if let Some(of) = &mut self.windows {
+            while of.evict_coldest(|_| false).is_some() {}
+            of.pool().each_free(|window| windows.push(window));
+        }
     }
 
     /// Resets the cache after a panic, when the tables may be inconsistent and no sequence holds anything. Afterwards
@@ -84,21 +180,29 @@ impl KvCache {
         if let Some(states) = &mut self.states {
             states.start_over();
         }
+        if let Some(windows) = &mut self.windows {
+            windows.start_over();
+        }
+        self.unsaved.iter_mut().for_each(Pending::clear);
     }
 
     /// I4, when no sequence is left: every page is free or held by the index alone, every slot free or a checkpoint. What is neither
     /// was lost on the way; none when all is there.
     pub(crate) fn missing_at_rest(&self) -> Option<Missing> {
-        let pages = self.pool.total() - self.pool.available();
+        let held = |pool: &PagePool| pool.total() - pool.available();
+        let pages = held(&self.pool) + self.windows.as_ref().map_or(0, |windows| held(windows.pool()));
         let slots = self.states.as_ref().map_or(0, |states| states.total() - states.available());
         (pages + slots > 0).then_some(Missing { pages, slots })
     }
 
-    /// Evicts the coldest idle leaf, and what is worth nothing without it; says whether there was one.
-    fn evict_coldest(&mut self, mut freed: impl FnMut(PageId)) -> bool {
+    /// Evicts the coldest idle leaf and what depends on it, pinned leaves last if `pins`. Returns whether there was one.
+    fn evict_coldest(&mut self, pins: bool, mut freed: impl FnMut(PageId)) -> bool {
         let Some(index) = &mut self.index else { return false };
-        let Some((page, parent)) = index.evict_one(&mut self.pool) else { return false };
+        let Some((page, parent)) = index.evict_one(&mut self.pool, pins) else { return false };
         freed(page);
+        if let Some(windows) = &mut self.windows {
+            windows.forget(page);
+        }
         if let Some(states) = &mut self.states {
             if states.forget(page) {
                 states.count_evicted();
@@ -131,9 +235,24 @@ impl KvCache {
     }
 
     /// Makes the caller a holder of the pages of the longest prefix of `key` that can be started from, and of the state at its
-    /// end where the model has one. Says how many tokens that is, and how many the tree knows beyond what has a state.
-    pub(crate) fn lookup(&mut self, key: PageKey<'_>, pages: &mut Vec<PageId>) -> (Match, Option<SlotId>) {
+    /// end where the model has one. Says how many tokens that is, and how many the tree knows beyond what has a state. `windows` has a
+    /// window page for each page where the model has them: of the last pages, held too; of those before, which are not read, page 0.
+    pub(crate) fn lookup(
+        &mut self,
+        key: PageKey<'_>,
+        pages: &mut Vec<PageId>,
+        windows: &mut Vec<PageId>,
+    ) -> (Match, Option<SlotId>) {
         let Some(index) = &mut self.index else { return (Match::default(), None) };
+        if let Some(of) = &mut self.windows {
+            let found = index.lookup_usable(key, &mut self.pool, pages, of.startable());
+            let (before, seen) = pages.split_at(pages.len() - of.tail().min(pages.len()));
+            windows.clear();
+            windows.resize(before.len(), PageId(0));
+            windows.extend(seen.iter().filter_map(|page| of.of(*page)));
+            windows[before.len()..].iter().for_each(|window| of.retain(*window));
+            return (found, None);
+        }
         let Some(states) = &mut self.states else { return (index.lookup(key, &mut self.pool, pages), None) };
         let usable = |page| states.of(page).is_some();
         let found = index.lookup_usable(key, &mut self.pool, pages, usable);
@@ -142,12 +261,22 @@ impl KvCache {
         (found, slot)
     }
 
+    /// How many pages of a prompt the tree knows, whether it can be started from them or not.
+    pub(crate) fn known(&self, key: PageKey<'_>) -> usize {
+        self.index.as_ref().map_or(0, |index| index.peek(key) / PAGE_TOKENS)
+    }
+
     /// How many tokens [`Self::lookup`] would find.
     pub(crate) fn peek(&self, key: PageKey<'_>) -> usize {
-        match (&self.index, &self.states) {
-            (Some(index), None) => index.peek(key),
-            (Some(index), Some(states)) => index.peek_usable(key, |page| states.of(page).is_some()),
-            (None, _) => 0,
+        self.index.as_ref().map_or(0, |index| index.peek_usable(key, self.usable()))
+    }
+
+    /// Takes the pages of a prefix, in order, and says after which of them it can be started from.
+    fn usable(&self) -> impl FnMut(PageId) -> bool {
+        let mut startable = self.windows.as_ref().map(WindowPool::startable);
+        move |page| match &mut startable {
+            Some(startable) => startable(page),
+            None => self.states.as_ref().is_none_or(|states| states.of(page).is_some()),
         }
     }
 
@@ -155,11 +284,11 @@ impl KvCache {
     /// nothing from the pool.
     pub(crate) fn held(&self, key: PageKey<'_>) -> usize {
         let Some(index) = &self.index else { return 0 };
-        let (mut held, mut usable) = (0, 0);
+        let (mut held, mut usable, mut starts) = (0, 0, self.usable());
         let _tokens = index.peek_usable(key, |page| {
             // The tree is a holder itself.
             held += usize::from(self.pool.holders(page) > 1);
-            let ends = self.states.as_ref().is_none_or(|states| states.of(page).is_some());
+            let ends = starts(page);
             usable = if ends { held } else { usable };
             ends
         });
@@ -180,9 +309,33 @@ impl KvCache {
         let Some(page) = last else { return };
         if states.of(page).is_none() {
             states.keep(page, slot, purpose);
+            if key.salt == 0 {
+                self.unsaved.iter_mut().for_each(|unsaved| unsaved.push(page));
+            }
         }
         if purpose == Purpose::EndOfInput {
             self.supersede(page);
+        }
+    }
+
+    /// Publishes the pages of `key` (whole pages) with their window pages, those before page `from` without. Pages that the tree knows
+    /// under other numbers are exchanged for those: they hold the same. The caller stays a holder. A tier below memory is to keep the
+    /// window pages that a sequence reads from one of the positions `kept` on.
+    pub(crate) fn publish_windows(
+        &mut self,
+        key: PageKey<'_>,
+        pages: &mut [PageId],
+        windows: &mut [PageId],
+        from: usize,
+        kept: &[usize],
+    ) {
+        let (Some(index), Some(of)) = (&mut self.index, &mut self.windows) else { return };
+        let known = index.adopt(key, pages, &mut self.pool);
+        for at in from.min(known)..known {
+            windows[at] = of.keep(pages[at], windows[at]);
+            if key.salt == 0 && of.is_read_from(at, kept) && of.of(pages[at]).is_some() {
+                self.unsaved.iter_mut().for_each(|unsaved| unsaved.push(pages[at]));
+            }
         }
     }
 
@@ -194,7 +347,7 @@ impl KvCache {
         while let Some(page) = above.filter(|page| index.children(*page) < 2) {
             if states.unpinned(page) == Some(Purpose::EndOfInput) {
                 turns += 1;
-                if turns > 2 && states.forget(page) {
+                if turns > 2 && !index.is_pinned(page) && states.forget(page) {
                     states.count_superseded();
                 }
             }
@@ -210,6 +363,13 @@ impl KvCache {
         self.pool.check().expect("pages");
         if let Some(index) = &self.index {
             index.check(&self.pool).expect("prefix tree");
+        }
+        if let Some(windows) = &self.windows {
+            windows.check().expect("window pages");
+            let known = |page| self.index.as_ref().is_some_and(|index| index.knows(page));
+            let lost =
+                (0..self.pool.total() as u32).map(PageId).find(|page| windows.of(*page).is_some() && !known(*page));
+            assert_eq!(lost, None, "a window page of a page that is not in the tree");
         }
         if let Some(states) = &self.states {
             states.check().expect("state slots");
@@ -233,6 +393,10 @@ impl KvCache {
                 states.forget(PageId(page));
             }
         }
+        if let Some(windows) = &mut self.windows {
+            (0..self.pool.total() as u32).for_each(|page| windows.forget(PageId(page)));
+        }
+        self.unsaved.iter_mut().for_each(Pending::clear);
     }
 
     /// Forgets every prefix, and lets none in that a sequence holds now: what it was computed from may have been found in them.
@@ -244,5 +408,13 @@ impl KvCache {
     /// How often that was: what was computed before the last time is not for others.
     pub(crate) fn doubts(&self) -> u32 {
         self.doubts
+    }
+}
+
+/// Takes the first part out of its list.
+fn pop(index: &mut PrefixIndex, unsaved: &mut Option<Pending>, part: Part) {
+    match part {
+        Part::Whole => index.chain.iter_mut().for_each(|chain| chain.entered.pop()),
+        Part::Window | Part::State => unsaved.iter_mut().for_each(Pending::pop),
     }
 }

@@ -71,7 +71,7 @@ impl World {
         let mut pages = Vec::new();
         self.index.lookup(PageKey::text(salt, prompt), &mut self.pool, &mut pages);
         while pages.len() * PAGE_TOKENS < prompt.len() {
-            if self.pool.free() == 0 && self.index.evict_one(&mut self.pool).is_none() {
+            if self.pool.free() == 0 && self.index.evict_one(&mut self.pool, true).is_none() {
                 break;
             }
             pages.push(self.pool.alloc().unwrap());
@@ -132,7 +132,7 @@ fn a_new_reader_gets_what_there_is_and_then_what_changes() {
 }
 
 #[test]
-fn salted_prompts_are_nobodys_business() {
+fn salted_prompts_are_not_published() {
     let mut world = World::new(8);
     world.visit(7, &prompt(1, 4));
     assert_eq!(world.kv_event_log().stats().pages, 0);
@@ -198,7 +198,7 @@ fn is_ready(future: Pin<&mut impl Future>) -> bool {
 }
 
 #[test]
-fn who_waits_is_woken() {
+fn waiting_thread_is_woken() {
     let mut world = World::new(4);
     let kv_event_log = Arc::clone(world.index.kv_event_log().unwrap());
     let mut told = Told::default();

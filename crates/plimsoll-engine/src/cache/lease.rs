@@ -14,8 +14,9 @@ use plimsoll_memory::faults::{self, Site};
 use crate::api::options::Options;
 use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, PageKey, Purpose, SlotId};
 
-/// Checkpoints that one sequence may ask for: the end of its input, where it leaves known ground, where a follower does.
-pub const WISHES_MAX: usize = 3;
+/// Checkpoints that one sequence may ask for: the end of its input, where it leaves the cached prefix, where a follower does, and
+/// the ends of pinned prefixes.
+pub const WISHES_MAX: usize = 3 + super::Pin::MOST;
 
 /// Slots a sequence may own at once: one, and one for each draft.
 const RING_MAX: usize = 1 + Options::DRAFTS_MAX;
@@ -28,16 +29,19 @@ pub type SharedCache = Rc<RefCell<KvCache>>;
 pub struct PageLease {
     cache: SharedCache,
     pages: Vec<PageId>,
-    ids: Vec<u32>,
+    /// For models with sliding windows a window page for each page: those that its next row does not see are page 0, and not held.
+    windows: Vec<PageId>,
+    /// Pages from the first on whose window pages are not held.
+    slid: usize,
     /// [`KvCache::doubts`] when it took its first page.
     doubts: u32,
 }
 
 impl PageLease {
-    /// No pages yet. `pages` and `ids` have room for all it may come to, so that growing never allocates.
-    pub fn new(cache: &SharedCache, pages: Vec<PageId>, ids: Vec<u32>) -> Self {
-        debug_assert!(pages.is_empty() && ids.is_empty());
-        Self { cache: Rc::clone(cache), pages, ids, doubts: 0 }
+    /// No pages yet. `pages` and `windows` have room for all it may come to, so that growing never allocates.
+    pub fn new(cache: &SharedCache, pages: Vec<PageId>, windows: Vec<PageId>) -> Self {
+        debug_assert!(pages.is_empty() && windows.is_empty());
+        Self { cache: Rc::clone(cache), pages, windows, slid: 0, doubts: 0 }
     }
 
     /// Positions the pages have room for.
@@ -45,22 +49,33 @@ impl PageLease {
         self.pages.len() * PAGE_TOKENS
     }
 
-    /// Page ids as the device takes them.
-    pub fn ids(&self) -> &[u32] {
-        &self.ids
+    /// The pages.
+    pub fn pages(&self) -> &[PageId] {
+        &self.pages
     }
 
-    fn name(&mut self) {
-        self.ids.clear();
-        self.ids.extend(self.pages.iter().map(|page| page.0));
+    /// The window pages at the same places, for models with sliding windows; page 0 where none is held.
+    pub fn windows(&self) -> &[PageId] {
+        &self.windows
+    }
+
+    /// Window pages it holds.
+    pub fn windows_held(&self) -> usize {
+        self.windows.len() - self.slid.min(self.windows.len())
+    }
+
+    /// Whether the model has sliding windows.
+    pub fn windowed(&self) -> bool {
+        self.cache.borrow().windows.is_some()
     }
 
     /// Takes the cached pages of `key`'s longest usable prefix, and the state after it.
     pub fn take_prefix(&mut self, key: PageKey<'_>, state: &mut StateLease) -> Match {
         debug_assert!(self.pages.is_empty(), "a prefix comes first");
         self.begin();
-        let (found, slot) = self.cache.borrow_mut().lookup(key, &mut self.pages);
-        self.name();
+        let (found, slot) = self.cache.borrow_mut().lookup(key, &mut self.pages, &mut self.windows);
+        let tail = self.cache.borrow().windows.as_ref().map_or(0, |windows| windows.tail());
+        self.slid = self.windows.len().saturating_sub(tail);
         state.source = slot.map_or(Source::Zeros, Source::Shared);
         found
     }
@@ -82,11 +97,41 @@ impl PageLease {
             self.begin();
         }
         while self.capacity() < positions {
-            let Some(page) = self.cache.borrow_mut().take() else { return false };
+            let cache = &mut *self.cache.borrow_mut();
+            let Some(page) = cache.take() else { return false };
+            if cache.windows.is_some() {
+                let Some(window) = cache.take_window() else {
+                    cache.pool.release(page);
+                    return false;
+                };
+                self.windows.push(window);
+            }
             self.pages.push(page);
-            self.ids.push(page.0);
         }
         true
+    }
+
+    /// Gives back the window pages that no row from `position` on sees. The tree keeps those that it has: the first to go when others need
+    /// room, except for what a sequence would read that starts from one of the positions `kept`. Returns the first page that has one;
+    /// none for a model without sliding windows.
+    pub fn slide(&mut self, position: usize, kept: &[usize]) -> Option<usize> {
+        let cache = &mut *self.cache.borrow_mut();
+        let windows = cache.windows.as_mut()?;
+        let first = windows.first_page(position).min(self.windows.len());
+        for page in self.slid..first {
+            let cold = !windows.is_read_from(page, kept);
+            windows.release(self.windows[page], cold);
+            self.windows[page] = PageId(0);
+        }
+        self.slid = self.slid.max(first);
+        Some(self.slid)
+    }
+
+    fn release_windows(&mut self) {
+        if let Some(windows) = &mut self.cache.borrow_mut().windows {
+            self.windows.drain(..).skip(self.slid).rev().for_each(|window| windows.release(window, false));
+        }
+        self.slid = 0;
     }
 
     /// Notes that the draft head has made its entries of the positions `drafted`, the last of them those from `new` on.
@@ -96,6 +141,14 @@ impl PageLease {
         self.pages[whole.start.min(whole.end)..whole.end].iter().for_each(|page| pool.set_drafted(*page));
     }
 
+    /// Whether no other sequence reads these positions.
+    pub fn held_once(&self, positions: Range<usize>) -> bool {
+        let pool = &self.cache.borrow().pool;
+        self.pages[positions.start / PAGE_TOKENS..positions.end.div_ceil(PAGE_TOKENS)]
+            .iter()
+            .all(|page| pool.held_once(*page))
+    }
+
     /// From where on the draft head has made its entries of all of the first `positions`.
     pub fn drafted_from(&self, positions: usize) -> usize {
         let pool = &self.cache.borrow().pool;
@@ -103,13 +156,16 @@ impl PageLease {
         pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
     }
 
-    /// Lets others find the whole pages of `key`, which these pages hold, unless they are doubted.
-    pub fn publish(&self, key: PageKey<'_>) {
+    /// Lets others find the whole pages of `key`, which these pages hold, unless they are doubted. Sequences may start from the positions
+    /// `kept`: a tier below memory is to keep what they read.
+    pub fn publish(&mut self, key: PageKey<'_>, kept: &[usize]) {
         if self.doubted() {
             return;
         }
         let cache = &mut *self.cache.borrow_mut();
-        if let Some(index) = &mut cache.index {
+        if cache.windows.is_some() {
+            cache.publish_windows(key, &mut self.pages, &mut self.windows, self.slid, kept);
+        } else if let Some(index) = &mut cache.index {
             index.insert(key, &self.pages, &mut cache.pool);
         }
     }
@@ -125,9 +181,6 @@ impl PageLease {
             }
             cache.states.as_mut().expect("it gave the slot").release(slot);
         }
-        if any {
-            self.name();
-        }
         any
     }
 
@@ -136,18 +189,22 @@ impl PageLease {
         if self.doubted() {
             return self.clear();
         }
+        if self.windowed() {
+            self.publish(key, &[key.tokens.len()]);
+            self.release_windows();
+        }
         let cache = &mut *self.cache.borrow_mut();
         if let Some(index) = &mut cache.index {
             index.donate(key, &self.pages, &mut cache.pool);
             self.pages.clear();
-            self.ids.clear();
         }
     }
 
     /// Lets go of every page without giving it back: the pool starts over.
     pub fn forget(&mut self) {
         self.pages.clear();
-        self.ids.clear();
+        self.windows.clear();
+        self.slid = 0;
     }
 
     /// Gives every page back.
@@ -155,9 +212,9 @@ impl PageLease {
         if !self.pages.is_empty() && faults::asked(Site::LosePage) {
             self.pages.pop();
         }
+        self.release_windows();
         self.cache.borrow_mut().pool.release_all(&self.pages);
         self.pages.clear();
-        self.ids.clear();
     }
 }
 

@@ -8,8 +8,10 @@
 //! [`PrefixIndex::insert`] once its prompt is computed so that others can share it while it runs, and at the end
 //! either [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
 //!
-//! Models with recurrent state have a third table, [`StatePool`]; [`KvCache`] keeps the three consistent. [`KvEventLog`]
-//! reports the content of the index to external readers, if there are any.
+//! Models with recurrent state have a third table, [`StatePool`]; those with sliding windows [`WindowPool`]. [`KvCache`] keeps
+//! the tables consistent. [`KvEventLog`]
+//! reports the content of the index to external readers, if there are any. [`Part`]s of prefixes can be kept by a tier below memory:
+//! the cache lists those that are new, and `Restore` takes them back.
 
 mod hash;
 mod key;
@@ -18,14 +20,22 @@ mod kv_event_log;
 pub(crate) mod lease;
 mod pages;
 mod radix;
+mod restore;
 mod states;
 pub mod stats;
 #[cfg(test)]
 mod tests;
+mod unsaved;
+mod windows;
 
-pub use key::{MediaMark, PageKey};
+pub(crate) use key::PinEnd;
+pub use key::{MediaMark, PageKey, Pin};
 pub use kv::KvCache;
 pub use kv_event_log::{KvCursor, KvEvent, KvEventLog, KvEventStats};
 pub use pages::{PAGE_TOKENS, PageId, PagePool, PoolError};
 pub use radix::{IndexError, IndexStats, Match, PrefixIndex};
+pub(crate) use restore::Restore;
 pub use states::{Purpose, SlotId, StateError, StatePool, StateStats};
+pub use unsaved::{Link, Part};
+pub(crate) use unsaved::{OUTPUT_KIND, SavedPrefixes, block_name, links, part_name, unsaved_bytes};
+pub use windows::WindowPool;

@@ -217,6 +217,12 @@ impl PagePool {
         Some(PageId(page))
     }
 
+    /// Whether no second sequence holds the page.
+    #[must_use]
+    pub fn held_once(&self, page: PageId) -> bool {
+        self.slots.get(page.index()).is_some_and(|slot| slot.refs == 1)
+    }
+
     /// Notes that the draft head has made its entries of all the page's positions.
     pub fn set_drafted(&mut self, page: PageId) {
         if let Some(slot) = self.slots.get_mut(page.index()) {
@@ -333,12 +339,41 @@ impl PagePool {
         (self.idle_head != NIL).then_some(PageId(self.idle_head))
     }
 
+    /// The page that has been idle longest among those that `fits` accepts. The pages before it become the warmest; the order stays
+    /// if none fits.
+    pub(super) fn coldest_of(&mut self, fits: impl Fn(PageId) -> bool) -> Option<PageId> {
+        for _ in 0..self.idle_len {
+            let page = self.coldest()?;
+            if fits(page) {
+                return Some(page);
+            }
+            self.warm(page);
+        }
+        None
+    }
+
     /// Makes an idle page the warmest one.
     pub(super) fn warm(&mut self, page: PageId) {
         if self.refs_of(page) == Some(CACHED | 1) {
             self.idle_unlink(page.0);
             self.idle_push(page.0);
         }
+    }
+
+    /// Makes an idle page the coldest one.
+    pub(super) fn chill(&mut self, page: PageId) {
+        if self.refs_of(page) != Some(CACHED | 1) {
+            return;
+        }
+        self.idle_unlink(page.0);
+        let head = self.idle_head;
+        self.slots[page.index()].next = head;
+        match self.slots.get_mut(head as usize) {
+            Some(first) => first.prev = page.0,
+            None => self.idle_tail = page.0,
+        }
+        self.idle_head = page.0;
+        self.idle_len += 1;
     }
 
     fn refs_of(&self, page: PageId) -> Option<u32> {

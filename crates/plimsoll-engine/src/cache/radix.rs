@@ -13,17 +13,20 @@
 //!
 //! What must not be in here: bytes of KV, requests, scheduling policy.
 
+mod pins;
 mod table;
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
+use plimsoll_tier::Expiring;
 use thiserror::Error;
 
 use super::hash::fold;
 use super::key::PageKey;
 use super::kv_event_log::KvEventLog;
 use super::pages::{PAGE_TOKENS, PageId, PagePool};
+use super::unsaved::{Chain, Link};
 use table::{DEAD, Node, Place, ROOT};
 
 /// What a lookup found.
@@ -44,6 +47,8 @@ pub struct IndexStats {
     pub nodes: usize,
     /// Bytes of host memory of the index's tables; constant.
     pub bytes: usize,
+    /// Pages that are pinned now.
+    pub pinned: usize,
     /// Pages that entered the index.
     pub inserted_pages: u64,
     /// Pages that eviction freed.
@@ -97,6 +102,10 @@ pub struct PrefixIndex {
     stats: IndexStats,
     /// What others are told of it.
     kv_event_log: Option<Arc<KvEventLog>>,
+    /// What a tier below memory is to keep of it.
+    pub(super) chain: Option<Chain>,
+    /// Pinned pages, by the minute in which that ends.
+    pinned: Expiring,
 }
 
 impl PrefixIndex {
@@ -122,7 +131,15 @@ impl PrefixIndex {
         table.try_reserve_exact(Self::table_len(pages)).map_err(full)?;
         nodes.resize(
             pages,
-            Node { tokens: [0; PAGE_TOKENS], media: [0; 32], salt: 0, parent: DEAD, children: 0, hash: 0 },
+            Node {
+                tokens: [0; PAGE_TOKENS],
+                media: [0; 32],
+                salt: 0,
+                parent: DEAD,
+                children: 0,
+                hash: 0,
+                pinned_until: 0,
+            },
         );
         table.resize(Self::table_len(pages), ROOT);
         Ok(Self {
@@ -131,6 +148,8 @@ impl PrefixIndex {
             keys: [fold(seed, 0x9e37_79b9_7f4a_7c15), fold(!seed, 0xd1b5_4a32_d192_ed03)],
             stats: IndexStats { bytes, ..IndexStats::default() },
             kv_event_log: None,
+            chain: None,
+            pinned: Expiring::default(),
         })
     }
 
@@ -138,6 +157,13 @@ impl PrefixIndex {
     #[must_use]
     pub fn with_event_log(mut self, kv_event_log: KvEventLog) -> Self {
         self.kv_event_log = Some(Arc::new(kv_event_log));
+        self
+    }
+
+    /// Lists the pages that enter from now on, with links from `root` on. The index is empty.
+    #[must_use]
+    pub fn with_chain(mut self, root: Link) -> Self {
+        self.chain = Some(Chain::new(root, self.nodes.len()));
         self
     }
 
@@ -161,7 +187,7 @@ impl PrefixIndex {
     /// What the index has done and holds.
     #[must_use]
     pub fn stats(&self) -> IndexStats {
-        self.stats
+        IndexStats { pinned: self.pinned(), ..self.stats }
     }
 
     /// Finds the longest known prefix of `key` and makes the caller a holder of its pages, in order, in `pages`
@@ -173,17 +199,22 @@ impl PrefixIndex {
         self.lookup_usable(key, pool, pages, |_| true)
     }
 
-    /// As [`Self::lookup`], for prefixes that end with a `usable` page.
+    /// As [`Self::lookup`], for prefixes that end with a `usable` page; it is asked about each page in order.
     pub fn lookup_usable(
         &mut self,
         key: PageKey<'_>,
         pool: &mut PagePool,
         pages: &mut Vec<PageId>,
-        usable: impl Fn(PageId) -> bool,
+        mut usable: impl FnMut(PageId) -> bool,
     ) -> Match {
         pages.clear();
-        let known = self.matched_pages(key, |page| pages.push(PageId(page))) * PAGE_TOKENS;
-        pages.truncate(pages.iter().rposition(|page| usable(*page)).map_or(0, |last| last + 1));
+        let mut last = 0;
+        let known = self.matched_pages(key, |page| {
+            pages.push(PageId(page));
+            last = if usable(PageId(page)) { pages.len() } else { last };
+        });
+        let known = known * PAGE_TOKENS;
+        pages.truncate(last);
         for &page in pages.iter() {
             pool.retain(page);
         }
@@ -252,8 +283,7 @@ impl PrefixIndex {
         (parent != ROOT && parent != DEAD).then_some(PageId(parent))
     }
 
-    /// Takes a leaf out of the tree, even while sequences hold its page. Returns its parent, and whether the page
-    /// became free.
+    /// Takes a leaf out of the tree, even while sequences hold its page. Returns its parent, and whether the page became free.
     pub(super) fn remove_leaf(&mut self, page: PageId, pool: &mut PagePool) -> (Option<PageId>, bool) {
         if !self.knows(page) || self.children(page) > 0 {
             return (None, false);
@@ -328,17 +358,14 @@ impl PrefixIndex {
         added
     }
 
-    /// Frees the coldest idle leaf, in constant time. Returns its page and its parent; none if nothing is idle.
-    pub(super) fn evict_one(&mut self, pool: &mut PagePool) -> Option<(PageId, Option<PageId>)> {
-        for _ in 0..pool.idle() {
-            let page = pool.coldest()?;
-            if self.nodes[page.index()].children == 0 {
-                return Some((page, self.remove_leaf(page, pool).0));
-            }
-            // Only if a holder let go in the wrong order; the leaf below it is warmer, so look there first.
-            pool.warm(page);
-        }
-        None
+    /// Frees the coldest idle leaf; if `pins`, a pinned one only where there is no other. Takes constant time unless pages are pinned.
+    /// Returns its page and its parent; none if nothing is idle.
+    pub(super) fn evict_one(&mut self, pool: &mut PagePool, pins: bool) -> Option<(PageId, Option<PageId>)> {
+        // A holder may let go in the wrong order: then a page is colder than the leaf below it.
+        let leaf = |page: PageId| self.nodes[page.index()].children == 0;
+        let page = pool.coldest_of(|page| leaf(page) && !(pins && self.is_pinned(page)));
+        let page = page.or_else(|| pool.coldest_of(leaf))?;
+        Some((page, self.remove_leaf(page, pool).0))
     }
 
     /// Forgets everything. Idle pages become free, pages of running sequences stay with those.
@@ -360,9 +387,11 @@ impl PrefixIndex {
     }
 
     fn forget(&mut self) {
+        self.unpin_all();
         self.table.fill(ROOT);
         self.stats.nodes = 0;
         self.kv_event_log.iter().for_each(|kv_event_log| kv_event_log.cleared());
+        self.chain.iter_mut().for_each(|chain| chain.entered.clear());
     }
 
     /// Compares nodes, links, table and the pool's idea of what is cached. Costs time in proportion to the pool.

@@ -248,9 +248,14 @@ impl StatePool {
         true
     }
 
-    /// The page of the coldest checkpoint without a holder.
-    pub(super) fn coldest(&self) -> Option<PageId> {
-        self.slots.get(self.cold_head as usize).map(|slot| PageId(slot.page))
+    /// The page of the coldest checkpoint without a holder and not of a pinned page; of a pinned one if there is no other.
+    pub(super) fn coldest(&self, pinned: impl Fn(PageId) -> bool) -> Option<PageId> {
+        let page = |slot: &Slot| PageId(slot.page);
+        let mut at = self.slots.get(self.cold_head as usize);
+        while let Some(slot) = at.filter(|slot| pinned(page(slot))) {
+            at = self.slots.get(slot.next as usize);
+        }
+        at.or(self.slots.get(self.cold_head as usize)).map(page)
     }
 
     pub(super) fn count_evicted(&mut self) {

@@ -18,6 +18,7 @@ pub(crate) struct CacheStats {
     pub hit_tokens: AtomicU64,
     pub miss_tokens: AtomicU64,
     pub inserted: AtomicU64,
+    pub pinned: AtomicU64,
     pub evicted: AtomicU64,
     /// Number of calls to [`crate::EngineHandle::clear_cache`], and how many of them are done.
     clears_asked: AtomicU64,
@@ -30,6 +31,7 @@ impl CacheStats {
     pub fn refresh(&self, stats: &IndexStats) -> u64 {
         self.indexed.store(stats.nodes as u64, Release);
         self.inserted.store(stats.inserted_pages, Release);
+        self.pinned.store(stats.pinned as u64, Release);
         stats.evicted_pages - self.evicted.swap(stats.evicted_pages, Release)
     }
 
@@ -74,7 +76,7 @@ impl CacheStats {
 }
 
 /// What the prefix cache holds and has done, and what is kept of media.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CacheReport {
     /// Whether equal prefixes are shared at all.
     pub enabled: bool,
@@ -88,6 +90,12 @@ pub struct CacheReport {
     pub pages: u64,
     /// Bytes of those.
     pub bytes: u64,
+    /// Pages that are pinned: others go before them.
+    pub pinned_pages: u64,
+    /// Window pages that the tree alone holds, in models with sliding windows.
+    pub window_pages: u64,
+    /// Bytes of those.
+    pub window_bytes: u64,
     /// Checkpoints of recurrent state beside the tree.
     pub state_checkpoints: u64,
     /// Bytes of those.
@@ -104,4 +112,86 @@ pub struct CacheReport {
     pub inserted_pages: u64,
     /// Pages that were evicted to make room.
     pub evicted_pages: u64,
+    /// The cache on disk, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskReport>,
+}
+
+/// What the prefix cache on disk holds, and what it has done since start.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct DiskReport {
+    /// Bytes of the disk that it may take.
+    pub limit_bytes: u64,
+    /// Bytes that it takes.
+    pub bytes: u64,
+    /// Its files.
+    pub files: u64,
+    /// Bytes of pinned files.
+    pub pinned_bytes: u64,
+    /// Parts of prefixes (pages, window pages, states) and of encoder outputs in memory that wait for a buffer of the disk's thread.
+    pub waiting_parts: u64,
+    /// Prompt tokens that were read back.
+    pub hit_tokens: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Bytes written for each byte of keys, values, states and encoder outputs that was kept.
+    pub write_amplification: f64,
+    /// Rate of the last reads.
+    pub read_bytes_per_second: u64,
+    /// Rate of the last writes.
+    pub write_bytes_per_second: u64,
+    /// Media whose encoder outputs were read back.
+    pub hit_media: u64,
+    /// The files of the cache by kind.
+    pub kinds: DiskKinds,
+    /// Files that were gone, damaged or not readable, and prefixes not read because that was slow, late, or had no room.
+    pub misses: DiskMisses,
+}
+
+/// The files of the cache on disk, by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DiskKinds {
+    /// Keys and values of pages.
+    pub page: DiskKind,
+    /// Keys and values of pages in sliding-window layers.
+    pub window_page: DiskKind,
+    /// Recurrent states.
+    pub state: DiskKind,
+    /// Encoder outputs of images, videos and audio clips.
+    pub encoder_output: DiskKind,
+}
+
+/// One kind of files on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DiskKind {
+    /// Files.
+    pub files: u64,
+    /// Bytes of the disk that they take.
+    pub bytes: u64,
+    /// Files that were read, since start.
+    pub hits: u64,
+    /// Files that were gone, damaged or not readable. For encoder outputs also media that were not read, because reading was slower
+    /// than encoding, took too long, or was paused.
+    pub misses: u64,
+}
+
+/// Misses of the prefix cache on disk, by cause.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DiskMisses {
+    /// Files that were gone.
+    pub gone: u64,
+    /// Files with a wrong length, header or checksum.
+    pub damaged: u64,
+    /// Files that the system could not read.
+    pub failed: u64,
+    /// Prefixes that were faster to compute.
+    pub slow: u64,
+    /// Prefixes that the disk took too long for.
+    pub late: u64,
+    /// Prefixes that had no room.
+    pub room: u64,
+    /// Prefixes not read because the disk took too long for another one shortly before.
+    pub paused: u64,
 }

@@ -33,7 +33,7 @@ fn prompt(first: u32, pages: usize) -> Vec<u32> {
 fn evict(index: &mut PrefixIndex, want: usize, pool: &mut PagePool, gone: &mut Vec<PageId>) -> usize {
     let before = gone.len();
     while gone.len() - before < want {
-        let Some((page, _)) = index.evict_one(pool) else { break };
+        let Some((page, _)) = index.evict_one(pool, true) else { break };
         gone.push(page);
     }
     gone.len() - before
@@ -270,4 +270,34 @@ fn what_is_adopted_under_others_pages_never_keeps_these_from_being_evicted() {
     let (mut again, last) = (take(&mut pool, 2), lasting[2]);
     again.push(last);
     assert_eq!(index.adopt(key(&tokens), &mut again, &mut pool), 3);
+}
+
+#[test]
+fn pinned_pages_leave_last_until_their_minute_comes() {
+    let (mut pool, mut index) = built(16);
+    let donate = |index: &mut PrefixIndex, pool: &mut PagePool, first: u32| {
+        let pages = take(pool, 3);
+        index.donate(PageKey::text(0, &prompt(first, 3)), &pages, pool);
+        pages
+    };
+    let pages: Vec<Vec<PageId>> = (1..=5).map(|first| donate(&mut index, &mut pool, first)).collect();
+    let refused = index.pin(PageKey::text(0, &prompt(1, 2)), 5, 4);
+    assert_eq!((refused, index.pinned()), (0, 2));
+    // Of the next one two pages fit, of a third none; a longer time costs nothing.
+    assert_eq!(index.pin(PageKey::text(0, &prompt(3, 3)), 5, 4), 1);
+    assert_eq!(index.pin(PageKey::text(0, &prompt(4, 3)), 5, 4), 3);
+    assert_eq!(index.pin(PageKey::text(0, &prompt(1, 2)), 60, 4), 0);
+    assert_eq!((index.pinned(), index.stats().pinned), (4, 4));
+    let mut gone = Vec::new();
+    assert_eq!(evict(&mut index, 11, &mut pool, &mut gone), 11);
+    let kept = [pages[0][0], pages[0][1], pages[2][0], pages[2][1]];
+    assert!(kept.iter().all(|page| !gone.contains(page)), "{gone:?}");
+    index.check(&pool).unwrap();
+    index.advance(6);
+    assert_eq!(index.pinned(), 2, "five minutes have passed");
+    assert_eq!(evict(&mut index, 2, &mut pool, &mut gone), 2);
+    assert_eq!(gone[11..], [pages[2][1], pages[2][0]]);
+    // Nothing else is left: what is pinned goes, too, the end of a prefix first.
+    assert_eq!(evict(&mut index, 5, &mut pool, &mut gone), 2);
+    assert_eq!((gone[13..].to_vec(), index.pinned(), pool.free()), (vec![pages[0][1], pages[0][0]], 0, 16));
 }

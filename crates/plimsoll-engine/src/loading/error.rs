@@ -30,6 +30,18 @@ pub enum LoadingError {
     /// The sampling that the checkpoint recommends is broken.
     #[error("{0} (--generation-config off serves without it)")]
     Generation(String),
+    /// The tokens of the draft model differ.
+    #[error(
+        "--draft-model: token {id} is {draft:?} there and {own:?} in the model: use a draft model of the same vocabulary"
+    )]
+    DraftTokens {
+        /// The first token that differs.
+        id: u32,
+        /// How the draft model spells it.
+        draft: String,
+        /// How the model does.
+        own: String,
+    },
     /// The checkpoint holds a configuration only.
     #[error("'{0}' has a configuration but no weights: it can be planned, not served")]
     NoWeights(String),

@@ -9,9 +9,9 @@ pub mod sentence;
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_formats::{Checkpoint, GgufMeta};
+use plimsoll_formats::{Checkpoint, GgufMeta, Mmproj};
 use plimsoll_memory::heap;
-use plimsoll_text::{ChatTemplate, GgufVocab, TemplateSources, TextError, Tokenizer};
+use plimsoll_text::{ChatTemplate, FimIds, GgufVocab, TemplateSources, TextError, Tokenizer};
 
 use crate::loading::sentence::Sentence;
 use crate::sampling::SamplingParams;
@@ -21,8 +21,8 @@ pub use error::LoadingError;
 ///
 /// # Errors
 /// [`LoadingError::NoWeights`], or what is wrong with it.
-pub fn with_weights(path: &Path) -> Result<Checkpoint, LoadingError> {
-    let checkpoint = Checkpoint::open(path)?;
+pub fn with_weights(path: &Path, mmproj: &Mmproj) -> Result<Checkpoint, LoadingError> {
+    let checkpoint = Checkpoint::open_with(path, mmproj)?;
     match checkpoint.has_data() {
         true => Ok(checkpoint),
         false => Err(LoadingError::NoWeights(path.display().to_string())),
@@ -33,8 +33,8 @@ pub fn with_weights(path: &Path) -> Result<Checkpoint, LoadingError> {
 pub struct CheckpointDefaults {
     /// How embeddings are made.
     pub sentence: Option<Sentence>,
-    /// The sampling that is recommended.
-    pub sampling: Result<SamplingParams, LoadingError>,
+    /// The sampling that is recommended; none if the checkpoint recommends none.
+    pub sampling: Result<Option<SamplingParams>, LoadingError>,
 }
 
 impl CheckpointDefaults {
@@ -45,7 +45,7 @@ impl CheckpointDefaults {
     /// since the operator can serve without the recommendation.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, LoadingError> {
         let (sentence, sampling) = match checkpoint.gguf() {
-            Some(_) => (None, Ok(SamplingParams::default())),
+            Some(_) => (None, Ok(None)),
             None => (Sentence::read(checkpoint.dir())?, generation::sampling(checkpoint.dir())),
         };
         Ok(Self { sentence, sampling })
@@ -67,9 +67,14 @@ pub struct LoadedModel {
 }
 
 impl LoadedModel {
-    /// Opens a `.gguf` file or a checkpoint directory.
+    /// Opens a `.gguf` file, with the vision encoder of an `mmproj` file beside it, or a checkpoint directory.
     pub fn open(path: &Path) -> Result<Self, LoadingError> {
-        let checkpoint = with_weights(path)?;
+        Self::open_with(path, &Mmproj::Beside)
+    }
+
+    /// The same with a choice of the `mmproj` file.
+    pub fn open_with(path: &Path, mmproj: &Mmproj) -> Result<Self, LoadingError> {
+        let checkpoint = with_weights(path, mmproj)?;
         let before = heap::in_use();
         let (tokenizer, template) = match checkpoint.gguf() {
             Some(meta) => from_gguf(meta)?,
@@ -85,6 +90,27 @@ impl LoadedModel {
             text_bytes,
         })
     }
+
+    /// The model with a draft model: a smaller one whose tokens are the same.
+    ///
+    /// # Errors
+    /// [`LoadingError::DraftTokens`], what is wrong with the files, or [`plimsoll_formats::FormatError::Draft`].
+    pub fn with_draft(self, draft: &Path) -> Result<Self, LoadingError> {
+        let draft = Self::open_with(draft, &Mmproj::Off)?;
+        same_tokens(&self.tokenizer, &draft.tokenizer)?;
+        Ok(Self { checkpoint: self.checkpoint.with_draft(draft.checkpoint)?, ..self })
+    }
+}
+
+/// That two tokenizers spell every token alike. Ids that one of them has no token for are padding.
+fn same_tokens(own: &Tokenizer, draft: &Tokenizer) -> Result<(), LoadingError> {
+    for id in 0..own.vocab_size().min(draft.vocab_size()) as u32 {
+        let (own, draft) = (own.token_name(id), draft.token_name(id));
+        if own != draft && !own.is_empty() && !draft.is_empty() {
+            return Err(LoadingError::DraftTokens { id, draft: draft.into(), own: own.into() });
+        }
+    }
+    Ok(())
 }
 
 fn template_of(sources: &TemplateSources, tokenizer: &Tokenizer) -> Result<ChatTemplate, TextError> {
@@ -116,6 +142,15 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<TemplateSources>), Lo
         add_bos: meta.bool("tokenizer.ggml.add_bos_token"),
         add_eos: meta.bool("tokenizer.ggml.add_eos_token"),
         add_space_prefix: meta.bool("tokenizer.ggml.add_space_prefix"),
+        // Older files have the names without `fim`.
+        fim: FimIds {
+            prefix: id("fim_pre").or(id("prefix")),
+            suffix: id("fim_suf").or(id("suffix")),
+            middle: id("fim_mid").or(id("middle")),
+            pad: id("fim_pad"),
+            repository: id("fim_rep"),
+            separator: id("fim_sep"),
+        },
     };
     let template = |name: &str| meta.str(name).map(str::to_owned);
     let tool_use = template("tokenizer.chat_template.tool_use");

@@ -1,7 +1,6 @@
 //! Checks the media of a request against what the model takes.
 
 use plimsoll_media::Modality;
-use plimsoll_memory::broken;
 use plimsoll_models::Grid;
 
 use super::placed;
@@ -12,8 +11,11 @@ impl MediaSpec {
     /// Checks a request's items against the limits and against its prompt.
     pub(crate) fn check(&self, prompt: &[u32], items: &[MediaItem]) -> Result<(), Refusal> {
         let invalid = |message: String| Refusal::Invalid { param: "messages", message };
-        if items.len() > self.items_max && !broken("T-24") {
-            let (n, most) = (items.len(), self.items_max);
+        // An image may come in pieces.
+        let pieces = self.image.as_ref().map_or(1, |image| image.rule.pieces_max() as usize);
+        let most = self.items_max.saturating_mul(pieces);
+        if items.len() > most {
+            let n = items.len();
             return Err(invalid(format!("the request has {n} media; the limit is {most} (--max-media-per-request)")));
         }
         for item in items {
@@ -69,11 +71,11 @@ impl MediaSpec {
 }
 
 impl AudioSpec {
-    /// I6 of a sound.
+    /// I6 of an audio clip.
     fn check(&self, item: &MediaItem) -> Result<(), String> {
         let (what, frames) = (Modality::Audio.noun(), item.grid.patches() as u64);
         let values = item.pixels.spectrogram.len() as u64;
-        let agree = item.grid == Grid::sound(frames as usize)
+        let agree = item.grid == Grid::audio(frames as usize)
             && values == frames * self.mel.bands() as u64
             && item.shape.tokens == self.rule.tokens(frames);
         if !agree {
@@ -90,7 +92,7 @@ impl AudioSpec {
     }
 }
 
-/// Whether a picture fits into another, on its side if need be.
+/// Whether an image fits into another, on its side if need be.
 fn inside(own: Grid, most: Grid) -> bool {
     let sides = |grid: Grid| (grid.height.min(grid.width), grid.height.max(grid.width));
     let ((short, long), (most_short, most_long)) = (sides(own), sides(most));

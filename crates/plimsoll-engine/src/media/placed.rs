@@ -4,7 +4,7 @@ use std::collections::TryReserveError;
 
 use super::spec::{MediaItem, MediaSpec};
 
-/// Placeholders without a gap: a whole picture, or one group of frames.
+/// Placeholders without a gap: a whole image, or one group of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// Which of the request's items.

@@ -4,30 +4,34 @@
 //! stresses and what requests are held to. Items are encoded in the workspace of steps: the two never coincide, so the
 //! larger of them is planned, not both.
 
+mod lines;
+mod transfers;
+
 use std::sync::Arc;
 
 use plimsoll_device::{DeviceError, KvShape, PlanDevice, WeightTable, Work};
 use plimsoll_media::geometry::{ImageRule, Patches, VideoRule};
 use plimsoll_media::{MediaError, Modality, OutputPool, Shape, Staging};
-use plimsoll_memory::{Bytes, Component, PlanLine};
-use plimsoll_models::{Encoder, Grid, Pictures, PlaceRule, Sense};
+use plimsoll_memory::Bytes;
+use plimsoll_models::{Encoder, EncoderInput, EncoderKind, Grid, PlaceRule, Vision};
 
 use super::spec::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
 use crate::api::options::Options;
 use crate::plan::error::PlanError;
+use transfers::Transfers;
 
 /// What of the options decides how large items are.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bounds {
-    pub image: ImageSpec,
+    pub image: Option<ImageSpec>,
     pub video: Option<VideoSpec>,
     pub audio: Option<AudioSpec>,
     pub batch: usize,
     pub spelling: Spelling,
 }
 
-/// Rows of a page of encoder outputs: small beside a picture, so that little of the last page is wasted.
-const OUTPUT_PAGE_ROWS: usize = 32;
+/// Rows of a page of encoder outputs: small beside an image, so that little of the last page is wasted.
+pub(crate) const OUTPUT_PAGE_ROWS: usize = 32;
 
 /// What a model with a tower takes, and what that costs.
 #[derive(Clone, Debug)]
@@ -37,6 +41,7 @@ pub struct MediaPlan {
     audio: Option<AudioSpec>,
     parameters: String,
     places: Option<PlaceRule>,
+    image_in_one_step: bool,
     spelling: Spelling,
     items_max: usize,
     batch: usize,
@@ -48,9 +53,11 @@ pub struct MediaPlan {
     /// Bytes of a batch's patches.
     patch_bytes: u64,
     /// The batches that take most of the workspace: what the proof runs.
-    pub(crate) worst: Vec<(Sense, Vec<Grid>)>,
+    pub(crate) worst: Vec<(EncoderKind, Vec<Grid>)>,
     /// What they take.
     pub(crate) workspace: usize,
+    /// What a batch asks of a GPU at most.
+    pub(crate) transfers: Transfers,
     /// Tokens of the largest item.
     tokens: u64,
     /// The most work that one item is.
@@ -75,8 +82,9 @@ struct Cost {
 
 /// What the items of one tower take at most, each number by itself.
 struct Need {
-    worst: Vec<(Sense, Vec<Grid>)>,
+    worst: Vec<(EncoderKind, Vec<Grid>)>,
     workspace: usize,
+    transfers: Transfers,
     patch_bytes: u64,
     tokens: u64,
     work: Work,
@@ -87,14 +95,14 @@ struct Need {
 pub(super) struct Planner<'a> {
     pub tower: &'a dyn Encoder,
     pub weights: &'a WeightTable,
-    pub kv: KvShape,
+    pub kv: &'a KvShape,
 }
 
 impl Planner<'_> {
     /// Workspace and work of a batch.
     fn run(&self, grids: &[Grid]) -> Result<(usize, Work), DeviceError> {
         let mut device = PlanDevice::new(self.weights, self.kv);
-        self.tower.encode(&mut device, &Pictures { grids, patches: &[] })?;
+        self.tower.encode(&mut device, &EncoderInput { grids, patches: &[] })?;
         Ok((device.high_water(), device.work()))
     }
 
@@ -106,7 +114,7 @@ impl Planner<'_> {
 
     /// The batches of `batch` items that no other batch exceeds: as many of the item that adds most as there is room for beside one
     /// that makes the most of the part that is needed once. None without candidates.
-    fn need(&self, sense: Sense, batch: usize, candidates: &[Candidate]) -> Result<Option<Need>, DeviceError> {
+    fn need(&self, sense: EncoderKind, batch: usize, candidates: &[Candidate]) -> Result<Option<Need>, DeviceError> {
         let mut costs = Vec::with_capacity(candidates.len());
         for candidate in candidates {
             costs.push((self.cost(candidate.grid)?, candidate.grid));
@@ -128,6 +136,7 @@ impl Planner<'_> {
         Ok(Some(Need {
             worst: batches.into_iter().map(|grids| (sense, grids)).collect(),
             workspace,
+            transfers: self.transfers(batch, candidates)?,
             patch_bytes: (batch * patches * self.tower.patch_width() * size_of::<f32>()) as u64,
             tokens: most_of(|candidate| candidate.shape.tokens as usize) as u64,
             work,
@@ -152,24 +161,24 @@ fn undominated(all: Vec<Candidate>) -> Vec<Candidate> {
     best
 }
 
-/// The largest pictures of up to `tokens_max` tokens.
+/// The largest images of up to `tokens_max` tokens.
 pub(super) fn largest_images(rule: &ImageRule, tokens_max: u64) -> Vec<Candidate> {
     match rule {
         ImageRule::Patches(rule) => along(rule, Modality::Image, 1, &rule.frontier(), tokens_max),
         ImageRule::Tiles(rule) => vec![tiled(&rule.patches, rule.worst())],
+        ImageRule::Pieces(rule) => along(&rule.patches, Modality::Image, 1, &rule.largest(), u64::MAX),
     }
 }
 
-/// The largest grids of pictures, whatever their tokens.
+/// The largest grids of images, whatever their tokens.
 pub(super) fn image_bounds(rule: &ImageRule) -> Arc<[Grid]> {
+    let frontier = match rule {
+        ImageRule::Patches(patches) => patches.frontier(),
+        ImageRule::Pieces(pieces) => pieces.largest(),
+        ImageRule::Tiles(tiles) => return [tiled(&tiles.patches, tiles.worst()).grid].into(),
+    };
     let side = |tokens: u64| (tokens * rule.patches().merge) as usize;
-    match rule {
-        ImageRule::Patches(patches) => {
-            let grid = |(a, b)| Grid { frames: 1, height: side(a), width: side(b) };
-            patches.frontier().into_iter().map(grid).collect()
-        }
-        ImageRule::Tiles(tiles) => [tiled(&tiles.patches, tiles.worst()).grid].into(),
-    }
+    frontier.into_iter().map(|(a, b)| Grid { frames: 1, height: side(a), width: side(b) }).collect()
 }
 
 /// The largest videos.
@@ -213,6 +222,7 @@ impl Need {
         Self {
             worst: [self.worst, other.worst].concat(),
             workspace: self.workspace.max(other.workspace),
+            transfers: self.transfers.max(other.transfers),
             patch_bytes: self.patch_bytes.max(other.patch_bytes),
             tokens: self.tokens.max(other.tokens),
             work: if other.work.flops > self.work.flops { other.work } else { self.work },
@@ -220,9 +230,9 @@ impl Need {
     }
 }
 
-/// What pictures and videos take, and what videos are held to.
-fn seen(bounds: &Bounds, planner: &Planner<'_>) -> Result<(Option<VideoSpec>, Need), PlanError> {
-    let Bounds { image, video, batch, .. } = bounds;
+/// What images and videos take, and what videos are held to.
+fn seen(bounds: &Bounds, image: &ImageSpec, planner: &Planner<'_>) -> Result<(Option<VideoSpec>, Need), PlanError> {
+    let Bounds { video, batch, .. } = bounds;
     let images = largest_images(&image.rule, image.tokens_max);
     let videos = video.as_ref().map_or(Vec::new(), largest_videos);
     let video = video.clone().map(|video| VideoSpec {
@@ -230,7 +240,7 @@ fn seen(bounds: &Bounds, planner: &Planner<'_>) -> Result<(Option<VideoSpec>, Ne
         bounds: videos.iter().map(|candidate| candidate.grid).collect(),
         ..video
     });
-    let need = planner.need(Sense::Sight, *batch, &undominated([images, videos].concat()))?;
+    let need = planner.need(EncoderKind::Vision, *batch, &undominated([images, videos].concat()))?;
     let Some(need) = need else {
         let why = "the context is too short for any image".into();
         return Err(MediaError::BadConfig { key: "min_pixels", why }.into());
@@ -238,60 +248,76 @@ fn seen(bounds: &Bounds, planner: &Planner<'_>) -> Result<(Option<VideoSpec>, Ne
     Ok((video, need))
 }
 
-/// What sounds take: the longest is the worst in every way.
+/// What audio clips take: the longest is the worst in every way.
 fn heard(audio: &AudioSpec, batch: usize, planner: &Planner<'_>) -> Result<Option<Need>, DeviceError> {
-    let grid = Grid::sound(audio.rule.frames_max() as usize);
-    planner.need(Sense::Hearing, batch, &[Candidate { grid, shape: audio.rule.worst() }])
+    let grid = Grid::audio(audio.rule.frames_max() as usize);
+    planner.need(EncoderKind::Audio, batch, &[Candidate { grid, shape: audio.rule.worst() }])
 }
 
 /// The processing in words, for keys of content.
-fn parameters(image: &ImageSpec, video: Option<&VideoSpec>, audio: Option<&AudioSpec>) -> String {
+fn parameters(image: Option<&ImageSpec>, video: Option<&VideoSpec>, audio: Option<&AudioSpec>) -> String {
     let processing = |rule: &dyn std::fmt::Debug, normalize| format!("{rule:?} {normalize:?}");
-    let image = processing(&image.rule, &image.normalize);
+    let image = image.map_or(String::new(), |image| processing(&image.rule, &image.normalize));
     let video = video.map(|video| processing(&video.rule, &video.normalize));
     let audio = audio.map(|audio| (&audio.rule, audio.mel.bands()));
     format!("{image} {video:?} {audio:?}")
 }
 
 impl MediaPlan {
-    /// Of items within bounds; without pools yet.
+    /// Of items within bounds; without pools yet. None where there are no legal items.
     pub(super) fn new(
         bounds: &Bounds,
-        places: Option<PlaceRule>,
-        planner: &Planner<'_>,
-        hearing: Option<&Planner<'_>>,
-    ) -> Result<Self, PlanError> {
+        vision: Option<(&dyn Vision, Planner<'_>)>,
+        audio_planner: Option<Planner<'_>>,
+    ) -> Result<Option<Self>, PlanError> {
         let Bounds { image, audio, batch, spelling, .. } = bounds;
-        let (video, mut need) = seen(bounds, planner)?;
-        if let (Some(audio), Some(hearing)) = (audio, hearing)
-            && let Some(own) = heard(audio, *batch, hearing)?
-        {
-            need = need.and(own);
-        }
-        let Need { worst, workspace, patch_bytes, tokens, work } = need;
-        Ok(Self {
-            parameters: parameters(image, video.as_ref(), audio.as_ref()),
+        let (video, seen) = match (image, &vision) {
+            (Some(image), Some((_, planner))) => {
+                let (video, need) = seen(bounds, image, planner)?;
+                (video, Some(need))
+            }
+            _ => (None, None),
+        };
+        let heard = match (audio, &audio_planner) {
+            (Some(audio), Some(planner)) => heard(audio, *batch, planner)?,
+            _ => None,
+        };
+        let need = match (seen, heard) {
+            (Some(seen), Some(heard)) => seen.and(heard),
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => return Ok(None),
+        };
+        // Of two towers' outputs those of the vision tower are the wider.
+        let planner = vision.as_ref().map(|(_, planner)| *planner).or(audio_planner);
+        let width = planner.map_or(0, |planner| planner.tower.output_width());
+        let vision = vision.map(|(vision, _)| vision);
+        let Need { worst, workspace, transfers, patch_bytes, tokens, work } = need;
+        let (pieces, whole) = image.as_ref().map_or((1, 0), |image| (image.rule.pieces_max(), image.tokens_max));
+        Ok(Some(Self {
+            parameters: parameters(image.as_ref(), video.as_ref(), audio.as_ref()),
             patch_bytes,
-            image: Some(image.clone()),
+            image: image.clone(),
             video,
             audio: audio.clone(),
-            places,
+            places: vision.and_then(Vision::place_rule),
+            image_in_one_step: vision.is_some_and(Vision::tokens_see_each_other),
             spelling: spelling.clone(),
             items_max: 0,
             batch: *batch,
-            width: planner.tower.output_width(),
+            width,
             pages: 0,
             media_bytes: 0,
             worst,
             workspace,
-            tokens,
-            work,
-        })
+            transfers,
+            tokens: tokens.max(whole),
+            work: Work { flops: work.flops * pieces, ..work },
+        }))
     }
 
     /// The same with the pools that `options` ask for.
     pub(super) fn sized(&self, options: &Options) -> Result<Self, PlanError> {
-        let pages = pages(options, self.width, self.tokens as usize, self.batch)?;
+        let pages = pages(options, self.width, (self.item_pages(), self.tokens), self.batch)?;
         let items_max = options.max_media_per_request;
         Ok(Self { pages, items_max, media_bytes: options.media_bytes, ..self.clone() })
     }
@@ -304,6 +330,7 @@ impl MediaPlan {
             audio: self.audio.clone(),
             parameters: self.parameters.clone(),
             places: self.places,
+            image_in_one_step: self.image_in_one_step,
             spelling: self.spelling.clone(),
             items_max: self.items_max,
             batch: self.batch,
@@ -312,33 +339,23 @@ impl MediaPlan {
         })
     }
 
+    /// Pages that any one item takes at most: each piece of an image has its own.
+    fn item_pages(&self) -> usize {
+        let image = self.image.as_ref().map_or(0, |image| image.output_pages(OUTPUT_PAGE_ROWS));
+        image.max((self.tokens as usize).div_ceil(OUTPUT_PAGE_ROWS))
+    }
+
+    /// Bytes of a page of outputs.
+    pub(crate) fn output_page_bytes(&self) -> usize {
+        OUTPUT_PAGE_ROWS * self.width * size_of::<f32>()
+    }
+
     /// Bytes of the pool of outputs, and of a batch's patches.
     pub(crate) fn encoder_bytes(&self) -> u64 {
         OutputPool::bytes_for(self.width, OUTPUT_PAGE_ROWS, OUTPUT_PAGE_ROWS, self.pages) + self.patch_bytes
     }
 
-    /// Its lines in the plan.
-    pub(crate) fn lines(&self) -> [PlanLine; 2] {
-        let (pages, rows) = (self.pages, self.pages * OUTPUT_PAGE_ROWS);
-        let (tokens, batch, width) = (self.tokens, self.batch, self.width);
-        let detail = format!(
-            "{rows} tokens x {width} numbers in {pages} pages, {tokens} tokens an item at most; what {batch} at once are made of: {}",
-            Bytes(self.patch_bytes)
-        );
-        let outputs = PlanLine { component: Component::EncoderOutputs, bytes: self.encoder_bytes(), detail };
-        let detail =
-            "upper limit, not expected use: media while they are decoded, pixels and spectrograms until requests end"
-                .into();
-        [outputs, PlanLine { component: Component::MediaStaging, bytes: self.media_bytes, detail }]
-    }
-
-    /// For the line of the step workspace.
-    pub(crate) fn words(&self) -> String {
-        let (tokens, batch) = (self.tokens, self.batch);
-        format!("; or, between steps, {batch} media of up to {tokens} tokens: {}", Bytes(self.workspace as u64))
-    }
-
-    /// The next smaller bounds worth trying: pixels of a picture, frames of a video.
+    /// The next smaller bounds worth trying: pixels of an image, frames of a video.
     pub(crate) fn smaller(&self) -> (Option<u64>, Option<u64>) {
         let image = self.image.as_ref().map(|image| image.rule.pixels()).map(|(least, most)| (most / 2, least));
         let video = self.video.as_ref().map(|video| &video.rule);
@@ -347,34 +364,34 @@ impl MediaPlan {
         (allowed(image), allowed(video))
     }
 
-    /// Half the seconds of a sound.
+    /// Half the seconds of an audio clip.
     pub(crate) fn shorter(&self) -> Option<u64> {
         self.audio.as_ref().map(|audio| audio.rule.max_seconds / 2).filter(|seconds| *seconds > 0)
     }
 
-    /// Seconds of the longest sound; 0 for a model that does not hear.
+    /// Seconds of the longest audio clip; 0 for a model that does not hear.
     pub fn audio_seconds(&self) -> u64 {
         self.audio.as_ref().map_or(0, |audio| audio.rule.max_seconds)
     }
 
-    /// Tokens of a sound of so many seconds, and bytes of its spectrogram.
-    pub fn sound(&self, seconds: u64) -> (u64, u64) {
+    /// Tokens of an audio clip of so many seconds, and bytes of its spectrogram.
+    pub fn audio(&self, seconds: u64) -> (u64, u64) {
         self.audio.as_ref().map_or((0, 0), |audio| {
             let frames = audio.rule.frames(seconds * audio.rule.rate);
             (audio.rule.tokens(frames), frames * (audio.mel.bands() * size_of::<f32>()) as u64)
         })
     }
 
-    /// Bytes of outputs and of what they are encoded from that `pictures` of the largest size and `sounds` of `seconds` take. The
+    /// Bytes of outputs and of what they are encoded from that `images` of the largest size and `clips` of `seconds` take. The
     /// outputs have room for any one item: a video may come.
-    pub fn bytes_of(&self, pictures: u64, sounds: u64, seconds: u64) -> (u64, u64) {
-        let tokens = self.image.as_ref().map_or(0, |image| image.tokens_max);
-        let pages = OutputPool::bytes_for(self.width, OUTPUT_PAGE_ROWS, tokens as usize, 1);
-        let any = OutputPool::bytes_for(self.width, OUTPUT_PAGE_ROWS, self.tokens as usize, 1);
+    pub fn bytes_of(&self, images: u64, clips: u64, seconds: u64) -> (u64, u64) {
+        let (tokens, page) = (self.image_tokens(), self.output_page_bytes() as u64);
+        let pages = self.image.as_ref().map_or(0, |image| image.output_pages(OUTPUT_PAGE_ROWS) as u64) * page;
+        let any = self.item_pages() as u64 * page;
         let side = self.image.as_ref().map_or(0, |image| image.rule.patches().factor());
-        let (heard, spectrogram) = self.sound(seconds);
+        let (heard, spectrogram) = self.audio(seconds);
         let rows = OutputPool::bytes_for(self.width, OUTPUT_PAGE_ROWS, heard as usize, 1);
-        ((pictures * pages + sounds * rows).max(any), pictures * tokens * side * side * 3 + sounds * spectrogram)
+        ((images * pages + clips * rows).max(any), images * tokens * side * side * 3 + clips * spectrogram)
     }
 
     /// The most tokens of one item, and the most work that one is: perhaps not the same one.
@@ -382,16 +399,21 @@ impl MediaPlan {
         (self.tokens, self.work)
     }
 
-    /// Tokens of the largest picture.
+    /// Rows of an image, or of a video's frame, that are computed in one step; 0 where an image may be cut.
+    pub(crate) fn rows_in_one_step(&self) -> usize {
+        let frame = self.video.as_ref().map_or(0, |video| video.rule.frame_tokens());
+        if self.image_in_one_step { self.image_tokens().max(frame) as usize } else { 0 }
+    }
+
+    /// Tokens of the largest image.
     pub fn image_tokens(&self) -> u64 {
         self.image.as_ref().map_or(0, |image| image.tokens_max)
     }
 }
 
 /// Pages of the pool: as asked, or for a batch and one item more. One item must fit.
-fn pages(options: &Options, width: usize, tokens: usize, batch: usize) -> Result<usize, PlanError> {
+fn pages(options: &Options, width: usize, (one, tokens): (usize, u64), batch: usize) -> Result<usize, PlanError> {
     let page = (OUTPUT_PAGE_ROWS * width * size_of::<f32>()) as u64;
-    let one = tokens.div_ceil(OUTPUT_PAGE_ROWS);
     let Some(bytes) = options.encoder_output_bytes else { return Ok(one * (batch + 1)) };
     let pages = usize::try_from(bytes / page).unwrap_or(usize::MAX);
     if pages < one || pages > 1 << 24 {

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_formats::Checkpoint;
+use plimsoll_formats::{Checkpoint, Mmproj};
 use plimsoll_media::Size;
+use plimsoll_memory::Component;
 
 use super::*;
-use crate::plan::{Blueprint, EnginePlan, Line};
+use crate::plan::{Blueprint, EnginePlan, Line, PlanError};
 
 fn fixture_of(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)
@@ -65,8 +66,8 @@ fn a30_no_legal_item_takes_more_than_the_worst_case() {
 fn no_legal_item_takes_more(model: &str) {
     let (blueprint, plan) = planned_of(model, &options()).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.tower(Sense::Sight).unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
+    let tower = blueprint.model.tower(EncoderKind::Vision).unwrap();
+    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
     let all = legal(media);
     assert!(all.len() > 200, "{} grids", all.len());
     let dearest = all.iter().map(|grid| planner.run(&[*grid]).unwrap().0).max().unwrap();
@@ -83,7 +84,7 @@ fn a30_no_cut_into_tiles_takes_more_than_the_worst_case() {
     let (blueprint, plan) = planned_of(model, &options()).unwrap();
     let media = plan.media.as_ref().unwrap();
     let tower = blueprint.model.vision().unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
+    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
     let all = legal(media);
     let frames: Vec<usize> = all.iter().map(|grid| grid.frames).collect();
     assert_eq!(frames, [1, 2, 3, 4, 5, 6], "a tile, a video's frames, two to four tiles and a thumbnail");
@@ -106,6 +107,51 @@ fn a30_no_cut_into_tiles_takes_more_than_the_worst_case() {
     // A context too short for one tile does not fail the plan; only requests with images are refused.
     let media = planned_of(model, &Options { max_req_total_len: Some(3), ..short }).unwrap().1.media.unwrap();
     assert_eq!((media.image_tokens(), media.video.unwrap().tokens_max), (4, 4));
+}
+
+#[test]
+fn a30_no_piece_takes_more_than_the_worst_case() {
+    let model = "vl-lfm2";
+    let options = Options { max_video_frames: None, ..options() };
+    let (blueprint, plan) = planned_of(model, &options).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let tower = blueprint.model.vision().unwrap();
+    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    let image = media.image.as_ref().unwrap();
+    let ImageRule::Pieces(rule) = &image.rule else { panic!("{model} is cut into pieces") };
+    let mut sizes: Vec<Size> = (1..90).flat_map(|h| (1..90).map(move |w| Size::new(h, w))).collect();
+    sizes.extend((1..20).flat_map(|h| (1..400).step_by(3).flat_map(move |w| [Size::new(h, w), Size::new(w, h)])));
+    let (mut pieces, mut tokens, mut pages) = (Vec::new(), 0u64, 0u64);
+    for fit in sizes.into_iter().filter_map(|size| image.rule.fit(size).ok()) {
+        let own: Vec<Size> = (0..fit.images).map(|_| fit.size).chain(fit.cut.and_then(|cut| cut.whole)).collect();
+        let own_tokens = |size: &Size| rule.piece(*size).tokens;
+        assert_eq!(own.iter().map(own_tokens).sum::<u64>(), fit.shape.tokens, "{fit:?}");
+        tokens = tokens.max(fit.shape.tokens);
+        let own_pages = own.iter().map(|size| own_tokens(size).div_ceil(OUTPUT_PAGE_ROWS as u64));
+        pages = pages.max(own_pages.sum());
+        pieces.extend(own.iter().map(|size| (size.height as usize / 4, size.width as usize / 4)));
+    }
+    pieces.sort_unstable();
+    pieces.dedup();
+    let grids = pieces.iter().map(|(height, width)| Grid { frames: 1, height: *height, width: *width });
+    let dearest = grids.map(|grid| planner.run(&[grid]).unwrap().0).max().unwrap();
+    assert_eq!(dearest, media.workspace, "the worst case is one that occurs");
+    // Four tiles of four tokens and the whole of up to six, each on a page of its own.
+    assert_eq!((media.image_tokens(), tokens), (22, 4 * 4 + 6));
+    assert_eq!((media.item_pages() as u64, pages), (5, 5));
+    // Pixels buy tiles, then larger whole images.
+    for (pixels, tokens) in [(1 << 20, 22), (3 * 256, 18), (2 * 256, 14), (511, 6), (200, 3), (128, 2)] {
+        let options = Options { max_image_pixels: Some(pixels), ..options.clone() };
+        assert_eq!(planned_of(model, &options).unwrap().1.media.unwrap().image_tokens(), tokens, "{pixels} pixels");
+    }
+    let none = Options { max_image_pixels: Some(127), ..options.clone() };
+    let error = planned_of(model, &none).err().unwrap().to_string();
+    assert!(error.contains("--max-image-pixels leaves 127 pixels"), "{error}");
+    // A context too short for one image does not fail the plan; only requests with images are refused.
+    for (context, tokens) in [(14, 14), (13, 6), (3, 3)] {
+        let short = Options { max_req_total_len: Some(context), ..options.clone() };
+        assert_eq!(planned_of(model, &short).unwrap().1.media.unwrap().image_tokens(), tokens, "{context} tokens");
+    }
 }
 
 #[test]
@@ -166,7 +212,7 @@ fn a_videos_bounds_are_no_larger_than_a_request() {
     for model in ["vl-qwen2.5", "vl-qwen3"] {
         for max_video_frames in [None, Some(6)] {
             let options = || Options { max_video_frames, ..options() };
-            // Such pictures would be tried one by one.
+            // Such images would be tried one by one.
             for huge in [1 << 40, 1 << 22] {
                 let error = with(model, "huge", [huge, huge], options()).err().unwrap();
                 assert!(error.contains("min_pixels"), "{error}");
@@ -181,13 +227,56 @@ fn a_videos_bounds_are_no_larger_than_a_request() {
 }
 
 #[test]
+fn images_and_frames_that_fill_a_budget_take_no_more_than_the_worst_of_them() {
+    let options = || Options { max_image_pixels: None, max_video_frames: Some(3), batch_max_tokens: 128, ..options() };
+    // Whether an image's 70 tokens are computed in one step is the model's.
+    for (model, in_one_step) in [("vl-gemma4", 70), ("vl-gemma4-e2b", 0)] {
+        let (blueprint, plan) = planned_of(model, &options()).unwrap();
+        let media = plan.media.as_ref().unwrap();
+        assert_eq!((media.image_tokens(), media.rows_in_one_step()), (70, in_one_step), "{model}");
+        assert_eq!(media.video.as_ref().unwrap().tokens_max, 3 * 70);
+        let tower = blueprint.model.tower(EncoderKind::Vision).unwrap();
+        let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+        let legal = legal(media).into_iter();
+        let dearest = legal.map(|grid| planner.run(&[grid]).unwrap().0).max().unwrap();
+        assert_eq!(dearest, media.workspace, "{model}: the worst case is one that occurs");
+        // The least budget has 70 tokens of nine by nine pixels.
+        let error =
+            planned_of(model, &Options { max_image_pixels: Some(5669), ..options() }).err().unwrap().to_string();
+        assert!(error.contains("--max-image-pixels") && error.contains("5670"), "{error}");
+    }
+}
+
+#[test]
+fn a_budget_that_the_tower_has_no_positions_for_is_refused_by_name() {
+    let dir = std::env::temp_dir().join(format!("plimsoll-budget-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(fixture_of("vl-gemma4").join(name), dir.join(name)).unwrap();
+    }
+    let own = std::fs::read_to_string(fixture_of("vl-gemma4").join("preprocessor_config.json")).unwrap();
+    let refusal = |tokens: u64| {
+        let file = own.replace("\"max_soft_tokens\": 70", &format!("\"max_soft_tokens\": {tokens}"));
+        std::fs::write(dir.join("preprocessor_config.json"), file).unwrap();
+        let checkpoint = Checkpoint::open(&dir).unwrap();
+        let options = Options { max_image_pixels: None, batch_max_tokens: 2048, ..options() };
+        let planned = Blueprint::new(&checkpoint, &options).and_then(|blueprint| blueprint.media_plan(&options));
+        planned.expect_err("refused").to_string()
+    };
+    let (long, odd) = (refusal(140), refusal(100));
+    std::fs::remove_dir_all(&dir).unwrap();
+    assert!(long.contains("420 patches on a side, the tower has 216 positions"), "{long}");
+    assert!(odd.contains("max_soft_tokens") && odd.contains("100 is none of"), "{odd}");
+}
+
+#[test]
 fn a28_no_company_of_legal_items_takes_more_than_the_proven_batch() {
     for (batch, model) in [(2, "vl-qwen3.5"), (3, "vl-qwen2.5"), (3, "vl-qwen3"), (3, "vl-intern")] {
         let options = Options { visual_infer_batch_size: batch, ..options() };
         let (blueprint, plan) = planned_of(model, &options).unwrap();
         let media = plan.media.as_ref().unwrap();
-        let tower = blueprint.model.tower(Sense::Sight).unwrap();
-        let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
+        let tower = blueprint.model.tower(EncoderKind::Vision).unwrap();
+        let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
         let all = legal(media);
         let mut state = 7_usize;
         for _ in 0..3000 {
@@ -241,8 +330,10 @@ fn what_does_not_fit_says_which_flags_make_media_smaller() {
     let checkpoint = Checkpoint::open(&fixture()).unwrap();
     let huge = Options { max_image_pixels: None, media_bytes: 1 << 30, ..options() };
     let blueprint = Blueprint::new(&checkpoint, &huge).unwrap();
-    let error = blueprint.plan(&huge, 1, &Line::of_budget(400 << 20, "a test")).err().unwrap().to_string();
-    // Where videos are the larger ones, smaller pictures save nothing.
+    let error = blueprint.plan(&huge, 1, &Line::of_budget(400 << 20, "a test")).err().unwrap();
+    let PlanError::DoesNotFit(shortfall) = error else { panic!("{error}") };
+    let error = shortfall.details();
+    // Where videos are the larger ones, smaller images save nothing.
     for flag in ["--max-video-frames", "--media-bytes"] {
         assert!(error.contains(flag), "{error}");
     }
@@ -280,23 +371,23 @@ fn a_lone_configuration_is_planned_with_the_processors_defaults() {
 }
 
 #[test]
-fn a30_no_company_of_sounds_takes_more_than_the_proven_batch() {
+fn a30_no_mix_of_audio_exceeds_the_proven_batch() {
     let options = Options { visual_infer_batch_size: 3, max_audio_seconds: Some(8), ..options() };
     let (blueprint, plan) = planned_of("omni", &options).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.tower(Sense::Hearing).unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: plan.kv };
+    let tower = blueprint.model.tower(EncoderKind::Audio).unwrap();
+    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
     let audio = media.audio.as_ref().unwrap();
     let most = audio.rule.frames_max() as usize;
-    assert_eq!((media.audio_seconds(), most, audio.tokens_max, media.sound(8)), (8, 800, 104, (104, 800 * 20 * 4)));
-    let heard = media.worst.iter().filter(|(sense, _)| *sense == Sense::Hearing);
-    assert_eq!(heard.map(|(_, grids)| grids.clone()).collect::<Vec<_>>(), [vec![Grid::sound(most); 3]]);
+    assert_eq!((media.audio_seconds(), most, audio.tokens_max, media.audio(8)), (8, 800, 104, (104, 800 * 20 * 4)));
+    let heard = media.worst.iter().filter(|(sense, _)| *sense == EncoderKind::Audio);
+    assert_eq!(heard.map(|(_, grids)| grids.clone()).collect::<Vec<_>>(), [vec![Grid::audio(most); 3]]);
     for one in (2..=most).step_by(7) {
-        let company = [Grid::sound(one), Grid::sound(most - one / 2), Grid::sound(most)];
+        let company = [Grid::audio(one), Grid::audio(most - one / 2), Grid::audio(most)];
         assert!(planner.run(&company).unwrap().0 <= media.workspace, "{company:?}");
     }
     assert!(media.patch_bytes >= (3 * most * 20 * 4) as u64);
-    // Asked for less than a second can be carried: sounds are not taken, pictures are.
+    // Asked for less than a second can be carried: audio clips are not taken, images are.
     let short = Options { max_req_total_len: Some(12), max_image_pixels: Some(8 * 64), ..options };
     let media = blueprint.media_plan(&short).unwrap().unwrap();
     assert!(media.audio.is_none() && media.image.is_some());
@@ -304,10 +395,41 @@ fn a30_no_company_of_sounds_takes_more_than_the_proven_batch() {
 }
 
 #[test]
-fn without_a_flag_no_sound_has_more_tokens_than_any_item() {
+fn without_a_flag_no_audio_has_more_tokens_than_the_largest_item() {
     let (_, plan) = planned_of("omni", &options()).unwrap();
     let media = plan.media.unwrap();
     // 13 tokens a second; the context of the fixture is 4096.
     assert_eq!((media.audio_seconds(), media.shorter()), (315, Some(157)));
     assert_eq!(media.largest().0, 315 * 13);
+}
+
+#[test]
+fn images_of_a_gguf_model_are_prepared_as_those_of_the_same_model_elsewhere() {
+    for family in ["qwen3.5", "qwen3.5-moe", "qwen3-moe", "qwen2"] {
+        let media = |model: String| {
+            let checkpoint = Checkpoint::open(&fixture_of(&model)).unwrap();
+            let media = Blueprint::new(&checkpoint, &options()).unwrap().media_plan(&options()).unwrap();
+            (checkpoint.config.vision.clone().unwrap(), media.expect("images"))
+        };
+        let ((config, gguf), (twin, plain)) = (media(format!("vl-gguf-{family}")), media(format!("vl-{family}")));
+        assert_eq!(config, twin, "{family}");
+        assert_eq!(gguf.image, plain.image, "{family}");
+    }
+}
+
+#[test]
+fn the_plan_says_what_the_vision_encoder_takes() {
+    let (seeing, plan) = planned_of("vl-gguf-qwen3.5", &options()).unwrap();
+    let words = plan.plan.to_string();
+    assert!(words.contains("of them the vision encoder's"), "{words}");
+    let checkpoint = Checkpoint::open_with(&fixture_of("vl-gguf-qwen3.5"), &Mmproj::Off).unwrap();
+    let blueprint = Blueprint::new(&checkpoint, &options()).unwrap();
+    let text = blueprint.plan(&options(), 1, &Line::of_budget(400 << 20, "a test")).unwrap();
+    assert!(!text.plan.to_string().contains("vision") && text.media.is_none());
+    let weights = |plan: &EnginePlan| plan.plan.bytes(Component::Weights);
+    let encoder = seeing.weights.bytes_below("visual.") as u64;
+    assert!(words.contains(&format!("; {} of them", plimsoll_memory::Bytes(encoder))), "{encoder}: {words}");
+    // The rest is frequencies, which no file has.
+    let more = weights(&plan) - weights(&text);
+    assert!((encoder..encoder + 256).contains(&more), "{encoder}, {more}");
 }

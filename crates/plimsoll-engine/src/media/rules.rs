@@ -3,24 +3,32 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_device::{KvShape, WeightTable};
-use plimsoll_formats::{Audio as AudioConfig, Checkpoint, Tower, Vision as VisionConfig};
+use plimsoll_formats::{Audio as AudioConfig, AudioTask, Checkpoint, MmprojState, Tower, Vision as VisionConfig};
+use plimsoll_media::MediaError;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{
-    ImageRule, PatchVideo, Patches, ProcessorFiles, SoundWindows, TileVideo, Tiles, VideoRule,
+    AudioWindows, ImageRule, PatchVideo, Patches, ProcessorFiles, TileVideo, Tiles, VideoRule,
 };
 use plimsoll_media::image::Normalize;
-use plimsoll_media::{MediaError, Size};
 use plimsoll_models::Model;
 
+use super::agree::{agree, agree_on_positions, agree_on_tiles};
+use super::mmproj;
+use super::pieces;
 use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
-use super::spec::{AudioSpec, ImageSpec, Spelling, VideoSpec};
+use super::spec::{AudioSpec, ImageSpec, Spelling, Transcript, VideoSpec};
+use super::spelling::{self, between, framed, paragraph};
 use crate::api::options::Options;
 use crate::plan::error::PlanError;
 
 /// Without a flag, no item has more tokens than this, whatever the model's processor allows. Some processors allow an
 /// image of 16384 tokens: on a CPU it takes minutes, while all other requests wait. llama.cpp has the same limit.
 const ITEM_TOKENS_MAX: u64 = 4096;
+/// Tokens of an image of Gemma 4, where its processor's file does not say it.
+const IMAGE_TOKENS: u64 = 280;
+/// Samples to which Qwen3-ASR's feature extractor fills up an audio clip.
+const SHORTEST_SAMPLES: u64 = 8000;
 /// Largest file of a processor's configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
@@ -42,7 +50,8 @@ fn file(checkpoint: &Checkpoint, name: &'static str) -> Result<Option<String>, P
 #[derive(Debug)]
 pub struct MediaRules {
     files: ProcessorFiles,
-    config: VisionConfig,
+    /// The vision tower's configuration.
+    config: Option<VisionConfig>,
     /// The audio tower's configuration, and what makes its spectrograms.
     audio: Option<(AudioConfig, Arc<Mel>)>,
     spelling: Spelling,
@@ -55,71 +64,82 @@ pub struct MediaRules {
 const MADE_MAX: usize = 8;
 
 impl MediaRules {
-    /// Whether there are sounds among what the model takes.
+    /// Whether the model takes images.
+    pub(crate) fn sees(&self) -> bool {
+        self.config.is_some()
+    }
+
+    /// Whether there are audio clips among what the model takes.
     pub(crate) fn hears(&self) -> bool {
         self.audio.is_some()
     }
 
-    /// None where the files that say how pictures are prepared are not there: then the model serves text.
-    pub(crate) fn read(checkpoint: &Checkpoint) -> Result<Option<Self>, PlanError> {
-        let Some(config) = &checkpoint.config.vision else { return Ok(None) };
-        let [own, video, outer] = [
-            file(checkpoint, "preprocessor_config.json")?,
-            file(checkpoint, "video_preprocessor_config.json")?,
-            file(checkpoint, "processor_config.json")?,
-        ];
+    /// None for a model without towers, and where the files that say how media are prepared are not there: then the model serves text.
+    pub(crate) fn read(checkpoint: &Checkpoint, model: &dyn Model) -> Result<Option<Self>, PlanError> {
+        let config = checkpoint.config.vision.as_ref().filter(|_| model.vision().is_some());
+        let audio = checkpoint.config.audio.as_ref().filter(|_| model.audio().is_some());
+        if config.is_none() && audio.is_none() {
+            return Ok(None);
+        }
+        let [own, video, outer] = match (checkpoint.mmproj(), config) {
+            (MmprojState::Loaded { processor, .. }, Some(config)) => {
+                let [own, video] = mmproj::files(config, processor);
+                [own, video, None]
+            }
+            _ => [
+                file(checkpoint, "preprocessor_config.json")?,
+                file(checkpoint, "video_preprocessor_config.json")?,
+                file(checkpoint, "processor_config.json")?,
+            ],
+        };
         let own = match (own, &outer) {
             (None, None) if checkpoint.has_data() => {
-                tracing::warn!("the model has a vision tower, but no preprocessor_config.json: it takes text only");
+                let what = if config.is_some() { "a vision" } else { "an audio" };
+                tracing::warn!("the model has {what} tower, but no preprocessor_config.json: it takes text only");
                 return Ok(None);
             }
             // A lone configuration: planned with the processors' own defaults.
-            (None, None) => Some(defaults(config)),
+            (None, None) => config.map(defaults),
             (own, _) => own,
         };
-        if config.channels != 3 {
+        if config.is_some_and(|config| config.channels != 3) {
             return Err(MediaError::BadConfig { key: "in_channels", why: "images here have three".into() }.into());
         }
-        let outer = outer.or_else(|| sequence_length(config).filter(|_| !checkpoint.has_data()));
-        let spelling = match config.tower {
-            Tower::Qwen2 | Tower::Qwen2_5 => Spelling::Plain,
-            Tower::Qwen3 => Spelling::Timed,
-            Tower::Omni => Spelling::Plain,
-            Tower::Intern(_) => framed(file(checkpoint, "tokenizer_config.json")?.as_deref())?,
+        let outer = outer.or_else(|| config.and_then(sequence_length).filter(|_| !checkpoint.has_data()));
+        let tokenizer = || file(checkpoint, "tokenizer_config.json");
+        let spelling = match config.map(|config| config.tower) {
+            Some(Tower::Qwen3) => Spelling::Timed,
+            Some(Tower::Intern(_)) => framed(tokenizer()?.as_deref())?,
+            Some(Tower::Siglip) => paragraph(tokenizer()?.as_deref())?,
+            Some(Tower::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
+            Some(Tower::Gemma4(_)) => between(tokenizer()?.as_deref())?,
+            Some(Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni) | None => Spelling::Plain,
         };
         let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
-        let audio = checkpoint.config.audio.clone();
         Ok(Some(Self {
-            audio: audio.map(|audio| mel(&files, &audio).map(|mel| (audio, Arc::new(mel)))).transpose()?,
+            audio: audio.map(|audio| mel(&files, audio).map(|mel| (audio.clone(), Arc::new(mel)))).transpose()?,
             files,
             spelling,
-            config: config.clone(),
+            config: config.cloned(),
             max_context: checkpoint.config.max_context,
             made: Mutex::default(),
         }))
     }
 
-    /// What media take with these options; none for a model without a tower.
+    /// What media take with these options; none for a model without a tower, or where no audio clip fits into a request.
     pub(crate) fn plan(
         &self,
         model: &dyn Model,
         weights: &WeightTable,
-        kv: KvShape,
+        kv: &KvShape,
         options: &Options,
     ) -> Result<Option<MediaPlan>, PlanError> {
-        let Some(vision) = model.vision() else { return Ok(None) };
         let context = options.max_req_total_len.unwrap_or(usize::MAX).min(self.max_context) as u64;
         // Beyond the context no request can carry it.
         let tokens_max = if options.max_video_frames.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
-        let (image, video) = match self.config.tower {
-            Tower::Intern(_) => {
-                let image = tiles(&self.files, &self.config, options, context)?;
-                (image, tile_video(&self.files, &self.config, options, tokens_max)?)
-            }
-            _ => {
-                let image = image(&self.files, &self.config, options, context)?;
-                (image, Some(video(&self.files, &self.config, options, tokens_max)?))
-            }
+        let (image, video) = match &self.config {
+            Some(config) => self.seen(config, options, context, tokens_max)?,
+            None => (None, None),
         };
         let audio = match (&self.audio, model.audio()) {
             (Some((config, mel)), Some(_)) => audio(&self.files, config, mel, options, context)?,
@@ -132,23 +152,58 @@ impl MediaRules {
             return plan.sized(options).map(Some);
         }
         let planner = |tower| Planner { tower, weights, kv };
-        let hearing = model.audio().map(planner);
-        let plan = MediaPlan::new(&bounds, vision.place_rule(), &planner(vision), hearing.as_ref())?;
+        let vision = model.vision().map(|vision| (vision, planner(vision)));
+        let Some(plan) = MediaPlan::new(&bounds, vision, model.audio().map(planner))? else { return Ok(None) };
         if made.len() == MADE_MAX {
             made.remove(0);
         }
         made.push((bounds, plan.clone()));
         plan.sized(options).map(Some)
     }
+
+    /// How images and videos are prepared.
+    fn seen(
+        &self,
+        config: &VisionConfig,
+        options: &Options,
+        context: u64,
+        tokens_max: u64,
+    ) -> Result<(Option<ImageSpec>, Option<VideoSpec>), PlanError> {
+        let files = &self.files;
+        Ok(match config.tower {
+            Tower::Intern(_) => {
+                let image = tiles(files, config, options, context)?;
+                (Some(image), tile_video(files, config, options, tokens_max)?)
+            }
+            Tower::Siglip => (Some(tiles(files, config, options, context)?), None),
+            Tower::Siglip2(_) => (Some(pieces::image(files, config, options, [ITEM_TOKENS_MAX, context])?), None),
+            // A model without a token for videos takes none.
+            Tower::Gemma4(_) if config.tokens.video == config.tokens.image => {
+                (Some(image(files, config, options, context)?), None)
+            }
+            _ => {
+                let image = image(files, config, options, context)?;
+                (Some(image), Some(video(files, config, options, tokens_max)?))
+            }
+        })
+    }
 }
 
 /// A processor's file that says what the tower's configuration does.
 fn defaults(config: &VisionConfig) -> String {
-    if let Tower::Intern(_) = config.tower {
+    if let Tower::Intern(_) | Tower::Siglip = config.tower {
         let side = config.table_side * config.patch;
         return format!(r#"{{"size": {{"height": {side}, "width": {side}}}}}"#);
     }
+    if let Tower::Siglip2(_) = config.tower {
+        return pieces::defaults(config);
+    }
     let (patch, merge, temporal) = (config.patch, config.merge, config.temporal);
+    if let Tower::Gemma4(_) = config.tower {
+        return format!(
+            r#"{{"image_processor_type": "Gemma4", "patch_size": {patch}, "pooling_kernel_size": {merge}}}"#
+        );
+    }
     format!(r#"{{"patch_size": {patch}, "merge_size": {merge}, "temporal_patch_size": {temporal}}}"#)
 }
 
@@ -158,86 +213,54 @@ fn sequence_length(config: &VisionConfig) -> Option<String> {
     matches!(config.tower, Tower::Intern(_)).then(|| format!(r#"{{"image_seq_length": {tokens}}}"#))
 }
 
-/// The words around pictures, as the tokenizer's configuration names them.
-fn framed(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
-    let key = "tokenizer_config.json";
-    let parsed = tokenizer.map(serde_json::from_str::<serde_json::Value>).transpose();
-    let parsed = parsed.map_err(|why| MediaError::BadConfig { key, why: why.to_string() })?.unwrap_or_default();
-    let word = |name: &str, default: &str| {
-        let named = [&parsed, &parsed["extra_special_tokens"], &parsed["model_specific_special_tokens"]];
-        let named = named.into_iter().map(|place| &place[name]);
-        let word = named.filter_map(|token| token.as_str().or_else(|| token["content"].as_str())).next();
-        word.filter(|word| !word.is_empty()).unwrap_or(default).to_owned()
-    };
-    Ok(Spelling::Framed {
-        start: word("start_image_token", "<img>"),
-        end: word("end_image_token", "</img>"),
-        video: word("video_token", "<video>"),
-    })
-}
-
-/// The tower knows the places of one tile's patches, no others.
-fn agree_on_tiles(rule: &Tiles, config: &VisionConfig) -> Result<(), PlanError> {
-    let (side, tokens) = (config.table_side, (config.table_side / config.merge).pow(2));
-    let pixels = (side * config.patch) as u32;
-    if rule.tile == Size::new(pixels, pixels) && rule.tile_tokens == tokens as u64 {
-        return Ok(());
-    }
-    let (Size { height, width }, said) = (rule.tile, rule.tile_tokens);
-    let why = format!(
-        "the processor says tiles of {height} x {width} pixels and {said} tokens, the tower {pixels} x {pixels} and {tokens}"
-    );
-    Err(MediaError::BadConfig { key: "size, image_seq_length", why }.into())
-}
-
-/// The processor and the tower must agree on what a patch is.
-fn agree(rule: &Patches, config: &VisionConfig) -> Result<(), PlanError> {
-    let (said, is) = ([rule.patch, rule.merge, rule.temporal], [config.patch, config.merge, config.temporal]);
-    if said.iter().zip(is).all(|(said, is)| *said == is as u64) {
-        return Ok(());
-    }
-    let why = format!("the processor says {said:?}, the tower {is:?}");
-    Err(MediaError::BadConfig { key: "patch_size, merge_size, temporal_patch_size", why }.into())
-}
-
-/// How pictures are prepared: as the processor says, made no larger than asked or than a request can carry.
+/// How images are prepared: as the processor says, made no larger than asked or than a request can carry.
 fn image(
     files: &ProcessorFiles,
     config: &VisionConfig,
     options: &Options,
     context: u64,
 ) -> Result<ImageSpec, PlanError> {
-    let mut rule = Patches::image(&files.image, config.window.map(|pixels| pixels as u64))?;
+    let rule = match config.tower {
+        Tower::Gemma4(_) => Patches::filling(&files.image, IMAGE_TOKENS)?,
+        _ => Patches::image(&files.image, config.window.map(|pixels| pixels as u64))?,
+    };
     agree(&rule, config)?;
+    agree_on_positions(&rule, config)?;
     let token = rule.factor() * rule.factor();
     let asked = options.max_image_pixels.unwrap_or(ITEM_TOKENS_MAX * token);
-    let carried = context.saturating_mul(token);
-    rule.max_pixels = rule.max_pixels.min(asked).min(carried);
-    if rule.max_pixels < rule.min_pixels {
-        return Err(PlanError::Option {
-            flag: "--max-image-pixels",
-            problem: format!(
-                "leaves {} pixels; this model's processor makes {} at least",
-                rule.max_pixels, rule.min_pixels
-            ),
-        });
+    // A context too short for one image does not fail the plan; only requests with images are refused.
+    let carried = context.saturating_mul(token).max(rule.min_pixels);
+    let most = rule.max_pixels.min(asked).min(carried);
+    if most < rule.min_pixels {
+        let problem = format!("leaves {most} pixels; this model's processor makes {} at least", rule.min_pixels);
+        return Err(PlanError::Option { flag: "--max-image-pixels", problem });
     }
-    let rule = ImageRule::Patches(rule);
+    let rule = ImageRule::Patches(rule.with_max_pixels(most)?);
     let tokens = largest_images(&rule, context);
     let tokens_max = tokens.iter().map(|candidate| candidate.shape.tokens).max().unwrap_or(0);
-    let normalize = Normalize::new(&files.image, Normalize::CLIP)?;
+    let normalize = match config.tower {
+        Tower::Gemma4(_) => Normalize::centred(&files.image)?,
+        _ => Normalize::new(&files.image, Normalize::CLIP)?,
+    };
     let bounds = image_bounds(&rule);
     Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
 }
 
-/// The same where pictures are cut into tiles.
+/// The same where images are cut into tiles.
 fn tiles(
     files: &ProcessorFiles,
     config: &VisionConfig,
     options: &Options,
     context: u64,
 ) -> Result<ImageSpec, PlanError> {
-    let rule = Tiles::new(files, config.patch as u64, config.merge as u64)?;
+    let (patch, merge) = (config.patch as u64, config.merge as u64);
+    let (rule, means) = match config.tower {
+        Tower::Siglip => {
+            let tokens = (config.table_side / config.merge).pow(2) as u64;
+            (Tiles::one(files, patch, merge, tokens)?, Normalize::HALVES)
+        }
+        _ => (Tiles::new(files, patch, merge)?, Normalize::CLIP),
+    };
     agree_on_tiles(&rule, config)?;
     let asked = match options.max_image_pixels {
         Some(pixels) => pixels / rule.tile.pixels(),
@@ -251,7 +274,7 @@ fn tiles(
         return Err(PlanError::Option { flag: "--max-image-pixels", problem });
     }
     let rule = rule.with_max_tiles(most)?;
-    let normalize = Normalize::new(&files.image, Normalize::CLIP)?;
+    let normalize = Normalize::new(&files.image, means)?;
     let tokens_max = rule.worst().tokens;
     let rule = ImageRule::Tiles(rule);
     let bounds = image_bounds(&rule);
@@ -296,9 +319,11 @@ fn video(
     let window = config.window.map(|pixels| pixels as u64);
     let mut rule = match config.tower {
         Tower::Omni => PatchVideo::omni(files, window)?,
+        Tower::Gemma4(_) => PatchVideo::filling(files)?,
         _ => PatchVideo::new(&files.video, budget, window)?,
     };
     agree(&rule.patches, config)?;
+    agree_on_positions(&rule.patches, config)?;
     // Frames become smaller, so that those that share the bounds (all, or a patch's) are no larger than any item.
     let shared = if budget == Budget::Video { rule.patches.temporal } else { 1 };
     let token = rule.patches.factor().pow(2) * shared;
@@ -316,7 +341,10 @@ fn video(
         }
         rule.sampling.max_frames = rule.sampling.max_frames.min(most);
     }
-    let normalize = Normalize::new(&files.video, means)?;
+    let normalize = match config.tower {
+        Tower::Gemma4(_) => Normalize::centred(&files.video)?,
+        _ => Normalize::new(&files.video, means)?,
+    };
     let (rule, placeholder) = (VideoRule::Patches(rule), config.tokens.video);
     Ok(VideoSpec { rule, normalize, placeholder, tokens_max, bounds: [].into() })
 }
@@ -331,12 +359,16 @@ fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, PlanError> {
     Ok(Mel::new(&windows(files, config, 1)?, config.bands))
 }
 
-/// The spectrogram's frames and the tower's windows, with sounds of so many seconds at most.
-fn windows(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<SoundWindows, MediaError> {
-    SoundWindows::new(&files.audio, config.half_window as u64, config.attention_window as u64, seconds)
+/// The spectrogram's frames and the tower's windows, with audio clips of so many seconds at most.
+fn windows(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<AudioWindows, MediaError> {
+    let rule = AudioWindows::new(&files.audio, config.half_window as u64, config.attention_window as u64, seconds)?;
+    match config.task {
+        AudioTask::Any => Ok(rule),
+        AudioTask::Transcribe => rule.filled_up(&files.audio, SHORTEST_SAMPLES),
+    }
 }
 
-/// How sounds are prepared: as the feature extractor says, no longer than asked or than a request can carry; none if not even a second
+/// How audio clips are prepared: as the feature extractor says, no longer than asked or than a request can carry; none if not even a second
 /// can be carried.
 fn audio(
     files: &ProcessorFiles,
@@ -350,11 +382,15 @@ fn audio(
     let Some(rule) = rule.carried_in(most) else { return Ok(None) };
     agree_on_rows(&rule, config)?;
     let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
-    Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule }))
+    let transcript = match config.task {
+        AudioTask::Any => Transcript::Instructed,
+        AudioTask::Transcribe => Transcript::Tagged,
+    };
+    Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule, transcript }))
 }
 
-/// A sound's tokens are counted before the tower sees it: it must make as many rows of every legal sound.
-fn agree_on_rows(rule: &SoundWindows, config: &AudioConfig) -> Result<(), PlanError> {
+/// An audio clip's tokens are counted before the tower sees it: it must make as many rows of every legal audio clip.
+fn agree_on_rows(rule: &AudioWindows, config: &AudioConfig) -> Result<(), PlanError> {
     let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
     let apart = (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
     let Some((frames, (said, made))) = apart else { return Ok(()) };
@@ -381,6 +417,7 @@ mod tests {
             half_window,
             attention_window: 200,
             placeholder: 390,
+            task: AudioTask::Any,
         };
         for own in [1, 7, 50, 100] {
             let rule = windows(&ProcessorFiles::default(), &tower(own), 60).unwrap();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use plimsoll_media::{Claim, ContentKey, MediaError, Modality, OutputPool, Pinned, Vacant};
 use plimsoll_memory::heap::chunk_bytes;
-use plimsoll_models::{Grid, PlacedItem, Sense, TextLine};
+use plimsoll_models::{EncoderKind, Grid, PlacedItem, TextLine};
 
 use super::placed::{self, Run};
 use super::spec::{MediaItem, MediaSpec, Pixels, sense};
@@ -20,7 +20,7 @@ use crate::cache::MediaMark;
 #[derive(Debug)]
 pub(crate) struct Medium {
     /// What its outputs are found by; other salts have other keys.
-    key: ContentKey,
+    pub key: ContentKey,
     pub grid: Grid,
     pub modality: Modality,
     pub pixels: Arc<Pixels>,
@@ -28,6 +28,8 @@ pub(crate) struct Medium {
     /// The position after its last placeholder.
     end: usize,
     output: Output,
+    /// It is encoded, not read from disk: reading was too slow, or failed.
+    encode: bool,
 }
 
 /// What is held of an item's outputs.
@@ -35,6 +37,8 @@ pub(crate) struct Medium {
 enum Output {
     Nothing,
     Room(Vacant),
+    /// The disk cache fills its room ([`SeqMedia::take_room`]).
+    Awaited,
     Rows(Pinned),
 }
 
@@ -44,6 +48,8 @@ pub struct SeqMedia {
     items: Vec<Medium>,
     runs: Vec<Run>,
     marks: Vec<MediaMark>,
+    /// Whether the rows of a run attend to each other, and are computed in one step.
+    in_one_step: bool,
     /// Where the prompt's tokens stand, and where what comes after it does.
     places: Vec<[f32; 3]>,
     after: Option<TextLine>,
@@ -78,6 +84,7 @@ impl SeqMedia {
                 tokens: item.shape.tokens as usize,
                 end: last.map_or(0, |run| (run.start + run.len) as usize),
                 output: Output::Nothing,
+                encode: false,
             });
         }
         let (mut places, mut after) = (Vec::new(), None);
@@ -85,7 +92,7 @@ impl SeqMedia {
             places.try_reserve_exact(prompt.len())?;
             places.resize(prompt.len(), [0.0; 3]);
             let placed = |item: &MediaItem| PlacedItem { grid: item.grid, seconds: item.seconds };
-            let seen = media.iter().filter(|item| sense(item.shape.modality) == Sense::Sight);
+            let seen = media.iter().filter(|item| sense(item.shape.modality) == EncoderKind::Vision);
             let placed: Vec<_> = seen.map(placed).collect();
             match spec.places {
                 Some(rule) => {
@@ -100,7 +107,18 @@ impl SeqMedia {
                 None => places.iter_mut().enumerate().for_each(|(index, place)| *place = [index as f32; 3]),
             }
         }
-        Ok(Self { items, runs, marks, places, after })
+        Ok(Self { items, runs, marks, in_one_step: spec.image_in_one_step, places, after })
+    }
+
+    /// One item with room for its outputs.
+    #[cfg(test)]
+    pub(crate) fn with_room(key: ContentKey, tokens: usize, room: Vacant) -> Self {
+        let staged = plimsoll_media::Staging::new(0).reserve(0).expect("no bytes");
+        let pixels = Arc::new(Pixels { frames: Vec::new(), spectrogram: Vec::new(), staged });
+        let (grid, modality) = (Grid { frames: 1, height: 1, width: tokens }, Modality::Image);
+        let (end, output, encode) = (tokens, Output::Room(room), false);
+        let items = vec![Medium { key, grid, modality, pixels, tokens, end, output, encode }];
+        Self { items, ..Self::default() }
     }
 
     /// Heap bytes that [`Self::reserve`] takes at most.
@@ -139,6 +157,33 @@ impl SeqMedia {
         let ahead = self.runs.iter().filter(|run| (run.start + run.len) as usize > computed);
         let mut missing = ahead.filter(|run| !matches!(self.items[run.item as usize].output, Output::Rows(_)));
         missing.next().map(|run| (run.start as usize).max(computed))
+    }
+
+    /// How many of the `rows` positions from `computed` on a step can take without cutting an image that must stay whole; 0 if all of
+    /// them lie in one.
+    pub(crate) fn uncut(&self, computed: usize, rows: usize) -> usize {
+        let end = computed + rows;
+        let cut = self.uncuttable().find(|run| (run.start as usize) < end && end < (run.start + run.len) as usize);
+        cut.map_or(rows, |run| (run.start as usize).saturating_sub(computed))
+    }
+
+    /// Positions from `computed` on that must be in one step; 0 if the next one can be alone.
+    pub(crate) fn together(&self, computed: usize) -> usize {
+        let inside = |run: &&Run| (run.start..run.start + run.len).contains(&(computed as u32));
+        self.uncuttable().find(inside).map_or(0, |run| (run.start + run.len) as usize - computed)
+    }
+
+    fn uncuttable(&self) -> impl Iterator<Item = &Run> {
+        self.runs.iter().filter(|_| self.in_one_step)
+    }
+
+    /// For each of `rows` positions from `start` on, the position after the last that it attends to.
+    pub(crate) fn ends(&self, start: usize, rows: usize) -> impl Iterator<Item = u32> {
+        let mut runs = self.uncuttable().peekable();
+        (start as u32..(start + rows) as u32).map(move |position| {
+            while runs.next_if(|run| run.start + run.len <= position).is_some() {}
+            runs.peek().filter(|run| run.start <= position).map_or(position + 1, |run| run.start + run.len)
+        })
     }
 
     /// The next item from the `from`-th on that can be encoded: there is room for its outputs.
@@ -185,6 +230,44 @@ impl SeqMedia {
             (0..room.rows()).for_each(|row| write(row, room.row_mut(row)));
             *output = Output::Rows(room.fill());
         }
+    }
+
+    /// The key of an item's outputs on disk, their rows, and the encoder that makes them; none if the item is to be encoded.
+    pub(crate) fn on_disk(&self, item: usize) -> Option<(ContentKey, usize, EncoderKind)> {
+        let medium = &self.items[item];
+        (!medium.encode).then(|| (medium.key, medium.tokens, sense(medium.modality)))
+    }
+
+    /// From now on the item is encoded, even if its outputs are on disk.
+    pub(crate) fn encode_it(&mut self, item: usize) {
+        self.items[item].encode = true;
+    }
+
+    /// Takes the room of an item, to fill it from disk. [`Self::bring`] ends that.
+    pub(crate) fn take_room(&mut self, item: usize) -> Option<Vacant> {
+        let output = &mut self.items[item].output;
+        match std::mem::replace(output, Output::Awaited) {
+            Output::Room(room) => Some(room),
+            other => {
+                *output = other;
+                None
+            }
+        }
+    }
+
+    /// Whether the room of an item is being filled from disk.
+    pub(crate) fn awaits(&self, item: usize) -> bool {
+        self.items.get(item).is_some_and(|medium| matches!(medium.output, Output::Awaited))
+    }
+
+    /// Gives an item its outputs, or its room back if they could not be read.
+    pub(crate) fn bring(&mut self, item: usize, outputs: Result<Pinned, Vacant>) {
+        let medium = &mut self.items[item];
+        medium.encode |= outputs.is_err();
+        medium.output = match outputs {
+            Ok(rows) => Output::Rows(rows),
+            Err(room) => Output::Room(room),
+        };
     }
 
     /// Everything before `computed` is computed: outputs that no position needs any more are let go.

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use plimsoll_media::audio::Mel;
-use plimsoll_media::geometry::{ImageRule, Patches, SoundWindows, VideoRule};
+use plimsoll_media::geometry::{AudioWindows, ImageRule, Patches, VideoRule};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Size, Staged, Staging};
-use plimsoll_models::{Grid, PlaceRule, Sense};
+use plimsoll_models::{EncoderKind, Grid, PlaceRule};
 
-/// One medium of a request.
+/// One medium of a request, or one of the pieces of an image that are encoded one by one.
 #[derive(Clone, Debug)]
 pub struct MediaItem {
     /// Its content and processing: [`ContentKey::of`] its bytes with [`MediaSpec::parameters`] and whatever the request asked for
@@ -23,16 +23,16 @@ pub struct MediaItem {
     pub first: u32,
     /// Of a video, the seconds from one group of frames to the next; none for all else.
     pub seconds: Option<f32>,
-    /// What it looks or sounds like. Requests of the same prompt share it.
+    /// What it looks or audio clips like. Requests of the same prompt share it.
     pub pixels: Arc<Pixels>,
 }
 
 /// What an item is encoded from, and the host bytes that are reserved for it.
 #[derive(Debug)]
 pub struct Pixels {
-    /// One picture, its tiles, or the sampled frames of a video: all of the size that `grid` says. None of a sound.
+    /// One image, its tiles, one of its pieces, or the sampled frames of a video: all of the size that `grid` says. None of an audio clip.
     pub frames: Vec<Rgb>,
-    /// A sound's spectrogram, frame by frame; empty for all else.
+    /// An audio clip's spectrogram, frame by frame; empty for all else.
     pub spectrogram: Vec<f32>,
     /// Their reservation in [`MediaSpec::staging`].
     pub staged: Staged,
@@ -41,16 +41,18 @@ pub struct Pixels {
 /// What the engine's model takes besides text, and within which limits.
 #[derive(Clone, Debug)]
 pub struct MediaSpec {
-    /// Pictures.
+    /// Images.
     pub image: Option<ImageSpec>,
     /// Lists of frames.
     pub video: Option<VideoSpec>,
-    /// Sounds.
+    /// Audio clips.
     pub audio: Option<AudioSpec>,
     /// The processing in words, for keys of content.
     pub parameters: String,
     /// How the family places media among the positions of a text; none: by their index.
     pub places: Option<PlaceRule>,
+    /// Whether the tokens of an image attend to each other in the language model, so that they are computed in one step.
+    pub image_in_one_step: bool,
     /// How the family's processor writes media into prompts.
     pub spelling: Spelling,
     /// Items in one request, at most.
@@ -71,7 +73,24 @@ pub enum Spelling {
     Plain,
     /// Every group of a video's frames stands behind the time at which it is shown: Qwen3-VL and later.
     Timed,
-    /// Pictures stand between two words. So do the frames of a video, each in a line with its number; what a template writes for a
+    /// A template writes a word for an image. It becomes a paragraph: the word, the image's placeholders and another word. Gemma 3.
+    Paragraph {
+        /// The word before, which templates write.
+        start: String,
+        /// The word after.
+        end: String,
+    },
+    /// An image stands between two words, and behind a word each of its pieces that are encoded one by one: a tile behind its row and
+    /// column, the whole image behind one of its own. LFM2-VL.
+    Pieces {
+        /// The word before.
+        start: String,
+        /// The word after.
+        end: String,
+        /// The word before the whole image.
+        whole: String,
+    },
+    /// Images stand between two words. So do the frames of a video, each in a line with its number; what a template writes for a
     /// video is a word that the model never sees. InternVL.
     Framed {
         /// The word before.
@@ -81,9 +100,18 @@ pub enum Spelling {
         /// The word for a video.
         video: String,
     },
+    /// Images stand between two words. So do the frames of a video, each behind the minute and second at which it is shown. Gemma 4.
+    Clocked {
+        /// The word before.
+        start: String,
+        /// The word after.
+        end: String,
+        /// What a template writes for a video.
+        video: String,
+    },
 }
 
-/// How pictures are prepared.
+/// How images are prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageSpec {
     /// Resize rule and patch grid.
@@ -92,9 +120,9 @@ pub struct ImageSpec {
     pub normalize: Normalize,
     /// The placeholder token.
     pub placeholder: u32,
-    /// Tokens of one picture, at most.
+    /// Tokens of one image, at most: all pieces together.
     pub tokens_max: u64,
-    /// The largest grids that the rule yields: no picture has more frames, a longer short side and a longer long side than one of
+    /// The largest grids that the rule yields: no image has more frames, a longer short side and a longer long side than one of
     /// them (I6).
     pub bounds: Arc<[Grid]>,
 }
@@ -114,24 +142,50 @@ pub struct VideoSpec {
     pub bounds: Arc<[Grid]>,
 }
 
-/// How sounds are prepared.
+/// How audio clips are prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioSpec {
     /// The spectrogram's frames and the tower's windows.
-    pub rule: SoundWindows,
+    pub rule: AudioWindows,
     /// Makes spectrograms.
     pub mel: Arc<Mel>,
     /// The placeholder token.
     pub placeholder: u32,
-    /// Tokens of one sound, at most.
+    /// Tokens of one audio clip, at most.
     pub tokens_max: u64,
+    /// How the model is asked for a transcript.
+    pub transcript: Transcript,
+}
+
+/// How a model is asked to transcribe an audio clip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transcript {
+    /// By an instruction beside the clip.
+    Instructed,
+    /// By the clip alone. The answer is `language NAME<asr_text>TEXT`; the prompt may give its beginning, with a language.
+    Tagged,
+}
+
+impl ImageSpec {
+    /// The most tokens of an item: of an image, or of one of the pieces that are encoded one by one.
+    fn item_tokens(&self) -> u64 {
+        match &self.rule {
+            ImageRule::Pieces(rule) => rule.piece_tokens(),
+            _ => self.tokens_max,
+        }
+    }
+
+    /// Pages of so many rows that the outputs of an image take at most.
+    pub(super) fn output_pages(&self, rows: usize) -> usize {
+        self.rule.pieces_max() as usize * (self.item_tokens() as usize).div_ceil(rows)
+    }
 }
 
 /// The tower that a kind goes through.
-pub(crate) fn sense(modality: Modality) -> Sense {
+pub(crate) fn sense(modality: Modality) -> EncoderKind {
     match modality {
-        Modality::Image | Modality::Video => Sense::Sight,
-        Modality::Audio => Sense::Hearing,
+        Modality::Image | Modality::Video => EncoderKind::Vision,
+        Modality::Audio => EncoderKind::Audio,
     }
 }
 
@@ -147,10 +201,15 @@ impl MediaSpec {
     /// The placeholder token of a kind, if the model takes it, and the most tokens of one item.
     pub(super) fn kind(&self, modality: Modality) -> Option<(u32, u64)> {
         match modality {
-            Modality::Image => self.image.as_ref().map(|image| (image.placeholder, image.tokens_max)),
+            Modality::Image => self.image.as_ref().map(|image| (image.placeholder, image.item_tokens())),
             Modality::Video => self.video.as_ref().map(|video| (video.placeholder, video.tokens_max)),
             Modality::Audio => self.audio.as_ref().map(|audio| (audio.placeholder, audio.tokens_max)),
         }
+    }
+
+    /// How the model is asked for a transcript; none if it takes no audio.
+    pub fn transcript(&self) -> Option<Transcript> {
+        self.audio.as_ref().map(|audio| audio.transcript)
     }
 
     /// Values of the patches of a batch, at most.
@@ -165,23 +224,25 @@ impl MediaSpec {
     }
 
     /// Values of the patches of these grids.
-    pub(crate) fn values_of(&self, sense: Sense, grids: &[Grid]) -> usize {
+    pub(crate) fn values_of(&self, sense: EncoderKind, grids: &[Grid]) -> usize {
         let rule = self.patches(Modality::Image).or_else(|| self.patches(Modality::Video));
         let width = match sense {
-            Sense::Sight => rule.map_or(0, |(rule, _)| (3 * rule.temporal * rule.patch * rule.patch) as usize),
-            Sense::Hearing => self.audio.as_ref().map_or(0, |audio| audio.mel.bands()),
+            EncoderKind::Vision => rule.map_or(0, |(rule, _)| (3 * rule.temporal * rule.patch * rule.patch) as usize),
+            EncoderKind::Audio => self.audio.as_ref().map_or(0, |audio| audio.mel.bands()),
         };
         grids.iter().map(Grid::patches).sum::<usize>() * width
     }
 
     /// Tokens of an item.
-    pub(crate) fn tokens_of(&self, sense: Sense, grid: &Grid) -> usize {
+    pub(crate) fn tokens_of(&self, sense: EncoderKind, grid: &Grid) -> usize {
         match sense {
-            Sense::Sight => {
+            EncoderKind::Vision => {
                 let rule = self.patches(Modality::Image).or_else(|| self.patches(Modality::Video));
                 grid.patches() / rule.map_or(1, |(rule, _)| (rule.merge * rule.merge) as usize)
             }
-            Sense::Hearing => self.audio.as_ref().map_or(0, |audio| audio.rule.tokens(grid.patches() as u64) as usize),
+            EncoderKind::Audio => {
+                self.audio.as_ref().map_or(0, |audio| audio.rule.tokens(grid.patches() as u64) as usize)
+            }
         }
     }
 
@@ -220,7 +281,7 @@ impl MediaSpec {
         Modality::ALL.into_iter().any(|kind| self.kind(kind).is_some_and(|(placeholder, _)| placeholder == token))
     }
 
-    /// Whether a token stands for a part of what lies in a plane: not for a sound's, which stand one after another as a text's do.
+    /// Whether a token stands for a part of what lies in a plane: not for an audio clip's, which stand one after another as a text's do.
     pub(crate) fn is_plane(&self, token: u32) -> bool {
         let of = |kind| self.kind(kind).is_some_and(|(placeholder, _)| placeholder == token);
         [Modality::Image, Modality::Video].into_iter().any(of)

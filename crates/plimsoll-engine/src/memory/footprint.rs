@@ -3,12 +3,12 @@
 //! Regions enter themselves; what lives on the heap is entered here. Every heap byte has exactly one owner: tables of known
 //! size, requests by their reservations, and the host heap, which is the counted rest. What must not be in here: device memory.
 
-use plimsoll_device::WeightTable;
+use plimsoll_device::{KvShape, WeightTable};
 use plimsoll_memory::{Component, Ledger};
 
 use crate::api::arrival::Arrival;
 use crate::api::options::Options;
-use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
+use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool, unsaved_bytes};
 use crate::memory::process::ProcessAccount;
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
@@ -71,24 +71,34 @@ pub(crate) struct Tables {
     pub prefix_cache: bool,
     /// Notes of what it holds, for others.
     pub kv_events: bool,
+    /// The slots beside the pages are window pages.
+    pub windows: bool,
+    /// Lists of what a tier below memory is to keep.
+    pub tier: bool,
 }
 
 impl Tables {
-    /// What these options ask for.
-    pub fn of(options: &Options) -> Self {
-        Self { prefix_cache: options.prefix_cache, kv_events: options.kv_events }
+    /// What these options ask for, of a model with this cache.
+    pub fn of(options: &Options, kv: &KvShape) -> Self {
+        let Options { prefix_cache, kv_events, .. } = *options;
+        Self { prefix_cache, kv_events, windows: kv.window().is_some(), tier: options.disk_cache.is_some() }
     }
 
-    /// Page table, prefix index and notes for a pool of `pages` pages, the table of state slots for a model that has `slots`, and the
-    /// ids of pages on their way back to the system, exactly.
+    /// Page table, prefix index and notes for a pool of `pages` pages, the table of state slots or window pages for a model that has
+    /// `slots` of them, and the ids of pages on their way back to the system, exactly.
     pub fn bytes(self, pages: usize, slots: Option<usize>) -> u64 {
         if pages == 0 {
             return 0;
         }
         let index = if self.prefix_cache { PrefixIndex::bytes_for(pages) } else { 0 };
         let notes = if self.kv_events { KvEventLog::bytes_for(pages) + NOTES_CHUNKS_BYTES } else { 0 };
-        let states = slots.map_or(0, |slots| StatePool::bytes_for(slots, pages));
-        (PagePool::bytes_for(pages) + index + notes + states + pages * size_of::<u32>() + INDEX_CHUNKS_BYTES) as u64
+        let states = slots.map_or(0, |slots| match self.windows {
+            true => WindowPool::bytes_for(slots, pages) + slots * size_of::<u32>() + WINDOW_CHUNKS_BYTES,
+            false => StatePool::bytes_for(slots, pages),
+        });
+        let unsaved = if self.tier { unsaved_bytes(pages, slots.is_some()) + UNSAVED_CHUNKS_BYTES } else { 0 };
+        let evicted = pages * size_of::<u32>();
+        (PagePool::bytes_for(pages) + index + notes + states + unsaved + evicted + INDEX_CHUNKS_BYTES) as u64
     }
 
     /// The most that [`Self::bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
@@ -101,6 +111,10 @@ impl Tables {
 
 /// What the allocator adds to the four blocks of page table and index.
 const INDEX_CHUNKS_BYTES: usize = 4 * 24;
+/// And to the four of window pages.
+const WINDOW_CHUNKS_BYTES: usize = 4 * 24;
+/// And to the five of the lists for a tier below memory.
+const UNSAVED_CHUNKS_BYTES: usize = 5 * 24;
 /// And to the three of the notes.
 const NOTES_CHUNKS_BYTES: usize = 3 * 24;
 
@@ -115,6 +129,10 @@ pub(crate) struct Accounts {
     pub index: u64,
     /// Encoder outputs, and patches on their way to the encoder.
     pub encoder: u64,
+    /// Buffers and index of the prefix cache on disk.
+    pub disk: u64,
+    /// Software stands for a GPU, so the GPU's buffers are on the heap.
+    pub buffers_on_heap: bool,
     /// The rest of the heap and the process; none if the engine host accounts for them.
     pub process: Option<ProcessAccount>,
     /// What the largest steps took of the workspace.
@@ -126,29 +144,34 @@ impl Accounts {
     pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
         ledger.look();
         let requests = self.tables + reserved;
-        let owned = self.tokenizer + self.index + self.encoder + requests + staged;
+        let owned = self.tokenizer + self.index + self.encoder + self.disk + requests + staged;
         ledger.observe(Component::EncoderOutputs, self.encoder);
         ledger.observe(Component::MediaStaging, staged);
         ledger.observe(Component::Tokenizer, self.tokenizer);
         ledger.observe(Component::PrefixIndex, self.index);
+        ledger.observe(Component::DiskCache, self.disk);
         ledger.observe(Component::RequestTable, requests);
         if let Some(process) = &self.process {
-            process.observe(ledger, owned);
+            let buffers = if self.buffers_on_heap { self.regions(ledger) } else { 0 };
+            process.observe(ledger, owned + buffers);
         }
+    }
+
+    /// Bytes of mapped regions, or of a GPU's buffers, in the machine's memory.
+    fn regions(&self, ledger: &Ledger) -> u64 {
+        let regions = [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace];
+        let regions = regions.into_iter().chain([Component::Transfers]);
+        // Software that stands for a GPU with memory of its own takes it from the heap nevertheless.
+        let there = regions.filter(|component| self.buffers_on_heap || ledger.on_host(*component));
+        there.map(|component| ledger.row(component).committed).sum()
     }
 
     /// Measures the process's own share once, when everything planned has been touched.
     pub fn measure_baseline(&self, ledger: &Ledger) {
-        let regions = [
-            Component::Weights,
-            Component::KvPages,
-            Component::StateSlots,
-            Component::StepWorkspace,
-            Component::EmergencyReserve,
-        ];
         ledger.look();
         if let Some(process) = &self.process {
-            process.measure(regions.iter().map(|component| ledger.row(*component).committed).sum());
+            let regions = if self.buffers_on_heap { 0 } else { self.regions(ledger) };
+            process.measure(regions + ledger.row(Component::EmergencyReserve).committed);
         }
     }
 }
@@ -159,8 +182,8 @@ mod tests {
 
     #[test]
     fn no_pool_costs_more_a_token_than_the_bound() {
-        for kv_events in [false, true] {
-            let tables = Tables { prefix_cache: true, kv_events };
+        for (kv_events, windows) in [(false, false), (true, false), (false, true), (true, true)] {
+            let tables = Tables { prefix_cache: true, kv_events, windows, tier: kv_events };
             for pages in (1..3000).chain([4095, 4096, 4097, 65_535, 65_536, 65_537]) {
                 let bytes = tables.bytes(pages, Some(0));
                 let bound = tables.bytes_per_token() * (pages * PAGE_TOKENS) as u64;
@@ -176,7 +199,8 @@ mod tests {
             tokenizer: 10,
             tables: 20,
             index: 30,
-            encoder: 4,
+            encoder: 3,
+            disk: 1,
             process: Some(ProcessAccount::default()),
             ..Accounts::default()
         };

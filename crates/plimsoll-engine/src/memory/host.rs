@@ -4,6 +4,7 @@
 //! ([`crate::Options::hosted`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
 //! engine host and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
 
+use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -63,6 +64,7 @@ impl EngineHost {
         Plan {
             limit: line.bytes,
             limit_source: line.source.clone(),
+            device: None,
             lines: vec![
                 entry(
                     Component::HostHeap,
@@ -171,11 +173,25 @@ impl EngineHost {
         !late.timed_out()
     }
 
+    /// Ends all engines and waits until they have moved out, with what they keep on disk written. False when that takes longer than
+    /// `within`.
+    pub fn close(&self, within: Duration) -> bool {
+        let hosted_engines = self.hosted_engines();
+        for engine in hosted_engines.here.iter().flat_map(|hosted_engine| &hosted_engine.engine) {
+            engine.draining.store(true, Release);
+            engine.stop.store(true, Release);
+        }
+        let waited =
+            self.left.wait_timeout_while(hosted_engines, within, |hosted_engines| !hosted_engines.here.is_empty());
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+
     /// Enters what the engine host holds now: the heap that is in no resident's account, and the process's own.
     fn observe(&self) {
         let owned = [
             Component::Tokenizer,
             Component::PrefixIndex,
+            Component::DiskCache,
             Component::RequestTable,
             Component::EncoderOutputs,
             Component::MediaStaging,

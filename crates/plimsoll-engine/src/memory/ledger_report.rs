@@ -3,13 +3,13 @@
 //!
 //! What must not be in here: decisions. A report is read, never acted upon.
 
+mod components;
 pub(crate) mod counts;
 mod words;
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use plimsoll_memory::host::{OwnProcess, Root, Touched};
-use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Ledger, Plan, heap};
 use serde::Serialize;
 
@@ -17,6 +17,7 @@ use crate::memory::degradation::DegradationLevel;
 use crate::memory::governor::Reading;
 use crate::memory::host::{EngineHost, HostedEngine, ProcessSums};
 use crate::shared::Shared;
+pub use components::{ComponentRow, DeviceMemory};
 pub(crate) use counts::Counts;
 pub use counts::{DeviceAllocations, Requests, Tokens};
 
@@ -31,6 +32,9 @@ pub struct LedgerReport {
     pub planned_bytes: u64,
     /// Σ committed over all components.
     pub committed_bytes: u64,
+    /// The memory of a GPU that has its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceMemory>,
     /// Anonymous memory, resident or swapped, that is in no component; negative where components hold less than they say.
     pub unaccounted_bytes: i64,
     /// Plan and ledger, row by row.
@@ -52,34 +56,6 @@ pub struct LedgerReport {
     pub tokens: Tokens,
     /// Steps taken since start.
     pub steps: u64,
-}
-
-/// One component of plan and ledger.
-#[derive(Clone, Debug, Serialize)]
-pub struct ComponentRow {
-    /// Its name.
-    pub component: &'static str,
-    /// What the plan allows.
-    pub planned_bytes: u64,
-    /// What it holds.
-    pub committed_bytes: u64,
-    /// The most it ever held.
-    pub peak_bytes: u64,
-    /// The arithmetic behind the plan, in words.
-    pub detail: String,
-}
-
-impl ComponentRow {
-    fn of(row: Row, plan: &Plan) -> Self {
-        let line = plan.lines.iter().find(|line| line.component == row.component);
-        Self {
-            component: row.component.name(),
-            planned_bytes: row.planned,
-            committed_bytes: row.committed,
-            peak_bytes: row.peak,
-            detail: line.map_or_else(String::new, |line| line.detail.clone()),
-        }
-    }
 }
 
 /// Engines that share a process, and what they share.
@@ -118,6 +94,8 @@ pub struct Heap {
 pub struct Pools {
     /// Pages of the key/value cache.
     pub kv_pages: Pages,
+    /// Pages of sliding-window layers; none where the model has no such layers.
+    pub kv_window_pages: Pages,
     /// Slots of recurrent state; none where the model has no such state.
     pub state_slots: Pages,
     /// Pages of encoder outputs; none where the model takes text only.
@@ -232,6 +210,7 @@ impl LedgerReport {
             line_source: plan.limit_source.clone(),
             planned_bytes: plan.total(),
             committed_bytes,
+            device: DeviceMemory::of(plan, ledger),
             unaccounted_bytes: 0,
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
@@ -254,6 +233,7 @@ impl LedgerReport {
             line_source: plan.limit_source.clone(),
             planned_bytes: plan.total(),
             committed_bytes: ledger.committed_total(),
+            device: None,
             unaccounted_bytes: 0,
             components: ledger.rows().into_iter().map(|row| ComponentRow::of(row, plan)).collect(),
             process,
@@ -341,6 +321,7 @@ impl Pages {
 impl Pools {
     fn add(&mut self, other: &Self) {
         self.kv_pages.add(other.kv_pages);
+        self.kv_window_pages.add(other.kv_window_pages);
         self.state_slots.add(other.state_slots);
         self.encoder_outputs.add(other.encoder_outputs);
         self.media_bytes.used += other.media_bytes.used;
@@ -362,6 +343,11 @@ impl Pools {
                 used: status.pages_used.load(Relaxed),
                 total: status.pages_total.load(Relaxed),
                 cached: status.pages_cached.load(Relaxed),
+            },
+            kv_window_pages: Pages {
+                used: status.windows_used.load(Relaxed),
+                total: status.windows_total.load(Relaxed),
+                cached: status.windows_cached.load(Relaxed),
             },
             state_slots: Pages {
                 used: status.slots_used.load(Relaxed),

@@ -1,6 +1,7 @@
 //! Advice: which flags would make a plan smaller, and by how much. Everything it says has been planned.
 
 use plimsoll_device::KvDtype;
+use plimsoll_memory::Bytes;
 
 use crate::api::options::Options;
 use crate::media::MediaPlan;
@@ -30,10 +31,21 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
     }
     if options.request_bytes > 16 << 20 {
         let bytes = options.request_bytes / 2;
-        add("--request-bytes", bytes.to_string(), &|options| options.request_bytes = bytes);
+        add("--request-bytes", Bytes(bytes).flag(), &|options| options.request_bytes = bytes);
     }
     if let Some(longest) = options.max_req_total_len.filter(|longest| *longest > 256) {
         add("--max-req-total-len", (longest / 2).to_string(), &|options| options.max_req_total_len = Some(longest / 2));
+    }
+    if options.max_req_total_len.is_none() {
+        let tokens = options.batch_max_tokens;
+        add("--max-req-total-len", tokens.to_string(), &|options| options.max_req_total_len = Some(tokens));
+    }
+    if options.graph_max_batch_size > 4 {
+        let users = options.graph_max_batch_size / 4;
+        add("--graph-max-batch-size", users.to_string(), &|options| {
+            options.graph_max_batch_size = users;
+            options.running_max_req_size = options.running_max_req_size.min(users);
+        });
     }
     if let Some(media) = media {
         let (pixels, frames) = media.smaller();
@@ -47,7 +59,7 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
             add("--max-audio-seconds", seconds.to_string(), &|options| options.max_audio_seconds = Some(seconds));
         });
         let bytes = options.media_bytes / 2;
-        add("--media-bytes", bytes.to_string(), &|options| options.media_bytes = bytes);
+        add("--media-bytes", Bytes(bytes).flag(), &|options| options.media_bytes = bytes);
     }
     for http in &options.http_alternatives {
         add(http.flag, http.value.clone(), &|options| options.http_bytes = http.http_bytes);
@@ -69,6 +81,15 @@ pub(crate) fn advice(
     let mut all: Vec<_> = alternatives(options, media).into_iter().filter_map(saves).collect();
     all.sort_by_key(|advice| std::cmp::Reverse(advice.saves));
     all
+}
+
+/// The options with the first two changes.
+pub(crate) fn with_two(options: &Options, media: Option<&MediaPlan>, advice: &[Advice]) -> Options {
+    advice.iter().take(2).fold(options.clone(), |options, change| {
+        let same = |other: &Alternative| other.flag == change.flag && other.value == change.value;
+        let changed = alternatives(&options, media).into_iter().find(same);
+        changed.map_or(options, |alternative| alternative.options)
+    })
 }
 
 #[cfg(test)]

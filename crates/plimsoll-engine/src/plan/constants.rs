@@ -2,9 +2,11 @@
 
 use plimsoll_device::MediaRows;
 
-/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. Measured: 0.5 MiB at
-/// ready, 1.1 MiB under the attacks of `plimsoll soak`.
-pub(crate) const PROCESS_BASELINE_BYTES: u64 = 2 << 20;
+/// The process before it holds anything of the plan: data touched, runtime, logging, threads that do not compute. 1.5 MiB of it is data
+/// that the loader relocates, which grows with the program. Measured: 2.1 MiB at ready, 2.4 MiB under hostile schemas.
+///
+/// Builds for tests do not optimise the HTTP side: the program and its stack frames are larger. Measured: 4.3 MiB with many images.
+pub(crate) const PROCESS_BASELINE_BYTES: u64 = if cfg!(debug_assertions) { 5 << 20 } else { 3 << 20 };
 /// What the system's allocator keeps of freed memory: holes between blocks that live on. Measured: 0.6 MiB at ready, 2.8 MiB
 /// under the attacks of `plimsoll soak`.
 pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;

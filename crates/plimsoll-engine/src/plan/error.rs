@@ -5,7 +5,7 @@ use std::fmt;
 use plimsoll_device::{DeclareError, DeviceError};
 use plimsoll_media::MediaError;
 use plimsoll_memory::host::Remedy;
-use plimsoll_memory::{Bytes, Plan};
+use plimsoll_memory::{Bytes, Component, Plan};
 use thiserror::Error;
 
 use super::constants::SPACE_STEP_BYTES;
@@ -36,12 +36,14 @@ pub enum PlanError {
 }
 
 /// Why it does not fit, in numbers.
+///
+/// In three lines: what is needed, what there is, and what helps most. [`Shortfall::details`] has the rest.
 #[derive(Debug, Error)]
 #[error(
-    "it does not fit: {} are needed for one request of {tokens} tokens, the line is at {} ({limit_source}): {} ({} bytes) short.\n{plan}\n\
-     largest component: {largest}. Try {}{}",
-    Bytes(*needed), Bytes(*limit), Bytes(needed.saturating_sub(*limit)), needed.saturating_sub(*limit),
-    advice.iter().map(|advice| format!("{advice}, ")).collect::<String>(), self.raised()
+    "it does not fit: {} are needed for one request of {tokens} tokens (largest component: {largest}, {})\n\
+     there are {} ({limit_source}): {} ({} bytes) short\n\
+     Try {}",
+    Bytes(*needed), Bytes(self.largest_bytes()), Bytes(*limit), Bytes(self.missing()), self.missing(), self.tries()
 )]
 pub struct Shortfall {
     /// Bytes needed.
@@ -58,6 +60,8 @@ pub struct Shortfall {
     pub tokens: usize,
     /// Flags that would make it less, the best first.
     pub advice: Vec<Advice>,
+    /// Bytes needed with the first two of them.
+    pub needed_with_two: u64,
     /// The component that takes most.
     pub largest: &'static str,
     /// The plan with that pool.
@@ -65,6 +69,51 @@ pub struct Shortfall {
 }
 
 impl Shortfall {
+    /// Bytes that are short.
+    pub fn missing(&self) -> u64 {
+        self.needed.saturating_sub(self.limit)
+    }
+
+    fn bytes_of(&self, name: &str) -> u64 {
+        self.plan.lines.iter().find(|line| line.component.name() == name).map_or(0, |line| line.bytes)
+    }
+
+    fn largest_bytes(&self) -> u64 {
+        self.bytes_of(self.largest)
+    }
+
+    /// The two flags that save most, a smaller model if they are not enough, and how the limit is raised.
+    fn tries(&self) -> String {
+        let mut tries: Vec<String> = match &self.advice[..] {
+            [] => Vec::new(),
+            [one] => vec![one.to_string()],
+            [one, two, ..] => vec![format!("{one} and {two}")],
+        };
+        match tries.last_mut() {
+            Some(flags) if self.needed_with_two <= self.limit => flags.push_str(", with which it fits"),
+            _ => {
+                let rest = self.needed_with_two.saturating_sub(self.bytes_of(Component::Weights.name()));
+                let weights = self.limit.saturating_sub(rest);
+                if weights > 0 {
+                    tries
+                        .push(format!("a model with {} of weights at most (`plimsoll models --fits`)", Bytes(weights)));
+                }
+            }
+        }
+        tries.push(self.raised());
+        tries.join(", or ")
+    }
+
+    /// Every component, and every flag that makes it less.
+    pub fn details(&self) -> String {
+        let flags: Vec<_> = self.advice.iter().map(ToString::to_string).collect();
+        format!(
+            "{}\n  flags that make it less: {}",
+            self.plan,
+            if flags.is_empty() { "none".into() } else { flags.join(", ") }
+        )
+    }
+
     /// What to do so that the limit is one that it fits under. What an rlimit counts beside the plan differs a little from one start to
     /// the next.
     pub fn raised(&self) -> String {

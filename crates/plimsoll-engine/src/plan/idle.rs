@@ -1,7 +1,7 @@
 //! Options that are valid but change nothing for a model. The model starts all the same, and a warning tells the
 //! operator.
 
-use plimsoll_device::{ComputeDtype, KvDtype, Rounded};
+use plimsoll_device::{Bf16Rows, ComputeDtype, KvDtype, Target};
 
 use super::Blueprint;
 use crate::api::options::Options;
@@ -14,16 +14,15 @@ impl Blueprint {
     /// A line for each option that was set and changes nothing here, with its flag.
     pub(super) fn idle_flags(&self, options: &Options) -> Vec<String> {
         let usual = Options::default();
-        let stateless = self.model.shape(options.kv_dtype).state.is_none();
-        let batch = options.visual_infer_batch_size != usual.visual_infer_batch_size;
-        let media = options.max_media_per_request != usual.max_media_per_request;
+        let shape = self.model.shape(options.kv_dtype);
+        let stateless = shape.state.is_none() && shape.kv.window().is_none();
         let drafts = options.mtp_num_draft_tokens != usual.mtp_num_draft_tokens;
         let checkpoints = options.state_checkpoints != usual.state_checkpoints;
         // What the flag does to them: keys and values are kept in bfloat16, too.
         let rounds_kept = options.kv_dtype == KvDtype::Bf16 && self.encoder.is_none();
         let context = format!("this model takes {} tokens", self.max_context);
         // When these flags change nothing, and why.
-        let groups: [(bool, &str, &[Flag<'_>]); 10] = [
+        let groups: [(bool, &str, &[Flag<'_>]); 12] = [
             (
                 options.max_req_total_len.is_some_and(|asked| asked > self.max_context),
                 &context,
@@ -35,7 +34,7 @@ impl Blueprint {
                 &[("--compute-dtype int8", options.compute_dtype == ComputeDtype::Int8)],
             ),
             (
-                self.weights.rounded() == Rounded::None && !rounds_kept,
+                self.weights.bf16() == Bf16Rows::None && !rounds_kept,
                 "no layer of this model computes in bfloat16",
                 &[("--compute-dtype bf16", options.compute_dtype == ComputeDtype::Bf16)],
             ),
@@ -55,20 +54,22 @@ impl Blueprint {
                 &[("--mtp-num-draft-tokens", drafts), ("--mtp-optimistic", options.mtp_optimistic)],
             ),
             (
+                options.draft_model.is_none(),
+                "without --draft-model no model drafts",
+                &[("--draft-num-tokens", options.draft_num_tokens != usual.draft_num_tokens)],
+            ),
+            (
                 options.drafts() == 0 || options.optimistic(),
                 "nothing drafts that is checked",
                 &[("--disable-mtp-adaptive", !options.mtp_adaptive)],
             ),
+            (self.media.is_none(), "this model takes text alone", &media_flags(options, &usual)),
             (
-                self.media.is_none(),
-                "this model takes text alone",
+                self.media.as_ref().is_some_and(|media| !media.sees()),
+                "this model takes no images",
                 &[
-                    ("--visual-infer-batch-size", batch),
                     ("--max-image-pixels", options.max_image_pixels.is_some()),
                     ("--max-video-frames", options.max_video_frames.is_some()),
-                    ("--max-media-per-request", media),
-                    ("--encoder-output-bytes", options.encoder_output_bytes.is_some()),
-                    ("--media-bytes", options.media_bytes != usual.media_bytes),
                 ],
             ),
             (
@@ -88,10 +89,41 @@ impl Blueprint {
             ),
         ];
         let idle = groups.iter().filter(|(idle, ..)| *idle);
-        let set =
-            idle.flat_map(|(_, why, flags)| flags.iter().filter(|(_, set)| *set).map(move |(flag, _)| (flag, why)));
-        set.map(|(flag, why)| format!("{flag} changes nothing: {why}")).collect()
+        let flags = idle.flat_map(|(_, why, flags)| flags.iter().map(move |(flag, set)| (*set, flag, why)));
+        flags.filter(|(set, ..)| *set).map(|(_, flag, why)| words(flag, why)).chain(beside_device(options)).collect()
     }
+}
+
+/// Flags of the vision encoder, and whether they are set.
+fn media_flags(options: &Options, usual: &Options) -> [Flag<'static>; 6] {
+    [
+        ("--visual-infer-batch-size", options.visual_infer_batch_size != usual.visual_infer_batch_size),
+        ("--max-image-pixels", options.max_image_pixels.is_some()),
+        ("--max-video-frames", options.max_video_frames.is_some()),
+        ("--max-media-per-request", options.max_media_per_request != usual.max_media_per_request),
+        ("--encoder-output-bytes", options.encoder_output_bytes.is_some()),
+        ("--media-bytes", options.media_bytes != usual.media_bytes),
+    ]
+}
+
+/// A flag that changes nothing, and why.
+fn words(flag: &str, why: &str) -> String {
+    format!("{flag} changes nothing: {why}")
+}
+
+/// Flags for what does not compute here.
+fn beside_device(options: &Options) -> impl Iterator<Item = String> {
+    let (cpu, gpu) = ("--device is cpu", "--device is a GPU");
+    let flags = match options.target() {
+        Target::Cpu(_) => vec![
+            ("--allow-software-gpu", options.allow_software_gpu, cpu),
+            ("--gpu-memory-budget", options.gpu_memory_budget.is_some(), cpu),
+        ],
+        Target::Gpu => {
+            vec![("--isa", options.isa.is_some(), gpu), ("--packed-cache", options.packed_cache.is_some(), gpu)]
+        }
+    };
+    flags.into_iter().filter(|(_, set, _)| *set).map(|(flag, _, why)| words(flag, why))
 }
 
 #[cfg(test)]
@@ -143,6 +175,9 @@ mod tests {
         let long = Options { max_req_total_len: Some(1 << 20), ..Options::default() };
         let lines = idle("llama", &long);
         assert!(lines[0].starts_with("--max-req-total-len changes nothing: this model takes "), "{lines:?}");
+        let budget = Options { gpu_memory_budget: "1GiB".parse().ok(), ..Options::default() };
+        let lines = idle("llama", &budget);
+        assert!(lines.contains(&"--gpu-memory-budget changes nothing: --device is cpu".into()), "{lines:?}");
         let looked_up = Options { prompt_lookup_num_tokens: 2, ..text.clone() };
         let lines = idle("gguf-llama-q4_0", &looked_up);
         assert!(!lines.iter().any(|line| line.contains("adaptive")), "{lines:?}");
@@ -156,6 +191,16 @@ mod tests {
         assert!(sees.iter().any(|line| line.contains("audio")), "{sees:?}");
         let hears = idle("omni", &all);
         assert!(!hears.iter().any(|line| line.contains("audio")), "{hears:?}");
+        let only_hears = idle("asr", &all);
+        assert!(
+            only_hears
+                .iter()
+                .any(|line| line.contains("--max-image-pixels changes nothing: this model takes no images"))
+        );
+        assert!(
+            !only_hears.iter().any(|line| line.contains("audio") || line.contains("--media-bytes")),
+            "{only_hears:?}"
+        );
         let encoder = Options { prefix_cache: false, ..Options::default() };
         assert!(idle("bert", &encoder)[0].starts_with("--disable-prefix-cache changes nothing"));
     }

@@ -2,6 +2,8 @@
 
 use plimsoll_memory::host::Remedy;
 
+use super::gpu::GpuLine;
+
 /// What this process may use: the line, less what peers use inside it.
 #[derive(Clone, Debug)]
 pub struct Line {
@@ -15,11 +17,23 @@ pub struct Line {
     pub peers: u64,
     /// How that limit is raised.
     pub remedy: Remedy,
+    /// The GPU that carries out the steps, or why there is none; absent: the host's cores do.
+    pub gpu: Option<Result<GpuLine, String>>,
 }
 
 impl Line {
+    /// The same line with nothing free in the GPU's own memory, or of what it may use of the machine's.
+    pub(super) fn without_device_memory(&self) -> Self {
+        let mut line = self.clone();
+        if let Some(Ok(GpuLine { own, working_set, .. })) = &mut line.gpu {
+            own.iter_mut().for_each(|own| own.bytes = 0);
+            working_set.iter_mut().for_each(|bytes| *bytes = 0);
+        }
+        line
+    }
+
     /// A line of the operator's own: that of a budget, on this machine or another.
     pub fn of_budget(bytes: u64, source: impl Into<String>) -> Self {
-        Self { bytes, source: source.into(), chosen: true, peers: 0, remedy: Remedy::Budget }
+        Self { bytes, source: source.into(), chosen: true, peers: 0, remedy: Remedy::Budget, gpu: None }
     }
 }

@@ -5,7 +5,10 @@
 pub(crate) mod advice;
 mod check;
 pub(crate) mod constants;
+pub(crate) mod disk;
+mod draft;
 pub(crate) mod error;
+pub(crate) mod gpu;
 mod idle;
 pub(crate) mod line;
 mod run;
@@ -14,26 +17,31 @@ pub(crate) mod sizes;
 mod tree;
 pub mod what_if;
 
-use plimsoll_device::{Declare, KvShape, ModelShape, PAGE_TOKENS, WeightTable, Work};
+use plimsoll_device::{Declare, KvGroup, KvShape, PAGE_TOKENS, WeightTable, Work};
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_memory::Plan;
+use plimsoll_memory::host::Remedy;
 use plimsoll_memory::sizing::{Fraction, SizingError, StatePool};
 use plimsoll_models::Model;
 
 use crate::api::limits::Limits;
 use crate::api::options::Options;
-use crate::cache::PagePool;
+use crate::cache::WindowPool;
 use crate::media::{MediaPlan, MediaRules};
 use crate::memory::footprint::Tables;
-use crate::plan::advice::advice;
-use crate::runner::encoder_batch;
+use crate::plan::advice::{advice, with_two};
 use crate::sampling::TOP_LOGPROBS_MAX;
 use crate::schedule::scheduler::StepLimits;
 use crate::speculation::pace::Speculation;
 pub use check::check_options;
 use constants::EMERGENCY_RESERVE_BYTES;
+use disk::DiskPlan;
+use draft::Draft;
 pub use error::{PlanError, Shortfall};
+use gpu::GpuStep;
+pub use gpu::{GpuLine, GpuPlan, OwnMemory};
 pub use line::Line;
+pub use run::INPUT_TOKENS;
 use run::Run;
 use sizes::{Pools, Sizes};
 
@@ -43,12 +51,11 @@ const CASUAL_TOKENS: usize = 1024;
 const CASUAL_USERS: usize = 32;
 /// Tokens of keys and values that a request with recurrent state is taken to hold, which balances the two pools.
 const TYPICAL_TOKENS: usize = 4096;
+/// The same of a request with sliding windows, its history in the prefix cache included.
+const TYPICAL_WINDOW_TOKENS: usize = 8192;
 /// Operations that take as long as moving one byte, roughly: what a machine that computes 16 times as fast as it reads makes of a
 /// plan. Only the first guess at what drafts cost goes by it; then they are timed.
 const FLOPS_PER_BYTE: u64 = 16;
-
-/// Tokens of the input for which an encoder's plan states the work.
-pub const INPUT_TOKENS: usize = 128;
 
 /// The size-independent half: a model and what its weights take.
 pub struct Blueprint {
@@ -76,9 +83,9 @@ pub struct EnginePlan {
     pub step: StepLimits,
     /// Pages of the pool.
     pub pages: usize,
-    /// State slots of the pool; 0 for models without recurrent state.
+    /// State slots of the pool, or window pages for a model with sliding windows; 0 for models without either.
     pub slots: usize,
-    /// Shape of a page.
+    /// The layers of the cache.
     pub kv: KvShape,
     /// Bytes of step workspace.
     pub workspace: usize,
@@ -92,6 +99,8 @@ pub struct EnginePlan {
     pub speculation: Speculation,
     /// What it takes besides text.
     pub media: Option<MediaPlan>,
+    /// What it takes on a GPU, if one carries out its steps.
+    pub gpu: Option<GpuPlan>,
     /// A line for each option that was set and changes nothing for this model.
     pub idle_flags: Vec<String>,
     /// What sizing goes by.
@@ -105,6 +114,8 @@ pub struct EnginePlan {
     /// Whether requests are shortened to the pool rather than refused: the operator named no length.
     pub(crate) clamp_context: bool,
     pub(crate) tables: Tables,
+    /// What the prefix cache on disk takes, if there is one.
+    pub(crate) disk: Option<DiskPlan>,
     /// The longest request the operator or the model allows, whatever the pool.
     context: usize,
 }
@@ -114,47 +125,32 @@ impl EnginePlan {
     pub(crate) fn index_bytes(&self, pages: usize, slots: usize) -> u64 {
         self.tables.bytes(pages, self.sizing.state.map(|_| slots))
     }
-}
 
-/// The table of this many state slots, with the page table of one page.
-fn slot_table_bytes(slots: Option<usize>) -> u64 {
-    Tables { prefix_cache: false, kv_events: false }.bytes(1, slots)
-}
-
-/// What is known before the pool's size is.
-struct Draft<'a> {
-    options: &'a Options,
-    line: &'a Line,
-    threads: usize,
-    shape: ModelShape,
-    step: StepLimits,
-    workspace: usize,
-    context: usize,
-    media: Option<&'a MediaPlan>,
-}
-
-impl Draft<'_> {
-    /// Whether start-up may decide on another pool than was planned.
-    fn measure(&self) -> bool {
-        self.options.max_total_token_num.is_none()
+    /// Requests that state slots or window pages are planned for; as many as may run, for a model without either.
+    pub(crate) fn requests(&self) -> usize {
+        let per_request = self.sizing.state.map_or(0, |state| state.slots_per_request as usize);
+        self.slots.checked_div(per_request).unwrap_or(self.step.running).max(1)
     }
+}
 
-    /// Whether requests are shortened to the pool.
-    fn clamp_context(&self) -> bool {
-        self.options.max_req_total_len.is_none() || !self.measure()
-    }
+/// The table of this many state slots, or of window pages, with the page table of one page.
+fn slot_table_bytes(windows: bool, slots: Option<usize>) -> u64 {
+    Tables { prefix_cache: false, kv_events: false, windows, tier: false }.bytes(1, slots)
+}
+
+/// What work costs, in bytes moved.
+fn cost(work: &Work) -> u64 {
+    work.weight_bytes + work.kv_bytes + work.state_bytes + work.flops / FLOPS_PER_BYTE
 }
 
 impl Blueprint {
     /// Declares the checkpoint's model.
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
         let mut declare = Declare::new(checkpoint, options.dtype);
-        let model = plimsoll_models::build(&checkpoint.config, &mut declare, options.enable_mtp)?;
-        let weights = declare.finish().on(options.isa()).computed_in(options.compute_dtype);
-        let media = match model.vision() {
-            Some(_) => MediaRules::read(checkpoint)?,
-            None => None,
-        };
+        check::check_draft(options, checkpoint)?;
+        let model = plimsoll_models::build_all(&checkpoint.config, &mut declare, options.enable_mtp)?;
+        let weights = declare.finish().on(options.target()).computed_in(options.compute_dtype);
+        let media = MediaRules::read(checkpoint, &*model)?;
         let mut blueprint = Self {
             model,
             weights,
@@ -164,7 +160,7 @@ impl Blueprint {
             encoder: checkpoint.config.encoder,
         };
         if !blueprint.rounds(options)? {
-            blueprint.weights = std::mem::take(&mut blueprint.weights).unrounded();
+            blueprint.weights = std::mem::take(&mut blueprint.weights).full_precision_rows();
         }
         Ok(blueprint)
     }
@@ -174,14 +170,18 @@ impl Blueprint {
         let mut planned = self.try_plan(options, threads, line);
         if let Err(PlanError::DoesNotFit(shortfall)) = &mut planned {
             // Under a line of nothing, what does not fit says what the least needs.
-            let nothing = Line { bytes: 0, ..line.clone() };
+            let nothing = match shortfall.remedy {
+                Remedy::Gpu | Remedy::WorkingSet { .. } => line.without_device_memory(),
+                _ => Line { bytes: 0, ..line.clone() },
+            };
             let media = self.media_plan(options)?;
-            shortfall.advice = advice(options, media.as_ref(), shortfall.needed, |options| {
-                match self.try_plan(options, threads, &nothing) {
-                    Err(PlanError::DoesNotFit(shortfall)) => Some(shortfall.needed),
-                    _ => None,
-                }
-            });
+            let needed = |options: &Options| match self.try_plan(options, threads, &nothing) {
+                Err(PlanError::DoesNotFit(shortfall)) => Some(shortfall.needed),
+                _ => None,
+            };
+            shortfall.advice = advice(options, media.as_ref(), shortfall.needed, needed);
+            let two = with_two(options, media.as_ref(), &shortfall.advice);
+            shortfall.needed_with_two = needed(&two).unwrap_or(shortfall.needed);
         }
         planned
     }
@@ -189,60 +189,59 @@ impl Blueprint {
     /// What media take; none for a model of text alone.
     pub fn media_plan(&self, options: &Options) -> Result<Option<MediaPlan>, PlanError> {
         let Some(rules) = &self.media else { return Ok(None) };
-        rules.plan(&*self.model, &self.weights, self.model.shape(options.kv_dtype).kv, options)
+        rules.plan(&*self.model, &self.weights, &self.model.shape(options.kv_dtype).kv, options)
     }
 
     /// As [`Self::plan`], without advice.
     pub(crate) fn try_plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
-        check_options(options)?;
-        self.check_encoder(options)?;
+        check::check_model(options, self.encoder.is_some())?;
         let shape = self.weights.shaped(self.model.shape(options.kv_dtype));
-        let drafts = options.drafts();
+        let media = self.media_plan(options)?;
+        let image_rows = media.as_ref().map_or(0, MediaPlan::rows_in_one_step);
+        check::check_image_rows(options, image_rows)?;
         let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
-        let (rows, whole) = (options.batch_max_tokens, self.encoder.is_some());
+        let (drafts, rows, whole) = (options.drafts(), options.batch_max_tokens, self.encoder.is_some());
         let step = StepLimits {
             rows,
             // Every running sequence's newest token, and its drafts.
             logit_rows: (options.graph_max_batch_size * (1 + drafts)).min(rows),
             running: options.running_max_req_size,
             slots: shape.state.map_or(0, |_| options.slots_per_sequence()),
+            window: shape.kv.window().unwrap_or(0),
             drafts,
-            draft_head: options.enable_mtp,
+            draft_head: options.draft_head(),
+            draft_model: options.draft_model.is_some(),
             encoder_batch: whole,
             layered: context > rows && !whole,
             media: self.media.is_some(),
-            rounded: self.weights.rounded(),
+            image_rows,
+            bf16: self.weights.bf16(),
+            candidates: self.weights.on_gpu() && !whole,
         };
         let context = if step.encoder_batch { context.min(step.rows) } else { context };
         let lanes = options.graph_max_batch_size.min(step.rows);
         let draft_passes = if step.draft_head { drafts } else { 0 };
-        let alone = Run { start: 127, rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
-        let (largest, decode) = match step.encoder_batch {
-            true => {
-                let input = INPUT_TOKENS.min(context);
-                (self.run_whole(&shape, &encoder_batch::largest(&step, context))?, self.run_whole(&shape, &[input])?)
-            }
-            false => {
-                let (rows, logit_rows, layered) = (step.rows, step.logit_rows, step.layered);
-                let full = Run { rows, logit_rows, lanes, draft_passes, layered, ..Run::default() };
-                (self.run(&shape, full)?, self.run(&shape, alone)?)
-            }
-        };
-        let checked = Run { rows: 1 + drafts, logit_rows: 1 + drafts, draft_passes, each: step.slots > 1, ..alone };
+        let full =
+            Run { rows, logit_rows: step.logit_rows, lanes, draft_passes, layered: step.layered, ..Run::default() };
+        let [largest, decode] = self.steps(&shape, &step, full, context)?;
+        let checked =
+            Run { rows: 1 + drafts, logit_rows: 1 + drafts, draft_passes, each: step.slots > 1, ..Run::ALONE };
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
-        let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
-        let media = self.media_plan(options)?;
         let encode = media.as_ref().map_or(0, |media| media.workspace);
-        let workspace = largest.workspace.max(largest.below + encode) + scratch;
-        let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref() };
+        let of_gpu = GpuStep { shape: &shape, limits: &step, largest: &largest, media: media.as_ref(), context };
+        let gpu = self.on_gpu(options, line, &of_gpu)?;
+        let on_host = largest.workspace.max(largest.below + encode) + options.target().scratch_bytes(&shape, threads);
+        let workspace = gpu.as_ref().map_or(on_host, GpuPlan::workspace);
+        let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref(), gpu };
+        let recommended = self.working_set_line(&draft);
+        draft.line = recommended.as_ref().unwrap_or(line);
         let (sizing, sizing_total) = self.sizes(&draft);
         let pools = self.pools(&draft, &sizing, sizing_total)?;
-        if let Some(state) = sizing.state {
+        if let Some(state) = sizing.state.filter(|_| draft.shape.state.is_some()) {
             draft.step.running = pools.slots / state.slots_per_request as usize;
         }
-        let plan = self.tree(&draft, pools);
+        let plan = self.tree_under_both(&draft, pools)?;
         let limits = self.limits(&draft, pools.pages);
-        let cost = |work: &Work| work.weight_bytes + work.kv_bytes + work.state_bytes + work.flops / FLOPS_PER_BYTE;
         let draft_cost = checked.as_ref().map(|c| (cost(&c.forward) + cost(&c.draft)) as f64);
         Ok(EnginePlan {
             plan,
@@ -250,7 +249,7 @@ impl Blueprint {
             step: draft.step,
             pages: pools.pages,
             slots: pools.slots,
-            kv: shape.kv,
+            kv: draft.shape.kv.clone(),
             workspace,
             work: [largest.forward, decode.forward],
             draft_work: checked.map(|checked| [checked.forward, checked.draft]),
@@ -261,69 +260,79 @@ impl Blueprint {
                 cost: draft_cost.map_or(1.0, |checked| checked / cost(&decode.forward).max(1) as f64),
             },
             media: draft.media.cloned(),
+            gpu: draft.gpu.clone(),
             idle_flags: self.idle_flags(options),
             sizing,
             sizing_total,
             fraction: options.mem_fraction,
             measure: draft.measure(),
             clamp_context: draft.clamp_context(),
-            tables: Tables::of(options),
+            tables: Tables::of(options, &draft.shape.kv),
+            disk: DiskPlan::new(options, &draft.shape, context, draft.media),
             context,
         })
-    }
-
-    /// Options that mean nothing for an encoder.
-    fn check_encoder(&self, options: &Options) -> Result<(), PlanError> {
-        if self.encoder.is_none() {
-            return Ok(());
-        }
-        if options.kv_events {
-            let problem = "tells what the prefix cache holds, but this model is an encoder: it has none".into();
-            return Err(PlanError::Option { flag: "--kv-events", problem });
-        }
-        match options.max_total_token_num {
-            Some(tokens) => Err(PlanError::Option {
-                flag: "--max-total-token-num",
-                problem: format!("is {tokens}, but this model is an encoder: it has no keys and values to keep"),
-            }),
-            None => Ok(()),
-        }
     }
 
     /// Sizes for the arithmetic, and the part of the line that is worth using: no more than all running requests at full
     /// length could ever fill, and without a line of the operator's own no more than a casual pool.
     fn sizes(&self, draft: &Draft<'_>) -> (Sizes, u64) {
         let Draft { options, line, shape, context, .. } = draft;
-        let state = shape.state.map(|state| StatePool {
-            slot_bytes: state.slot_bytes() as u64,
-            slots_per_request: options.slots_per_request() as u64,
-            tokens_per_request: TYPICAL_TOKENS.min(*context) as u64,
-            min_requests: 1,
-            ratio: options.state_ratio,
-        });
+        let state = self.second_pool(draft);
         let casual = !line.chosen && options.max_total_token_num.is_none();
         let running = options.running_max_req_size;
-        let requests_max = if casual { running.min(CASUAL_USERS) } else { running };
-        let (page_bytes, fraction) = (shape.kv.page_bytes() as u64, options.mem_fraction);
-        let emergency_reserve = if options.hosted { 0 } else { EMERGENCY_RESERVE_BYTES };
-        let sizes = Sizes { fixed: 0, emergency_reserve, page_bytes, tables: Tables::of(options), state, requests_max };
-        // The table of slots does not grow with the page pool: it counts in full.
-        let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);
-        let tables = slot_table_bytes(state.map(|_| slots)) - slot_table_bytes(state.map(|_| 0));
-        let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
-        let sizes = Sizes { fixed: empty.total() - emergency_reserve + tables, ..sizes };
         let useful = running * context.next_multiple_of(PAGE_TOKENS);
         let casual_tokens = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
         let most = if line.chosen { useful } else { useful.min(casual_tokens) } as u64;
+        let mut requests_max = if casual { running.min(CASUAL_USERS) } else { running };
+        if let Some(windows) = state.filter(|_| shape.kv.window().is_some()) {
+            // More windows than requests of the usual length would leave the pool of whole contexts behind.
+            let tokens = options.max_total_token_num.unwrap_or(most);
+            requests_max = requests_max.min(tokens.div_ceil(windows.tokens_per_request) as usize).max(1);
+        }
+        let (page_bytes, fraction) = (shape.kv.page_bytes(KvGroup::Whole) as u64, options.mem_fraction);
+        let emergency_reserve = if options.hosted { 0 } else { EMERGENCY_RESERVE_BYTES };
+        let tables = Tables::of(options, &shape.kv);
+        let sizes = Sizes { fixed: 0, emergency_reserve, page_bytes, tables, slot_tables: 0, state, requests_max };
+        // The table of slots does not grow with the page pool: it counts in full.
+        let slots = state.map_or(0, |state| requests_max * state.slots_per_request as usize);
+        let table = |slots| slot_table_bytes(tables.windows, state.map(|_| slots));
+        let slot_tables = table(slots) - table(0);
+        let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
+        let sizes = Sizes { fixed: draft.taken(&empty) - emergency_reserve + slot_tables, slot_tables, ..sizes };
         // A pool of a given size is worth what it takes, however many could use it.
         let most = most.max(options.max_total_token_num.unwrap_or(0));
-        let total = line.bytes.min(sizes.total_for(most, requests_max, fraction));
+        let total = draft.budget().min(sizes.total_for(most, requests_max, fraction));
         (sizes, total)
+    }
+
+    /// What is beside the pages of the whole context: recurrent state, or window pages. Requests of the usual length fill both pools.
+    fn second_pool(&self, draft: &Draft<'_>) -> Option<StatePool> {
+        let Draft { options, shape, context, step, .. } = draft;
+        let (slot_bytes, slots_per_request, tokens) = match (shape.state, shape.kv.window()) {
+            (Some(state), _) => (state.slot_bytes(), options.slots_per_request(), TYPICAL_TOKENS.min(*context)),
+            (None, Some(window)) => {
+                let tokens = TYPICAL_WINDOW_TOKENS.min(*context);
+                let own = WindowPool::per_sequence(window, step.rows).min(context.div_ceil(PAGE_TOKENS));
+                let kept = if options.prefix_cache { options.state_checkpoints } else { 0 };
+                let with_kept = own + kept * WindowPool::tail_of(window);
+                // No more than the usual request has pages.
+                let slots = with_kept.min(tokens.div_ceil(PAGE_TOKENS)).max(own);
+                (shape.kv.page_bytes(KvGroup::Window), slots, tokens)
+            }
+            (None, None) => return None,
+        };
+        Some(StatePool {
+            slot_bytes: slot_bytes as u64,
+            slots_per_request: slots_per_request as u64,
+            tokens_per_request: tokens as u64,
+            min_requests: 1,
+            ratio: options.state_ratio,
+        })
     }
 
     /// How many pages and state slots the pools get.
     fn pools(&self, draft: &Draft<'_>, sizes: &Sizes, total: u64) -> Result<Pools, PlanError> {
-        let Draft { options, line, context, step, .. } = draft;
+        let Draft { options, context, step, .. } = draft;
         let slots_per_request = sizes.state.map_or(0, |state| state.slots_per_request as usize);
         // The smallest useful pool: one full step of one request.
         let least = (*context).min(options.batch_max_tokens);
@@ -331,22 +340,24 @@ impl Blueprint {
         let short = |pages| self.shortfall(draft, Pools { pages, slots: slots_per_request });
         if step.encoder_batch {
             let none = Pools { pages: 0, slots: 0 };
-            return if self.tree(draft, none).total() <= line.bytes { Ok(none) } else { Err(short(0)) };
+            return if draft.taken(&self.tree(draft, none)) <= draft.budget() { Ok(none) } else { Err(short(0)) };
         }
         if let Some(tokens) = options.max_total_token_num {
             let pages = usize::try_from(tokens).unwrap_or(usize::MAX).div_ceil(PAGE_TOKENS);
             // More than there can be; the tree below says whether it fits.
-            if pages > PagePool::PAGES_MAX || (pages as u64).checked_mul(sizes.page_bytes).is_none() {
-                return Err(short(pages.min(PagePool::PAGES_MAX)));
+            if pages > draft.pages_max() || (pages as u64).checked_mul(sizes.page_bytes).is_none() {
+                return Err(short(pages.min(draft.pages_max())));
             }
             // The state of as many requests as there is room for beside the pages.
-            let taken = self.tree(draft, Pools { pages, slots: 0 }).total()
-                + slot_table_bytes(Some(sizes.requests_max * slots_per_request));
-            let beside = line.bytes.saturating_sub(taken).checked_div(sizes.request_state_bytes()).unwrap_or(u64::MAX);
+            let taken = draft.taken(&self.tree(draft, Pools { pages, slots: 0 }))
+                + slot_table_bytes(sizes.tables.windows, Some(sizes.requests_max * slots_per_request));
+            let beside =
+                draft.budget().saturating_sub(taken).checked_div(sizes.request_state_bytes()).unwrap_or(u64::MAX);
             let requests = usize::try_from(beside).unwrap_or(usize::MAX).min(sizes.requests_max);
-            let pools = Pools { pages, slots: requests * slots_per_request };
-            return match self.tree(draft, pools).total() {
-                total if total > line.bytes || requests == 0 => Err(short(pages)),
+            let slots = (requests * slots_per_request).min(draft.slots_max(slots_per_request));
+            let pools = Pools { pages, slots };
+            return match draft.taken(&self.tree(draft, pools)) {
+                total if total > draft.budget() || requests == 0 => Err(short(pages)),
                 _ => Ok(pools),
             };
         }
@@ -362,7 +373,11 @@ impl Blueprint {
         if pages < needed {
             return Err(short(needed));
         }
-        Ok(Pools { pages: pages.min(PagePool::PAGES_MAX), slots: slots as usize })
+        let slots = (slots as usize).min(draft.slots_max(slots_per_request));
+        if slots < slots_per_request {
+            return Err(short(needed));
+        }
+        Ok(Pools { pages: pages.min(draft.pages_max()), slots })
     }
 
     fn limits(&self, draft: &Draft<'_>, pages: usize) -> Limits {
@@ -386,3 +401,8 @@ impl Blueprint {
         }
     }
 }
+
+#[cfg(test)]
+mod gpu_tests;
+#[cfg(test)]
+mod window_tests;

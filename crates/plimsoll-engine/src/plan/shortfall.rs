@@ -1,6 +1,8 @@
 //! What is short when a plan does not fit.
 
 use plimsoll_device::PAGE_TOKENS;
+use plimsoll_memory::host::Remedy;
+use plimsoll_memory::{Plan, PlanLine};
 
 use super::error::{PlanError, Shortfall};
 use super::sizes::Pools;
@@ -13,20 +15,49 @@ impl Blueprint {
         let plan = self.tree(draft, pools);
         // Pools without a configured size get only a fraction of the room, so the room must be larger than the pools.
         let needed = match options.max_total_token_num {
-            Some(_) => plan.total(),
+            Some(_) => draft.taken(&plan),
             None => self.sizes(draft).0.total_for((pools.pages * PAGE_TOKENS) as u64, 1, options.mem_fraction),
         };
-        let largest = plan.lines.iter().max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
+        let own = draft.own();
+        let here = |of: &&PlanLine| own.is_none() || of.component.on_device();
+        let largest = plan.lines.iter().filter(here).max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
         PlanError::DoesNotFit(Box::new(Shortfall {
             needed,
+            limit: draft.budget(),
+            limit_source: own.map_or_else(|| line.source.clone(), |own| own.source.clone()),
+            peers: if own.is_some() { 0 } else { line.peers },
+            remedy: if own.is_some() { Remedy::Gpu } else { line.remedy },
+            tokens: if draft.step.encoder_batch { draft.context } else { pools.pages * PAGE_TOKENS },
+            advice: Vec::new(),
+            needed_with_two: 0,
+            largest,
+            plan,
+        }))
+    }
+
+    /// The tree with these pools, which fit where they lie.
+    ///
+    /// # Errors
+    /// What is short in the machine's memory beside a GPU with memory of its own.
+    pub(super) fn tree_under_both(&self, draft: &Draft<'_>, pools: Pools) -> Result<Plan, PlanError> {
+        let line = draft.line;
+        let plan = self.tree(draft, pools);
+        if plan.device.is_none() || plan.total() <= line.bytes {
+            return Ok(plan);
+        }
+        let here = |of: &&PlanLine| !of.component.on_device();
+        let largest = plan.lines.iter().filter(here).max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
+        Err(PlanError::DoesNotFit(Box::new(Shortfall {
+            needed: plan.total(),
             limit: line.bytes,
             limit_source: line.source.clone(),
             peers: line.peers,
             remedy: line.remedy,
-            tokens: if draft.step.encoder_batch { draft.context } else { pools.pages * PAGE_TOKENS },
+            tokens: pools.pages * PAGE_TOKENS,
             advice: Vec::new(),
+            needed_with_two: 0,
             largest,
             plan,
-        }))
+        })))
     }
 }

@@ -11,7 +11,7 @@ use crate::schedule::scheduler::StepLimits;
 pub struct Pools {
     /// Pages.
     pub pages: usize,
-    /// State slots; 0 for models without recurrent state.
+    /// State slots, or window pages for models with sliding windows; 0 for models without either.
     pub slots: usize,
 }
 
@@ -26,9 +26,11 @@ pub(crate) struct Sizes {
     pub page_bytes: u64,
     /// The tables beside the pages.
     pub tables: Tables,
-    /// Recurrent state, for models that have it.
+    /// Bytes of the table of slots, as a part of `fixed`: it does not grow with the pages.
+    pub slot_tables: u64,
+    /// Recurrent state, or window pages, for models that have them.
     pub state: Option<StatePool>,
-    /// Requests beyond which more state is useless.
+    /// Requests beyond which more of these is useless.
     pub requests_max: usize,
 }
 
@@ -38,7 +40,7 @@ impl Sizes {
         self.page_bytes.div_ceil(PAGE_TOKENS as u64) + self.tables.bytes_per_token()
     }
 
-    /// State bytes of one request.
+    /// Bytes of state or window pages of one request.
     pub fn request_state_bytes(&self) -> u64 {
         self.state.map_or(0, |state| state.slot_bytes.saturating_mul(state.slots_per_request))
     }

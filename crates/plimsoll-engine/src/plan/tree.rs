@@ -1,11 +1,14 @@
 //! The plan as a tree of components, one line each.
 
-use plimsoll_device::{KvShape, PAGE_TOKENS};
-use plimsoll_memory::{Bytes, Component, Plan, PlanLine};
+use plimsoll_device::{KvGroup, KvShape, PAGE_TOKENS, WeightTable};
+use plimsoll_formats::DRAFT_PREFIX;
+use plimsoll_memory::{Bytes, Component, DeviceLimit, Plan, PlanLine};
 
 use super::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
+use super::disk::DiskPlan;
+use super::gpu::DEVICE_RESERVE_BYTES;
 use super::sizes::Pools;
-use super::{Blueprint, Draft, EnginePlan};
+use super::{Blueprint, Draft, EnginePlan, GpuPlan};
 use crate::media::MediaPlan;
 use crate::memory::footprint::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::schedule::scheduler::StepLimits;
@@ -21,19 +24,52 @@ fn layered_words(step: &StepLimits) -> String {
     }
 }
 
-fn kv_line(kv: KvShape, pages: usize) -> PlanLine {
-    if kv.layers == 0 {
+/// What the workspace is for.
+fn step_words(draft: &Draft<'_>) -> String {
+    let step = &draft.step;
+    format!("one step of {} rows, {} with logits", step.rows, step.logit_rows)
+        + &layered_words(step)
+        + &draft.media.map_or_else(String::new, MediaPlan::words)
+        + &draft.gpu.as_ref().map_or_else(String::new, GpuPlan::words)
+}
+
+/// The driver's part of the process.
+fn driver_words(gpu: Option<&GpuPlan>) -> String {
+    gpu.map_or_else(String::new, |gpu| format!(", {} for the driver of {}", Bytes(gpu.driver()), gpu.name))
+}
+
+/// What a GPU with memory of its own takes besides, there and here.
+fn own_lines(gpu: &GpuPlan) -> Vec<PlanLine> {
+    if gpu.own.is_none() {
+        return Vec::new();
+    }
+    let transfers = format!("sent, fetched and loaded, beside {}", gpu.name);
+    let reserve = format!("an allowance for the driver of {}, and what is left free", gpu.name);
+    vec![
+        PlanLine { component: Component::Transfers, bytes: gpu.transfers() as u64, detail: transfers },
+        PlanLine { component: Component::DeviceReserve, bytes: DEVICE_RESERVE_BYTES, detail: reserve },
+    ]
+}
+
+fn kv_line(kv: &KvShape, Pools { pages, slots }: Pools) -> PlanLine {
+    if kv.layers().is_empty() {
         let detail = "none: an encoder keeps nothing from step to step".into();
         return PlanLine { component: Component::KvPages, bytes: 0, detail };
     }
-    let detail = format!(
+    let mut detail = format!(
         "{} tokens = {pages} pages x {} ({} layers, {:?})",
         pages * PAGE_TOKENS,
-        Bytes(kv.page_bytes() as u64),
-        kv.layers,
-        kv.dtype
+        Bytes(kv.page_bytes(KvGroup::Whole) as u64),
+        kv.count(KvGroup::Whole),
+        kv.dtype()
     );
-    PlanLine { component: Component::KvPages, bytes: (pages * kv.page_bytes()) as u64, detail }
+    let mut windows = 0;
+    if let Some(window) = kv.window() {
+        windows = slots;
+        let (bytes, layers) = (Bytes(kv.page_bytes(KvGroup::Window) as u64), kv.count(KvGroup::Window));
+        detail += &format!(", {slots} window pages x {bytes} ({layers} layers that see {window} tokens)");
+    }
+    PlanLine { component: Component::KvPages, bytes: kv.bytes(pages, windows) as u64, detail }
 }
 
 fn state_line(slot_bytes: u64, slots_per_request: u64, slots: usize) -> PlanLine {
@@ -55,14 +91,14 @@ impl EnginePlan {
         let index = self.index_bytes(pages, slots);
         let (slot_bytes, slots_per_request) =
             self.sizing.state.map_or((0, 1), |state| (state.slot_bytes, state.slots_per_request));
-        if let Some(state) = self.sizing.state {
-            self.slots = slots;
+        self.slots = slots;
+        if let Some(state) = self.sizing.state.filter(|_| self.kv.window().is_none()) {
             self.step.running = self.step.running.min((slots / state.slots_per_request as usize).max(1));
             self.limits.running_max_req_size = self.step.running as u32;
         }
         for line in &mut self.plan.lines {
             match line.component {
-                Component::KvPages => *line = kv_line(self.kv, pages),
+                Component::KvPages => *line = kv_line(&self.kv, Pools { pages, slots }),
                 Component::StateSlots => *line = state_line(slot_bytes, slots_per_request, slots),
                 Component::PrefixIndex => line.bytes = index,
                 _ => {}
@@ -74,19 +110,31 @@ impl EnginePlan {
     }
 }
 
+/// What the vision encoder and the draft model take of the weights; nothing without them.
+fn parts_words(weights: &WeightTable) -> String {
+    let parts = [("visual.", "vision encoder"), (DRAFT_PREFIX, "draft model")];
+    let parts = parts.map(|(prefix, name)| match weights.bytes_below(prefix) {
+        0 => String::new(),
+        bytes => format!("; {} of them the {name}'s", Bytes(bytes as u64)),
+    });
+    parts.concat()
+}
+
 impl Blueprint {
     /// The tree of components with these pools.
     pub(super) fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
-        let Draft { options, line, threads, shape, step, workspace, context, .. } = *draft;
+        let Draft { options, line, threads, ref shape, step, workspace, context, .. } = *draft;
         let Pools { pages, slots } = pools;
-        let stateful = shape.state.map(|_| slots);
+        let second = (shape.state.is_some() || shape.kv.window().is_some()).then_some(slots);
         // Without a pool this is the fixed part for pools of any size.
         let context = if pages == 0 { context } else { context.min(pages * PAGE_TOKENS) };
-        let weights = self.weights.bytes as u64;
+        let gpu = draft.gpu.as_ref();
+        let weights = gpu.map_or(self.weights.bytes as u64, |gpu| gpu.weights);
         let vocab = self.model.vocab_size();
         let tokenizer = tokenizer_bytes(vocab, options.tokenizer_bytes);
         let scratch = sampler_bytes(vocab);
-        let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context);
+        let (heap, driver) = gpu.map_or((0, 0), |gpu| (gpu.heap, gpu.driver()));
+        let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context) + heap;
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
         // A hosted engine's engine host has planned the rest.
         let (baseline, kept) = if options.hosted { (0, 0) } else { (PROCESS_BASELINE_BYTES, HEAP_KEPT_BYTES) };
@@ -94,16 +142,11 @@ impl Blueprint {
             entry(
                 Component::Weights,
                 weights,
-                format!("{} matrices, {} vectors, packed once", self.weights.linears.len(), self.weights.vectors.len()),
+                format!("{} matrices, {} vectors, packed once", self.weights.linears.len(), self.weights.vectors.len())
+                    + &parts_words(&self.weights),
             ),
-            kv_line(shape.kv, pages),
-            entry(
-                Component::StepWorkspace,
-                workspace as u64,
-                format!("one step of {} rows, {} with logits", step.rows, step.logit_rows)
-                    + &layered_words(&step)
-                    + &draft.media.map_or_else(String::new, MediaPlan::words),
-            ),
+            kv_line(&shape.kv, pools),
+            entry(Component::StepWorkspace, workspace as u64, step_words(draft)),
             entry(
                 Component::RequestTable,
                 options.request_bytes + tables,
@@ -114,7 +157,7 @@ impl Blueprint {
             ),
             entry(
                 Component::PrefixIndex,
-                Tables::of(options).bytes(pages, stateful),
+                Tables::of(options, &shape.kv).bytes(pages, second),
                 match options.kv_events {
                     true => "page table, prefix tree and what others are told of it, one row a page".into(),
                     false => "page table and prefix tree, one row a page".into(),
@@ -139,8 +182,8 @@ impl Blueprint {
             ),
             entry(
                 Component::ProcessBaseline,
-                baseline + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64,
-                format!("data, runtime, {threads} compute threads, table of weights"),
+                baseline + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64 + driver,
+                format!("data, runtime, {threads} compute threads, table of weights") + &driver_words(gpu),
             ),
         ];
         if !options.hosted {
@@ -148,11 +191,14 @@ impl Blueprint {
                 format!("{} blocks, one for each refused allocation", plimsoll_memory::emergency_reserve::BLOCKS);
             lines.push(entry(Component::EmergencyReserve, EMERGENCY_RESERVE_BYTES, detail));
         }
+        lines.splice(3..3, gpu.into_iter().flat_map(own_lines));
         if let Some(state) = shape.state {
             let (per_request, bytes) = (options.slots_per_request(), state.slot_bytes());
             lines.insert(2, state_line(bytes as u64, per_request as u64, slots));
         }
+        lines.extend(DiskPlan::new(options, shape, context, draft.media).map(|disk| disk.line()));
         lines.extend(draft.media.iter().flat_map(|media| media.lines()));
-        Plan { limit: line.bytes, limit_source: line.source.clone(), lines }
+        let device = draft.own().map(|own| DeviceLimit { limit: own.bytes, source: own.source.clone() });
+        Plan { limit: line.bytes, limit_source: line.source.clone(), device, lines }
     }
 }

@@ -4,6 +4,7 @@
 
 use plimsoll_device::PAGE_TOKENS;
 use plimsoll_formats::Checkpoint;
+use plimsoll_memory::Component;
 use serde::Serialize;
 
 use crate::api::options::Options;
@@ -14,6 +15,9 @@ use crate::plan::{Blueprint, Line, PlanError};
 /// The most users that are considered; more rows than this no step has.
 const USERS_MAX: u64 = 1 << 16;
 
+/// A limit above every plan.
+const EVERYTHING: u64 = 1 << 50;
+
 /// A number of users, each with a number of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Load {
@@ -21,9 +25,9 @@ pub struct Load {
     pub users: u64,
     /// Tokens of prompt and output of each.
     pub context: u64,
-    /// Pictures of the largest size in each prompt.
+    /// Images of the largest size in each prompt.
     pub images: u64,
-    /// Seconds of one sound in each prompt; 0 without one.
+    /// Seconds of one audio clip in each prompt; 0 without one.
     pub audio_seconds: u64,
 }
 
@@ -36,8 +40,20 @@ pub struct Knob {
     pub value: String,
     /// Bytes that the asked load needs with it.
     pub needed_bytes: u64,
+    /// Bytes that it needs of a GPU's own memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device_needed_bytes: Option<u64>,
     /// The most users of the asked context with it.
     pub users_max: u64,
+}
+
+/// What a load needs of a GPU's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct DeviceNeed {
+    /// Bytes that it needs there.
+    pub needed_bytes: u64,
+    /// Bytes that there are.
+    pub limit_bytes: u64,
 }
 
 /// The answer. All sizes are bytes.
@@ -47,16 +63,30 @@ pub struct Answer {
     pub load: Load,
     /// Whether it fits under the line.
     pub fits: bool,
-    /// What it needs in all.
+    /// What it needs in all, but for a GPU's own memory.
     pub needed_bytes: u64,
     /// The line.
     pub limit_bytes: u64,
+    /// The same of a GPU with memory of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceNeed>,
     /// The most users of that context.
     pub users_max: u64,
     /// The longest context for that many users.
     pub context_max: u64,
     /// What each flag would buy, the best first; only those with which more users fit, or the asked load does.
     pub knobs: Vec<Knob>,
+}
+
+/// Bytes that a load needs.
+struct Needed {
+    /// Of the machine's memory, and what there is of it.
+    host: u64,
+    limit: u64,
+    /// Of a GPU's own.
+    device: Option<u64>,
+    /// The planner has a plan for it; otherwise it is too much, for a line or for the largest buffer of a GPU.
+    planned: bool,
 }
 
 /// One model under one line.
@@ -94,7 +124,8 @@ pub fn what_if(
         return Err(out_of_range("--context", load.context, longest));
     }
     check_media(blueprint.media_plan(options)?.as_ref(), load)?;
-    let needed_bytes = asked.needed(&blueprint, load)?;
+    let needed = asked.needed(&blueprint, load)?;
+    let fits = asked.has_room(&needed);
     let users_max = asked.users_max(&blueprint, load)?;
     let context_max = largest(longest, |context| asked.fits(&blueprint, Load { context, ..load }))?;
     let mut knobs = Vec::new();
@@ -102,30 +133,63 @@ pub fn what_if(
     for Alternative { flag, value, options } in alternatives(options, media.as_ref()) {
         let other = Asked { options, threads, line };
         let blueprint = Blueprint::new(checkpoint, &other.options)?;
-        let knob = Knob {
-            flag,
-            value,
-            needed_bytes: other.needed(&blueprint, load)?,
-            users_max: other.users_max(&blueprint, load)?,
-        };
-        let makes_it_fit = knob.needed_bytes <= line.bytes && needed_bytes > line.bytes;
-        if knob.users_max > users_max || makes_it_fit {
-            knobs.push(knob);
+        let with = other.needed(&blueprint, load)?;
+        let makes_it_fit = other.has_room(&with) && !fits;
+        let users_with = other.users_max(&blueprint, load)?;
+        if users_with > users_max || makes_it_fit {
+            let (needed_bytes, device_needed_bytes) = (with.host, with.device);
+            knobs.push(Knob { flag, value, needed_bytes, device_needed_bytes, users_max: users_with });
         }
     }
-    knobs.sort_by_key(|knob| (std::cmp::Reverse(knob.users_max), knob.needed_bytes));
+    let bytes = |knob: &Knob| knob.device_needed_bytes.unwrap_or(0).saturating_add(knob.needed_bytes);
+    knobs.sort_by_key(|knob| (std::cmp::Reverse(knob.users_max), bytes(knob)));
+    let of_device = |(needed_bytes, limit_bytes)| DeviceNeed { needed_bytes, limit_bytes };
     Ok(Answer {
         load,
-        fits: needed_bytes <= line.bytes,
-        needed_bytes,
-        limit_bytes: line.bytes,
+        fits,
+        needed_bytes: needed.host,
+        limit_bytes: needed.limit,
+        device: needed.device.zip(asked.device_limit()).map(of_device),
         users_max,
         context_max,
         knobs,
     })
 }
 
-/// Pictures and sounds need a model that takes them, and a context that holds them.
+/// What a load needs, and what a token costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Need {
+    /// Bytes of the plan.
+    pub bytes: u64,
+    /// Bytes of weights among them.
+    pub weight_bytes: u64,
+    /// Bytes of weights that one decoded token reads; of an encoder, one input.
+    pub read_bytes: u64,
+    /// Tokens that the model's context has.
+    pub context_max: u64,
+}
+
+/// What a server for `load` plans, under whatever line; an encoder has no load.
+///
+/// # Errors
+/// [`PlanError`] when nothing can be planned at all.
+pub fn need(checkpoint: &Checkpoint, options: &Options, threads: usize, load: Load) -> Result<Need, PlanError> {
+    let blueprint = Blueprint::new(checkpoint, options)?;
+    let line = Line::of_budget(EVERYTHING, "no limit");
+    let asked = Asked { options: options.clone(), threads, line: &line };
+    let context_max = blueprint.max_context as u64;
+    let load = Load { context: load.context.min(context_max), ..load };
+    let options = match blueprint.encoder {
+        Some(_) => options.clone(),
+        None => asked.options(&blueprint, load)?,
+    };
+    let planned = blueprint.try_plan(&options, threads, &line)?;
+    let [_, one] = planned.work;
+    let weight_bytes = blueprint.weights.bytes as u64;
+    Ok(Need { bytes: planned.plan.total(), weight_bytes, read_bytes: one.weight_bytes, context_max })
+}
+
+/// Images and audio clips need a model that takes them, and a context that holds them.
 fn check_media(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
     let problem = |flag, problem| Err(PlanError::Option { flag, problem });
     let (images, seconds, context) = (load.images, load.audio_seconds, load.context);
@@ -133,6 +197,9 @@ fn check_media(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
     match media {
         _ if images == 0 && seconds == 0 => Ok(()),
         None if images > 0 => problem("--images", format!("is {images}, but this model takes text only")),
+        Some(media) if images > 0 && media.image_tokens() == 0 => {
+            problem("--images", format!("is {images}, but this model takes no images"))
+        }
         _ if seconds > 0 && longest == 0 => {
             problem("--audio-seconds", format!("is {seconds}, but this model takes no audio"))
         }
@@ -149,8 +216,8 @@ fn check_media(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
                 ),
             )
         }
-        Some(media) if images * media.image_tokens() + media.sound(seconds).0 >= context => {
-            let tokens = media.sound(seconds).0;
+        Some(media) if images * media.image_tokens() + media.audio(seconds).0 >= context => {
+            let tokens = media.audio(seconds).0;
             problem("--audio-seconds", format!("is {seconds}: {tokens} tokens leave no room in --context {context}"))
         }
         _ => Ok(()),
@@ -162,40 +229,67 @@ impl Asked<'_> {
     fn options(&self, blueprint: &Blueprint, load: Load) -> Result<Options, PlanError> {
         let users = load.users as usize;
         let some = load.images > 0 || load.audio_seconds > 0;
-        let media = if some { blueprint.media_plan(&self.options)? } else { None };
+        // The largest item depends on the context.
+        let context = Some(load.context as usize);
+        let of_load = Options { max_req_total_len: context, ..self.options.clone() };
+        let media = if some { blueprint.media_plan(&of_load)? } else { None };
         let of =
-            |images, sounds| media.as_ref().map_or((0, 0), |media| media.bytes_of(images, sounds, load.audio_seconds));
+            |images, clips| media.as_ref().map_or((0, 0), |media| media.bytes_of(images, clips, load.audio_seconds));
         // Encoder outputs of one request at a time; pixels and spectrograms of all users.
-        let sounds = u64::from(load.audio_seconds > 0);
-        let (outputs, _) = of(load.images.max(2), sounds);
-        let (_, pixels) = of(load.images * load.users, sounds * load.users);
+        let clips = u64::from(load.audio_seconds > 0);
+        let (outputs, _) = of(load.images.max(2), clips);
+        let (_, pixels) = of(load.images * load.users, clips * load.users);
         Ok(Options {
             encoder_output_bytes: self.options.encoder_output_bytes.or(some.then_some(outputs)),
             media_bytes: self.options.media_bytes.max(pixels),
             running_max_req_size: users,
             graph_max_batch_size: users,
             batch_max_tokens: self.options.batch_max_tokens.max(users),
-            max_req_total_len: Some(load.context as usize),
+            max_req_total_len: context,
             max_total_token_num: Some(load.users * load.context.next_multiple_of(PAGE_TOKENS as u64)),
             ..self.options.clone()
         })
     }
 
     /// Bytes that a server for this load plans.
-    fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {
-        match blueprint.try_plan(&self.options(blueprint, load)?, self.threads, self.line) {
-            Ok(planned) => {
-                // Where state is short the planner plans for fewer at once; the rest is what they lack.
-                let missing = load.users.saturating_sub(planned.step.running as u64);
-                Ok(planned.plan.total().saturating_add(missing.saturating_mul(planned.sizing.request_state_bytes())))
+    fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<Needed, PlanError> {
+        let (plan, missing, planned) =
+            match blueprint.try_plan(&self.options(blueprint, load)?, self.threads, self.line) {
+                Ok(planned) => {
+                    // Where state is short the planner plans for fewer at once; the rest is what they lack.
+                    let missing = load.users.saturating_sub(planned.requests() as u64);
+                    (planned.plan, missing.saturating_mul(planned.sizing.request_state_bytes()), true)
+                }
+                Err(PlanError::DoesNotFit(shortfall)) => (shortfall.plan, 0, false),
+                Err(error) => return Err(error),
+            };
+        let (host, limit) = (plan.total(), plan.limit);
+        Ok(match plan.device {
+            Some(_) => {
+                // As much as the emergency reserve is left free there.
+                let taken = plan.device_total() + plan.bytes(Component::EmergencyReserve);
+                Needed { host, limit, device: Some(taken.saturating_add(missing)), planned }
             }
-            Err(PlanError::DoesNotFit(shortfall)) => Ok(shortfall.needed),
-            Err(error) => Err(error),
+            None => Needed { host: host.saturating_add(missing), limit, device: None, planned },
+        })
+    }
+
+    /// Bytes of a GPU's own memory that may be used.
+    fn device_limit(&self) -> Option<u64> {
+        match &self.line.gpu {
+            Some(Ok(gpu)) => gpu.own.as_ref().map(|own| own.bytes),
+            _ => None,
         }
     }
 
+    /// Whether there is what is needed.
+    fn has_room(&self, needed: &Needed) -> bool {
+        let on_device = needed.device.is_none_or(|bytes| self.device_limit().is_some_and(|limit| bytes <= limit));
+        needed.planned && needed.host <= needed.limit && on_device
+    }
+
     fn fits(&self, blueprint: &Blueprint, load: Load) -> Result<bool, PlanError> {
-        Ok(self.needed(blueprint, load)? <= self.line.bytes)
+        Ok(self.has_room(&self.needed(blueprint, load)?))
     }
 
     fn users_max(&self, blueprint: &Blueprint, load: Load) -> Result<u64, PlanError> {

@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
-use plimsoll_device::{Buf, CpuDevice, Device, DeviceError, Mark, StepInput};
-use plimsoll_models::{Model, Output, Pass, Pictures, Sense};
+use plimsoll_device::{Buf, CANDIDATE_BLOCK, CpuDevice, Device, DeviceError, KvGroup, Mark, StepInput};
+use plimsoll_models::{EncoderInput, EncoderKind, Model, Output, Pass};
 
+use crate::cache::Part;
 use crate::runner::Runner;
 
 /// The passes of one step over one workspace: the model's, then its draft head's. The planner runs these very lines.
 #[derive(Debug, Default)]
 pub(crate) struct Passes {
     output: Option<Output>,
+    /// The most likely tokens of the model's rows, those of all rows one after another, where the step asks for them.
+    candidates: Option<Buf>,
     /// Hidden states of the last draft pass's wanted rows, and where the workspace stood when they had been set aside.
     carry: Option<(Buf, Mark)>,
     /// A step that stands between two layers, and where the workspace stands above it.
@@ -26,14 +29,28 @@ impl Passes {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
         self.clear_above(device);
-        self.output = Some(model.forward(device, step)?);
+        let output = model.forward(device, step)?;
+        self.candidates = find_candidates(device, output, step)?;
+        self.output = Some(output);
         Ok(())
+    }
+
+    /// What the last pass left in the workspace.
+    #[cfg(feature = "gpu")]
+    pub fn output(&self) -> Option<Output> {
+        self.output
+    }
+
+    /// The candidates of its rows, one after another.
+    #[cfg(feature = "gpu")]
+    pub fn candidates(&self) -> Option<Buf> {
+        self.candidates
     }
 
     /// What was computed last is not needed any more. Says whether there is a step between two layers, above which the workspace is
     /// empty now.
     pub fn clear_above(&mut self, device: &mut dyn Device) -> bool {
-        (self.output, self.carry) = (None, None);
+        (self.output, self.candidates, self.carry) = (None, None, None);
         if let Some((_, mark)) = self.begun {
             device.release(mark);
         }
@@ -63,8 +80,9 @@ impl Passes {
         self.clear_above(device);
         let (mut pass, mark) = self.begun.take().expect("a step was begun");
         self.output = model.advance(device, &mut pass, step)?;
-        if self.output.is_none() {
-            self.begun = Some((pass, mark));
+        match self.output {
+            Some(output) => self.candidates = find_candidates(device, output, step)?,
+            None => self.begun = Some((pass, mark)),
         }
         Ok(self.output.is_some())
     }
@@ -80,6 +98,7 @@ impl Passes {
         let (Some(drafter), Some(last)) = (model.drafter(), self.output.take()) else {
             return Err(DeviceError::NoDraft);
         };
+        self.candidates = None;
         let wanted = step.logit_rows;
         let (hidden, carry, mark) = match self.carry {
             // What the pass before left is not needed any more, except for what was set aside.
@@ -88,19 +107,34 @@ impl Passes {
                 (carry, carry, mark)
             }
             None => {
-                let carry = device.temp(wanted.len(), last.hidden.cols)?;
+                let rows = if drafter.continues_hidden() { wanted.len() } else { 0 };
+                let carry = device.temp(rows, last.hidden.cols)?;
                 (last.hidden, carry, device.mark())
             }
         };
         let output = drafter.draft(device, hidden, from, step)?;
-        let carry = carry.first(wanted.len());
-        if !wanted.is_empty() {
+        let carry = carry.first(wanted.len().min(carry.rows));
+        if carry.rows > 0 {
             device.gather(carry, output.hidden, wanted);
         }
         self.carry = Some((carry, mark));
         self.output = Some(output);
         Ok(())
     }
+}
+
+/// Finds the most likely tokens of rows that need no more.
+fn find_candidates(device: &mut dyn Device, output: Output, step: &StepInput<'_>) -> Result<Option<Buf>, DeviceError> {
+    let count: u32 = step.candidates.iter().sum();
+    if count == 0 {
+        return Ok(None);
+    }
+    let found = device.temp(count as usize, 2)?;
+    let scope = device.mark();
+    let blocks = device.temp(output.logits.rows, output.logits.cols.div_ceil(CANDIDATE_BLOCK))?;
+    device.candidates(found, blocks, output.logits, step.candidates);
+    device.release(scope);
+    Ok(Some(found))
 }
 
 /// A model on the CPU.
@@ -139,7 +173,8 @@ impl CpuRunner {
 impl Runner for CpuRunner {
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
         self.clear_workspace();
-        self.passes.forward(&*self.model, &mut self.device, step)
+        self.passes.forward(&*self.model, &mut self.device, step)?;
+        self.device.check_weights()
     }
 
     fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
@@ -148,7 +183,9 @@ impl Runner for CpuRunner {
     }
 
     fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
-        self.passes.advance(&*self.model, &mut self.device, step)
+        let ended = self.passes.advance(&*self.model, &mut self.device, step)?;
+        self.device.check_weights()?;
+        Ok(ended)
     }
 
     fn forget(&mut self) {
@@ -159,13 +196,13 @@ impl Runner for CpuRunner {
         self.passes.draft(&*self.model, &mut self.device, from, step)
     }
 
-    fn encode(&mut self, sense: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+    fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
         self.encoded = None;
         // What the last step left is overwritten.
         self.clear_workspace();
         let Some(tower) = self.model.tower(sense) else { return Err(DeviceError::NoEncoder) };
-        self.encoded = Some(tower.encode(&mut self.device, pictures)?);
-        Ok(())
+        self.encoded = Some(tower.encode(&mut self.device, images)?);
+        self.device.check_weights()
     }
 
     fn embedding(&mut self, row: usize) -> &[f32] {
@@ -173,11 +210,30 @@ impl Runner for CpuRunner {
         self.device.row_mut(encoded, row)
     }
 
-    fn decommit(&mut self, pages: &[u32]) {
+    fn decommit(&mut self, group: KvGroup, pages: &[u32]) {
         let memory = self.device.memory();
         for run in pages.chunk_by(|page, next| page + 1 == *next) {
-            memory.decommit_pages(run[0] as usize..run[0] as usize + run.len());
+            memory.decommit_pages(group, run[0] as usize..run[0] as usize + run.len());
         }
+    }
+
+    fn save(&mut self, part: Part, id: u32, out: &mut [u8]) {
+        let memory = self.device.memory();
+        out.copy_from_slice(match part {
+            Part::Whole => memory.page(KvGroup::Whole, id as usize),
+            Part::Window => memory.page(KvGroup::Window, id as usize),
+            Part::State => memory.slot(id as usize),
+        });
+    }
+
+    fn restore(&mut self, part: Part, id: u32, bytes: &[u8]) {
+        let memory = self.device.memory();
+        let target = match part {
+            Part::Whole => memory.page_mut(KvGroup::Whole, id as usize),
+            Part::Window => memory.page_mut(KvGroup::Window, id as usize),
+            Part::State => memory.slot_mut(id as usize),
+        };
+        target.copy_from_slice(bytes);
     }
 
     fn hidden(&mut self, row: usize) -> &[f32] {

@@ -3,12 +3,17 @@
 //! The engine schedules and samples; a runner owns model, device and the memory of one generation. Tests and the simulator bring
 //! runners of their own.
 
+pub(crate) mod backend;
 pub mod cpu;
 pub(crate) mod encoder_batch;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 pub(crate) mod step;
 
-use plimsoll_device::{DeviceError, StepInput};
-use plimsoll_models::{Pictures, Sense};
+use plimsoll_device::{DeviceError, KvGroup, StepInput};
+use plimsoll_models::{EncoderInput, EncoderKind};
+
+use crate::cache::Part;
 
 /// Carries out steps.
 pub trait Runner {
@@ -33,6 +38,16 @@ pub trait Runner {
     /// What was begun is not gone on with.
     fn forget(&mut self) {}
 
+    /// Why the device was lost, if it was. The contents of pages and slots are lost with it.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
+    /// Opens the device again, with the same weights and empty pools. It does this once; the error has the reason if it cannot.
+    fn reopen(&mut self) -> Result<(), String> {
+        Err("there is no device to open".into())
+    }
+
     /// One pass of the draft head: row r of `step` continues row `from[r]` of the last [`Self::forward`]. After an
     /// earlier pass in the same step, it continues the `from[r]`-th row of that pass with wanted logits. It stands at
     /// that row's position (a further pass: one further) and names the token that follows it. The wanted logits are the
@@ -42,10 +57,10 @@ pub trait Runner {
         Err(DeviceError::NoDraft)
     }
 
-    /// Runs a tower over pictures or sounds, in the workspace of steps and between two of them, like them above one that was begun;
+    /// Runs a tower over images or audio clips, in the workspace of steps and between two of them, like them above one that was begun;
     /// [`Self::embedding`] reads what comes out.
-    fn encode(&mut self, sense: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
-        let _ = (sense, pictures);
+    fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
+        let _ = (sense, images);
         Err(DeviceError::NoEncoder)
     }
 
@@ -62,10 +77,33 @@ pub trait Runner {
         &[]
     }
 
-    /// Gives the physical memory of unused pages back to the system; writing to a page brings it back. The pages come
-    /// in ascending order, so that neighbours go back together.
-    fn decommit(&mut self, pages: &[u32]) {
-        let _ = pages;
+    /// Gives the physical memory of unused pages of a group back to the system; writing to a page brings it back. The pages
+    /// come in ascending order, so that neighbours go back together.
+    fn decommit(&mut self, group: KvGroup, pages: &[u32]) {
+        let _ = (group, pages);
+    }
+
+    /// Copies a part out of its pool: page, window page or state slot `id`.
+    fn save(&mut self, part: Part, id: u32, out: &mut [u8]) {
+        let _ = (part, id, out);
+    }
+
+    /// Copies what [`Self::save`] gave into another place of the same pool, which holds the same part then.
+    fn restore(&mut self, part: Part, id: u32, bytes: &[u8]) {
+        let _ = (part, id, bytes);
+    }
+
+    /// The most likely tokens of the `row`-th wanted row of the last step, each a logit and an id, the most likely first, equal ones by
+    /// id; id −1 behind the last that is a number. None where the step did not ask for them ([`StepInput::candidates`]) or the device
+    /// does not find them.
+    fn candidates(&mut self, row: usize) -> Option<&[[f32; 2]]> {
+        let _ = row;
+        None
+    }
+
+    /// Bytes that came back from a device with memory of its own since this was last asked.
+    fn take_fetched(&mut self) -> u64 {
+        0
     }
 
     /// The logits of the `row`-th wanted row of the last step or draft pass, as wide as the vocabulary.

@@ -11,10 +11,15 @@ pub struct StepBuffers {
     positions: Vec<u32>,
     seqs: Vec<SeqSpan>,
     pages: Vec<u32>,
+    window_pages: Vec<u32>,
     logit_rows: Vec<u32>,
+    logit_seqs: Vec<SeqSpan>,
+    candidates: Vec<u32>,
     state_out: Vec<u32>,
     types: Vec<u32>,
     places: Vec<[f32; 3]>,
+    /// The position after the last that each row attends to, in models whose image rows attend to each other.
+    ends: Vec<u32>,
     /// Rows of prompts, where these stand apart.
     prompt_rows: usize,
     /// A sequence is to become what its rows' hidden states make.
@@ -47,10 +52,14 @@ impl StepBuffers {
             positions: Vec::with_capacity(limits.rows),
             seqs: Vec::with_capacity(limits.running),
             pages: Vec::with_capacity(pages),
+            window_pages: Vec::with_capacity(if limits.window > 0 { pages } else { 0 }),
             logit_rows: Vec::with_capacity(limits.logit_rows),
+            logit_seqs: Vec::with_capacity(limits.running),
+            candidates: Vec::with_capacity(if limits.candidates { limits.logit_rows } else { 0 }),
             state_out: Vec::with_capacity(if limits.slots > 0 { limits.rows } else { 0 }),
             types: Vec::with_capacity(if limits.encoder_batch { limits.rows } else { 0 }),
             places: Vec::with_capacity(if limits.media { limits.rows } else { 0 }),
+            ends: Vec::with_capacity(if limits.image_rows > 0 { limits.rows } else { 0 }),
             prompt_rows: 0,
             pooled: false,
             from: Vec::with_capacity(if limits.draft_head { limits.rows } else { 0 }),
@@ -60,11 +69,13 @@ impl StepBuffers {
 
     /// Bytes that [`Self::new`] reserves.
     pub fn bytes_for(limits: &StepLimits, pages: usize) -> usize {
-        let by_row =
-            2 + usize::from(limits.slots > 0) + usize::from(limits.draft_head) + usize::from(limits.encoder_batch);
-        let words = by_row * limits.rows + limits.logit_rows + pages;
+        let more = [limits.slots > 0, limits.draft_head, limits.encoder_batch, limits.image_rows > 0];
+        let by_row = 2 + more.into_iter().filter(|has| *has).count();
+        let tables = 1 + usize::from(limits.window > 0);
+        let by_logits = 1 + usize::from(limits.candidates);
+        let words = by_row * limits.rows + by_logits * limits.logit_rows + tables * pages;
         let media = if limits.media { limits.rows * (size_of::<[f32; 3]>() + size_of::<MediaRows<'_>>()) } else { 0 };
-        words * size_of::<u32>() + media + limits.running * size_of::<SeqSpan>()
+        words * size_of::<u32>() + media + 2 * limits.running * size_of::<SeqSpan>()
     }
 
     fn clear(&mut self) {
@@ -72,10 +83,14 @@ impl StepBuffers {
         self.positions.clear();
         self.seqs.clear();
         self.pages.clear();
+        self.window_pages.clear();
         self.logit_rows.clear();
+        self.logit_seqs.clear();
+        self.candidates.clear();
         self.state_out.clear();
         self.types.clear();
         self.places.clear();
+        self.ends.clear();
         self.prompt_rows = 0;
         self.pooled = false;
         self.from.clear();
@@ -87,7 +102,7 @@ impl StepBuffers {
             rows,
             start,
             pages_at: self.pages.len(),
-            pages: if self.limits.encoder_batch { rows.div_ceil(PAGE_TOKENS) } else { seq.pages.ids().len() },
+            pages: if self.limits.encoder_batch { rows.div_ceil(PAGE_TOKENS) } else { seq.pages.pages().len() },
             seen_from,
             state,
         });
@@ -100,7 +115,8 @@ impl StepBuffers {
             let first = self.pages.len() as u32;
             self.pages.extend(first..first + rows.div_ceil(PAGE_TOKENS) as u32);
         } else {
-            self.pages.extend_from_slice(seq.pages.ids());
+            self.pages.extend(seq.pages.pages().iter().map(|page| page.0));
+            self.window_pages.extend(seq.pages.windows().iter().map(|page| page.0));
         }
     }
 
@@ -126,7 +142,10 @@ impl StepBuffers {
                 media.push(MediaRows { first_row: first_row + offset, values });
             });
             self.span(seq, share.start, share.rows, 0, seq.states.source());
-            let of_prompt = self.limits.apart() && seq.in_prompt(share.start);
+            if self.limits.image_rows > 0 {
+                self.ends.extend(seq.media.ends(share.start, share.rows));
+            }
+            let of_prompt = self.limits.split_numerics() && seq.in_prompt(share.start);
             debug_assert!(of_prompt || self.prompt_rows == 0, "rows of prompts stand last");
             debug_assert!(
                 !of_prompt || share.start + share.rows <= seq.prompt_len,
@@ -145,7 +164,14 @@ impl StepBuffers {
                 let second = seq.pooled.map_or(usize::MAX, |pooled| pooled.second_at);
                 self.types.extend((share.start..share.start + share.rows).map(|at| u32::from(at >= second)));
             } else {
-                self.logit_rows.extend((last - share.logit_rows) as u32..last as u32);
+                let (first_row, rows) = (self.logit_rows.len(), share.logit_rows);
+                let start = share.start + share.rows - rows;
+                let span = self.seqs.last().filter(|_| rows > 0);
+                self.logit_seqs.extend(span.map(|span| SeqSpan { first_row, rows, start, state: None, ..*span }));
+                self.logit_rows.extend((last - rows) as u32..last as u32);
+                if self.limits.candidates {
+                    self.candidates.extend(std::iter::repeat_n(seq.candidates, rows));
+                }
             }
         }
         debug_assert!(
@@ -171,7 +197,7 @@ impl StepBuffers {
                 self.logit_rows.push(self.tokens.len() as u32 - 1);
             }
         }
-        (&self.from, self.input())
+        (&self.from, StepInput { only_logits: false, ..self.input() })
     }
 
     fn input(&self) -> StepInput<'_> {
@@ -184,14 +210,18 @@ impl StepBuffers {
             positions: &self.positions,
             seqs: &self.seqs,
             pages: &self.pages,
+            window_pages: &self.window_pages,
             types: &self.types,
             logit_rows: &self.logit_rows,
+            logit_seqs: &self.logit_seqs,
+            candidates: &self.candidates,
             state_out: &self.state_out,
             places: &self.places,
+            ends: &self.ends,
             media: &[],
-            rounded_rows: self.limits.rounded_rows(self.tokens.len(), self.prompt_rows),
-            rounded_logits: self.limits.rounded_logits(),
-            only_logits: !self.limits.draft_head && !self.pooled,
+            bf16_rows: self.limits.bf16_rows(self.tokens.len(), self.prompt_rows),
+            bf16_logits: self.limits.bf16_logits(),
+            only_logits: (!self.limits.draft_head || self.limits.draft_model) && !self.pooled,
         }
     }
 }

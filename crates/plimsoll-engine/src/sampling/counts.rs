@@ -1,7 +1,7 @@
 //! Which tokens a sequence contains, and how often: what the penalties need to know, bounded per sequence.
 //!
 //! A dense list of entries (so that applying penalties costs time in proportion to the distinct tokens) with an
-//! open-addressing table over it. Both are allocated once. What must not be in here: the penalties themselves.
+//! open-addressing table over it. Both are allocated once. Not here: the penalties themselves.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -55,8 +55,8 @@ pub struct TokenCounts {
 }
 
 impl TokenCounts {
-    /// Counts with room for `capacity` distinct tokens: the lesser of vocabulary and longest sequence. The only allocation
-    /// they ever make.
+    /// Counts with room for `capacity` distinct tokens: the lesser of vocabulary and longest sequence. The only
+    /// allocation they ever make.
     ///
     /// # Errors
     /// [`CountsError::OutOfMemory`] without memory for the tables.

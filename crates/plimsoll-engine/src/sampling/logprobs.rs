@@ -1,8 +1,8 @@
 //! Log probabilities for the client: what the model thought of the chosen token and of its rivals.
 //!
-//! They are taken from the model's own logits, before bias, penalties, mask and temperature, as in OpenAI's API and vLLM's
-//! default (`raw_logprobs`). Call this before [`Sampler::sample`](super::Sampler::sample), which overwrites the row, or on a
-//! copy. What must not be in here: sampling.
+//! They are taken from the model's own logits, before bias, penalties, mask and temperature, as in OpenAI's API and
+//! vLLM's default (`raw_logprobs`). Call this before [`Sampler::sample`](super::Sampler::sample), which overwrites the
+//! row, or on a copy. Not here: sampling.
 
 use thiserror::Error;
 
@@ -47,8 +47,8 @@ pub struct ChosenLogprob {
     pub rank: u32,
 }
 
-/// Writes the `n` most likely tokens of a row with their log probabilities to `top`, the most likely first, equal ones by
-/// id, and returns what the row says of `chosen`.
+/// Writes the `n` most likely tokens of a row with their log probabilities to `top`: the most likely first, equal ones
+/// by id. Returns the report of `chosen`.
 ///
 /// `top` is cleared first and never grows beyond its capacity. A NaN counts as −∞; tokens at −∞ are not listed.
 ///

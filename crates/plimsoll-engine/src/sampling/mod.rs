@@ -1,16 +1,18 @@
-//! From a row of logits to one token: parameters, penalties, truncation, the draw, and log probabilities for the client.
+//! From a row of logits to one token: parameters, penalties, truncation, the draw, and log probabilities for the
+//! client.
 //!
-//! The same request gets the same token whatever else is aboard: the random number depends on (seed, position) only, the
-//! weights of tokens are integers so that no sum depends on its order, and the exponential is our own, so that
-//! no machine's library rounds it differently. A draft that is accepted exactly when it equals the token
-//! sampled at its position therefore leaves sampled output the same as without speculation.
+//! A request gets the same token in any batch. The random number depends on seed and position only. Weights are
+//! integers, so sums do not depend on order. `exp` is our own, so every machine rounds alike. A draft is accepted if it
+//! equals the token sampled at its position, so speculation does not change sampled output.
 //!
-//! The order of operations is vLLM's: logit bias; repetition, frequency and presence penalty; the allowed-token mask;
-//! then either the largest logit (temperature 0) or temperature, min-p, top-k, top-p and the draw.
+//! The order of operations is vLLM's: logit bias; repetition, frequency and presence penalty; the allowed-token mask.
+//! At temperature 0 the largest logit wins. Otherwise temperature, min-p, top-k, top-p and the draw follow.
 //!
-//! What must not be in here: batches, requests, grammars (they arrive as a mask), stop conditions, text.
+//! Not here: batches, requests, grammars (they arrive as a mask), stop conditions, text.
 
 mod counts;
+#[cfg(test)]
+mod likely_tests;
 mod logprobs;
 mod params;
 mod rng;
@@ -24,4 +26,4 @@ pub use counts::{CountsError, TokenCounts};
 pub use logprobs::{ChosenLogprob, LogprobError, TOP_LOGPROBS_MAX, top_logprobs};
 pub use params::{LOGIT_BIAS_MAX, ParamError, SamplingParams};
 pub use rng::{philox4x32, random_u64};
-pub use sampler::{SampleError, Sampled, Sampler, SamplerError};
+pub use sampler::{SampleError, Sampler, SamplerError};

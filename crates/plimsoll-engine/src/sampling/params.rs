@@ -1,7 +1,8 @@
 //! What a request may ask of the sampler, and the check that it asks for something that exists.
 //!
-//! Names and neutral values are those of OpenAI and vLLM. What must not be in here: parsing, defaults of a model.
+//! Names and neutral values are those of OpenAI and vLLM. Not here: parsing, defaults of a model.
 
+use plimsoll_device::CANDIDATES_MAX;
 use thiserror::Error;
 
 /// The most tokens one request may bias.
@@ -9,6 +10,9 @@ pub const LOGIT_BIAS_MAX: usize = 1024;
 
 /// Temperatures below this are greedy, as in vLLM: dividing by them would only overflow.
 const GREEDY_BELOW: f32 = 1e-5;
+
+/// Candidates beside those that are kept, where tokens may be ruled out or made less likely.
+const CANDIDATES_SPARE: usize = 31;
 
 /// Why sampling parameters were refused; every message names the field, its value and what is allowed.
 #[derive(Debug, Clone, PartialEq, Error)]
@@ -134,11 +138,36 @@ impl SamplingParams {
         self.temperature < GREEDY_BELOW
     }
 
-    /// Whether the sampler needs to know which tokens prompt and output contain, so that [`TokenCounts`](super::TokenCounts)
-    /// must be kept for this request.
+    /// Whether the sampler needs to know which tokens prompt and output contain, so that
+    /// [`TokenCounts`](super::TokenCounts) must be kept for this request.
     #[must_use]
     pub fn needs_counts(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+    }
+
+    /// Whether bias and penalties make no token more likely.
+    fn only_lowers(&self) -> bool {
+        self.logit_bias.iter().all(|(_, bias)| *bias <= 0.0)
+            && self.repetition_penalty >= 1.0
+            && self.presence_penalty >= 0.0
+            && self.frequency_penalty >= 0.0
+    }
+
+    /// Most likely tokens of a row of `vocab` logits that tell the token in all but rare cases, at most [`CANDIDATES_MAX`]; 0 where all
+    /// logits are needed: to report log probabilities, for bias or penalties that make a token more likely, and for draws from more
+    /// tokens. `narrowed`: some tokens may not be chosen, by a grammar or before `min_tokens`.
+    pub(crate) fn candidates(&self, vocab: usize, narrowed: bool) -> u32 {
+        let lowered = narrowed || self.needs_counts() || !self.logit_bias.is_empty();
+        let spare = if lowered { CANDIDATES_SPARE } else { 0 };
+        let count = match self.top_k_of(vocab) {
+            _ if !self.only_lowers() => 0,
+            _ if self.is_greedy() => 1 + spare,
+            Some(k) if k + spare <= CANDIDATES_MAX => k + spare,
+            // Few tokens have any weight.
+            _ if self.min_p > 0.0 => CANDIDATES_MAX,
+            _ => 0,
+        };
+        count.min(vocab) as u32
     }
 
     /// The number of tokens top-k keeps, `None` where it keeps all `vocab` of them.

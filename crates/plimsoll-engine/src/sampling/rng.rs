@@ -1,8 +1,8 @@
 //! Random numbers that are a function of (seed, position) and nothing else.
 //!
-//! Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011): a
-//! counter goes through ten rounds of a keyed bijection. There is no state, hence nothing a batch, an abort or a
-//! preemption could disturb. What must not be in here: distributions.
+//! Philox4x32-10 of Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). A counter
+//! goes through ten rounds of a keyed bijection. There is no state, hence nothing a batch, an abort or a preemption
+//! could disturb. Not here: distributions.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];

@@ -1,10 +1,11 @@
 //! The sampler: one row of logits in, one token out, no allocation.
 //!
-//! Tokens are drawn by walking the kept ones in order of their ids until their weights pass a random integer below
-//! the total. Nothing depends on the order in which a selection algorithm left its candidates.
+//! Tokens are drawn by walking the kept ones in order of their ids until their weights pass a random integer below the
+//! total. Nothing depends on the order in which a selection algorithm left its candidates.
 //!
-//! What must not be in here: what a weight is (`weights`), what is kept (`select`), where randomness comes from (`rng`).
+//! Not here: what a weight is (`weights`), what is kept (`select`), where randomness comes from (`rng`).
 
+use plimsoll_device::CANDIDATES_MAX;
 use thiserror::Error;
 
 use super::counts::TokenCounts;
@@ -61,18 +62,8 @@ pub enum SampleError {
     },
 }
 
-/// A chosen token.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sampled {
-    /// The token id.
-    pub token: u32,
-    /// Natural logarithm of the probability with which it was drawn, after penalties, temperature and truncation; 0 for a
-    /// greedy choice. For what the model itself thought see [`top_logprobs`](super::top_logprobs).
-    pub logprob: f32,
-}
-
-/// Chooses tokens for rows of one vocabulary size. One sampler serves any number of requests, one row at a time; it keeps nothing
-/// between rows.
+/// Chooses tokens for rows of one vocabulary size. One sampler serves any number of requests, one row at a time; it
+/// keeps nothing between rows.
 #[derive(Debug)]
 pub struct Sampler {
     vocab: usize,
@@ -83,6 +74,9 @@ pub struct Sampler {
     /// Block maxima again, to be partitioned.
     maxima: Vec<f32>,
     candidates: Vec<Candidate>,
+    /// The most likely tokens of a row of which no more is known, by id, and their logits.
+    likely: Vec<(u32, f32)>,
+    row: Vec<f32>,
 }
 
 impl Sampler {
@@ -92,7 +86,8 @@ impl Sampler {
     /// A sampler for rows of `vocab` logits; the only allocation it ever makes.
     ///
     /// # Errors
-    /// [`SamplerError::Vocab`] for 0 or more than [`Self::VOCAB_MAX`] tokens, [`SamplerError::OutOfMemory`] without memory.
+    /// [`SamplerError::Vocab`] for 0 or more than [`Self::VOCAB_MAX`] tokens, [`SamplerError::OutOfMemory`] without
+    /// memory.
     pub fn new(vocab: usize) -> Result<Self, SamplerError> {
         if vocab == 0 || vocab > Self::VOCAB_MAX {
             return Err(SamplerError::Vocab { vocab, limit: Self::VOCAB_MAX });
@@ -101,18 +96,22 @@ impl Sampler {
         let blocks = vocab.div_ceil(BLOCK);
         let (mut block_max, mut block_sum) = (Vec::new(), Vec::new());
         let (mut maxima, mut candidates) = (Vec::new(), Vec::new());
+        let (mut likely, mut row) = (Vec::new(), Vec::new());
         block_max.try_reserve_exact(blocks).map_err(full)?;
         block_sum.try_reserve_exact(blocks).map_err(full)?;
         maxima.try_reserve_exact(blocks).map_err(full)?;
         candidates.try_reserve_exact(vocab).map_err(full)?;
-        Ok(Self { vocab, block_max, block_sum, maxima, candidates })
+        likely.try_reserve_exact(CANDIDATES_MAX).map_err(full)?;
+        row.try_reserve_exact(CANDIDATES_MAX).map_err(full)?;
+        Ok(Self { vocab, block_max, block_sum, maxima, candidates, likely, row })
     }
 
     /// Bytes of host memory a sampler over `vocab` tokens takes.
     #[must_use]
     pub const fn bytes_for(vocab: usize) -> usize {
         let a_block = 2 * size_of::<f32>() + size_of::<u64>();
-        vocab.div_ceil(BLOCK) * a_block + vocab * size_of::<Candidate>()
+        let likely = CANDIDATES_MAX * (size_of::<(u32, f32)>() + size_of::<f32>());
+        vocab.div_ceil(BLOCK) * a_block + vocab * size_of::<Candidate>() + likely
     }
 
     /// Bytes of host memory this sampler takes; constant.
@@ -125,8 +124,9 @@ impl Sampler {
     ///
     /// `logits` is the model's row, one per token, and is overwritten. `params` have passed
     /// [`SamplingParams::validate`] for this vocabulary. `counts` is what prompt and output contain (empty if
-    /// [`SamplingParams::needs_counts`] is false). `allowed` is a bit mask, 32 tokens a word, token 0 in the lowest bit of
-    /// the first word; tokens beyond its end are not allowed. A NaN is never chosen; equal logits prefer the lower id.
+    /// [`SamplingParams::needs_counts`] is false). `allowed` is a bit mask, 32 tokens a word, token 0 in the lowest bit
+    /// of the first word. Tokens beyond its end are not allowed. A NaN is never chosen; equal logits prefer the lower
+    /// id.
     ///
     /// # Errors
     /// [`SampleError`] if the row has the wrong length or leaves no token to choose.
@@ -137,7 +137,7 @@ impl Sampler {
         counts: &TokenCounts,
         position: u64,
         allowed: Option<&[u32]>,
-    ) -> Result<Sampled, SampleError> {
+    ) -> Result<u32, SampleError> {
         if logits.len() != self.vocab {
             return Err(SampleError::WrongLength { given: logits.len(), vocab: self.vocab });
         }
@@ -146,9 +146,75 @@ impl Sampler {
         if let Some(words) = allowed {
             apply_mask(logits, words);
         }
+        self.choose(logits, params, position)
+    }
+
+    /// The token that [`Self::sample`] chooses, told from the most likely tokens of a row alone; `None` where these do not tell it.
+    ///
+    /// `found` are pairs of a logit and an id, the most likely first, equal ones by id; an id below 0 stands behind the last token that
+    /// has a logit. They are as many as the parameters ask for, or more. `banned` tokens may not be chosen.
+    pub fn sample_likely(
+        &mut self,
+        found: &[[f32; 2]],
+        params: &SamplingParams,
+        counts: &TokenCounts,
+        position: u64,
+        allowed: Option<&[u32]>,
+        banned: impl Fn(u32) -> bool,
+    ) -> Option<u32> {
+        let mut likely = std::mem::take(&mut self.likely);
+        likely.clear();
+        // A NaN stands where the device was lost.
+        likely.extend(found.iter().take_while(|[_, id]| *id >= 0.0).map(|[logit, id]| (*id as u32, *logit)));
+        let whole = likely.len() < found.len() || likely.len() == self.vocab;
+        let token = likely.last().copied().and_then(|(id, logit)| {
+            let least = (!whole).then(|| Candidate::new(logit, id));
+            likely.sort_unstable_by_key(|(id, _)| *id);
+            lower(&mut likely, params, counts, allowed, banned);
+            // Every other token is less likely than the least, also after it was lowered.
+            likely.retain(|(id, logit)| {
+                *logit > f32::NEG_INFINITY && least.is_none_or(|least| Candidate::new(*logit, *id) <= least)
+            });
+            self.choose_likely(&likely, least, params, position)
+        });
+        self.likely = likely;
+        token
+    }
+
+    /// Chooses among the first tokens in the order of likelihood, given by id; all others are behind `least`, if there are any.
+    fn choose_likely(
+        &mut self,
+        likely: &[(u32, f32)],
+        least: Option<Candidate>,
+        params: &SamplingParams,
+        position: u64,
+    ) -> Option<u32> {
+        let max = likely.iter().map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
+        if max == f32::NEG_INFINITY || (max == f32::INFINITY && !params.is_greedy()) {
+            return None;
+        }
+        let told = |least: Candidate| {
+            let of_top_k = params.top_k_of(self.vocab).is_some_and(|k| likely.len() >= k);
+            // What is behind it has no weight.
+            of_top_k || Weigher::new(max, params.temperature, params.min_p).is_nothing(least.logit())
+        };
+        if !params.is_greedy() && !least.is_none_or(told) {
+            return None;
+        }
+        // Places among the likely tokens are in the order of ids, so that they are chosen as ids would be.
+        let mut row = std::mem::take(&mut self.row);
+        row.clear();
+        row.extend(likely.iter().map(|(_, logit)| *logit));
+        let place = self.choose(&mut row, params, position);
+        self.row = row;
+        place.ok().map(|place| likely[place as usize].0)
+    }
+
+    /// Chooses among logits that bias, penalties and mask were applied to.
+    fn choose(&mut self, logits: &mut [f32], params: &SamplingParams, position: u64) -> Result<u32, SampleError> {
         let max = self.measure(logits)?;
         if params.is_greedy() {
-            return Ok(Sampled { token: self.first_of(logits, max), logprob: 0.0 });
+            return Ok(self.first_of(logits, max));
         }
         let weigher = Weigher::new(max, params.temperature, params.min_p);
         let kept = self.keep(logits, params, weigher);
@@ -156,9 +222,7 @@ impl Sampler {
         // A uniform integer below the total, which is at most 2^63.
         let target = ((u128::from(random) * u128::from(kept.mass)) >> 64) as u64;
         let row = Row { logits, block_max: &self.block_max, weigher };
-        let (token, weight) =
-            if kept.is_all() { draw_from_all(&row, &self.block_sum, &kept, target) } else { draw(&row, &kept, target) };
-        Ok(Sampled { token, logprob: (weight as f64 / kept.mass as f64).ln() as f32 })
+        Ok(if kept.is_all() { draw_from_all(&row, &self.block_sum, &kept, target) } else { draw(&row, &kept, target) })
     }
 
     /// Finds the largest logit of every block and of the row. A row with +∞ becomes one where those tokens are equal
@@ -194,7 +258,7 @@ impl Sampler {
     pub(super) fn keep(&mut self, logits: &[f32], params: &SamplingParams, weigher: Weigher) -> Kept {
         let row = Row { logits, block_max: &self.block_max, weigher };
         let (found, temperature) = (&mut self.candidates, params.temperature);
-        if let Some(k) = params.top_k_of(self.vocab) {
+        if let Some(k) = params.top_k_of(logits.len()) {
             row.top_k(k, temperature, &mut self.maxima, found);
             let total = row.mass(found);
             return row.head(found, share_of(total, params.top_p));
@@ -219,18 +283,18 @@ fn share_of(total: u64, top_p: f32) -> u64 {
 }
 
 /// The kept token at which the weights, added up in order of ids, pass `target`, with its weight.
-fn draw(row: &Row<'_>, kept: &Kept, target: u64) -> (u32, u64) {
+fn draw(row: &Row<'_>, kept: &Kept, target: u64) -> u32 {
     let mut passed = 0;
     for (first, block) in row.blocks_from(kept.last.logit()) {
         if let Some(drawn) = draw_from(row, kept, first, block, target, &mut passed) {
             return drawn;
         }
     }
-    (kept.last.id(), row.weigher.weigh(kept.last.logit()))
+    kept.last.id()
 }
 
-/// As [`draw`] where everything is kept, with the weight of every block known.
-fn draw_from_all(row: &Row<'_>, sums: &[u64], kept: &Kept, target: u64) -> (u32, u64) {
+/// As [`draw`], if every token is kept: the weight of every block is known.
+fn draw_from_all(row: &Row<'_>, sums: &[u64], kept: &Kept, target: u64) -> u32 {
     let (mut passed, mut block) = (0, 0);
     while block + 1 < sums.len() && passed + sums[block] <= target {
         passed += sums[block];
@@ -239,24 +303,16 @@ fn draw_from_all(row: &Row<'_>, sums: &[u64], kept: &Kept, target: u64) -> (u32,
     let first = block * BLOCK;
     let logits = &row.logits[first..row.logits.len().min(first + BLOCK)];
     let drawn = draw_from(row, kept, first as u32, logits, target, &mut passed);
-    drawn.unwrap_or((first as u32, 0))
+    drawn.unwrap_or(first as u32)
 }
 
 /// The token of one block at which the weights pass `target`; otherwise `passed` goes up by what is kept of the block.
-fn draw_from(
-    row: &Row<'_>,
-    kept: &Kept,
-    first: u32,
-    block: &[f32],
-    target: u64,
-    passed: &mut u64,
-) -> Option<(u32, u64)> {
+fn draw_from(row: &Row<'_>, kept: &Kept, first: u32, block: &[f32], target: u64, passed: &mut u64) -> Option<u32> {
     for (id, &logit) in (first..).zip(block) {
         if kept.has(logit, id) {
-            let weight = row.weigher.weigh(logit);
-            *passed += weight;
+            *passed += row.weigher.weigh(logit);
             if *passed > target {
-                return Some((id, weight));
+                return Some(id);
             }
         }
     }
@@ -278,16 +334,42 @@ fn apply_penalties(logits: &mut [f32], params: &SamplingParams, counts: &TokenCo
         return;
     }
     for (token, times) in counts.iter() {
-        let Some(logit) = logits.get_mut(token as usize) else {
-            continue;
-        };
-        if *logit > 0.0 {
-            *logit /= params.repetition_penalty;
-        } else {
-            *logit *= params.repetition_penalty;
+        if let Some(logit) = logits.get_mut(token as usize) {
+            *logit = penalised(*logit, params, times);
         }
-        if times > 0 {
-            *logit -= times as f32 * params.frequency_penalty + params.presence_penalty;
+    }
+}
+
+/// The logit of a token of prompt or output, of which the output has so many.
+fn penalised(logit: f32, params: &SamplingParams, times: u32) -> f32 {
+    let repeated = if logit > 0.0 { logit / params.repetition_penalty } else { logit * params.repetition_penalty };
+    if times > 0 { repeated - (times as f32 * params.frequency_penalty + params.presence_penalty) } else { repeated }
+}
+
+/// What bias, penalties and mask make of some tokens' logits, in the order of ids; the same bits as of all.
+fn lower(
+    likely: &mut [(u32, f32)],
+    params: &SamplingParams,
+    counts: &TokenCounts,
+    allowed: Option<&[u32]>,
+    banned: impl Fn(u32) -> bool,
+) {
+    likely.iter_mut().filter(|(id, _)| banned(*id)).for_each(|(_, logit)| *logit = f32::NEG_INFINITY);
+    for &(token, bias) in &params.logit_bias {
+        if let Ok(place) = likely.binary_search_by_key(&token, |(id, _)| *id) {
+            likely[place].1 += bias;
+        }
+    }
+    let may = |id: u32| {
+        allowed.is_none_or(|words| words.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
+    };
+    for (id, logit) in likely {
+        let (times, in_prompt) = if params.needs_counts() { counts.get(*id) } else { (0, false) };
+        if times > 0 || in_prompt {
+            *logit = penalised(*logit, params, times);
+        }
+        if !may(*id) {
+            *logit = f32::NEG_INFINITY;
         }
     }
 }
@@ -326,12 +408,11 @@ mod tests {
         for id in 0..=BLOCK as u32 {
             let first = UNITS * u64::from(id);
             for target in [first, first + UNITS - 1] {
-                assert_eq!(draw(&row, &some, target), (id, UNITS));
-                assert_eq!(draw_from_all(&row, &sums, &all, target), (id, UNITS));
+                assert_eq!(draw(&row, &some, target), id);
+                assert_eq!(draw_from_all(&row, &sums, &all, target), id);
             }
         }
-        let end = (BLOCK as u32 + 1, UNITS);
-        assert_eq!(draw_from_all(&row, &sums, &all, all.mass - 1), end);
+        assert_eq!(draw_from_all(&row, &sums, &all, all.mass - 1), BLOCK as u32 + 1);
     }
 
     #[test]

@@ -1,16 +1,17 @@
 //! Truncation without sorting the vocabulary: which tokens top-k and top-p keep.
 //!
 //! Tokens are ordered by logit, the larger first, equal ones by id, the smaller first. Every truncation keeps a head of
-//! that order, so its last token alone describes it. Block maxima limit the search: the k-th largest of them bounds the
-//! k-th largest logit from below, and a block with a smaller maximum is skipped. The results are exactly those of a
-//! full sort, since weights add up without rounding.
+//! that order, so its last token alone describes it. Block maxima limit the search. The k-th largest of them bounds the
+//! k-th largest logit from below. A block with a smaller maximum is skipped. The results are exactly those of a full
+//! sort, since weights add up without rounding.
 //!
-//! What must not be in here: random numbers, penalties.
+//! Not here: random numbers, penalties.
 
 use super::weights::{BLOCK, DEPTH_MAX, Weigher};
 
-/// A token that may be kept, as a number that sorts the way tokens do, the most likely first: the logit's bits arranged
-/// so that a larger logit is a smaller number, above the id. Numbers partition several times faster than pairs.
+/// A token that may be kept, as a number that sorts like tokens, the most likely first. Its high bits are the logit,
+/// arranged so that a larger logit is a smaller number. Its low bits are the id. Numbers partition several times faster
+/// than pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Candidate(u64);
 

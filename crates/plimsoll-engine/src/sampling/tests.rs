@@ -12,13 +12,13 @@ fn params(temperature: f32, top_k: i64, top_p: f32, min_p: f32) -> SamplingParam
     SamplingParams { temperature, top_k, top_p, min_p, ..SamplingParams::default() }
 }
 
-fn sample(logits: &[f32], params: &SamplingParams, position: u64) -> Result<Sampled, SampleError> {
+fn sample(logits: &[f32], params: &SamplingParams, position: u64) -> Result<u32, SampleError> {
     let mut sampler = Sampler::new(logits.len()).unwrap();
     sampler.sample(&mut logits.to_vec(), params, &TokenCounts::default(), position, None)
 }
 
 fn pick(logits: &[f32], params: &SamplingParams) -> u32 {
-    sample(logits, params, 0).unwrap().token
+    sample(logits, params, 0).unwrap()
 }
 
 /// Logits of roughly the shape models produce: a bell with a long upper tail.
@@ -55,7 +55,7 @@ fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<(u32, u64)> {
     kept
 }
 
-fn drawn_by_sorting(logits: &[f32], params: &SamplingParams, position: u64) -> Sampled {
+fn drawn_by_sorting(logits: &[f32], params: &SamplingParams, position: u64) -> u32 {
     let kept = kept_by_sorting(logits, params);
     let total: u64 = kept.iter().map(|one| one.1).sum();
     let target = (u128::from(random_u64(params.seed, position)) * u128::from(total)) >> 64;
@@ -63,7 +63,7 @@ fn drawn_by_sorting(logits: &[f32], params: &SamplingParams, position: u64) -> S
     for (token, weight) in kept {
         passed += u128::from(weight);
         if passed > target {
-            return Sampled { token, logprob: (weight as f64 / total as f64).ln() as f32 };
+            return token;
         }
     }
     unreachable!("the target is below the total")
@@ -231,8 +231,7 @@ fn frequencies_match_probabilities() {
         let mut sampler = Sampler::new(logits.len()).unwrap();
         for position in 0..draws {
             let got = sampler.sample(&mut logits.clone(), &params, &TokenCounts::default(), position, None).unwrap();
-            assert!((f64::from(got.logprob) - (weight(got.token) / total).ln()).abs() < 1e-5);
-            *seen.entry(got.token).or_default() += 1.0;
+            *seen.entry(got).or_default() += 1.0;
         }
         assert!(seen.keys().all(|id| kept.contains(id)), "only kept tokens are drawn");
         let chi_square: f64 = kept
@@ -259,7 +258,7 @@ fn a_draw_depends_on_seed_and_position_only() {
     for position in (0..50).rev() {
         shared.sample(&mut other.clone(), &params, &TokenCounts::default(), position, None).unwrap();
         let got = shared.sample(&mut logits.clone(), &params, &TokenCounts::default(), position, None).unwrap();
-        assert_eq!(got.token, alone[position as usize]);
+        assert_eq!(got, alone[position as usize]);
     }
     params.seed = 43;
     let reseeded: Vec<_> = (0..50).map(|position| pick_at(&logits, &params, position)).collect();
@@ -267,14 +266,14 @@ fn a_draw_depends_on_seed_and_position_only() {
 }
 
 fn pick_at(logits: &[f32], params: &SamplingParams, position: u64) -> u32 {
-    sample(logits, params, position).unwrap().token
+    sample(logits, params, position).unwrap()
 }
 
 #[test]
 fn greedy_takes_the_lowest_of_equal_ids() {
     let mut logits = vec![0.0; 300];
     (logits[70], logits[200], logits[71]) = (5.0, 5.0, f32::NAN);
-    assert_eq!(sample(&logits, &SamplingParams::greedy(), 9), Ok(Sampled { token: 70, logprob: 0.0 }));
+    assert_eq!(sample(&logits, &SamplingParams::greedy(), 9), Ok(70));
     assert_eq!(pick(&[-0.0, 0.0], &SamplingParams::greedy()), 0);
 }
 
@@ -291,8 +290,8 @@ fn rows_without_a_choice_are_errors() {
         let short = sampler.sample(&mut [1.0; 69], &params, &TokenCounts::default(), 0, None);
         assert_eq!(short, Err(SampleError::WrongLength { given: 69, vocab: 70 }));
         let infinite = sample(&[1.0, f32::INFINITY, f32::NAN, f32::NEG_INFINITY], &params, 0).unwrap();
-        assert_eq!(infinite.token, 1);
-        assert_eq!(sample(&[f32::MAX, f32::MIN], &params, 0).unwrap().token, 0);
+        assert_eq!(infinite, 1);
+        assert_eq!(sample(&[f32::MAX, f32::MIN], &params, 0).unwrap(), 0);
     }
     assert!(Sampler::new(0).is_err() && Sampler::new(Sampler::VOCAB_MAX + 1).is_err());
 }
@@ -303,7 +302,7 @@ fn a_mask_allows_what_its_bits_say() {
     let mut sampler = Sampler::new(70).unwrap();
     let mut greedy = |mask: &[u32]| {
         let params = SamplingParams::greedy();
-        sampler.sample(&mut logits.clone(), &params, &TokenCounts::default(), 0, Some(mask)).unwrap().token
+        sampler.sample(&mut logits.clone(), &params, &TokenCounts::default(), 0, Some(mask)).unwrap()
     };
     assert_eq!(greedy(&[u32::MAX, u32::MAX, u32::MAX]), 69);
     assert_eq!(greedy(&[u32::MAX, 1 << 7 | 1 << 3, 0]), 39);
@@ -329,9 +328,9 @@ fn bias_and_penalties_move_logits_as_defined() {
     let (mut logits, mut sampler) = ([4.0, -4.0, 8.0, 1.0, 9.0, 2.5], Sampler::new(6).unwrap());
     let got = sampler.sample(&mut logits, &params, &counts, 0, None).unwrap();
     assert_eq!(logits, [2.0, -8.0, 8.0 / 2.0 - 1.75, 2.0 / 2.0 - 0.75, 6.0, 2.5]);
-    assert_eq!(got.token, 4);
+    assert_eq!(got, 4);
     params.logit_bias.push((1, 100.0));
-    assert_eq!(sampler.sample(&mut [0.0; 6], &params, &counts, 0, None).unwrap().token, 1);
+    assert_eq!(sampler.sample(&mut [0.0; 6], &params, &counts, 0, None).unwrap(), 1);
     assert!(params.needs_counts() && !SamplingParams::default().needs_counts());
 }
 

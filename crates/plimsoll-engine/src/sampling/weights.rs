@@ -1,10 +1,10 @@
 //! The weight of a token: its probability relative to the most likely one, as an exact integer number of units.
 //!
-//! A weight is exp((logit − largest) / temperature), rounded to a multiple of 2⁻⁴³ and kept as an integer. Sums of integers
-//! are exact whatever their order, so "the smallest set that reaches top-p" has one answer, and a vocabulary of up
-//! to 2²⁰ tokens cannot overflow 64 bits. What is less than 2⁻⁴⁴ times as likely as the best never was going to be drawn.
+//! A weight is exp((logit − largest) / temperature), rounded to a multiple of 2⁻⁴³ and kept as an integer. Sums of
+//! integers are exact in any order, so "the smallest set that reaches top-p" has one answer. A vocabulary of up to 2²⁰
+//! tokens cannot overflow 64 bits. What is less than 2⁻⁴⁴ times as likely as the best never was going to be drawn.
 //!
-//! What must not be in here: truncation, random numbers.
+//! Not here: truncation, random numbers.
 
 /// Logits that share one maximum and one sum; blocks that cannot matter are skipped.
 pub(super) const BLOCK: usize = 64;
@@ -92,8 +92,8 @@ impl Weigher {
     }
 }
 
-/// A weight plus [`RAISED_BY`]: the sum with 1.5 · 2^52 has the rounded weight in its low bits. Unlike a conversion to an
-/// integer this vectorises everywhere.
+/// A weight plus [`RAISED_BY`]: the sum with 1.5 · 2^52 has the rounded weight in its low bits. Unlike a conversion to
+/// an integer this vectorises everywhere.
 #[inline(always)]
 fn raised(share: f32) -> u64 {
     (f64::from(share) * UNITS as f64 + f64::from_bits(RAISED_BY)).to_bits()

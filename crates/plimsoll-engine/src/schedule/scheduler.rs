@@ -14,12 +14,10 @@ mod layered;
 mod limits;
 mod seq;
 
-use plimsoll_memory::broken;
-
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
 pub use limits::{Events, PrefillBudget, Share, StepLimits};
-pub use seq::{NewSeq, Pooled, Seq};
+pub use seq::{NewSeq, Pooled, Reading, Seq};
 
 /// Waiting and running sequences, and the rules between them.
 #[derive(Debug)]
@@ -93,7 +91,7 @@ impl<T> Scheduler<T> {
 
     /// Queues a sequence behind all older ones.
     pub fn push(&mut self, mut seq: Seq<T>) {
-        seq.apart = self.limits.apart();
+        seq.split_numerics = self.limits.split_numerics();
         let fits = |seq: &Seq<T>| match self.limits.encoder_batch {
             true => seq.total_max <= self.limits.rows,
             false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
@@ -123,6 +121,11 @@ impl<T> Scheduler<T> {
         self.waiting.iter()
     }
 
+    /// The same, to note what is read for them.
+    pub(crate) fn waiting_mut(&mut self) -> impl Iterator<Item = &mut Seq<T>> {
+        self.waiting.iter_mut()
+    }
+
     /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
@@ -136,7 +139,7 @@ impl<T> Scheduler<T> {
             }
         }
         for i in (0..self.waiting.len()).rev() {
-            if !broken("V-A") && gone(&self.waiting[i]) {
+            if gone(&self.waiting[i]) {
                 take(self.waiting.remove(i));
             }
         }

@@ -6,13 +6,14 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use plimsoll_device::{KvGroup, PAGE_TOKENS};
 use serde::Serialize;
 use thiserror::Error;
 
 use crate::api::limits::Limits;
 use crate::api::request::Request;
 use crate::cache::lease::SharedCache;
-use crate::cache::{KvCache, PAGE_TOKENS, PagePool, PrefixIndex, StatePool};
+use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool, WindowPool};
 use crate::media::SeqMedia;
 use crate::plan::EnginePlan;
 use crate::sampling::SamplingParams;
@@ -177,14 +178,27 @@ impl<'a> Simulation<'a> {
             true => Some(PrefixIndex::new(plan.pages).map_err(|error| tables(&error))?),
             false => None,
         };
+        let windows = match plan.kv.window() {
+            Some(window) => Some(WindowPool::new(plan.slots, plan.pages, window).map_err(|error| tables(&error))?),
+            None => None,
+        };
         let states = match plan.slots {
             0 => None,
+            _ if windows.is_some() => None,
             slots => Some(StatePool::new(slots, plan.pages).map_err(|error| tables(&error))?),
         };
         let pool = PagePool::new(plan.pages).map_err(|error| tables(&error))?;
-        let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
+        let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states).with_windows(windows)));
         // How many layers go between two steps a clock would say.
-        let limits = StepLimits { drafts: 0, draft_head: false, media: false, layered: false, ..plan.step };
+        let limits = StepLimits {
+            drafts: 0,
+            draft_head: false,
+            draft_model: false,
+            media: false,
+            image_rows: 0,
+            layered: false,
+            ..plan.step
+        };
         Ok(Self {
             scheduler: Scheduler::new(limits, Rc::clone(&cache), plan.limits.max_waiting as usize),
             cache,
@@ -244,6 +258,7 @@ impl<'a> Simulation<'a> {
         let work = Job { arrived, leaves_at, outputs, leaves, first, last_token, host_bytes, counted };
         let total_max = tokens.len() + request.max_tokens as usize;
         let new_seq = NewSeq {
+            pins: Default::default(),
             order: self.order,
             salt: line.salt,
             total_max,
@@ -251,7 +266,7 @@ impl<'a> Simulation<'a> {
             pooled: None,
             slots: self.plan.step.slots,
             pages: Vec::new(),
-            page_ids: Vec::new(),
+            window_pages: Vec::new(),
             media: SeqMedia::default(),
             tokens,
             work,
@@ -294,8 +309,10 @@ impl<'a> Simulation<'a> {
     fn takes(&self, shares: &[Share]) -> f64 {
         let one = &self.plan.work[1];
         let rows: usize = shares.iter().map(|share| share.rows).sum();
-        let seen: usize = shares.iter().map(|share| share.start + share.rows).sum();
-        let kv = seen as f64 * self.plan.kv.page_bytes() as f64 / PAGE_TOKENS as f64;
+        let seen = |most: usize| shares.iter().map(|share| (share.start + share.rows).min(most)).sum::<usize>() as f64;
+        let bytes = |group| self.plan.kv.page_bytes(group) as f64 / PAGE_TOKENS as f64;
+        let kv = seen(usize::MAX) * bytes(KvGroup::Whole)
+            + seen(self.plan.kv.window().unwrap_or(0)) * bytes(KvGroup::Window);
         let state = shares.len() as f64 * one.state_bytes as f64;
         let read = (one.weight_bytes as f64 + kv + state) / self.rates.bytes;
         read.max(rows as f64 * one.flops as f64 / self.rates.flops)
@@ -371,7 +388,7 @@ fn priced(prompt: Vec<u32>, max_tokens: u32, line: &Line) -> Request {
         ..SamplingParams::default()
     };
     Request {
-        id: String::new(),
+        received: None,
         prompt,
         sampling,
         max_tokens,
@@ -389,6 +406,7 @@ fn priced(prompt: Vec<u32>, max_tokens: u32, line: &Line) -> Request {
         cache_salt: line.salt,
         embed: None,
         media: Vec::new(),
+        pins: Default::default(),
     }
 }
 

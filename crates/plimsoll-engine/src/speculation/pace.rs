@@ -103,11 +103,13 @@ pub(crate) enum Source {
     Some,
     /// Eight or more.
     Many,
+    /// None of the last tokens: the text continues after a token that differs.
+    Resumed,
 }
 
 impl Source {
     /// How many there are.
-    const COUNT: usize = 4;
+    const COUNT: usize = 5;
 
     /// So many last tokens that stood in the text before.
     pub fn repeat(tokens: usize) -> Self {
@@ -125,6 +127,7 @@ impl Source {
             Self::Few => 0.2,
             Self::Some => 0.6,
             Self::Many => 1.2,
+            Self::Resumed => 0.6,
         }
     }
 }

@@ -48,6 +48,10 @@ pub enum StartError {
     /// The weights could not be loaded.
     #[error(transparent)]
     Load(#[from] plimsoll_device::cpu::LoadError),
+    /// The GPU cannot be used.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Gpu(#[from] plimsoll_gpu::GpuError),
     /// Planned memory could not be had.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
@@ -66,6 +70,18 @@ pub enum StartError {
     /// The worst case did not run.
     #[error("the memory self-test failed: {0}")]
     Proof(DeviceError),
+    /// The directory of the prefix cache on disk cannot be used.
+    #[error("--cache-dir: {0}")]
+    Disk(#[from] plimsoll_tier::OpenError),
+    /// The directory of packed weights cannot be used.
+    #[error("--packed-cache: {0}")]
+    PackedCache(String),
+    /// The key of the prefix cache on disk cannot be used.
+    #[error("--cache-key-file: {0}")]
+    DiskKey(#[from] plimsoll_tier::KeyError),
+    /// What tells this build from others could not be read.
+    #[error("--cache-dir: the program file cannot be read, so pages of other builds cannot be told from its own: {0}")]
+    Build(std::io::Error),
     /// The caller cancelled the start ([`crate::Cancel`]).
     #[error("the start was cancelled")]
     Cancelled,

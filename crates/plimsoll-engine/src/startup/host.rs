@@ -14,6 +14,7 @@ use crate::plan::constants::SPACE_STEP_BYTES;
 use crate::plan::error::PlanError;
 use crate::plan::line::Line;
 use crate::startup::error::{NoRoom, StartError};
+use crate::startup::gpu;
 
 const SPACE_KEPT_BYTES: u64 = 1 << 20;
 
@@ -71,6 +72,7 @@ impl Host {
             chosen: options.memory_budget.is_some(),
             peers,
             remedy: binding.remedy,
+            gpu: gpu::line(options),
         };
         Ok(Self { line, threads, isa, root, limits, lease_dir: None, engine_host: None })
     }

@@ -1,7 +1,12 @@
 //! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
 
+mod device;
+mod disk;
 pub(crate) mod error;
+mod gpu;
 mod host;
+mod packed;
+pub(crate) mod phases;
 pub(crate) mod shadow;
 pub(crate) mod size;
 mod spawn;
@@ -10,7 +15,7 @@ pub(crate) mod stress;
 
 use std::sync::Arc;
 
-use plimsoll_device::{CpuWeights, ThreadPool};
+use plimsoll_device::{ModelShape, ThreadPool};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
 use plimsoll_memory::{Component, Ledger, OutOfMemory};
@@ -21,14 +26,21 @@ use crate::api::handle::EngineHandle;
 use crate::api::options::Options;
 use crate::media::{MediaPlan, MediaSpec};
 use crate::memory::footprint::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
+use crate::memory::host::HostedLease;
 use crate::memory::lease::MemoryLease;
 use crate::memory::process::ProcessAccount;
 use crate::plan::{Blueprint, EnginePlan};
+use crate::runner::backend::{Backend, CpuBackend};
 use crate::sampling::Sampler;
-use crate::startup::size::{CpuGenerations, PoolBuild, profile_config};
+use crate::startup::phases::Phases;
+use crate::startup::size::{PoolBuild, PoolBuilder, profile_config};
 use crate::worker::request_state::SharedTokenizer;
+pub use device::settle_device;
+use disk::DiskStart;
 pub use error::{NoRoom, StartError};
+pub use gpu::gpus;
 pub use host::Host;
+use packed::{Loaded, WeightsLoad};
 use spawn::{Ready, spawn};
 use start_reserve::StartReserve;
 
@@ -73,15 +85,21 @@ fn start_as(
     adjust: impl FnOnce(ProfileConfig) -> ProfileConfig,
 ) -> Result<EngineHandle, StartError> {
     host.runs_kernels()?;
+    let mut phases = Phases::begin();
     let start_reserve = StartReserve::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
-    let mut planned = blueprint.plan(options, host.threads, &host.line)?;
+    let planned = blueprint.plan(options, host.threads, &host.line)?;
     for idle in &planned.idle_flags {
         tracing::warn!("{idle}");
     }
+    phases.ended("plan");
     let beside = host.engine_host.as_ref().map_or(0, |engine_host| engine_host.mapped_total());
     let memory_lease =
         MemoryLease::take(planned.plan.total(), beside, host.lease_dir.clone(), &host.root, &host.limits)?;
+    phases.ended("lease");
+    let store = disk::open(&planned, options)?;
+    let packed_cache = packed::open(options)?;
+    phases.ended("cache directory");
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
     let hosted = host.engine_host.as_ref().map(|engine_host| engine_host.admit(&ledger)).transpose()?;
@@ -89,41 +107,114 @@ fn start_as(
     let fixed = engine_bytes(&blueprint.weights);
     let Blueprint { model, weights, .. } = blueprint;
     let model: Arc<dyn Model> = Arc::from(model);
+    let shape = weights.shaped(model.shape(options.kv_dtype));
+    let config = adjust(profile_config(&planned));
+    let load = WeightsLoad::default();
+    let mut start = Start { options, host, cancel, ledger, shape, config, disk: None, load };
+    let rest = Rest { tokenizer, eos, memory_lease, hosted, fixed, start_reserve };
+    #[cfg(feature = "gpu")]
+    if let Some(plan) = planned.gpu.clone() {
+        let adapter = gpu::adapter(options)?;
+        let of = (model, weights, checkpoint);
+        let began = std::time::Instant::now();
+        let backend = gpu::load(of, (plan, &adapter), &start.ledger, (options, host.threads), progress, cancel)?;
+        start.load.took = began.elapsed();
+        phases.ended("weights");
+        return start.go_on(planned, backend, rest);
+    }
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
     let stopped = || cancel.is_cancelled();
-    let weights = CpuWeights::load_unless(weights, checkpoint, &ledger, &mut pool, progress, stopped)?;
-    let config = adjust(profile_config(&planned));
-    let mut builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
-    builder.cancel = cancel.clone();
-    let Proven { pool_build, sampler, workspace_peak, media } = prove(&config, builder)?;
-    let slots = pool_build.cache.states.as_ref().map_or(0, |states| states.total());
-    planned.resize(pool_build.cache.pool.total(), slots);
-    planned.plan.enter(&ledger);
-    let mut accounts = accounts(&planned, &tokenizer, options);
-    accounts.tables += fixed;
-    accounts.workspace_peak = workspace_peak;
-    let ready = Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted };
-    spawn(ready, start_reserve, options, host)
+    let (from, parts) = ((checkpoint, options), (&start.ledger, &mut pool));
+    let Loaded { weights, how } = packed::load(weights, from, packed_cache.as_ref(), parts, progress, stopped)?;
+    start.load = how;
+    phases.ended("weights");
+    if let Some(store) = store {
+        let print = disk::fingerprint(checkpoint, &weights, &planned, options)?;
+        start.disk = Some(DiskStart::new(store, print));
+        phases.ended("fingerprint");
+    }
+    start.go_on(planned, CpuBackend::new(model, host.isa, weights, pool), rest)
+}
+
+/// A start with loaded weights.
+struct Start<'a> {
+    options: &'a Options,
+    host: &'a Host,
+    cancel: &'a Cancel,
+    ledger: Arc<Ledger>,
+    shape: ModelShape,
+    config: ProfileConfig,
+    /// The prefix cache on disk, if there is one.
+    disk: Option<DiskStart>,
+    /// Whether the weights were mapped, and the time that loading took.
+    load: WeightsLoad,
+}
+
+/// What a start has besides.
+struct Rest {
+    tokenizer: SharedTokenizer,
+    eos: Vec<u32>,
+    memory_lease: MemoryLease,
+    hosted: Option<HostedLease>,
+    /// Bytes of the engine that do not depend on requests.
+    fixed: u64,
+    start_reserve: StartReserve,
+}
+
+impl Start<'_> {
+    /// Builds and proves the pool over loaded weights, and starts the engine's thread.
+    fn go_on<B: Backend>(self, mut planned: EnginePlan, backend: B, rest: Rest) -> Result<EngineHandle, StartError> {
+        let Self { options, host, cancel, ledger, shape, config, disk, load } = self;
+        let Rest { tokenizer, eos, memory_lease, hosted, fixed, start_reserve } = rest;
+        let mut builder = pool_builder(&planned, shape, backend, &ledger, options, host)?;
+        builder.cancel = cancel.clone();
+        builder.root = disk.as_ref().map(|disk| disk.root);
+        let Proven { pool_build, sampler, workspace_peak, media } = prove(&config, builder)?;
+        planned.resize(pool_build.cache.pool.total(), pool_build.cache.slots());
+        planned.plan.enter(&ledger);
+        let mut accounts = accounts(&planned, &tokenizer, options);
+        accounts.tables += fixed;
+        accounts.workspace_peak = workspace_peak;
+        // As the pool has it: a request is no longer than that.
+        let line = planned.plan.lines.iter().find(|line| line.component == Component::DiskCache);
+        accounts.disk = disk.as_ref().and(line).map_or(0, |line| line.bytes);
+        let disk = disk.map(|disk| disk.start(&planned)).transpose()?;
+        let ready = Ready {
+            pool_build,
+            sampler,
+            media,
+            planned,
+            ledger,
+            tokenizer,
+            eos,
+            memory_lease,
+            accounts,
+            hosted,
+            disk,
+            load,
+        };
+        spawn(ready, start_reserve, options, host)
+    }
 }
 
 /// What stands after the proof.
-struct Proven {
-    pool_build: PoolBuild,
+struct Proven<R> {
+    pool_build: PoolBuild<R>,
     sampler: Sampler,
     /// Bytes of workspace that it took.
     workspace_peak: u64,
     media: Option<MediaSpec>,
 }
 
-impl Proven {
-    fn new(pool_build: PoolBuild, builder: CpuGenerations<'_>) -> Self {
-        let CpuGenerations { sampler, workspace_peak, media, .. } = builder;
+impl<R> Proven<R> {
+    fn new<B>(pool_build: PoolBuild<R>, builder: PoolBuilder<'_, B>) -> Self {
+        let PoolBuilder { sampler, workspace_peak, media, .. } = builder;
         Self { pool_build, sampler, workspace_peak, media }
     }
 }
 
 /// Builds and proves the pool.
-fn prove(config: &ProfileConfig, mut builder: CpuGenerations<'_>) -> Result<Proven, StartError> {
+fn prove<B: Backend>(config: &ProfileConfig, mut builder: PoolBuilder<'_, B>) -> Result<Proven<B::Runner>, StartError> {
     if builder.plan.step.encoder_batch {
         // No pool to be sized: built once and proven.
         let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
@@ -153,32 +244,30 @@ fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
 }
 
 /// What builds and proves pools over loaded weights.
-pub(crate) fn generations<'a>(
+pub(crate) fn pool_builder<'a, B: Backend>(
     planned: &'a EnginePlan,
-    model: Arc<dyn Model>,
-    parts: (CpuWeights, ThreadPool),
+    shape: ModelShape,
+    backend: B,
     ledger: &Arc<Ledger>,
     options: &Options,
     host: &'a Host,
-) -> Result<CpuGenerations<'a>, StartError> {
+) -> Result<PoolBuilder<'a, B>, StartError> {
     let own = Arc::clone(ledger);
-    Ok(CpuGenerations {
+    Ok(PoolBuilder {
         plan: planned,
-        shape: parts.0.table().shaped(model.shape(options.kv_dtype)),
-        model,
-        isa: host.isa,
+        shape,
+        backend,
         ledger: Arc::clone(ledger),
-        parts: Some(parts),
         sampler: Sampler::new(planned.limits.vocab_size as usize)?,
         touch: !options.elastic,
-        threads: host.threads,
         // An encoder keeps nothing that could be shared, so no sequence must wait for a shared prefix.
-        tables: Tables { prefix_cache: options.prefix_cache && !planned.step.encoder_batch, ..Tables::of(options) },
+        tables: Tables { prefix_cache: options.prefix_cache && !planned.step.encoder_batch, ..planned.tables },
         tokens: 0,
         room: Box::new(move || host.room(&own)),
         workspace_peak: 0,
         cancel: Cancel::default(),
         media: planned.media.as_ref().map(MediaPlan::start).transpose().map_err(StartError::MediaMemory)?,
+        root: None,
     })
 }
 
@@ -195,13 +284,15 @@ pub(crate) fn own_error(error: SizingError) -> StartError {
 /// What the engine holds on the heap for its whole life. Without a measurement the tokenizer says what its tables take.
 fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options) -> Accounts {
     let tokenizer = options.tokenizer_bytes.unwrap_or(tokenizer.table_bytes() as u64);
+    let gpu = planned.gpu.as_ref();
     Accounts {
+        buffers_on_heap: gpu.is_some_and(|gpu| gpu.software),
         tokenizer: tokenizer + sampler_bytes(planned.limits.vocab_size as usize),
         tables: table_bytes(
             &planned.step,
             planned.limits.max_waiting as usize,
             planned.limits.max_req_total_len as usize,
-        ),
+        ) + gpu.map_or(0, |gpu| gpu.heap),
         index: planned.index_bytes(planned.pages, planned.slots),
         encoder: planned.media.as_ref().map_or(0, MediaPlan::encoder_bytes),
         process: (!options.hosted).then(ProcessAccount::default),

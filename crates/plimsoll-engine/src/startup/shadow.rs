@@ -16,8 +16,9 @@ use serde::Serialize;
 use crate::api::options::Options;
 use crate::memory::lease::MemoryLease;
 use crate::plan::{Blueprint, PlanError};
+use crate::runner::backend::CpuBackend;
 use crate::startup::size::profile_config;
-use crate::startup::{Host, StartError, generations, own_error};
+use crate::startup::{Host, StartError, own_error, pool_builder};
 
 /// What a probe found. All sizes are bytes.
 #[derive(Clone, Debug, Serialize)]
@@ -53,6 +54,10 @@ pub fn dry_run(
     host.runs_kernels()?;
     let blueprint = Blueprint::new(checkpoint, options)?;
     let planned = blueprint.plan(options, host.threads, &host.line)?;
+    if planned.gpu.is_some() {
+        let problem = "measures the host's memory: use it with --device cpu".into();
+        return Err(PlanError::Option { flag: "--probe", problem }.into());
+    }
     if planned.step.encoder_batch {
         let problem = "sizes a pool of keys and values; an encoder keeps none".into();
         return Err(PlanError::Option { flag: "--probe", problem }.into());
@@ -77,7 +82,9 @@ pub fn dry_run(
     let model: Arc<dyn Model> = Arc::from(model);
     let mut pool = ThreadPool::new(host.threads).map_err(StartError::Thread)?;
     let weights = CpuWeights::load(weights, checkpoint, &ledger, &mut pool, progress)?;
-    let mut builder = generations(&planned, model, (weights, pool), &ledger, options, host)?;
+    let shape = weights.table().shaped(model.shape(options.kv_dtype));
+    let backend = CpuBackend::new(model, host.isa, weights, pool);
+    let mut builder = pool_builder(&planned, shape, backend, &ledger, options, host)?;
     let running = options.max_total_token_num.unwrap_or(planned_tokens);
     let report = probe(&config, &mut builder, running).map_err(own_error)?;
     Ok(DryRun {

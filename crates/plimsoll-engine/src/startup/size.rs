@@ -5,23 +5,23 @@
 
 use std::sync::Arc;
 
-use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, Isa, ModelShape, PAGE_TOKENS, ThreadPool};
+use plimsoll_device::{ModelShape, PAGE_TOKENS};
 use plimsoll_memory::sizing::{
     self, DeviceNow, Event, Failure, Generations, Measured, Mode, PoolCount, ProfileConfig, Released, ScalesWith, Shape,
 };
-use plimsoll_memory::{Component, EmergencyReserve, Ledger, OutOfMemory};
-use plimsoll_models::Model;
+use plimsoll_memory::{Component, EmergencyReserve, Ledger};
 
 use crate::api::cancel::Cancel;
-use crate::cache::{self, KvCache, KvEventLog, PagePool, PrefixIndex};
+use crate::cache::{self, KvCache, KvEventLog, Link, PagePool, PrefixIndex};
 use crate::media::MediaSpec;
 use crate::memory::footprint::Tables;
 use crate::plan::EnginePlan;
 use crate::plan::sizes::{Pools, Sizes};
 use crate::runner::Runner;
-use crate::runner::cpu::CpuRunner;
+use crate::runner::backend::{Backend, Extent, refused};
 use crate::sampling::Sampler;
 use crate::startup::error::StartError;
+use crate::startup::phases::Phases;
 use crate::startup::stress::{stress, stress_tower};
 
 /// The configuration that lets `auto_profile` build what `plan` planned: as planned, and measured anew if that does not hold, where
@@ -29,7 +29,7 @@ use crate::startup::stress::{stress, stress_tower};
 pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     let tokens = (plan.pages * PAGE_TOKENS) as u64;
     let context = u64::from(plan.limits.max_req_total_len);
-    let sizing = Sizes { requests_max: plan.step.running, ..plan.sizing };
+    let sizing = Sizes { requests_max: plan.requests(), ..plan.sizing };
     let mut config = sizing.config(&plan.step, context, plan.fraction, plan.clamp_context);
     config.batch_max_tokens = config.batch_max_tokens.min(tokens);
     config.probe_floor_tokens = sizing::PROBE_FLOOR_TOKENS.min(tokens);
@@ -42,9 +42,9 @@ pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
 }
 
 /// All parts with a size that depends on capacity, and handles to the longer-lived parts that they use.
-pub(crate) struct PoolBuild {
+pub(crate) struct PoolBuild<R> {
     /// Model, weights and this generation's memory.
-    pub runner: CpuRunner,
+    pub runner: R,
     /// Page table and prefix index.
     pub cache: KvCache,
     /// Emergency reserve.
@@ -52,25 +52,19 @@ pub(crate) struct PoolBuild {
 }
 
 /// Builds generations over loaded weights.
-pub(crate) struct CpuGenerations<'a> {
+pub(crate) struct PoolBuilder<'a, B> {
     /// What is built.
     pub plan: &'a EnginePlan,
-    /// The model.
-    pub model: Arc<dyn Model>,
-    /// What a device needs to know of it.
+    /// What a device needs to know of the model.
     pub shape: ModelShape,
-    /// Instruction set.
-    pub isa: Isa,
     /// Where every byte is entered.
     pub ledger: Arc<Ledger>,
-    /// Weights and threads while no generation holds them.
-    pub parts: Option<(CpuWeights, ThreadPool)>,
+    /// The model's weights on a device.
+    pub backend: B,
     /// The largest scratch of sampling is part of the proof.
     pub sampler: Sampler,
     /// Commit pages at build.
     pub touch: bool,
-    /// Compute threads.
-    pub threads: usize,
     /// The tables beside the pages.
     pub tables: Tables,
     /// Tokens of the generation that stands.
@@ -83,6 +77,8 @@ pub(crate) struct CpuGenerations<'a> {
     pub cancel: Cancel,
     /// Where outputs of the largest batches of media go, for a model with a tower.
     pub media: Option<MediaSpec>,
+    /// What links of prefixes begin from, where a tier below memory keeps these.
+    pub root: Option<Link>,
 }
 
 /// What depends on the size of a generation.
@@ -94,16 +90,21 @@ const SIZED: [Component; 5] = [
     Component::EmergencyReserve,
 ];
 
-impl CpuGenerations<'_> {
+impl<B: Backend> PoolBuilder<'_, B> {
     /// What this process holds or has promised itself: planned bytes of fixed parts, mapped bytes of a generation's.
     fn own(&self) -> u64 {
         let bytes = |component: &Component| match *component {
             // By its bound, as in the size of a token: the exact number depends on where powers of two lie.
-            Component::PrefixIndex => self.tokens * self.tables.bytes_per_token(),
+            Component::PrefixIndex => self.tokens * self.tables.bytes_per_token() + self.plan.sizing.slot_tables,
             component if SIZED.contains(&component) => self.ledger.mapped(component),
             component => self.ledger.row(component).planned,
         };
-        Component::ALL.iter().map(bytes).sum()
+        // In a GPU's own memory the tables of the pools have their place in the arithmetic, as in the plan.
+        let own = self.plan.plan.device.is_some();
+        let counts = |component: &&Component| {
+            !own || component.on_device() || matches!(component, Component::PrefixIndex | Component::EmergencyReserve)
+        };
+        Component::ALL.iter().filter(counts).map(bytes).sum()
     }
 
     /// Refuses what the machine has no room for before the kernel does it in its own way.
@@ -112,12 +113,6 @@ impl CpuGenerations<'_> {
             0 => Ok(()),
             shortfall => Err(sizing::OutOfMemory { component: component.name().into(), requested: bytes, shortfall }),
         }
-    }
-
-    fn refused(error: &OutOfMemory) -> sizing::OutOfMemory {
-        let (OutOfMemory::Refused { component, bytes, .. } | OutOfMemory::Sealed { component, bytes }) = error;
-        // The system does not say how much was missing; one byte leaves the next attempt open.
-        sizing::OutOfMemory { component: (*component).into(), requested: *bytes, shortfall: 1 }
     }
 
     fn tables(&self, pages: usize, slots: usize) -> Result<KvCache, sizing::OutOfMemory> {
@@ -141,52 +136,62 @@ impl CpuGenerations<'_> {
             Some(_) => Some(cache::StatePool::new(slots, pages).map_err(|_| refused())?),
             None => None,
         };
-        Ok(KvCache::new(pool, index, states))
+        let windows = match self.shape.kv.window() {
+            Some(window) => Some(cache::WindowPool::new(slots, pages, window).map_err(|_| refused())?),
+            None => None,
+        };
+        let cache = KvCache::new(pool, index, states).with_windows(windows);
+        Ok(match &self.root {
+            Some(root) => cache.with_tier(*root),
+            None => cache,
+        })
     }
 }
 
-impl Generations for CpuGenerations<'_> {
-    type G = PoolBuild;
+impl<B: Backend> Generations for PoolBuilder<'_, B> {
+    type G = PoolBuild<B::Runner>;
 
     fn device(&mut self) -> DeviceNow {
         let (total, own) = (self.plan.sizing_total, self.own());
         // Peers that have grown since the line was read show as less room than the line.
-        let available = (self.room)().min(total).saturating_sub(own);
+        let room = match self.plan.plan.device {
+            Some(_) => self.backend.room(&self.ledger),
+            None => (self.room)(),
+        };
+        let available = room.min(total).saturating_sub(own);
         DeviceNow { total, own_reserved: own, available }
     }
 
-    fn build(&mut self, shape: Shape) -> Result<PoolBuild, Failure> {
+    fn build(&mut self, shape: Shape) -> Result<PoolBuild<B::Runner>, Failure> {
+        let mut phases = Phases::begin();
         let (pages, slots) = (shape.tokens as usize / PAGE_TOKENS, shape.state_slots as usize);
-        let kv_bytes = (pages * self.shape.kv.page_bytes()) as u64;
+        let kv_bytes = self.shape.kv.bytes(pages, slots) as u64;
         let state_bytes = (slots * self.shape.state.map_or(0, |state| state.slot_bytes())) as u64;
         self.check_room(Component::KvPages, kv_bytes + state_bytes + self.plan.workspace as u64)?;
         let cache = self.tables(pages, slots)?;
-        let workspace = self.plan.workspace;
-        let memory = CpuMemory::map(&self.ledger, &self.shape, pages, slots, workspace, self.threads, self.touch);
-        let memory = memory.map_err(|error| Self::refused(&error))?;
-        let Some((weights, pool)) = self.parts.take() else {
-            return Err(Failure::Other("a generation was built while another stands".into()));
-        };
+        let extent = Extent { pools: Pools { pages, slots }, workspace: self.plan.workspace, touch: self.touch };
+        let runner = self.backend.build(&self.ledger, &self.shape, extent)?;
         self.ledger.observe(Component::PrefixIndex, self.plan.index_bytes(pages, slots));
         self.tokens = shape.tokens;
-        let runner = CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory));
+        phases.ended("KV cache");
         Ok(PoolBuild { runner, cache, emergency_reserve: None })
     }
 
-    fn place_reserve(&mut self, pool_build: &mut PoolBuild, bytes: u64) -> Result<(), sizing::OutOfMemory> {
+    fn place_reserve(&mut self, pool_build: &mut PoolBuild<B::Runner>, bytes: u64) -> Result<(), sizing::OutOfMemory> {
         if bytes == 0 {
             // A hosted engine's engine host has one.
             return Ok(());
         }
         self.check_room(Component::EmergencyReserve, bytes)?;
-        let emergency_reserve = EmergencyReserve::map(&self.ledger, bytes).map_err(|error| Self::refused(&error))?;
+        let emergency_reserve = EmergencyReserve::map(&self.ledger, bytes).map_err(|error| refused(&error))?;
         pool_build.emergency_reserve = Some(emergency_reserve);
         Ok(())
     }
 
-    fn stress(&mut self, pool_build: &mut PoolBuild) -> Result<Measured, Failure> {
+    fn stress(&mut self, pool_build: &mut PoolBuild<B::Runner>) -> Result<Measured, Failure> {
+        let mut phases = Phases::begin();
         let (plan, cache) = (self.plan, &pool_build.cache);
-        let pools = Pools { pages: cache.pool.total(), slots: cache.states.as_ref().map_or(0, |s| s.total()) };
+        let pools = Pools { pages: cache.pool.total(), slots: cache.slots() };
         let context = plan.limits.max_req_total_len as usize;
         let (runner, sampler) = (&mut pool_build.runner, &mut self.sampler);
         let ran = stress(runner, sampler, &plan.step, context, pools, &self.cancel);
@@ -196,21 +201,26 @@ impl Generations for CpuGenerations<'_> {
             ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
         }
         pool_build.runner.forget();
-        let measured = pool_build.runner.device().memory().workspace_peak() as u64;
+        // What the proof fetched is no request's.
+        pool_build.runner.take_fetched();
+        let measured = B::workspace_peak(&mut pool_build.runner) as u64;
         let planned = plan.workspace as u64;
         if measured > planned {
             let component = Component::StepWorkspace.name();
             return Err(Failure::Other(StartError::ProofExceeds { component, measured, planned }.into()));
         }
         self.workspace_peak = measured;
+        phases.ended("self-test");
         Ok(Measured { peak_reserved: self.own() })
     }
 
-    fn pools(&self, pool_build: &PoolBuild) -> Vec<PoolCount> {
+    fn pools(&self, pool_build: &PoolBuild<B::Runner>) -> Vec<PoolCount> {
         let count = |name: &str, free, total| PoolCount { name: name.into(), free: free as u64, total: total as u64 };
-        let KvCache { pool, states, .. } = &pool_build.cache;
+        let KvCache { pool, states, windows, .. } = &pool_build.cache;
+        let windows =
+            windows.as_ref().map(|windows| count("window pages", windows.pool().free(), windows.pool().total()));
         let slots = states.as_ref().map(|states| count("state slots", states.free(), states.total()));
-        std::iter::once(count("KV pages", pool.free(), pool.total())).chain(slots).collect()
+        std::iter::once(count("KV pages", pool.free(), pool.total())).chain(slots).chain(windows).collect()
     }
 
     fn components(&self) -> Vec<sizing::Component> {
@@ -227,12 +237,11 @@ impl Generations for CpuGenerations<'_> {
         rows.map(component).collect()
     }
 
-    fn teardown(&mut self, pool_build: PoolBuild) -> Released {
+    fn teardown(&mut self, pool_build: PoolBuild<B::Runner>) -> Released {
         let before = self.own();
         let PoolBuild { runner, cache, emergency_reserve } = pool_build;
-        let (weights, pool, memory) = runner.into_device().into_parts();
-        self.parts = Some((weights, pool));
-        drop((memory, cache, emergency_reserve));
+        self.backend.take_apart(runner);
+        drop((cache, emergency_reserve));
         self.ledger.observe(Component::PrefixIndex, 0);
         self.tokens = 0;
         Released { before, after: self.own() }
@@ -263,12 +272,18 @@ impl Generations for CpuGenerations<'_> {
 mod tests {
     use std::path::Path;
 
+    use plimsoll_device::{CpuWeights, Isa, ThreadPool};
     use plimsoll_formats::Checkpoint;
     use plimsoll_memory::sizing::{SizingError, auto_profile};
 
     use super::*;
     use crate::api::options::Options;
+    use crate::plan::constants::PROCESS_BASELINE_BYTES;
     use crate::plan::{Blueprint, Line};
+    use crate::runner::backend::CpuBackend;
+
+    /// A memory limit that leaves a pool of some MiB, in a build for tests as in a release.
+    const LINE: u64 = (222 << 20) + PROCESS_BASELINE_BYTES;
 
     /// Tokens, attempts, and the probe's tokens; or why not.
     type Found = Result<(u64, u32, Option<u64>), SizingError>;
@@ -286,7 +301,7 @@ mod tests {
             ..Options::default()
         };
         let options = Options { graph_max_batch_size: 64, ..options };
-        let line = Line::of_budget(225 << 20, "a test");
+        let line = Line::of_budget(LINE, "a test");
         let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
         let plan = blueprint.plan(&options, 1, &line).unwrap();
         let ledger = Arc::new(Ledger::new());
@@ -295,17 +310,14 @@ mod tests {
         let mut threads = ThreadPool::new(1).unwrap();
         let weights = CpuWeights::load(weights, &checkpoint, &ledger, &mut threads, |_| {}).unwrap();
         let mut asked = 0;
-        let mut builder = CpuGenerations {
+        let mut builder = PoolBuilder {
             plan: &plan,
             shape: weights.table().shaped(model.shape(options.kv_dtype)),
-            model: Arc::from(model),
-            isa: Isa::detect(),
+            backend: CpuBackend::new(Arc::from(model), Isa::detect(), weights, threads),
             ledger,
-            parts: Some((weights, threads)),
             sampler: Sampler::new(plan.limits.vocab_size as usize).unwrap(),
             touch: true,
-            threads: 1,
-            tables: Tables::of(&options),
+            tables: plan.tables,
             tokens: 0,
             room: Box::new(move || {
                 asked += 1;
@@ -314,6 +326,7 @@ mod tests {
             workspace_peak: 0,
             cancel: Cancel::default(),
             media: None,
+            root: None,
         };
         let mut config = profile_config(&plan);
         let tokens = (plan.pages * PAGE_TOKENS) as u64;
@@ -338,7 +351,6 @@ mod tests {
 
     #[test]
     fn one_refusal_costs_five_per_cent_and_a_second_attempt() {
-        let total = 225 << 20;
         let questions = std::cell::Cell::new(0);
         let (_, first) = size(true, |n| {
             questions.set(n);
@@ -346,7 +358,7 @@ mod tests {
         });
         let first = first.unwrap().0;
         // The questions of an undisturbed start, counted; the last, before the emergency reserve, is answered with too little.
-        let (_, second) = size(true, |n| if n == questions.get() { total - (1 << 20) } else { u64::MAX });
+        let (_, second) = size(true, |n| if n == questions.get() { LINE - (1 << 20) } else { u64::MAX });
         let (tokens, attempts, _) = second.unwrap();
         assert_eq!(attempts, 2, "of {} questions", questions.get());
         let page = PAGE_TOKENS as u64;
@@ -356,20 +368,19 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_hold_is_measured_anew() {
         let (plan, calm) = size(false, |_| u64::MAX);
-        let total = 225 << 20;
         // A neighbour takes 4 MiB after the plan was made: seen when the planned pool is to be built.
-        let (_, outcome) = size(false, |_| total - (4 << 20));
+        let (_, outcome) = size(false, |_| LINE - (4 << 20));
         let (tokens, _, probe) = outcome.unwrap();
         assert!(probe.is_some() && tokens < calm.unwrap().0, "{tokens} of {}", plan.pages * PAGE_TOKENS);
     }
 
     #[test]
-    fn a_pool_whose_size_nobody_named_may_shrink_whatever_the_line_is() {
+    fn pool_without_a_given_size_may_shrink_under_any_limit() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
         let checkpoint = Checkpoint::open(&path).unwrap();
         for (asked, chosen) in [(None, true), (None, false), (Some(1024), true), (Some(1024), false)] {
             let options = Options { max_total_token_num: asked, batch_max_tokens: 64, ..Options::default() };
-            let line = Line { chosen, ..Line::of_budget(225 << 20, "a test") };
+            let line = Line { chosen, ..Line::of_budget(LINE, "a test") };
             let plan = Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 1, &line).unwrap();
             let mode = profile_config(&plan).mode;
             assert_eq!(matches!(mode, Mode::Planned { .. }), asked.is_none(), "{asked:?} {chosen}: {mode:?}");

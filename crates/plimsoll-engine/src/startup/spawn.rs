@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::time::Instant;
 
+use plimsoll_device::{KvGroup, KvShape};
 use plimsoll_media::OutputPool;
 use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
 
 use super::error::StartError;
 use super::host::Host;
+use super::packed::WeightsLoad;
 use super::start_reserve::StartReserve;
 use crate::api::arrival::Arrival;
 use crate::api::handle::EngineHandle;
@@ -20,16 +22,17 @@ use crate::memory::host::HostedLease;
 use crate::memory::lease::MemoryLease;
 use crate::memory::watch::watch;
 use crate::plan::EnginePlan;
+use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::shared::Shared;
 use crate::startup::size::PoolBuild;
 use crate::worker::request_state::SharedTokenizer;
-use crate::worker::{Encoding, Parts, Worker};
+use crate::worker::{DiskParts, Encoding, Parts, Worker};
 
 /// A proven engine on its way to its thread.
-pub(super) struct Ready {
-    pub pool_build: PoolBuild,
+pub(super) struct Ready<R> {
+    pub pool_build: PoolBuild<R>,
     pub sampler: Sampler,
     pub media: Option<MediaSpec>,
     pub planned: EnginePlan,
@@ -39,17 +42,20 @@ pub(super) struct Ready {
     pub memory_lease: MemoryLease,
     pub accounts: Accounts,
     pub hosted: Option<HostedLease>,
+    pub disk: Option<DiskParts>,
+    pub load: WeightsLoad,
 }
 
 /// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
 /// takes the thread along.
-pub(super) fn spawn(
-    ready: Ready,
+pub(super) fn spawn<R: Runner + Send + 'static>(
+    ready: Ready<R>,
     start_reserve: StartReserve,
     options: &Options,
     host: &Host,
 ) -> Result<EngineHandle, StartError> {
-    let Ready { pool_build, sampler, media, planned, ledger, tokenizer, eos, memory_lease, accounts, hosted } = ready;
+    let Ready { pool_build, sampler, media, planned, ledger, tokenizer, .. } = ready;
+    let Ready { eos, memory_lease, accounts, hosted, disk, load, .. } = ready;
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the memory limit");
     let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
@@ -57,9 +63,7 @@ pub(super) fn spawn(
     let PoolBuild { runner, cache, emergency_reserve } = pool_build;
     let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
-    // Each is set once, here.
-    let _ = shared.eos.set(eos.clone());
-    media.into_iter().for_each(|media| drop(shared.media.set(media)));
+    complete(&shared, &planned.kv, &eos, media, load);
     notes.into_iter().for_each(|notes| drop(shared.kv_event_log.set(Arc::clone(notes))));
     let (handle, receiver) = connect(&shared, hosted.as_ref(), options);
     let epoch = handle.epoch;
@@ -70,8 +74,7 @@ pub(super) fn spawn(
         emergency_reserve => emergency_reserve,
     };
     ledger.seal();
-    let (built, wait) = channel();
-    let (go, begin) = channel::<MemoryLease>();
+    let ((built, wait), (go, begin)) = (channel(), channel::<MemoryLease>());
     let outputs = handle.shared.media.get().map(|media| media.outputs.clone());
     let body = move || {
         let cache = std::rc::Rc::new(std::cell::RefCell::new(cache));
@@ -89,6 +92,7 @@ pub(super) fn spawn(
             tokenizer,
             eos,
             elastic,
+            disk,
         });
         // The starter waits for this word, and hands over the lease, which lasts as long as the engine.
         let _ = built.send(());
@@ -124,6 +128,15 @@ pub(super) fn spawn(
     }
 }
 
+/// What of the shared state only start-up knows. Each is set once, here.
+fn complete(shared: &Shared, kv: &KvShape, eos: &[u32], media: Option<MediaSpec>, load: WeightsLoad) {
+    shared.metrics.weights_mapped.set(load.mapped.into());
+    shared.metrics.weights_load_seconds.set(load.took.as_secs_f64());
+    let _ = shared.page_bytes.set([KvGroup::Whole, KvGroup::Window].map(|group| kv.page_bytes(group) as u64));
+    let _ = shared.eos.set(eos.to_vec());
+    media.into_iter().for_each(|media| drop(shared.media.set(media)));
+}
+
 /// The handle of the engine, and where its arrivals come out.
 fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options) -> (EngineHandle, Receiver<Arrival>) {
     let limits = &shared.limits;
@@ -148,8 +161,9 @@ fn close_books(
     let ledger = &handle.shared.ledger;
     accounts.measure_baseline(ledger);
     accounts.observe(ledger, 0, 0);
-    // What may come at any time is as good as there.
-    memory_lease.built(handle.plan().total(), ledger.mapped_total())?;
+    // What may come at any time is as good as there; pages of files look free to others.
+    let there = ledger.mapped_total().saturating_sub(ledger.held_files());
+    memory_lease.built(handle.plan().total(), there)?;
     report_baseline(ledger);
     // Set once, here.
     let _ = handle.shared.accounts.set(accounts);

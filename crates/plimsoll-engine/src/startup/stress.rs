@@ -3,9 +3,11 @@
 //! Not a probe for an unknown peak (the plan knows it) but the check that the plan is true: what was measured must not exceed
 //! what was planned, and every kernel path that serving uses has run once.
 
-use plimsoll_device::{DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
+use std::time::Instant;
+
+use plimsoll_device::{CANDIDATES_MAX, DeviceError, NO_STATE, PAGE_TOKENS, SeqSpan, StepInput};
 use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
-use plimsoll_models::{Grid, Pictures};
+use plimsoll_models::{EncoderInput, Grid};
 
 use crate::api::cancel::Cancel;
 use crate::media::{MediaPlan, MediaSpec, widen};
@@ -38,15 +40,15 @@ pub fn stress(
     cancel: &Cancel,
 ) -> Result<(), DeviceError> {
     if limits.encoder_batch {
-        return Stress { runner, limits, pools, cancel }.run_whole(context);
+        return Stress { runner, limits, pools, cancel, candidates: false }.run_whole(context);
     }
     let pool = pools.pages * PAGE_TOKENS;
     let longest = context.min(pool);
-    let mut stress = Stress { runner, limits, pools, cancel };
+    let mut stress = Stress { runner, limits, pools, cancel, candidates: limits.candidates };
     let rows = limits.rows.min(longest);
     // All steps beside the largest chunk between two layers.
     let chunk = stress.begin(limits.of_layers().rows.min(longest))?;
-    if limits.apart() {
+    if limits.split_numerics() {
         // The most rows of a prompt, and of an answer that was preempted and is computed again.
         stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
         let rows = limits.answer_rows().min(longest);
@@ -63,6 +65,11 @@ pub fn stress(
     let mut mixed = vec![Rows { start: deep - 1, rows: 1, each: false, prompt: false }; decodes];
     stress.run(&mixed, decodes)?;
     sample(stress.runner, sampler, decodes)?;
+    // All logits of all rows come back from a device that gave their candidates.
+    if std::mem::take(&mut stress.candidates) {
+        stress.run(&mixed, decodes)?;
+    }
+    stress.candidates = limits.candidates;
     let checked = with_drafts.min(deep);
     if checked > 1 && decodes * checked <= limits.rows {
         let start = deep - checked;
@@ -91,7 +98,7 @@ pub(crate) fn stress_tower(
             |error: DeviceError| MediaError::WorstCaseFailed { batch, modality: "medium", why: error.to_string() };
         cancel.checkpoint().map_err(failed)?;
         let patches = vec![0.0; spec.values_of(*sense, grids)];
-        runner.encode(*sense, &Pictures { grids, patches: &patches }).map_err(failed)?;
+        runner.encode(*sense, &EncoderInput { grids, patches: &patches }).map_err(failed)?;
         let tokens = |grid: &Grid| spec.tokens_of(*sense, grid);
         let key = |i: usize| ContentKey::of(Modality::Image, "the stress", &i.to_le_bytes());
         let mut first = 0;
@@ -119,7 +126,9 @@ struct Batch {
     tokens: Vec<u32>,
     positions: Vec<u32>,
     pages: Vec<u32>,
+    window_pages: Vec<u32>,
     logit_rows: Vec<u32>,
+    candidates: Vec<u32>,
     state_out: Vec<u32>,
     places: Vec<[f32; 3]>,
     of_prompts: usize,
@@ -130,6 +139,8 @@ struct Stress<'a> {
     limits: &'a StepLimits,
     pools: Pools,
     cancel: &'a Cancel,
+    /// Rows are asked for their candidates, where the device finds them; otherwise for all logits.
+    candidates: bool,
 }
 
 impl Stress<'_> {
@@ -176,14 +187,21 @@ impl Stress<'_> {
         self.cancel.checkpoint()?;
         let batch = self.batch(seqs, logit_rows);
         let step = self.input(&batch);
+        let began = Instant::now();
         self.runner.forward(&step)?;
+        tracing::debug!(
+            seqs = seqs.len(),
+            rows = batch.tokens.len(),
+            ms = began.elapsed().as_millis() as u64,
+            "self-test step"
+        );
         if self.limits.draft_head { self.draft(&step) } else { Ok(()) }
     }
 
     /// Lays out a step, the last `logit_rows` rows with logits.
     fn batch(&self, seqs: &[Rows], logit_rows: usize) -> Batch {
         let mut batch = Batch::default();
-        let Batch { spans, tokens, positions, pages, state_out, .. } = &mut batch;
+        let Batch { spans, tokens, positions, pages, window_pages, state_out, .. } = &mut batch;
         for (i, seq) in seqs.iter().enumerate() {
             let Rows { start, rows, each, prompt: _ } = *seq;
             let count = (start + rows).div_ceil(PAGE_TOKENS);
@@ -202,6 +220,9 @@ impl Stress<'_> {
             tokens.extend((0..rows).map(|i| (i % 7) as u32));
             // Sequences may share pages here: what they compute is not looked at. They begin with others, so that each is read by itself.
             pages.extend((0..count).map(|page| ((i + page) % self.pools.pages) as u32));
+            if self.limits.window > 0 {
+                window_pages.extend((0..count).map(|page| ((i + page) % self.pools.slots) as u32));
+            }
             if ring > 0 {
                 let kept = |row: usize| each || row == rows;
                 state_out.extend((1..=rows).map(|row| if kept(row) { slot(row) } else { NO_STATE }));
@@ -212,6 +233,7 @@ impl Stress<'_> {
         }
         let rows = batch.tokens.len();
         batch.logit_rows.extend((rows - logit_rows) as u32..rows as u32);
+        batch.candidates.resize(if self.candidates { logit_rows } else { 0 }, CANDIDATES_MAX as u32);
         batch.of_prompts = seqs.iter().filter(|seq| seq.prompt).map(|seq| seq.rows).sum();
         batch
     }
@@ -222,12 +244,14 @@ impl Stress<'_> {
             positions: &batch.positions,
             seqs: &batch.spans,
             pages: &batch.pages,
+            window_pages: &batch.window_pages,
             logit_rows: &batch.logit_rows,
+            candidates: &batch.candidates,
             state_out: &batch.state_out,
             places: &batch.places,
             media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
-            rounded_rows: self.limits.rounded_rows(batch.tokens.len(), batch.of_prompts),
-            rounded_logits: self.limits.rounded_logits(),
+            bf16_rows: self.limits.bf16_rows(batch.tokens.len(), batch.of_prompts),
+            bf16_logits: self.limits.bf16_logits(),
             ..StepInput::default()
         }
     }
@@ -237,8 +261,8 @@ impl Stress<'_> {
         let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
         let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
         let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
-        let rounded_rows = self.limits.rounded_rows(step.tokens.len(), 0);
-        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], rounded_rows, ..*step };
+        let bf16_rows = self.limits.bf16_rows(step.tokens.len(), 0);
+        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], bf16_rows, ..*step };
         self.runner.draft(&rows, &first)?;
         let seqs: Vec<u32> = (0..spans.len() as u32).collect();
         let tokens = vec![1; spans.len()];
@@ -262,8 +286,8 @@ impl Stress<'_> {
                     pages: step.pages,
                     logit_rows: &seqs,
                     places: &places,
-                    rounded_rows: self.limits.rounded_rows(tokens.len(), 0),
-                    rounded_logits: self.limits.rounded_logits(),
+                    bf16_rows: self.limits.bf16_rows(tokens.len(), 0),
+                    bf16_logits: self.limits.bf16_logits(),
                     ..StepInput::default()
                 },
             )?;

@@ -11,36 +11,44 @@ use crate::api::output::{Delta, TokenOut};
 use crate::api::request::Request;
 use crate::sampling::SamplingParams;
 
-fn fixture(model: &str) -> PathBuf {
+pub(super) fn fixture(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)
 }
 
 /// Starts `model` under 300 MiB, sized as `mode` says.
 fn started(model: &str, pinned: Option<u64>, mode: Option<Mode>) -> EngineHandle {
+    let options = Options { max_total_token_num: pinned, ..Options::default() };
+    start_sized(&fixture(model), &options, |config| ProfileConfig { mode: mode.unwrap_or(config.mode), ..config })
+}
+
+/// Starts the model at `path` under 300 MiB.
+pub(super) fn start_with(path: &Path, options: &Options) -> EngineHandle {
+    start_sized(path, options, |config| config)
+}
+
+fn start_sized(path: &Path, options: &Options, adjust: impl FnOnce(ProfileConfig) -> ProfileConfig) -> EngineHandle {
     let options = Options {
         memory_budget: Some("300MiB".parse().unwrap()),
-        max_total_token_num: pinned,
         batch_max_tokens: 64,
         graph_max_batch_size: 16,
         running_max_req_size: 16,
         max_waiting: 64,
         threads: Some(2),
-        ..Options::default()
+        ..options.clone()
     };
     let mut host = Host::read(&options).unwrap();
     host.line.bytes = 300 << 20;
-    let name = format!("plimsoll-startup-{}-{model}", std::process::id());
-    host.lease_dir = Some(std::env::temp_dir().join(name));
-    let checkpoint = Checkpoint::open(&fixture(model)).unwrap();
-    let tokenizer = Arc::new(Tokenizer::from_file(&fixture(model).join("tokenizer.json")).unwrap());
-    let adjust = |config: ProfileConfig| ProfileConfig { mode: mode.unwrap_or(config.mode), ..config };
+    let model = path.file_name().unwrap().display();
+    host.lease_dir = Some(std::env::temp_dir().join(format!("plimsoll-startup-{}-{model}", std::process::id())));
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_file(&path.join("tokenizer.json")).unwrap());
     start_as((&checkpoint, tokenizer), &options, &host, |_| {}, &Cancel::default(), adjust).unwrap()
 }
 
-/// Greedy answers of a handful of requests that run side by side, with every log-probability.
-fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
-    let request = |i: u32| Request {
-        id: format!("r{i}"),
+/// A request of its own for each number.
+fn request(i: u32) -> Request {
+    Request {
+        received: None,
         prompt: (0..20 + 7 * i).map(|n| (n * n * 31 + i * 17) % 300).collect(),
         sampling: SamplingParams::greedy(),
         max_tokens: 40,
@@ -58,7 +66,18 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
         cache_salt: 0,
         embed: None,
         media: Vec::new(),
-    };
+        pins: Default::default(),
+    }
+}
+
+/// The error that a request ends with, if it does.
+pub(super) fn first_error(engine: &EngineHandle) -> Option<String> {
+    let mut reader = engine.submit(request(0)).unwrap();
+    std::iter::from_fn(|| pollster::block_on(reader.next())).find_map(|delta| delta.error)
+}
+
+/// Greedy answers of a handful of requests that run side by side, with every log-probability.
+pub(super) fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
     let read = |mut reader: crate::api::outbox::Reader| {
         let deltas = std::iter::from_fn(|| pollster::block_on(reader.next()));
@@ -68,12 +87,12 @@ fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
 }
 
 /// Held while engines start here: the heap's emergency reserve is the process's, and the last engine to start has it.
-fn alone() -> MutexGuard<'static, ()> {
+pub(super) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn stop(engine: EngineHandle) {
+pub(super) fn stop(engine: EngineHandle) {
     engine.stop();
     while !engine.stopped() {
         std::thread::sleep(std::time::Duration::from_millis(5));
@@ -84,7 +103,7 @@ fn stop(engine: EngineHandle) {
 
 /// A start that is cancelled before any tensor, between any two, and between any two steps of the proof, leaves nothing behind.
 #[test]
-fn a_start_that_nobody_waits_for_stops_at_its_next_checkpoint() {
+fn abandoned_start_stops_at_its_next_checkpoint() {
     let _alone = alone();
     let options = Options {
         memory_budget: Some("300MiB".parse().unwrap()),

@@ -50,7 +50,7 @@ impl Default for Head {
     }
 }
 
-/// One picture or video.
+/// One image or video.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Medium {
     /// `image` or `video`.
@@ -70,7 +70,7 @@ pub struct Prompt {
     pub tokens: u32,
     /// For each block, the last one perhaps shorter, which prompts begin alike up to its end: those with the same number.
     pub blocks: Vec<u64>,
-    /// The pictures and videos in it. A replay has made-up text of the same length in their place.
+    /// The images and videos in it. A replay has made-up text of the same length in their place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub media: Vec<Medium>,
     /// The tokens themselves, where content is recorded.

@@ -3,7 +3,7 @@
 //! Outputs are claimed for all of a sequence's media or not at all, oldest first. While an older sequence waits for
 //! room no newer one claims any, so large requests are not starved by small ones. A batch has at most the largest
 //! proven size and starts with the items at hand: it never waits to grow. The items of a failed batch run again one by
-//! one, so only a request with a failing item ends (A34).
+//! one, so only a request with a failing item ends (SPECIFICATION.md, A34).
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use plimsoll_media::{Grant, MediaError, Permits};
 use plimsoll_memory::faults::{self, Site};
-use plimsoll_models::{Grid, Pictures, Sense};
+use plimsoll_models::{EncoderInput, EncoderKind, Grid};
 
 use super::{Worker, panic_message};
 use crate::media::{MediaSpec, sense, widen};
@@ -28,16 +28,16 @@ struct Job {
     item: usize,
 }
 
-/// What encoding takes, reserved once.
+/// The buffers of encoding, allocated once.
 pub(crate) struct Encoding {
     pub spec: MediaSpec,
     /// Patches of a batch.
     patches: Vec<f32>,
     grids: Vec<Grid>,
     batch: Vec<Job>,
-    /// The tower that it goes through.
-    through: Sense,
-    /// As many items and bytes of patches as were proven (A28).
+    /// The encoder of the batch.
+    kind: EncoderKind,
+    /// The items and bytes of patches that the self-test measured (A28).
     permits: Arc<Permits>,
     /// Items encoded since start.
     pub done: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Encoding {
 }
 
 impl Encoding {
-    /// Takes a batch's patches.
+    /// Allocates a batch's patches.
     ///
     /// # Errors
     /// [`MediaError::OutOfMemory`].
@@ -58,14 +58,14 @@ impl Encoding {
             bytes: (values * size_of::<f32>()) as u64,
             flag: "--visual-infer-batch-size, --max-image-pixels or --max-video-frames",
         })?;
-        // Touched here, so that it is there when it is needed.
+        // Touched here, so that the pages are resident.
         patches.resize(values, f32::NAN);
         patches.clear();
         Ok(Self {
             patches,
             grids: Vec::with_capacity(spec.batch),
             batch: Vec::with_capacity(spec.batch),
-            through: Sense::Sight,
+            kind: EncoderKind::Vision,
             permits: Permits::new(spec.batch, (spec.patch_values_max() * size_of::<f32>()) as u64),
             spec: spec.clone(),
             done: 0,
@@ -73,8 +73,8 @@ impl Encoding {
         })
     }
 
-    /// I4, when no sequence is left: every page of outputs is free or kept for others, no host bytes are held. A page that is
-    /// missing has an owner that lives on: it can only be said, and counted once.
+    /// I4, without sequences: every page of outputs is free or cached, and no host bytes are held. A missing page still
+    /// has an owner, so it is only logged, and counted once.
     pub fn check_at_rest(&mut self, metrics: &Metrics) {
         let stats = self.spec.outputs.stats();
         let lost = stats.pages - stats.pages_free - stats.pages_idle;
@@ -85,7 +85,7 @@ impl Encoding {
         self.lost = lost;
     }
 
-    /// Says what is held.
+    /// Updates the gauges.
     pub fn refresh(&self, metrics: &Metrics) {
         let stats = self.spec.outputs.stats();
         metrics.encoder_hits.inc_by(stats.hits - metrics.encoder_hits.get());
@@ -96,7 +96,7 @@ impl Encoding {
 }
 
 impl<R: Runner> Worker<R> {
-    /// Encodes one batch of what running sequences need, if they need anything.
+    /// Encodes one batch of media of the running sequences, if there are any.
     pub(super) fn encode(&mut self) {
         let Some(mut encoding) = self.encoding.take() else { return };
         let ran = catch_unwind(AssertUnwindSafe(|| self.encode_with(&mut encoding)));
@@ -112,19 +112,26 @@ impl<R: Runner> Worker<R> {
             let began = Instant::now();
             self.run_batch(encoding);
             self.shared.metrics.encoder_batches.inc();
-            self.shared.metrics.encode_seconds.observe(began.elapsed().as_secs_f64());
+            let seconds = began.elapsed().as_secs_f64();
+            self.shared.metrics.encode_seconds.observe(seconds);
+            if let Some(disk) = &mut self.disk {
+                let running = self.scheduler.running();
+                let rows = encoding.batch.iter().map(|job| running[job.seq].media.item(job.item).tokens).sum();
+                disk.encoded(encoding.kind, rows, seconds);
+            }
         }
     }
 
-    /// Claims room, and fills the batch with what has some and is permitted. None if there is nothing to encode.
+    /// Claims pages for outputs, and fills the batch with the claimed media. None if there is nothing to encode.
     fn gather(&mut self, encoding: &mut Encoding) -> Option<Grant> {
-        let Encoding { spec, batch, through, permits, .. } = encoding;
+        let Encoding { spec, batch, kind, permits, .. } = encoding;
         let mut granted = None;
         batch.clear();
         // While memory is short, one at a time.
         let most = if self.governor.level() >= DegradationLevel::SmallChunks { 1 } else { spec.batch };
         let mut claims = true;
-        for (index, seq) in self.scheduler.running_mut().iter_mut().enumerate() {
+        let Self { scheduler, disk, .. } = self;
+        for (index, seq) in scheduler.running_mut().iter_mut().enumerate() {
             if claims && seq.media.unclaimed(seq.computed) {
                 match seq.media.claim(&spec.outputs, seq.computed) {
                     Ok(()) => {}
@@ -136,13 +143,18 @@ impl<R: Runner> Worker<R> {
             let mut from = 0;
             while let Some(item) = seq.media.next_to_encode(from).filter(|_| batch.len() < most) {
                 from = item + 1;
-                // Another request may have brought the same image.
+                // Another request may have encoded the same image.
                 if seq.media.found(item) {
                     continue;
                 }
+                if let Some(disk) = disk.as_mut().filter(|_| seq.salt == 0)
+                    && disk.brings(seq.order, &mut seq.media, item)
+                {
+                    continue;
+                }
                 let own = sense(seq.media.item(item).modality);
-                // A batch goes through one tower; others have their turn in the next.
-                if !batch.is_empty() && own != *through {
+                // A batch goes through one encoder. Media of the other kind wait for the next batch.
+                if !batch.is_empty() && own != *kind {
                     continue;
                 }
                 let bytes = (spec.values_of(own, &[seq.media.item(item).grid]) * size_of::<f32>()) as u64;
@@ -155,7 +167,7 @@ impl<R: Runner> Worker<R> {
                     Some(grant) => grant.try_grow(bytes),
                 };
                 if permitted {
-                    *through = own;
+                    *kind = own;
                     batch.push(Job { seq: index, item });
                 }
             }
@@ -190,7 +202,7 @@ impl<R: Runner> Worker<R> {
         self.scheduler.running_mut()[job.seq].work.fail(error.to_string());
     }
 
-    /// Encodes some of the batch together and stores what comes out. A panic is an error like any other.
+    /// Encodes some of the batch together and stores the outputs. A panic becomes an error.
     fn run_jobs(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
         let ran = catch_unwind(AssertUnwindSafe(|| self.pass(encoding, jobs)));
         ran.unwrap_or_else(|panic| {
@@ -200,7 +212,7 @@ impl<R: Runner> Worker<R> {
     }
 
     fn pass(&mut self, encoding: &mut Encoding, jobs: std::ops::Range<usize>) -> Result<(), String> {
-        let Encoding { spec, patches, grids, batch, through, done, .. } = encoding;
+        let Encoding { spec, patches, grids, batch, kind, done, .. } = encoding;
         faults::site(Site::Encoder);
         patches.clear();
         grids.clear();
@@ -209,11 +221,12 @@ impl<R: Runner> Worker<R> {
             spec.write_patches(medium.modality, &medium.pixels, patches);
             grids.push(medium.grid);
         }
-        let ran = self.runner.encode(*through, &Pictures { grids, patches });
+        let ran = self.runner.encode(*kind, &EncoderInput { grids, patches });
         ran.map_err(|error| error.to_string())?;
         let mut first = 0;
         for job in &batch[jobs] {
-            let media = &mut self.scheduler.running_mut()[job.seq].media;
+            let seq = &mut self.scheduler.running_mut()[job.seq];
+            let (salt, media) = (seq.salt, &mut seq.media);
             let rows = media.item(job.item).tokens;
             for row in first..first + rows {
                 if !self.runner.embedding(row).iter().all(|value| value.is_finite()) {
@@ -221,6 +234,9 @@ impl<R: Runner> Worker<R> {
                 }
             }
             media.fill(job.item, |row, out| widen(out, self.runner.embedding(first + row)));
+            if let Some(disk) = self.disk.as_mut().filter(|_| salt == 0) {
+                disk.keep_output(media.item(job.item).key, rows);
+            }
             first += rows;
             *done += 1;
             self.shared.metrics.encoded_media.inc();

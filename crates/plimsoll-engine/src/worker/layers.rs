@@ -1,5 +1,5 @@
-//! A long prompt beside decoding sequences: after each of their steps, as many layers of one of its chunks are computed
-//! as fit into the time that they may wait.
+//! Layered prefill: after each step of the decoding sequences, some layers of a long prompt's chunk are computed. Their
+//! number fits into the time that decoding sequences may wait.
 //!
 //! One layer of a chunk of many rows takes as long as a whole step of few rows. So decoding sequences wait for a layer
 //! instead of all layers, and the chunk need not be small.
@@ -9,7 +9,7 @@ use std::time::Instant;
 use plimsoll_device::StepInput;
 
 use super::Worker;
-use super::run::{enters, run_guarded};
+use super::iteration::{note_first_step, run_guarded};
 use crate::runner::Runner;
 use crate::runner::step::{StepBuffers, reuse};
 use crate::schedule::scheduler::{Share, StepLimits};
@@ -19,12 +19,12 @@ use crate::speculation::pace::Next;
 #[derive(Debug)]
 pub(super) struct Layers {
     buffers: StepBuffers,
-    /// The scheduler's number of the chunk that the runner has begun, and its next layer.
+    /// The scheduler's number of the chunk in progress, and its next layer.
     begun: Option<(u64, usize)>,
 }
 
 impl Layers {
-    /// Room for the largest chunk, of a sequence of so many pages.
+    /// Buffers for the largest chunk, of a sequence of `pages` pages.
     pub fn new(limits: &StepLimits, pages: usize) -> Self {
         let chunk = limits.of_layers();
         Self { buffers: StepBuffers::new(&chunk, chunk.running * pages), begun: None }
@@ -32,8 +32,8 @@ impl Layers {
 }
 
 impl<R: Runner> Worker<R> {
-    /// Continues the chunk that is computed layer by layer, if there is one. Computes one layer, and those after it
-    /// that fit into the time that decoding sequences may wait.
+    /// Continues the layered chunk, if there is one. Computes one layer, and those after it that fit into the time that
+    /// decoding sequences may wait.
     pub(super) fn advance_layers(&mut self, next: Next) {
         self.drop_layers();
         let Some((number, share)) = self.scheduler.layered() else { return };
@@ -55,7 +55,7 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Forgets the chunk if its sequence has given up its place.
+    /// Drops the chunk if its sequence was preempted.
     pub(super) fn drop_layers(&mut self) {
         let chunk = self.scheduler.layered().map(|(number, _)| number);
         if self.layers.begun.is_some_and(|(begun, _)| chunk != Some(begun)) {
@@ -65,13 +65,13 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Says whether the chunk is done.
+    /// True if the chunk is done.
     fn run_layers(&mut self, number: u64, share: Share) -> Result<bool, String> {
         let Self { runner, scheduler, layers, media_rows, prefill_budget, shared, decodes, .. } = self;
         let mut began = Instant::now();
         let begins = layers.begun.is_none();
         if begins {
-            enters(&mut scheduler.running_mut()[share.seq], share.start, began, shared);
+            note_first_step(&mut scheduler.running_mut()[share.seq], share.start, began, shared);
         }
         let mut media = std::mem::take(media_rows);
         let step = layers.buffers.fill(&[share], scheduler.running(), &mut media);

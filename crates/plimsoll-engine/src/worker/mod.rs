@@ -1,17 +1,18 @@
 //! The engine thread: one loop that admits, schedules, runs, samples and delivers.
 //!
-//! It owns everything. A request that fails takes only itself along: after a step that fails its sequences run one by one
-//! until each has passed that place, and those that fail alone are ended with an error; the others get the very bits they
-//! would have got.
+//! The engine thread owns the model, the cache and the scheduler. A failing request ends alone. After a failed step its
+//! sequences run one by one past that position. A sequence that fails alone ends with an error. The others get the same
+//! bits as without the failure (I7).
 
-mod admit;
-mod deliver;
+mod arrivals;
+mod disk;
 mod encode;
+mod engine_loop;
+mod iteration;
 mod layers;
 mod pool;
 pub(crate) mod request_state;
-mod rounds;
-mod run;
+mod sample_rows;
 mod speculate;
 mod upkeep;
 pub(crate) mod watchdog;
@@ -36,11 +37,12 @@ use crate::schedule::scheduler::{Scheduler, Share, StepLimits};
 use crate::shared::Shared;
 use crate::speculation::pace::{Pace, Speculation};
 use crate::worker::request_state::{RequestState, SharedTokenizer};
+pub(crate) use disk::{Disk, DiskParts};
 pub(crate) use encode::Encoding;
 use layers::Layers;
-use speculate::{Lane, Tally};
+use speculate::{DraftedSeq, Tally};
 
-/// Everything the engine thread owns.
+/// The state of the engine thread.
 pub(crate) struct Worker<R> {
     pub shared: Arc<Shared>,
     pub arrivals: Receiver<Arrival>,
@@ -57,9 +59,9 @@ pub(crate) struct Worker<R> {
     /// For a model that takes media.
     encoding: Option<Encoding>,
     shares: Vec<Share>,
-    /// How many rows of each share count, drafts that missed left out.
+    /// Rows of each share that count: all but drafts that were rejected.
     counted: Vec<usize>,
-    /// Drafts are taken as they are.
+    /// Drafts are accepted without verification.
     optimistic: bool,
     /// Drafts a sequence may have at once.
     drafts_max: usize,
@@ -68,9 +70,9 @@ pub(crate) struct Worker<R> {
     speculation: Tally,
     /// Sequences that decode in the current step.
     decodes: usize,
-    /// The next pass of the draft head, and the sequences that get guesses from it.
+    /// The next pass of the draft head, and the sequences that get drafts from it.
     passes: Vec<DraftRows>,
-    lanes: Vec<Lane>,
+    drafting: Vec<DraftedSeq>,
     sampler: Sampler,
     /// A copy of the row being sampled, kept while its log-probabilities are still to be reported.
     raw: Vec<f32>,
@@ -79,23 +81,28 @@ pub(crate) struct Worker<R> {
     eos: Vec<u32>,
     arrived: u64,
     governor: Governor,
-    /// The last level has given the emergency reserve up, and memory is not back yet.
+    /// The emergency reserve, if it was given up and not taken back yet.
     given_up: Option<GivenUp>,
-    /// Readings of the machine that were acted upon.
+    /// The last memory reading that was handled.
     readings: u64,
     /// Pages on their way back to the system, reused.
     evicted: Vec<u32>,
+    evicted_windows: Vec<u32>,
     /// Pages are resident only while they are used.
     elastic: bool,
     trim: Trim,
-    /// Shares delivered since start: how far the engine has got.
+    /// Shares delivered since start, a measure of progress.
     delivered: u64,
-    /// What that and the requests ended came to when it was last looked at, and when they had last changed.
+    /// Delivered shares, ended requests and encoded items at the last check, and when the sum last changed.
     progress: (u64, Instant),
-    /// How far it had got when it last started over.
+    /// `delivered` and ended requests at the last recovery.
     recovered_at: Option<u64>,
-    /// The last step had a row that is no number.
-    mistrusts: bool,
+    /// A device was lost and could not be opened again.
+    device_gone: bool,
+    /// The last step had non-finite logits: the prefix cache must be cleared.
+    non_finite: bool,
+    /// The prefix cache on disk.
+    disk: Option<Disk>,
 }
 
 /// What a worker is built from.
@@ -114,6 +121,8 @@ pub(crate) struct Parts<R> {
     pub tokenizer: SharedTokenizer,
     pub eos: Vec<u32>,
     pub elastic: bool,
+    /// The prefix cache on disk, if there is one.
+    pub disk: Option<DiskParts>,
 }
 
 impl<R: Runner> Worker<R> {
@@ -133,8 +142,10 @@ impl<R: Runner> Worker<R> {
             tokenizer,
             eos,
             elastic,
+            disk,
         } = parts;
         let pages = cache.borrow().pool.total();
+        let windows = cache.borrow().windows.as_ref().map_or(0, |windows| windows.pool().total());
         let page_ids = limits.running * (shared.limits.max_req_total_len as usize).div_ceil(PAGE_TOKENS);
         // Shared pages are named once per sequence; without sharing the pool bounds the sum.
         let named_max = match &cache.borrow().index {
@@ -160,7 +171,7 @@ impl<R: Runner> Worker<R> {
             speculation: Tally::default(),
             decodes: 0,
             passes: Vec::with_capacity(limits.running),
-            lanes: Vec::with_capacity(limits.running),
+            drafting: Vec::with_capacity(limits.running),
             limits,
             arrivals,
             epoch,
@@ -176,13 +187,19 @@ impl<R: Runner> Worker<R> {
             given_up: None,
             readings: 0,
             evicted: Vec::with_capacity(pages),
+            evicted_windows: Vec::with_capacity(windows),
             elastic,
             trim: Trim::new(),
             delivered: 0,
             progress: (0, Instant::now()),
             recovered_at: None,
-            mistrusts: false,
+            device_gone: false,
+            non_finite: false,
+            disk: disk.map(Disk::new),
         };
+        if let Some(disk) = &worker.disk {
+            let _ = worker.shared.saved.set(disk.saved_prefixes());
+        }
         // The proof has touched them all.
         worker.give_pages_back();
         // Gauges are right from the first look, before the first step.
@@ -191,7 +208,7 @@ impl<R: Runner> Worker<R> {
     }
 }
 
-/// The words of a panic.
+/// The message of a panic.
 fn panic_message(panic: Box<dyn std::any::Any + Send>) -> String {
     let words = panic.downcast_ref::<&str>().map(|s| (*s).to_string());
     words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".into())

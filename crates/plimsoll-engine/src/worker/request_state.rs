@@ -1,6 +1,7 @@
-//! Delivery: from sampled token to the client's outbox — text, stop conditions, log-probabilities.
+//! The state of one request in the engine: its outbox, detokenizer, stop strings and counts. `token` turns one sampled
+//! id into text.
 //!
-//! Everything here belongs to one request and goes with it. State is fixed in size: output already delivered is not kept.
+//! State is fixed in size: output already delivered is not kept.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,15 +22,16 @@ use crate::api::request::Request;
 use crate::metrics::Metrics;
 use crate::sampling::TokenCounts;
 use crate::speculation::pace::Drafting;
+use crate::speculation::prompt_lookup::Trail;
 
-/// What a sequence carries through the scheduler: its request, its client, and how far delivery has come.
+/// The state of one request, which its sequence carries through the scheduler.
 pub(crate) struct RequestState {
     pub request: Request,
     /// Occurrences for the penalties; empty when the request has none.
     pub counts: TokenCounts,
-    /// The form of the output, if it must have one.
+    /// The grammar of the output; none if it is free.
     pub constraint: Option<Box<dyn Constraint>>,
-    /// What is collected of its hidden states, if that is what it asks for.
+    /// Collected hidden states, for an embedding or a score.
     pub pool: Option<Pool>,
     outbox: Outbox,
     _permit: AdmissionPermit,
@@ -37,6 +39,8 @@ pub(crate) struct RequestState {
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
     drafting: Drafting,
+    /// Where its text is being repeated.
+    trail: Trail,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     /// Output tokens delivered.
@@ -52,16 +56,16 @@ pub(crate) struct RequestState {
 }
 
 impl RequestState {
-    /// Takes over what an arrival brought, all but its prompt and its pages' room. `drafts`: it may be drafted for.
+    /// Takes over all parts of an arrival but its prompt and pages. `drafts`: speculative decoding is allowed.
     pub fn new(
         mut request: Request,
         outbox: Outbox,
         permit: AdmissionPermit,
         timestamps: Timestamps,
-        room: ByteReservation,
+        buffers: ByteReservation,
         drafts: bool,
     ) -> Self {
-        let ByteReservation { counts, stops, constraint, piece, pool, .. } = room;
+        let ByteReservation { counts, stops, constraint, piece, pool, .. } = buffers;
         Self {
             counts,
             constraint,
@@ -72,6 +76,7 @@ impl RequestState {
             scheduled: None,
             last_token: None,
             drafting: Drafting::new(drafts && request.speculate),
+            trail: Trail::default(),
             detokenizer: Detokenizer::continuing(request.skip_special_tokens)
                 .keeping(std::mem::take(&mut request.kept_special_ids)),
             stops,
@@ -85,39 +90,41 @@ impl RequestState {
         }
     }
 
-    /// Where to say how far it has come.
+    /// The request's progress, for other threads.
     pub fn progress(&self) -> &Progress {
         self.outbox.progress()
     }
 
-    /// Whether the client has gone.
+    /// Whether the client has disconnected.
     pub fn abandoned(&self) -> bool {
         self.outbox.reader_gone()
     }
 
-    /// Whether the request's last word has been delivered.
+    /// Whether the request's last delta has been delivered.
     pub fn finished(&self) -> bool {
         self.finished
     }
 
-    /// Whether that word was an error.
+    /// Whether the request ended with an error.
     pub fn failed(&self) -> bool {
         self.failed
     }
 
-    /// Notes the first step it takes part in, and how much of its prompt came from the cache. Whether this is that step.
+    /// Records the request's first step, and how many of its prompt tokens came from the cache. True if this is the
+    /// first step.
     pub fn scheduled(&mut self, now: Instant, cached_tokens: usize, metrics: &Metrics) -> bool {
         if self.scheduled.is_some() {
             return false;
         }
         self.scheduled = Some(now);
+        self.progress().scheduled();
         metrics.queue_seconds.observe((now - self.timestamps.arrived).as_secs_f64());
         metrics.cached_tokens.inc_by(cached_tokens as u64);
         self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
         true
     }
 
-    /// Whether what it may say next is known, or will be as soon as its logits are; waits for `patience` at most.
+    /// Whether the grammar's mask for the next token is ready. Waits for `patience` at most.
     pub fn mask_ready(&mut self, patience: Duration) -> bool {
         self.constraint.as_mut().is_none_or(|constraint| constraint.mask_ready(patience))
     }
@@ -127,9 +134,14 @@ impl RequestState {
         self.constraint.as_ref().map_or(0, |constraint| constraint.moved())
     }
 
-    /// Its drafts, for counting them and deciding on more.
+    /// The request's draft counts, for deciding on more drafts.
     pub fn drafting(&mut self) -> &mut Drafting {
         &mut self.drafting
+    }
+
+    /// Where its text is being repeated.
+    pub fn trail(&mut self) -> &mut Trail {
+        &mut self.trail
     }
 
     /// Reports a prompt token's log-probability.
@@ -137,7 +149,7 @@ impl RequestState {
         self.outbox.try_push(0, |delta| delta.prompt_logprobs.push(logprobs))
     }
 
-    /// Delivers a sampled token and decides whether it was the last.
+    /// Delivers a sampled token, and decides whether it is the last.
     pub fn token(
         &mut self,
         id: u32,
@@ -203,7 +215,7 @@ impl RequestState {
         written
     }
 
-    /// Ends a pooled request with what was collected.
+    /// Ends a pooled request with its result.
     pub fn pooled(&mut self, metrics: &Metrics) -> Result<(), Failure> {
         if let Some(pool) = &mut self.pool {
             let values = pool.finish()?;
@@ -220,9 +232,9 @@ impl RequestState {
         self.outbox.push(|delta| delta.finish = Some(FinishReason::Length));
     }
 
-    /// Wakes the reader if there is output that it was not told of.
-    pub fn tell(&mut self) {
-        self.outbox.tell();
+    /// Wakes the reader if there is output since the last wake.
+    pub fn wake_reader(&mut self) {
+        self.outbox.wake_reader();
     }
 
     /// Ends the request with an error.
@@ -230,22 +242,24 @@ impl RequestState {
         self.finished = true;
         self.failed = true;
         match failure.into() {
-            Failure::Words(words) | Failure::Numbers(words) => self.outbox.push(|delta| delta.error = Some(words)),
-            Failure::Form(unfit) => {
-                let (words, cause) = match unfit {
-                    Unfit::Form(words) => (words, Cause::Form),
-                    Unfit::Room(words) => (words, Cause::Memory),
-                };
-                self.outbox.push(|delta| (delta.error, delta.cause) = (Some(words), cause));
+            Failure::Other(message) | Failure::NonFinite(message) => {
+                self.outbox.push(|delta| delta.error = Some(message));
             }
-            Failure::Memory => self.outbox.last_words(NO_MEMORY, Cause::Memory),
+            Failure::Grammar(unfit) => {
+                let (message, cause) = match unfit {
+                    Unfit::Grammar(message) => (message, Cause::Grammar),
+                    Unfit::Memory(message) => (message, Cause::Memory),
+                };
+                self.outbox.push(|delta| (delta.error, delta.cause) = (Some(message), cause));
+            }
+            Failure::Memory => self.outbox.fail_without_alloc(NO_MEMORY, Cause::Memory),
         }
     }
 
     fn note_time(&mut self, metrics: &Metrics) {
         let now = Instant::now();
         match self.last_token {
-            None => metrics.ttft_seconds.observe((now - self.timestamps.asked).as_secs_f64()),
+            None => metrics.ttft_seconds.observe((now - self.timestamps.received).as_secs_f64()),
             Some(last) => metrics.inter_token_seconds.observe((now - last).as_secs_f64()),
         }
         self.last_token = Some(now);
@@ -254,5 +268,5 @@ impl RequestState {
 
 const NO_MEMORY: &str = "memory ran short on this machine; the request could not go on";
 
-/// What the engine needs of a tokenizer, shared with the server.
+/// The tokenizer, shared with the server.
 pub type SharedTokenizer = Arc<Tokenizer>;

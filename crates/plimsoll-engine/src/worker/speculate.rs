@@ -1,31 +1,30 @@
-//! After a step: guesses the next tokens, either with the draft head, which runs over what the step settled, or by
-//! prompt lookup.
+//! After a step: drafts the next tokens, with the draft head or by prompt lookup.
 //!
 //! Rows of prompts pass through the draft head while drafting may pay. So its KV entries are there for every sequence
-//! that shares the pages; each page records whether they are. A sequence that drafts gets its first guess from the pass
-//! over its own settled rows, each further one from a pass over the guess before. Guesses are drawn like the model's
-//! tokens, with the same parameters, counts and randomness at the same position. So a head with the model's logits
-//! guesses the model's tokens. A head that fails costs its guesses and nothing else.
+//! that shares the pages; each page records whether they are. The first draft of a sequence comes from the pass over
+//! its own computed rows, each further one from a pass over the draft before. Drafts are drawn like the model's tokens,
+//! with the same parameters, counts and randomness at the same position. So a head with the model's logits drafts the
+//! model's tokens. If the head fails, only its drafts are lost.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use plimsoll_device::DeviceError;
 
-use super::deliver::Chooser;
+use super::sample_rows::Chooser;
 use super::{Worker, panic_message};
 use crate::metrics::Metrics;
 use crate::runner::Runner;
 use crate::runner::step::DraftRows;
 use crate::schedule::scheduler::Seq;
 use crate::speculation::pace::{Next, Source};
-use crate::speculation::prompt_lookup::Repeat;
+use crate::speculation::prompt_lookup::Continuation;
 use crate::worker::request_state::RequestState;
 
-/// A line of log for so many checked steps.
+/// Verified steps between two lines in the log.
 const LOG_EVERY: u64 = 4096;
 
-/// What speculation of the whole engine has come to.
+/// Draft counts of the whole engine.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     steps: u64,
@@ -51,28 +50,33 @@ impl Tally {
     }
 }
 
-/// A sequence that is being drafted for.
+/// A sequence that gets drafts from the head.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lane {
+pub(super) struct DraftedSeq {
     seq: usize,
     want: usize,
 }
 
-/// Whether a step has settled all but a sequence's last token, and it is known what may come next, if anything does.
+/// Whether all but the sequence's last token are computed, and its mask for the next token is ready.
 fn settled(seq: &mut Seq<RequestState>) -> bool {
     seq.computed + 1 == seq.tokens.len() && !seq.work.finished() && seq.work.mask_ready(Duration::ZERO)
 }
 
 impl<R: Runner> Worker<R> {
-    /// Guesses, after a step that was delivered, that texts go on as they did before.
+    /// Prompt lookup: after a step, drafts the tokens that followed an earlier occurrence of the last ones, or that stand where a text
+    /// is being repeated.
     pub(super) fn look_up(&mut self, next: Next) {
         if !next.draft {
             return;
         }
         for share in &self.shares {
             let seq = &mut self.scheduler.running_mut()[share.seq];
-            let Some(repeat) = Repeat::find(&seq.tokens).filter(|_| settled(seq)) else { continue };
-            let (want, source) = (seq.drafts_useful(self.drafts_max), Source::repeat(repeat.length));
+            if !settled(seq) {
+                continue;
+            }
+            let Some(Continuation { repeat, resumed }) = seq.work.trail().follow(&seq.tokens) else { continue };
+            let source = if resumed { Source::Resumed } else { Source::repeat(repeat.length) };
+            let want = seq.drafts_useful(self.drafts_max);
             if self.pace.drafts(next, seq.work.drafting(), source) {
                 seq.work.drafting().source = source;
                 seq.drafts.extend(repeat.guesses(&seq.tokens).take(want));
@@ -80,7 +84,7 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Runs the draft head after a step that was delivered.
+    /// Runs the draft head after a step.
     pub(super) fn draft(&mut self, next: Next) {
         self.plan_first_pass(next);
         if self.passes.is_empty() {
@@ -92,7 +96,7 @@ impl<R: Runner> Worker<R> {
             Ok(Err(error)) => Some(error.to_string()),
             Err(panic) => Some(panic_message(panic)),
         };
-        // Guesses are not output: what they added to the counts is taken back.
+        // Drafts are not output: their counts are removed again.
         for share in &self.shares {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             if seq.work.request.sampling.needs_counts() {
@@ -103,7 +107,7 @@ impl<R: Runner> Worker<R> {
             tracing::error!(error, "the draft head failed; speculation is paused");
             self.shared.metrics.failed_steps.inc();
             self.pace.fall_silent();
-            // Pages were marked before the pass that was to fill them.
+            // Pages were marked before the pass that fills them.
             self.cache.borrow_mut().pool.forget_drafted();
             for seq in self.scheduler.running_mut() {
                 seq.drafts.clear();
@@ -112,11 +116,14 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Which rows the head sees first: those of prompts, and the settled ones of sequences that draft.
+    /// The head's first rows: prompt rows, and the settled rows of sequences that draft.
     fn plan_first_pass(&mut self, next: Next) {
         self.passes.clear();
-        self.lanes.clear();
+        self.drafting.clear();
         let mut from = 0;
+        // Rows that a pass may have beside those of the step, which a draft model goes back over after a pause.
+        let computed: usize = self.shares.iter().map(|share| share.rows).sum();
+        let mut spare = if self.limits.draft_model { self.limits.rows.saturating_sub(computed) } else { 0 };
         for (share, counted) in self.shares.iter().zip(&self.counted) {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             let prompt = next.fill && (share.start < seq.prompt_len || (share.rows > 1 && share.drafts == 0));
@@ -125,11 +132,14 @@ impl<R: Runner> Worker<R> {
             let rows = (*counted).min(seq.tokens.len() - 1 - share.start);
             if (prompt || wanted) && rows > 0 && !seq.work.failed() {
                 let want = if wanted { seq.room_for_drafts(self.drafts_max) } else { 0 };
-                seq.draft_over(share.start, rows);
+                let start = if want > 0 { seq.draft_from(share.start, spare) } else { share.start };
+                spare -= share.start - start;
+                let rows = rows + share.start - start;
+                seq.draft_over(start, rows);
                 let wanted = want > 0;
-                self.passes.push(DraftRows { seq: share.seq, start: share.start, rows, from, wanted });
+                self.passes.push(DraftRows { seq: share.seq, start, rows, from, wanted });
                 if wanted {
-                    self.lanes.push(Lane { seq: share.seq, want });
+                    self.drafting.push(DraftedSeq { seq: share.seq, want });
                 }
             }
             from += share.rows;
@@ -140,22 +150,22 @@ impl<R: Runner> Worker<R> {
         loop {
             let (from, step) = self.buffers.fill_drafts(&self.passes, self.scheduler.running());
             self.runner.draft(from, &step)?;
-            if self.lanes.is_empty() {
+            if self.drafting.is_empty() {
                 break;
             }
             self.passes.clear();
             let mut kept = 0;
-            for row in 0..self.lanes.len() {
-                let lane = self.lanes[row];
-                if self.guess(lane.seq, row) && self.scheduler.running()[lane.seq].drafts.len() < lane.want {
-                    let seq = &self.scheduler.running()[lane.seq];
+            for row in 0..self.drafting.len() {
+                let drafted = self.drafting[row];
+                if self.guess(drafted.seq, row) && self.scheduler.running()[drafted.seq].drafts.len() < drafted.want {
+                    let seq = &self.scheduler.running()[drafted.seq];
                     let start = seq.tokens.len() - 2 + seq.drafts.len();
-                    self.passes.push(DraftRows { seq: lane.seq, start, rows: 1, from: row, wanted: true });
-                    self.lanes[kept] = lane;
+                    self.passes.push(DraftRows { seq: drafted.seq, start, rows: 1, from: row, wanted: true });
+                    self.drafting[kept] = drafted;
                     kept += 1;
                 }
             }
-            self.lanes.truncate(kept);
+            self.drafting.truncate(kept);
             if kept == 0 {
                 break;
             }
@@ -163,7 +173,8 @@ impl<R: Runner> Worker<R> {
         Ok(())
     }
 
-    /// Draws the next guess of a sequence from the `row`-th wanted row of the last pass; false if its logits are no good.
+    /// Draws the next draft of a sequence from the `row`-th wanted row of the last pass. False if its logits cannot be
+    /// sampled.
     fn guess(&mut self, index: usize, row: usize) -> bool {
         let seq = &mut self.scheduler.running_mut()[index];
         let logits = self.runner.logits(row);

@@ -1,11 +1,12 @@
-//! Between steps: what is forgotten after a failure, what is given back, what gives way when memory is short, what others may see.
+//! Between steps: recovery after a failure, unused memory, memory pressure, the state that other threads read.
 
 use std::sync::atomic::Ordering::Release;
 use std::time::Instant;
 
-use plimsoll_memory::{broken, heap};
+use plimsoll_device::KvGroup;
+use plimsoll_memory::heap;
 
-use super::Worker;
+use super::{Disk, Worker};
 use crate::api::error::Failure;
 use crate::api::progress::Phase;
 use crate::cache::PAGE_TOKENS;
@@ -14,11 +15,12 @@ use crate::memory::trim::Due;
 use crate::runner::Runner;
 
 impl<R: Runner> Worker<R> {
-    /// Forgets all state that may be half changed. Requests wait again and are computed anew, with the same bits; if that is of
-    /// no use, they end.
+    /// Drops all state that may be half changed. Requests are requeued and recomputed, with the same bits. If nothing
+    /// was delivered since the last recovery, they end.
     pub(super) fn start_over(&mut self) {
         self.shared.metrics.recoveries.inc();
         self.scheduler.start_over();
+        self.disk.iter_mut().for_each(Disk::forget);
         self.cache.borrow_mut().start_over();
         let done = self.delivered + self.ended();
         if self.recovered_at.replace(done) == Some(done) {
@@ -27,26 +29,45 @@ impl<R: Runner> Worker<R> {
         self.progress = (done, Instant::now());
     }
 
-    /// I10: false when there is work and nothing has been delivered, encoded, found out or ended for longer than the limit.
-    pub(super) fn gets_anywhere(&mut self) -> bool {
+    /// Ends all requests after the loss of a device and opens it again, once. If that fails, later requests end with the reason.
+    pub(super) fn recover_device(&mut self) {
+        let Some(why) = self.runner.lost().filter(|_| !self.device_gone) else { return };
+        tracing::error!(why, "the GPU was lost: all requests end, and the GPU is opened again");
+        self.runner.forget();
+        self.end_all(&format!("the GPU was lost: {why}"));
+        match self.runner.reopen() {
+            Ok(()) => tracing::warn!("the GPU was opened again, and the weights loaded"),
+            Err(error) => {
+                self.device_gone = true;
+                tracing::error!(
+                    error,
+                    "the GPU could not be opened again: requests fail until the server is restarted"
+                );
+            }
+        }
+        self.start_over();
+    }
+
+    /// I10: false if there is work, and nothing has been delivered, encoded, masked or ended for longer than the limit.
+    pub(super) fn makes_progress(&mut self) -> bool {
         let encoded = self.encoding.as_ref().map_or(0, |encoding| encoding.done);
-        // Outputs of a slow form go on together, when the last one's mask is there.
+        // Sequences of a slow grammar continue together, when the last one's mask is ready.
         let held = self.scheduler.running().iter().filter(|seq| seq.held);
         let moved = held.fold(0_u64, |sum, seq| sum.wrapping_add(seq.work.moved()));
-        let now = (self.delivered + self.ended() + encoded).wrapping_add(moved);
+        let now = (self.delivered + self.ended() + encoded + self.outputs_read().1).wrapping_add(moved);
         if now != self.progress.0 || self.scheduler.is_empty() {
             self.progress = (now, Instant::now());
         }
         self.progress.1.elapsed() <= self.shared.watchdog.limit()
     }
 
-    /// Requests that have ended, whatever the way.
+    /// Requests that have ended: finished, failed or aborted.
     pub(super) fn ended(&self) -> u64 {
         let metrics = &self.shared.metrics;
         metrics.finished.get() + metrics.failed.get() + metrics.aborted.get()
     }
 
-    /// Gives back what is free: now and then, and everything when nothing has been left to do for a while.
+    /// Returns unused memory to the system: some now and then, all after an idle period.
     pub(super) fn trim(&mut self) {
         let idle = self.scheduler.is_empty();
         match self.trim.due(Instant::now(), self.scheduler.running().len(), self.ended(), idle) {
@@ -55,7 +76,7 @@ impl<R: Runner> Worker<R> {
             Due::All => {
                 self.check_at_rest();
                 if self.elastic {
-                    self.cache.borrow_mut().evict_idle(&mut self.evicted);
+                    self.cache.borrow_mut().evict_idle(&mut self.evicted, &mut self.evicted_windows);
                 }
             }
         }
@@ -88,19 +109,30 @@ impl<R: Runner> Worker<R> {
     pub(super) fn give_pages_back(&mut self) {
         if self.elastic {
             self.evicted.clear();
-            self.cache.borrow().pool.each_free(|page| self.evicted.push(page));
-            self.runner.decommit(&self.evicted);
+            self.evicted_windows.clear();
+            let cache = self.cache.borrow();
+            cache.pool.each_free(|page| self.evicted.push(page));
+            if let Some(windows) = &cache.windows {
+                windows.pool().each_free(|page| self.evicted_windows.push(page));
+            }
+            drop(cache);
+            self.decommit();
         }
+    }
+
+    fn decommit(&mut self) {
+        self.runner.decommit(KvGroup::Whole, &self.evicted);
+        self.runner.decommit(KvGroup::Window, &self.evicted_windows);
     }
 
     /// Acts on a new reading of the machine, if there is one: gives way, or recovers.
     pub(super) fn govern(&mut self) {
-        let Some(reading) = self.shared.gauge.newer(&mut self.readings).filter(|_| !broken("T-60")) else { return };
+        let Some(reading) = self.shared.gauge.newer(&mut self.readings) else { return };
         let level = self.governor.observe(&reading);
         self.shared.gauge.stand(level, &reading, &self.shared.metrics);
         if level >= DegradationLevel::EvictPrefix {
-            self.cache.borrow_mut().evict_idle(&mut self.evicted);
-            self.runner.decommit(&self.evicted);
+            self.cache.borrow_mut().evict_idle(&mut self.evicted, &mut self.evicted_windows);
+            self.decommit();
         }
         let prefill_rows = if level >= DegradationLevel::SmallChunks { PAGE_TOKENS } else { usize::MAX };
         let running = if level >= DegradationLevel::Preempt {
@@ -131,19 +163,31 @@ impl<R: Runner> Worker<R> {
                 false if seq.at_wall() => Phase::Encode,
                 false => Phase::Prefill,
             };
-            seq.work.progress().stands(phase, seq.computed, seq.pages.ids().len(), seq.states.held());
+            let held = [seq.pages.pages().len(), seq.pages.windows_held(), seq.states.held()];
+            seq.work.progress().stands(phase, seq.computed, held);
         }
         for seq in self.scheduler.waiting() {
-            seq.work.progress().stands(Phase::Waiting, 0, 0, 0);
+            seq.work.progress().stands(Phase::Waiting, 0, [0; 3]);
         }
         let status = &self.shared.status;
         let cache = self.cache.borrow();
+        // Before the counts of requests: a reader that sees a request gone also sees what was written of it.
+        if let Some(disk) = &self.disk {
+            disk.refresh(&self.shared, cache.unsaved());
+        }
         status.running.store(self.scheduler.running().len() as u64, Release);
         status.waiting.store(self.scheduler.waiting().len() as u64, Release);
         status.pages_used.store(cache.pool.used() as u64, Release);
         status.pages_peak.fetch_max(cache.pool.peak() as u64, Release);
         status.pages_total.store(cache.pool.total() as u64, Release);
         status.pages_cached.store(cache.pool.idle() as u64, Release);
+        if let Some(windows) = &cache.windows {
+            status.windows_total.store(windows.pool().total() as u64, Release);
+            status.windows_used.store(windows.pool().used() as u64, Release);
+            status.windows_cached.store(windows.pool().idle() as u64, Release);
+            let counter = &self.shared.metrics.evicted_windows;
+            counter.inc_by(windows.evicted() - counter.get());
+        }
         if let Some(index) = &cache.index {
             status.prefix_cache.store(true, Release);
             self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
@@ -167,7 +211,7 @@ impl<R: Runner> Worker<R> {
                 counter.inc_by(now - counter.get());
             }
         }
-        status.turns.fetch_add(1, Release);
+        status.iterations.fetch_add(1, Release);
         // A round without a step delivered is no progress.
         let progress = self.progress.1.duration_since(self.epoch);
         status.progress_ms.store(progress.as_millis() as u64, Release);

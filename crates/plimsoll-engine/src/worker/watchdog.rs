@@ -1,9 +1,9 @@
-//! I10: an engine that makes no progress for too long says so, in the log, in a metric and at `/health`, and takes no more requests
-//! until it moves again.
+//! I10: an engine without progress for too long reports that in the log, in a metric and at `/health`. It refuses
+//! requests until it makes progress again.
 //!
-//! Progress is a step that was delivered, a request that ended, or having nothing to do. A step that returns late has been a
-//! stall and is over; a kernel that never returns cannot be killed without the process, so it is said and that is
-//! all. An engine thread that goes round without getting anywhere is another matter: it ends what it has and starts over
+//! Progress is a delivered step, an ended request, or an idle engine. A step that returns late was a stall, which is
+//! over. A kernel that never returns cannot be ended without the process, so it is only reported. An engine thread that
+//! runs but makes no progress is another case: it requeues all requests and rebuilds the page tables
 //! (`worker/upkeep.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};

@@ -1,7 +1,9 @@
 //! What the engine's tests share: fixtures on disk, an engine over one of them, answers collected.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
+pub mod heard;
 pub mod recall;
+pub mod seen;
 pub mod senses;
 pub mod tower;
 
@@ -99,12 +101,20 @@ pub fn settle() {
     }
 }
 
-/// An engine over a fixture model.
-pub fn engine(model: &str, options: &Options) -> EngineHandle {
+/// A fixture model's checkpoint.
+pub fn checkpoint(model: &str) -> Checkpoint {
     let dir = fixtures().join("models").join(model);
     let gguf = dir.join("model.gguf");
     let path = if gguf.is_file() { gguf } else { dir };
-    let checkpoint = Checkpoint::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    Checkpoint::open(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// An engine over a fixture model, with the draft model that the options name.
+pub fn engine(model: &str, options: &Options) -> EngineHandle {
+    let mut checkpoint = checkpoint(model);
+    if let Some(draft) = &options.draft_model {
+        checkpoint = checkpoint.with_draft(self::checkpoint(draft)).unwrap_or_else(|e| panic!("{draft}: {e}"));
+    }
     let tokenizer = fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());
     let host = Host::read(options).unwrap();
@@ -114,7 +124,7 @@ pub fn engine(model: &str, options: &Options) -> EngineHandle {
 /// A greedy request for `max_tokens` tokens, whatever they are.
 pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
     Request {
-        id: "test".into(),
+        received: None,
         prompt: prompt.to_vec(),
         sampling: SamplingParams::greedy(),
         max_tokens,
@@ -132,6 +142,7 @@ pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
         cache_salt: 0,
         embed: None,
         media: Vec::new(),
+        pins: Default::default(),
     }
 }
 
@@ -221,6 +232,7 @@ pub fn full_pools(engine: &EngineHandle) {
     let read = |value: &std::sync::atomic::AtomicU64| value.load(std::sync::atomic::Ordering::Acquire);
     assert_eq!(read(&status.pages_used), read(&status.pages_cached), "only cached pages are used");
     assert_eq!(read(&status.slots_used), read(&status.slots_kept), "only checkpoints are in slots");
+    assert_eq!(read(&status.windows_used), read(&status.windows_cached), "only cached window pages are used");
 }
 
 /// Waits until nothing runs and everything that requests held is back.
@@ -231,6 +243,8 @@ pub fn quiet(engine: &EngineHandle) {
         let status = engine.status();
         let held =
             status.pages_used.load(Acquire) - status.pages_cached.load(Acquire).min(status.pages_used.load(Acquire));
+        let windows = status.windows_used.load(Acquire);
+        let held = held + windows - status.windows_cached.load(Acquire).min(windows);
         let sequences =
             status.slots_used.load(Acquire) - status.slots_kept.load(Acquire).min(status.slots_used.load(Acquire));
         let busy = sequences + status.running.load(Acquire) + status.waiting.load(Acquire);

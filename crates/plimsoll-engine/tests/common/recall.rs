@@ -2,6 +2,8 @@
 //! history as read back through the page table. A wrong, stale, shared or unwritten page changes the next token, and the
 //! right answer is known without running anything.
 //!
+//! With a window it remembers the last positions a second time, as hashes in window pages, and every row looks back through them.
+//!
 //! With state slots it is a hybrid: the history is remembered a second time, as a hash in slots that only the device's rules keep
 //! true, and enters the logits too. With a draft head it guesses: right about a known share of positions, from what it reads back
 //! of its own layer of the pages and of the hidden state it is handed. A wrong slot changes the answer; a wrong row for the head
@@ -18,7 +20,7 @@ use plimsoll_engine::runner::Runner;
 use plimsoll_engine::scheduler::StepLimits;
 use plimsoll_engine::testing::{Bench, Speculation, over_runner};
 use plimsoll_engine::{EngineHandle, Limits};
-use plimsoll_models::{Pictures, Sense};
+use plimsoll_models::{EncoderInput, EncoderKind};
 use plimsoll_text::Tokenizer;
 
 use super::tower::{self, Tower};
@@ -52,6 +54,8 @@ pub struct Shape {
     pub pass_time: Duration,
     /// Slots of recurrent state; 0: a model without.
     pub state_slots: usize,
+    /// Positions that a sliding-window layer sees, whose pages there are as many of as state slots; 0: a model without.
+    pub window: usize,
     /// Drafts at once; 0: no speculation.
     pub drafts: usize,
     /// A head makes them; otherwise they are looked up in the text.
@@ -61,7 +65,7 @@ pub struct Shape {
     /// Of 256 positions the head is right about so many.
     pub right: u64,
     pub speculation: Speculation,
-    /// It takes pictures.
+    /// It takes images.
     pub tower: Option<Tower>,
 }
 
@@ -78,6 +82,7 @@ impl Default for Shape {
             step_time: Duration::ZERO,
             pass_time: Duration::ZERO,
             state_slots: 0,
+            window: 0,
             drafts: 0,
             head: true,
             echo: 0,
@@ -104,6 +109,7 @@ impl Shape {
     fn ring(&self) -> usize {
         match (self.state_slots, self.speculation.optimistic) {
             (0, _) => 0,
+            _ if self.window > 0 => 0,
             (_, true) => 1,
             (_, false) => 1 + self.drafts,
         }
@@ -128,13 +134,13 @@ pub struct Seen {
     pub draft_passes: AtomicU64,
     /// State slots written.
     pub states_written: AtomicU64,
-    /// Batches that went through the tower, and the most pictures of one.
+    /// Batches that went through the tower, and the most images of one.
     pub batches: AtomicU64,
     pub batch_max: AtomicU64,
     /// Batches that did while a step stood between two layers.
     pub batches_between: AtomicU64,
-    /// Pictures that did.
-    pub pictures: AtomicU64,
+    /// Images that did.
+    pub images: AtomicU64,
     /// Rows of encoder outputs in steps.
     pub media_rows: AtomicU64,
 }
@@ -157,6 +163,8 @@ pub struct Recall {
     begun: Option<(usize, Vec<u32>)>,
     /// The history each state slot stands after; garbage where a step failed.
     states: Vec<u64>,
+    /// The history at every position of every window page.
+    windows: Vec<u64>,
     /// The draft head's layer: the token that follows each position.
     following: Vec<u32>,
     /// Hidden states of the last pass, one a row: history and position.
@@ -182,6 +190,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         step: 0,
         begun: None,
         states: vec![u64::MAX; shape.state_slots],
+        windows: vec![u64::MAX; shape.state_slots * PAGE_TOKENS],
         following: vec![u32::MAX; shape.pages * PAGE_TOKENS],
         hidden: Vec::with_capacity(shape.rows),
         passes: 0,
@@ -210,12 +219,16 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         logit_rows: shape.logit_rows * (1 + shape.drafts),
         running: shape.running,
         slots: shape.ring(),
+        window: shape.window,
         drafts: shape.drafts,
         draft_head: shape.head && shape.drafts > 0,
+        draft_model: false,
         encoder_batch: false,
         layered: limits.max_req_total_len as usize > shape.rows,
         media: shape.tower.is_some(),
-        rounded: plimsoll_device::Rounded::None,
+        image_rows: 0,
+        bf16: plimsoll_device::Bf16Rows::None,
+        candidates: false,
     };
     let tokenizer = super::fixtures().join("models/llama/tokenizer.json");
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());

@@ -1,5 +1,5 @@
-//! A toy tower for the remembering runner, and requests with pictures and videos for it. What it makes of a picture is a hash of
-//! all its patches, so a wrong row, a neighbour's picture or a wrong place in the prompt changes the next token.
+//! A toy tower for the remembering runner, and requests with images and videos for it. What it makes of an image is a hash of
+//! all its patches, so a wrong row, a neighbour's image or a wrong place in the prompt changes the next token.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use plimsoll_models::{Grid, PlaceRule, PlacedItem};
 
 use super::recall::{best, code, mix};
 
-/// Placeholder of a picture.
+/// Placeholder of an image.
 pub const IMAGE: u32 = 380;
 /// Placeholder of a group of frames.
 pub const VIDEO: u32 = 381;
@@ -21,7 +21,7 @@ pub const VIDEO: u32 = 381;
 pub const WIDTH: usize = 4;
 /// Rows of a page of outputs.
 pub const PAGE_ROWS: usize = 4;
-/// A picture of this colour makes the tower fail.
+/// An image of this colour makes the tower fail.
 pub const FAILS: u8 = 251;
 /// And of this one, panic.
 pub const PANICS: u8 = 252;
@@ -55,7 +55,7 @@ impl Tower {
         let normalize = Normalize::new(&files.image, Normalize::HALVES).unwrap();
         let grid =
             |groups: usize, (a, b): (u64, u64)| Grid { frames: groups, height: 2 * a as usize, width: 2 * b as usize };
-        let pictures = image.frontier().into_iter().map(|sides| grid(1, sides)).collect();
+        let images = image.frontier().into_iter().map(|sides| grid(1, sides)).collect();
         let films = (1..=6_u64).flat_map(|frames| {
             let sides = video.frontier(frames).into_iter();
             sides.map(move |sides| grid(frames.div_ceil(2) as usize, sides))
@@ -67,7 +67,7 @@ impl Tower {
                 rule: ImageRule::Patches(image),
                 normalize,
                 placeholder: IMAGE,
-                bounds: pictures,
+                bounds: images,
             }),
             video: Some(VideoSpec {
                 tokens_max: video.worst(|s| s.tokens).tokens,
@@ -79,6 +79,7 @@ impl Tower {
             audio: None,
             parameters: CONFIG.into(),
             places: Some(self.rule()),
+            image_in_one_step: false,
             spelling: Spelling::Timed,
             items_max: self.items,
             batch: self.batch,
@@ -92,11 +93,11 @@ impl Tower {
     }
 }
 
-/// The rows of one picture's outputs.
+/// The rows of one image's outputs.
 pub fn outputs(patches: &[f32], tokens: usize) -> impl Iterator<Item = [f32; WIDTH]> {
-    let picture = patches.iter().fold(7, |hash, value| mix(hash ^ u64::from(value.to_bits())));
+    let image = patches.iter().fold(7, |hash, value| mix(hash ^ u64::from(value.to_bits())));
     (0..tokens as u64).map(move |row| {
-        let hash = mix(picture ^ row);
+        let hash = mix(image ^ row);
         [0, 16, 32, 48].map(|shift| ((hash >> shift) & 0xffff) as f32)
     })
 }
@@ -124,14 +125,14 @@ impl Mixed {
         self
     }
 
-    /// A picture of `a` × `b` tokens with a content of its own for each `seed`.
-    pub fn picture(self, seed: u64, a: u32, b: u32) -> Self {
+    /// An image of `a` × `b` tokens with a content of its own for each `seed`.
+    pub fn image(self, seed: u64, a: u32, b: u32) -> Self {
         let size = Size::new(a * 4, b * 4);
         let bytes = (0..size.pixels() * 3).map(|i| (mix(seed * 7919 + i) % 250) as u8).collect();
         self.frames(Modality::Image, vec![Rgb { size, data: bytes }])
     }
 
-    /// A picture of one colour.
+    /// An image of one colour.
     pub fn coloured(self, colour: u8, a: u32, b: u32) -> Self {
         let size = Size::new(a * 4, b * 4);
         self.frames(Modality::Image, vec![Rgb { size, data: vec![colour; size.pixels() as usize * 3] }])

@@ -2,9 +2,10 @@
 //! little more than one request. Every answer is known beforehand, so every wrong page, position or report shows.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering::Acquire;
 use std::time::Duration;
 
-use plimsoll_engine::cache::{KvCursor, KvEvent};
+use plimsoll_engine::cache::{KvCursor, KvEvent, WindowPool};
 use plimsoll_engine::{EngineHandle, Reader, Request};
 
 use crate::common::recall::{Shape, mix, recall_engine, says};
@@ -101,6 +102,66 @@ fn run(shape: Shape) -> EngineHandle {
 #[test]
 fn a_roomy_pool() {
     run(Shape::default());
+}
+
+/// A model with a sliding window of `window` positions, with so many window pages more than one request needs.
+fn windowed(window: usize, more: usize, shape: Shape) -> Shape {
+    let pages = shape.context.min(shape.pages * 16) / 16;
+    Shape { window, state_slots: WindowPool::per_sequence(window, shape.rows).min(pages) + more, ..shape }
+}
+
+#[test]
+fn windows_smaller_and_larger_than_a_chunk() {
+    for (window, rows) in [(1, 32), (16, 32), (17, 8), (40, 7), (100, 32), (300, 32)] {
+        let engine = run(windowed(window, 30, Shape { rows: rows.max(8), ..Shape::default() }));
+        let status = engine.status();
+        assert!(status.windows_used.load(Acquire) > 0, "{window}: window pages stay in the cache");
+        assert!(engine.cache_report().hit_tokens > 0, "{window}: prefixes are found");
+    }
+}
+
+#[test]
+fn window_pages_for_one_request() {
+    for window in [5, 24, 48] {
+        let shape = Shape { pages: 60, context: 160, rows: 24, step_time: STEP, ..Shape::default() };
+        let engine = run(windowed(window, 1, shape));
+        assert!(engine.metrics().evicted_windows.get() > 0, "{window}: cached window pages give way");
+        let engine = run(windowed(window, 1, Shape { prefix_cache: false, ..shape }));
+        assert_eq!(engine.status().windows_used.load(Acquire), 0, "{window}: nothing stays");
+    }
+}
+
+#[test]
+fn windows_with_drafts_that_miss() {
+    for (window, more) in [(9, 0), (33, 20)] {
+        let shape = Shape { drafts: 3, right: 128, pages: 40, context: 128, ..Shape::default() };
+        let engine = run(windowed(window, more, shape));
+        let [drafted, accepted] =
+            [&engine.metrics().drafted_tokens, &engine.metrics().accepted_tokens].map(|n| n.get());
+        assert!(accepted > 0 && accepted < drafted, "{accepted} of {drafted} drafts were right");
+    }
+}
+
+/// Every turn of a conversation starts where the one before it ended, though its window pages are as many as two requests need.
+#[test]
+fn a_conversation_with_windows_is_computed_once() {
+    let shape = Shape { pages: 200, context: 1600, rows: 32, ..Shape::default() };
+    let shape = Shape { window: 40, state_slots: 2 * WindowPool::per_sequence(40, 32), ..shape };
+    let (engine, _) = recall_engine(shape);
+    let mut history: Vec<u32> = (0..50).map(|i| (mix(i) % 256) as u32).collect();
+    for turn in 0..30u64 {
+        let answer = collect(engine.submit(greedy(&history, 13)).unwrap());
+        assert_eq!(answer.ids, says(&history, 13), "turn {turn}");
+        // Of the last answer all is computed but its last token.
+        let known = if turn == 0 { 0 } else { (history.len() - 21) / 16 * 16 };
+        assert_eq!(answer.cached_tokens as usize, known, "turn {turn}");
+        history.extend(answer.ids);
+        history.extend((0..20).map(|i| (mix(turn * 100 + i) % 256) as u32));
+        // Strangers come in between, and take what is cold.
+        let stranger: Vec<u32> = (0..300).map(|i| (mix(turn * 777 + i) % 256) as u32).collect();
+        assert_eq!(collect(engine.submit(greedy(&stranger, 3)).unwrap()).ids, says(&stranger, 3));
+    }
+    quiet(&engine);
 }
 
 #[test]

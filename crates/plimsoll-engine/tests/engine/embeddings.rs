@@ -152,7 +152,7 @@ fn i9_an_encoder_does_not_hear_its_neighbours() {
 
 /// A pool so small that requests are preempted while they are pooled, among others that generate.
 #[test]
-fn i9_a_decoder_is_pooled_among_those_who_talk_and_after_preemption() {
+fn i9_decoder_pools_beside_generation_and_after_preemption() {
     let roomy = engine("qwen3", &exact());
     let prompts: Vec<Vec<u32>> = (0..8).map(|i| prompt(i, 100 + 17 * i as usize, 380)).collect();
     let expected: Vec<Vec<f32>> = prompts.iter().map(|prompt| embed(&roomy, prompt, Pooling::Mean)).collect();

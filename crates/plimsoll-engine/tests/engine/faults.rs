@@ -150,7 +150,7 @@ fn what_led_to_no_number_is_not_found_any_more() {
 /// Requests that took such pages before do not put them back into the cache, with what they computed from them since:
 /// not page by page, not by the states of a hybrid, not when they end.
 #[test]
-fn who_ran_beside_what_was_no_number_shares_nothing() {
+fn pages_of_a_step_with_non_finite_values_are_not_shared() {
     for state_slots in [0, 40] {
         let (bench, _) = recall_bench(Shape { rows: 16, state_slots, ..Shape::default() });
         let (engine, mut hand) = by_hand(bench);

@@ -22,7 +22,7 @@ const DIRE: Reading = Reading { available: 0, ..CALM };
 
 /// Shows the engine a reading and waits until it has acted: the level is taken before the deed, so two looks are one deed.
 fn show(engine: &EngineHandle, reading: Reading) -> DegradationLevel {
-    let steps = || engine.status().turns.load(std::sync::atomic::Ordering::Acquire);
+    let steps = || engine.status().iterations.load(std::sync::atomic::Ordering::Acquire);
     take_reading(engine, reading);
     let before = steps();
     let deadline = Instant::now() + Duration::from_secs(10);

@@ -105,6 +105,10 @@ crowds! {
     llama_q8: "llama", Q8;
     gemma3_f16: "gemma3", F16;
     gemma3_q8: "gemma3", Q8;
+    gemma4_e2b_f16: "gemma4-e2b", F16;
+    gemma4_26b_q8: "gemma4-26b", Q8;
+    glm4_7_flash_f16: "gguf-glm4.7-flash-q8_0", F16;
+    deepseek_v2_lite_q8: "mlx-deepseek-v2-lite-4bit", Q8;
     qwen2_q4_0_f16: "gguf-qwen2-q4_0", F16;
     qwen2_q4_0_q8: "gguf-qwen2-q4_0", Q8;
     qwen2_q4_0_bf16: "gguf-qwen2-q4_0", Bf16;
@@ -130,7 +134,7 @@ fn arithmetics() -> impl Iterator<Item = ComputeDtype> {
 
 /// Prompts with 550 tokens in common, which attention reads once for all, each with some of its own; two such families.
 #[test]
-fn those_who_begin_alike_answer_as_alone() {
+fn requests_with_equal_prefixes_answer_as_alone() {
     let requests: Vec<Request> = (0..8)
         .map(|i| {
             let prompt: Vec<u32> =
@@ -161,7 +165,7 @@ fn those_who_begin_alike_answer_as_alone() {
 }
 
 #[test]
-fn bf16_without_the_unit_is_refused_by_its_flag() {
+fn bf16_without_amx_is_refused_by_its_flag() {
     let options = Options { isa: Some(Isa::Portable), compute_dtype: ComputeDtype::Bf16, ..options(KvDtype::F16) };
     let refused = plimsoll_engine::check_options(&options).unwrap_err().to_string();
     assert!(refused.contains("--compute-dtype is bf16") && refused.contains("this is portable"), "{refused}");
@@ -178,7 +182,7 @@ fn warm_is_cold() {
 }
 
 fn converse(model: &str, options: Options) {
-    let apart = match (options.compute_dtype, Isa::detect()) {
+    let split_numerics = match (options.compute_dtype, Isa::detect()) {
         // Of these models, llama's weights are single precision.
         (ComputeDtype::Auto | ComputeDtype::Int8, Isa::Amx) => model != "llama",
         // And the last one's are quantized.
@@ -204,7 +208,7 @@ fn converse(model: &str, options: Options) {
         let of_prompt = prompt.len() as u32 / 16 * 16;
         prompt.extend(&expected.ids);
         // The last token of an answer was never computed.
-        known = if apart { of_prompt } else { (prompt.len() as u32 - 1) / 16 * 16 };
+        known = if split_numerics { of_prompt } else { (prompt.len() as u32 - 1) / 16 * 16 };
         prompt.extend([7, 8, 9]);
     }
 }

@@ -155,12 +155,12 @@ fn drafts_and_states_go_on_beside_a_chunk() {
 
 /// A tower does not wait for a chunk.
 #[test]
-fn pictures_are_encoded_between_layers() {
+fn images_are_encoded_between_layers() {
     let (engine, seen) = recall_engine(Shape { tower: Some(Tower::default()), ..slow() });
     let running = stream(&engine);
     let long = Mixed::new(&engine).text(&prompt(2, 900));
     let reader = under_way(&engine, &seen, &long.prompt);
-    let make = |i: u64| Mixed::new(&engine).text(&prompt(10 + i, 9)).picture(i, 3, 5).text(&prompt(20 + i, 5));
+    let make = |i: u64| Mixed::new(&engine).text(&prompt(10 + i, 9)).image(i, 3, 5).text(&prompt(20 + i, 5));
     let all: Vec<Mixed> = (0..4).map(make).collect();
     let readers: Vec<_> = all.iter().map(|mixed| engine.submit(mixed.request(12)).unwrap()).collect();
     for (mixed, reader) in all.iter().zip(readers) {

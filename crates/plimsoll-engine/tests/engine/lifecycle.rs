@@ -405,7 +405,7 @@ fn a_real_engine_allocates_nothing_after_ready() {
 fn the_first_tokens_clock_starts_with_the_client() {
     let (engine, _) = recall_engine(Shape::default());
     let asked = Instant::now().checked_sub(Duration::from_secs(40)).unwrap();
-    collect(engine.submit_since(greedy(&prompt(1, 20), 3), asked).unwrap());
+    collect(engine.submit(Request { received: Some(asked), ..greedy(&prompt(1, 20), 3) }).unwrap());
     let mut registry = prometheus_client::registry::Registry::default();
     engine.metrics().register(&mut registry);
     let mut page = String::new();

@@ -33,20 +33,18 @@ fn right(mixed: &Mixed, answer: &Answer) {
 }
 
 #[test]
-fn a_picture_is_seen_where_it_stands() {
+fn a_image_is_seen_where_it_stands() {
     let (engine, seen) = recall_engine(seeing());
-    let mixed =
-        Mixed::new(&engine).text(&prompt(1, 7)).picture(1, 3, 5).text(&prompt(2, 4)).picture(2, 1, 1).text(&[9]);
+    let mixed = Mixed::new(&engine).text(&prompt(1, 7)).image(1, 3, 5).text(&prompt(2, 4)).image(2, 1, 1).text(&[9]);
     let answer = common::ask(&engine, mixed.request(12));
     right(&mixed, &answer);
-    let other =
-        Mixed::new(&engine).text(&prompt(1, 7)).picture(3, 3, 5).text(&prompt(2, 4)).picture(2, 1, 1).text(&[9]);
+    let other = Mixed::new(&engine).text(&prompt(1, 7)).image(3, 3, 5).text(&prompt(2, 4)).image(2, 1, 1).text(&[9]);
     assert_eq!(other.prompt, mixed.prompt);
     let answer = common::ask(&engine, other.request(12));
     right(&other, &answer);
     assert_ne!(other.says(12), mixed.says(12), "the same placeholders, another picture, another answer");
-    // Three pictures: that of one token was there already.
-    assert_eq!(seen.pictures.load(Relaxed), 3);
+    // Three images: that of one token was there already.
+    assert_eq!(seen.images.load(Relaxed), 3);
     assert_eq!((engine.metrics().encoded_media.get(), engine.metrics().encoder_hits.get()), (3, 1));
     drop((mixed, other));
     all_back(&engine);
@@ -57,7 +55,7 @@ fn groups_of_frames_stand_apart_or_together() {
     for frames_apart in [true, false] {
         let tower = Tower { frames_apart, ..Tower::default() };
         let (engine, _) = recall_engine(Shape { tower: Some(tower), rows: 7, ..seeing() });
-        let mixed = Mixed::new(&engine).text(&prompt(1, 3)).video(5, 5, 2, 3).text(&[8, 9]).picture(6, 2, 2).text(&[7]);
+        let mixed = Mixed::new(&engine).text(&prompt(1, 3)).video(5, 5, 2, 3).text(&[8, 9]).image(6, 2, 2).text(&[7]);
         right(&mixed, &common::ask(&engine, mixed.request(9)));
     }
 }
@@ -71,12 +69,7 @@ fn i9_chunks_neighbours_and_prefixes_change_nothing() {
         let shared = prompt(4, 20);
         let all: Vec<Mixed> = (0..12)
             .map(|i| {
-                Mixed::new(&engine)
-                    .text(&shared)
-                    .picture(i % 3, 4, 5)
-                    .text(&prompt(i, 5))
-                    .picture(50 + i, 2, 2)
-                    .text(&[3])
+                Mixed::new(&engine).text(&shared).image(i % 3, 4, 5).text(&prompt(i, 5)).image(50 + i, 2, 2).text(&[3])
             })
             .collect();
         let plain: Vec<_> = (0..6).map(|i| prompt(70 + i, 30)).collect();
@@ -90,7 +83,7 @@ fn i9_chunks_neighbours_and_prefixes_change_nothing() {
             let mixed = Mixed::new(&engine).text(prompt);
             assert_eq!((answer.error, answer.ids), (None, mixed.says(20)));
         }
-        // The same again: the prefix is there, pictures included.
+        // The same again: the prefix is there, images included.
         let again = common::ask(&engine, all[0].request(15));
         right(&all[0], &again);
         assert_eq!(prefix_cache, again.cached_tokens >= 40, "{} tokens of the prefix", again.cached_tokens);
@@ -103,7 +96,7 @@ fn i9_chunks_neighbours_and_prefixes_change_nothing() {
 #[test]
 fn pages_are_shared_by_content_and_salt_alone() {
     let (engine, _) = recall_engine(seeing());
-    let make = |seed| Mixed::new(&engine).text(&prompt(1, 20)).picture(seed, 4, 5).text(&prompt(2, 30));
+    let make = |seed| Mixed::new(&engine).text(&prompt(1, 20)).image(seed, 4, 5).text(&prompt(2, 30));
     let (mine, theirs) = (make(1), make(2));
     let cached = |mixed: &Mixed, salt: u64| {
         let answer = common::ask(&engine, Request { cache_salt: salt, ..mixed.request(4) });
@@ -111,7 +104,7 @@ fn pages_are_shared_by_content_and_salt_alone() {
         answer.cached_tokens
     };
     assert_eq!(cached(&mine, 0), 0);
-    // Up to the page that the picture begins in: what came before is common.
+    // Up to the page that the image begins in: what came before is common.
     assert_eq!(cached(&theirs, 0), 16);
     assert_eq!((cached(&mine, 0), cached(&theirs, 0)), (64, 64));
     // Another salt: no pages, and no outputs either.
@@ -121,25 +114,25 @@ fn pages_are_shared_by_content_and_salt_alone() {
 }
 
 #[test]
-fn what_is_cut_from_a_picture_by_the_cache_is_encoded_again() {
+fn what_is_cut_from_a_image_by_the_cache_is_encoded_again() {
     let (engine, seen) = recall_engine(seeing());
-    let long = Mixed::new(&engine).text(&prompt(1, 10)).picture(1, 4, 5).text(&prompt(2, 30));
+    let long = Mixed::new(&engine).text(&prompt(1, 10)).image(1, 4, 5).text(&prompt(2, 30));
     right(&long, &common::ask(&engine, long.request(3)));
-    // It ends inside the page after the picture's first: the prefix that is found ends in the middle of the picture.
-    let short = Mixed::new(&engine).text(&prompt(1, 10)).picture(1, 4, 5).text(&[1]);
+    // It ends inside the page after the image's first: the prefix that is found ends in the middle of the image.
+    let short = Mixed::new(&engine).text(&prompt(1, 10)).image(1, 4, 5).text(&[1]);
     let answer = common::ask(&engine, short.request(3));
     right(&short, &answer);
-    assert_eq!((answer.cached_tokens, seen.pictures.load(Relaxed)), (16, 1), "and its outputs were there");
+    assert_eq!((answer.cached_tokens, seen.images.load(Relaxed)), (16, 1), "and its outputs were there");
 }
 
 #[test]
-fn preempted_requests_see_their_pictures_again() {
+fn preempted_requests_see_their_images_again() {
     // Room for one request's outputs: they are gone when a second one has been encoded.
     let tower = Tower { output_pages: 7, ..Tower::default() };
     let (bench, seen) = recall_bench(Shape { tower: Some(tower), prefix_cache: false, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let all: Vec<Mixed> =
-        (0..3).map(|i| Mixed::new(&engine).text(&prompt(i, 5)).picture(i, 4, 5).text(&prompt(9, 6))).collect();
+        (0..3).map(|i| Mixed::new(&engine).text(&prompt(i, 5)).image(i, 4, 5).text(&prompt(9, 6))).collect();
     let readers = all.iter().map(|mixed| engine.submit(mixed.request(90)).unwrap()).collect();
     let calm = Reading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..Reading::default() };
     // The machine stalls, so much that the newest give way, one a look; then it does not any more.
@@ -153,7 +146,7 @@ fn preempted_requests_see_their_pictures_again() {
         right(mixed, answer);
         assert_eq!(answer.ids.len(), 90);
     }
-    assert_eq!((engine.metrics().preemptions.get(), seen.pictures.load(Relaxed)), (2, 5));
+    assert_eq!((engine.metrics().preemptions.get(), seen.images.load(Relaxed)), (2, 5));
 }
 
 #[test]
@@ -162,8 +155,8 @@ fn a_request_that_needs_all_room_is_not_starved_by_small_ones() {
     // A step takes the large one's prompt, so that rounds count what it waited.
     let (bench, _) = recall_bench(Shape { tower: Some(tower), rows: 96, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
-    let small = |i: u64| Mixed::new(&engine).picture(100 + i, 3, 4).text(&[1]);
-    let large = Mixed::new(&engine).picture(1, 4, 10).picture(2, 4, 10).text(&[2]);
+    let small = |i: u64| Mixed::new(&engine).image(100 + i, 3, 4).text(&[1]);
+    let large = Mixed::new(&engine).image(1, 4, 10).image(2, 4, 10).text(&[2]);
     let mut readers = vec![engine.submit(small(0).request(30)).unwrap(), engine.submit(large.request(3)).unwrap()];
     readers.extend((1..30).map(|i| engine.submit(small(i).request(30)).unwrap()));
     let mut rounds = None;
@@ -180,13 +173,13 @@ fn a_request_that_needs_all_room_is_not_starved_by_small_ones() {
 }
 
 #[test]
-fn those_who_decode_wait_for_one_batch_at_most() {
+fn decoding_waits_for_one_media_batch_at_most() {
     let (bench, seen) = recall_bench(Shape { tower: Some(Tower { batch: 1, ..Tower::default() }), ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let decoding = Mixed::new(&engine).text(&prompt(1, 4));
     let mut reader = engine.submit(decoding.request(40)).unwrap();
     hand.round();
-    let many = Mixed::new(&engine).picture(1, 2, 2).picture(2, 2, 2).picture(3, 2, 2).picture(4, 2, 2).text(&[5]);
+    let many = Mixed::new(&engine).image(1, 2, 2).image(2, 2, 2).image(3, 2, 2).image(4, 2, 2).text(&[5]);
     let many_reader = engine.submit(many.request(2)).unwrap();
     // It is let in.
     hand.round();
@@ -194,18 +187,18 @@ fn those_who_decode_wait_for_one_batch_at_most() {
     for round in 1..=4 {
         hand.round();
         said += reader.take().map_or(0, |delta| delta.tokens.len());
-        assert_eq!((seen.pictures.load(Relaxed), said), (round, 2 + round as usize), "a token for every picture");
+        assert_eq!((seen.images.load(Relaxed), said), (round, 2 + round as usize), "a token for every picture");
         assert_eq!(many_reader.watch().snapshot().phase, if round < 4 { Phase::Encode } else { Phase::Decode });
     }
 }
 
 #[test]
-fn a34_a_picture_that_cannot_be_encoded_ends_its_request_alone() {
+fn a34_a_image_that_cannot_be_encoded_ends_its_request_alone() {
     for colour in [FAILS, PANICS] {
         let tower = Tower { batch: 4, ..Tower::default() };
         let (bench, seen) = recall_bench(Shape { tower: Some(tower), ..seeing() });
         let (engine, mut hand) = by_hand(bench);
-        let good: Vec<_> = (0..3).map(|i| Mixed::new(&engine).text(&[1]).picture(i, 2, 3).text(&[2])).collect();
+        let good: Vec<_> = (0..3).map(|i| Mixed::new(&engine).text(&[1]).image(i, 2, 3).text(&[2])).collect();
         let bad = Mixed::new(&engine).text(&[1]).coloured(colour, 3, 3).text(&[2]);
         let mut readers: Vec<_> = good.iter().map(|mixed| engine.submit(mixed.request(8)).unwrap()).collect();
         readers.insert(1, engine.submit(bad.request(8)).unwrap());
@@ -229,16 +222,16 @@ fn i6_what_is_larger_or_does_not_agree_is_refused() {
         Err(Refusal::Invalid { message, .. }) => message,
         other => panic!("{:?}", other.map(|_| ())),
     };
-    let good = Mixed::new(&engine).text(&[1, 2]).picture(1, 2, 3).text(&[3]);
-    let words = refused(Mixed::new(&engine).picture(1, 7, 7).text(&[1]).request(1));
+    let good = Mixed::new(&engine).text(&[1, 2]).image(1, 2, 3).text(&[3]);
+    let words = refused(Mixed::new(&engine).image(1, 7, 7).text(&[1]).request(1));
     assert!(words.contains("an image has 7 x 7 tokens") && words.contains("--max-image-pixels"), "{words}");
-    // Few tokens, but a strip that no picture becomes.
-    let words = refused(Mixed::new(&engine).picture(1, 2, 40).request(1));
+    // Few tokens, but a strip that no image becomes.
+    let words = refused(Mixed::new(&engine).image(1, 2, 40).request(1));
     assert!(words.contains("--max-image-pixels"), "{words}");
-    let many = (0..9).fold(Mixed::new(&engine), |mixed, i| mixed.picture(i, 1, 1));
+    let many = (0..9).fold(Mixed::new(&engine), |mixed, i| mixed.image(i, 1, 1));
     let words = refused(many.request(1));
     assert!(words.contains("9 media") && words.contains("--max-media-per-request"), "{words}");
-    let words = refused((0..7).fold(Mixed::new(&engine), |mixed, i| mixed.picture(i, 4, 10)).request(1));
+    let words = refused((0..7).fold(Mixed::new(&engine), |mixed, i| mixed.image(i, 4, 10)).request(1));
     assert!(words.contains("--encoder-output-bytes") || words.contains("context"), "{words}");
     let mut fewer = good.request(1);
     fewer.prompt.remove(3);
@@ -259,7 +252,7 @@ fn i6_what_is_larger_or_does_not_agree_is_refused() {
 }
 
 #[test]
-fn i4_two_hundred_requests_with_pictures_and_aborts_leave_every_pool_full() {
+fn i4_two_hundred_requests_with_images_and_aborts_leave_every_pool_full() {
     for (seed, hybrid) in [(1, false), (2, true)] {
         let tower = Tower { batch: 3, output_pages: 24, ..Tower::default() };
         let base = if hybrid { Shape::hybrid(2, 128, 6) } else { Shape::default() };
@@ -276,7 +269,7 @@ fn i4_two_hundred_requests_with_pictures_and_aborts_leave_every_pool_full() {
             for _ in 0..below(4) {
                 mixed = match below(4) {
                     0 => mixed.video(below(9), 2 + below(3), 1 + below(2) as u32, 1 + below(3) as u32),
-                    _ => mixed.picture(below(20), 1 + below(4) as u32, 1 + below(5) as u32),
+                    _ => mixed.image(below(20), 1 + below(4) as u32, 1 + below(5) as u32),
                 };
                 mixed = mixed.text(&prompt(below(3), 1 + below(6) as usize));
             }
@@ -300,13 +293,13 @@ fn i4_two_hundred_requests_with_pictures_and_aborts_leave_every_pool_full() {
         for (mixed, reader) in kept {
             right(&mixed, &collect(reader));
         }
-        assert!(engine.metrics().aborted.get() > 0 && seen.pictures.load(Relaxed) > 20);
+        assert!(engine.metrics().aborted.get() > 0 && seen.images.load(Relaxed) > 20);
         all_back(&engine);
     }
 }
 
 #[test]
-fn i4_outputs_that_somebody_keeps_are_missed_at_rest() {
+fn i4_outputs_still_held_are_missed_at_rest() {
     let (engine, _) = recall_engine(seeing());
     let pool = engine.media().unwrap().outputs.clone();
     let kept = pool.claim(&[(ContentKey::of(Modality::Image, "", &[1]), 6)]).unwrap();

@@ -1,79 +1,23 @@
-//! Real towers in the engine: start-up proves them, answers are the reference's, and nothing beside a picture changes them.
+//! Real towers in the engine: start-up proves them, answers are the reference's, and nothing beside an image changes them.
 
-use std::sync::Arc;
-
-use plimsoll_engine::media::{MediaItem, MediaSpec, Pixels};
-use plimsoll_engine::{EngineHandle, Host, Options, Request, start};
-use plimsoll_formats::Checkpoint;
-use plimsoll_media::image::{Rgb, resize, tiles};
-use plimsoll_media::{ContentKey, Size};
-use plimsoll_models::Grid;
-use plimsoll_text::Tokenizer;
+use plimsoll_engine::{DiskCache, EngineHandle, Host, LoadedModel, Options, Request, start};
+use plimsoll_media::image::Rgb;
 use serde_json::Value;
 
-use crate::common::senses::{all_is_back, as_the_reference, drawn, told_apart, towers_kept_to_their_plan};
-use crate::common::{self, collect, exact, fixtures, ids, quiet, reference, two_turns, with_drafts};
-
-/// Small enough for a test; pictures of the references fit.
-fn small(options: Options) -> Options {
-    Options { max_image_pixels: Some(8192), max_video_frames: Some(8), media_bytes: 4 << 20, ..options }
-}
+use crate::common::seen::{cases, item, request, small};
+use crate::common::senses::{
+    all_is_back, as_the_reference, outputs_come_back, stop_on_disk, told_apart, towers_kept_to_their_plan,
+};
+use crate::common::{collect, exact, fixtures, quiet, two_turns, with_drafts};
 
 fn engine(model: &str, options: &Options) -> EngineHandle {
-    let dir = fixtures().join("models").join(model);
-    let checkpoint = Checkpoint::open(&dir).unwrap();
-    let tokenizer = Arc::new(Tokenizer::from_file(&dir.join("tokenizer.json")).unwrap());
+    let loaded = LoadedModel::open(&fixtures().join("models").join(model)).unwrap();
+    // An image of 70 tokens that is not cut needs room beside all requests.
+    let least = if model.ends_with("gemma4") { 70 + options.running_max_req_size } else { 0 };
+    let options = &Options { batch_max_tokens: options.batch_max_tokens.max(least), ..options.clone() };
     let host = Host::read(options).unwrap();
-    start(&checkpoint, tokenizer, options, &host, |_| {}).unwrap_or_else(|error| panic!("{model}: {error}"))
-}
-
-/// Drawings as the model's processor makes them fit.
-fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, seconds: Option<f32>) -> MediaItem {
-    let (image, film) = (&spec.image.as_ref().unwrap().rule, &spec.video.as_ref().unwrap().rule);
-    let fit = match video {
-        true => film.fit(frames.len() as u64, frames[0].size).unwrap(),
-        false => image.fit(frames[0].size).unwrap(),
-    };
-    let content: Vec<u8> = frames.iter().flat_map(|frame| frame.data.iter().copied()).collect();
-    let frames: Vec<Rgb> = match video || fit.canvas == fit.size {
-        true => frames.iter().map(|frame| resize(frame, fit.size)).collect(),
-        false => tiles(&frames[0], fit.canvas, fit.size),
-    };
-    assert_eq!(frames.len() as u64, fit.pictures);
-    let side = |pixels: u32| (u64::from(pixels) / image.patches().patch) as usize;
-    let grid = Grid { frames: fit.groups as usize, height: side(fit.size.height), width: side(fit.size.width) };
-    let staged = spec.staging.reserve(frames.iter().map(|frame| frame.data.len() as u64).sum()).unwrap();
-    let key = ContentKey::of(fit.shape.modality, &spec.parameters, &content);
-    let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged });
-    MediaItem { key, shape: fit.shape, grid, first: first as u32, seconds, pixels }
-}
-
-/// A case of a reference, as a request.
-fn request(engine: &EngineHandle, case: &Value, max_tokens: u32) -> Request {
-    let spec = engine.media().unwrap();
-    let number = |value: &Value| value.as_u64().unwrap() as usize;
-    let prompt = ids(&case["ids"]);
-    let (mut media, mut from) = (Vec::new(), 0);
-    for picture in case["pictures"].as_array().unwrap() {
-        let (seed, frames) = (number(&picture["seed"]), number(&picture["frames"]));
-        let size = Size::new(number(&picture["height"]) as u32, number(&picture["width"]) as u32);
-        let shots = (0..frames.max(1)).map(|frame| drawn(seed, frame, size)).collect();
-        let first = (from..prompt.len()).find(|at| spec.is_placeholder(prompt[*at])).unwrap();
-        let seconds = (frames > 0).then(|| case["seconds"].as_f64().unwrap() as f32);
-        let item = item(spec, shots, frames > 0, first, seconds);
-        let mut left = item.shape.tokens;
-        from = first;
-        while left > 0 {
-            left -= u64::from(spec.is_placeholder(prompt[from]));
-            from += 1;
-        }
-        media.push(item);
-    }
-    Request { media, logprobs: Some(0), ..common::greedy(&prompt, max_tokens) }
-}
-
-fn cases(model: &str) -> Vec<Value> {
-    reference(model)["cases"].as_array().unwrap().clone()
+    start(&loaded.checkpoint, loaded.tokenizer, options, &host, |_| {})
+        .unwrap_or_else(|error| panic!("{model}: {error}"))
 }
 
 fn right(model: &str) {
@@ -112,13 +56,127 @@ fn internvl_sees_what_transformers_sees() {
 }
 
 #[test]
-fn i9_whatever_runs_beside_a_picture() {
+fn gemma3_sees_what_transformers_sees() {
+    right("vl-gemma3");
+}
+
+#[test]
+fn lfm2_vl_sees_what_transformers_sees() {
+    right("vl-lfm2");
+    right("vl-lfm2-bare");
+}
+
+#[test]
+fn gemma4_sees_what_transformers_sees() {
+    right("vl-gemma4");
+    right("vl-gemma4-e2b");
+}
+
+#[test]
+fn gguf_models_see_what_transformers_sees_by_the_same_weights() {
+    for family in ["qwen3.5", "qwen3.5-moe", "qwen3", "qwen3-moe", "qwen2.5", "qwen2", "gemma3", "gemma4", "gemma4-e2b"]
+    {
+        right(&format!("vl-gguf-{family}"));
+    }
+}
+
+#[test]
+fn i9_images_in_company() {
     beside("vl-qwen3.5");
 }
 
 #[test]
 fn i9_whatever_runs_beside_tiles() {
     beside("vl-intern");
+}
+
+#[test]
+fn i9_whatever_runs_beside_pieces() {
+    beside("vl-lfm2");
+}
+
+#[test]
+fn i9_a_second_turn_goes_on_behind_the_pieces_of_an_image() {
+    let model = "vl-lfm2";
+    let [cached, plain] = [true, false].map(|prefix_cache| engine(model, &small(Options { prefix_cache, ..exact() })));
+    for case in cases(model) {
+        let (found, prompt) = two_turns(&cached, &plain, &request(&cached, &case, 40), &[5, 6, 7]);
+        assert!(found > 0, "{}: nothing of {prompt} tokens is found", case["name"]);
+    }
+    [cached, plain].iter().for_each(EngineHandle::stop);
+}
+
+#[test]
+fn i9_images_that_are_not_cut() {
+    beside("vl-gemma3");
+}
+
+#[test]
+fn i9_images_that_fill_a_budget() {
+    beside("vl-gemma4");
+    beside("vl-gemma4-e2b");
+}
+
+#[test]
+fn a_step_that_has_no_room_for_an_uncut_image_is_refused_at_the_start() {
+    let loaded = LoadedModel::open(&fixtures().join("models/vl-gemma3")).unwrap();
+    let options = small(Options { batch_max_tokens: 16, graph_max_batch_size: 8, running_max_req_size: 8, ..exact() });
+    let host = Host::read(&options).unwrap();
+    let error = start(&loaded.checkpoint, loaded.tokenizer, &options, &host, |_| {}).err().unwrap().to_string();
+    assert!(error.contains("--batch-max-tokens is 16") && error.contains("give 17 or more"), "{error}");
+}
+
+#[test]
+fn i9_an_answer_that_goes_on_from_the_middle_of_a_cached_image() {
+    goes_on_from_the_middle("vl-gemma3", 9);
+    goes_on_from_the_middle("vl-gemma4", 70);
+    goes_on_from_the_middle("vl-gemma4-e2b", 70);
+}
+
+/// `image`: tokens of the image in the model's first case.
+fn goes_on_from_the_middle(model: &str, image: usize) {
+    let [cached, plain] = [true, false].map(|prefix_cache| engine(model, &small(Options { prefix_cache, ..exact() })));
+    let of = |engine: &EngineHandle| {
+        let mut asked = request(engine, &cases(model)[0], 12);
+        // The page ends within the image, and the prompt ends after the page.
+        asked.prompt.insert(0, 5);
+        asked.media[0].first += 1;
+        asked.prompt.truncate(asked.media[0].first as usize + image + 2);
+        let answer = collect(engine.submit(asked.clone()).unwrap());
+        assert_eq!(answer.error, None);
+        let bits: Vec<_> = answer.logprobs.iter().map(|own| own.as_ref().unwrap().own.unwrap().to_bits()).collect();
+        (answer.ids, bits, answer.cached_tokens, asked.media[0].first as usize)
+    };
+    let (first, again, alone) = (of(&cached), of(&cached), of(&plain));
+    assert_eq!((first.2, alone.2), (0, 0));
+    let inside = first.3 + 1..first.3 + image;
+    assert!(inside.contains(&(again.2 as usize)), "{model}: {} tokens are found, the image is {inside:?}", again.2);
+    assert_eq!((&first.0, &first.1), (&again.0, &again.1));
+    assert_eq!((first.0, first.1), (alone.0, alone.1));
+    [cached, plain].iter().for_each(EngineHandle::stop);
+}
+
+#[test]
+fn i9_turn_by_turn_behind_images() {
+    for model in ["vl-gemma4", "vl-gemma4-e2b"] {
+        let [cached, plain] =
+            [true, false].map(|prefix_cache| engine(model, &small(Options { prefix_cache, ..exact() })));
+        for case in cases(model) {
+            let first = request(&cached, &case, 12);
+            let (found, prompt) = two_turns(&cached, &plain, &first, &[5, 6, 7]);
+            assert!(found + 16 > prompt, "{model}: {found} tokens found, {prompt} in the first prompt");
+        }
+        [cached, plain].iter().for_each(EngineHandle::stop);
+    }
+}
+
+#[test]
+fn log_probabilities_of_a_prompt_are_refused_beside_an_uncut_image() {
+    let engine = engine("vl-gemma3", &small(exact()));
+    let asked = Request { prompt_logprobs: Some(0), ..request(&engine, &cases("vl-gemma3")[0], 2) };
+    let error = engine.submit(asked).err().unwrap().to_string();
+    assert!(error.contains("prompt_logprobs are not available beside images"), "{error}");
+    engine.stop();
 }
 
 fn beside(model: &str) {
@@ -131,10 +189,14 @@ fn beside(model: &str) {
         answers
     };
     let alone = ask_alone(&small(exact()));
-    let tight = Options { max_total_token_num: Some(256), max_req_total_len: Some(192), ..exact() };
+    // An image of nine tokens that is not cut needs room beside eight requests.
+    let rows = if model == "vl-gemma3" { 17 } else { 16 };
+    let pool = if model.starts_with("vl-gemma4") { 2 } else { 1 };
+    let (tokens, longest) = (Some(256 * pool), Some(192 * pool as usize));
+    let tight = Options { max_total_token_num: tokens, max_req_total_len: longest, ..exact() };
     for options in [
-        // Chunks that end inside pictures, several pictures at once, room for few pages, drafts.
-        Options { batch_max_tokens: 16, graph_max_batch_size: 8, running_max_req_size: 8, ..exact() },
+        // Chunks that end inside images, several images at once, room for few pages, drafts.
+        Options { batch_max_tokens: rows, graph_max_batch_size: 8, running_max_req_size: 8, ..exact() },
         Options { visual_infer_batch_size: 3, ..exact() },
         if model == "vl-qwen3.5" { with_drafts(2) } else { exact() },
         Options { prefix_cache: false, ..tight.clone() },
@@ -173,7 +235,7 @@ fn i9_a_second_turn_after_a_long_video_takes_nothing_that_was_generated_elsewher
 }
 
 #[test]
-fn two_pictures_of_one_size_are_told_apart() {
+fn two_images_of_one_size_are_told_apart() {
     let model = "vl-qwen3.5";
     let engine = engine(model, &small(exact()));
     let case = &cases(model)[0];
@@ -184,4 +246,55 @@ fn two_pictures_of_one_size_are_told_apart() {
     theirs.media[0] = item(engine.media().unwrap(), vec![other], false, mine.media[0].first as usize, None);
     told_apart(&engine, &mine, &theirs);
     engine.stop();
+}
+
+#[test]
+fn images_are_not_encoded_again_after_a_restart() {
+    for model in ["vl-qwen3", "vl-qwen2.5", "vl-intern", "vl-lfm2"] {
+        let ask = |engine: &EngineHandle, other: bool| -> Vec<Request> {
+            let with_another_text = |mut request: Request| {
+                request.prompt[0] ^= u32::from(other);
+                request
+            };
+            cases(model).iter().map(|case| with_another_text(request(engine, case, 6))).collect()
+        };
+        outputs_come_back(model, &small(exact()), |options| engine(model, options), ask);
+    }
+}
+
+/// Requests that run at once in a pool that preempts, and some that are dropped, over restarts of an encrypted cache.
+#[test]
+fn a_crowd_that_comes_back_sees_what_it_saw() {
+    let (model, temp) = ("vl-qwen2.5", tempfile::tempdir().unwrap());
+    let (dir, key) = (temp.path().join("cache"), temp.path().join("key"));
+    std::fs::write(&key, [7; 32]).unwrap();
+    #[cfg(unix)]
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let tight = Options { max_total_token_num: Some(256), max_req_total_len: Some(192), ..exact() };
+    let options = small(Options { batch_max_tokens: 16, graph_max_batch_size: 8, running_max_req_size: 8, ..tight });
+    let disk = DiskCache { bytes: 64 << 20, read_always: true, key_file: Some(key), ..DiskCache::at(dir.clone()) };
+    let kept = Options { disk_cache: Some(disk), ..options.clone() };
+    let cases = cases(model);
+    // Each round has another text: encoder outputs are on disk, pages of its prefix are not.
+    let ask = |engine: &EngineHandle, round: u32, i: usize| {
+        let mut request = request(engine, &cases[i % cases.len()], 20);
+        request.prompt[0] ^= round;
+        request
+    };
+    let plain = engine(model, &options);
+    let answer = |round, i| collect(plain.submit(ask(&plain, round, i)).unwrap());
+    let expected: Vec<Vec<_>> = (0..3).map(|round| (0..cases.len()).map(|i| answer(round, i)).collect()).collect();
+    plain.stop();
+    let mut found = Vec::new();
+    for round in 0..3 {
+        let warm = engine(model, &kept);
+        let readers: Vec<_> = (0..24).map(|i| warm.submit(ask(&warm, round, i)).unwrap()).collect();
+        for (i, reader) in readers.into_iter().enumerate().filter(|(i, _)| i % 6 != 3) {
+            collect(reader).is_the_same_as(&expected[round as usize][i % cases.len()], &format!("{round}, {i}"));
+        }
+        found.push((warm.cache_report().disk.unwrap().hit_media, warm.metrics().encoded_media.get()));
+        stop_on_disk(warm, Some(&dir));
+    }
+    println!("media read back and encoded: {found:?}");
+    assert!(found[0].0 == 0 && found[1..].iter().all(|(read, encoded)| *read > 0 && *encoded == 0), "{found:?}");
 }

@@ -100,7 +100,7 @@ fn readers_are_woken_when_all_of_a_step_is_there() {
 }
 
 #[test]
-fn what_nobody_looks_up_is_neither_found_nor_missed() {
+fn prefix_without_lookup_counts_as_neither_hit_nor_miss() {
     let engine = engine("llama", &Options { prefix_cache: false, ..exact() });
     ask(&engine, greedy(&[3, 4, 5, 6], 4));
     let cache = engine.cache_report();

@@ -72,7 +72,8 @@ fn engine(model: &str) -> EngineHandle {
     let mut pool = ThreadPool::new(2).unwrap();
     let weights = CpuWeights::load(weights, &checkpoint, &ledger, &mut pool, |_| {}).unwrap();
     let pages = if encoder.is_some() { 0 } else { PAGES };
-    let memory = CpuMemory::map(&ledger, &shape, pages, 0, workspace, 2, true).unwrap();
+    let window_pages = if shape.kv.window().is_some() { PAGES } else { 0 };
+    let memory = CpuMemory::map(&ledger, &shape, pages, window_pages, workspace, 2, true).unwrap();
     let vocab = model.vocab_size();
     let inner = CpuRunner::new(Arc::from(model), CpuDevice::new(weights, pool, Isa::detect(), memory));
     let limits = Limits {
@@ -98,6 +99,7 @@ fn engine(model: &str) -> EngineHandle {
         running: 8,
         encoder_batch: whole,
         layered: !whole,
+        window: shape.kv.window().unwrap_or(0),
         ..StepLimits::default()
     };
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
@@ -107,7 +109,7 @@ fn engine(model: &str) -> EngineHandle {
         limits,
         step,
         prefix_cache: !whole,
-        state_slots: 0,
+        state_slots: window_pages,
         speculation: Speculation::default(),
         tokenizer,
         eos: Vec::new(),

@@ -5,12 +5,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod images;
 mod kernels;
 mod life;
 mod lost;
 mod memory;
 mod panics;
-mod pictures;
 mod residence;
 mod starts;
 

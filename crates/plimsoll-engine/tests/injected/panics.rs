@@ -48,7 +48,7 @@ fn a_panicking_detokenizer_ends_one_request() {
 }
 
 #[test]
-fn a_panicking_scheduler_ends_nobody() {
+fn panicking_scheduler_ends_no_request() {
     sweep(Site::Scheduler, 30, 0, 1);
 }
 

@@ -160,7 +160,7 @@ fn v_y_a_million_checks_leave_no_list() {
 
 // sglang 11970, 7130, 6888: pages leaked on unusual ways out, and the self-check that noticed ended the server.
 #[test]
-fn t_39_unusual_ways_out_leak_nothing_and_a_failed_check_ends_nobody() {
+fn t_39_unusual_ends_leak_nothing_and_a_failed_check_ends_no_request() {
     let _alone = alone();
     let tight = Shape { pages: 10, context: 128, ..Shape::hybrid(2, 180, 6) };
     let (engine, _) = recall_engine(tight);

@@ -14,7 +14,7 @@ pub(crate) fn decode(layout: QuantLayout, codes: &[u8], scales: &[u8], biases: &
     let encoding = match layout.scales {
         ScaleKind::F16 => Encoding::F16,
         ScaleKind::Bf16 => Encoding::BF16,
-        ScaleKind::F32 | ScaleKind::Super => Encoding::F32,
+        _ => Encoding::F32,
     };
     float::widen(encoding, scales, &mut out.scale);
     float::widen(encoding, biases, &mut out.offset);
@@ -25,7 +25,7 @@ pub(crate) fn decode(layout: QuantLayout, codes: &[u8], scales: &[u8], biases: &
 }
 
 /// Appends the codes of a bit stream. `packed` holds whole words, so 8 codes always end on a byte boundary.
-fn unpack(packed: &[u8], bits: u32, codes: &mut Vec<u8>) {
+pub(crate) fn unpack(packed: &[u8], bits: u32, codes: &mut Vec<u8>) {
     let mask = (1u64 << bits) - 1;
     for chunk in packed.chunks(bits as usize) {
         // Eight codes of `bits` bits are exactly `bits` bytes.

@@ -43,8 +43,8 @@ pub(crate) fn q8_0(block: &[u8], out: &mut RowBuf) {
     out.codes.extend(block[2..34].iter().map(|&byte| byte ^ 0x80));
 }
 
-/// Appends the 16 low nibbles, then the 16 high ones.
-fn push_nibbles(bytes: &[u8], codes: &mut Vec<u8>) {
+/// Appends the low nibbles, then the high ones.
+pub(super) fn push_nibbles(bytes: &[u8], codes: &mut Vec<u8>) {
     codes.extend(bytes.iter().map(|byte| byte & 0x0F));
     codes.extend(bytes.iter().map(|byte| byte >> 4));
 }

@@ -5,8 +5,14 @@
 
 pub(crate) mod affine;
 pub(crate) mod blocks;
+pub(crate) mod codebooks;
 pub(crate) mod float;
+pub(crate) mod float8;
+pub(crate) mod grids;
+pub(crate) mod grouped;
+pub(crate) mod micro;
 pub(crate) mod superblocks;
+pub(crate) mod ternary;
 
 /// The little-endian 16-bit word at byte `at`.
 fn word(bytes: &[u8], at: usize) -> u16 {

@@ -9,7 +9,7 @@ use crate::row::RowBuf;
 /// Q2_K: 16 bytes of scale and minimum nibbles, 64 bytes of 2-bit codes, `d`, `dmin`. Groups of 16.
 pub(crate) fn q2_k(block: &[u8], out: &mut RowBuf) {
     out.sc.extend(block[..16].iter().map(|byte| (byte & 0x0F) as i8));
-    out.m.extend(block[..16].iter().map(|byte| (byte >> 4) as i8));
+    out.m.extend(block[..16].iter().map(|byte| byte >> 4));
     for run in block[16..80].chunks_exact(32) {
         for shift in [0, 2, 4, 6] {
             out.codes.extend(run.iter().map(|byte| byte >> shift & 3));
@@ -86,6 +86,6 @@ fn push_super_header(block: &[u8], out: &mut RowBuf) {
     // top of groups 0-3.
     out.sc.extend(scales.iter().map(|byte| (byte & 0x3F) as i8));
     out.sc.extend(mixed.iter().zip(scales).map(|(mixed, byte)| ((mixed & 0x0F) | (byte >> 2 & 0x30)) as i8));
-    out.m.extend(mins.iter().map(|byte| (byte & 0x3F) as i8));
-    out.m.extend(mixed.iter().zip(mins).map(|(mixed, byte)| ((mixed >> 4) | (byte >> 2 & 0x30)) as i8));
+    out.m.extend(mins.iter().map(|byte| byte & 0x3F));
+    out.m.extend(mixed.iter().zip(mins).map(|(mixed, byte)| (mixed >> 4) | (byte >> 2 & 0x30)));
 }

@@ -4,17 +4,15 @@
 
 use super::hybrid;
 use super::keys::Keys;
-use super::meta::{GgufMeta, GgufValue};
+use super::meta::GgufMeta;
 use crate::activation::Activation;
 use crate::architecture::Architecture;
-use crate::config::{ModelConfig, RopeScaling, YarnScaling};
+use crate::bounds::LAYERS_MAX;
+use crate::config::{LongRope, ModelConfig, RopeScaling, YarnScaling};
 use crate::directory::Directory;
 use crate::error::{FormatError, quote};
-
-/// Layers of Gemma 3 27B, the one size with a query scale that does not follow from its head width.
-const GEMMA3_27B_LAYERS: usize = 62;
-/// Most layers that are looked at before the configuration as a whole is checked.
-const LAYERS_MAX: usize = 1000;
+use crate::family::{self, Family};
+use crate::variant::{Mixer, Variant};
 
 /// Builds and checks the configuration.
 pub(super) fn from_meta(
@@ -36,35 +34,36 @@ pub(super) fn from_meta(
 
 fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> Result<ModelConfig, FormatError> {
     let keys = Keys { meta, prefix: meta.str("general.architecture").unwrap_or_default() };
-    let gemma = architecture == Architecture::Gemma3;
     let draft_layers = hybrid::draft_layers(meta)?;
-    // The layers of a draft head are counted among the blocks.
-    let layers = keys.need("block_count")?.saturating_sub(draft_layers);
-    if layers > LAYERS_MAX {
-        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
-    }
-    if meta.bool(&keys.path("attention.causal")) == Some(false) {
-        return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
-    }
+    let layers = decoder_layers(&keys, draft_layers)?;
     let hidden_size = keys.need("embedding_length")?;
     let heads = keys.need("attention.head_count")?;
     let hybrid = architecture.is_hybrid();
-    let (head_dim, rotary_dim) = head_dim(&keys, hidden_size, heads, hybrid)?;
+    let family = match &architecture {
+        Architecture::Decoder(name) => family::named(name),
+        _ => None,
+    };
+    let uneven = family.is_some_and(|family| family.defaults.uneven);
+    let size = |key: &str| match uneven {
+        true => Ok(keys.sizes(key, layers)?.and_then(|sizes| sizes.first().copied())),
+        false => keys.size(key),
+    };
+    let partial = hybrid || family.is_some_and(|family| family.defaults.partial.is_some());
+    let latent = family.is_some_and(|family| family.defaults.latent);
+    let (head_dim, rotary_dim) = head_dim(&keys, hidden_size, heads, [latent, partial || latent])?;
     let max_context = keys.need("context_length")?;
     let rope_theta = keys.f32("rope.freq_base").unwrap_or(10_000.0);
-    let local_default = if gemma { 10_000.0 } else { rope_theta };
-    let (sliding_window, layer_is_sliding) = sliding(&keys, gemma, layers)?;
     let has = |name: &str| directory.get(name).is_some();
     let experts = hybrid::experts(&keys, &architecture, layers)?;
     let intermediate_size = match &experts {
-        Some(experts) => keys.size("feed_forward_length")?.unwrap_or(experts.width),
-        None => keys.need("feed_forward_length")?,
+        Some(experts) => size("feed_forward_length")?.unwrap_or(experts.width),
+        None => size("feed_forward_length")?.ok_or_else(|| keys.missing("feed_forward_length"))?,
     };
-    Ok(ModelConfig {
+    let built = ModelConfig {
         hidden_size,
         layers,
         heads,
-        kv_heads: keys.size("attention.head_count_kv")?.unwrap_or(heads),
+        kv_heads: size("attention.head_count_kv")?.unwrap_or(heads),
         head_dim,
         rotary_dim,
         intermediate_size,
@@ -80,21 +79,24 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
             .f32("attention.layer_norm_rms_epsilon")
             .ok_or_else(|| FormatError::Config("attention.layer_norm_rms_epsilon is missing".to_owned()))?,
         rope_theta,
-        rope_local_theta: keys.f32("rope.freq_base_swa").unwrap_or(local_default),
-        rope_scaling: rope_scaling(&keys, max_context)?,
+        rope_local_theta: keys.f32("rope.freq_base_swa").unwrap_or(rope_theta),
+        rope_scaling: rope_scaling(&keys, directory, max_context)?,
         rope_sections: None,
         rope_interleaved: architecture == Architecture::Llama,
         max_context,
-        sliding_window,
-        layer_is_sliding,
+        sliding_window: None,
+        layer_is_sliding: vec![false; layers],
         attention_bias: has("model.layers.0.self_attn.q_proj.bias"),
         attention_output_bias: has("model.layers.0.self_attn.o_proj.bias"),
         mlp_bias: has("model.layers.0.mlp.up_proj.bias"),
-        qk_norm: hybrid || matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
+        qk_norm: hybrid
+            || family.is_some() && has("model.layers.0.self_attn.q_norm.weight")
+            || matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe),
+        variant: Variant::default(),
         tie_word_embeddings: !has("lm_head.weight"),
-        hidden_act: if gemma { Activation::GeluTanh } else { Activation::Silu },
-        query_scale: query_scale(&keys, gemma && layers == GEMMA3_27B_LAYERS, hidden_size, heads, head_dim),
-        embedding_scale: if gemma { (hidden_size as f32).sqrt() } else { 1.0 },
+        hidden_act: Activation::Silu,
+        query_scale: query_scale(&keys, head_dim),
+        embedding_scale: 1.0,
         norm_weight_offset: 0.0,
         attn_logit_softcap: keys.f32("attn_logit_softcapping").filter(|&cap| cap != 0.0),
         final_logit_softcap: keys.f32("final_logit_softcapping").filter(|&cap| cap != 0.0),
@@ -103,17 +105,61 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         torch_dtype: None,
         quantization: None,
         architecture,
-    })
+    };
+    let mut config = of_family(&keys, family, built)?;
+    find_shared_keys(&mut config, directory);
+    find_mamba_norm(&mut config, directory);
+    Ok(config)
 }
 
-/// The width of a head, which keys and values share, and how much of it is rotated: all, but in hybrids.
-fn head_dim(keys: &Keys, hidden_size: usize, heads: usize, hybrid: bool) -> Result<(usize, usize), FormatError> {
+/// Layers of a decoder with causal attention. The layers of a draft head are counted among the blocks.
+fn decoder_layers(keys: &Keys, draft_layers: usize) -> Result<usize, FormatError> {
+    let layers = keys.need("block_count")?.saturating_sub(draft_layers);
+    if layers > LAYERS_MAX {
+        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
+    }
+    if keys.bool("attention.causal") == Some(false) {
+        return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
+    }
+    Ok(layers)
+}
+
+/// Metadata does not say whether global layers use their keys as values. If they do, the tensors of the values are missing.
+fn find_shared_keys(config: &mut ModelConfig, directory: &Directory) {
+    let global = (0..config.layers).find(|layer| !config.slides(*layer));
+    if let (Some(heads), Some(layer)) = (&mut config.variant.global_heads, global) {
+        let values = format!("model.layers.{layer}.self_attn.v_proj.weight");
+        heads.values_are_keys = directory.get(&values).is_none();
+    }
+}
+
+/// Metadata does not say whether Mamba-2 beside attention normalizes its output, as in some sizes of Falcon-H1. If it does, the
+/// norm has a tensor.
+fn find_mamba_norm(config: &mut ModelConfig, directory: &Directory) {
+    let layer = config.variant.mixers.iter().position(|mixer| *mixer == Mixer::Parallel);
+    if let (Some(mamba), Some(layer)) = (&mut config.variant.mamba, layer) {
+        mamba.norm = directory.get(&format!("model.layers.{layer}.mamba.norm.weight")).is_some();
+    }
+}
+
+/// The configuration with the family's own keys, if it has such a family.
+fn of_family(keys: &Keys, family: Option<&Family>, mut config: ModelConfig) -> Result<ModelConfig, FormatError> {
+    let Some(family) = family else { return Ok(config) };
+    (family.from_gguf)(keys, &mut config)?;
+    if config.experts.is_none() && keys.size("expert_count")?.is_some_and(|count| count > 0) {
+        return Err(FormatError::Unsupported(format!("{} with a mixture of experts", keys.path("expert_count"))));
+    }
+    Ok(config)
+}
+
+/// The width of a head, which keys and values share, and how much of it is rotated: all. `free` says which of the two may differ.
+fn head_dim(keys: &Keys, hidden_size: usize, heads: usize, free: [bool; 2]) -> Result<(usize, usize), FormatError> {
     let derived = hidden_size.checked_div(heads).unwrap_or(0);
     let head_dim = keys.size("attention.key_length")?.unwrap_or(derived);
     let rotary_dim = keys.size("rope.dimension_count")?.unwrap_or(head_dim);
     let value_dim = keys.size("attention.value_length")?.unwrap_or(head_dim);
     for (key, width, free) in
-        [("attention.value_length", value_dim, false), ("rope.dimension_count", rotary_dim, hybrid)]
+        [("attention.value_length", value_dim, free[0]), ("rope.dimension_count", rotary_dim, free[1])]
     {
         if width != head_dim && !free {
             return Err(FormatError::Unsupported(format!("{key} is {width} where the head width is {head_dim}")));
@@ -123,38 +169,19 @@ fn head_dim(keys: &Keys, hidden_size: usize, heads: usize, hybrid: bool) -> Resu
 }
 
 /// What attention scores are multiplied with.
-fn query_scale(keys: &Keys, by_hidden_size: bool, hidden_size: usize, heads: usize, head_dim: usize) -> f32 {
-    if let Some(scale) = keys.f32("attention.scale").filter(|&scale| scale != 0.0) {
-        return scale;
-    }
-    let scalar = if by_hidden_size { hidden_size as f64 / heads as f64 } else { head_dim as f64 };
-    scalar.powf(-0.5) as f32
-}
-
-/// The window, and which layers use it. Only Gemma 3 has sliding layers among the architectures that run.
-fn sliding(keys: &Keys, gemma: bool, layers: usize) -> Result<(Option<usize>, Vec<bool>), FormatError> {
-    let window = keys.size("attention.sliding_window")?.filter(|&window| gemma && window > 0);
-    if window.is_none() {
-        return Ok((None, vec![false; layers]));
-    }
-    let key = "attention.sliding_window_pattern";
-    let pattern = match keys.meta.get(&keys.path(key)) {
-        Some(GgufValue::Bools(pattern)) => {
-            return match pattern.len() == layers {
-                true => Ok((window, pattern.to_vec())),
-                false => Err(FormatError::Config(format!("{key} has {} entries for {layers} layers", pattern.len()))),
-            };
-        }
-        _ => keys.size(key)?.unwrap_or(6),
-    };
-    if pattern == 0 {
-        return Err(FormatError::Config(format!("{key} is 0")));
-    }
-    Ok((window, (1..=layers).map(|layer| layer % pattern != 0).collect()))
+fn query_scale(keys: &Keys, head_dim: usize) -> f32 {
+    let named = keys.f32("attention.scale").filter(|&scale| scale != 0.0);
+    named.unwrap_or_else(|| (head_dim as f64).powf(-0.5) as f32)
 }
 
 /// The stretching of rotary frequencies. Llama 3's factors come as a tensor and are not metadata.
-fn rope_scaling(keys: &Keys, max_context: usize) -> Result<RopeScaling, FormatError> {
+fn rope_scaling(keys: &Keys, directory: &Directory, max_context: usize) -> Result<RopeScaling, FormatError> {
+    if directory.get("model.rope_factors_long").is_some() {
+        let original = keys.size("rope.scaling.original_context_length")?.unwrap_or(max_context);
+        let attention_factor = keys.f32("rope.scaling.attn_factor").unwrap_or(1.0);
+        let long = max_context > original;
+        return Ok(RopeScaling::Long(LongRope { factors: Box::default(), long, attention_factor }));
+    }
     let kind = keys.meta.str(&keys.path("rope.scaling.type")).unwrap_or("linear");
     let factor = keys.f32("rope.scaling.factor").or(keys.f32("rope.scale_linear")).unwrap_or(1.0);
     match kind {

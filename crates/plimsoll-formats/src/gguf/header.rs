@@ -126,9 +126,9 @@ fn parse_info(cursor: &mut Cursor, architecture: &Architecture, file: usize) -> 
     let kind = GgmlType::from_id(cursor.u32()?)
         .map_err(|kind| FormatError::Unsupported(format!("tensor {} has type {kind}", quote(name))))?;
     let cols = shape[shape.len() - 1];
-    let row_bytes = kind
-        .row_bytes(cols)
-        .ok_or_else(|| wrong(format!("rows of {cols} elements are not whole blocks of {}", kind.block().0)))?;
+    let row_bytes = kind.row_bytes(cols).ok_or_else(|| {
+        wrong(format!("rows of {cols} elements are not whole {} blocks of {}", kind.name(), kind.block().0))
+    })?;
     let bytes = shape[..shape.len() - 1].iter().try_fold(row_bytes, |bytes, &dim| bytes.checked_mul(dim));
     let bytes = bytes.ok_or_else(|| wrong(format!("shape {shape:?} overflows")))?;
     let start = usize::try_from(cursor.u64()?).map_err(|_| wrong("its offset is too large".to_owned()))?;
@@ -185,13 +185,25 @@ fn place(entries: &mut [Entry], head_end: usize, file_bytes: usize, alignment: u
 /// The one span of a GGUF tensor.
 fn span_of(storage: &Storage) -> &Span {
     match storage {
-        Storage::Float(span) | Storage::Blocks(span, _) | Storage::Affine { codes: span, .. } => span,
+        Storage::Float(span)
+        | Storage::Blocks(span, _)
+        | Storage::Affine { codes: span, .. }
+        | Storage::Micro { codes: span, .. }
+        | Storage::Turns { parts: [span, _], .. } => span,
+        Storage::Grouped(parts) => &parts.codes.0,
+        Storage::F8(parts) => &parts.numbers,
     }
 }
 
 /// The one span of a GGUF tensor, mutable.
 fn span_of_mut(storage: &mut Storage) -> &mut Span {
     match storage {
-        Storage::Float(span) | Storage::Blocks(span, _) | Storage::Affine { codes: span, .. } => span,
+        Storage::Float(span)
+        | Storage::Blocks(span, _)
+        | Storage::Affine { codes: span, .. }
+        | Storage::Micro { codes: span, .. }
+        | Storage::Turns { parts: [span, _], .. } => span,
+        Storage::Grouped(parts) => &mut parts.codes.0,
+        Storage::F8(parts) => &mut parts.numbers,
     }
 }

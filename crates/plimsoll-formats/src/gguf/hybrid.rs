@@ -5,7 +5,7 @@
 use super::keys::Keys;
 use super::meta::{GgufMeta, GgufValue};
 use crate::architecture::Architecture;
-use crate::config::{DeltaNet, Experts};
+use crate::config::{DeltaNet, Experts, Routing};
 use crate::directory::Entry;
 use crate::error::FormatError;
 
@@ -19,6 +19,7 @@ pub(super) fn experts(keys: &Keys, architecture: &Architecture, layers: usize) -
     let count = keys.size("expert_count")?.unwrap_or(0);
     if !architecture.has_experts() {
         return match count {
+            _ if matches!(architecture, Architecture::Decoder(_)) => Ok(None),
             0 => Ok(None),
             _ => Err(FormatError::Unsupported(format!("{} with a mixture of experts", keys.path("expert_count")))),
         };
@@ -31,6 +32,9 @@ pub(super) fn experts(keys: &Keys, architecture: &Architecture, layers: usize) -
         width,
         shared_width: if shared { keys.size("expert_shared_feed_forward_length")?.unwrap_or(width) } else { 0 },
         renormalise: true,
+        routing: Routing::default(),
+        alternating: false,
+        biases: false,
         layers: vec![true; layers],
     }))
 }

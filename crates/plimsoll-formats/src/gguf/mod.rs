@@ -1,22 +1,27 @@
 //! GGUF files, versions 2 and 3, little endian: one file or the parts of a split one.
 //!
 //! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `names` is
-//! a table, `config` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig). Decoding of blocks is in `decode`.
+//! a table, `config` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig), `mmproj` adds a vision encoder from a
+//! second file. Decoding of blocks is in `decode`.
 
 mod config;
 mod cursor;
 mod header;
 mod hybrid;
-mod keys;
+pub(crate) mod keys;
 mod meta;
+mod mmproj;
 mod names;
 
 pub use meta::{GgufMeta, GgufStrings, GgufValue};
+pub use mmproj::{Mmproj, MmprojState, Processor};
+pub(crate) use mmproj::{attach, is_mmproj};
 
 use crate::architecture::Architecture;
 use crate::config::ModelConfig;
 use crate::directory::Directory;
 use crate::error::FormatError;
+use crate::family;
 use crate::mapping::Mapping;
 use std::path::{Path, PathBuf};
 
@@ -39,6 +44,10 @@ pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     let path = &first_part(path);
     let mut files = Vec::new();
     let first = add_file(&mut files, path, None)?;
+    if first.meta.str("general.architecture").is_some_and(mmproj::is_encoder) {
+        let what = "the vision encoder of a model, not a model; serve the model's own file, and this one with --mmproj";
+        return Err(FormatError::NotACheckpoint { path: path.clone(), reason: what.to_owned() });
+    }
     let architecture = first.architecture;
     let mut entries = first.entries;
     for sister in sisters(path, &first.meta)? {
@@ -102,13 +111,13 @@ fn first_part(path: &Path) -> PathBuf {
 fn architecture_of(name: &str) -> Architecture {
     match name {
         "llama" => Architecture::Llama,
-        "qwen2" => Architecture::Qwen2,
-        "qwen3" => Architecture::Qwen3,
-        "qwen3moe" => Architecture::Qwen3Moe,
+        "qwen2" | "qwen2vl" => Architecture::Qwen2,
+        "qwen3" | "qwen3vl" => Architecture::Qwen3,
+        "qwen3moe" | "qwen3vlmoe" => Architecture::Qwen3Moe,
         "qwen3next" => Architecture::Qwen3Next,
         "qwen35" => Architecture::Qwen3_5,
         "qwen35moe" => Architecture::Qwen3_5Moe,
-        "gemma3" => Architecture::Gemma3,
-        other => Architecture::Other(other.to_owned()),
+        other => family::of_gguf(other)
+            .map_or_else(|| Architecture::Other(other.to_owned()), |family| Architecture::Decoder(family.name)),
     }
 }

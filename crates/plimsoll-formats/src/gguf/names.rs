@@ -3,6 +3,7 @@
 //! A name that is not in the table is kept as it is, so that nothing in the file becomes invisible.
 
 use crate::architecture::Architecture;
+use crate::family;
 
 /// The canonical name of a GGUF tensor of a model of this architecture.
 pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
@@ -10,10 +11,24 @@ pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
         "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
         "output_norm.weight" => return "model.norm.weight".to_owned(),
         "output.weight" => return "lm_head.weight".to_owned(),
+        "per_layer_token_embd.weight" => return "model.embed_tokens_per_layer.weight".to_owned(),
+        "per_layer_model_proj.weight" => return "model.per_layer_model_projection.weight".to_owned(),
+        "per_layer_proj_norm.weight" => return "model.per_layer_projection_norm.weight".to_owned(),
+        "rope_factors_long.weight" => return "model.rope_factors_long".to_owned(),
+        "rope_factors_short.weight" => return "model.rope_factors_short".to_owned(),
         "rope_freqs.weight" => return "model.rope_freqs".to_owned(),
         _ => {}
     }
-    block_name(name, architecture).unwrap_or_else(|| name.to_owned())
+    match name.starts_with("blk.") {
+        true => block_name(name, architecture).unwrap_or_else(|| name.to_owned()),
+        false => of_family(name, architecture).unwrap_or_else(|| name.to_owned()),
+    }
+}
+
+/// The name that the architecture's family has for a part of a layer, or for a tensor outside layers.
+fn of_family(name: &str, architecture: &Architecture) -> Option<String> {
+    let Architecture::Decoder(family) = architecture else { return None };
+    family::renamed(family::named(family)?.gguf_names, name)
 }
 
 /// The canonical name of `blk.<layer>.<part>.<weight|bias>`.
@@ -22,6 +37,9 @@ fn block_name(name: &str, architecture: &Architecture) -> Option<String> {
     if layer.is_empty() || !layer.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
+    if let Some(part) = of_family(rest, architecture) {
+        return Some(format!("model.layers.{layer}.{part}"));
+    }
     match rest {
         // What the recurrence multiplies with, already -exp(A_log).
         "ssm_a" => return Some(format!("model.layers.{layer}.linear_attn.A")),
@@ -29,8 +47,6 @@ fn block_name(name: &str, architecture: &Architecture) -> Option<String> {
         _ => {}
     }
     let (part, leaf) = rest.rsplit_once('.')?;
-    // Gemma norms both sides of each half of a layer, so "ffn_norm" is not what comes after attention.
-    let sandwich = *architecture == Architecture::Gemma3;
     let module = match part {
         "attn_norm" => "input_layernorm",
         "attn_q" => "self_attn.q_proj",
@@ -39,7 +55,6 @@ fn block_name(name: &str, architecture: &Architecture) -> Option<String> {
         "attn_output" => "self_attn.o_proj",
         "attn_q_norm" => "self_attn.q_norm",
         "attn_k_norm" => "self_attn.k_norm",
-        "ffn_norm" if sandwich => "pre_feedforward_layernorm",
         "ffn_norm" => "post_attention_layernorm",
         "post_attention_norm" => "post_attention_layernorm",
         "post_ffw_norm" => "post_feedforward_layernorm",
@@ -78,11 +93,11 @@ mod tests {
         let of = |name, architecture| canonical(name, &architecture);
         assert_eq!(of("blk.7.ffn_norm.weight", Architecture::Llama), "model.layers.7.post_attention_layernorm.weight");
         assert_eq!(
-            of("blk.7.ffn_norm.weight", Architecture::Gemma3),
+            of("blk.7.ffn_norm.weight", Architecture::Decoder("Gemma 3")),
             "model.layers.7.pre_feedforward_layernorm.weight"
         );
         assert_eq!(
-            of("blk.7.post_attention_norm.weight", Architecture::Gemma3),
+            of("blk.7.post_attention_norm.weight", Architecture::Decoder("Gemma 3")),
             "model.layers.7.post_attention_layernorm.weight"
         );
     }

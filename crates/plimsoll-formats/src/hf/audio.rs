@@ -1,8 +1,8 @@
-//! `audio_config` of a Qwen3-Omni thinker → its tower, with the defaults of transformers.
+//! `audio_config` of a Qwen3-Omni thinker, or of Qwen3-ASR → its tower, with the defaults of transformers.
 
 use super::json::Lookup;
 use super::values::{activation_of, token};
-use crate::audio::Audio;
+use crate::audio::{Audio, AudioTask};
 use crate::config::ModelConfig;
 use crate::error::FormatError;
 
@@ -18,16 +18,53 @@ pub(super) fn is(name: &str) -> bool {
     )
 }
 
+/// The class or `model_type` of Qwen3-ASR. Its language model is a Qwen3.
+pub(super) fn is_asr(name: &str) -> bool {
+    matches!(name, "Qwen3ASRForConditionalGeneration" | "qwen3_asr" | "qwen3_asr_thinker" | "qwen3_asr_text")
+}
+
+/// Values that transformers assumes when a key of the tower is absent.
+struct Defaults {
+    depth: usize,
+    hidden: usize,
+    heads: usize,
+    intermediate: usize,
+    placeholder: u32,
+    task: AudioTask,
+}
+
+const OMNI: Defaults =
+    Defaults { depth: 32, hidden: 1280, heads: 20, intermediate: 5120, placeholder: 151_646, task: AudioTask::Any };
+const ASR: Defaults = Defaults {
+    depth: 24,
+    hidden: 1024,
+    heads: 16,
+    intermediate: 4096,
+    placeholder: 151_676,
+    task: AudioTask::Transcribe,
+};
+
+/// The tokens that end an answer of Qwen3-ASR unless the configuration names others: `<|endoftext|>` and `<|im_end|>`.
+const ASR_ENDS: [u32; 2] = [151_643, 151_645];
+
 /// The token that ends a turn. Generation in this family ends with it unless the configuration names other tokens.
 const TURN_END: u32 = 151_645;
 
 /// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<(), FormatError> {
-    if !is(name) && !top.str("model_type")?.is_some_and(is) {
+    let kind = top.str("model_type")?.unwrap_or_default();
+    let defaults = if is(name) || is(kind) {
+        OMNI
+    } else if is_asr(name) || is_asr(kind) {
+        ASR
+    } else {
         return Ok(());
-    }
+    };
     if config.eos_token_ids.is_empty() {
-        config.eos_token_ids = vec![token(top, "im_end_token_id", TURN_END)?];
+        config.eos_token_ids = match defaults.task {
+            AudioTask::Any => vec![token(top, "im_end_token_id", TURN_END)?],
+            AudioTask::Transcribe => ASR_ENDS.to_vec(),
+        };
     }
     let Some(audio) = top.object("audio_config")? else { return Ok(()) };
     let or = |key: &str, default: usize| audio.size(key).map(|size| size.unwrap_or(default));
@@ -41,16 +78,17 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         return Err(FormatError::Unsupported("scale_embedding".to_owned()));
     }
     config.audio = Some(Audio {
-        depth: or("encoder_layers", 32)?,
-        hidden_size: or("d_model", 1280)?,
-        heads: or("encoder_attention_heads", 20)?,
-        intermediate_size: or("encoder_ffn_dim", 5120)?,
+        depth: or("encoder_layers", defaults.depth)?,
+        hidden_size: or("d_model", defaults.hidden)?,
+        heads: or("encoder_attention_heads", defaults.heads)?,
+        intermediate_size: or("encoder_ffn_dim", defaults.intermediate)?,
         act: activation_of(audio.str("activation_function")?.unwrap_or("gelu"))?,
         bands: or("num_mel_bins", 128)?,
         channels: or("downsample_hidden_size", 480)?,
         half_window: or("n_window", 50)?,
         attention_window: or("n_window_infer", 800)?,
-        placeholder: token(top, "audio_token_id", 151_646)?,
+        placeholder: token(top, "audio_token_id", defaults.placeholder)?,
+        task: defaults.task,
     });
     Ok(())
 }

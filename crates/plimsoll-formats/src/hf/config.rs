@@ -9,14 +9,18 @@ use super::hybrid;
 use super::intern;
 use super::json::{Lookup, read_object, whole};
 use super::rope;
-use super::values::{LAYERS_MAX, activation, dtype};
+use super::siglip2;
+use super::values::{activation, dtype, layer_types};
 use super::vision;
 use crate::activation::Activation;
 use crate::architecture::Architecture;
+use crate::bounds::LAYERS_MAX;
 use crate::config::{Experts, ModelConfig};
-use crate::error::{FormatError, quote};
+use crate::error::FormatError;
+use crate::family::{self, Defaults};
 use crate::quantization::Quantization;
-use serde_json::Value;
+use crate::variant::Variant;
+use serde_json::{Map, Value};
 use std::path::Path;
 
 /// Most tokens that may end an answer.
@@ -24,12 +28,16 @@ const EOS_MAX: usize = 64;
 
 /// Reads and checks the configuration; the generation configuration may be missing.
 pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, FormatError> {
-    let top = read_object(config)?;
     let generation = if generation.is_file() { read_object(generation)? } else { Default::default() };
-    let outer = Lookup { inner: &top, outer: None };
+    resolve(&read_object(config)?, &generation)
+}
+
+/// The same of objects that have been read.
+pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>) -> Result<ModelConfig, FormatError> {
+    let outer = Lookup { inner: top, outer: None };
     // Of a model that also talks, the part that reads, sees, hears and writes.
     let outer = match outer.object("thinker_config")? {
-        Some(thinker) => Lookup { inner: thinker.inner, outer: Some(&top) },
+        Some(thinker) => Lookup { inner: thinker.inner, outer: Some(top) },
         None => outer,
     };
     let lookup = match outer.object("text_config")? {
@@ -41,7 +49,7 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
         Architecture::Other(name) => Some(name.clone()),
         _ => None,
     };
-    let generation = Lookup { inner: &generation, outer: None };
+    let generation = Lookup { inner: generation, outer: None };
     if family.architecture.is_encoder() {
         let config = encoder::build(&lookup, family.architecture)?;
         return config.check().map(|()| config);
@@ -62,6 +70,9 @@ pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, Form
 /// The names of a family whose routers, unlike those of its language models, have no key for renormalising.
 const QWEN3_VL_MOE: [&str; 3] = ["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"];
 
+/// The names of a vision model around a Mistral, which says itself what it is.
+const MISTRAL3: [&str; 2] = ["Mistral3ForConditionalGeneration", "mistral3"];
+
 /// What the defaults of a class depend on.
 struct Family {
     /// The class, or `model_type` where none is named.
@@ -70,19 +81,6 @@ struct Family {
     mistral: bool,
     /// Whether a router renormalises the weights of its experts, unless the configuration says otherwise; none: it always does.
     renormalise: Option<bool>,
-}
-
-/// Values that transformers assumes when a key is absent.
-struct Defaults {
-    heads: Option<usize>,
-    kv_heads: Option<usize>,
-    head_dim: Option<usize>,
-    vocab_size: Option<usize>,
-    max_context: usize,
-    theta: f32,
-    local_theta: Option<f32>,
-    sliding_window: Option<usize>,
-    activation: &'static str,
 }
 
 impl Family {
@@ -99,7 +97,8 @@ impl Family {
             },
         };
         // A tower before any language model, which says itself what it is.
-        let model = if intern::is(name) { text.str("model_type")?.unwrap_or(name) } else { name };
+        let wraps = intern::is(name) || siglip2::is(name) || MISTRAL3.contains(&name);
+        let model = if wraps { text.str("model_type")?.unwrap_or(name) } else { name };
         let mistral = matches!(model, "MistralForCausalLM" | "MistralModel" | "mistral");
         let architecture = match model {
             _ if mistral => Architecture::Llama,
@@ -119,10 +118,8 @@ impl Family {
             | "Qwen3VLForConditionalGeneration"
             | "qwen3_vl"
             | "qwen3_vl_text" => Architecture::Qwen3,
+            name if audio::is_asr(name) => Architecture::Qwen3,
             name if QWEN3_VL_MOE.contains(&name) => Architecture::Qwen3Moe,
-            "Gemma3ForCausalLM" | "Gemma3ForConditionalGeneration" | "Gemma3TextModel" | "gemma3" | "gemma3_text" => {
-                Architecture::Gemma3
-            }
             name if audio::is(name) => Architecture::Qwen3Moe,
             "Qwen3MoeForCausalLM" | "Qwen3MoeModel" | "qwen3_moe" => Architecture::Qwen3Moe,
             "Qwen3NextForCausalLM" | "Qwen3NextModel" | "qwen3_next" => Architecture::Qwen3Next,
@@ -136,7 +133,10 @@ impl Family {
             | "Qwen3_5MoeTextModel"
             | "qwen3_5_moe"
             | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
-            other => encoder::architecture(other).unwrap_or_else(|| Architecture::Other(other.to_owned())),
+            other => match family::of_class(other) {
+                Some(family) => Architecture::Decoder(family.name),
+                None => encoder::architecture(other).unwrap_or_else(|| Architecture::Other(other.to_owned())),
+            },
         };
         let renormalise = match architecture {
             Architecture::Qwen3Moe if QWEN3_VL_MOE.contains(&model) => None,
@@ -148,21 +148,12 @@ impl Family {
     }
 
     fn defaults(&self) -> Defaults {
-        let base = Defaults {
-            heads: None,
-            kv_heads: None,
-            head_dim: None,
-            vocab_size: None,
-            max_context: 2048,
-            theta: 10_000.0,
-            local_theta: None,
-            sliding_window: None,
-            activation: "silu",
-        };
+        let base = Defaults::LLAMA;
         match self.architecture {
             Architecture::Llama if self.mistral => {
                 Defaults { kv_heads: Some(8), max_context: 131_072, sliding_window: Some(4096), ..base }
             }
+            Architecture::Decoder(name) => family::named(name).map_or(base, |family| family.defaults),
             Architecture::Llama | Architecture::Bert | Architecture::Roberta | Architecture::Other(_) => base,
             Architecture::Qwen2 | Architecture::Qwen3Moe => {
                 Defaults { max_context: 32_768, sliding_window: Some(4096), ..base }
@@ -173,57 +164,39 @@ impl Family {
             Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => {
                 Defaults { max_context: 32_768, head_dim: Some(256), ..base }
             }
-            Architecture::Gemma3 => Defaults {
-                heads: Some(8),
-                kv_heads: Some(4),
-                head_dim: Some(256),
-                vocab_size: Some(262_208),
-                max_context: 131_072,
-                theta: 1_000_000.0,
-                local_theta: Some(10_000.0),
-                sliding_window: Some(4096),
-                activation: "gelu_pytorch_tanh",
-            },
         }
     }
 }
 
 fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelConfig, FormatError> {
     let defaults = family.defaults();
-    let gemma = family.architecture == Architecture::Gemma3;
     let layers = decoder_layers(config)?;
     let hidden_size = config.need("hidden_size")?;
     let heads = or_need(config, "num_attention_heads", defaults.heads)?;
     let head_dim = config.size("head_dim")?.or(defaults.head_dim);
     let head_dim = head_dim.unwrap_or(hidden_size.checked_div(heads).unwrap_or(0));
     let max_context = config.size("max_position_embeddings")?.unwrap_or(defaults.max_context);
-    let rope = rope::read(config, (defaults.theta, defaults.local_theta), max_context)?;
+    let rope = rope::read(config, (defaults.theta, defaults.local_theta), (max_context, head_dim))?;
     let (sliding_window, layer_is_sliding) = sliding(config, &family, defaults.sliding_window, layers)?;
     let projection_bias = config.bool("attention_bias")?.unwrap_or(false) && !family.mistral;
     let qwen2 = family.architecture == Architecture::Qwen2;
     let dtype = dtype(config)?;
-    let query_scalar = match gemma {
-        true => config.f32("query_pre_attn_scalar")?.unwrap_or(256.0),
-        false => head_dim as f32,
-    };
-    // Activations are f32 here, so the scale is not rounded to the weights' type (transformers rounds it to that of a
-    // model that runs in bf16).
-    let embedding_scale = (hidden_size as f64).sqrt() as f32;
     let hybrid = family.architecture.is_hybrid();
     let hidden_act = activation(config, defaults.activation)?;
     if hybrid && hidden_act != Activation::Silu {
         return Err(FormatError::Unsupported("recurrent layers with another activation than silu".to_owned()));
     }
     let experts = hybrid::experts(config, &family.architecture, family.renormalise, layers)?;
-    let intermediate_size = intermediate_size(config, experts.as_ref())?;
+    let intermediate_size = intermediate_size(config, experts.as_ref(), defaults.intermediate)?;
     let cap = |key| config.f32(key).map(|cap| cap.filter(|&cap| cap != 0.0));
-    Ok(ModelConfig {
+    let partial = if hybrid { Some(hybrid::PARTIAL_ROTARY_DEFAULT) } else { defaults.partial };
+    let built = ModelConfig {
         hidden_size,
         layers,
         heads,
         kv_heads: config.size("num_key_value_heads")?.or(defaults.kv_heads).unwrap_or(heads),
         head_dim,
-        rotary_dim: hybrid::rotary_dim(rope.partial, head_dim, hybrid)?,
+        rotary_dim: hybrid::rotary_dim(rope.partial, head_dim, partial)?,
         intermediate_size,
         experts,
         delta_net: hybrid::delta_net(config, &family.architecture, layers)?,
@@ -233,7 +206,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         draft_layers: hybrid::draft_layers(config, &family.architecture)?,
         attention_gate: hybrid,
         vocab_size: or_need(config, "vocab_size", defaults.vocab_size)?,
-        norm_eps: config.f32("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_eps: config.f32("rms_norm_eps")?.unwrap_or(defaults.eps),
         rope_theta: rope.theta,
         rope_local_theta: rope.local_theta,
         rope_scaling: rope.scaling,
@@ -245,13 +218,13 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         attention_bias: qwen2 || projection_bias,
         attention_output_bias: !qwen2 && projection_bias,
         mlp_bias: config.bool("mlp_bias")?.unwrap_or(false),
-        qk_norm: hybrid
-            || matches!(family.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe | Architecture::Gemma3),
-        tie_word_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(gemma),
+        qk_norm: hybrid || matches!(family.architecture, Architecture::Qwen3 | Architecture::Qwen3Moe),
+        variant: Variant::default(),
+        tie_word_embeddings: config.bool("tie_word_embeddings")?.unwrap_or(defaults.tied),
         hidden_act,
-        query_scale: f64::from(query_scalar).powf(-0.5) as f32,
-        embedding_scale: if gemma { embedding_scale } else { 1.0 },
-        norm_weight_offset: if gemma || hybrid { 1.0 } else { 0.0 },
+        query_scale: (head_dim as f64).powf(-0.5) as f32,
+        embedding_scale: 1.0,
+        norm_weight_offset: if hybrid { 1.0 } else { 0.0 },
         attn_logit_softcap: cap("attn_logit_softcapping")?,
         final_logit_softcap: cap("final_logit_softcapping")?,
         bos_token_id: tokens(config, "bos_token_id")?.or(tokens(generation, "bos_token_id")?).map(|ids| ids[0]),
@@ -259,28 +232,43 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         torch_dtype: dtype,
         quantization: Quantization::read(config)?,
         architecture: family.architecture,
-    })
+    };
+    of_family(config, built)
+}
+
+/// The configuration with the family's own keys, if it has such a family.
+fn of_family(json: &Lookup, mut config: ModelConfig) -> Result<ModelConfig, FormatError> {
+    if let Architecture::Decoder(name) = &config.architecture
+        && let Some(family) = family::named(name)
+    {
+        (family.from_hf)(json, &mut config)?;
+    }
+    Ok(config)
 }
 
 /// The number of layers, for a decoder with causal attention.
 fn decoder_layers(config: &Lookup) -> Result<usize, FormatError> {
-    let layers = config.need("num_hidden_layers")?;
+    let listed = config.get("layers_block_type").and_then(|kinds| kinds.as_array()).map(Vec::len);
+    let layers = or_need(config, "num_hidden_layers", listed)?;
     if layers > LAYERS_MAX {
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
-    if config.bool("use_bidirectional_attention")? == Some(true) || config.bool("is_causal")? == Some(false) {
+    // Gemma 4 names what sees later tokens. That of images leaves text causal.
+    let bidirectional = match config.get("use_bidirectional_attention").and_then(Value::as_str) {
+        Some("vision") => false,
+        Some(_) => true,
+        None => config.bool("use_bidirectional_attention")?.unwrap_or(false),
+    };
+    if bidirectional || config.bool("is_causal")? == Some(false) {
         return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
     }
     Ok(layers)
 }
 
 /// The width between the projections of a plain feed-forward part.
-fn intermediate_size(config: &Lookup, experts: Option<&Experts>) -> Result<usize, FormatError> {
-    match experts {
-        // Where every layer has experts the width of a plain part is often left out, and never used.
-        Some(experts) => Ok(config.size("intermediate_size")?.unwrap_or(experts.width)),
-        None => config.need("intermediate_size"),
-    }
+fn intermediate_size(config: &Lookup, experts: Option<&Experts>, default: Option<usize>) -> Result<usize, FormatError> {
+    // Where every layer has experts the width of a plain part is often left out, and never used.
+    or_need(config, "intermediate_size", experts.map(|experts| experts.width).or(default))
 }
 
 /// A size that is required unless its class has a default.
@@ -300,9 +288,8 @@ fn sliding(
 ) -> Result<(Option<usize>, Vec<bool>), FormatError> {
     let qwen = matches!(family.architecture, Architecture::Qwen2 | Architecture::Qwen3);
     let qwen_moe = family.architecture == Architecture::Qwen3Moe;
-    let gemma = family.architecture == Architecture::Gemma3;
     let asked = config.bool("use_sliding_window")?.unwrap_or(false);
-    let enabled = gemma || family.mistral || (qwen || qwen_moe) && asked;
+    let enabled = family.mistral || (qwen || qwen_moe) && asked;
     // An explicit null switches the window off, an absent key means the default.
     let null = config.inner.get("sliding_window").is_some_and(Value::is_null);
     let window = config.size("sliding_window")?.or(default.filter(|_| !null));
@@ -316,29 +303,9 @@ fn sliding(
             let first = config.size("max_window_layers")?.unwrap_or(28);
             (0..layers).map(|layer| layer >= first).collect()
         }
-        None if gemma => {
-            let pattern = config.size("sliding_window_pattern")?.or(config.size("_sliding_window_pattern")?);
-            let pattern = pattern.unwrap_or(6);
-            if pattern == 0 {
-                return Err(FormatError::Config("sliding_window_pattern is 0".to_owned()));
-            }
-            (1..=layers).map(|layer| layer % pattern != 0).collect()
-        }
         None => vec![true; layers],
     };
     Ok((Some(window).filter(|_| is_sliding.contains(&true)), is_sliding))
-}
-
-/// Reads `layer_types`.
-fn layer_types(kinds: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
-    let kinds = kinds.as_array().filter(|kinds| kinds.len() == layers);
-    let kinds = kinds.ok_or_else(|| FormatError::Config(format!("layer_types is not a list of {layers} texts")))?;
-    let is_sliding = |kind: &Value| match kind.as_str() {
-        Some("sliding_attention") => Ok(true),
-        Some("full_attention") => Ok(false),
-        other => Err(FormatError::Unsupported(format!("layer type {}", quote(other.unwrap_or("that is no text"))))),
-    };
-    kinds.iter().map(is_sliding).collect()
 }
 
 /// One token id or a list of them. An empty list counts as absent.

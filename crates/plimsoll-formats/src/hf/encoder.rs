@@ -1,11 +1,13 @@
 //! `config.json` of BERT and its relatives → the model configuration, with the defaults of transformers.
 
 use super::json::Lookup;
-use super::values::{LAYERS_MAX, activation, dtype};
+use super::values::{activation, dtype};
 use crate::architecture::Architecture;
+use crate::bounds::LAYERS_MAX;
 use crate::config::{Encoder, ModelConfig, RopeScaling};
 use crate::error::{FormatError, quote};
 use crate::quantization::Quantization;
+use crate::variant::Variant;
 use serde_json::Value;
 
 /// The encoder of that class or `model_type`.
@@ -80,6 +82,7 @@ pub(super) fn build(config: &Lookup, architecture: Architecture) -> Result<Model
         attention_output_bias: true,
         mlp_bias: true,
         qk_norm: false,
+        variant: Variant::default(),
         tie_word_embeddings: true,
         hidden_act: activation(config, "gelu")?,
         query_scale: (head_dim as f64).powf(-0.5) as f32,

@@ -3,16 +3,16 @@
 //! Defaults are those of transformers' configuration classes. Variants that no model code runs are refused by their key.
 
 use super::json::{Lookup, whole};
+use super::values::per_layer;
 use crate::architecture::Architecture;
-use crate::config::{DeltaNet, Experts};
+use crate::config::{DeltaNet, Experts, Routing};
 use crate::directory::Directory;
-use crate::error::{FormatError, quote};
-use serde_json::Value;
+use crate::error::FormatError;
 
 /// Every so many layers of a hybrid is one of attention, where the configuration does not list them.
 const FULL_ATTENTION_INTERVAL: usize = 4;
 /// Share of a hybrid's head that is rotated when the configuration does not say.
-const PARTIAL_ROTARY_DEFAULT: f32 = 0.25;
+pub(super) const PARTIAL_ROTARY_DEFAULT: f32 = 0.25;
 
 /// The mixture of experts. `renormalise`: whether the router does, unless the configuration says otherwise; none: it always does.
 pub(super) fn experts(
@@ -45,6 +45,9 @@ pub(super) fn experts(
             None => true,
         },
         layers: sparse_layers(config, layers)?,
+        routing: Routing::default(),
+        alternating: false,
+        biases: false,
     }))
 }
 
@@ -99,22 +102,19 @@ fn recurrent_layers(config: &Lookup, layers: usize) -> Result<Vec<bool>, FormatE
         }
         return Ok((1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect());
     };
-    let kinds = kinds.as_array().filter(|kinds| kinds.len() == layers);
-    let kinds = kinds.ok_or_else(|| FormatError::Config(format!("layer_types is not a list of {layers} texts")))?;
-    let recurrent = |kind: &Value| match kind.as_str() {
-        Some("linear_attention") => Ok(true),
-        Some("full_attention") => Ok(false),
-        other => Err(FormatError::Unsupported(format!("layer type {}", quote(other.unwrap_or("that is no text"))))),
-    };
-    kinds.iter().map(recurrent).collect()
+    per_layer(kinds, layers, |kind| match kind {
+        "linear_attention" => Some(true),
+        "full_attention" => Some(false),
+        _ => None,
+    })
 }
 
-/// Leading elements of a head that are rotated.
-pub(super) fn rotary_dim(partial: Option<f32>, head_dim: usize, hybrid: bool) -> Result<usize, FormatError> {
-    let share = partial.unwrap_or(if hybrid { PARTIAL_ROTARY_DEFAULT } else { 1.0 });
+/// Leading elements of a head that are rotated. No default: the family rotates all of a head.
+pub(super) fn rotary_dim(partial: Option<f32>, head_dim: usize, default: Option<f32>) -> Result<usize, FormatError> {
+    let share = partial.or(default).unwrap_or(1.0);
     match share {
         1.0 => Ok(head_dim),
-        _ if !hybrid => Err(FormatError::Unsupported("partial_rotary_factor".to_owned())),
+        _ if default.is_none() => Err(FormatError::Unsupported("partial_rotary_factor".to_owned())),
         _ if share > 0.0 && share < 1.0 => Ok((head_dim as f64 * f64::from(share)) as usize),
         _ => {
             Err(FormatError::Config(format!("partial_rotary_factor: {share}, allowed are numbers above 0 and up to 1")))

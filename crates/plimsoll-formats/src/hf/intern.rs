@@ -28,7 +28,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
     if !(1.0..=16.0).contains(&merge) || merge.fract() != 0.0 || !(image / patch).is_multiple_of(merge as usize) {
         return Err(FormatError::Config(format!("downsample_ratio: blocks of {merge} patches do not fill a tile")));
     }
-    // A frame of a video is written as a picture is.
+    // A frame of a video is written as an image is.
     let context = token(top, "image_token_id", 151_667)?;
     Ok(Vision {
         tower: Tower::Intern(Intern {

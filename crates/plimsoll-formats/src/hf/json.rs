@@ -24,50 +24,83 @@ pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FormatErr
 /// Reads a configuration file, which must hold an object.
 pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, FormatError> {
     let bytes = read_bounded(path, CONFIG_BYTES_MAX)?;
-    serde_json::from_slice(&bytes).map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
+    let parsed = serde_json::from_slice(&bytes).or_else(|error| match without_infinities(&bytes) {
+        Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| error),
+        None => Err(error),
+    });
+    parsed.map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
+}
+
+/// The text with null for the numbers that Python writes and JSON has not, outside of strings; none where there are none.
+fn without_infinities(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (mut out, mut at, mut quoted) = (Vec::with_capacity(bytes.len()), 0, false);
+    while at < bytes.len() {
+        let rest = &bytes[at..];
+        let number = ["-Infinity", "Infinity", "NaN"].iter().find(|number| rest.starts_with(number.as_bytes()));
+        if let Some(number) = number.filter(|_| !quoted) {
+            out.extend_from_slice(b"null");
+            at += number.len();
+            continue;
+        }
+        let taken = if quoted && rest[0] == b'\\' { 2.min(rest.len()) } else { 1 };
+        quoted ^= rest[0] == b'"';
+        out.extend_from_slice(&rest[..taken]);
+        at += taken;
+    }
+    (out != bytes).then_some(out)
 }
 
 /// An object and, where it lacks a key (or holds null), the object around it.
 #[derive(Clone, Copy)]
-pub(super) struct Lookup<'a> {
+pub(crate) struct Lookup<'a> {
     pub(super) inner: &'a Map<String, Value>,
     pub(super) outer: Option<&'a Map<String, Value>>,
 }
 
 impl<'a> Lookup<'a> {
     /// The value of a key; null counts as absent.
-    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         let here = self.inner.get(key).filter(|value| !value.is_null());
         here.or_else(|| self.outer?.get(key).filter(|value| !value.is_null()))
     }
 
+    /// Whether the object itself lacks a key. An explicit null switches a value off, an absent key means the default.
+    pub(crate) fn lacks(&self, key: &str) -> bool {
+        !self.inner.contains_key(key)
+    }
+
+    /// The keys of the object itself.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &'a str> + use<'a> {
+        self.inner.keys().map(String::as_str)
+    }
+
     /// A non-negative integer.
-    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, FormatError> {
+    pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, FormatError> {
         self.typed(key, "a non-negative integer", |value| whole(value).and_then(|n| usize::try_from(n).ok()))
     }
 
     /// A number.
-    pub(super) fn f32(&self, key: &str) -> Result<Option<f32>, FormatError> {
+    pub(crate) fn f32(&self, key: &str) -> Result<Option<f32>, FormatError> {
         self.typed(key, "a number", |value| value.as_f64().map(|number| number as f32))
     }
 
     /// A boolean.
-    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, FormatError> {
+    pub(crate) fn bool(&self, key: &str) -> Result<Option<bool>, FormatError> {
         self.typed(key, "a boolean", Value::as_bool)
     }
 
     /// A text.
-    pub(super) fn str(&self, key: &str) -> Result<Option<&'a str>, FormatError> {
+    pub(crate) fn str(&self, key: &str) -> Result<Option<&'a str>, FormatError> {
         self.typed(key, "a text", Value::as_str)
     }
 
     /// An object.
-    pub(super) fn object(&self, key: &str) -> Result<Option<Lookup<'a>>, FormatError> {
+    pub(crate) fn object(&self, key: &str) -> Result<Option<Lookup<'a>>, FormatError> {
         self.typed(key, "an object", |value| value.as_object().map(|inner| Lookup { inner, outer: None }))
     }
 
     /// A required non-negative integer.
-    pub(super) fn need(&self, key: &str) -> Result<usize, FormatError> {
+    pub(crate) fn need(&self, key: &str) -> Result<usize, FormatError> {
         self.size(key)?.ok_or_else(|| FormatError::Config(format!("{key} is missing")))
     }
 
@@ -88,7 +121,7 @@ impl<'a> Lookup<'a> {
 }
 
 /// A non-negative integer, also one written as `2.0`.
-pub(super) fn whole(value: &Value) -> Option<u64> {
+pub(crate) fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let number = value.as_f64()?;
         (number >= 0.0 && number <= (1u64 << 53) as f64 && number.fract() == 0.0).then_some(number as u64)

@@ -1,25 +1,30 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
-//! `safetensors` reads heads, `shards` finds the files, `names` maps names, `mlx` joins the three tensors of a
-//! quantized one, `config`, `encoder`, `hybrid`, `rope`, `vision` and `intern` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
+//! module, `config`, `encoder`, `hybrid`, `rope`, `vision`, `intern`, `siglip`, `siglip2` and `gemma4` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
 mod encoder;
+mod gemma4;
 mod hybrid;
 mod intern;
-mod json;
-mod mlx;
+pub(crate) mod json;
 mod names;
+mod quantized;
 mod rope;
 mod safetensors;
 mod shards;
-mod values;
+mod siglip;
+mod siglip2;
+pub(crate) mod values;
 mod vision;
 
+use crate::architecture::Architecture;
 use crate::config::ModelConfig;
 use crate::directory::Directory;
 use crate::error::FormatError;
+use crate::family::{self, Names};
 use crate::mapping::Mapping;
 use std::path::Path;
 
@@ -37,6 +42,28 @@ pub(crate) fn open_config(path: &Path) -> Result<Opened, FormatError> {
     Ok(Opened { files: Vec::new(), config, directory: Directory::default() })
 }
 
+/// The configuration of a text, for planning.
+pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
+    let top = serde_json::from_str(text).map_err(|error| FormatError::Config(error.to_string()))?;
+    config::resolve(&top, &Default::default())
+}
+
+/// The names that the model's family has for parts of a layer.
+fn names_of(config: &ModelConfig) -> Option<Names> {
+    match &config.architecture {
+        Architecture::Decoder(name) => family::named(name).map(|family| family.hf_names),
+        _ => None,
+    }
+}
+
+/// Gives modules with a quantization of their own their canonical names.
+fn rename_overrides(config: &mut ModelConfig, names: Names) {
+    let Some(quantization) = &mut config.quantization else { return };
+    let renamed = std::mem::take(&mut quantization.overrides).into_iter();
+    let renamed = renamed.map(|(name, quant)| (family::canonical(names, &name).unwrap_or(name), quant));
+    quantization.overrides = renamed.collect();
+}
+
 /// Opens a directory with a `config.json` and, unless it is there for planning only, safetensors.
 pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     let mut opened = open_config(&dir.join("config.json"))?;
@@ -51,7 +78,15 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
         shard.check(&found)?;
         tensors.extend(found);
     }
-    let entries = mlx::join(tensors, opened.config.quantization.as_ref())?;
+    let mut entries = quantized::join(&tensors, opened.config.quantization.as_ref(), &opened.files)?;
+    if let Some(names) = names_of(&opened.config) {
+        for entry in &mut entries {
+            if let Some(name) = family::canonical(names, &entry.name) {
+                entry.name = name;
+            }
+        }
+        rename_overrides(&mut opened.config, names);
+    }
     opened.directory = Directory::new(entries)?;
     // The file decides, whatever its configuration says: a head that is there is not the embedding's table again, which writers leave out.
     if !opened.directory.is_empty() {

@@ -17,14 +17,14 @@ pub(super) fn canonical(name: &str) -> String {
     if let Some((module, rest)) = name.split_once(".mlp.switch_mlp.") {
         return format!("{module}.mlp.experts.{rest}");
     }
-    match name.ends_with(".mlp.experts.gate_up_proj") || name.ends_with(".mlp.experts.down_proj") {
+    match name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj") {
         true => name + ".weight",
         false => name,
     }
 }
 
-/// How the names of a tower's tensors begin: those of the Qwens, then InternVL's.
-const TOWER_PARTS: [&str; 9] = [
+/// How the names of a tower's tensors begin: those of the Qwens, then InternVL's, SigLIP's and Gemma 4's.
+const TOWER_PARTS: [&str; 14] = [
     "patch_embed.",
     "pos_embed.",
     "blocks.",
@@ -34,6 +34,11 @@ const TOWER_PARTS: [&str; 9] = [
     "embeddings.",
     "encoder.layer.",
     "layernorm.",
+    "encoder.layers.",
+    "post_layernorm.",
+    "patch_embedder.",
+    "std_bias",
+    "std_scale",
 ];
 
 fn without_prefix(name: &str) -> String {
@@ -60,6 +65,9 @@ fn without_prefix(name: &str) -> String {
         let bare = !rest.starts_with("model.") && !rest.starts_with("lm_head.");
         return if bare { format!("model.{rest}") } else { rest.to_owned() };
     }
+    if let Some(rest) = name.strip_prefix("backbone.") {
+        return format!("model.{rest}");
+    }
     // An encoder below a head.
     for prefix in ["bert.", "roberta."] {
         if let Some(rest) = name.strip_prefix(prefix) {
@@ -69,16 +77,31 @@ fn without_prefix(name: &str) -> String {
     // A tower, by any of its names.
     for prefix in ["model.visual.", "model.vision_tower.", "vision_tower."] {
         let rest = name.strip_prefix(prefix).unwrap_or_default();
+        let rest = rest.strip_prefix("vision_model.").unwrap_or(rest);
         if TOWER_PARTS.iter().any(|part| rest.starts_with(part)) {
             return format!("visual.{rest}");
         }
     }
     let projector = name.strip_prefix("model.").unwrap_or(name).strip_prefix("multi_modal_projector.");
-    if let Some(rest) = projector.filter(|rest| ["layer_norm.", "linear_"].iter().any(|part| rest.starts_with(part))) {
+    if let Some(rest) =
+        projector.filter(|rest| ["layer_norm.", "linear_", "mm_"].iter().any(|part| rest.starts_with(part)))
+    {
+        return format!("visual.projector.{rest}");
+    }
+    let embedder = name.strip_prefix("model.").unwrap_or(name).strip_prefix("embed_vision.");
+    if let Some(rest) = embedder.filter(|rest| rest.starts_with("embedding_projection.")) {
         return format!("visual.projector.{rest}");
     }
     // A bare text model, saved without its head.
-    if ["layers.", "embed_tokens.", "norm."].iter().any(|prefix| name.starts_with(prefix)) {
+    const BARE: [&str; 6] = [
+        "layers.",
+        "embed_tokens.",
+        "norm.",
+        "embed_tokens_per_layer.",
+        "per_layer_model_projection.",
+        "per_layer_projection_norm.",
+    ];
+    if BARE.iter().any(|prefix| name.starts_with(prefix)) {
         return format!("model.{name}");
     }
     name.to_owned()
@@ -99,7 +122,10 @@ mod tests {
             ("model.language_model.lm_head.weight", "lm_head.weight"),
             ("language_model.embed_tokens.weight", "model.embed_tokens.weight"),
             ("embed_tokens.weight", "model.embed_tokens.weight"),
+            ("embed_tokens_per_layer.weight", "model.embed_tokens_per_layer.weight"),
+            ("model.language_model.layers.1.experts.down_proj", "model.layers.1.experts.down_proj.weight"),
             ("lm_head.weight", "lm_head.weight"),
+            ("backbone.layers.0.mixer.D", "model.layers.0.mixer.D"),
             ("model.vision_tower.norm.weight", "model.vision_tower.norm.weight"),
             ("vision_tower.vision_model.head.weight", "vision_tower.vision_model.head.weight"),
             ("model.visual.blocks.0.attn.qkv.bias", "visual.blocks.0.attn.qkv.bias"),
@@ -108,7 +134,16 @@ mod tests {
             ("model.vision_tower.encoder.layer.3.lambda_1", "visual.encoder.layer.3.lambda_1"),
             ("vision_tower.embeddings.cls_token", "visual.embeddings.cls_token"),
             ("multi_modal_projector.linear_1.bias", "visual.projector.linear_1.bias"),
-            ("multi_modal_projector.mm_soft_emb_norm.weight", "multi_modal_projector.mm_soft_emb_norm.weight"),
+            ("multi_modal_projector.mm_soft_emb_norm.weight", "visual.projector.mm_soft_emb_norm.weight"),
+            ("vision_tower.vision_model.post_layernorm.bias", "visual.post_layernorm.bias"),
+            ("model.vision_tower.encoder.layers.3.mlp.fc1.bias", "visual.encoder.layers.3.mlp.fc1.bias"),
+            ("model.embed_vision.embedding_projection.weight", "visual.projector.embedding_projection.weight"),
+            ("model.vision_tower.std_bias", "visual.std_bias"),
+            (
+                "model.vision_tower.encoder.layers.3.mlp.up_proj.input_max",
+                "visual.encoder.layers.3.mlp.up_proj.input_max",
+            ),
+            ("vision_tower.patch_embedder.input_proj.weight", "visual.patch_embedder.input_proj.weight"),
             ("thinker.audio_tower.layers.0.fc1.bias", "audio.layers.0.fc1.bias"),
             ("model.audio_tower.conv2d1.weight", "audio.conv2d1.weight"),
             ("thinker.visual.merger_list.0.ln_q.bias", "visual.merger_list.0.ln_q.bias"),

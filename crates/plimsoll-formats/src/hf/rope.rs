@@ -4,7 +4,8 @@
 //! Frequencies themselves are computed by the models.
 
 use super::json::Lookup;
-use crate::config::{RopeScaling, YarnScaling};
+use crate::bounds::HEAD_DIM_MAX;
+use crate::config::{LongRope, RopeScaling, YarnScaling};
 use crate::error::{FormatError, quote};
 
 /// Rotary parameters of global and sliding layers.
@@ -18,7 +19,11 @@ pub(super) struct Rope {
 
 /// Reads them. `defaults` are the bases of global and sliding layers; no second one means that the first holds for
 /// both.
-pub(super) fn read(config: &Lookup, defaults: (f32, Option<f32>), max_context: usize) -> Result<Rope, FormatError> {
+pub(super) fn read(
+    config: &Lookup,
+    defaults: (f32, Option<f32>),
+    (max_context, head_dim): (usize, usize),
+) -> Result<Rope, FormatError> {
     let parameters = config.object("rope_parameters")?;
     let nested = match &parameters {
         Some(parameters) => (parameters.object("full_attention")?, parameters.object("sliding_attention")?),
@@ -28,7 +33,7 @@ pub(super) fn read(config: &Lookup, defaults: (f32, Option<f32>), max_context: u
     // An empty one says nothing.
     let legacy = config.object("rope_scaling")?.filter(|legacy| !legacy.inner.is_empty());
     let theta = number(full, "rope_theta")?.or(number(legacy, "rope_theta")?);
-    let theta = theta.or(config.f32("rope_theta")?).unwrap_or(defaults.0);
+    let mut theta = theta.or(config.f32("rope_theta")?).unwrap_or(defaults.0);
     let local = number(nested.1, "rope_theta")?.or(config.f32("rope_local_base_freq")?);
     if let Some(sliding) = &nested.1
         && scaling(sliding, config, max_context)? != RopeScaling::None
@@ -41,6 +46,11 @@ pub(super) fn read(config: &Lookup, defaults: (f32, Option<f32>), max_context: u
         Some(parameters) => scaling(&parameters, config, max_context)?,
         None => RopeScaling::None,
     };
+    // There the share is the scaling's own.
+    let partial = partial.filter(|_| !matches!(scaling, RopeScaling::Proportional { .. }));
+    if let Some(alpha) = ntk_alpha(legacy.or(full))? {
+        theta *= alpha.powf(head_dim as f32 / (head_dim.max(3) - 2) as f32);
+    }
     Ok(Rope { theta, local_theta: local.or(defaults.1).unwrap_or(theta), scaling, partial })
 }
 
@@ -52,12 +62,26 @@ fn number(object: Option<Lookup>, key: &str) -> Result<Option<f32>, FormatError>
     }
 }
 
+/// What NTK scaling with a fixed alpha stretches the base by, before its exponent. Checkpoints of Hunyuan call it `dynamic`.
+fn ntk_alpha(parameters: Option<Lookup>) -> Result<Option<f32>, FormatError> {
+    let Some(parameters) = parameters else { return Ok(None) };
+    match kind(&parameters)? {
+        "dynamic" => Ok(parameters.f32("alpha")?.filter(|alpha| *alpha != 0.0)),
+        _ => Ok(None),
+    }
+}
+
+/// The name of a stretching, under either of its keys.
+fn kind<'a>(parameters: &Lookup<'a>) -> Result<&'a str, FormatError> {
+    match parameters.str("rope_type")? {
+        Some(kind) => Ok(kind),
+        None => Ok(parameters.str("type")?.unwrap_or("default")),
+    }
+}
+
 /// The stretching that one object of parameters describes.
 fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<RopeScaling, FormatError> {
-    let kind = match parameters.str("rope_type")? {
-        Some(kind) => kind,
-        None => parameters.str("type")?.unwrap_or("default"),
-    };
+    let kind = kind(parameters)?;
     let need =
         |key: &str| parameters.f32(key)?.ok_or_else(|| FormatError::Config(format!("rope {kind}: {key} is missing")));
     let original = || -> Result<usize, FormatError> {
@@ -68,6 +92,10 @@ fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<R
         // Sections of a rotary embedding stretch nothing.
         "default" | "mrope" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: need("factor")? }),
+        "proportional" => Ok(RopeScaling::Proportional {
+            share: parameters.f32("partial_rotary_factor")?.unwrap_or(1.0),
+            factor: parameters.f32("factor")?.unwrap_or(1.0),
+        }),
         "llama3" => Ok(RopeScaling::Llama3 {
             factor: need("factor")?,
             low: need("low_freq_factor")?,
@@ -75,8 +103,25 @@ fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<R
             original: original()?,
         }),
         "yarn" => yarn(parameters, original()?, max_context).map(RopeScaling::Yarn),
+        "dynamic" if ntk_alpha(Some(*parameters))?.is_some() => Ok(RopeScaling::None),
+        "longrope" | "su" => long(parameters, original()?, max_context).map(RopeScaling::Long),
         other => Err(FormatError::Unsupported(format!("rope type {}", quote(other)))),
     }
+}
+
+/// LongRoPE with the defaults of transformers.
+fn long(parameters: &Lookup, original: usize, max_context: usize) -> Result<LongRope, FormatError> {
+    let long = max_context > original;
+    let key = if long { "long_factor" } else { "short_factor" };
+    let numbers =
+        parameters.get(key).and_then(|list| list.as_array()).filter(|list| (1..=HEAD_DIM_MAX).contains(&list.len()));
+    let numbers = numbers.and_then(|list| list.iter().map(|value| value.as_f64().map(|n| n as f32)).collect());
+    let factors: Vec<f32> =
+        numbers.ok_or_else(|| FormatError::Config(format!("rope longrope: {key} is not a list of numbers")))?;
+    let factor = parameters.f32("factor")?.unwrap_or(max_context as f32 / original.max(1) as f32);
+    let inferred = if factor > 1.0 { (1.0 + factor.ln() / (original as f32).ln()).sqrt() } else { 1.0 };
+    let attention_factor = parameters.f32("attention_factor")?.unwrap_or(inferred);
+    Ok(LongRope { factors: factors.into(), long, attention_factor })
 }
 
 /// YaRN with the defaults of transformers, the attention factor resolved.

@@ -30,6 +30,16 @@ pub(super) enum Kind {
     Float(Encoding),
     /// 32-bit words, the form of MLX's packed codes.
     U32,
+    /// Bytes.
+    U8,
+    /// Signed 32-bit words, the form of other packed codes.
+    I32,
+    /// Signed bytes.
+    I8,
+    /// FP8 floats of the form E4M3.
+    F8,
+    /// Signed 64-bit words: a stored shape.
+    I64,
     /// Any other type, by the width in bits of an element.
     Other(usize),
 }
@@ -41,12 +51,16 @@ impl Kind {
             "F16" => Kind::Float(Encoding::F16),
             "BF16" => Kind::Float(Encoding::BF16),
             "U32" => Kind::U32,
+            "I32" => Kind::I32,
+            "I8" => Kind::I8,
+            "F8_E4M3" => Kind::F8,
+            "I64" => Kind::I64,
             "F4" => Kind::Other(4),
             "F6_E2M3" | "F6_E3M2" => Kind::Other(6),
-            "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => Kind::Other(8),
+            "U8" => Kind::U8,
+            "BOOL" | "F8_E5M2" | "F8_E8M0" | "F8_E4M3FNUZ" | "F8_E5M2FNUZ" => Kind::Other(8),
             "U16" | "I16" => Kind::Other(16),
-            "I32" => Kind::Other(32),
-            "U64" | "I64" | "F64" | "C64" => Kind::Other(64),
+            "U64" | "F64" | "C64" => Kind::Other(64),
             _ => return None,
         })
     }
@@ -55,7 +69,9 @@ impl Kind {
     fn bytes(self, shape: &[usize]) -> Option<usize> {
         let bits = match self {
             Kind::Float(encoding) => return float_bytes(shape, encoding),
-            Kind::U32 => 32,
+            Kind::U8 | Kind::I8 | Kind::F8 => 8,
+            Kind::U32 | Kind::I32 => 32,
+            Kind::I64 => 64,
             Kind::Other(bits) => bits,
         };
         let bits = shape.iter().try_fold(bits, |bits: usize, &dim| bits.checked_mul(dim))?;

@@ -2,11 +2,10 @@
 
 use super::json::{Lookup, whole};
 use crate::activation::Activation;
+use crate::config::ModelConfig;
 use crate::encoding::Dtype;
 use crate::error::{FormatError, quote};
-
-/// Most layers that are looked at before the configuration as a whole is checked.
-pub(super) const LAYERS_MAX: usize = 1000;
+use serde_json::Value;
 
 /// The activation, under either of its two keys.
 pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError> {
@@ -18,11 +17,12 @@ pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, F
 }
 
 /// The activation of a name.
-pub(super) fn activation_of(name: &str) -> Result<Activation, FormatError> {
+pub(crate) fn activation_of(name: &str) -> Result<Activation, FormatError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
         "gelu_pytorch_tanh" | "gelu_new" | "gelu_fast" => Ok(Activation::GeluTanh),
         "gelu" => Ok(Activation::Gelu),
+        "relu2" => Ok(Activation::ReluSquared),
         other => Err(FormatError::Unsupported(format!("activation {}", quote(other)))),
     }
 }
@@ -60,4 +60,46 @@ pub(super) fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, 
         Some(side) => Ok(side),
         None => Err(FormatError::Unsupported(format!("{key} with sides that differ"))),
     }
+}
+
+/// Gives a model a sliding window, in the layers that `layer_types` names; without the key, in those of `default`.
+pub(crate) fn window(
+    json: &Lookup,
+    config: &mut ModelConfig,
+    size: Option<usize>,
+    default: impl FnOnce(usize) -> Vec<bool>,
+) -> Result<(), FormatError> {
+    config.layer_is_sliding = match json.get("layer_types") {
+        Some(kinds) => layer_types(kinds, config.layers)?,
+        None => default(config.layers),
+    };
+    if size.is_none() {
+        config.layer_is_sliding.fill(false);
+    }
+    config.sliding_window = size.filter(|_| config.layer_is_sliding.contains(&true));
+    Ok(())
+}
+
+/// Reads `layer_types`: whether each layer attends through the sliding window.
+pub(super) fn layer_types(kinds: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
+    per_layer(kinds, layers, |kind| match kind {
+        "sliding_attention" => Some(true),
+        "full_attention" => Some(false),
+        _ => None,
+    })
+}
+
+/// Reads a list of one text a layer. `read` gives what a text stands for, if anything.
+pub(crate) fn per_layer<T>(
+    kinds: &Value,
+    layers: usize,
+    read: impl Fn(&str) -> Option<T>,
+) -> Result<Vec<T>, FormatError> {
+    let kinds = kinds.as_array().filter(|kinds| kinds.len() == layers);
+    let kinds = kinds.ok_or_else(|| FormatError::Config(format!("layer_types is not a list of {layers} texts")))?;
+    let one = |kind: &Value| {
+        let text = kind.as_str().unwrap_or("that is no text");
+        read(text).ok_or_else(|| FormatError::Unsupported(format!("layer type {}", quote(text))))
+    };
+    kinds.iter().map(one).collect()
 }

@@ -1,8 +1,11 @@
 //! `vision_config` of a multimodal checkpoint → its tower, with the defaults of transformers.
 
 use super::audio;
+use super::gemma4;
 use super::intern;
 use super::json::{Lookup, whole};
+use super::siglip;
+use super::siglip2;
 use super::values::{activation, side, token};
 use crate::activation::Activation;
 use crate::bounds::DEPTH_MAX;
@@ -74,6 +77,19 @@ fn family(name: &str) -> Option<Defaults> {
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &str) -> Result<(), FormatError> {
     if let Some(vision) = top.object("vision_config")?.filter(|_| intern::is(name)) {
         config.vision = Some(intern::read(&vision, top)?);
+        return Ok(());
+    }
+    if let Some(vision) = top.object("vision_config")?.filter(|_| siglip::is(name)) {
+        config.vision = Some(siglip::read(&vision, top)?);
+        return Ok(());
+    }
+    let kind = top.str("model_type")?.unwrap_or_default();
+    if let Some(vision) = top.object("vision_config")?.filter(|_| siglip2::is(name) || siglip2::is(kind)) {
+        config.vision = Some(siglip2::read(&vision, top)?);
+        return Ok(());
+    }
+    if let Some(vision) = top.object("vision_config")?.filter(|_| gemma4::is(name)) {
+        config.vision = Some(gemma4::read(&vision, top, text)?);
         return Ok(());
     }
     // Without a class, `name` is the text model's.

@@ -125,10 +125,25 @@ impl GgufWriter {
         self.set(key, 9, bytes)
     }
 
+    pub fn u32s(&mut self, key: &str, values: &[u32]) -> &mut Self {
+        let mut bytes = 4u32.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+        self.set(key, 9, bytes)
+    }
+
     pub fn bools(&mut self, key: &str, values: &[bool]) -> &mut Self {
         let mut bytes = 7u32.to_le_bytes().to_vec();
         bytes.extend((values.len() as u64).to_le_bytes());
         bytes.extend(values.iter().map(|&value| u8::from(value)));
+        self.set(key, 9, bytes)
+    }
+
+    /// An array of numbers of four bytes, of this type.
+    pub fn array(&mut self, key: &str, kind: u32, values: &[[u8; 4]]) -> &mut Self {
+        let mut bytes = kind.to_le_bytes().to_vec();
+        bytes.extend((values.len() as u64).to_le_bytes());
+        values.iter().for_each(|value| bytes.extend(value));
         self.set(key, 9, bytes)
     }
 
@@ -176,6 +191,70 @@ impl GgufWriter {
             Err(error) => error.to_string(),
         }
     }
+}
+
+/// A model of this architecture that an encoder can stand before: vectors of 64 numbers, heads of 16.
+pub fn seeing_model(arch: &str) -> GgufWriter {
+    let mut model = GgufWriter::new(arch);
+    model.strings("tokenizer.ggml.tokens", &["a", "<|image_pad|>", "<|video_pad|>"]);
+    model.array(&format!("{arch}.rope.dimension_sections"), 5, &[4u32, 2, 2, 0].map(u32::to_le_bytes));
+    if arch != "qwen2vl" {
+        model.u32(&format!("{arch}.n_deepstack_layers"), 1);
+    }
+    model
+}
+
+/// An encoder of two layers for such a model, with this type of projector; every number of its weights is 0.
+pub fn seeing(projector: &str) -> GgufWriter {
+    let mut encoder = GgufWriter { version: 3, keys: Vec::new(), tensors: Vec::new(), data: Vec::new() };
+    encoder.str("general.architecture", "clip").str("clip.projector_type", projector);
+    encoder.set("clip.has_vision_encoder", 7, [1]);
+    for (key, value) in [
+        ("block_count", 2),
+        ("embedding_length", 8),
+        ("feed_forward_length", 16),
+        ("attention.head_count", 2),
+        ("patch_size", 4),
+        ("image_size", 12),
+        ("image_min_pixels", 64),
+        ("image_max_pixels", 4096),
+    ] {
+        encoder.u32(&format!("clip.vision.{key}"), value);
+    }
+    encoder.f32("clip.vision.attention.layer_norm_epsilon", 1e-6);
+    for key in ["image_mean", "image_std"] {
+        encoder.array(&format!("clip.vision.{key}"), 6, &[0.5f32.to_le_bytes(); 3]);
+    }
+    let (hidden, wide, merged) = (8, 16, 32);
+    let later = projector == "qwen3vl_merger";
+    encoder.tensor("v.patch_embd.weight", &[4, 4, 3, hidden]).tensor("v.patch_embd.weight.1", &[4, 4, 3, hidden]);
+    for layer in 0..2 {
+        for (part, shape) in [("ffn_up", [hidden, wide]), ("ffn_down", [wide, hidden]), ("attn_out", [hidden, hidden])]
+        {
+            encoder.tensor(&format!("v.blk.{layer}.{part}.weight"), &shape);
+            encoder.tensor(&format!("v.blk.{layer}.{part}.bias"), &shape[1..]);
+        }
+        for part in ["ln1", "ln2"] {
+            encoder.tensor(&format!("v.blk.{layer}.{part}.weight"), &[hidden]);
+        }
+        for part in if later { &["attn_qkv"][..] } else { &["attn_q", "attn_k", "attn_v"] } {
+            let rows = if later { 3 * hidden } else { hidden };
+            encoder.tensor(&format!("v.blk.{layer}.{part}.weight"), &[hidden, rows]);
+            encoder.tensor(&format!("v.blk.{layer}.{part}.bias"), &[rows]);
+        }
+    }
+    encoder
+        .tensor("v.post_ln.weight", &[hidden])
+        .tensor("mm.0.weight", &[merged, merged])
+        .tensor("mm.2.weight", &[merged, 64]);
+    if later {
+        encoder.set("clip.use_gelu", 7, [1]).bools("clip.vision.is_deepstack_layers", &[false, true]);
+        encoder.tensor("v.post_ln.bias", &[hidden]).tensor("v.patch_embd.bias", &[hidden]);
+        encoder.tensor("v.position_embd.weight", &[hidden, 9]);
+        encoder.tensor("v.deepstack.1.norm.weight", &[merged]).tensor("v.deepstack.1.fc1.weight", &[merged, merged]);
+        encoder.tensor("v.deepstack.1.fc2.weight", &[merged, 64]);
+    }
+    encoder
 }
 
 /// A length-prefixed text.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -12,13 +12,14 @@ use jsonschema::{PatternOptions, Validator};
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::TokTrie;
-use plimsoll_memory::{heap, signals};
+use plimsoll_memory::{child, heap};
 use plimsoll_schema::{Compiled, Options};
 use serde_json::Value;
 
 use super::protocol::{Answer, Bounds, Breach, Job, Vocabulary, read_frame, write_frame};
 use crate::automaton::Start;
 use crate::library::{factory, reason};
+use crate::trial::rules_of_input;
 
 /// A job is ended after this long even if the server, which has its own limit, does not end it.
 const JOB_TIME_MAX: Duration = Duration::from_secs(10);
@@ -35,15 +36,7 @@ const PATTERN_BYTES_MAX: usize = 1 << 20;
 /// Does the jobs that arrive on standard input until that ends. The program calls it with [`super::SANDBOX_ARGUMENT`].
 #[must_use]
 pub fn serve() -> ExitCode {
-    // A panic is an answer, not a message.
-    set_hook(Box::new(|_| {}));
-    // A service manager signals all processes of a service. This one ends with its server.
-    signals::ignore_termination();
-    #[cfg(target_os = "linux")]
-    {
-        let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
-        let _ = rustix::thread::set_name(c"plimsoll-grammar");
-    }
+    child::begin(c"plimsoll-grammar");
     match jobs() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
@@ -138,6 +131,10 @@ impl Bench {
                     Err(error) => Answer::Refused(error.to_string()),
                 }
             }
+            Job::Input { text, lark, name } => match rules_of_input(&text, lark, &name) {
+                Ok(Compiled { rules, validated }) => Answer::Rules { rules, validated },
+                Err(why) => Answer::Refused(why),
+            },
             Job::Parts { schema, at } => match plimsoll_schema::parts(&schema, &at) {
                 Ok(parts) => Answer::Parts(parts),
                 Err(error) => Answer::Refused(error.to_string()),

@@ -14,9 +14,8 @@ mod protocol;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -25,6 +24,7 @@ pub use child::serve;
 pub use protocol::Breach;
 pub(crate) use protocol::{Answer, Bounds, Request, Vocabulary};
 
+use plimsoll_memory::child::{OwnedChild, isolate};
 use protocol::{EXIT_BYTES, read_frame, write_frame};
 use thiserror::Error;
 
@@ -78,7 +78,7 @@ pub(crate) struct Sandbox {
 }
 
 struct Running {
-    child: Child,
+    child: OwnedChild,
     stream: UnixStream,
     bounds: Bounds,
 }
@@ -119,12 +119,9 @@ impl Sandbox {
         let (stream, theirs) = UnixStream::pair()?;
         let output: OwnedFd = theirs.try_clone()?.into();
         let mut command = Command::new(&self.program);
-        // No keys of the environment, no directory that cannot be unmounted meanwhile.
-        command.arg(SANDBOX_ARGUMENT).env_clear().current_dir("/");
-        // A signal from the terminal is the server's.
-        command.process_group(0);
+        isolate(command.arg(SANDBOX_ARGUMENT));
         command.stdin(OwnedFd::from(theirs)).stdout(output).stderr(Stdio::null());
-        let child = command.spawn()?;
+        let child = command.spawn()?.into();
         self.starts.fetch_add(1, Relaxed);
         // The command holds the other end until it is dropped.
         drop(command);
@@ -182,13 +179,5 @@ impl Running {
             Ok(None) => Fault::Time(time),
             Err(error) => Fault::Process(error),
         }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        // Both fail only for a process that has gone and been waited for.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

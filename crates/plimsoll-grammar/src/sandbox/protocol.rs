@@ -34,6 +34,8 @@ pub(crate) enum Request<'a> {
     Compile(&'a str),
     /// Make rules of the part of a schema (JSON text) at a JSON pointer.
     Schema { schema: &'a str, at: &'a str, name: &'a str, lenient: bool },
+    /// Make rules of a grammar (Lark's notation, or else a regular expression) of a text inside a JSON string.
+    Input { text: &'a str, lark: bool, name: &'a str },
     /// Tell the schemas that stand directly in that part.
     Parts { schema: &'a str, at: &'a str },
     /// Validate documents (JSON texts) against a schema (a JSON text).
@@ -46,6 +48,7 @@ pub(super) enum Job {
     Setup(Vocabulary, Bounds),
     Compile(String),
     Schema { schema: String, at: String, name: String, lenient: bool },
+    Input { text: String, lark: bool, name: String },
     Parts { schema: String, at: String },
     Validate { schema: String, documents: Vec<String> },
 }

@@ -1,6 +1,6 @@
 //! Calls of tools under a grammar.
 
-use plimsoll_grammar::{Call, CallStyle, Calls, Guide, Patience, Source};
+use plimsoll_grammar::{Call, CallStyle, Calls, Guide, Input, Patience, Source};
 use serde_json::{Value, json};
 
 use super::{follow, grammars, schema, tokenizer, walk};
@@ -20,11 +20,12 @@ const STYLE: CallStyle = CallStyle {
 fn calls_have_their_format_and_their_arguments() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
     let tools = vec![
-        Call { name: "f".into(), parameters: schema(), strict: true },
+        Call { name: "f".into(), parameters: schema(), strict: true, input: None },
         Call {
             name: "g".into(),
             parameters: json!({"properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false}),
             strict: true,
+            input: None,
         },
     ];
     let source = Source::Calls(Calls { tools, several: false, style: STYLE });
@@ -38,10 +39,10 @@ fn calls_have_their_format_and_their_arguments() {
 }
 
 #[test]
-fn calls_or_a_form() {
+fn calls_or_structured_output() {
     let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
     let parameters = json!({"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"], "additionalProperties": false});
-    let tools = vec![Call { name: "weather".into(), parameters, strict: true }];
+    let tools = vec![Call { name: "weather".into(), parameters, strict: true, input: None }];
     let calls = Calls { tools, several: true, style: STYLE };
     let form = json!({"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": false});
     let source = Source::CallsOr(calls.clone(), Box::new(Source::JsonSchema(form.to_string())));
@@ -76,7 +77,7 @@ fn schemas_of_tools_that_are_not_strict_are_followed_as_far_as_they_can_be() {
     let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
     let style = CallStyle { marker: "", open: "", before: "", between: ":", after: "", next: "", close: "" };
     let source = |parameters: &Value, strict: bool| {
-        let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict }];
+        let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict, input: None }];
         Source::Calls(Calls { tools, several: false, style })
     };
     let guide = |source: &Source| {
@@ -96,6 +97,7 @@ fn schemas_of_tools_that_are_not_strict_are_followed_as_far_as_they_can_be() {
         name: name.into(),
         parameters: parameters.clone(),
         strict: false,
+        input: None,
     });
     let both = Source::Calls(Calls { tools: tools.into(), several: false, style });
     for _ in 0..2 {
@@ -135,7 +137,7 @@ fn a_call_that_has_begun_in_a_text_is_held_to_its_schema() {
         close: "]",
     };
     let guide = |style: CallStyle, several: bool| {
-        let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict: true }];
+        let tools = vec![Call { name: "f".into(), parameters: parameters.clone(), strict: true, input: None }];
         let source = Source::TextWithCalls(Calls { tools, several, style });
         Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap()
     };
@@ -169,4 +171,54 @@ fn a_call_that_has_begun_in_a_text_is_held_to_its_schema() {
     let element = |n: &str| format!("{{\"name\": \"f\", \"arguments\": {{\"n\": {n}}}}}");
     assert_eq!(follow(&list, &tokenizer, &format!("So: [CALLS][{}, {}]", element("1"), element("2"))), Ok(true));
     assert!(follow(&list, &tokenizer, &format!("[CALLS][{}", element("null"))).is_err());
+}
+
+/// What custom tools take is text, which is written as a string of the arguments.
+#[test]
+fn input_of_custom_tools_matches_its_grammar() {
+    let (tokenizer, grammars) = (tokenizer(), grammars(64 << 20));
+    let guide = |input: Input, text: bool| {
+        let tools = vec![Call { name: "f".into(), parameters: Value::Null, strict: true, input: Some(input) }];
+        let calls = Calls { tools, several: true, style: STYLE };
+        let source = if text { Source::TextWithCalls(calls) } else { Source::Calls(calls) };
+        Guide::new(&grammars, Some(&source), "", None, &Patience::default()).map_err(|error| error.to_string())
+    };
+    let call = |input: &str| {
+        format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {}}}\n</tool_call>", json!({"input": input}))
+            .replace("\":\"", "\": \"")
+    };
+    const PATCH: &str =
+        "start: \"*** Begin\" LF line+ \"*** End\" LF?\nline: (\"+\" | \"-\") /(.*)/ LF -> change\n%import common.LF\n";
+    const SUM: &str =
+        "start: NUMBER (OP NUMBER)~1..3\nOP: \"+\" | \"a\"..\"c\"\nNUMBER: /[0-9]+/ // whole\n%ignore \" \"\n";
+    for (input, good, bad) in [
+        (Input::Regex("^[a-z\"]+\n?$".into()), &["ab", "a\"b\n"][..], &["", "1", "a\nb"][..]),
+        (
+            Input::Lark(PATCH.into()),
+            &["*** Begin\n+a \"b\" \\ c\n-\n*** End", "*** Begin\n-\u{e4}\t\n*** End\n"],
+            &["*** Begin\n*** End", "*** Begin\n a\n*** End", "*** Begin\n+a*** End"],
+        ),
+        (Input::Lark(SUM.into()), &["1+2", "1 b 22 + 3"], &["1", "1+2+3+4+5", "1d2"]),
+    ] {
+        for (text, prefix) in [(false, ""), (true, "Well. ")] {
+            let guide = guide(input.clone(), text).unwrap();
+            for input in good {
+                let followed = follow(&guide, &tokenizer, &format!("{prefix}{}", call(input)));
+                assert_eq!(followed, Ok(true), "{input:?} in {}", call(input));
+            }
+            for input in bad {
+                assert_ne!(follow(&guide, &tokenizer, &format!("{prefix}{}", call(input))), Ok(true), "{input:?}");
+            }
+        }
+        let forced = guide(input, false).unwrap();
+        for seed in 0..3 {
+            let Some((_, text)) = walk(&forced, &tokenizer, seed, 400) else { continue };
+            let first = text.strip_prefix("<tool_call>\n").unwrap().split("\n</tool_call>").next().unwrap();
+            let call: Value = serde_json::from_str(first).unwrap_or_else(|error| panic!("{error}: {text}"));
+            assert!(call["arguments"]["input"].is_string(), "{text}");
+        }
+    }
+    let error = guide(Input::Lark("start: %json {}".into()), false).err().unwrap();
+    assert!(error.starts_with("tool 'f': the grammar has %json"), "{error}");
+    assert!(guide(Input::Lark("start: nothing".into()), false).is_err());
 }

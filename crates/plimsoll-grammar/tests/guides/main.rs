@@ -140,7 +140,7 @@ fn follow(guide: &Guide, tokenizer: &Tokenizer, text: &str) -> Result<bool, Stri
 }
 
 #[test]
-fn thoughts_come_first_and_end_in_time() {
+fn reasoning_come_first_and_end_in_time() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
     let source = Source::Choice(vec!["yes".into(), "no".into()]);
     for budget in [0, 1, 5, 17] {
@@ -150,9 +150,9 @@ fn thoughts_come_first_and_end_in_time() {
         let (_, answer) = text.split_once("</think>").unwrap();
         assert!(answer == "yes" || answer == "no", "{text}");
         let close = tokenizer.encode("</think>", false, true).unwrap();
-        let thoughts = ids.windows(close.len()).position(|window| window == close).unwrap();
-        assert!(thoughts <= budget as usize, "{thoughts} tokens of thought, {budget} were allowed");
-        // Without a grammar only the thoughts are limited.
+        let reasoning = ids.windows(close.len()).position(|window| window == close).unwrap();
+        assert!(reasoning <= budget as usize, "{reasoning} tokens of thought, {budget} were allowed");
+        // Without a grammar only the reasoning is limited.
         let guide = Guide::new(&grammars, None, "", Some(thinking), &Patience::default()).unwrap();
         let mut constraint = guide.begin().unwrap();
         for _ in 0..budget {
@@ -173,7 +173,7 @@ fn thoughts_come_first_and_end_in_time() {
 /// Regression, found by the soak: if the vocabulary is a multiple of 32, masks have one more word than ours. Requests
 /// with reasoning before a grammar got status 500.
 #[test]
-fn who_may_think_first_is_given_a_form_whatever_the_size_of_the_vocabulary() {
+fn reasoning_before_structured_output_works_for_any_vocabulary_size() {
     let tokenizer = tokenizer();
     let source = Source::Choice(vec!["yes".into(), "no".into()]);
     let opens = tokenizer.encode("a", false, true).unwrap();
@@ -228,7 +228,7 @@ fn what_is_no_grammar_says_why() {
 /// A grammar with text that has ever more readings is marked slow. Its outputs then take their tokens while no mask of
 /// it is computed, so taking a token is always quick.
 #[test]
-fn a_form_that_takes_long_says_when_it_can_go_on() {
+fn slow_grammar_signals_when_its_mask_is_ready() {
     let (grammars, tokenizer) = (grammars(64 << 20), tokenizer());
     let source = Source::Lark("start: e\ne: e e | /[a-z]/".into());
     let guide = Guide::new(&grammars, Some(&source), "", None, &Patience::default()).unwrap();

@@ -105,7 +105,7 @@ fn a_transfer_that_never_advances_is_given_up_and_resumed_by_the_next_pull() {
 }
 
 #[test]
-fn a_transfer_that_nobody_waits_for_ends_between_two_pieces() {
+fn abandoned_transfer_ends_between_two_pieces() {
     let (_dir, cache) = cache();
     let server = Server::start();
     let body = content(100_000, 6);

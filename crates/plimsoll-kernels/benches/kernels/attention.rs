@@ -51,7 +51,7 @@ fn positions_4096(bencher: Bencher, case: &Case) {
     let (data, mut out) = (vec![0.1f32; rows * ld], vec![0f32; rows * ld]);
     let mut scratch = vec![0f32; attend_scratch_len(&layout, false, rows, heads)];
     let queries = Queries { data: &data, ld, heads, spans: &spans };
-    let params = AttendParams { scale: 0.1, softcap: None, rounded: false };
+    let params = AttendParams { scale: 0.1, softcap: None, bf16: false, sinks: None };
     let operations = ItemsCount::new(4 * rows * heads * KV_HEADS * POSITIONS * DIM);
     bencher.counter(operations).counter(BytesCount::new(memory.len())).bench_local(|| {
         for kv_head in 0..KV_HEADS {
@@ -91,7 +91,7 @@ fn sixteen_from_memory(bencher: Bencher, case: &Case) {
     let (width, ld) = (case.heads * DIM, KV_HEADS * case.heads * DIM);
     let (data, mut out) = (vec![0.1f32; SEQUENCES * ld], vec![0f32; SEQUENCES * ld]);
     let mut scratch = vec![0f32; attend_scratch_len(&layout, false, 1, case.heads)];
-    let params = AttendParams { scale: 0.1, softcap: None, rounded: false };
+    let params = AttendParams { scale: 0.1, softcap: None, bf16: false, sinks: None };
     bencher.counter(BytesCount::new(memory.len())).bench_local(|| {
         for unit in 0..LAYERS * SEQUENCES * KV_HEADS {
             let (layer, row, kv_head) = (unit / KV_HEADS / SEQUENCES, unit / KV_HEADS % SEQUENCES, unit % KV_HEADS);

@@ -22,9 +22,9 @@ fn eight_bits(bencher: Bencher, case: &Case) {
 }
 
 /// The same of rows rounded to bfloat16, where there is a matrix unit.
-#[divan::bench(args = rounded_cases(), max_time = 0.4)]
-fn rounded(bencher: Bencher, case: &Case) {
-    measure(bencher, case, |packing, rows| Product::rounded(packing, rows));
+#[divan::bench(args = bf16_cases(), max_time = 0.4)]
+fn bf16(bencher: Bencher, case: &Case) {
+    measure(bencher, case, |packing, rows| Product::bf16(packing, rows));
 }
 
 fn measure(bencher: Bencher, case: &Case, product: fn(&Packing, usize) -> Product<'_>) {
@@ -37,7 +37,7 @@ fn measure(bencher: Bencher, case: &Case, product: fn(&Packing, usize) -> Produc
 }
 
 /// Weights that can be rounded, if there is the unit.
-fn rounded_cases() -> Vec<Case> {
+fn bf16_cases() -> Vec<Case> {
     let can = |case: &Case| isa() == Isa::Amx && !matches!(case.kind, PackKind::F16 | PackKind::F32);
     cases(&[1, 16, 32, 64, 256, 512]).into_iter().filter(can).collect()
 }

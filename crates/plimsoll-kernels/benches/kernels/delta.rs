@@ -44,6 +44,7 @@ impl Rule {
             gate_ld: 1,
             key_dim: DIM,
             value_dim: DIM,
+            rule: StateRule::Delta,
         };
         let base = self.states[head * SIZE..].as_mut_ptr();
         let slots = StateSlots { base, stride: HEADS * SIZE, start: Some(from as u32), out: named };

@@ -23,13 +23,28 @@ pub fn k() -> usize {
 }
 
 const fn quant(bits: u8, group: u8, scales: PackScales, zero: u8, offset: bool) -> PackKind {
-    PackKind::Quant(QuantPacking { bits, group, scales, zero, offset })
+    PackKind::Quant(QuantPacking { bits, group, scales, zero, offset, codebook: None })
 }
 
 pub const Q4_0: PackKind = quant(4, 32, PackScales::F16, 8, false);
 
-const KINDS: [(&str, PackKind); 9] = [
+/// Levels of 4-bit codes; benches measure no values.
+const fn book(scales: PackScales, step: u8) -> PackKind {
+    let mut codebook = [0; 16];
+    let mut code = 0;
+    while code < 16 {
+        codebook[code] = code as u8 * step;
+        code += 1;
+    }
+    let zero = codebook[8];
+    PackKind::Quant(QuantPacking { bits: 4, group: 32, scales, zero, offset: false, codebook: Some(codebook) })
+}
+
+const KINDS: [(&str, PackKind); 12] = [
     ("q4_0", Q4_0),
+    ("iq4_nl", book(PackScales::F16, 16)),
+    ("iq4_xs", book(PackScales::Super, 16)),
+    ("mxfp4", book(PackScales::E8m0Half, 1)),
     ("q4_1", quant(4, 32, PackScales::F16, 0, true)),
     ("q4_k", quant(4, 32, PackScales::Super, 0, true)),
     ("q5_k", quant(5, 32, PackScales::Super, 0, true)),
@@ -81,7 +96,7 @@ pub struct Product<'a> {
 enum Prepared {
     Floats,
     Quantized(ActLayout, Aligned<u8>),
-    Rounded(Bf16Layout, Aligned<u8>),
+    Bf16Rows(Bf16Layout, Aligned<u8>),
 }
 
 impl<'a> Product<'a> {
@@ -111,7 +126,7 @@ impl<'a> Product<'a> {
     }
 
     /// Of a prompt's rows.
-    pub fn rounded(packing: &'a Packing, rows: usize) -> Product<'a> {
+    pub fn bf16(packing: &'a Packing, rows: usize) -> Product<'a> {
         let mut product = Product::new(packing, rows);
         let layout = Bf16Layout { rows, k: packing.k() };
         let mut buffer = Aligned::new(layout.bytes(), |_| 0);
@@ -119,7 +134,7 @@ impl<'a> Product<'a> {
             // SAFETY: the buffer is whole and borrowed mutably.
             unsafe { round_row(isa(), layout, x, buffer.as_mut_ptr(), row) };
         }
-        product.acts = Prepared::Rounded(layout, buffer);
+        product.acts = Prepared::Bf16Rows(layout, buffer);
         product
     }
 
@@ -135,7 +150,7 @@ impl<'a> Product<'a> {
         match &self.acts {
             Prepared::Floats => run(Input::F32 { data: &self.x, ld: packing.k() }),
             Prepared::Quantized(layout, buffer) => run(Input::Acts(&Acts::new(*layout, buffer))),
-            Prepared::Rounded(layout, buffer) => run(Input::Bf16(&Bf16Acts::new(*layout, buffer))),
+            Prepared::Bf16Rows(layout, buffer) => run(Input::Bf16(&Bf16Acts::new(*layout, buffer))),
         }
         black_box(&self.y);
     }

@@ -17,13 +17,13 @@ pub(super) unsafe fn finish(
     isa: Isa,
     (heads, width): (usize, usize),
     query: usize,
-    state: &mut [f32],
+    (state, sinks): (&mut [f32], Option<&[f32]>),
     out: AttendOutput,
 ) {
     let (row, head) = (query / heads, query % heads);
     // SAFETY: the caller's word on the output.
     let out = unsafe { std::slice::from_raw_parts_mut(out.ptr.add(row * out.ld + head * width), width) };
-    isa.run(Finish { state, out });
+    isa.run(Finish { state, sink: sinks.map(|sinks| sinks[head]), out });
 }
 
 /// Adds later partial results to earlier ones.
@@ -62,9 +62,10 @@ impl Kernel for Merge<'_> {
     }
 }
 
-/// Divides by the sum.
+/// Divides by the sum, of which the head's sink is a part.
 struct Finish<'a> {
     state: &'a [f32],
+    sink: Option<f32>,
     out: &'a mut [f32],
 }
 
@@ -77,7 +78,13 @@ impl Kernel for Finish<'_> {
             self.out.fill(0.0);
             return;
         }
-        let factor = s.div(s.splat(1.0), s.splat(self.state[1]));
+        let mut factor = s.div(s.splat(1.0), s.splat(self.state[1]));
+        if let Some(sink) = self.sink {
+            let (max, sink) = (s.splat(self.state[0]), s.splat(sink));
+            let m = s.max(max, sink);
+            let (a, b) = (math::exp(s, s.sub(max, m)), math::exp(s, s.sub(sink, m)));
+            factor = s.div(a, s.fma(s.splat(self.state[1]), a, b));
+        }
         let acc = self.state[HEADER..].as_chunks::<LANES>().0;
         for (out, acc) in self.out.chunks_mut(LANES).zip(acc) {
             s.store_part(out, s.mul(s.load_part(acc, 0.0), factor));

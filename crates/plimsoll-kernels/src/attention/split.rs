@@ -15,7 +15,7 @@ pub(super) struct Split<'a> {
     pub(super) isa: Isa,
     pub(super) kv: &'a KvPages<'a>,
     pub(super) queries: &'a Queries<'a>,
-    pub(super) params: &'a AttendParams,
+    pub(super) params: &'a AttendParams<'a>,
     pub(super) split: usize,
 }
 

@@ -45,14 +45,14 @@ impl Cache {
     }
 }
 
-pub(super) const PLAIN: AttendParams = AttendParams { scale: 0.3, softcap: None, rounded: false };
+pub(super) const PLAIN: AttendParams = AttendParams { scale: 0.3, softcap: None, bf16: false, sinks: None };
 
 /// Attention of all rows at once; the output is rows × heads × head_dim.
 pub(super) fn run(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParams) -> Vec<f32> {
     let dim = kv.layout.width();
     let (rows, width) = (queries.spans.len(), queries.heads * dim);
     let mut out = vec![-77.0; rows * (width + 2)];
-    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, params.rounded, rows, queries.heads)];
+    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, params.bf16, rows, queries.heads)];
     let target = AttendOutput { ptr: out.as_mut_ptr(), ld: width + 2 };
     // SAFETY: the cache is whole and the output is this function's own.
     unsafe { attend(isa, kv, queries, params, &mut scratch, target) };
@@ -71,7 +71,7 @@ pub(super) fn run_splits(
     let (dim, rows) = (kv.layout.width(), queries.spans.len());
     let len = rows * queries.heads * attend_partial_len(&kv.layout);
     let mut partials = vec![f32::NAN; splits * len];
-    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, params.rounded, rows, queries.heads)];
+    let mut scratch = vec![f32::NAN; attend_scratch_len(&kv.layout, params.bf16, rows, queries.heads)];
     let mut out = vec![0.0; rows * queries.heads * dim];
     let target = AttendOutput { ptr: out.as_mut_ptr(), ld: queries.heads * dim };
     // SAFETY: as above.
@@ -79,12 +79,12 @@ pub(super) fn run_splits(
         for split in (0..splits).rev() {
             attend_split(isa, kv, queries, params, split, &mut scratch, &mut partials[split * len..][..len]);
         }
-        attend_combine(isa, &kv.layout, rows, queries.heads, &mut partials, target);
+        attend_combine(isa, &kv.layout, rows, queries.heads, &mut partials, params.sinks, target);
     }
     out
 }
 
-/// One query in double precision.
+/// One query in double precision; `params` have the sink of its head alone.
 fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &AttendParams) -> Vec<f64> {
     let positions = span.first as usize..span.end as usize;
     let score = |position: usize| {
@@ -93,7 +93,8 @@ fn reference(cache: &Cache, kv_head: usize, q: &[f32], span: Span, params: &Atte
         params.softcap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
     };
     let scores: Vec<f64> = positions.clone().map(score).collect();
-    let sum: f64 = scores.iter().map(|score| score.exp()).sum();
+    let sink: f64 = params.sinks.iter().map(|sinks| f64::from(sinks[0]).exp()).sum();
+    let sum = sink + scores.iter().map(|score| score.exp()).sum::<f64>();
     let value = |d: usize| {
         let term = |(position, score): (usize, &f64)| score.exp() / sum * cache.get(kv_head, position, d, true);
         positions.clone().zip(&scores).map(term).sum()
@@ -123,14 +124,18 @@ pub(super) fn expect_near_double_precision(isa: Isa, plain: AttendParams, limit:
             (4, 40, 8, 1),
         ] {
             let cache = Cache::new(KvLayout::padded(2, head_dim, dtype).unwrap(), positions, 31);
-            for params in [plain, AttendParams { softcap: Some(1.5), ..plain }] {
+            // Of no weight, and of more than all positions.
+            let sinks = Some(&[-40.0, 0.4, 3.0, 9.0, 2.0][..heads]);
+            for params in [plain, AttendParams { softcap: Some(1.5), ..plain }, AttendParams { sinks, ..plain }] {
                 for window in [usize::MAX, 20] {
                     let spans = causal(rows, positions, window);
                     let data = random.floats(rows * heads * head_dim);
                     let queries = Queries { data: &data, ld: heads * head_dim, heads, spans: &spans };
                     let out = run(isa, &cache.view(1), &queries, &params);
                     for (query, (q, out)) in data.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
-                        let expected = reference(&cache, 1, q, spans[query / heads], &params);
+                        let sinks = params.sinks.map(|sinks| &sinks[query % heads..][..1]);
+                        let one = AttendParams { sinks, ..params };
+                        let expected = reference(&cache, 1, q, spans[query / heads], &one);
                         for (actual, expected) in out.iter().zip(expected) {
                             assert!((f64::from(*actual) - expected).abs() < limit, "{dtype:?} {actual} {expected}");
                         }

@@ -12,6 +12,8 @@ struct Case {
     channels: usize,
     ld: usize,
     taps: usize,
+    bias: Option<Vec<f32>>,
+    silu: bool,
     norm: HeadNorm,
     x: Vec<f32>,
     weights: Vec<f32>,
@@ -37,7 +39,8 @@ impl Case {
                 let taps = (0..self.taps).map(|tap| (tap, self.taps - 1 - tap));
                 let weight = |tap| f64::from(self.weights[channel * self.taps + tap]);
                 let sum: f64 = taps.map(|(tap, back)| weight(tap) * self.x(row, back, channel)).sum();
-                sum / (1.0 + (-sum).exp())
+                let sum = sum + self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[channel]));
+                if self.silu { sum / (1.0 + (-sum).exp()) } else { sum }
             };
             let mut y: Vec<f64> = (0..self.channels).map(convolved).collect();
             if let HeadNorm::L2(scale) = self.norm {
@@ -58,7 +61,8 @@ impl Case {
         }
         let mut weights = vec![f32::NAN; conv_weights_len(self.channels, self.taps)];
         conv_weights(&self.weights, self.taps, &mut weights);
-        let spec = ConvSpec { weights: &weights, taps: self.taps, norm: self.norm, history_ld: self.ld };
+        let (bias, silu) = (self.bias.as_deref(), self.silu);
+        let spec = ConvSpec { weights: &weights, taps: self.taps, bias, silu, norm: self.norm, history_ld: self.ld };
         let mut x = self.x.clone();
         let (mut first, mut from) = (0, self.history.as_ref().map(|_| 0));
         for rows in spans {
@@ -94,6 +98,8 @@ proptest! {
         spans in prop::collection::vec(1usize..6, 1..6),
         scale in prop::option::of(0.1f32..2.0),
         from_zero: bool,
+        biased: bool,
+        silu: bool,
         seed in 0u64..1000,
     ) {
         let mut random = Random::new(seed);
@@ -103,6 +109,8 @@ proptest! {
             channels,
             ld,
             taps,
+            bias: biased.then(|| random.floats(channels)),
+            silu,
             norm: scale.map_or(HeadNorm::None, HeadNorm::L2),
             x: random.floats(rows * ld),
             weights: random.floats(channels * taps),

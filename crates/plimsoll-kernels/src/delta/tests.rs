@@ -14,13 +14,14 @@ struct Head {
     ld: usize,
     qkv: Vec<f32>,
     gates: Vec<f32>,
+    rule: StateRule,
     start: Option<Vec<f32>>,
 }
 
 const GATE_LD: usize = 5;
 
 impl Head {
-    fn new(rows: usize, key_dim: usize, value_dim: usize, from_zero: bool, seed: u64) -> Head {
+    fn new(rows: usize, (key_dim, value_dim): (usize, usize), from_zero: bool, rule: StateRule, seed: u64) -> Head {
         let mut random = Random::new(seed);
         let ld = 2 * key_dim + value_dim + 3;
         let mut qkv = random.floats(rows * ld);
@@ -32,14 +33,14 @@ impl Head {
         }
         let gates = (0..rows * GATE_LD).map(|_| random.uniform().abs()).collect();
         let start = (!from_zero).then(|| random.floats(key_dim * value_dim));
-        Head { rows, key_dim, value_dim, ld, qkv, gates, start }
+        Head { rows, key_dim, value_dim, ld, qkv, gates, rule, start }
     }
 
     fn input(&self, row: usize) -> DeltaInput<'_> {
         let (qkv, gates) = (&self.qkv[row * self.ld..], &self.gates[row * GATE_LD..]);
         let (q, k, v) = (qkv, &qkv[self.key_dim..], &qkv[2 * self.key_dim..]);
-        let (key_dim, value_dim) = (self.key_dim, self.value_dim);
-        DeltaInput { q, k, v, ld: self.ld, decay: gates, beta: &gates[1..], gate_ld: GATE_LD, key_dim, value_dim }
+        let (key_dim, value_dim, rule) = (self.key_dim, self.value_dim, self.rule);
+        DeltaInput { q, k, v, ld: self.ld, decay: gates, beta: &gates[1..], gate_ld: GATE_LD, key_dim, value_dim, rule }
     }
 
     /// Where element (row, column) of a state lies.
@@ -63,10 +64,17 @@ impl Head {
             let at = |x: &[f32], i: usize| f64::from(x[i]);
             state.iter_mut().for_each(|s| *s *= at(input.decay, 0));
             for c in 0..values {
-                let kept: f64 = (0..keys).map(|i| state[i * values + c] * at(input.k, i)).sum();
+                let kept: f64 = match self.rule {
+                    StateRule::Delta => (0..keys).map(|i| state[i * values + c] * at(input.k, i)).sum(),
+                    StateRule::Additive { .. } => 0.0,
+                };
                 let delta = (at(input.v, c) - kept) * at(input.beta, 0);
                 (0..keys).for_each(|i| state[i * values + c] += at(input.k, i) * delta);
-                out.push((0..keys).map(|i| state[i * values + c] * at(input.q, i)).sum());
+                let skipped = match self.rule {
+                    StateRule::Delta => 0.0,
+                    StateRule::Additive { skip } => f64::from(skip) * at(input.v, c),
+                };
+                out.push(skipped + (0..keys).map(|i| state[i * values + c] * at(input.q, i)).sum::<f64>());
             }
         }
         (out, state)
@@ -131,10 +139,12 @@ proptest! {
         value_dim in 1usize..70,
         spans in prop::collection::vec(1usize..6, 1..6),
         from_zero: bool,
+        skip in prop::option::of(-1.0f32..1.0),
         seed in 0u64..1000,
     ) {
         let rows = spans.iter().sum();
-        let head = Head::new(rows, key_dim, value_dim, from_zero, seed);
+        let rule = skip.map_or(StateRule::Delta, |skip| StateRule::Additive { skip });
+        let head = Head::new(rows, (key_dim, value_dim), from_zero, rule, seed);
         let plain = Way { isa: Isa::Portable, spans: vec![1; rows], tiles: 1, keep_all: true };
         let (out, states) = run(&head, &plain);
         let (expected, last) = head.reference();
@@ -185,11 +195,33 @@ proptest! {
             prop_assert_eq!(first.get_or_insert(all.clone()), &all, "{}", isa);
         }
     }
+
+    #[test]
+    fn time_steps_follow_their_definitions(heads in 1usize..50, bounded: bool, seed in 0u64..1000) {
+        let mut random = Random::new(seed);
+        let [dt, a_log, dt_bias]: [Vec<f32>; 3] =
+            std::array::from_fn(|_| random.floats(heads).iter().map(|x| 4.0 * x).collect());
+        let limits = if bounded { [0.01, 2.0] } else { [0.0, f32::INFINITY] };
+        let mut first = None;
+        for isa in isas() {
+            let (mut steps, mut decay) = (dt.clone(), vec![f32::NAN; heads]);
+            time_steps(isa, &mut steps, &mut decay, &a_log, &dt_bias, limits);
+            for head in 0..heads {
+                let time = (f64::from(dt[head]) + f64::from(dt_bias[head])).exp().ln_1p();
+                let time = time.clamp(limits[0].into(), limits[1].into());
+                prop_assert!((f64::from(steps[head]) - time).abs() <= 1e-6 * time.max(1.0), "{} {}", steps[head], time);
+                let expected = (-f64::from(a_log[head]).exp() * time).exp();
+                prop_assert!((f64::from(decay[head]) - expected).abs() <= 1e-5, "{} {}", decay[head], expected);
+            }
+            let all = (bits(&steps), bits(&decay));
+            prop_assert_eq!(first.get_or_insert(all.clone()), &all, "{}", isa);
+        }
+    }
 }
 
 #[test]
 fn a_span_without_rows_touches_nothing() {
-    let head = Head::new(1, 4, 16, true, 1);
+    let head = Head::new(1, (4, 16), true, StateRule::Delta, 1);
     let slots = StateSlots { base: std::ptr::null_mut(), stride: 0, start: None, out: &[] };
     let target = DeltaOutput { ptr: std::ptr::null_mut(), ld: 0 };
     // SAFETY: no row, no slot.

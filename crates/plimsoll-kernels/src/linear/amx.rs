@@ -14,14 +14,14 @@ use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
 
 use super::quant::{Job, MOST_ROWS};
-use super::{Finish, TileTarget};
+use super::{Finish, TileTarget, codes};
 use crate::acts::{ACT_TILE_BYTES, ActBlock, ActForm, ActSums};
+use crate::amx;
+use crate::amx::group::{self, BFLOAT, SIGNED, SIGNED_BYTES, UNSIGNED, UNSIGNED_BYTES, one_plane};
+use crate::bf16::TILE_ROWS;
 use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, PANEL, QuantPacking};
-use crate::rounded::TILE_ROWS;
 use crate::simd::{Simd, Words};
-use crate::unit;
-use crate::unit::group::{self, BFLOAT, SIGNED, SIGNED_BYTES, UNSIGNED, UNSIGNED_BYTES, one_plane};
 use unpack::Unpack;
 
 mod unpack;
@@ -43,7 +43,7 @@ const TILE: usize = TILE_ROWS * PANEL;
 
 /// What codes are multiplied as; `None` where nothing fits.
 fn kind(quant: QuantPacking, form: ActForm) -> Option<u8> {
-    let (highest, zero) = ((1i32 << quant.bits) - 1, i32::from(quant.zero));
+    let (highest, zero) = (i32::from(quant.highest()), i32::from(quant.zero));
     let (bytes, signed) = (form == ActForm::Bytes, zero <= 128 && highest - zero <= 127);
     match zero {
         _ if form == ActForm::Tiled && quant.fits_floats() => Some(BFLOAT),
@@ -62,10 +62,11 @@ const fn block_bytes(kind: u8) -> (usize, usize) {
     }
 }
 
-/// Codes less their zero point: small integers, which bfloat16 holds exactly.
-fn words(zero: u8) -> Words {
+/// Levels of codes less the zero point: small integers, which bfloat16 holds exactly.
+fn words(quant: QuantPacking) -> Words {
     // Their floats end in zeros.
-    Words(std::array::from_fn(|code| ((code as f32 - f32::from(zero)).to_bits() >> 16) as u16))
+    let word = |code| ((f32::from(quant.level(code)) - f32::from(quant.zero)).to_bits() >> 16) as u16;
+    Words(std::array::from_fn(|code| word(code as u8)))
 }
 
 /// Memory of one call, on the stack of its thread.
@@ -245,7 +246,7 @@ impl Job<'_> {
     ///
     /// # Safety
     /// As for [`Job::tile`], and there are at most [`MOST_ROWS`] rows.
-    pub(super) unsafe fn tiled<const BITS: u8, const HALVES: bool, const OFFSET: bool>(&self) -> bool {
+    pub(super) unsafe fn tiled<const CODE: u8, const HALVES: bool, const OFFSET: bool>(&self) -> bool {
         let form = self.acts.layout().form;
         let fewest = if form == ActForm::Bytes { FEWEST_BYTES } else { FEWEST_ROWS };
         if self.isa != Isa::Amx || self.rows.len() < fewest {
@@ -256,11 +257,11 @@ impl Job<'_> {
         unsafe {
             match kind(self.quant, form) {
                 // Codes of eight bits never fit.
-                Some(BFLOAT) if BITS < 8 => self.by_panels::<BITS, HALVES, OFFSET, BFLOAT, PANELS>(),
-                Some(UNSIGNED_BYTES) => self.by_panels::<BITS, HALVES, OFFSET, UNSIGNED_BYTES, PANELS>(),
-                Some(SIGNED_BYTES) => self.by_panels::<BITS, HALVES, false, SIGNED_BYTES, PANELS>(),
-                Some(UNSIGNED) => self.by_panels::<BITS, HALVES, OFFSET, UNSIGNED, { PANELS / 2 }>(),
-                Some(_) => self.by_panels::<BITS, HALVES, false, SIGNED, { PANELS / 2 }>(),
+                Some(BFLOAT) if codes::bits(CODE) < 8 => self.by_panels::<CODE, HALVES, OFFSET, BFLOAT, PANELS>(),
+                Some(UNSIGNED_BYTES) => self.by_panels::<CODE, HALVES, OFFSET, UNSIGNED_BYTES, PANELS>(),
+                Some(SIGNED_BYTES) => self.by_panels::<CODE, HALVES, false, SIGNED_BYTES, PANELS>(),
+                Some(UNSIGNED) => self.by_panels::<CODE, HALVES, OFFSET, UNSIGNED, { PANELS / 2 }>(),
+                Some(_) => self.by_panels::<CODE, HALVES, false, SIGNED, { PANELS / 2 }>(),
                 None => return false,
             }
         }
@@ -273,29 +274,29 @@ impl Job<'_> {
     /// # Safety
     /// As for [`Job::tiled`], with enough rows and of the packing's [`kind`].
     #[inline(never)]
-    unsafe fn by_panels<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(&self) {
+    unsafe fn by_panels<const CODE: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(&self) {
         let Job { panels, rows, .. } = self;
-        let table = (KIND == BFLOAT).then(|| words(self.quant.zero));
+        let table = (KIND == BFLOAT).then(|| words(self.quant));
         let mut scratch = MaybeUninit::<Scratch>::uninit();
         let scratch = scratch.as_mut_ptr();
         let together = panels.len() / P * P;
         // SAFETY: the panels are the caller's.
         unsafe {
             for panel in (panels.start..panels.start + together).step_by(P) {
-                self.together::<BITS, HALVES, OFFSET, KIND, P>(panel, rows.clone(), table.as_ref(), scratch);
+                self.together::<CODE, HALVES, OFFSET, KIND, P>(panel, rows.clone(), table.as_ref(), scratch);
             }
             for panel in panels.start + together..panels.end {
-                self.together::<BITS, HALVES, OFFSET, KIND, 1>(panel, rows.clone(), table.as_ref(), scratch);
+                self.together::<CODE, HALVES, OFFSET, KIND, 1>(panel, rows.clone(), table.as_ref(), scratch);
             }
         }
-        unit::release();
+        amx::release();
     }
 
     /// `P` panels from `panel` on, times all rows.
     ///
     /// # Safety
     /// As for [`Job::by_panels`].
-    unsafe fn together<const BITS: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(
+    unsafe fn together<const CODE: u8, const HALVES: bool, const OFFSET: bool, const KIND: u8, const P: usize>(
         &self,
         panel: usize,
         rows: Range<usize>,
@@ -308,10 +309,10 @@ impl Job<'_> {
         let mut shape = 0;
         for first in (0..groups).step_by(GROUPS) {
             let part = Part { panel, first, len: GROUPS.min(groups - first) };
-            self.isa.run_widest(Unpack::<BITS, HALVES, OFFSET, P> { job: self, part, table, scratch });
+            self.isa.run_widest(Unpack::<CODE, HALVES, OFFSET, P> { job: self, part, table, scratch });
             for (number, tile) in row_tiles(rows.clone()).enumerate() {
                 if shape != tile.size {
-                    unit::configure(tile.size, bytes);
+                    amx::configure(tile.size, bytes);
                     shape = tile.size;
                 }
                 // SAFETY: the part is unpacked, the unit set up, and rows are the caller's word.
@@ -384,7 +385,14 @@ mod tests {
 
     #[test]
     fn codes_are_signed_where_their_zero_point_fits_a_byte() {
-        let quant = |bits, zero| QuantPacking { bits, group: 32, scales: crate::PackScales::F16, zero, offset: false };
+        let quant = |bits, zero| QuantPacking {
+            bits,
+            group: 32,
+            scales: crate::PackScales::F16,
+            zero,
+            offset: false,
+            codebook: None,
+        };
         let found = [(4, 0), (4, 8), (6, 32), (8, 128), (8, 0), (8, 1), (8, 127), (4, 129)]
             .map(|(bits, zero)| [ActForm::Words, ActForm::Bytes].map(|form| kind(quant(bits, zero), form)));
         let (plain, signed) = ([UNSIGNED, UNSIGNED_BYTES].map(Some), [SIGNED, SIGNED_BYTES].map(Some));

@@ -1,50 +1,85 @@
 //! Reading a packed panel into registers: codes out of their bit planes, scales and offsets as floats. The layout is
-//! `packing`'s; what is computed with them is `quant.rs`'s and `rounded`'s.
+//! `packing`'s; what is computed with them is `quant.rs`'s and `bf16`'s.
 
-use crate::packing::{BLOCK, PANEL, PackScales, QuantPacking, SUPER};
-use crate::simd::Simd;
+use crate::packing::{BLOCK, Codebook, PANEL, PackScales, QuantPacking, SUPER};
+use crate::simd::{CodeWidth, Simd};
 
 /// How far ahead of its use a part of a panel is asked for, where not whole panels are, in bytes.
 pub(super) const PREFETCH: usize = 8192;
 
-/// What is compiled once for every way to quantize: `BITS`-bit codes in groups of 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a
-/// zero point.
+/// Beside the bits of a code: its level is in the codebook, and below 32.
+const BOOK: u8 = 16;
+/// The same of levels of any height.
+const WIDE_BOOK: u8 = 32;
+
+/// Bits of a code of form `CODE`.
+pub(super) const fn bits(code: u8) -> usize {
+    (code % BOOK) as usize
+}
+
+/// Bytes of a block of codes of form `CODE`.
+pub(super) const fn block_bytes(code: u8) -> usize {
+    PANEL * BLOCK * bits(code) / 8
+}
+
+/// How wide the levels of codes of form `CODE` are.
+pub(super) const fn width(code: u8) -> CodeWidth {
+    match code {
+        0..=4 => CodeWidth::Four,
+        6 => CodeWidth::Six,
+        8 | WIDE_BOOK.. => CodeWidth::Eight,
+        _ => CodeWidth::Five,
+    }
+}
+
+/// What is compiled once for every way to quantize: codes of form `CODE`, their bits and perhaps a codebook, in groups of 16 (`HALVES`)
+/// or 32, with offsets (`OFFSET`) or a zero point.
 pub(super) trait ByFormat: Sized {
-    fn run<const BITS: u8, const HALVES: bool, const OFFSET: bool>(self);
+    fn run<const CODE: u8, const HALVES: bool, const OFFSET: bool>(self);
 
     /// Runs what is compiled for weights that are quantized so.
     fn run_for(self, quant: QuantPacking) {
-        match quant.bits {
-            2 => sized::<2>(self, quant),
-            3 => sized::<3>(self, quant),
-            4 => sized::<4>(self, quant),
-            5 => sized::<5>(self, quant),
-            6 => sized::<6>(self, quant),
+        match (quant.bits, quant.codebook) {
+            (3, Some(_)) => looked_up::<{ 3 | WIDE_BOOK }>(self, quant),
+            (_, Some(_)) if quant.highest() < 32 => looked_up::<{ 4 | BOOK }>(self, quant),
+            (_, Some(_)) => looked_up::<{ 4 | WIDE_BOOK }>(self, quant),
+            (2, _) => sized::<2>(self, quant),
+            (3, _) => sized::<3>(self, quant),
+            (4, _) => sized::<4>(self, quant),
+            (5, _) => sized::<5>(self, quant),
+            (6, _) => sized::<6>(self, quant),
             _ => sized::<8>(self, quant),
         }
     }
 }
 
-fn sized<const BITS: u8>(what: impl ByFormat, quant: QuantPacking) {
+fn looked_up<const CODE: u8>(what: impl ByFormat, quant: QuantPacking) {
+    match quant.group == 16 {
+        false => what.run::<CODE, false, false>(),
+        true => what.run::<CODE, true, false>(),
+    }
+}
+
+fn sized<const CODE: u8>(what: impl ByFormat, quant: QuantPacking) {
     match (quant.group == 16, quant.offset) {
-        (false, false) => what.run::<BITS, false, false>(),
-        (false, true) => what.run::<BITS, false, true>(),
-        (true, false) => what.run::<BITS, true, false>(),
-        (true, true) => what.run::<BITS, true, true>(),
+        (false, false) => what.run::<CODE, false, false>(),
+        (false, true) => what.run::<CODE, false, true>(),
+        (true, false) => what.run::<CODE, true, false>(),
+        (true, true) => what.run::<CODE, true, true>(),
     }
 }
 
 /// Asks for the codes of a block and for its scales, `scale_bytes` a block, roughly. The panel may lie behind the matrix: asking never
 /// faults.
 #[inline(always)]
-pub(super) fn prefetch_block<S: Simd, const BITS: u8>(
+pub(super) fn prefetch_block<S: Simd, const CODE: u8>(
     s: S,
     panel: *const u8,
     k: usize,
     block: usize,
     scale_bytes: usize,
 ) {
-    let block_bytes = PANEL * BLOCK * BITS as usize / 8;
+    let block_bytes = block_bytes(CODE);
     let codes = panel.wrapping_add(block * block_bytes);
     for line in 0..block_bytes / 64 {
         s.prefetch(codes.wrapping_add(64 * line));
@@ -56,22 +91,40 @@ pub(super) fn prefetch_block<S: Simd, const BITS: u8>(
 }
 
 /// The same in blocks.
-pub(super) const fn near<const BITS: u8>() -> usize {
-    PREFETCH / (PANEL * BLOCK * BITS as usize / 8)
+pub(super) const fn near<const CODE: u8>() -> usize {
+    PREFETCH / block_bytes(CODE)
 }
 
 /// [`prefetch_block`] of one that comes some [`PREFETCH`] later.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn prefetch<S: Simd, const BITS: u8>(s: S, panel: *const u8, k: usize, block: usize, scale_bytes: usize) {
-    prefetch_block::<S, BITS>(s, panel, k, block + near::<BITS>(), scale_bytes);
+pub(super) fn prefetch<S: Simd, const CODE: u8>(s: S, panel: *const u8, k: usize, block: usize, scale_bytes: usize) {
+    prefetch_block::<S, CODE>(s, panel, k, block + near::<CODE>(), scale_bytes);
 }
 
-/// The 8 quads of a block, as bytes.
+/// The levels of the 8 quads of a block, as bytes.
 ///
 /// # Safety
-/// A block of `BITS`-bit codes lies at `at`.
+/// A block of codes of form `CODE` lies at `at`.
 #[inline(always)]
-pub(super) unsafe fn unpack<S: Simd, const BITS: u8>(s: S, at: *const u8) -> [S::B; 8] {
+pub(super) unsafe fn levels<S: Simd, const CODE: u8>(s: S, at: *const u8, book: &Codebook) -> [S::B; 8] {
+    // SAFETY: the caller's word.
+    let mut codes = unsafe { unpack::<S, CODE>(s, at) };
+    if CODE >= BOOK {
+        for quad in &mut codes {
+            *quad = s.look_up(book, *quad);
+        }
+    }
+    codes
+}
+
+/// The codes of the 8 quads of a block, as bytes.
+///
+/// # Safety
+/// A block of codes of form `CODE` lies at `at`.
+#[inline(always)]
+pub(super) unsafe fn unpack<S: Simd, const CODE: u8>(s: S, at: *const u8) -> [S::B; 8] {
+    let bits = bits(CODE);
     // SAFETY: the planes of the block, laid out as `packing` says, are all there.
     unsafe {
         let first = s.load_bytes(at);
@@ -80,23 +133,23 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u8>(s: S, at: *const u8) -> [S:
         while quad < 8 {
             let mut position = 0i32;
             let mut plane = at;
-            if BITS == 8 {
+            if bits == 8 {
                 codes[quad] = s.load_bytes(at.add(64 * quad));
             }
-            if BITS & 4 != 0 {
+            if bits & 4 != 0 {
                 let shift = if quad < 4 { 0 } else { 4 };
                 codes[quad] = s.shift_mask(s.load_bytes(plane.add(64 * (quad % 4))), shift, 15);
                 (position, plane) = (4, plane.add(256));
             }
-            if BITS & 2 != 0 {
-                let bits = s.load_bytes(plane.add(64 * (quad / 4)));
-                let bits = s.shift_mask(bits, 2 * (quad as i32 % 4) - position, 3 << position);
-                codes[quad] = if position == 0 { bits } else { s.or_b(codes[quad], bits) };
+            if bits & 2 != 0 {
+                let pair = s.load_bytes(plane.add(64 * (quad / 4)));
+                let pair = s.shift_mask(pair, 2 * (quad as i32 % 4) - position, 3 << position);
+                codes[quad] = if position == 0 { pair } else { s.or_b(codes[quad], pair) };
                 (position, plane) = (position + 2, plane.add(128));
             }
-            if BITS & 1 != 0 {
-                let bits = s.shift_mask(s.load_bytes(plane), quad as i32 - position, 1 << position);
-                codes[quad] = s.or_b(codes[quad], bits);
+            if bits & 1 != 0 {
+                let single = s.shift_mask(s.load_bytes(plane), quad as i32 - position, 1 << position);
+                codes[quad] = s.or_b(codes[quad], single);
             }
             quad += 1;
         }
@@ -104,34 +157,42 @@ pub(super) unsafe fn unpack<S: Simd, const BITS: u8>(s: S, at: *const u8) -> [S:
     }
 }
 
-/// The scale and offset of group `group` of a panel.
+/// The scale and offset of group `group` of a panel, counted in groups of 16 (`HALVES`) or 32, however many of these share them.
 ///
 /// # Safety
 /// `at` points to the scales of a panel that has the group.
 #[inline(always)]
 pub(super) unsafe fn scales<S: Simd, const HALVES: bool, const OFFSET: bool>(
     s: S,
-    kind: PackScales,
+    quant: &QuantPacking,
     at: *const u8,
     group: usize,
 ) -> (S::F, S::F) {
-    let parts = 1 + usize::from(OFFSET);
+    let (kind, parts) = (quant.scales, 1 + usize::from(OFFSET));
     // SAFETY: the layout is `packing`'s.
     unsafe {
-        if kind == PackScales::Super {
+        if matches!(kind, PackScales::Super | PackScales::SuperF32) {
+            let wide = kind == PackScales::SuperF32;
+            let factors = PANEL * if wide { 4 } else { 2 };
             let groups = if HALVES { SUPER / 16 } else { SUPER / 32 };
-            let at = at.add(group / groups * parts * PANEL * (2 + groups));
-            let small = at.add(parts * 2 * PANEL + group % groups * PANEL);
-            let scale = s.mul(s.load_f16(at), s.load_i8(small));
+            let at = at.add(group / groups * parts * (factors + PANEL * groups));
+            let small = at.add(parts * factors + group % groups * PANEL);
+            let scale = s.mul(load_scales(s, at, wide), s.load_i8(small));
             if !OFFSET {
                 return (scale, s.zero());
             }
-            let offset = s.mul(s.load_f16(at.add(2 * PANEL)), s.load_u8(small.add(groups * PANEL)));
+            let offset = s.mul(load_scales(s, at.add(factors), wide), s.load_u8(small.add(groups * PANEL)));
             return (scale, s.sub(s.splat(-0.0), offset));
+        }
+        if kind == PackScales::E8m0Half {
+            return (e8m0_half(s, s.load_u8_i(at.add(group * PANEL))), s.zero());
+        }
+        if kind == PackScales::Ue4m3Half {
+            return (ue4m3_half(s, s.load_u8_i(at.add(group * PANEL))), s.zero());
         }
         let wide = kind == PackScales::F32;
         let bytes = PANEL * if wide { 4 } else { 2 };
-        let at = at.add(group * parts * bytes);
+        let at = at.add(quant.stored_group(group) * parts * bytes);
         let offset = if OFFSET { load_scales(s, at.add(bytes), wide) } else { s.zero() };
         (load_scales(s, at, wide), offset)
     }
@@ -145,4 +206,23 @@ pub(super) unsafe fn scales<S: Simd, const HALVES: bool, const OFFSET: bool>(
 unsafe fn load_scales<S: Simd>(s: S, at: *const u8, wide: bool) -> S::F {
     // SAFETY: the caller's word.
     unsafe { if wide { s.load(at.cast()) } else { s.load_f16(at) } }
+}
+
+/// [`crate::half::e8m0_half_to_f32`] of every lane.
+#[inline(always)]
+fn e8m0_half<S: Simd>(s: S, e: S::I) -> S::F {
+    let one = s.splat_i(1);
+    // Below 2⁻¹²⁶ the first is zero or negative; above the second is always less.
+    s.as_floats(s.max_i(s.shl_i::<23>(s.sub_i(e, one)), s.shl_i::<21>(s.add_i(e, one))))
+}
+
+/// [`crate::half::ue4m3_half_to_f32`] of every lane.
+#[inline(always)]
+fn ue4m3_half<S: Simd>(s: S, bits: S::I) -> S::F {
+    // Exponent 0 stands for 2⁻⁸, half of an E4M3 number's, here.
+    let least = f32::from_bits((127 - 8) << 23);
+    let value = s.as_floats(s.add_i(s.shl_i::<20>(bits), s.splat_i(least.to_bits() as i32)));
+    // Subnormal numbers have no leading one, and the exponent of the least normal one.
+    let rest = s.sub(value, s.splat(least));
+    s.select_lt(value, s.splat(2.0 * least), s.add(rest, rest), value)
 }

@@ -1,16 +1,18 @@
 //! Tiles over float panels. The accumulation of an output is one chain of fused multiply-adds along k, so several panels are
 //! kept in flight where few rows would leave the multiplier waiting for the chain.
 
+use std::array;
 use std::ops::Range;
 
 use super::{Target, TileTarget, Weights};
 use crate::isa::{Isa, Kernel};
-use crate::packing::{PANEL, PackKind};
+use crate::packing::{PANEL, PackKind, f8_code_bytes};
 use crate::simd::Simd;
 
 const F32: u8 = 0;
 const F16: u8 = 1;
 const BF16: u8 = 2;
+const F8: u8 = 3;
 
 /// Rows of x that stay in cache while panels stream by, in bytes.
 const ROW_BLOCK_BYTES: usize = 256 << 10;
@@ -24,6 +26,8 @@ struct Tile<const KIND: u8, const R: usize, const P: usize> {
     /// The first row; the others follow at `ld` floats.
     x: *const f32,
     ld: usize,
+    /// Elements of k that share a scale: all of them where there are no scales.
+    group: usize,
     targets: [TileTarget; P],
 }
 
@@ -32,9 +36,28 @@ impl<const KIND: u8, const R: usize, const P: usize> Kernel for Tile<KIND, R, P>
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let vector_bytes = PANEL * if KIND == F32 { 4 } else { 2 };
+        let acc = if KIND == F8 { self.scaled_sums(s) } else { self.sums(s, 0..self.k) };
+        for (r, acc) in acc.into_iter().enumerate() {
+            for (target, acc) in self.targets.iter().zip(acc) {
+                // SAFETY: the tile's rows are within the target.
+                unsafe { target.write(s, r, acc) };
+            }
+        }
+    }
+}
+
+impl<const KIND: u8, const R: usize, const P: usize> Tile<KIND, R, P> {
+    /// Sums over these k.
+    #[inline(always)]
+    fn sums<S: Simd>(&self, s: S, range: Range<usize>) -> [[S::F; P]; R] {
+        let vector_bytes = PANEL
+            * match KIND {
+                F32 => 4,
+                F8 => 1,
+                _ => 2,
+            };
         let mut acc = [[s.zero(); P]; R];
-        for k in 0..self.k {
+        for k in range {
             let mut w = [s.zero(); P];
             for (p, w) in w.iter_mut().enumerate() {
                 // SAFETY: `multiply` only makes tiles of whole panels within the matrix, k vectors each.
@@ -43,6 +66,7 @@ impl<const KIND: u8, const R: usize, const P: usize> Kernel for Tile<KIND, R, P>
                     match KIND {
                         F32 => s.load(at.cast()),
                         F16 => s.load_f16(at),
+                        F8 => s.load_f8(at),
                         _ => s.load_bf16(at),
                     }
                 };
@@ -55,12 +79,27 @@ impl<const KIND: u8, const R: usize, const P: usize> Kernel for Tile<KIND, R, P>
                 }
             }
         }
-        for (r, acc) in acc.into_iter().enumerate() {
-            for (target, acc) in self.targets.iter().zip(acc) {
-                // SAFETY: the tile's rows are within the target.
-                unsafe { target.write(s, r, acc) };
+        acc
+    }
+
+    /// Sums over all k, group after group, each with its scale.
+    #[inline(always)]
+    fn scaled_sums<S: Simd>(&self, s: S) -> [[S::F; P]; R] {
+        let mut acc = [[s.zero(); P]; R];
+        let scales = f8_code_bytes(self.k);
+        for (group, start) in (0..self.k).step_by(self.group).enumerate() {
+            let sums = self.sums(s, start..self.k.min(start + self.group));
+            // SAFETY: behind the codes every panel has a vector of scales for each group.
+            let scale: [S::F; P] = array::from_fn(|p| unsafe {
+                s.load(self.weights.add(p * self.panel_bytes + scales + group * 4 * PANEL).cast())
+            });
+            for (acc, sums) in acc.iter_mut().zip(sums) {
+                for ((acc, sum), scale) in acc.iter_mut().zip(sums).zip(scale) {
+                    *acc = s.fma(sum, scale, *acc);
+                }
             }
         }
+        acc
     }
 }
 
@@ -90,7 +129,11 @@ impl Job<'_> {
                 self.x.add(row * self.ld),
             )
         };
-        Tile { k: packing.k(), weights, panel_bytes: packing.panel_bytes(), x, ld: self.ld, targets }
+        let group = match packing.kind() {
+            PackKind::F8 { group } => group,
+            _ => packing.k(),
+        };
+        Tile { k: packing.k(), weights, panel_bytes: packing.panel_bytes(), x, ld: self.ld, group, targets }
     }
 
     /// Rows times panels in the largest tiles that fit and that the instruction set has registers for.
@@ -156,6 +199,7 @@ pub(super) unsafe fn multiply(
                 PackKind::F32 => job.tiles::<F32>(panels, rows),
                 PackKind::F16 => job.tiles::<F16>(panels, rows),
                 PackKind::Bf16 => job.tiles::<BF16>(panels, rows),
+                PackKind::F8 { .. } => job.tiles::<F8>(panels, rows),
                 PackKind::Quant(_) => unreachable!("linear sends quantized weights elsewhere"),
             }
         }

@@ -9,8 +9,8 @@ use super::codes::{self, ByFormat};
 use super::{Target, TileTarget, Weights};
 use crate::acts::{ActBlock, ActForm, ActSums, Acts};
 use crate::isa::{Isa, Kernel};
-use crate::packing::{BLOCK, PANEL, QuantPacking, SUPER};
-use crate::simd::{CodeWidth, Simd};
+use crate::packing::{BLOCK, QuantPacking, SUPER};
+use crate::simd::Simd;
 
 /// Bytes of a panel in which a processor does not get to see a stream.
 const SHORT_PANEL: usize = 32 << 10;
@@ -21,11 +21,11 @@ const TILED_BLOCK_BYTES: usize = 1 << 20;
 /// And how many of them at most: the matrix unit keeps their sums.
 pub(super) const MOST_ROWS: usize = 128;
 
-/// `R` rows, of numbers of `PLANES` bytes, times `P` panels of `BITS`-bit codes, in groups of 16 (`HALVES`) or 32, with offsets
+/// `R` rows, of numbers of `PLANES` bytes, times `P` panels of codes of form `CODE`, in groups of 16 (`HALVES`) or 32, with offsets
 /// (`OFFSET`) or a zero point.
 ///
 /// The panels advance together, a block each in turn: several streams get more out of the memory than one.
-struct Tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
+struct Tile<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
 {
     quant: QuantPacking,
     k: usize,
@@ -44,7 +44,7 @@ struct Tile<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES
 /// Tiles side by side. The walk over them belongs to the kernel: a call for each of them waits until the one before is through.
 struct Sweep<
     'a,
-    const BITS: u8,
+    const CODE: u8,
     const HALVES: bool,
     const OFFSET: bool,
     const PLANES: usize,
@@ -58,8 +58,8 @@ struct Sweep<
     rows: Range<usize>,
 }
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize> Kernel
-    for Sweep<'_, BITS, HALVES, OFFSET, PLANES, R, P>
+impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize> Kernel
+    for Sweep<'_, CODE, HALVES, OFFSET, PLANES, R, P>
 {
     /// The row behind its last.
     type Output = usize;
@@ -70,33 +70,33 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
             let ahead = self.ahead(row);
             for panel in self.panels.clone().step_by(P) {
                 // SAFETY: within what `linear` has checked, as the code that made the sweep promises.
-                unsafe { self.job.tile::<BITS, HALVES, OFFSET, PLANES, R, P>(panel, row, ahead) }.multiply(s);
+                unsafe { self.job.tile::<CODE, HALVES, OFFSET, PLANES, R, P>(panel, row, ahead) }.multiply(s);
             }
         }
         self.rows.end
     }
 }
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
-    Sweep<'_, BITS, HALVES, OFFSET, PLANES, R, P>
+impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
+    Sweep<'_, CODE, HALVES, OFFSET, PLANES, R, P>
 {
     /// What its tiles from `row` on ask for: the panels behind its own. A row of bytes alone is so few instructions that the processor
     /// itself looks far enough ahead, in a panel that is not short.
     #[inline(always)]
     fn ahead(&self, row: usize) -> Ahead {
         let Job { rows, panel_bytes, .. } = self.job;
-        match BITS == 8 && rows.len() == 1 && *panel_bytes >= SHORT_PANEL {
+        match codes::bits(CODE) == 8 && rows.len() == 1 && *panel_bytes >= SHORT_PANEL {
             true => Ahead::NONE,
             false => {
                 let blocks = self.job.weights.packing.k() / BLOCK;
-                Ahead::of(rows, row, blocks, codes::near::<BITS>(), self.panels.len() * panel_bytes)
+                Ahead::of(rows, row, blocks, codes::near::<CODE>(), self.panels.len() * panel_bytes)
             }
         }
     }
 }
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
-    Tile<BITS, HALVES, OFFSET, PLANES, R, P>
+impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
+    Tile<CODE, HALVES, OFFSET, PLANES, R, P>
 {
     #[inline(always)]
     fn multiply<S: Simd>(self, s: S) {
@@ -126,20 +126,20 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
     /// The panel has the block, and so have the rows of activations.
     #[inline(always)]
     unsafe fn block<S: Simd>(&self, s: S, p: usize, block: usize, asks: bool, acc: &mut [S::F; R]) {
-        let block_bytes = PANEL * BLOCK * BITS as usize / 8;
+        let block_bytes = codes::block_bytes(CODE);
         let halves = if HALVES { 2 } else { 1 };
         // SAFETY: codes, scales and activations of the block are there, by this function's contract.
         unsafe {
             let panel = self.panel.add(p * self.panel_bytes);
-            let codes = codes::unpack::<S, BITS>(s, panel.add(block * block_bytes));
+            let codes = codes::levels::<S, CODE>(s, panel.add(block * block_bytes), self.quant.levels());
             if asks {
                 let (next, block) = self.ahead.target(block, self.k / BLOCK);
-                codes::prefetch_block::<S, BITS>(s, panel.wrapping_add(next), self.k, block, self.scale_bytes);
+                codes::prefetch_block::<S, CODE>(s, panel.wrapping_add(next), self.k, block, self.scale_bytes);
             }
             let all_scales = panel.add(self.k / BLOCK * block_bytes);
             let mut scales = [(s.zero(), s.zero()); 2];
             for (half, scales) in scales[..halves].iter_mut().enumerate() {
-                *scales = codes::scales::<S, HALVES, OFFSET>(s, self.quant.scales, all_scales, block * halves + half);
+                *scales = codes::scales::<S, HALVES, OFFSET>(s, &self.quant, all_scales, block * halves + half);
             }
             let acts = self.acts.add(block * size_of::<ActBlock<PLANES>>());
             let mut row = 0;
@@ -184,7 +184,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
     }
 
     /// Adds a group, a whole block or one `half` of it, to the sums of the first `F` rows. The group's activations of
-    /// the first row lie at `acts`. Σ (code − zero) · number is exact: at most 255 · 32639 · 32, which 32 bits hold.
+    /// the first row lie at `acts`. Σ (level − zero) · number is exact: at most 255 · 32639 · 32, which 32 bits hold.
     ///
     /// # Safety
     /// As for [`Tile::rows`].
@@ -198,12 +198,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         acts: *const u8,
         acc: &mut [S::F],
     ) {
-        let width = match BITS {
-            0..=4 => CodeWidth::Four,
-            5 => CodeWidth::Five,
-            6 => CodeWidth::Six,
-            _ => CodeWidth::Eight,
-        };
+        let width = codes::width(CODE);
         let from = 4 * half.unwrap_or(0);
         let mut dots = [s.splat_i(0); F];
         // SAFETY: the caller's word; a half has four quads.
@@ -273,7 +268,7 @@ impl Job<'_> {
     /// `P` panels from `panel` and `R` rows from `row` are within what `linear` has checked.
     #[inline(always)]
     unsafe fn tile<
-        const BITS: u8,
+        const CODE: u8,
         const HALVES: bool,
         const OFFSET: bool,
         const PLANES: usize,
@@ -284,7 +279,7 @@ impl Job<'_> {
         panel: usize,
         row: usize,
         ahead: Ahead,
-    ) -> Tile<BITS, HALVES, OFFSET, PLANES, R, P> {
+    ) -> Tile<CODE, HALVES, OFFSET, PLANES, R, P> {
         let &Job { weights, quant, panel_bytes, act_row_bytes, .. } = self;
         // SAFETY: panels and rows are within the matrix, the activations and the target, by this function's contract.
         let (targets, first, acts) = unsafe {
@@ -311,7 +306,7 @@ impl Job<'_> {
     /// # Safety
     /// Panels and rows are within what `linear` has checked, and as many as multiples of `P` and `R`.
     unsafe fn sweep<
-        const BITS: u8,
+        const CODE: u8,
         const HALVES: bool,
         const OFFSET: bool,
         const PLANES: usize,
@@ -321,7 +316,7 @@ impl Job<'_> {
         &self,
         panels: &Range<usize>,
         rows: Range<usize>,
-    ) -> Sweep<'_, BITS, HALVES, OFFSET, PLANES, R, P> {
+    ) -> Sweep<'_, CODE, HALVES, OFFSET, PLANES, R, P> {
         debug_assert!(
             panels.len().is_multiple_of(P) && rows.len().is_multiple_of(R),
             "{panels:?} by {P}, {rows:?} by {R}"
@@ -334,11 +329,11 @@ impl Job<'_> {
     ///
     /// # Safety
     /// As for [`Job::tile`].
-    unsafe fn tiles<const BITS: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize>(&self) {
+    unsafe fn tiles<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize>(&self) {
         let Job { isa, panels, rows, .. } = self;
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller's word; `multiply` does not ask for more rows.
-        if unsafe { self.tiled::<BITS, HALVES, OFFSET>() } {
+        if unsafe { self.tiled::<CODE, HALVES, OFFSET>() } {
             return;
         }
         let mut panel = panels.start;
@@ -352,14 +347,14 @@ impl Job<'_> {
                 // SAFETY: no sweep goes beyond `few` panels or `rows`; the rest is the caller's word.
                 row = unsafe {
                     match (isa, left) {
-                        (Isa::Portable, _) => isa.run(self.sweep::<BITS, HALVES, OFFSET, PLANES, 1, 1>(few, all)),
-                        (_, ROWS..) => isa.run_vector(self.sweep::<BITS, HALVES, OFFSET, PLANES, ROWS, 1>(few, whole)),
-                        (_, 4..) => isa.run_vector(self.sweep::<BITS, HALVES, OFFSET, PLANES, 4, 1>(few, row..row + 4)),
+                        (Isa::Portable, _) => isa.run(self.sweep::<CODE, HALVES, OFFSET, PLANES, 1, 1>(few, all)),
+                        (_, ROWS..) => isa.run_vector(self.sweep::<CODE, HALVES, OFFSET, PLANES, ROWS, 1>(few, whole)),
+                        (_, 4..) => isa.run_vector(self.sweep::<CODE, HALVES, OFFSET, PLANES, 4, 1>(few, row..row + 4)),
                         (Isa::Amx | Isa::Avx512, 2..) if step == 4 => {
-                            isa.run_widest(self.sweep::<BITS, HALVES, OFFSET, PLANES, 2, 4>(few, row..row + 2))
+                            isa.run_widest(self.sweep::<CODE, HALVES, OFFSET, PLANES, 2, 4>(few, row..row + 2))
                         }
-                        _ if step == 4 => isa.run_vector(self.sweep::<BITS, HALVES, OFFSET, PLANES, 1, 4>(few, all)),
-                        _ => isa.run(self.sweep::<BITS, HALVES, OFFSET, PLANES, 1, 1>(few, all)),
+                        _ if step == 4 => isa.run_vector(self.sweep::<CODE, HALVES, OFFSET, PLANES, 1, 4>(few, all)),
+                        _ => isa.run(self.sweep::<CODE, HALVES, OFFSET, PLANES, 1, 1>(few, all)),
                     }
                 };
             }
@@ -369,12 +364,12 @@ impl Job<'_> {
 }
 
 impl ByFormat for Job<'_> {
-    fn run<const BITS: u8, const HALVES: bool, const OFFSET: bool>(self) {
+    fn run<const CODE: u8, const HALVES: bool, const OFFSET: bool>(self) {
         // SAFETY: `multiply` makes jobs within the ranges that `linear` has checked.
         unsafe {
             match self.acts.layout().form {
-                ActForm::Bytes => self.tiles::<BITS, HALVES, OFFSET, 1>(),
-                ActForm::Words | ActForm::Tiled => self.tiles::<BITS, HALVES, OFFSET, 2>(),
+                ActForm::Bytes => self.tiles::<CODE, HALVES, OFFSET, 1>(),
+                ActForm::Words | ActForm::Tiled => self.tiles::<CODE, HALVES, OFFSET, 2>(),
             }
         }
     }

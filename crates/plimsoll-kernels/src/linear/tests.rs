@@ -5,8 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::acts::{ActForm, ActLayout, quantize_acts};
-use crate::pack::pack_panel_f32;
 use crate::pack::tests::{Source, any_quant};
+use crate::pack::{F8Row, pack_panel_f8, pack_panel_f32};
 use crate::testing::{Aligned, FLOAT_KINDS, Random, bits, isas};
 
 /// What a call adds to the plain product.
@@ -128,14 +128,15 @@ fn quantized(form: ActForm, x: &[f32]) -> (Vec<i32>, Vec<f32>) {
 
 fn quant_reference(source: &Source, quant: QuantPacking, form: ActForm, x: &[f32]) -> Vec<f32> {
     let (numbers, scales) = quantized(form, x);
-    let group = usize::from(quant.group);
+    // Sums are of 32 elements, however many share a scale.
+    let group = usize::from(quant.group).min(32);
     let output = |row: usize| {
         let mut acc = 0f32;
         for g in 0..x.len() / group {
             let range = g * group..(g + 1) * group;
             let dot: i32 = range.clone().map(|k| source.code(row, k) * numbers[k]).sum();
             let sum: i32 = numbers[range].iter().sum();
-            let (scale, offset) = source.scale(row, g);
+            let (scale, offset) = source.scale(row, g * group / usize::from(quant.group));
             let act_scale = scales[g * group / 32];
             acc = (dot as f32 * act_scale).mul_add(scale, acc);
             if quant.offset {
@@ -185,7 +186,7 @@ proptest! {
         let weights: Vec<Vec<f32>> = (0..out).map(|_| draw(k)).collect();
         let ld = k + 5;
         let x = draw(rows * ld);
-        let (kind, rounded) = FLOAT_KINDS[kind];
+        let (kind, bf16) = FLOAT_KINDS[kind];
         let packing = Packing::new(kind, out, k).unwrap();
         let mut data = vec![0; packing.bytes()];
         for (rows, panel) in weights.chunks(PANEL).zip(data.chunks_exact_mut(packing.panel_bytes())) {
@@ -194,8 +195,52 @@ proptest! {
         }
         let mut expected = Vec::new();
         for x in x.chunks(ld) {
-            let output = |w: &Vec<f32>| w.iter().zip(x).fold(0f32, |acc, (w, x)| x.mul_add(rounded(*w), acc));
+            let output = |w: &Vec<f32>| w.iter().zip(x).fold(0f32, |acc, (w, x)| x.mul_add(bf16(*w), acc));
             expected.extend(weights.iter().map(output));
+        }
+        let extras = Extras::new(bias, add, out, rows, &mut random);
+        extras.apply(out, &mut expected);
+        expect_everywhere(&packing, &data, Rows::Floats { data: &x, ld }, rows, &extras, &expected)?;
+    }
+
+    #[test]
+    fn layers_of_eight_bit_floats_follow_the_reference(
+        out in 1usize..60, k in 1usize..100, group in 1usize..70, rows in 1usize..20, bias: bool, add: bool, seed: u64,
+    ) {
+        let mut random = Random::new(seed);
+        let groups = k.div_ceil(group);
+        // Any number but NaN.
+        let mut codes = |n| (0..n).map(|_| random.next() as u8).map(|c| if c & 0x7f == 0x7f { c & 0x80 } else { c }).collect();
+        let codes: Vec<Vec<u8>> = (0..out).map(|_| codes(k)).collect();
+        let scales: Vec<Vec<f32>> = (0..out).map(|_| random.floats(groups)).collect();
+        let ld = k + 5;
+        let x = random.floats(rows * ld);
+        let packing = Packing::new(PackKind::F8 { group }, out, k).unwrap();
+        let mut data = vec![0xa5; packing.bytes()];
+        let outputs: Vec<F8Row<'_>> = codes.iter().zip(&scales).map(|(codes, scale)| F8Row { codes, scale }).collect();
+        for (rows, panel) in outputs.chunks(PANEL).zip(data.chunks_exact_mut(packing.panel_bytes())) {
+            pack_panel_f8(&packing, rows, panel).unwrap();
+        }
+        let number = |code: u8| {
+            let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+            let whole = if exponent == 0 { mantissa } else { 8.0 + mantissa };
+            let magnitude = whole * 2f32.powi(exponent.max(1) - 10);
+            if code < 128 { magnitude } else { -magnitude }
+        };
+        let mut unpacked = vec![f32::NAN; k];
+        for (row, (codes, scale)) in codes.iter().zip(&scales).enumerate() {
+            crate::unpack_row(&packing, &data, row, &mut unpacked);
+            let values: Vec<f32> = codes.iter().enumerate().map(|(k, code)| number(*code) * scale[k / group]).collect();
+            prop_assert_eq!(bits(&unpacked), bits(&values), "row {}", row);
+        }
+        let mut expected = Vec::new();
+        for x in x.chunks(ld) {
+            expected.extend(codes.iter().zip(&scales).map(|(codes, scale)| {
+                codes.chunks(group).zip(x[..k].chunks(group)).zip(scale).fold(0f32, |acc, ((codes, x), scale)| {
+                    let sum = codes.iter().zip(x).fold(0f32, |sum, (code, x)| x.mul_add(number(*code) / 256.0, sum));
+                    sum.mul_add(scale * 256.0, acc)
+                })
+            }));
         }
         let extras = Extras::new(bias, add, out, rows, &mut random);
         extras.apply(out, &mut expected);
@@ -221,10 +266,14 @@ fn expect_rows_alone(quant: QuantPacking, out: usize, rows: usize, row: impl Fn(
     }
 }
 
-/// What GGUF makes of Q4_0, Q4_K, Q5_0, Q5_K, Q6_K and Q8_0.
-fn known_quants() -> [QuantPacking; 6] {
-    use crate::PackScales::{F16, Super};
-    let quant = |bits, group, scales, zero, offset| QuantPacking { bits, group, scales, zero, offset };
+const IQ4: [u8; 16] = [0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240];
+const IQ2: [u8; 16] = [51, 68, 86, 43, 35, 18, 0, 43, 43, 43, 43, 43, 43, 43, 43, 43];
+const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// What GGUF makes of Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, IQ4_NL, IQ2_XS, MXFP4 and NVFP4.
+fn known_quants() -> [QuantPacking; 10] {
+    use crate::PackScales::{E8m0Half, F16, Super, SuperF32, Ue4m3Half};
+    let quant = |bits, group, scales, zero, offset| QuantPacking { bits, group, scales, zero, offset, codebook: None };
     [
         quant(4, 32, F16, 8, false),
         quant(4, 32, Super, 0, true),
@@ -232,6 +281,10 @@ fn known_quants() -> [QuantPacking; 6] {
         quant(5, 32, Super, 0, true),
         quant(6, 16, Super, 32, false),
         quant(8, 32, F16, 128, false),
+        QuantPacking { codebook: Some(IQ4), ..quant(4, 32, F16, 127, false) },
+        QuantPacking { codebook: Some(IQ2), ..quant(3, 16, SuperF32, 43, false) },
+        QuantPacking { codebook: Some(E2M1), ..quant(4, 32, E8m0Half, 12, false) },
+        QuantPacking { codebook: Some(E2M1), ..quant(4, 16, Ue4m3Half, 12, false) },
     ]
 }
 
@@ -277,7 +330,8 @@ fn a_row_of_nonsense_spoils_no_other() {
 #[test]
 #[should_panic(expected = "multiply another kind")]
 fn quantized_weights_refuse_floats() {
-    let quant = QuantPacking { bits: 8, group: 32, scales: crate::PackScales::F16, zero: 128, offset: false };
+    let quant =
+        QuantPacking { bits: 8, group: 32, scales: crate::PackScales::F16, zero: 128, offset: false, codebook: None };
     let source = Source::new(quant, 16, 32, 1);
     let data = source.packed();
     let extras = Extras { bias: None, before: None };

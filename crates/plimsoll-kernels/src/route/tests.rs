@@ -37,6 +37,60 @@ proptest! {
     }
 
     #[test]
+    fn scored_choices_are_those_of_a_sort_within_the_best_groups(
+        groups in 1usize..6,
+        size in 2usize..9,
+        top in 1usize..9,
+        sigmoid: bool,
+        renormalise: bool,
+        seed in 0u64..1000,
+    ) {
+        let (mut random, experts, top_groups) = (Random::new(seed), groups * size, groups.div_ceil(2));
+        let top = top.min(top_groups * size);
+        let (logits, correction) = (random.floats(experts), random.floats(experts));
+        let all: f64 = logits.iter().map(|x| f64::from(*x).exp()).sum();
+        let score = |x: f32| {
+            let e = f64::from(x).exp();
+            if sigmoid { e / (1.0 + e) } else { e / all }
+        };
+        let rank: Vec<f64> = (0..experts).map(|e| score(logits[e]) + f64::from(correction[e])).collect();
+        let sum = |group: &usize| {
+            let mut of: Vec<f64> = rank[group * size..][..size].to_vec();
+            of.sort_by(|a, b| b.total_cmp(a));
+            of[0] + of[1]
+        };
+        let mut best: Vec<usize> = (0..groups).collect();
+        best.sort_by(|a, b| sum(b).total_cmp(&sum(a)));
+        let mut order: Vec<usize> = (0..experts).filter(|e| best[..top_groups].contains(&(e / size))).collect();
+        order.sort_by(|a, b| rank[*b].total_cmp(&rank[*a]));
+        let chosen: f64 = order[..top].iter().map(|e| score(logits[*e])).sum();
+        let scales = if seed % 2 == 0 { random.floats(experts) } else { Vec::new() };
+        let of_expert = |id: u32| scales.get(id as usize).map_or(1.0, |scale| f64::from(*scale));
+        let scoring = Scoring {
+            sigmoid,
+            correction: &correction,
+            groups,
+            top_groups,
+            renormalise,
+            scale: 2.5,
+            expert_scales: &scales,
+        };
+        let mut first = None;
+        for isa in isas() {
+            let (mut ids, mut weights) = (vec![u32::MAX; top], vec![f32::NAN; top]);
+            route_scored(isa, &scoring, &mut logits.clone(), &mut ids, &mut weights);
+            prop_assert!(ids.iter().zip(&order).all(|(id, expected)| *id as usize == *expected), "{:?}", ids);
+            for (id, weight) in ids.iter().zip(&weights) {
+                let expected = score(logits[*id as usize]) * 2.5 / if renormalise { chosen } else { 1.0 };
+                let expected = expected * of_expert(*id);
+                prop_assert!((f64::from(*weight) - expected).abs() <= 5e-6, "{} {}", weight, expected);
+            }
+            let all = (ids, bits(&weights));
+            prop_assert_eq!(first.get_or_insert(all.clone()), &all, "{}", isa);
+        }
+    }
+
+    #[test]
     fn choices_are_grouped_by_expert_in_order(ids in prop::collection::vec(0u32..9, 0..200)) {
         let (mut starts, mut places) = (vec![7; 10], vec![7; ids.len()]);
         group_by_expert(&ids, &mut starts, &mut places);

@@ -178,10 +178,24 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> Floats {
-        intrinsic!(Floats(
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast()))),
-            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast()))),
+    unsafe fn load_f8(self, p: *const u8) -> Floats {
+        intrinsic!({
+            let words = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(words), _mm256_set1_epi16(i16::MIN));
+            let rest = _mm256_and_si256(_mm256_slli_epi16::<7>(words), _mm256_set1_epi16(0x3f80));
+            let halves = _mm256_or_si256(sign, rest);
+            Floats(
+                _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+            )
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8_i(self, p: *const u8) -> Ints {
+        intrinsic!(Ints(
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.cast())),
+            _mm256_cvtepu8_epi32(_mm_loadl_epi64(p.add(8).cast())),
         ))
     }
 
@@ -352,6 +366,12 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn or_b(self, a: Ints, b: Ints) -> Ints {
         both!(Ints, _mm256_or_si256, a, b)
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: Ints) -> Ints {
+        let table = intrinsic!(_mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())));
+        both!(Ints, _mm256_shuffle_epi8, Ints(table, table), v)
     }
 
     #[inline(always)]

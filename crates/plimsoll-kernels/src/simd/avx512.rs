@@ -88,8 +88,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> __m512 {
-        intrinsic!(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast()))))
+    unsafe fn load_f8(self, p: *const u8) -> __m512 {
+        intrinsic!({
+            let words = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+            let sign = _mm256_and_si256(_mm256_slli_epi16::<8>(words), _mm256_set1_epi16(i16::MIN));
+            let rest = _mm256_and_si256(_mm256_slli_epi16::<7>(words), _mm256_set1_epi16(0x3f80));
+            _mm512_cvtph_ps(_mm256_or_si256(sign, rest))
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8_i(self, p: *const u8) -> __m512i {
+        intrinsic!(_mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())))
     }
 
     #[inline(always)]
@@ -243,6 +253,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn or_b(self, a: __m512i, b: __m512i) -> __m512i {
         intrinsic!(_mm512_or_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: __m512i) -> __m512i {
+        intrinsic!(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast())), v))
     }
 
     #[inline(always)]

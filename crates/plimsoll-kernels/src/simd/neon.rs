@@ -142,15 +142,33 @@ impl Simd for Neon {
     }
 
     #[inline(always)]
-    unsafe fn load_u8(self, p: *const u8) -> Floats {
+    unsafe fn load_f8(self, p: *const u8) -> Floats {
+        intrinsic!({
+            let bytes = vld1q_u8(p);
+            let halves = [vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes)].map(|words| {
+                let sign = vandq_u16(vshlq_n_u16::<8>(words), vdupq_n_u16(0x8000));
+                let rest = vandq_u16(vshlq_n_u16::<7>(words), vdupq_n_u16(0x3f80));
+                vreinterpretq_u8_u16(vorrq_u16(sign, rest))
+            });
+            Floats([
+                vcvt_f32_f16(vreinterpret_f16_u8(vget_low_u8(halves[0]))),
+                vcvt_f32_f16(vreinterpret_f16_u8(vget_high_u8(halves[0]))),
+                vcvt_f32_f16(vreinterpret_f16_u8(vget_low_u8(halves[1]))),
+                vcvt_f32_f16(vreinterpret_f16_u8(vget_high_u8(halves[1]))),
+            ])
+        })
+    }
+
+    #[inline(always)]
+    unsafe fn load_u8_i(self, p: *const u8) -> Ints {
         intrinsic!({
             let bytes = vld1q_u8(p);
             let (low, high) = (vmovl_u8(vget_low_u8(bytes)), vmovl_high_u8(bytes));
-            Floats([
-                vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
-                vcvtq_f32_u32(vmovl_high_u16(low)),
-                vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
-                vcvtq_f32_u32(vmovl_high_u16(high)),
+            Ints([
+                vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))),
+                vreinterpretq_s32_u32(vmovl_high_u16(low)),
+                vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))),
+                vreinterpretq_s32_u32(vmovl_high_u16(high)),
             ])
         })
     }
@@ -299,6 +317,12 @@ impl Simd for Neon {
     #[inline(always)]
     fn or_b(self, a: Bytes, b: Bytes) -> Bytes {
         Bytes(each!(I => vorrq_u8(a.0[I], b.0[I])))
+    }
+
+    #[inline(always)]
+    fn look_up(self, table: &[u8; 16], v: Bytes) -> Bytes {
+        let table = intrinsic!(vld1q_u8(table.as_ptr()));
+        Bytes(each!(I => vqtbl1q_u8(table, v.0[I])))
     }
 
     #[inline(always)]

@@ -79,15 +79,21 @@ impl Simd for Portable {
     }
 
     #[inline]
+    unsafe fn load_f8(self, p: *const u8) -> Self::F {
+        // SAFETY: the caller vouches for 16 readable bytes.
+        map(unsafe { p.cast::<[u8; LANES]>().read() }, |code| f16_to_f32(crate::pack::f8_as_f16(code)))
+    }
+
+    #[inline]
     unsafe fn load_i8(self, p: *const u8) -> Self::F {
         // SAFETY: the caller vouches for 16 readable bytes.
         map(unsafe { p.cast::<[i8; LANES]>().read() }, f32::from)
     }
 
     #[inline]
-    unsafe fn load_u8(self, p: *const u8) -> Self::F {
+    unsafe fn load_u8_i(self, p: *const u8) -> Self::I {
         // SAFETY: the caller vouches for 16 readable bytes.
-        map(unsafe { p.cast::<[u8; LANES]>().read() }, f32::from)
+        map(unsafe { p.cast::<[u8; LANES]>().read() }, i32::from)
     }
 
     #[inline]
@@ -246,6 +252,11 @@ impl Simd for Portable {
             *out |= b;
         }
         out
+    }
+
+    #[inline]
+    fn look_up(self, table: &[u8; 16], v: Self::B) -> Self::B {
+        v.map(|v| table[usize::from(v & 15)])
     }
 
     #[inline]

@@ -1,4 +1,4 @@
-//! The bytes of a sound as a decoder may have them: one of the formats, with lengths that are true.
+//! The bytes of an audio clip as a decoder may have them: one of the formats, with lengths that are true.
 
 use std::io::{Cursor, Read, Result as IoResult, Seek, SeekFrom};
 

@@ -1,6 +1,6 @@
 //! Sound → the log-mel spectrogram that Whisper's feature extractor makes (transformers, `feature_extraction_whisper.py`).
 //!
-//! Every sound by itself: the extractor's numbers for a batch of one. In a batch it pads the shorter ones with silence, so that
+//! Every audio clip by itself: the extractor's numbers for a batch of one. In a batch it pads the shorter ones with silence, so that
 //! their last frames would depend on their company.
 
 use std::fmt;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlannerScalar};
 
-use crate::geometry::SoundWindows;
+use crate::geometry::AudioWindows;
 
 /// Where mel bands end, whatever the rate.
 const HIGHEST_HZ: f64 = 8000.0;
@@ -52,7 +52,7 @@ impl PartialEq for Mel {
 
 impl Mel {
     /// Of so many bands, by the transform that `rule` names.
-    pub fn new(rule: &SoundWindows, bands: usize) -> Self {
+    pub fn new(rule: &AudioWindows, bands: usize) -> Self {
         let n = rule.fft as usize;
         let hann = |i: usize| (0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / n as f64).cos()) as f32;
         Self {
@@ -68,12 +68,12 @@ impl Mel {
         self.bands.len()
     }
 
-    /// Frames of a sound.
+    /// Frames of an audio clip.
     pub fn frames(&self, samples: usize) -> usize {
         samples / self.hop
     }
 
-    /// The spectrogram of a sound at the extractor's rate, [frames, bands]; more than half a transform of samples is needed.
+    /// The spectrogram of an audio clip at the extractor's rate, [frames, bands]; more than half a transform of samples is needed.
     ///
     /// # Panics
     /// When `out` has no room for just that, or there are too few samples.
@@ -104,7 +104,7 @@ impl Mel {
     }
 }
 
-/// Sample `i` of a sound that is continued by its mirror image, `before` samples on either side.
+/// Sample `i` of an audio clip that is continued by its mirror image, `before` samples on either side.
 fn reflected(samples: &[f32], i: usize, before: usize) -> f32 {
     let last = samples.len() - 1;
     let at = i.abs_diff(before);
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sounds_are_continued_by_their_mirror_image() {
+    fn audio_is_padded_by_reflection() {
         let samples = [0.0, 1.0, 2.0, 3.0];
         let found: Vec<f32> = (0..8).map(|i| reflected(&samples, i, 2)).collect();
         assert_eq!(found, [2.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 1.0]);
@@ -157,7 +157,7 @@ mod tests {
 
     #[test]
     fn a_tone_is_in_its_band() {
-        let rule = SoundWindows::new(&crate::geometry::ProcessorFiles::default().audio, 50, 800, 60).unwrap();
+        let rule = AudioWindows::new(&crate::geometry::ProcessorFiles::default().audio, 50, 800, 60).unwrap();
         let mel = Mel::new(&rule, 128);
         for hertz in [300.0, 1000.0, 5000.0] {
             let tone: Vec<f32> =

@@ -1,6 +1,6 @@
 //! From any rate to an encoder's: `rubato`'s synchronous resampler, block by block through a Fourier transform.
 //!
-//! A sound at the right rate keeps its samples. Others are off from another resampler's by what their filters differ in, which is
+//! An audio clip at the right rate keeps its samples. Others are off from another resampler's by what their filters differ in, which is
 //! nothing in the band that both leave alone.
 
 use std::fmt::Display;
@@ -16,12 +16,12 @@ use crate::error::contained;
 /// Samples of a block, at least: the longer, the closer to the half of the rate is what is kept.
 const BLOCK: usize = 4096;
 
-/// Samples that a sound of `samples` at `rate` has at another.
+/// Samples that an audio clip of `samples` at `rate` has at another.
 pub fn resampled_len(samples: u64, rate: u32, to: u32) -> u64 {
     (samples * u64::from(to)).div_ceil(u64::from(rate))
 }
 
-/// The same sound at another rate, unless `stop` is set meanwhile.
+/// The same audio clip at another rate, unless `stop` is set meanwhile.
 pub fn resample(samples: Vec<f32>, rate: u32, to: u32, stop: &AtomicBool) -> Result<Vec<f32>, MediaError> {
     if rate == to {
         return Ok(samples);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_made_for_nobody() {
+    fn nothing_is_made_without_a_waiting_request() {
         let outcome = resample(vec![0.0; 48_000], 48_000, 16_000, &AtomicBool::new(true));
         assert_eq!(outcome, Err(MediaError::Abandoned));
     }

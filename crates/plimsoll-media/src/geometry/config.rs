@@ -4,8 +4,9 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::MediaError;
+use crate::image::Filter;
 
-/// Pixels to which the smallest pictures may be enlarged: all smaller ones are tried for the worst case. No processor comes near.
+/// Pixels to which the smallest images may be enlarged: all smaller ones are tried for the worst case. No processor comes near.
 const MIN_PIXELS_MAX: u64 = 1 << 22;
 
 /// The processors' configurations of one checkpoint, found the way transformers 5 finds them: nested in
@@ -45,6 +46,7 @@ pub struct Fields {
     pub(crate) image_seq_length: Option<u64>,
     pub(crate) hop_length: Option<u64>,
     pub(crate) n_fft: Option<u64>,
+    pub(crate) min_length: Option<u64>,
     pub(crate) sampling_rate: Option<u64>,
     pub(crate) feature_size: Option<u64>,
     pub(crate) image_mean: Option<[f64; 3]>,
@@ -53,7 +55,22 @@ pub struct Fields {
     pub(crate) do_resize: Option<bool>,
     pub(crate) do_rescale: Option<bool>,
     pub(crate) do_normalize: Option<bool>,
+    pub(crate) do_pan_and_scan: Option<bool>,
+    pub(crate) max_soft_tokens: Option<u64>,
+    pub(crate) pooling_kernel_size: Option<u64>,
+    pub(crate) image_processor_type: Option<String>,
     pub(crate) resample: Option<u64>,
+    pub(crate) encoder_patch_size: Option<u64>,
+    pub(crate) downsample_factor: Option<u64>,
+    pub(crate) do_image_splitting: Option<bool>,
+    pub(crate) use_thumbnail: Option<bool>,
+    pub(crate) min_tiles: Option<u64>,
+    pub(crate) max_tiles: Option<u64>,
+    pub(crate) tile_size: Option<u64>,
+    pub(crate) min_image_tokens: Option<u64>,
+    pub(crate) max_image_tokens: Option<u64>,
+    pub(crate) max_pixels_tolerance: Option<f64>,
+    pub(crate) use_image_special_tokens: Option<bool>,
 }
 
 /// `size` in all its spellings.
@@ -95,28 +112,31 @@ fn fields(value: Option<Value>) -> Result<Fields, MediaError> {
     Fields::deserialize(value).map_err(|why| MediaError::BadConfig { key: "a field", why: why.to_string() })
 }
 
-/// PIL's number of the one filter that pictures are resized with here.
-const BICUBIC: u64 = 3;
-
-/// Fields of a processor of pictures or videos, which are always resized, rescaled and normalized here.
+/// Fields of a processor of images or videos, which are always resized, rescaled and normalized here.
 fn seen(value: Option<Value>) -> Result<Fields, MediaError> {
     // A feature extractor beside it may say of itself that it does not normalize.
     let shared = value.as_ref().is_some_and(|value| value.get("feature_extractor_type").is_some());
     let fields = fields(value)?;
+    // Gemma 4's leaves it to the model: `Normalize::centred`.
+    let shared = shared || fields.image_processor_type.as_ref().is_some_and(|kind| kind.starts_with("Gemma4"));
     let steps = [
-        ("do_resize", fields.do_resize),
+        // LFM2-VL's processor resizes whatever its file says.
+        ("do_resize", fields.do_resize.filter(|_| fields.encoder_patch_size.is_none())),
         ("do_rescale", fields.do_rescale),
         ("do_normalize", fields.do_normalize.filter(|_| !shared)),
     ];
     if let Some((key, _)) = steps.into_iter().find(|(_, step)| *step == Some(false)) {
         return Err(MediaError::BadConfig { key, why: "false is not supported".into() });
     }
+    if fields.do_pan_and_scan == Some(true) {
+        return Err(MediaError::BadConfig { key: "do_pan_and_scan", why: "true is not supported".into() });
+    }
     match fields.resample {
-        None | Some(BICUBIC) => Ok(fields),
-        Some(other) => {
-            let why = format!("{other} is not supported, only {BICUBIC} (bicubic)");
+        Some(other) if Filter::of_pillow(other).is_none() => {
+            let why = format!("{other} is not supported, only 2 (bilinear) and 3 (bicubic)");
             Err(MediaError::BadConfig { key: "resample", why })
         }
+        _ => Ok(fields),
     }
 }
 
@@ -124,6 +144,11 @@ impl Fields {
     /// Bands of a feature extractor.
     pub fn bands(&self) -> Option<u64> {
         self.feature_size
+    }
+
+    /// The filter of the resize; `default` where the file names none.
+    pub(crate) fn filter(&self, default: Filter) -> Filter {
+        self.resample.and_then(Filter::of_pillow).unwrap_or(default)
     }
 
     /// The least and the most pixels; the fields beside `size` win, as they do in transformers.

@@ -33,6 +33,8 @@ enum Spread {
     Ends,
     /// In the middle of equal parts.
     Middles,
+    /// At the start of equal parts.
+    Starts,
 }
 
 /// The frame sampling of a video processor.
@@ -66,6 +68,13 @@ impl Sampling {
         Ok(Self { wanted, spread: Spread::Middles, min_frames: 1, max_frames: max_frames.max(1), temporal: 1 })
     }
 
+    /// Gemma 4's sampling: frames from the start of equal parts, 32 unless told otherwise.
+    pub(crate) fn starts(fields: &Fields) -> Result<Self, MediaError> {
+        let max_frames = within("max_frames", fields.max_frames, 768, 1..=65_536)?;
+        let wanted = wanted(fields)?.unwrap_or(Wanted::Count(32));
+        Ok(Self { wanted, spread: Spread::Starts, min_frames: 1, max_frames, temporal: 1 })
+    }
+
     /// The same with a request's own wish.
     pub fn with(self, wanted: Wanted) -> Self {
         Self { wanted, ..self }
@@ -92,25 +101,27 @@ impl Sampling {
             Spread::Steps => equal_steps(0.0, total, step),
             Spread::Middles => equal_steps(step / 2.0, total, step),
             Spread::Ends => from_end_to_end(total, count),
+            Spread::Starts => (0..count).map(|part| part * total / count).collect(),
         })
     }
 
     fn count(&self, total: u64, fps: f64) -> u64 {
         let at_rate = |rate: f64| total as f64 / fps * rate;
         match (self.spread, self.wanted) {
-            (Spread::Steps, Wanted::All) | (Spread::Middles, Wanted::All) => total,
+            (Spread::Steps | Spread::Middles | Spread::Starts, Wanted::All) => total,
             (Spread::Steps, Wanted::Count(count)) => round_half_even(count, self.temporal) * self.temporal,
             (Spread::Steps, Wanted::PerSecond(rate)) => {
                 let most = self.max_frames.min(total) / self.temporal * self.temporal;
                 let count = at_rate(rate).max(self.min_frames as f64).min(most as f64).min(total as f64);
                 (count / self.temporal as f64).floor() as u64 * self.temporal
             }
-            (Spread::Ends | Spread::Middles, Wanted::Count(count)) => count,
+            (Spread::Ends | Spread::Middles | Spread::Starts, Wanted::Count(count)) => count,
             (Spread::Ends, Wanted::All) => total.max(self.min_frames).min(self.max_frames),
             (Spread::Ends, Wanted::PerSecond(rate)) => {
                 (at_rate(rate) as u64).max(self.min_frames).min(self.max_frames).min(total)
             }
             (Spread::Middles, Wanted::PerSecond(rate)) => at_rate(rate) as u64,
+            (Spread::Starts, Wanted::PerSecond(rate)) => (at_rate(rate) as u64).max(1),
         }
     }
 

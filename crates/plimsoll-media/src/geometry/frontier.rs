@@ -1,7 +1,7 @@
 //! The largest grids that a resize rule can yield: what a worst case is taken over.
 //!
 //! A rule keeps pixels within bounds, but not exactly: rounding, the floor of one patch per side, and rounding up of small
-//! pictures all reach past the bound. For every short side this finds the longest long side that any legal picture gets; a
+//! images all reach past the bound. For every short side this finds the longest long side that any legal image gets; a
 //! cost that never falls with either side has its maximum on that line.
 
 use super::round_half_even;
@@ -24,7 +24,7 @@ pub(crate) struct Rule {
     pub frames: u64,
 }
 
-/// What small pictures are rounded up to, kept from one rule to the next: that takes long, and the most pixels do not change it.
+/// What small images are rounded up to, kept from one rule to the next: that takes long, and the most pixels do not change it.
 #[derive(Debug, Default)]
 pub(crate) struct RoundedUp(Option<(Rule, Vec<u64>)>);
 
@@ -75,7 +75,7 @@ impl Rule {
         if round_half_even(half_up, self.factor) == a { half_up } else { half_up - 1 }
     }
 
-    /// Whether small pictures that are rounded up may become longer than all others.
+    /// Whether small images that are rounded up may become longer than all others.
     fn rounds_up_far(&self) -> bool {
         let Rule { factor: f, min, max, frames, frames_compared } = *self;
         // Scaled up, the true sides are x in (a - 1, a] and y = min / x, at most 200 x and rounded up too. So b is below
@@ -85,10 +85,10 @@ impl Rule {
         (2 * scaled + scaled.isqrt() + 3).max(strip) > max / (frames_compared * f * f)
     }
 
-    /// Long sides that small pictures are rounded up to, by short side.
+    /// Long sides that small images are rounded up to, by short side.
     fn rounded_up(&self, resize: impl Fn(u64, u64) -> Option<(u64, u64)>) -> Vec<u64> {
         let Rule { factor: f, min, frames, frames_compared, .. } = *self;
-        // Every small picture is tried: those that the rule enlarges.
+        // Every small image is tried: those that the rule enlarges.
         let mut longest = vec![0; min.div_ceil(frames * f * f).isqrt() as usize + 2];
         for h in 1.. {
             if round_half_even(h, f) * round_half_even(h, f) * f * f * frames_compared >= min {

@@ -3,20 +3,22 @@
 //! Pure arithmetic, equal to the Hugging Face processors' (transformers 5.23) for every legal input: their floating-point
 //! steps are repeated in the same order, their rounding is Python's. Nothing in here sees a pixel or a sample.
 
+pub mod audio;
 pub mod config;
 pub mod frames;
 pub mod frontier;
 pub mod patches;
+pub mod pieces;
 pub mod rule;
-pub mod sound;
 pub mod tiles;
 pub mod video;
 
+pub use audio::AudioWindows;
 pub use config::ProcessorFiles;
 pub use frames::Sampling;
 pub use patches::Patches;
+pub use pieces::{Cut, Pieces};
 pub use rule::{Fit, ImageRule, VideoRule};
-pub use sound::SoundWindows;
 pub use tiles::{TileVideo, Tiles};
 pub use video::PatchVideo;
 

@@ -1,12 +1,13 @@
-//! Pictures cut into patches at their own resolution: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, Qwen3-Omni.
+//! Images cut into patches at their own aspect: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5, Qwen3-Omni and Gemma 4.
 
 use super::config::{Fields, within};
 use super::frontier::{ASPECT_MAX, RoundedUp, Rule};
 use super::round_half_even;
+use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
 
 /// Longest side that is taken. Products of two such sides are exact in floating point.
-const SIDE_MAX: u64 = 1 << 24;
+pub(crate) const SIDE_MAX: u64 = 1 << 24;
 
 /// The resize rule and patch grid of an image processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +24,15 @@ pub struct Patches {
     pub max_pixels: u64,
     /// Tokens per side of an attention window, in models that have windows.
     pub window: Option<u64>,
+    /// The filter of the resize.
+    pub filter: Filter,
+    /// Whether every image is given the most pixels, as far as whole tokens and its aspect allow it; otherwise images within the bounds
+    /// keep their size.
+    pub fills: bool,
 }
+
+/// Tokens that Gemma 4's images may be given: the model was trained with these budgets.
+const BUDGETS: [u64; 5] = [70, 140, 280, 560, 1120];
 
 impl Patches {
     /// The image processor of a checkpoint. `window` is the vision configuration's `window_size` in pixels, if it has one.
@@ -38,7 +47,27 @@ impl Patches {
         let temporal = within("temporal_patch_size", fields.temporal_patch_size, 2, 1..=16)?;
         let window =
             window.map(|pixels| within("window_size", Some(pixels / (patch * merge)), 0, 1..=1024)).transpose()?;
-        Ok(Self { patch, merge, temporal, min_pixels, max_pixels, window })
+        let filter = fields.filter(Filter::Bicubic);
+        Ok(Self { patch, merge, temporal, min_pixels, max_pixels, window, filter, fills: false })
+    }
+
+    /// Gemma 4's processor of images, or of a video's frames, with its default budget of tokens.
+    pub fn filling(fields: &Fields, budget: u64) -> Result<Self, MediaError> {
+        let patch = within("patch_size", fields.patch_size, 16, 1..=1024)?;
+        let merge = within("pooling_kernel_size", fields.pooling_kernel_size, 3, 1..=16)?;
+        let budget = fields.max_soft_tokens.unwrap_or(budget);
+        if !BUDGETS.contains(&budget) {
+            let why = format!("{budget} is none of {BUDGETS:?}");
+            return Err(MediaError::BadConfig { key: "max_soft_tokens", why });
+        }
+        let pixels = |tokens: u64| tokens * (patch * merge) * (patch * merge);
+        let (min_pixels, max_pixels, filter) = (pixels(BUDGETS[0]), pixels(budget), fields.filter(Filter::Bicubic));
+        Ok(Self { patch, merge, temporal: 1, min_pixels, max_pixels, window: None, filter, fills: true })
+    }
+
+    /// Tokens of the most pixels.
+    pub(crate) fn budget(&self) -> u64 {
+        self.max_pixels / (self.factor() * self.factor())
     }
 
     /// The same with a request's own bound on pixels, which may be lower than what was stressed, never higher (A31).
@@ -56,7 +85,10 @@ impl Patches {
             let why = format!("{asked} is less than min_pixels, {}", self.min_pixels);
             return Err(MediaError::Malformed { what: "max_pixels", why });
         }
-        Ok(Self { max_pixels: asked, ..self.clone() })
+        let token = self.factor() * self.factor();
+        let budget = BUDGETS.iter().rev().map(|tokens| tokens * token).find(|pixels| *pixels <= asked);
+        let max_pixels = budget.filter(|_| self.fills).unwrap_or(asked);
+        Ok(Self { max_pixels, ..self.clone() })
     }
 
     /// Pixels per side of a token.
@@ -64,28 +96,51 @@ impl Patches {
         self.patch * self.merge
     }
 
-    /// The size that a picture is resized to.
+    /// The size that an image is resized to.
     pub fn resize(&self, size: Size) -> Result<Size, MediaError> {
         let sides = (u64::from(size.height), u64::from(size.width));
-        let resized = resize_within(sides, self.factor(), (self.min_pixels, self.max_pixels))?;
-        size_of_sides(resized)
+        size_of_sides(match self.fills {
+            true => self.fill(sides)?,
+            false => resize_within(sides, self.factor(), (self.min_pixels, self.max_pixels))?,
+        })
     }
 
-    /// What the encoder sees of a picture of this size.
+    /// The resize to as many pixels as the budget's tokens have, each side rounded down to whole tokens, of which the short one has one at
+    /// least. Arithmetic and order are the reference's.
+    pub(crate) fn fill(&self, sides: (u64, u64)) -> Result<(u64, u64), MediaError> {
+        check_long(sides)?;
+        let (factor, budget) = (self.factor(), self.budget());
+        let (h, w) = (sides.0 as f64, sides.1 as f64);
+        let scale = ((budget * factor * factor) as f64 / (sides.0 * sides.1) as f64).sqrt();
+        let down = |side: f64| (scale * side / factor as f64).floor() as u64;
+        let strip = |long: f64, short: f64| ((long / short).floor() as u64).min(budget);
+        let (rows, columns) = match (down(h), down(w)) {
+            (0, _) => (1, strip(w, h)),
+            (_, 0) => (strip(h, w), 1),
+            both => both,
+        };
+        Ok((rows * factor, columns * factor))
+    }
+
+    /// What the encoder sees of an image of this size.
     pub fn shape(&self, size: Size) -> Result<Shape, MediaError> {
         let resized = self.resize(size)?;
         let (a, b) = (u64::from(resized.height) / self.factor(), u64::from(resized.width) / self.factor());
         Ok(self.shape_of(Modality::Image, 1, a, b))
     }
 
-    /// The legal picture that costs most, for a cost that never falls when a field of the shape grows.
+    /// The legal image that costs most, for a cost that never falls when a field of the shape grows.
     pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
         self.costliest(Modality::Image, 1, &self.frontier(), cost)
     }
 
-    /// For every short side that a legal picture may get, the longest long side, in tokens. No legal picture is larger than
+    /// For every short side that a legal image may get, the longest long side, in tokens. No legal image is larger than
     /// all of them; a cost that never falls with either side has its maximum among them.
     pub fn frontier(&self) -> Vec<(u64, u64)> {
+        if self.fills {
+            let budget = self.budget();
+            return (1..=budget.isqrt()).map(|short| (short, budget / short)).collect();
+        }
         let (min, max) = (self.min_pixels, self.max_pixels);
         let rule = Rule { factor: self.factor(), min, max, frames_compared: 1, frames: 1 };
         rule.frontier(&mut RoundedUp::default(), |h, w| resize_within((h, w), self.factor(), (min, max)).ok())
@@ -113,7 +168,7 @@ impl Patches {
     }
 }
 
-/// The resize of one picture: sides in multiples of `factor`, pixels within bounds, aspect kept as well as that allows.
+/// The resize of one image: sides in multiples of `factor`, pixels within bounds, aspect kept as well as that allows.
 pub(crate) fn resize_within(sides: (u64, u64), factor: u64, bounds: (u64, u64)) -> Result<(u64, u64), MediaError> {
     check_sides(sides)?;
     let (h, w) = sides;
@@ -143,21 +198,27 @@ pub(crate) fn scale(
     Ok(rounded)
 }
 
-pub(crate) fn check_sides((h, w): (u64, u64)) -> Result<(), MediaError> {
-    let (short, long) = (h.min(w), h.max(w));
-    if short == 0 {
-        return Err(MediaError::Malformed { what: "an image", why: format!("{w} × {h} has no pixels") });
-    }
-    if long > SIDE_MAX {
-        return Err(over("pixels on a side", long, SIDE_MAX));
-    }
+pub(crate) fn check_sides(sides: (u64, u64)) -> Result<(), MediaError> {
+    let (short, long) = check_long(sides)?;
     if long > ASPECT_MAX * short {
         return Err(over("times the short side as its long side", long.div_ceil(short), ASPECT_MAX));
     }
     Ok(())
 }
 
-fn over(unit: &'static str, asked: u64, limit: u64) -> MediaError {
+/// The short and the long side.
+fn check_long((h, w): (u64, u64)) -> Result<(u64, u64), MediaError> {
+    let (short, long) = (h.min(w), h.max(w));
+    if short == 0 {
+        return Err(MediaError::Malformed { what: "an image", why: format!("{w} × {h} has no pixels") });
+    }
+    match long > SIDE_MAX {
+        true => Err(over("pixels on a side", long, SIDE_MAX)),
+        false => Ok((short, long)),
+    }
+}
+
+pub(crate) fn over(unit: &'static str, asked: u64, limit: u64) -> MediaError {
     MediaError::OverLimit { what: "an image", asked, limit, unit, flag: "fixed by the model's processor" }
 }
 

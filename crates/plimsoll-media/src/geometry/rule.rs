@@ -1,16 +1,19 @@
 //! The families' rules that fit images and videos to their encoders, side by side. Planning, measuring and preparing
 //! all ask here and do not depend on the family.
 
-use super::{PatchVideo, Patches, Sampling, TileVideo, Tiles};
+use super::{Cut, PatchVideo, Patches, Pieces, Sampling, TileVideo, Tiles};
+use crate::image::Filter;
 use crate::{MediaError, Shape, Size};
 
-/// How an image processor makes pictures fit.
+/// How an image processor makes images fit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ImageRule {
     /// Resized, keeping their aspect.
     Patches(Patches),
     /// Cut into tiles of one size, a thumbnail of the whole beside them.
     Tiles(Tiles),
+    /// Resized, or cut into tiles that are encoded one by one.
+    Pieces(Pieces),
 }
 
 /// How a video processor makes videos fit.
@@ -27,38 +30,44 @@ pub enum VideoRule {
 pub struct Fit {
     /// To this it is resized; where it is cut into tiles, before that.
     pub canvas: Size,
-    /// The size of the pictures that the tower sees, all of them equal.
+    /// The size of the images that the tower sees, all of them equal.
     pub size: Size,
     /// How many of them.
-    pub pictures: u64,
+    pub images: u64,
     /// Groups of them that go through the tower as one.
     pub groups: u64,
     /// What the encoder sees.
     pub shape: Shape,
+    /// The filter of the resize.
+    pub filter: Filter,
+    /// Where the images, and perhaps the whole one behind them, are encoded one by one.
+    pub cut: Option<Cut>,
 }
 
 impl ImageRule {
-    /// How a picture that the tower sees is cut into patches.
+    /// How an image that the tower sees is cut into patches.
     pub fn patches(&self) -> &Patches {
         match self {
             Self::Patches(rule) => rule,
             Self::Tiles(rule) => &rule.patches,
+            Self::Pieces(rule) => &rule.patches,
         }
     }
 
     /// The only size that the tower sees, where there is one.
     pub fn tile(&self) -> Option<Size> {
         match self {
-            Self::Patches(_) => None,
+            Self::Patches(_) | Self::Pieces(_) => None,
             Self::Tiles(rule) => Some(rule.tile),
         }
     }
 
-    /// The fewest and the most pixels that a picture is given, without a thumbnail's.
+    /// The fewest and the most pixels that an image is given, without a thumbnail's.
     pub fn pixels(&self) -> (u64, u64) {
         match self {
             Self::Patches(rule) => (rule.min_pixels, rule.max_pixels),
             Self::Tiles(rule) => (rule.min_tiles * rule.tile.pixels(), rule.max_tiles * rule.tile.pixels()),
+            Self::Pieces(rule) => rule.pixels(),
         }
     }
 
@@ -72,23 +81,44 @@ impl ImageRule {
                 let tiles = (pixels / rule.tile.pixels()).clamp(rule.min_tiles, rule.max_tiles);
                 rule.with_max_tiles(tiles).map(Self::Tiles)
             }
+            Self::Pieces(rule) => Ok(Self::Pieces(rule.limited(pixels))),
         }
     }
 
-    /// What becomes of a picture of this size.
+    /// What becomes of an image of this size.
     pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
         match self {
             Self::Patches(rule) => {
                 let resized = rule.resize(size)?;
-                Ok(Fit { canvas: resized, size: resized, pictures: 1, groups: 1, shape: rule.shape(size)? })
+                let (shape, filter) = (rule.shape(size)?, rule.filter);
+                Ok(Fit { canvas: resized, size: resized, images: 1, groups: 1, shape, filter, cut: None })
             }
             Self::Tiles(rule) => {
                 let ((columns, rows), shape) = (rule.grid(size)?, rule.shape(size)?);
                 let Size { height, width } = rule.tile;
                 let canvas = Size { height: height * rows as u32, width: width * columns as u32 };
-                let tiles = shape.sequences;
-                Ok(Fit { canvas, size: rule.tile, pictures: tiles, groups: tiles, shape })
+                let (tiles, filter) = (shape.sequences, rule.patches.filter);
+                Ok(Fit { canvas, size: rule.tile, images: tiles, groups: tiles, shape, filter, cut: None })
             }
+            Self::Pieces(rule) => {
+                let (cut, shape, filter) = (rule.cut(size)?, rule.shape(size)?, rule.patches.filter);
+                let (Some(tiles), Some(cut)) = (&rule.tiles, cut) else {
+                    let whole = rule.whole(size)?;
+                    return Ok(Fit { canvas: whole, size: whole, images: 1, groups: 1, shape, filter, cut: None });
+                };
+                let Size { height, width } = tiles.tile;
+                let canvas = Size { height: height * cut.rows as u32, width: width * cut.columns as u32 };
+                let count = cut.columns * cut.rows;
+                Ok(Fit { canvas, size: tiles.tile, images: count, groups: count, shape, filter, cut: Some(cut) })
+            }
+        }
+    }
+
+    /// The most pieces of an image that are encoded one by one.
+    pub fn pieces_max(&self) -> u64 {
+        match self {
+            Self::Patches(_) | Self::Tiles(_) => 1,
+            Self::Pieces(rule) => rule.pieces_max(),
         }
     }
 }
@@ -110,6 +140,14 @@ impl VideoRule {
         }
     }
 
+    /// Tokens of the largest group of frames.
+    pub fn frame_tokens(&self) -> u64 {
+        match self {
+            Self::Patches(rule) => rule.patches.frontier().iter().map(|(a, b)| a * b).max().unwrap_or(0),
+            Self::Tiles(rule) => rule.frame.tile_tokens,
+        }
+    }
+
     /// Which frames are taken.
     pub fn sampling(&self) -> &Sampling {
         match self {
@@ -124,11 +162,13 @@ impl VideoRule {
             Self::Patches(rule) => {
                 let resized = rule.resize(frames, size)?;
                 let (groups, shape) = (frames.div_ceil(rule.patches.temporal), rule.shape(frames, size)?);
-                Ok(Fit { canvas: resized, size: resized, pictures: frames, groups, shape })
+                let filter = rule.patches.filter;
+                Ok(Fit { canvas: resized, size: resized, images: frames, groups, shape, filter, cut: None })
             }
             Self::Tiles(rule) => {
                 let (tile, shape) = (rule.frame.tile, rule.shape(frames)?);
-                Ok(Fit { canvas: tile, size: tile, pictures: frames, groups: frames, shape })
+                let filter = rule.frame.patches.filter;
+                Ok(Fit { canvas: tile, size: tile, images: frames, groups: frames, shape, filter, cut: None })
             }
         }
     }
@@ -147,15 +187,15 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_of_tiles_is_a_canvas_and_its_thumbnail() {
+    fn a_image_of_tiles_is_a_canvas_and_its_thumbnail() {
         let (image, _) = tiles();
         let fit = image.fit(Size::new(16, 24)).unwrap();
         assert_eq!((fit.canvas, fit.size), (Size::new(16, 24), Size::new(8, 8)));
-        assert_eq!((fit.pictures, fit.groups, fit.shape.tokens), (7, 7, 28));
+        assert_eq!((fit.images, fit.groups, fit.shape.tokens), (7, 7, 28));
         assert_eq!((image.pixels(), image.tile()), ((64, 6 * 64), Some(Size::new(8, 8))));
         for (pixels, tiles) in [(0, 1), (63, 1), (128, 3), (400, 7), (u64::MAX, 7)] {
             let fit = image.limited(pixels).unwrap().fit(Size::new(16, 24)).unwrap();
-            assert!(fit.pictures <= tiles, "{pixels} pixels: {fit:?}");
+            assert!(fit.images <= tiles, "{pixels} pixels: {fit:?}");
         }
     }
 
@@ -163,7 +203,7 @@ mod tests {
     fn a_frame_is_a_tile() {
         let (_, video) = tiles();
         let fit = video.fit(3, Size::new(50, 7)).unwrap();
-        assert_eq!((fit.canvas, fit.pictures, fit.groups, fit.shape.tokens), (Size::new(8, 8), 3, 3, 12));
+        assert_eq!((fit.canvas, fit.images, fit.groups, fit.shape.tokens), (Size::new(8, 8), 3, 3, 12));
         let words = video.fit(4, Size::new(50, 7)).unwrap_err().to_string();
         assert_eq!(words, "a video has 4 frames; the limit is 3 (--max-video-frames)");
     }

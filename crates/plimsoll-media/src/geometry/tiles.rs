@@ -1,7 +1,9 @@
-//! Images cut into tiles of one size, with a thumbnail of the whole, and videos with one tile a frame: InternVL.
+//! Images cut into tiles of one size, with a thumbnail of the whole, and videos with one tile a frame: InternVL. Images that are one
+//! tile: Gemma 3.
 
 use super::config::{Fields, ProcessorFiles, within};
 use super::{Patches, Sampling};
+use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
 
 /// The tiling rule of an image processor.
@@ -15,6 +17,8 @@ pub struct Tiles {
     pub max_tiles: u64,
     /// Tokens per tile.
     pub tile_tokens: u64,
+    /// Rows of the encoder per tile beside its patches: 1 with a class row, else 0.
+    pub class_rows: u64,
     /// How a tile is cut into patches.
     pub patches: Patches,
 }
@@ -36,6 +40,15 @@ impl Tiles {
         Self::cut(&files.image, true, tile_tokens(files)?, (patch, merge))
     }
 
+    /// The rule of Gemma 3: an image is one tile, whatever its aspect. `tokens`: of a tile, where the files do not name them.
+    pub fn one(files: &ProcessorFiles, patch: u64, merge: u64, tokens: u64) -> Result<Self, MediaError> {
+        let said = files.processor.image_seq_length.or(files.image.image_seq_length);
+        let tokens = within("image_seq_length", said, tokens, 1..=1 << 20)?;
+        let mut rule = Self::cut(&files.image, false, tokens, (patch, merge))?;
+        rule.patches.filter = files.image.filter(Filter::Bilinear);
+        Ok(Self { class_rows: 0, ..rule })
+    }
+
     fn cut(fields: &Fields, crops: bool, tile_tokens: u64, (patch, merge): (u64, u64)) -> Result<Self, MediaError> {
         let side = |key, value| within(key, value, 384, 1..=8192);
         let (height, width) = (side("size.height", fields.size.height)?, side("size.width", fields.size.width)?);
@@ -45,8 +58,10 @@ impl Tiles {
         let (min_tiles, max_tiles) = if crops { (min_tiles, max_tiles) } else { (1, 1) };
         let tile = Size { height: height as u32, width: width as u32 };
         let pixels = tile.pixels();
-        let patches = Patches { patch, merge, temporal: 1, min_pixels: pixels, max_pixels: pixels, window: None };
-        Ok(Self { tile, min_tiles, max_tiles, tile_tokens, patches })
+        let (filter, window) = (fields.filter(Filter::Bicubic), None);
+        let (min_pixels, max_pixels, temporal) = (pixels, pixels, 1);
+        let patches = Patches { patch, merge, temporal, min_pixels, max_pixels, window, filter, fills: false };
+        Ok(Self { tile, min_tiles, max_tiles, tile_tokens, class_rows: 1, patches })
     }
 
     /// The most tiles, without the thumbnail, that come to no more than so many tokens with it, if any do.
@@ -69,8 +84,8 @@ impl Tiles {
         Ok(Self { max_tiles: asked, ..self.clone() })
     }
 
-    /// Columns and rows of tiles for a picture: the grid nearest to its aspect, of equally near ones the larger, as long as
-    /// the picture fills at least half of it.
+    /// Columns and rows of tiles for an image: the grid nearest to its aspect, of equally near ones the larger, as long as
+    /// the image fills at least half of it.
     pub fn grid(&self, size: Size) -> Result<(u64, u64), MediaError> {
         if size.pixels() == 0 {
             let why = format!("{} × {} has no pixels", size.width, size.height);
@@ -94,7 +109,7 @@ impl Tiles {
             .flat_map(|tiles| (1..=tiles).filter(move |columns| tiles % columns == 0).map(move |c| (c, tiles / c)))
     }
 
-    /// What the encoder sees of a picture of this size.
+    /// What the encoder sees of an image of this size.
     pub fn shape(&self, size: Size) -> Result<Shape, MediaError> {
         let (columns, rows) = self.grid(size)?;
         Ok(self.shape_of(Modality::Image, with_thumbnail(columns * rows)))
@@ -105,7 +120,7 @@ impl Tiles {
         self.shape_of(Modality::Video, frames)
     }
 
-    /// The legal picture that costs most: a strip of exactly `max_tiles` tiles is always the nearest to some aspect.
+    /// The legal image that costs most: a strip of exactly `max_tiles` tiles is always the nearest to some aspect.
     pub fn worst(&self) -> Shape {
         self.shape_of(Modality::Image, with_thumbnail(self.max_tiles))
     }
@@ -113,8 +128,7 @@ impl Tiles {
     fn shape_of(&self, modality: Modality, tiles: u64) -> Shape {
         let Patches { patch, .. } = self.patches;
         let (down, across) = (u64::from(self.tile.height) / patch, u64::from(self.tile.width) / patch);
-        // One row for the class token that every tile carries.
-        let longest = down * across + 1;
+        let longest = down * across + self.class_rows;
         Shape { modality, rows: tiles * longest, sequences: tiles, longest, tokens: tiles * self.tile_tokens }
     }
 }
@@ -140,7 +154,7 @@ fn tile_tokens(files: &ProcessorFiles) -> Result<u64, MediaError> {
     within("image_seq_length", files.processor.image_seq_length, 256, 1..=1 << 20)
 }
 
-/// A picture of more than one tile comes with a thumbnail.
+/// An image of more than one tile comes with a thumbnail.
 fn with_thumbnail(tiles: u64) -> u64 {
     tiles + u64::from(tiles > 1)
 }

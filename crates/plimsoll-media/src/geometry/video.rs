@@ -1,4 +1,5 @@
-//! Videos cut into patches: Qwen2-VL and 2.5-VL bound every frame, Qwen3-VL bounds all frames together.
+//! Videos cut into patches: Qwen2-VL and 2.5-VL bound every frame, Qwen3-VL bounds all frames together, Gemma 4 gives every frame a
+//! budget of tokens.
 
 use super::config::{Fields, ProcessorFiles, SizeField, within};
 pub use super::frames::Budget;
@@ -29,6 +30,9 @@ struct Defaults {
     tokens: u64,
 }
 
+/// Tokens of a frame of Gemma 4, where its processor's file does not say it.
+const FRAME_TOKENS: u64 = 70;
+
 const QWEN2: Defaults = Defaults { patch: 14, pixels: (128 * 28 * 28, 768 * 28 * 28), tokens: 128_000 };
 const QWEN3: Defaults = Defaults { patch: 16, pixels: (128 * 32 * 32, 768 * 32 * 32), tokens: 768 };
 const OMNI: Defaults = Defaults { pixels: (128 * 32 * 32, 768 * 32 * 32), ..QWEN2 };
@@ -47,6 +51,17 @@ impl PatchVideo {
             fields = Fields { min_pixels: None, max_pixels: None, size: SizeField::default(), ..fields };
         }
         Self::or(OMNI, &fields, Budget::Frame, window)
+    }
+
+    /// Gemma 4's. Without a file of its own a video has the defaults, whatever the image processor's file says of its budget.
+    pub fn filling(files: &ProcessorFiles) -> Result<Self, MediaError> {
+        let mut fields = files.video.clone();
+        if !files.video_apart {
+            fields.max_soft_tokens = None;
+        }
+        let patches = Patches::filling(&fields, FRAME_TOKENS)?;
+        let sampling = Sampling::starts(&fields)?;
+        Ok(Self { patches, budget: Budget::Frame, sampling, capped_tokens: None })
     }
 
     fn or(defaults: Defaults, fields: &Fields, budget: Budget, window: Option<u64>) -> Result<Self, MediaError> {
@@ -100,6 +115,9 @@ impl PatchVideo {
         if self.check_frames(frames).is_err() {
             return Vec::new();
         }
+        if self.patches.fills {
+            return self.patches.frontier();
+        }
         let (min, max) = (self.patches.min_pixels, self.max_pixels(frames));
         let (frames_compared, shared) = match self.budget {
             Budget::Frame => (1, 1),
@@ -144,6 +162,9 @@ impl PatchVideo {
 
     fn resize_sides(&self, frames: u64, sides: (u64, u64)) -> Result<(u64, u64), MediaError> {
         let (factor, bounds) = (self.patches.factor(), (self.patches.min_pixels, self.max_pixels(frames)));
+        if self.patches.fills {
+            return self.patches.fill(sides);
+        }
         if self.budget == Budget::Frame {
             return resize_within(sides, factor, bounds);
         }

@@ -14,7 +14,7 @@ use super::{Header, ImageLimits, WHAT, malformed, over, probe};
 use crate::error::contained;
 use crate::{MediaError, Size};
 
-/// A picture in rows of red, green, blue.
+/// An image in rows of red, green, blue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rgb {
     /// The size.
@@ -23,7 +23,7 @@ pub struct Rgb {
     pub data: Vec<u8>,
 }
 
-/// Decodes a picture; of an animation, the first frame.
+/// Decodes an image; of an animation, the first frame.
 pub fn decode(bytes: &[u8], limits: &ImageLimits) -> Result<Rgb, MediaError> {
     let header = probe(bytes, limits)?;
     contained(WHAT, || decode_still(bytes, &header))
@@ -34,9 +34,9 @@ fn decode_still(bytes: &[u8], header: &Header) -> Result<Rgb, MediaError> {
     decoder.set_limits(decoder_limits(header)).map_err(unreadable)?;
     let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
     let decoded = DynamicImage::from_decoder(decoder).map_err(unreadable)?;
-    let mut picture = DynamicImage::ImageRgb8(without_alpha(decoded));
-    picture.apply_orientation(orientation);
-    rgb(picture, header.size)
+    let mut image = DynamicImage::ImageRgb8(without_alpha(decoded));
+    image.apply_orientation(orientation);
+    rgb(image, header.size)
 }
 
 /// Decodes the frames of an animation at `indices`, which ascend, and hands each to `take`, so that no more than one is held
@@ -57,10 +57,10 @@ pub fn frames(
         let mut wanted = indices.iter().copied().peekable();
         for (at, frame) in (0..).zip(all_frames(bytes, &header)?) {
             if wanted.peek() == Some(&at) {
-                let picture = DynamicImage::ImageRgb8(without_alpha(frame.map_err(unreadable)?));
-                let picture = rgb(picture, header.size)?;
+                let image = DynamicImage::ImageRgb8(without_alpha(frame.map_err(unreadable)?));
+                let image = rgb(image, header.size)?;
                 while wanted.next_if_eq(&at).is_some() {
-                    take(&picture);
+                    take(&image);
                 }
             }
             if wanted.peek().is_none() {
@@ -84,8 +84,8 @@ fn all_frames<'a>(bytes: &'a [u8], header: &Header) -> Result<Decoded<'a>, Media
         Format::WebP if header.frames > 1 => WebPDecoder::new(cursor).map_err(unreadable)?.into_frames(),
         _ => {
             let still = decode_still(bytes, header)?;
-            let picture = RgbImage::from_raw(still.size.width, still.size.height, still.data).unwrap_or_default();
-            return Ok(Box::new(std::iter::once(Ok(picture.into()))));
+            let image = RgbImage::from_raw(still.size.width, still.size.height, still.data).unwrap_or_default();
+            return Ok(Box::new(std::iter::once(Ok(image.into()))));
         }
     };
     Ok(Box::new(frames.map(|frame| frame.map(|frame| frame.into_buffer().into()))))
@@ -123,9 +123,9 @@ fn decoder_limits(header: &Header) -> Limits {
 }
 
 /// What is transparent is laid on white, as transformers' image processors do; of 16 bits the upper eight stay.
-fn without_alpha(picture: DynamicImage) -> RgbImage {
-    let size = (picture.width(), picture.height());
-    let rgb = match picture {
+fn without_alpha(image: DynamicImage) -> RgbImage {
+    let size = (image.width(), image.height());
+    let rgb = match image {
         DynamicImage::ImageRgb8(rgb) => return rgb,
         DynamicImage::ImageLuma8(gray) => gray.iter().flat_map(|value| [*value; 3]).collect(),
         DynamicImage::ImageLumaA8(gray) => on_white::<1>(gray.iter().copied()),
@@ -162,12 +162,12 @@ fn upper_halves(values: &[u16]) -> impl ExactSizeIterator<Item = u8> {
     values.iter().map(|value| (value >> 8) as u8)
 }
 
-fn rgb(picture: DynamicImage, expected: Size) -> Result<Rgb, MediaError> {
-    let size = Size { height: picture.height(), width: picture.width() };
+fn rgb(image: DynamicImage, expected: Size) -> Result<Rgb, MediaError> {
+    let size = Size { height: image.height(), width: image.width() };
     if size != expected {
         return Err(malformed(format!("it decodes to {size} instead of {expected}")));
     }
-    Ok(Rgb { size, data: picture.into_rgb8().into_raw() })
+    Ok(Rgb { size, data: image.into_rgb8().into_raw() })
 }
 
 fn unreadable(error: ImageError) -> MediaError {

@@ -5,7 +5,7 @@ use crate::Size;
 /// The formats that are decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// PNG, of which an animation's first picture.
+    /// PNG, of which an animation's first image.
     Png,
     /// JPEG, baseline and progressive.
     Jpeg,
@@ -29,12 +29,12 @@ pub(super) struct Scan {
     pub(super) pixel_bytes: u64,
     /// What it takes for other things than pixels and copies of the file.
     pub(super) beside_bytes: u64,
-    /// The fewest file bytes that can stand for the picture, where the format has such a bound.
+    /// The fewest file bytes that can stand for the image, where the format has such a bound.
     pub(super) fewest_bytes: u64,
 }
 
 impl Scan {
-    /// A picture that does not move, without surprises.
+    /// An image that does not move, without surprises.
     pub(super) fn new(format: Format, size: Size) -> Self {
         let pixel_bytes = match format {
             // Four values of 16 bits, and our three of 8 made of them.
@@ -43,7 +43,7 @@ impl Scan {
             Format::Jpeg => 4 * 2 + 3 + 1,
             // The canvas, a frame, and what is laid together of both, each with alpha; or two of them, and ours.
             Format::Gif => 3 * 4 + 1,
-            // The output with alpha, planes of 12 bits a pixel and what is known of their blocks; then a lossless picture of alpha, the
+            // The output with alpha, planes of 12 bits a pixel and what is known of their blocks; then a lossless image of alpha, the
             // blocks of its transforms, and what is kept of it.
             Format::WebP => 4 + 2 + (4 + 1 + 1),
         };
@@ -93,7 +93,7 @@ pub(super) fn png(bytes: &[u8]) -> Option<Scan> {
     Some(Scan { frames, beside_bytes: unfiltering(row, size), fewest_bytes: fewest, ..Scan::new(Format::Png, size) })
 }
 
-/// What a PNG's decoder holds besides the picture, for rows of so many bytes as the file has them. It unpacks into a buffer that
+/// What a PNG's decoder holds besides the image, for rows of so many bytes as the file has them. It unpacks into a buffer that
 /// it moves only when four rows of it are done with; behind them there are the row before, the row at hand and the window of
 /// deflate, and the buffer doubles as it grows. Interlaced rows are made in a place of their own.
 fn unfiltering(row: u64, size: Size) -> u64 {
@@ -135,7 +135,7 @@ pub(super) fn jpeg(bytes: &[u8]) -> Option<Scan> {
             0xC0..=0xC3 | 0xC5..=0xC7 | 0xC9..=0xCB | 0xCD..=0xCF => {
                 size = Some(Size { height: be16(bytes, at + 3)?, width: be16(bytes, at + 5)? });
             }
-            // Start of a scan. Without an end marker behind it the picture is cut off.
+            // Start of a scan. Without an end marker behind it the image is cut off.
             0xDA => {
                 bytes[at..].windows(2).rposition(|two| two == [0xFF, 0xD9])?;
                 let size = size?;
@@ -170,7 +170,7 @@ pub(super) fn gif(bytes: &[u8]) -> Option<Scan> {
                 at = skip_blocks(bytes, at + 11 + table(*bytes.get(at + 9)?));
             }
             Some(0x21) => {
-                // A graphic control says how long the next picture is shown, in hundredths of a second.
+                // A graphic control says how long the next image is shown, in hundredths of a second.
                 if bytes.get(at + 1) == Some(&0xF9) {
                     duration_ms += u64::from(le16(bytes, at + 4).unwrap_or(0)) * 10;
                 }

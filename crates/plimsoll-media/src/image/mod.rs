@@ -1,4 +1,4 @@
-//! Pictures from strangers: the header first, then limits, then pixels.
+//! Images from strangers: the header first, then limits, then pixels.
 //!
 //! [`probe`] reads sizes and counts frames without decoding anything, and refuses what is over a limit; only then may
 //! [`decode`] or [`frames`] touch the pixels, at a cost that [`Header::decode_bytes`] bounds beforehand. Colours come out as
@@ -16,10 +16,8 @@ mod webp;
 pub use decode::{Rgb, decode, frames};
 pub use header::Format;
 pub use patchify::{Normalize, patchify, patchify_len};
-pub use resize::resize;
-pub use tile::tiles;
-
-use plimsoll_memory::broken;
+pub use resize::{Filter, resize};
+pub use tile::{pieces, tiles};
 
 use crate::error::contained;
 use crate::{MediaError, Size};
@@ -38,7 +36,7 @@ fn scan(bytes: &[u8]) -> Result<header::Scan, MediaError> {
     found.ok_or_else(|| malformed("its header is cut off"))
 }
 
-/// What a picture may be at most.
+/// What an image may be at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Bytes of the file.
@@ -69,7 +67,7 @@ pub struct Header {
     pub frames: u64,
     /// How long all frames are shown, as the file says; 0 where it does not.
     pub duration_ms: u64,
-    /// Of the largest frame, which may be larger than the picture.
+    /// Of the largest frame, which may be larger than the image.
     largest_pixels: u64,
     /// What decoding takes for each of them.
     pixel_bytes: u64,
@@ -89,7 +87,7 @@ impl Header {
     }
 }
 
-/// Reads the header of a picture and refuses it where it is over a limit. Decodes nothing.
+/// Reads the header of an image and refuses it where it is over a limit. Decodes nothing.
 pub fn probe(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> {
     over("bytes", bytes.len() as u64, limits.file_bytes, "--max-image-bytes")?;
     contained(WHAT, || probe_here(bytes, limits))
@@ -100,7 +98,7 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
     if scan.size.pixels() == 0 {
         return Err(malformed(format!("{} × {} has no pixels", scan.size.width, scan.size.height)));
     }
-    over("pixels", scan.largest_pixels, if broken("T-31") { u64::MAX } else { limits.pixels }, "--max-decode-pixels")?;
+    over("pixels", scan.largest_pixels, limits.pixels, "--max-decode-pixels")?;
     over("frames", scan.frames, limits.frames, "--max-animation-frames")?;
     if scan.frames > 1 {
         let all = scan.frames.saturating_mul(scan.largest_pixels);

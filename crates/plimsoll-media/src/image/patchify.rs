@@ -24,9 +24,23 @@ impl Normalize {
     /// A processor's, with its defaults.
     pub fn new(fields: &Fields, [mean, std]: [[f64; 3]; 2]) -> Result<Self, MediaError> {
         let (mean, std) = (fields.image_mean.unwrap_or(mean), fields.image_std.unwrap_or(std));
+        Self::of(fields, mean, std)
+    }
+
+    /// The same for Gemma 4: a processor that leaves values between 0 and 1, unless told otherwise, and a model that moves them to
+    /// between -1 and 1.
+    pub fn centred(fields: &Fields) -> Result<Self, MediaError> {
+        let given = fields.do_normalize == Some(true);
+        let or = |values: Option<[f64; 3]>, plain: f64| values.filter(|_| given).unwrap_or([plain; 3]);
+        let (mean, std) = (or(fields.image_mean, 0.0), or(fields.image_std, 1.0));
+        let mean = std::array::from_fn(|i| mean[i] + 0.5 * std[i]);
+        Self::of(fields, mean, std.map(|std| 0.5 * std))
+    }
+
+    fn of(fields: &Fields, mean: [f64; 3], std: [f64; 3]) -> Result<Self, MediaError> {
         let rescale = fields.rescale_factor.unwrap_or(1.0 / 255.0);
-        let sound = rescale > 0.0 && std.iter().all(|&value| value > 0.0) && mean.iter().all(|value| value.is_finite());
-        if !sound {
+        let valid = rescale > 0.0 && std.iter().all(|&value| value > 0.0) && mean.iter().all(|value| value.is_finite());
+        if !valid {
             let why = format!("mean {mean:?}, deviation {std:?}, factor {rescale}");
             return Err(MediaError::BadConfig { key: "image_mean, image_std, rescale_factor", why });
         }

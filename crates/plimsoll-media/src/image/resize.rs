@@ -1,7 +1,7 @@
-//! The bicubic resize with antialiasing of torchvision, bit for bit.
+//! The bicubic and bilinear resize with antialiasing of torchvision, bit for bit.
 //!
 //! Two passes over bytes, across first, each with weights in 16-bit fixed point: the definition of PyTorch's kernel for 8-bit
-//! pictures, which is what the Hugging Face processors run. Pillow's own resize has finer weights and differs by up to 1 of
+//! images, which is what the Hugging Face processors run. Pillow's own resize has finer weights and differs by up to 1 of
 //! 255 where it makes its passes in the same order.
 
 use std::ops::Range;
@@ -12,6 +12,43 @@ use crate::Size;
 /// The cubic's free parameter, as in Pillow and in torch with antialiasing.
 const A: f64 = -0.5;
 
+/// The weights of pixels in a resize.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Filter {
+    /// A triangle over two pixels.
+    Bilinear,
+    /// A cubic over four pixels.
+    #[default]
+    Bicubic,
+}
+
+impl Filter {
+    /// The filter with this number in Pillow and in the files of processors.
+    pub(crate) fn of_pillow(number: u64) -> Option<Self> {
+        match number {
+            2 => Some(Self::Bilinear),
+            3 => Some(Self::Bicubic),
+            _ => None,
+        }
+    }
+
+    /// Pixels to each side that have a weight, where the image is not reduced.
+    fn support(self) -> f64 {
+        match self {
+            Self::Bilinear => 1.0,
+            Self::Bicubic => 2.0,
+        }
+    }
+
+    /// The weight of a pixel at distance `x`.
+    fn weight(self, x: f64) -> f64 {
+        match self {
+            Self::Bilinear => (1.0 - x.abs()).max(0.0),
+            Self::Bicubic => cubic(x),
+        }
+    }
+}
+
 /// For every output position, its input positions and their weights.
 struct Weights {
     spans: Vec<Range<usize>>,
@@ -21,16 +58,16 @@ struct Weights {
     precision: u32,
 }
 
-/// Resizes a picture.
-pub fn resize(picture: &Rgb, to: Size) -> Rgb {
-    let (height, width) = (picture.size.height as usize, picture.size.width as usize);
+/// Resizes an image.
+pub fn resize(image: &Rgb, to: Size, filter: Filter) -> Rgb {
+    let (height, width) = (image.size.height as usize, image.size.width as usize);
     let (rows, columns) = (to.height as usize, to.width as usize);
     let across = if columns == width {
-        picture.data.clone()
+        image.data.clone()
     } else {
-        let weights = Weights::new(width, columns);
+        let weights = Weights::new(width, columns, filter);
         let mut rows = Vec::with_capacity(height * columns * 3);
-        picture.data.chunks_exact(3 * width).for_each(|row| weights.apply(row, 3, &mut rows));
+        image.data.chunks_exact(3 * width).for_each(|row| weights.apply(row, 3, &mut rows));
         rows
     };
     debug_assert_eq!(across.len(), height * columns * 3);
@@ -38,15 +75,15 @@ pub fn resize(picture: &Rgb, to: Size) -> Rgb {
         return Rgb { size: to, data: across };
     }
     let mut data = Vec::with_capacity(rows * columns * 3);
-    Weights::new(height, rows).apply(&across, 3 * columns, &mut data);
+    Weights::new(height, rows, filter).apply(&across, 3 * columns, &mut data);
     Rgb { size: to, data }
 }
 
 impl Weights {
-    fn new(from: usize, to: usize) -> Self {
+    fn new(from: usize, to: usize, filter: Filter) -> Self {
         let scale = from as f64 / to as f64;
         let stretch = scale.max(1.0);
-        let support = 2.0 * stretch;
+        let support = filter.support() * stretch;
         let mut spans = Vec::with_capacity(to);
         let mut exact: Vec<f64> = Vec::new();
         for i in 0..to {
@@ -54,7 +91,7 @@ impl Weights {
             let first = (center - support + 0.5).max(0.0) as usize;
             let last = ((center + support + 0.5) as usize).min(from);
             let start = exact.len();
-            exact.extend((first..last).map(|j| cubic((j as f64 - center + 0.5) * (1.0 / stretch))));
+            exact.extend((first..last).map(|j| filter.weight((j as f64 - center + 0.5) * (1.0 / stretch))));
             let sum: f64 = exact[start..].iter().sum();
             exact[start..].iter_mut().for_each(|weight| *weight /= sum);
             spans.push(first..last);

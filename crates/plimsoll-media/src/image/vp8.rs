@@ -1,4 +1,4 @@
-//! Where the partitions of a lossy WebP picture end. Their sizes stand behind the first one, which must be read (RFC 6386, section 9) to
+//! Where the partitions of a lossy WebP image end. Their sizes stand behind the first one, which must be read (RFC 6386, section 9) to
 //! know how many there are; the decoder makes room for each before it looks whether it is there, 16 MiB for three bytes.
 
 /// Whether every partition of a key frame (the body of a `VP8 ` chunk) ends within it.
@@ -8,7 +8,7 @@ pub(super) fn partitions_fit(frame: &[u8]) -> bool {
 
 fn fits(frame: &[u8]) -> Option<()> {
     let tag = u32::from_le_bytes([*frame.first()?, *frame.get(1)?, *frame.get(2)?, 0]);
-    // Frames that build on others are no pictures. Start code and size follow.
+    // Frames that build on others are no images. Start code and size follow.
     let first = (tag & 1 == 0).then_some((tag >> 5) as usize)?;
     let rest = frame.get(10..)?;
     let mut sizes = rest.get(first..)?;

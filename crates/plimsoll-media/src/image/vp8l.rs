@@ -33,7 +33,7 @@ const TABLE_ENTRY_BYTES: u64 = 4;
 const LONG_CODE_BYTES: u64 = 2 * 16;
 const TREE_BYTES: u64 = 96;
 
-/// How many groups all bitstreams of a file may have, which bounds the time that reading them takes. A picture has half of them
+/// How many groups all bitstreams of a file may have, which bounds the time that reading them takes. An image has half of them
 /// at most.
 pub(super) const GROUPS_MAX: u64 = 1 << 17;
 
@@ -61,10 +61,10 @@ pub(super) fn tree_bytes(stream: &[u8], size: Option<Size>, left: &mut u64) -> R
     Ok(bytes)
 }
 
-/// The groups of prefix codes of a picture.
+/// The groups of prefix codes of an image.
 struct Groups {
     count: u64,
-    /// How many blocks of the picture choose among them.
+    /// How many blocks of the image choose among them.
     blocks: u64,
     /// Symbols that green has more for the colour cache.
     cached: usize,
@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
         Self { bits: Bits { bytes: stream, at: 0 }, codes, lengths: [0; SYMBOLS_MAX] }
     }
 
-    /// Reads up to the groups of a picture.
+    /// Reads up to the groups of an image.
     fn groups(&mut self, size: Option<Size>) -> Option<Groups> {
         let Size { width, height } = match size {
             Some(size) => size,

@@ -10,8 +10,8 @@ enum Part<'a> {
     Canvas(Size),
     /// A frame of an animation.
     Frame { size: Size, duration_ms: u64 },
-    /// A picture, with the size in its own bitstream's header.
-    Picture(Size),
+    /// An image, with the size in its own bitstream's header.
+    Image(Size),
     /// A lossless bitstream; the size where it does not say it.
     Lossless(&'a [u8], Option<Size>),
 }
@@ -28,7 +28,7 @@ pub(super) fn scan(bytes: &[u8]) -> Result<Scan, MediaError> {
                 duration_ms += shown;
                 size
             }
-            Part::Picture(size) => {
+            Part::Image(size) => {
                 first = first.or(Some(size));
                 size
             }
@@ -73,7 +73,7 @@ fn walk<'a>(bytes: &'a [u8], mut see: impl FnMut(Part<'a>) -> Result<(), MediaEr
                 moves = body[0] & 2 != 0;
                 see(Part::Canvas(size))?;
             }
-            // Decoders take the parts of such frames for those of a picture as large as the canvas.
+            // Decoders take the parts of such frames for those of an image as large as the canvas.
             b"ANMF" if !moves => return Err(malformed("it has frames and does not say that it moves")),
             // Decoders look for the next frame where this one ends, padded or not.
             b"ANMF" if body.len() % 2 == 1 => return Err(malformed("one of its frames has an odd length")),
@@ -84,7 +84,7 @@ fn walk<'a>(bytes: &'a [u8], mut see: impl FnMut(Part<'a>) -> Result<(), MediaEr
                 }
             }
             _ => {
-                picture(kind, body, &mut see)?;
+                image(kind, body, &mut see)?;
             }
         }
     }
@@ -106,14 +106,14 @@ fn frame<'a>(body: &'a [u8], see: &mut impl FnMut(Part<'a>) -> Result<(), MediaE
         behind_alpha = kind == b"ALPH";
         if behind_alpha {
             alpha(body, size, see)?;
-        } else if let Some(own) = picture(kind, body, see)?.filter(|&own| own != size) {
+        } else if let Some(own) = image(kind, body, see)?.filter(|&own| own != size) {
             return Err(malformed(format!("a frame of {size} holds an image of {own}")));
         }
     }
     Ok(())
 }
 
-/// The alpha of a lossy picture, which may be coded like a lossless one, without a header.
+/// The alpha of a lossy image, which may be coded like a lossless one, without a header.
 fn alpha<'a>(
     body: &'a [u8],
     size: Size,
@@ -125,8 +125,8 @@ fn alpha<'a>(
     }
 }
 
-/// The size of a picture, if the chunk is one.
-fn picture<'a>(
+/// The size of an image, if the chunk is one.
+fn image<'a>(
     kind: &[u8],
     body: &'a [u8],
     see: &mut impl FnMut(Part<'a>) -> Result<(), MediaError>,
@@ -139,7 +139,7 @@ fn picture<'a>(
         }
         _ => return Ok(None),
     };
-    see(Part::Picture(size))?;
+    see(Part::Image(size))?;
     Ok(Some(size))
 }
 

@@ -1,8 +1,6 @@
-//! `--memory-budget`: reading sizes as people write them, and writing them back.
-//!
-//! Integer arithmetic only, so that a budget never rounds up. What the budget is compared with is not decided here.
+//! `--memory-budget`: a size or a share, and how it is written back. What the budget is compared with is not decided here.
 
-use crate::bytes::Bytes;
+use crate::bytes::{Bytes, BytesError, decimal};
 use std::fmt;
 use std::str::FromStr;
 
@@ -48,51 +46,22 @@ impl FromStr for MemoryBudget {
     type Err = BudgetError;
 
     fn from_str(text: &str) -> Result<Self, BudgetError> {
-        let trimmed = text.trim();
-        let split = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
-        let (number, unit) = trimmed.split_at(split);
-        let syntax = || BudgetError::Syntax(text.to_owned());
-        let (digits, scale) = decimal(number).ok_or_else(syntax)?;
-        if unit.trim() == "%" {
-            let ppm = digits.checked_mul(10_000).ok_or_else(|| BudgetError::Range(text.to_owned()))? / scale;
+        let range = || BudgetError::Range(text.to_owned());
+        if let Some(share) = text.trim().strip_suffix('%') {
+            let (digits, scale) = decimal(share.trim_end()).ok_or_else(|| BudgetError::Syntax(text.to_owned()))?;
+            let ppm = digits.checked_mul(10_000).ok_or_else(range)? / scale;
             return match u32::try_from(ppm) {
                 Ok(ppm @ 1..=1_000_000) => Ok(Self::Share(ppm)),
-                _ => Err(BudgetError::Range(text.to_owned())),
+                _ => Err(range()),
             };
         }
-        let factor = unit_bytes(unit.trim()).ok_or_else(syntax)?;
-        let bytes = digits.checked_mul(factor).ok_or_else(|| BudgetError::TooLarge(text.to_owned()))? / scale;
-        match u64::try_from(bytes) {
-            Ok(0) => Err(BudgetError::Range(text.to_owned())),
-            Ok(bytes) => Ok(Self::Bytes(bytes)),
-            Err(_) => Err(BudgetError::TooLarge(text.to_owned())),
+        match text.parse() {
+            Ok(Bytes(0)) => Err(range()),
+            Ok(Bytes(bytes)) => Ok(Self::Bytes(bytes)),
+            Err(BytesError::Syntax) => Err(BudgetError::Syntax(text.to_owned())),
+            Err(BytesError::TooLarge) => Err(BudgetError::TooLarge(text.to_owned())),
         }
     }
-}
-
-/// `12.5` as the digits 125 and the scale 10; at most nine decimals, so that products stay far below 128 bits.
-fn decimal(number: &str) -> Option<(u128, u128)> {
-    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
-    if whole.is_empty() && part.is_empty() || part.len() > 9 || whole.len() > 20 {
-        return None;
-    }
-    let digits = format!("{whole}{part}").parse().ok()?;
-    Some((digits, 10u128.pow(part.len() as u32)))
-}
-
-/// A bare letter counts in 1024, as it does for containers and service managers; `GB` is the decimal unit.
-fn unit_bytes(unit: &str) -> Option<u128> {
-    let lower = unit.to_ascii_lowercase();
-    let base: u128 = if lower.len() == 2 { 1000 } else { 1024 };
-    let power = match lower.as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 1,
-        "m" | "mb" | "mib" => 2,
-        "g" | "gb" | "gib" => 3,
-        "t" | "tb" | "tib" => 4,
-        _ => return None,
-    };
-    Some(base.pow(power))
 }
 
 impl fmt::Display for MemoryBudget {

@@ -4,7 +4,6 @@
 
 use super::cgroup::{self, CgroupEvents, CgroupVersion, Hierarchy, Mounts};
 use super::{Cpus, HostError, MemInfo, MemoryBudget, Rlimits, Root, Space, touched};
-use crate::broken;
 use std::path::{Path, PathBuf};
 
 /// One limit that was found.
@@ -34,6 +33,13 @@ pub enum Remedy {
     Data,
     /// Not at all.
     Machine,
+    /// Not at all: the limit is the memory of a GPU.
+    Gpu,
+    /// By the system's administrator: what the GPU of a Mac may use of the machine's memory. A plan takes `beside` bytes besides.
+    WorkingSet {
+        /// Bytes that are not the GPU's.
+        beside: u64,
+    },
 }
 
 impl Remedy {
@@ -48,6 +54,12 @@ impl Remedy {
                 format!("RLIMIT_AS of {bytes} bytes (ulimit -v {kib}), or none (ulimit -v unlimited)")
             }
             Self::Data => format!("RLIMIT_DATA of {bytes} bytes (ulimit -d {kib}), or none (ulimit -d unlimited)"),
+            Self::Gpu => format!("a GPU with {bytes} bytes free"),
+            Self::WorkingSet { beside } => {
+                let bytes = bytes.saturating_sub(beside);
+                let mib = bytes.div_ceil(1 << 20);
+                format!("{bytes} bytes that the GPU may use (on a Mac: sudo sysctl iogpu.wired_limit_mb={mib})")
+            }
             Self::Machine => format!("a machine with {bytes} bytes free"),
         }
     }
@@ -130,7 +142,7 @@ impl HostLimits {
             found.limit("MemTotal of this machine".to_owned(), "machine".to_owned(), total, DomainKind::Machine);
         }
         let mut swap_limit = None;
-        for hierarchy in memory_hierarchies.iter().filter(|_| !broken("T-19")) {
+        for hierarchy in &memory_hierarchies {
             found.cgroup(hierarchy);
             let levels = hierarchy.levels().into_iter();
             let swap = levels.filter_map(|dir| cgroup::level_swap(hierarchy.version, &dir)).min();
@@ -239,15 +251,12 @@ impl Found {
     }
 
     fn budget(&mut self, budget: Option<MemoryBudget>) -> Result<(), HostError> {
-        let Some(budget) = budget.filter(|_| !broken("V-13")) else { return Ok(()) };
+        let Some(budget) = budget else { return Ok(()) };
         let others = self.least().map(|i| self.sources[i].bytes);
         let bytes = match (budget, others) {
             (MemoryBudget::Share(_), None) => return Err(HostError::ShareOfUnknown(budget)),
             (budget, others) => budget.bytes(others.unwrap_or(0)),
         };
-        if broken("V-62") {
-            *self = Self::default();
-        }
         self.limit("--memory-budget".to_owned(), "budget".to_owned(), bytes, DomainKind::Budget);
         Ok(())
     }

@@ -5,6 +5,8 @@
 use super::MemInfo;
 #[cfg(target_os = "macos")]
 use super::OwnProcess;
+#[cfg(target_os = "macos")]
+use crate::HeldFile;
 
 #[cfg(target_os = "macos")]
 pub(super) fn read() -> MemInfo {
@@ -32,7 +34,7 @@ pub(super) fn own() -> OwnProcess {
         return OwnProcess::default();
     }
     let (rss_anon, vm_hwm) = (usage.ri_phys_footprint, usage.ri_lifetime_max_phys_footprint);
-    OwnProcess { rss_anon, vm_hwm, ..OwnProcess::default() }
+    OwnProcess { rss_anon, vm_hwm, held_file: HeldFile::in_process(), ..OwnProcess::default() }
 }
 
 /// Combines `sysctl -n hw.memsize` with the page counts of `vm_stat`.

@@ -83,8 +83,15 @@ fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess, stacks: u64) -> (R
     let swapped = resident.saturating_add(own.vm_swap);
     // What is used in the domain, and how much of that is this process's.
     let (used, mine) = match &domain.kind {
-        DomainKind::Machine => (info.available.map_or(resident, |a| domain.limit.saturating_sub(a)), resident),
-        DomainKind::Cgroup { version, dir } => (cgroup::level_usage(*version, dir).unwrap_or(resident), resident),
+        // The system counts the pages of mapped files as available.
+        DomainKind::Machine => {
+            let used = info.available.map(|a| domain.limit.saturating_sub(a).saturating_add(own.held_file));
+            (used.unwrap_or(resident), resident)
+        }
+        DomainKind::Cgroup { version, dir } => {
+            let used = cgroup::level_usage(*version, dir).map(|used| used.saturating_add(own.held_file));
+            (used.unwrap_or(resident), resident)
+        }
         // Address space that is reserved but not resident (stacks, maps of files) crowds out memory all the same.
         DomainKind::AddressSpace => (own.vm_size.max(swapped).saturating_add(stacks), swapped),
         DomainKind::Data => (own.vm_data.max(own.rss_anon).saturating_add(stacks), own.rss_anon),

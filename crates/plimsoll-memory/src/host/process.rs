@@ -4,6 +4,7 @@
 //! mapped weights that cost nothing to drop.
 
 use super::{Root, kib_field};
+use crate::HeldFile;
 
 /// The memory of this process in bytes; zeros where the system does not tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
@@ -12,6 +13,8 @@ pub struct OwnProcess {
     pub rss_anon: u64,
     /// Resident pages of mapped files, droppable unless dirty.
     pub rss_file: u64,
+    /// Pages of mapped files that are held like memory: packed weights of `--packed-cache`. Some of them may not be resident.
+    pub held_file: u64,
     /// Resident shared memory.
     pub rss_shmem: u64,
     /// What the kernel has moved to swap.
@@ -45,6 +48,7 @@ impl OwnProcess {
         Self {
             rss_anon,
             rss_file: field("RssFile"),
+            held_file: if root.is_system() { HeldFile::in_process() } else { 0 },
             rss_shmem: field("RssShmem"),
             vm_swap: field("VmSwap"),
             vm_hwm: field("VmHWM"),
@@ -64,15 +68,15 @@ impl OwnProcess {
         Some(u64::from_str_radix(mask.trim(), 16).ok()? & 1 == 1)
     }
 
-    /// Resident memory that only this process could give back: anonymous and shared pages.
+    /// Resident memory that only this process could give back: anonymous and shared pages, and files that it holds.
     #[must_use]
     pub fn resident_owned(&self) -> u64 {
-        self.rss_anon.saturating_add(self.rss_shmem)
+        self.rss_anon.saturating_add(self.rss_shmem).saturating_add(self.held_file)
     }
 
-    /// Anonymous memory, resident or swapped. If it keeps growing, there is a leak.
+    /// Anonymous memory, resident or swapped, and files that it holds. If it keeps growing, there is a leak.
     #[must_use]
     pub fn leak_gauge(&self) -> u64 {
-        self.rss_anon.saturating_add(self.vm_swap)
+        self.rss_anon.saturating_add(self.vm_swap).saturating_add(self.held_file)
     }
 }

@@ -227,7 +227,7 @@ fn a20_rebuilt_and_pinned_servers_are_built_alike() {
 }
 
 #[test]
-fn a21_the_canary_comes_after_the_rebuild_and_goes_with_the_teardown() {
+fn a21_reserve_follows_the_rebuild_and_goes_with_the_teardown() {
     let mut fake = Fake::usual();
     fake.wrong.insert(2, Wrong::Short(1));
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
@@ -311,7 +311,7 @@ fn a25_pinned_means_no_teardown_no_rebuild_one_trim() {
 }
 
 #[test]
-fn a33_encoders_are_seen_whoever_holds_them_and_whenever_they_came() {
+fn a33_encoder_memory_is_seen_in_any_owner_at_any_time() {
     let sized = |prepare: &dyn Fn(&mut Fake)| {
         let mut fake = Fake::usual();
         prepare(&mut fake);

@@ -221,7 +221,7 @@ fn e44_e45_few_state_slots_are_said_and_draft_tokens_share_them() {
 }
 
 #[test]
-fn e39_a_canary_is_only_ever_part_of_its_generation() {
+fn e39_a_reserve_belongs_to_one_pool_build() {
     let mut fake = Fake::usual();
     fake.wrong.insert(2, Wrong::Short(1));
     fake.keep_at_teardown.insert(2, "state");

@@ -70,7 +70,7 @@ fn a22_all_ranks_give_up_together() {
 
 /// Every place where a single rank can fail: the others learn of it and end too, with their own words.
 #[test]
-fn a22_a_rank_that_fails_anywhere_strands_nobody() {
+fn a22_a_failing_rank_strands_no_request() {
     type Prepare = fn(&mut Fake);
     let cases: [(&str, Prepare); 8] = [
         ("bug in the probe", |f| {

@@ -47,7 +47,7 @@ impl MtpHead {
         let embedding_norm = head_norm("pre_fc_norm_embedding")?;
         let hidden_norm = head_norm("pre_fc_norm_hidden")?;
         let last_norm = head_norm("norm")?;
-        let kind = Kind::Attention(AttentionPlace { cache, sliding: false });
+        let kind = Kind::Attention(AttentionPlace { cache, sliding: false, shared: false });
         Ok(Self {
             ends,
             rotary,
@@ -58,6 +58,11 @@ impl MtpHead {
             norm: last_norm,
             eps: config.norm_eps,
         })
+    }
+
+    /// Its layer.
+    pub fn layer(&self) -> &Layer {
+        &self.layer
     }
 }
 
@@ -79,7 +84,7 @@ impl Drafter for MtpHead {
         device.rms_norm(before, before, self.hidden_norm, self.eps);
         device.put(both, embedded, 0);
         device.put(both, before, embedded.cols);
-        device.linear_rows(both.into(), &[(self.join, x)], Mode::Store, step.rounded_rows)?;
+        device.linear_rows(both.into(), &[(self.join, x)], Mode::Store, step.bf16_rows)?;
         let angles = self.rotary.angles(device, step)?;
         // The joined rows are used up: one of their halves holds the layer's normed input.
         self.layer.forward(device, x, before, angles, step)?;

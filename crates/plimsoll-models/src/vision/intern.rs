@@ -1,7 +1,7 @@
-//! The tower of InternVL: pictures are lists of square tiles of one size, each with a class row that attends and is then dropped.
+//! The tower of InternVL: images are lists of square tiles of one size, each with a class row that attends and is then dropped.
 //!
-//! Reference: transformers, `modeling_internvl.py`. A picture's grid has a frame for each tile. What the reference
-//! shuffles at the end is the order of [`crate::Pictures`]: patches of a token lie side by side from the start. The
+//! Reference: transformers, `modeling_internvl.py`. An image's grid has a frame for each tile. What the reference
+//! shuffles at the end is the order of [`crate::EncoderInput`]: patches of a token lie side by side from the start. The
 //! class row stands behind a tile's patches, so the patches keep their places.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece};
@@ -10,7 +10,7 @@ use plimsoll_formats::{Intern, Vision as Config};
 use super::order::Order;
 use super::parts::{self, Merger};
 use crate::tower::{Layer, Norm};
-use crate::{Encoder, Grid, Pictures, PlaceRule, Vision};
+use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Weights of a tower.
 pub struct InternTower {
@@ -72,12 +72,12 @@ impl InternTower {
     }
 
     /// The embeddings of all tiles' patches and class rows.
-    fn embed(&self, device: &mut dyn Device, pictures: &Pictures<'_>, x: Buf) -> Result<(), DeviceError> {
+    fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         let (patches, width) = (self.patches(), self.patch_width());
         let scope = device.mark();
         let input = device.temp(patches, width)?;
         for tile in 0..x.rows / (patches + 1) {
-            let values = match pictures.patches {
+            let values = match images.patches {
                 [] => &[],
                 all => &all[tile * patches * width..][..patches * width],
             };
@@ -121,19 +121,19 @@ impl Encoder for InternTower {
     }
 
     fn shape(&self) -> EncoderShape {
-        EncoderShape { head_dim: self.config.head_dim(), widest: self.config.hidden_size * self.order.block() }
+        EncoderShape::new(self.config.head_dim(), self.config.hidden_size * self.order.block())
     }
 
-    fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError> {
+    fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
         let (side, patches) = (self.config.table_side, self.patches());
         let whole = |grid: &Grid| (grid.height, grid.width) == (side, side);
-        assert!(pictures.grids.iter().all(whole), "tiles of {side} × {side} patches");
-        let tiles: usize = pictures.grids.iter().map(|grid| grid.frames).sum();
+        assert!(images.grids.iter().all(whole), "tiles of {side} × {side} patches");
+        let tiles: usize = images.grids.iter().map(|grid| grid.frames).sum();
         let (rows, tokens) = (patches + 1, patches / self.order.block());
         let output = device.temp(tiles * tokens, self.out)?;
         let scope = device.mark();
         let x = device.temp(tiles * rows, self.config.hidden_size)?;
-        self.embed(device, pictures, x)?;
+        self.embed(device, images, x)?;
         let normed = device.temp(x.rows, x.cols)?;
         for layer in &self.layers {
             layer.forward(device, x, normed, None, (0..tiles).map(|tile| (tile * rows, rows)))?;

@@ -1,16 +1,22 @@
-//! Vision towers: pictures cut into patches become embeddings that stand among a text's.
+//! Vision towers: images cut into patches become embeddings that stand among a text's.
 
+mod gemma4;
 mod intern;
 mod order;
 mod parts;
 mod places;
+mod siglip;
+mod siglip2;
 mod tower;
 
 use plimsoll_device::{Declare, DeclareError};
 use plimsoll_formats::{ModelConfig, Tower};
 
 use crate::Vision;
+use gemma4::Gemma4Tower;
 use intern::InternTower;
+use siglip::SiglipTower;
+use siglip2::Siglip2Tower;
 use tower::VisionTower;
 
 pub use places::{After, PlaceRule, PlacedItem, TextLine};
@@ -20,6 +26,8 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
     let Some(vision) = config.vision.clone() else { return Ok(None) };
     let first = match vision.tower {
         Tower::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
+        Tower::Siglip | Tower::Siglip2(_) => "visual.embeddings.patch_embedding.weight",
+        Tower::Gemma4(_) => "visual.patch_embedder.input_proj.weight",
         Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
     };
     if !declare.is_plan() && !declare.has(first) {
@@ -27,6 +35,9 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
     }
     Ok(Some(match vision.tower {
         Tower::Intern(intern) => Box::new(InternTower::declare(vision, intern, config.hidden_size, declare)?),
+        Tower::Gemma4(own) => Box::new(Gemma4Tower::declare(vision, own, config.hidden_size, declare)?),
+        Tower::Siglip => Box::new(SiglipTower::declare(vision, config.hidden_size, declare)?),
+        Tower::Siglip2(_) => Box::new(Siglip2Tower::declare(vision, config.hidden_size, declare)?),
         _ => Box::new(VisionTower::declare(vision, config.hidden_size, declare)?),
     }))
 }

@@ -6,8 +6,8 @@
 use crate::Grid;
 
 impl Grid {
-    /// A sound of so many frames of its spectrogram.
-    pub fn sound(frames: usize) -> Self {
+    /// An audio clip of so many frames of its spectrogram.
+    pub fn audio(frames: usize) -> Self {
         Self { frames: 1, height: 1, width: frames }
     }
 
@@ -123,6 +123,19 @@ impl Order {
     }
 }
 
+impl Order {
+    /// Where the tower has the token that is the `token`-th in a prompt: the reverse of [`Self::runs`].
+    pub fn place(&self, grids: &[Grid], token: usize) -> usize {
+        let Some(side) = self.window else { return token };
+        let own = self.frames(grids).take_while(|frame| frame.first <= token).last();
+        let Frame { first, height, width } = own.expect("a token of one of the grids");
+        let (y, x) = ((token - first) / width, (token - first) % width);
+        let (top, left) = (y / side * side, x / side * side);
+        let (rows, columns) = (side.min(height - top), side.min(width - left));
+        first + top * width + left * rows + (y - top) * columns + x - left
+    }
+}
+
 /// One window of a frame.
 #[derive(Clone, Copy, Debug)]
 struct Window {
@@ -165,6 +178,7 @@ mod tests {
                 (0..run.tokens).for_each(|i| from[run.to + i] = run.from + i);
             }
             for (to, from) in from.iter().enumerate() {
+                assert_eq!(order.place(&GRIDS, *from), to);
                 // The same patch by its place, found through the order without windows.
                 let plain = Order { window: None, ..order };
                 for inside in 0..4 {

@@ -6,9 +6,9 @@ use plimsoll_formats::{Intern, Tower, Vision};
 use crate::block::activation;
 use crate::tower::{Layer, Mlp, Norm, spec};
 
-/// Epsilon of every norm but that of InternVL's projector.
+/// Epsilon of every norm but those of the projectors of InternVL and LFM2-VL.
 const EPS: f32 = 1e-6;
-/// Epsilon of that.
+/// Epsilon of those.
 const PROJECTOR_EPS: f32 = 1e-5;
 
 /// Declares `{prefix}.*`, a norm.
@@ -37,7 +37,7 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
     let mut matrix =
         |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.mlp.{name}"), out, k);
     let (gate, up, down) = match vision.tower {
-        Tower::Qwen2 | Tower::Intern(_) => (None, "fc1", "fc2"),
+        Tower::Qwen2 | Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Gemma4(_) => (None, "fc1", "fc2"),
         Tower::Qwen2_5 => (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj"),
         Tower::Qwen3 | Tower::Omni => (None, "linear_fc1", "linear_fc2"),
     };
@@ -60,9 +60,19 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
             let names = ["attention.projection_layer", "layernorm_before", "layernorm_after"];
             ([one("q")?, one("k")?, one("v")?], names)
         }
+        Tower::Siglip | Tower::Siglip2(_) => {
+            let mut one =
+                |name: &str| declare.linear_with_bias(&format!("{prefix}.self_attn.{name}_proj"), hidden, hidden);
+            ([one("q")?, one("k")?, one("v")?], ["self_attn.out_proj", "layer_norm1", "layer_norm2"])
+        }
         _ => {
-            let name = format!("{prefix}.attn.qkv");
-            let mut part = |i: usize| declare.part_with_bias(&name, 3 * hidden, (i * hidden, hidden), hidden);
+            let name = format!("{prefix}.attn");
+            // llama.cpp's converter takes the three apart in some families.
+            let apart = declare.has(&format!("{name}.q.weight"));
+            let mut part = |i: usize| match apart {
+                true => declare.linear_with_bias(&format!("{name}.{}", ["q", "k", "v"][i]), hidden, hidden),
+                false => declare.part_with_bias(&format!("{name}.qkv"), 3 * hidden, (i * hidden, hidden), hidden),
+            };
             ([part(0)?, part(1)?, part(2)?], ["attn.proj", "norm1", "norm2"])
         }
     };
@@ -94,9 +104,40 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
     })
 }
 
+/// `out = matrix(patches)`, of patches of `width` numbers that come from outside.
+pub(super) fn embed(
+    device: &mut dyn Device,
+    patches: &[f32],
+    (matrix, width): (LinearId, usize),
+    out: Buf,
+) -> Result<(), DeviceError> {
+    let scope = device.mark();
+    let input = device.temp(out.rows, width)?;
+    device.place(input, 0, patches, width, 0, Mode::Store);
+    device.linear(input, &[(matrix, out)], Mode::Store)?;
+    device.release(scope);
+    Ok(())
+}
+
+/// The mean of every token's `block` patches.
+pub(super) fn mean(device: &mut dyn Device, x: Buf, block: usize, out: Buf) -> Result<(), DeviceError> {
+    let scope = device.mark();
+    let part = device.temp(out.rows, x.cols)?;
+    let merged = x.reshape(x.cols * block);
+    device.take(out, merged, 0);
+    for patch in 1..block {
+        device.take(part, merged, patch * x.cols);
+        device.add(out, part);
+    }
+    device.scale_rows(out, &|_| 1.0 / block as f32);
+    device.release(scope);
+    Ok(())
+}
+
 /// Makes one row of a token's patches, and an embedding of it.
 pub(super) struct Merger {
-    norm: Norm,
+    /// None in some LFM2-VL.
+    norm: Option<Norm>,
     /// Whether the norm sees the patches of a token as one row.
     norm_merged: bool,
     up: LinearId,
@@ -119,33 +160,41 @@ impl Merger {
         let (own_norm, up, down) = match vision.tower {
             Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni => ("ln_q", "mlp.0", "mlp.2"),
             Tower::Qwen3 => ("norm", "linear_fc1", "linear_fc2"),
-            Tower::Intern(_) => ("layer_norm", "linear_1", "linear_2"),
-        };
-        let own_norm = format!("{prefix}.{own_norm}");
-        let (norm, inner) = match vision.tower {
-            Tower::Intern(_) => (Norm { eps: PROJECTOR_EPS, ..layer_norm(&own_norm, width, declare)? }, out),
-            _ => {
-                let norm_width = if norm_merged { width } else { vision.hidden_size };
-                (norm(vision, &own_norm, norm_width, declare)?, width)
+            Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Gemma4(_) => {
+                ("layer_norm", "linear_1", "linear_2")
             }
         };
-        Ok(Self {
-            norm,
-            norm_merged,
-            up: declare.linear_with_bias(&format!("{prefix}.{up}"), inner, width)?,
-            down: declare.linear_with_bias(&format!("{prefix}.{down}"), out, inner)?,
-            width,
-            inner,
-        })
+        let own_norm = format!("{prefix}.{own_norm}");
+        let mut of_tokens = || -> Result<Norm, DeclareError> {
+            Ok(Norm { eps: PROJECTOR_EPS, ..layer_norm(&own_norm, width, declare)? })
+        };
+        let (norm, inner, bias) = match vision.tower {
+            Tower::Intern(_) => (Some(of_tokens()?), out, true),
+            Tower::Siglip2(own) => {
+                (own.projector_norm.then(of_tokens).transpose()?, own.projector_width, own.projector_bias)
+            }
+            _ => {
+                let norm_width = if norm_merged { width } else { vision.hidden_size };
+                (Some(norm(vision, &own_norm, norm_width, declare)?), width, true)
+            }
+        };
+        let mut matrix = |name: &str, out: usize, k: usize| match bias {
+            true => declare.linear_with_bias(&format!("{prefix}.{name}"), out, k),
+            false => declare.linear(&format!("{prefix}.{name}.weight"), out, k),
+        };
+        Ok(Self { norm, norm_merged, up: matrix(up, inner, width)?, down: matrix(down, out, inner)?, width, inner })
     }
 
     /// `out = merger(x)`; `normed` has the shape of `x` and is overwritten.
     pub fn forward(&self, device: &mut dyn Device, x: Buf, normed: Buf, out: Buf) -> Result<(), DeviceError> {
-        let merged = normed.reshape(self.width);
-        match self.norm_merged {
-            true => self.norm.apply(device, merged, x.reshape(self.width)),
-            false => self.norm.apply(device, normed, x),
+        if let Some(norm) = self.norm {
+            let [to, from] = match self.norm_merged {
+                true => [normed, x].map(|rows| rows.reshape(self.width)),
+                false => [normed, x],
+            };
+            norm.apply(device, to, from);
         }
+        let merged = if self.norm.is_some() { normed } else { x }.reshape(self.width);
         let scope = device.mark();
         let inner = device.temp(merged.rows, self.inner)?;
         device.linear(merged, &[(self.up, inner)], Mode::Store)?;

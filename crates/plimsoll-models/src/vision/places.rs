@@ -1,12 +1,12 @@
-//! Where the tokens of a prompt with pictures stand in time, height and width: the `get_rope_index` of transformers.
+//! Where the tokens of a prompt with images stand in time, height and width: the `get_rope_index` of transformers.
 //!
-//! Text advances in all three together. A picture's tokens share one time and lie in a plane; text after it goes on behind the
+//! Text advances in all three together. An image's tokens share one time and lie in a plane; text after it goes on behind the
 //! plane's longer side, so positions grow more slowly than tokens. What is generated later stands at the same distance
 //! from its index as the end of the prompt does.
 
 use crate::Grid;
 
-/// How a family places pictures and videos.
+/// How a family places images and videos.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlaceRule {
     /// Patches per side of a token.
@@ -20,18 +20,18 @@ pub struct PlaceRule {
     pub unrounded: bool,
 }
 
-/// One picture or video of a prompt.
+/// One image or video of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlacedItem {
     /// Its patches.
     pub grid: Grid,
-    /// Of a video, the seconds from one group of frames to the next; none for a picture.
+    /// Of a video, the seconds from one group of frames to the next; none for an image.
     pub seconds: Option<f32>,
 }
 
 impl PlacedItem {
-    /// A picture.
-    pub fn picture(grid: Grid) -> Self {
+    /// An image.
+    pub fn image(grid: Grid) -> Self {
         Self { grid, seconds: None }
     }
 }
@@ -73,7 +73,7 @@ impl PlaceRule {
         let (mut at, mut text, mut greatest) = (0, TextLine { start: 0.0, steps: 0 }, 0.0_f32);
         // Planes of one item that have text between them, after the one at hand.
         let (mut items, mut planes) = (items.iter(), 0..0);
-        let mut item = PlacedItem::picture(Grid { frames: 1, height: 0, width: 0 });
+        let mut item = PlacedItem::image(Grid { frames: 1, height: 0, width: 0 });
         while at < out.len() {
             let position = text.at(0);
             if !is_media(at) {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn text_goes_on_behind_the_longer_side() {
-        let item = PlacedItem::picture(Grid { frames: 1, height: 4, width: 6 });
+        let item = PlacedItem::image(Grid { frames: 1, height: 4, width: 6 });
         let mut out = [[0.0; 3]; 8];
         assert_eq!(next(RULE.places(|i| (1..7).contains(&i), &[item], &mut out)), (5.0, false));
         let whole = out.map(|place| place.map(|at| at as u32));
@@ -185,6 +185,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "for every token of every item")]
     fn an_item_too_many_is_a_bug() {
-        RULE.places(|_| false, &[PlacedItem::picture(Grid { frames: 1, height: 2, width: 2 })], &mut [[0.0; 3]]);
+        RULE.places(|_| false, &[PlacedItem::image(Grid { frames: 1, height: 2, width: 2 })], &mut [[0.0; 3]]);
     }
 }

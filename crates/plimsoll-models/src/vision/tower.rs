@@ -11,7 +11,7 @@ use super::order::Order;
 use super::parts::{self, Merger};
 use crate::rope::rope;
 use crate::tower::Layer;
-use crate::{Encoder, Grid, Pictures, PlaceRule, Vision};
+use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Base of the rotary frequencies of every tower.
 const THETA: f32 = 10_000.0;
@@ -73,24 +73,25 @@ impl VisionTower {
     }
 
     /// The embeddings of all patches, in the tower's order.
-    fn embed(&self, device: &mut dyn Device, pictures: &Pictures<'_>, x: Buf) -> Result<(), DeviceError> {
+    fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let width = self.patch_width();
         let input = device.temp(x.rows, width)?;
         let block = self.order.block();
-        for run in self.order.runs(pictures.grids) {
-            let values = match pictures.patches {
+        for run in self.order.runs(images.grids) {
+            let values = match images.patches {
                 [] => &[],
                 patches => &patches[run.from * block * width..][..run.tokens * block * width],
             };
-            device.place(input, run.to * block, values, width, 0, Mode::Store);
+            let rows = input.span(run.to * block, run.tokens * block);
+            device.place(rows, 0, values, width, 0, Mode::Store);
         }
         device.linear(input, &[(self.patch, x)], Mode::Store)?;
         device.release(scope);
         if let Some(table) = self.table {
             let side = self.config.table_side;
             let blend = |row: usize| {
-                let (grid, y, x) = self.order.patch(pictures.grids, row);
+                let (grid, y, x) = self.order.patch(images.grids, row);
                 between(side, (y, grid.height), (x, grid.width))
             };
             device.add_blended(x, table, &blend);
@@ -136,17 +137,17 @@ impl Encoder for VisionTower {
     fn shape(&self) -> EncoderShape {
         let merged = self.config.hidden_size * self.order.block();
         let widest = if self.deepstack.is_empty() { self.config.hidden_size } else { merged };
-        EncoderShape { head_dim: self.config.head_dim(), widest }
+        EncoderShape::new(self.config.head_dim(), widest)
     }
 
-    fn encode(&self, device: &mut dyn Device, pictures: &Pictures<'_>) -> Result<Buf, DeviceError> {
-        let grids = pictures.grids;
+    fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
+        let grids = images.grids;
         let rows: usize = grids.iter().map(Grid::patches).sum();
         let tokens = rows / self.order.block();
         let output = device.temp(tokens, self.output_width())?;
         let scope = device.mark();
         let x = device.temp(rows, self.config.hidden_size)?;
-        self.embed(device, pictures, x)?;
+        self.embed(device, images, x)?;
         let angles = device.temp(rows, 2 * self.axes.len())?;
         let places = |row: usize| {
             let (_, y, x) = self.order.patch(grids, row);
@@ -167,9 +168,7 @@ impl Encoder for VisionTower {
         }
         self.merger.forward(device, x, normed, merged)?;
         // Back into the order in which the tokens stand in a prompt.
-        for run in self.order.runs(grids) {
-            device.put(output.span(run.from, run.tokens), merged.span(run.to, run.tokens), 0);
-        }
+        device.arrange(output, merged, &|token| self.order.place(grids, token));
         device.release(scope);
         Ok(output)
     }

@@ -12,7 +12,7 @@ use plimsoll_formats::{Checkpoint, Tower};
 use plimsoll_media::Size;
 use plimsoll_media::image::Rgb;
 use plimsoll_memory::{Component, Ledger};
-use plimsoll_models::{Grid, Model, Output, Pictures, Sense};
+use plimsoll_models::{EncoderInput, EncoderKind, Grid, Model, Output};
 use serde_json::Value;
 
 /// Positions that the rig's sequence may have.
@@ -56,8 +56,8 @@ pub fn argmax(logits: &[f32]) -> u32 {
     best.0 as u32
 }
 
-/// The picture or frame that `tools/fixturelib/vision.py` draws by the same formula.
-pub fn picture(seed: usize, frame: usize, size: Size) -> Rgb {
+/// The image or frame that `tools/fixturelib/vision.py` draws by the same formula.
+pub fn image(seed: usize, frame: usize, size: Size) -> Rgb {
     let mut data = Vec::new();
     for y in 0..size.height as usize {
         for x in 0..size.width as usize {
@@ -84,6 +84,8 @@ pub struct Part {
     pub sequence: usize,
     /// Where the rows stand in time, height and width; empty: at their positions.
     pub places: Vec<[f32; 3]>,
+    /// The position after the last that each row sees; empty: a row sees nothing after itself.
+    pub ends: Vec<u32>,
     /// Rows from an encoder, by the first of them among the part's own.
     pub media: Vec<(usize, Vec<f32>)>,
 }
@@ -106,11 +108,12 @@ struct Step {
     logit_rows: Vec<u32>,
     state_out: Vec<u32>,
     places: Vec<[f32; 3]>,
+    ends: Vec<u32>,
 }
 
 impl Step {
     fn new(parts: &[Part], states: bool) -> Self {
-        let mut places = Vec::new();
+        let (mut places, mut ends) = (Vec::new(), Vec::new());
         let (mut tokens, mut positions, mut seqs) = (Vec::new(), Vec::new(), Vec::new());
         let (mut pages, mut state_out) = (Vec::new(), Vec::new());
         for part in parts {
@@ -130,6 +133,10 @@ impl Step {
             let first = part.sequence * (CONTEXT / PAGE_TOKENS);
             pages.extend(first as u32..(first + count) as u32);
             state_out.extend_from_slice(&part.to);
+            match part.ends.is_empty() {
+                true => ends.extend(part.start as u32 + 1..=(part.start + rows) as u32),
+                false => ends.extend_from_slice(&part.ends),
+            }
             match part.places.is_empty() {
                 true => places.extend((part.start..part.start + rows).map(|position| [position as f32; 3])),
                 false => places.extend_from_slice(&part.places),
@@ -138,11 +145,14 @@ impl Step {
         if parts.iter().all(|part| part.places.is_empty()) {
             places.clear();
         }
+        if parts.iter().all(|part| part.ends.is_empty()) {
+            ends.clear();
+        }
         let logit_rows = (0..tokens.len() as u32).collect();
         if !states {
             state_out.clear();
         }
-        Self { tokens, positions, seqs, pages, logit_rows, state_out, places }
+        Self { tokens, positions, seqs, pages, logit_rows, state_out, places, ends }
     }
 
     fn input<'a>(&'a self, media: &'a [MediaRows<'a>]) -> StepInput<'a> {
@@ -151,9 +161,11 @@ impl Step {
             positions: &self.positions,
             seqs: &self.seqs,
             pages: &self.pages,
+            window_pages: &self.pages,
             logit_rows: &self.logit_rows,
             state_out: &self.state_out,
             places: &self.places,
+            ends: &self.ends,
             media,
             ..StepInput::default()
         }
@@ -202,22 +214,24 @@ impl Rig {
         let table = declare.finish().on(Isa::detect());
         let shape = model.shape(KvDtype::F32);
         let workspace = {
-            let mut plan = PlanDevice::new(&table, shape.kv);
+            let mut plan = PlanDevice::new(&table, &shape.kv);
             let largest = Step::new(&[Part::new(&[0; CONTEXT], 0, None, 0)], shape.state.is_some());
             let output = model.forward(&mut plan, &largest.input(&[])).unwrap();
             if let Some(drafter) = model.drafter() {
                 drafter.draft(&mut plan, output.hidden, &largest.logit_rows, &largest.input(&[])).unwrap();
             }
-            for sense in Sense::ALL {
+            for sense in EncoderKind::ALL {
                 let Some(tower) = model.tower(sense) else { continue };
-                let mut encode = PlanDevice::new(&table, shape.kv);
-                // Tiles have one size; other pictures any.
+                let mut encode = PlanDevice::new(&table, &shape.kv);
+                // Tiles have one size; other images any.
                 let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.tower, vision.table_side)) {
-                    _ if sense == Sense::Hearing => [Grid::sound(4096)],
-                    Some((Tower::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }],
-                    _ => [Grid { frames: 1, height: 64, width: 64 }],
+                    _ if sense == EncoderKind::Audio => vec![Grid::audio(4096)],
+                    Some((Tower::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }].to_vec(),
+                    Some((Tower::Siglip, side)) => vec![Grid { frames: 1, height: side, width: side }; 8],
+                    Some((Tower::Gemma4(_), _)) => vec![Grid { frames: 1, height: 66, width: 66 }],
+                    _ => vec![Grid { frames: 1, height: 64, width: 64 }],
                 };
-                tower.encode(&mut encode, &Pictures { grids: &grids, patches: &[] }).unwrap();
+                tower.encode(&mut encode, &EncoderInput { grids: &grids, patches: &[] }).unwrap();
                 plan = if encode.high_water() > plan.high_water() { encode } else { plan };
             }
             // Drafts that follow the first take one row each.
@@ -230,7 +244,7 @@ impl Rig {
         let mut pool = ThreadPool::new(2).unwrap();
         let weights = CpuWeights::load(table, &checkpoint, &ledger, &mut pool, |_| {}).unwrap();
         let pages = 2 * CONTEXT / PAGE_TOKENS;
-        let slots = if shape.state.is_some() { SLOTS } else { 0 };
+        let slots = if shape.state.is_some() { SLOTS } else { pages };
         let memory = CpuMemory::map(&ledger, &shape, pages, slots, workspace, 2, false).unwrap();
         Self { model, shape, device: CpuDevice::new(weights, pool, Isa::detect(), memory) }
     }
@@ -246,8 +260,27 @@ impl Rig {
         let step = Step { logit_rows: rows.to_vec(), ..Step::new(parts, self.shape.state.is_some()) };
         self.device.begin_step();
         let media = media(parts);
-        let input = StepInput { only_logits: true, ..step.input(&media) };
+        // The sequences of these rows, a span for each run of neighbours; without them at the first try.
+        let mut spans: Vec<SeqSpan> = Vec::new();
+        for (at, row) in rows.iter().map(|row| *row as usize).enumerate() {
+            let seq = step.seqs.iter().find(|seq| (seq.first_row..seq.first_row + seq.rows).contains(&row)).unwrap();
+            let start = seq.start + row - seq.first_row;
+            match spans.last_mut().filter(|span| span.pages_at == seq.pages_at && span.start + span.rows == start) {
+                Some(span) => span.rows += 1,
+                None => spans.push(SeqSpan { first_row: at, rows: 1, start, state: None, ..*seq }),
+            }
+        }
+        let mut input = StepInput { only_logits: true, ..step.input(&media) };
         let output = self.model.forward(&mut self.device, &input).unwrap();
+        let first = self.rows(output.logits);
+        // With a recurrent state the step cannot be repeated: it may end where it began.
+        if self.shape.state.is_some() {
+            return first;
+        }
+        input.logit_seqs = &spans;
+        self.device.begin_step();
+        let output = self.model.forward(&mut self.device, &input).unwrap();
+        assert_eq!(first, self.rows(output.logits), "with the sequences of rows with logits");
         assert_eq!((output.logits.rows, output.hidden.rows), (rows.len(), rows.len()));
         self.rows(output.logits)
     }
@@ -277,16 +310,16 @@ impl Rig {
         self.model.forward(&mut self.device, &step.input(&media(parts))).unwrap()
     }
 
-    /// What a tower makes of pictures, or of sounds.
-    pub fn encode(&mut self, sense: Sense, grids: &[Grid], patches: &[f32]) -> Vec<Vec<f32>> {
+    /// What a tower makes of images, or of audio clips.
+    pub fn encode(&mut self, sense: EncoderKind, grids: &[Grid], patches: &[f32]) -> Vec<Vec<f32>> {
         self.device.begin_step();
         let tower = self.model.tower(sense).expect("a tower");
-        let output = tower.encode(&mut self.device, &Pictures { grids, patches }).unwrap();
+        let output = tower.encode(&mut self.device, &EncoderInput { grids, patches }).unwrap();
         self.rows(output)
     }
 
     /// Every item alone, all of them, and all of them in another order: the same bits, which come back for each item.
-    pub fn encode_in_company(&mut self, sense: Sense, items: &[(Grid, &[f32])]) -> Vec<Vec<Vec<f32>>> {
+    pub fn encode_in_company(&mut self, sense: EncoderKind, items: &[(Grid, &[f32])]) -> Vec<Vec<Vec<f32>>> {
         let alone: Vec<_> = items.iter().map(|(grid, values)| self.encode(sense, &[*grid], values)).collect();
         let forward: Vec<usize> = (0..items.len()).collect();
         let mut turned = forward.clone();

@@ -1,6 +1,6 @@
-//! A sound to hear; the engine's tests play it too.
+//! An audio clip to hear; the engine's tests play it too.
 
-/// The sound that `tools/fixturelib/omni.py` makes by the same formula.
+/// The audio clip that `tools/fixturelib/omni.py` makes by the same formula.
 pub fn played(seed: i64, samples: usize) -> Vec<f32> {
     let at = |i: i64| {
         let rising = (i * (i / 37 + 40 + seed)) % 16_001 - 8_000;

@@ -48,7 +48,7 @@ impl Harmony {
         let within = |kind| State::Body { kind, watch: Watch::new(ENDS) };
         let state = match start {
             Start::Turn => header(),
-            Start::Thoughts => within(Kind::Reasoning),
+            Start::Reasoning => within(Kind::Reasoning),
             Start::Answer => within(Kind::Content),
         };
         Self { state, calls }

@@ -7,6 +7,7 @@ mod harmony;
 mod hermes;
 mod llama;
 mod mistral;
+mod pythonic;
 mod tagged;
 
 pub(crate) use deepseek::DeepSeek;
@@ -15,6 +16,7 @@ pub(crate) use harmony::Harmony;
 pub(crate) use hermes::Hermes;
 pub(crate) use llama::Llama;
 pub(crate) use mistral::Mistral;
+pub(crate) use pythonic::Pythonic;
 pub(crate) use tagged::{GLM, QWEN_XML, Tagged};
 
 use crate::event::Outlet;

@@ -115,6 +115,20 @@ const GOOD: &[Case] = &[
         "",
         TWO,
     ),
+    (
+        F::Lfm2,
+        "Let me see. <|tool_call_start|>[weather(city=\"Paris\"), f(days=3)]<|tool_call_end|>\n",
+        "Let me see.",
+        TWO,
+    ),
+    (F::Lfm2, "<|tool_call_start|>weather(city='Paris')<|tool_call_end|>", "", ONE),
+    (F::Lfm2, "<|tool_call_start|>[f()]<|tool_call_end|>Done.", "Done.", &["f({})"]),
+    (
+        F::Lfm2,
+        r#"<|tool_call_start|>[f(a=[1, (2.5,), {'b': True, "c d": None}], e=[], g={}, h="it's \x41\n\"\q\u00e9", i=-1e3,)]<|tool_call_end|>"#,
+        "",
+        &[r#"f({"a": [1, [2.5], {"b": true, "c d": null}], "e": [], "g": {}, "h": "it's A\n\"\\q\u00e9", "i": -1e3})"#],
+    ),
 ];
 
 /// Good calls: what is content, and the calls.
@@ -164,6 +178,9 @@ fn malformed_calls_come_back() {
         (F::Gemma4, "<|tool_call>call:<tool_call|>"),
         (F::Gemma4, "<|tool_call>call:f("),
         (F::Harmony, "no channel at all"),
+        (F::Lfm2, "<|tool_call_start|>[two words()]<|tool_call_end|>"),
+        (F::Lfm2, "<|tool_call_start|>[f"),
+        (F::Lfm2, "a <|tool_call_end|> alone <|tool_call_st"),
     ] {
         assert_eq!(brief(format, text), (text.to_owned(), vec![]), "{format:?}");
     }
@@ -194,6 +211,10 @@ fn broken_and_cut_arguments_are_passed_on() {
         ),
         (F::Gemma4, "<|tool_call>call:f{a:1]<tool_call|>.", ".", "f({\"a\": 1])"),
         (F::Harmony, "<|channel|>commentary to=functions.f<|message|>{\"a", "", "f({\"a)"),
+        (F::Lfm2, "<|tool_call_start|>[f(a=1]<|tool_call_end|>.", ".", "f({\"a\": 1])"),
+        (F::Lfm2, "<|tool_call_start|>[f(city='Par", "", "f({\"city\": \"Par)"),
+        (F::Lfm2, "<|tool_call_start|>[f('x')]<|tool_call_end|>", "", "f({'x')])"),
+        (F::Lfm2, "<|tool_call_start|>[f(), so it goes", ", so it goes", "f({})"),
     ] {
         assert_eq!(brief(format, text), (content.to_owned(), vec![call.to_owned()]), "{text}");
     }
@@ -233,6 +254,7 @@ fn memory_is_bounded() {
         (ToolFormat::Glm, "<tool_call>f\n<arg_key>", "f({})"),
         (ToolFormat::Gemma4, "<|tool_call>call:", ""),
         (ToolFormat::Harmony, "<|channel|>", ""),
+        (ToolFormat::Lfm2, "<|tool_call_start|>[", ""),
     ] {
         let text = format!("{head}{long}");
         let (content, calls) = brief(format, &text);

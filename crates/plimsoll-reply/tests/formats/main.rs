@@ -106,16 +106,16 @@ fn thinking_follows_the_models_rules() {
     assert_eq!(thinks(Start::Turn, "\n<think>Hm.</think>Yes."), pair("Hm.", "Yes."));
     assert_eq!(thinks(Start::Turn, "<think>\n\n</think>\n\nYes."), pair("", "Yes."));
     // The template has opened it: all is reasoning until it is closed, also where the output was cut.
-    assert_eq!(thinks(Start::Thoughts, "Hm.\n\nSo.\n</think>\n\nYes."), pair("Hm.\n\nSo.", "Yes."));
-    assert_eq!(thinks(Start::Thoughts, "Hm, I wonder"), pair("Hm, I wonder", ""));
-    assert_eq!(thinks(Start::Thoughts, "Hm </thi"), pair("Hm </thi", ""));
+    assert_eq!(thinks(Start::Reasoning, "Hm.\n\nSo.\n</think>\n\nYes."), pair("Hm.\n\nSo.", "Yes."));
+    assert_eq!(thinks(Start::Reasoning, "Hm, I wonder"), pair("Hm, I wonder", ""));
+    assert_eq!(thinks(Start::Reasoning, "Hm </thi"), pair("Hm </thi", ""));
     assert_eq!(thinks(Start::Turn, "<think>Hm, I"), pair("Hm, I", ""));
     // Elsewhere tags are text.
-    assert_eq!(thinks(Start::Thoughts, "a <think> b</think>c </think> d"), pair("a <think> b", "c </think> d"));
+    assert_eq!(thinks(Start::Reasoning, "a <think> b</think>c </think> d"), pair("a <think> b", "c </think> d"));
     assert_eq!(thinks(Start::Turn, "The tag <think> opens. </think>"), pair("", "The tag <think> opens. </think>"));
     assert_eq!(thinks(Start::Turn, "<thin"), pair("", "<thin"));
     assert_eq!(thinks(Start::Turn, "  \nYes"), pair("", "  \nYes"));
-    // Behind the thoughts, too.
+    // Behind the reasoning, too.
     assert_eq!(thinks(Start::Answer, "<think>x</think>"), pair("", "<think>x</think>"));
     // Without thinking all is content.
     let none = Spec::default();
@@ -126,7 +126,7 @@ fn thinking_follows_the_models_rules() {
 fn thinking_and_calls_go_together() {
     let spec = Spec {
         reasoning: Some(ReasoningFormat::Think),
-        start: Start::Thoughts,
+        start: Start::Reasoning,
         tools: Some((ToolFormat::Hermes, tools())),
         ..Spec::default()
     };
@@ -171,6 +171,7 @@ fn formats_are_known_by_their_templates() {
         ("[TOOL_CALLS] [THINK]", Some(ToolFormat::Mistral), Some(ReasoningFormat::Mistral)),
         ("<|start|><|channel|>x<|message|>", Some(ToolFormat::Harmony), Some(ReasoningFormat::Harmony)),
         ("<|tool_call>call <|channel>thought", Some(ToolFormat::Gemma4), Some(ReasoningFormat::Gemma4)),
+        ("List of tools: <|tool_list_start|>[", Some(ToolFormat::Lfm2), None),
         ("<tool_call>{{name}}<arg_key></think>", Some(ToolFormat::Glm), Some(ReasoningFormat::Think)),
         ("<|im_start|>", None, None),
     ] {
@@ -216,11 +217,15 @@ fn words(format: ToolFormat) -> Vec<&'static str> {
         "```json",
         "call:",
         "commentary to=f",
+        "f(",
+        "a=1",
+        ")",
+        "\\x4",
     ]);
     words
 }
 
-const ALL: [ToolFormat; 9] = [
+const ALL: [ToolFormat; 10] = [
     ToolFormat::Hermes,
     ToolFormat::QwenXml,
     ToolFormat::Llama3,
@@ -230,6 +235,7 @@ const ALL: [ToolFormat; 9] = [
     ToolFormat::FunctionGemma,
     ToolFormat::Gemma4,
     ToolFormat::Harmony,
+    ToolFormat::Lfm2,
 ];
 
 proptest! {
@@ -241,7 +247,7 @@ proptest! {
         picks in proptest::collection::vec(0usize..1000, 0..24),
         cuts in proptest::collection::vec(0usize..400, 0..12),
         thinks in any::<bool>(),
-        start in prop_oneof![Just(Start::Turn), Just(Start::Thoughts), Just(Start::Answer)],
+        start in prop_oneof![Just(Start::Turn), Just(Start::Reasoning), Just(Start::Answer)],
     ) {
         let format = ALL[format];
         let words = words(format);
@@ -254,7 +260,7 @@ proptest! {
         ends.sort_unstable();
         let pieces: Vec<&str> = ends.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect();
         prop_assert_eq!(parts(&spec, &pieces), parts(&spec, &[&text]));
-        // Without calls and thoughts nothing is lost.
+        // Without calls and reasoning nothing is lost.
         if whole.calls.is_empty() && !thinks && format != ToolFormat::Harmony {
             prop_assert_eq!(whole.content, text);
         }

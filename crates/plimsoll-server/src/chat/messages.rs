@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::tools;
 use crate::conversation::content::{add_medium, add_text};
+use crate::conversation::custom;
 use crate::conversation::messages::Conversation;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Arguments, Fields, MAX_NODES, cache_control, check_nodes};
@@ -17,12 +18,13 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 /// Takes the fields of a body that make up a conversation; shared with `/tokenize`.
 pub(crate) fn conversation(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Conversation> {
     let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
-    let mut gallery = MediaParser::new(state);
-    let messages = messages(raw, &mut gallery)?;
+    let mut media = MediaParser::new(state);
+    let messages = messages(raw, &mut media)?;
+    let documents = std::mem::take(&mut media.files.documents);
     let tools = tools::take(fields)?;
     let opens = fields.take::<bool>("add_generation_prompt")?;
-    let goes_on = fields.take("continue_final_message")?.unwrap_or(false);
-    if goes_on && opens == Some(true) {
+    let continues = fields.take("continue_final_message")?.unwrap_or(false);
+    if continues && opens == Some(true) {
         let message = "continue_final_message and add_generation_prompt: a prompt has one end";
         return Err(ApiError::invalid("continue_final_message", message));
     }
@@ -55,9 +57,10 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, state: &ModelState) -> ApiRe
         extra.insert("documents".into(), documents);
     }
     fields.never(&["chat_template"], "the server's own template is used")?;
-    let mut conversation = Conversation::new("messages", messages, gallery.media, tools);
-    if goes_on {
-        conversation.go_on()?;
+    let mut conversation = Conversation::new("messages", messages, media.media, tools);
+    conversation.documents = documents;
+    if continues {
+        conversation.continue_last()?;
     } else if opens == Some(false) {
         conversation.ending = Ending::Closed;
     }
@@ -99,7 +102,7 @@ fn thinking(fields: &mut Fields<'_>) -> ApiResult<(Option<bool>, Option<String>)
     Ok((on, effort))
 }
 
-fn messages(raw: &RawValue, gallery: &mut MediaParser<'_>) -> ApiResult<Vec<Value>> {
+fn messages(raw: &RawValue, media: &mut MediaParser<'_>) -> ApiResult<Vec<Value>> {
     check_nodes("messages", raw.get(), MAX_NODES)?;
     let list: Vec<&RawValue> =
         serde_json::from_str(raw.get()).map_err(|e| crate::http::fields::wrong("messages", &e))?;
@@ -108,11 +111,11 @@ fn messages(raw: &RawValue, gallery: &mut MediaParser<'_>) -> ApiResult<Vec<Valu
     }
     let mut arguments = Arguments::default();
     let message =
-        |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?, gallery, &mut arguments);
+        |(i, raw): (usize, &&RawValue)| message(Fields::of(format!("messages[{i}]"), raw)?, media, &mut arguments);
     list.iter().enumerate().map(message).collect()
 }
 
-fn message(mut fields: Fields<'_>, gallery: &mut MediaParser<'_>, arguments: &mut Arguments) -> ApiResult<Value> {
+fn message(mut fields: Fields<'_>, media: &mut MediaParser<'_>, arguments: &mut Arguments) -> ApiResult<Value> {
     let mut message = Map::new();
     let param = fields.param("role");
     let role =
@@ -122,7 +125,7 @@ fn message(mut fields: Fields<'_>, gallery: &mut MediaParser<'_>, arguments: &mu
         return Err(ApiError::invalid(param, text));
     }
     let calls = tool_calls(&mut fields, arguments)?;
-    let content = content(&mut fields, gallery)?;
+    let content = content(&mut fields, media)?;
     // An answer may have been cut before its first word.
     let nothing = (role == "assistant").then(|| if calls.is_some() { Value::Null } else { "".into() });
     let Some(content) = content.or(nothing) else {
@@ -144,7 +147,8 @@ fn message(mut fields: Fields<'_>, gallery: &mut MediaParser<'_>, arguments: &mu
         message.entry("reasoning_content").or_insert_with(|| text.into());
     }
     cache_control(&mut fields)?;
-    // OpenAI's client sends what it has read in an answer's text back beside it. Where a text comes from is not a part of it.
+    // OpenAI's client sends what it has read in an answer's text back beside it. Where a text comes from is not a part
+    // of it.
     fields.hints(&["parsed", "annotations", "provider_specific_fields", "reasoning_details"]);
     // What servers put into answers and clients send back unchanged: empty, these say nothing.
     for name in ["refusal", "audio", "function_call"] {
@@ -156,7 +160,7 @@ fn message(mut fields: Fields<'_>, gallery: &mut MediaParser<'_>, arguments: &mu
 
 /// Content. Text parts become one text, joined by line breaks as in vLLM. With media, the content stays a list of
 /// parts.
-fn content(fields: &mut Fields<'_>, gallery: &mut MediaParser<'_>) -> ApiResult<Option<Value>> {
+fn content(fields: &mut Fields<'_>, media: &mut MediaParser<'_>) -> ApiResult<Option<Value>> {
     let path = fields.param("content");
     let Some(raw) = fields.raw("content") else {
         return Ok(None);
@@ -175,8 +179,14 @@ fn content(fields: &mut Fields<'_>, gallery: &mut MediaParser<'_>) -> ApiResult<
         }
         if kind == "text" {
             add_text(&mut content, &part.required::<String>("text")?);
+        } else if kind == "file" {
+            let (param, raw) = part.needed("file")?;
+            let mut file = Fields::of(param, raw)?;
+            let (text, _) = media.files.take(&mut file, false)?;
+            file.finish()?;
+            add_text(&mut content, &text);
         } else {
-            add_medium(&mut content, gallery.part(&kind, &mut part)?);
+            add_medium(&mut content, media.part(&kind, &mut part)?);
         }
         cache_control(&mut part)?;
         part.finish()?;
@@ -185,7 +195,7 @@ fn content(fields: &mut Fields<'_>, gallery: &mut MediaParser<'_>) -> ApiResult<
 }
 
 /// Tool calls of an earlier answer, with their arguments as objects, which is what templates expect.
-fn tool_calls(fields: &mut Fields<'_>, parsed: &mut Arguments) -> ApiResult<Option<Value>> {
+pub(crate) fn tool_calls(fields: &mut Fields<'_>, parsed: &mut Arguments) -> ApiResult<Option<Value>> {
     let param = fields.param("tool_calls");
     let Some(mut calls) = fields.json("tool_calls")? else {
         return Ok(None);
@@ -208,6 +218,21 @@ fn tool_call(param: &str, call: &mut Value, parsed: &mut Arguments) -> ApiResult
         let param = format!("{param}{name}");
         Err(ApiError::invalid(&param, format!("{param} {what}")))
     };
+    if call["type"] == "custom" {
+        // Templates know functions.
+        let Some(input) = call["custom"]["input"].as_str() else {
+            return wrong(".custom.input", "must be a text");
+        };
+        let (arguments, name) = (custom::arguments(input), call["custom"]["name"].clone());
+        if let Some(call) = call.as_object_mut() {
+            call.remove("custom");
+        }
+        call["type"] = "function".into();
+        call["function"] = json!({"name": name, "arguments": arguments});
+        if call["function"]["name"].as_str().is_none_or(str::is_empty) {
+            return wrong(".custom.name", "must be a tool's name");
+        }
+    }
     if call["function"]["name"].as_str().is_none_or(str::is_empty) {
         return wrong(".function.name", "must be a function's name");
     }
@@ -215,7 +240,7 @@ fn tool_call(param: &str, call: &mut Value, parsed: &mut Arguments) -> ApiResult
         return wrong(".id", "must be a string");
     }
     if !(call["type"].is_null() || call["type"] == "function") {
-        return wrong(".type", "must be `function`, the only type there is");
+        return wrong(".type", "must be `function` or `custom`");
     }
     if let Some(call) = call.as_object_mut() {
         // What streams carry and templates do not know.

@@ -1,6 +1,7 @@
 //! The body of a chat request, field by field.
 
 use super::messages::conversation;
+use crate::conversation::marks::Marks;
 use crate::conversation::params::{Common, top_logprobs};
 use crate::conversation::{Budget, ChatRequest};
 use crate::http::error::{ApiError, ApiResult};
@@ -17,7 +18,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
     let conversation = conversation(&mut fields, state)?;
     fields.only("echo", &["false"])?;
     fields.only("modalities", &["[\"text\"]"])?;
-    // Gateways write these, too: thoughts are apart from content here, in streams as well.
+    // Gateways write these, too: reasoning is apart from content here, in streams as well.
     fields.only("separate_reasoning", &["true"])?;
     fields.only("stream_reasoning", &["true"])?;
     let why = "this server answers in text and by the served model alone";
@@ -39,6 +40,8 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
         length_param: if newer { "max_completion_tokens" } else { "max_tokens" },
         fills_context: false,
         gathers: false,
+        drops_oldest: false,
+        marks: Marks::default(),
     })
 }
 

@@ -3,12 +3,10 @@
 use axum::response::Response;
 use serde::Serialize;
 
-use crate::conversation::ReplyContext;
-use crate::conversation::active::Usage;
+use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::{Collected, ids};
 use crate::conversation::logprobs::{ChatLogprobs, PromptReport};
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::http::budget::Held;
 use crate::http::json::json;
 
 #[derive(Serialize)]
@@ -39,10 +37,10 @@ struct Choice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    /// Null where there are only calls or thoughts.
+    /// Null where there are only calls or reasoning.
     content: Option<String>,
     refusal: Option<&'a str>,
-    /// The thoughts, under the name that DeepSeek gave them and the one that newer servers do.
+    /// Reasoning under DeepSeek's field name (`reasoning_content`) and under vLLM's (`reasoning`).
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,41 +65,37 @@ impl Message<'_> {
 }
 
 /// The whole answer.
-pub(crate) fn whole(
-    context: &ReplyContext,
-    mut collected: Vec<Collected>,
-    usage: Usage,
-    held: Option<Held>,
-) -> Response {
-    let draft = &context.draft;
-    let prompt = &draft.prompts[0].ids;
-    let report = |choice: &Collected| PromptReport::new(context.spelling(), prompt, &choice.prompt_logprobs);
-    let prompt_logprobs = draft.common.prompt_logprobs.and_then(|_| collected.first().map(report));
+pub(crate) fn whole(mut request: ActiveRequest, mut collected: Vec<Collected>) -> Response {
+    let held = request.take_held();
+    let submission = &request.submission;
+    let prompt = &submission.prompts[0].ids;
+    let report = |choice: &Collected| PromptReport::new(request.spelling(), prompt, &choice.prompt_logprobs);
+    let prompt_logprobs = submission.common.prompt_logprobs.and_then(|_| collected.first().map(report));
     let answer = Answer {
-        id: &context.id,
+        id: &request.id,
         object: "chat.completion",
-        created: context.created,
-        model: &draft.common.model,
-        choices: collected.iter_mut().enumerate().map(|(i, choice)| one(context, i, choice)).collect(),
-        usage,
+        created: request.created,
+        model: &submission.common.model,
+        choices: collected.iter_mut().enumerate().map(|(i, choice)| one(&request, i, choice)).collect(),
+        usage: request.usage(),
         prompt_logprobs,
-        prompt_token_ids: draft.common.return_token_ids.then_some(prompt),
+        prompt_token_ids: submission.common.return_token_ids.then_some(prompt),
     };
     json(&answer, held)
 }
 
-fn one<'a>(context: &ReplyContext, index: usize, collected: &'a mut Collected) -> Choice<'a> {
-    let draft = &context.draft;
-    let mut reading = Reading::new(&context.rules);
+fn one<'a>(request: &ActiveRequest, index: usize, collected: &'a mut Collected) -> Choice<'a> {
+    let submission = &request.submission;
+    let mut reading = Reading::new(&submission.rules);
     let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
-    let parts = reading.read(std::mem::take(&mut collected.text), end, &context.state.server.ids);
+    let parts = reading.read(std::mem::take(&mut collected.text), end, &request.state.server.ids);
     Choice {
         index,
         message: Message::new(Reply::of(parts)),
-        logprobs: draft.logprobs.map(|_| ChatLogprobs::new(context.spelling(), &collected.tokens)),
+        logprobs: submission.logprobs.map(|_| ChatLogprobs::new(request.spelling(), &collected.tokens)),
         finish_reason: collected.finish.map(|reason| reading.finish_name(reason)),
         stop_reason: collected.stop_reason.as_deref(),
-        token_ids: draft.common.return_token_ids.then(|| ids(&collected.tokens)),
+        token_ids: submission.common.return_token_ids.then(|| ids(&collected.tokens)),
     }
 }
 
@@ -119,7 +113,17 @@ struct Call {
     id: String,
     #[serde(rename = "type")]
     kind: &'static str,
-    function: Function,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<Function>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<CustomCall>,
+}
+
+/// A call of a tool that takes a text.
+#[derive(Debug, Serialize)]
+struct CustomCall {
+    name: String,
+    input: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -135,15 +139,19 @@ impl Reply {
             match part {
                 Part::Reasoning(text) => reply.reasoning.push_str(&text),
                 Part::Content(text) => reply.content.push_str(&text),
+                Part::Call { id, name, custom: true, .. } => {
+                    let custom = Some(CustomCall { name, input: String::new() });
+                    reply.calls.push(Call { id, kind: "custom", function: None, custom });
+                }
                 Part::Call { id, name, .. } => {
-                    let function = Function { name, arguments: String::new() };
-                    reply.calls.push(Call { id, kind: "function", function });
+                    let function = Some(Function { name, arguments: String::new() });
+                    reply.calls.push(Call { id, kind: "function", function, custom: None });
                 }
-                Part::Arguments { text, .. } => {
-                    if let Some(call) = reply.calls.last_mut() {
-                        call.function.arguments.push_str(&text);
-                    }
-                }
+                Part::Arguments { text, .. } => match reply.calls.last_mut() {
+                    Some(Call { function: Some(function), .. }) => function.arguments.push_str(&text),
+                    Some(Call { custom: Some(custom), .. }) => custom.input.push_str(&text),
+                    _ => {}
+                },
             }
         }
         reply

@@ -1,23 +1,18 @@
-//! A chat answer as a stream: the role, deltas, the reason of the end, and usage if it was asked for.
+//! A chat answer as a stream: the role, deltas, the finish reason, and usage if the client wants it.
 
 use plimsoll_engine::Delta;
 use serde::Serialize;
 
-use crate::conversation::ReplyContext;
-use crate::conversation::active::Usage;
+use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::ids;
 use crate::conversation::logprobs::ChatLogprobs;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::conversation::stream::Shape;
-use crate::http::budget::Held;
 use crate::http::sse::Events;
 
 /// The stream's state.
-pub(crate) struct Stream {
-    context: ReplyContext,
+pub(crate) struct ChatStream {
     choices: Vec<Reading>,
-    /// What the readings may hold back.
-    _held: Option<Held>,
 }
 
 #[derive(Serialize)]
@@ -60,7 +55,7 @@ struct Piece<'a> {
     tool_calls: Option<[Call<'a>; 1]>,
 }
 
-/// A piece of a call: its head, or more of its arguments.
+/// A piece of a call: its id and name, or more of its arguments.
 #[derive(Serialize)]
 struct Call<'a> {
     index: usize,
@@ -68,7 +63,18 @@ struct Call<'a> {
     id: Option<&'a str>,
     #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
-    function: Function<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<Function<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<CustomCall<'a>>,
+}
+
+/// A call of a tool that takes a text.
+#[derive(Serialize)]
+struct CustomCall<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    input: &'a str,
 }
 
 #[derive(Serialize)]
@@ -80,61 +86,67 @@ struct Function<'a> {
 
 impl<'a> Piece<'a> {
     fn of(part: &'a Part) -> Self {
-        let call = |index: usize, id: Option<&'a str>, name: Option<&'a str>, arguments: &'a str| {
-            let kind = name.map(|_| "function");
-            let call = Call { index, id, kind, function: Function { name, arguments } };
-            Self { tool_calls: Some([call]), ..Self::default() }
+        let call = |index: usize, id: Option<&'a str>, name: Option<&'a str>, text: &'a str, custom: bool| {
+            let kind = name.map(|_| if custom { "custom" } else { "function" });
+            let function = (!custom).then_some(Function { name, arguments: text });
+            let custom = custom.then_some(CustomCall { name, input: text });
+            Self { tool_calls: Some([Call { index, id, kind, function, custom }]), ..Self::default() }
         };
         match part {
             Part::Content(text) => Self { content: Some(text), ..Self::default() },
             Part::Reasoning(text) => Self { reasoning_content: Some(text), reasoning: Some(text), ..Self::default() },
-            Part::Call { index, id, name } => call(*index, Some(id), Some(name), ""),
-            Part::Arguments { index, text } => call(*index, None, None, text),
+            Part::Call { index, id, name, custom } => call(*index, Some(id), Some(name), "", *custom),
+            Part::Arguments { index, text, custom } => call(*index, None, None, text, *custom),
         }
     }
 }
 
-impl Stream {
-    pub fn new(context: ReplyContext, choices: usize, held: Option<Held>) -> Self {
-        let choices = std::iter::repeat_with(|| Reading::new(&context.rules)).take(choices).collect();
-        Self { context, choices, _held: held }
-    }
-
-    fn send(&self, choices: &[Choice<'_>], usage: Option<Option<Usage>>, first: bool, out: &mut Events) {
-        let common = &self.context.draft.common;
-        let prompt = &self.context.draft.prompts[0].ids;
-        out.push(&Chunk {
-            id: &self.context.id,
-            object: "chat.completion.chunk",
-            created: self.context.created,
-            model: &common.model,
-            choices,
-            usage,
-            prompt_token_ids: (first && common.return_token_ids).then_some(prompt),
-        });
-    }
-
-    /// The usage field of a chunk that is not the last.
-    fn usage(&self, so_far: Option<Usage>) -> Option<Option<Usage>> {
-        let common = &self.context.draft.common;
-        if common.continuous_usage { Some(so_far) } else { common.include_usage.then_some(None) }
+impl ChatStream {
+    pub fn new(request: &ActiveRequest) -> Self {
+        let submission = &request.submission;
+        let readings = std::iter::repeat_with(|| Reading::new(&submission.rules));
+        Self { choices: readings.take(submission.choices()).collect() }
     }
 }
 
-impl Shape for Stream {
-    fn open(&mut self, out: &mut Events) {
+fn send(request: &ActiveRequest, choices: &[Choice<'_>], usage: Option<Option<Usage>>, first: bool, out: &mut Events) {
+    let common = &request.submission.common;
+    let prompt = &request.submission.prompts[0].ids;
+    out.push(&Chunk {
+        id: &request.id,
+        object: "chat.completion.chunk",
+        created: request.created,
+        model: &common.model,
+        choices,
+        usage,
+        prompt_token_ids: (first && common.return_token_ids).then_some(prompt),
+    });
+}
+
+/// The usage field of a chunk that is not the last.
+fn usage(request: &ActiveRequest, so_far: Option<Usage>) -> Option<Option<Usage>> {
+    let common = &request.submission.common;
+    if common.continuous_usage { Some(so_far) } else { common.include_usage.then_some(None) }
+}
+
+impl Shape for ChatStream {
+    /// Sends the role of every choice at once, before the engine has a token. Time to first token is measured at the
+    /// next chunk.
+    fn open(&mut self, request: &ActiveRequest, out: &mut Events) {
         for index in 0..self.choices.len() {
             let delta = Piece { role: Some("assistant"), content: Some(""), ..Piece::default() };
-            self.send(&[Choice { index, delta, ..Choice::default() }], self.usage(None), index == 0, out);
+            let choice = Choice { index, delta, ..Choice::default() };
+            send(request, &[choice], usage(request, None), index == 0, out);
         }
     }
 
-    fn delta(&mut self, index: usize, delta: Delta, usage: Usage, out: &mut Events) {
+    fn delta(&mut self, request: &ActiveRequest, index: usize, delta: Delta, out: &mut Events) {
         let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
-        let parts = self.choices[index].read(delta.text, end, &self.context.state.server.ids);
-        let draft = &self.context.draft;
-        let return_ids = draft.common.return_token_ids;
-        let mut reports_tokens = draft.reports_tokens() && !delta.tokens.is_empty();
+        let parts = self.choices[index].read(delta.text, end, &request.state.server.ids);
+        let submission = &request.submission;
+        let so_far = usage(request, Some(request.usage()));
+        let return_ids = submission.common.return_token_ids;
+        let mut reports_tokens = submission.reports_tokens() && !delta.tokens.is_empty();
         let nothing = Part::Content(String::new());
         let shown = if parts.is_empty() && reports_tokens { std::slice::from_ref(&nothing) } else { &parts[..] };
         for part in shown {
@@ -143,26 +155,26 @@ impl Shape for Stream {
             let choice = Choice {
                 index,
                 delta: Piece::of(part),
-                logprobs: draft
+                logprobs: submission
                     .logprobs
                     .filter(|_| reports)
-                    .map(|_| ChatLogprobs::new(self.context.spelling(), &delta.tokens)),
+                    .map(|_| ChatLogprobs::new(request.spelling(), &delta.tokens)),
                 token_ids: (return_ids && reports).then(|| ids(&delta.tokens)),
                 ..Choice::default()
             };
-            self.send(&[choice], self.usage(Some(usage)), false, out);
+            send(request, &[choice], so_far, false, out);
         }
         if let Some(reason) = delta.finish {
             let finish_reason = Some(self.choices[index].finish_name(reason));
             let stop_reason = delta.stop_reason.as_deref();
             let choice = Choice { index, finish_reason, stop_reason, ..Choice::default() };
-            self.send(&[choice], self.usage(Some(usage)), false, out);
+            send(request, &[choice], so_far, false, out);
         }
     }
 
-    fn close(&mut self, usage: Usage, out: &mut Events) {
-        if self.context.draft.common.include_usage {
-            self.send(&[], Some(Some(usage)), false, out);
+    fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
+        if request.submission.common.include_usage {
+            send(request, &[], Some(Some(request.usage())), false, out);
         }
     }
 }

@@ -3,7 +3,8 @@
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
+use crate::conversation::custom;
+use crate::conversation::tools::{Custom, ToolChoice, ToolList, ToolUse, checked_name, checked_schema, parallel_of};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, cache_control, wrong};
 
@@ -16,7 +17,15 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
     let mut tools = ToolList::of(list.len())?;
     for (i, raw) in list.iter().enumerate() {
         let param = format!("tools[{i}]");
-        let name = tool(Fields::of(param.clone(), raw)?)?;
+        let mut fields = Fields::of(param.clone(), raw)?;
+        if fields.is_word("type", "custom") {
+            let (custom, function) = custom(&mut fields)?;
+            cache_control(&mut fields)?;
+            fields.finish()?;
+            tools.add_custom(&param, custom, function)?;
+            continue;
+        }
+        let name = tool(fields)?;
         // For the template, the tool is what the client sent, but for marks that say nothing of it.
         let mut sent: Map<String, Value> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
         unmark(&mut sent);
@@ -34,9 +43,8 @@ fn unmark(sent: &mut Map<String, Value>) {
 
 /// Checks one tool and returns its name.
 fn tool(mut fields: Fields<'_>) -> ApiResult<String> {
-    fields.only("type", &["\"function\""])?;
-    let param = fields.param("function");
-    let raw = fields.raw("function").ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+    fields.only("type", &["\"function\"", "\"custom\""])?;
+    let (param, raw) = fields.needed("function")?;
     cache_control(&mut fields)?;
     fields.finish()?;
     let mut function = Fields::of(param, raw)?;
@@ -48,6 +56,16 @@ fn tool(mut fields: Fields<'_>) -> ApiResult<String> {
     cache_control(&mut function)?;
     function.finish()?;
     Ok(name)
+}
+
+/// Takes a tool that takes a text, and makes its function.
+fn custom(fields: &mut Fields<'_>) -> ApiResult<(Custom, Value)> {
+    fields.raw("type");
+    let (param, raw) = fields.needed("custom")?;
+    let mut inner = Fields::of(param, raw)?;
+    let taken = custom::take(&mut inner, true)?;
+    inner.finish()?;
+    Ok(taken)
 }
 
 /// None for no calls.
@@ -65,12 +83,12 @@ fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>>
         fields.finish()?;
         return allowed(raw, tools);
     }
-    if kind != "function" {
-        let message = format!("tool_choice.type is `{}`; known are function and allowed_tools", quote(&kind));
+    if kind != "function" && kind != "custom" {
+        let message = format!("tool_choice.type is `{}`; known are function, custom and allowed_tools", quote(&kind));
         return Err(ApiError::unsupported("tool_choice.type", message));
     }
-    let name = function_name(fields)?;
-    tools.named("tool_choice.function.name", name).map(Some)
+    let name = tool_name(fields, &kind)?;
+    tools.named(&format!("tool_choice.{kind}.name"), name).map(Some)
 }
 
 /// Some of the tools, of which a call may or must be.
@@ -85,18 +103,19 @@ fn allowed(raw: Option<&RawValue>, tools: &mut ToolList) -> ApiResult<Option<Too
     for (i, raw) in listed.iter().enumerate() {
         let param = format!("{param}.tools[{i}]");
         let mut tool = Fields::of(param.clone(), raw)?;
-        tool.only("type", &["\"function\""])?;
-        let name = function_name(tool)?;
-        tools.named(&format!("{param}.function.name"), name.clone())?;
+        let kind = if tool.is_word("type", "custom") { "custom" } else { "function" };
+        tool.only("type", &["\"function\"", "\"custom\""])?;
+        let name = tool_name(tool, kind)?;
+        tools.named(&format!("{param}.{kind}.name"), name.clone())?;
         names.push(name);
     }
     tools.allow("tool_choice.allowed_tools.mode", &mode, &names)
 }
 
-/// The name in `function`, which is all that is left.
-fn function_name(mut fields: Fields<'_>) -> ApiResult<String> {
-    let param = fields.param("function");
-    let function = fields.raw("function");
+/// The name in `function` or `custom`, which is all that is left.
+fn tool_name(mut fields: Fields<'_>, kind: &str) -> ApiResult<String> {
+    let param = fields.param(kind);
+    let function = fields.raw(kind);
     fields.finish()?;
     let function = function.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
     let mut function = Fields::of(param, function)?;

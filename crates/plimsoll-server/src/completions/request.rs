@@ -1,8 +1,9 @@
 //! The body of a completion request, field by field.
 
+use crate::conversation::infill::{self, Gap};
 use crate::conversation::params::Common;
-use crate::conversation::prompt::PromptInput;
-use crate::conversation::submission::{Prompt, Submission};
+use crate::conversation::prompt_input::PromptInput;
+use crate::conversation::submission::{Submission, TokenizedPrompt};
 use crate::http::body::ReadBody;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
@@ -12,15 +13,8 @@ use crate::state::model::ModelState;
 /// Generated tokens when the client names no number, as OpenAI and vLLM have it.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// What was asked for.
-#[derive(Debug)]
-pub(crate) struct Asked {
-    pub draft: Submission,
-    pub echo: bool,
-}
-
-/// Parses and tokenizes; what is made of a body of ids is held beside it. Runs on a text worker.
-pub(crate) fn parse(body: &mut ReadBody, state: &ModelState) -> ApiResult<Asked> {
+/// Parses and tokenizes. `body.held` grows by the texts of token ids that are echoed. Runs on a text worker.
+pub(crate) fn parse(body: &mut ReadBody, state: &ModelState) -> ApiResult<Submission> {
     let ReadBody { bytes, held } = body;
     let mut fields = Fields::of_body(bytes)?;
     let mut common = Common::take(&mut fields, state)?;
@@ -29,31 +23,71 @@ pub(crate) fn parse(body: &mut ReadBody, state: &ModelState) -> ApiResult<Asked>
     let echo = fields.take("echo")?.unwrap_or(false);
     let logprobs = fields.take::<u32>("logprobs")?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
-    fields.only("suffix", &["\"\""])?;
+    let suffix = fields.take::<String>("suffix")?.filter(|suffix| !suffix.is_empty());
     fields.never(&["prompt_embeds"], "this server takes text or token ids")?;
     fields.finish()?;
     check(&common, echo)?;
+    if let Some(suffix) = &suffix {
+        check_suffix(&common, echo)?;
+        common.stop_token_ids.extend(&infill::tokens(state, "suffix")?.ends);
+        let gap = Gap { suffix, suffix_param: "suffix", ..Gap::default() };
+        return submission(common, gaps(input, state, &gap)?, logprobs, None, state);
+    }
     // An echo with log-probabilities reports the prompt's too; an echo alone computes the prompt and reports nothing.
     let echoed = echo && (logprobs.is_some() || common.max_tokens == Some(0));
     let prompt_logprobs = common.prompt_logprobs.or_else(|| echoed.then(|| logprobs.unwrap_or(0)));
-    let grammar = common.form.take().map(|form| form.grammar(&state.grammars, "", None)).transpose()?;
-    let draft = Submission {
-        prompts: prompts(input, state, add_special, echo.then_some(held))?,
+    let prompts = prompts(input, state, add_special, echo.then_some(held))?;
+    submission(common, prompts, logprobs, prompt_logprobs, state)
+}
+
+fn submission(
+    common: Common,
+    prompts: Vec<TokenizedPrompt>,
+    logprobs: Option<u32>,
+    prompt_logprobs: Option<u32>,
+    state: &ModelState,
+) -> ApiResult<Submission> {
+    Ok(Submission {
         logprobs,
         prompt_logprobs,
         default_max_tokens: Some(state.served.default_max_tokens.unwrap_or(DEFAULT_MAX_TOKENS)),
-        prompt_param: "prompt",
-        length_param: "max_tokens",
-        kept_special_ids: Vec::new(),
-        grammar,
-        reading_bytes: 0,
-        kept: None,
-        media: Vec::new(),
-        fills_context: false,
-        gathers: false,
-        common,
+        ..Submission::of_prompts(common, prompts, state)?
+    })
+}
+
+/// A gap has no text that could be told again as one.
+fn check_suffix(common: &Common, echo: bool) -> ApiResult<()> {
+    for (name, given) in [("echo", echo), ("prompt_logprobs", common.prompt_logprobs.is_some())] {
+        if given {
+            return Err(ApiError::unsupported(name, format!("{name} is not supported with suffix")));
+        }
+    }
+    Ok(())
+}
+
+/// Prompts that ask for what stands between each of the texts and the suffix.
+fn gaps(input: PromptInput, state: &ModelState, gap: &Gap<'_>) -> ApiResult<Vec<TokenizedPrompt>> {
+    check_count(input.count(), state)?;
+    let prefixes: Vec<Vec<u32>> = match input {
+        PromptInput::Texts(texts) => {
+            texts.iter().map(|text| state.encode_plain("prompt", &[text])).collect::<ApiResult<_>>()?
+        }
+        PromptInput::Ids(lists) => {
+            lists.iter().try_for_each(|ids| state.check_ids("prompt", ids))?;
+            lists
+        }
     };
-    Ok(Asked { draft, echo })
+    let frame = gap.frame(state)?;
+    let prompt = |prefix: &Vec<u32>| Ok(TokenizedPrompt { ids: frame.ids(state, prefix)?, echo: None, around: (0, 0) });
+    prefixes.iter().map(prompt).collect()
+}
+
+fn check_count(count: usize, state: &ModelState) -> ApiResult<()> {
+    let limit = state.choices_max() as usize;
+    if count > limit {
+        return Err(ApiError::invalid("prompt", format!("{count} prompts, more than the limit of {limit}")));
+    }
+    Ok(())
 }
 
 fn check(common: &Common, echo: bool) -> ApiResult<()> {
@@ -67,24 +101,21 @@ fn check(common: &Common, echo: bool) -> ApiResult<()> {
     Ok(())
 }
 
-/// Those that are to be echoed with their text, for which `echo` holds what it takes.
+/// `echo`: prompts keep their text, and this share of the byte budget grows by it.
 fn prompts(
     input: PromptInput,
     state: &ModelState,
     add_special: bool,
     mut echo: Option<&mut Held>,
-) -> ApiResult<Vec<Prompt>> {
-    let (count, limit) = (input.count(), state.max_choices() as usize);
-    if count > limit {
-        return Err(ApiError::invalid("prompt", format!("{count} prompts, more than the limit of {limit}")));
-    }
+) -> ApiResult<Vec<TokenizedPrompt>> {
+    check_count(input.count(), state)?;
     match input {
         PromptInput::Texts(texts) => {
             let prompt = |text: String| {
                 let ids = state.encode("prompt", &[&text], add_special)?;
                 state.check_length("prompt", ids.len())?;
                 let around = if add_special { state.served.tokenizer.around() } else { (0, 0) };
-                Ok(Prompt { ids, echo: echo.is_some().then_some(text), around })
+                Ok(TokenizedPrompt { ids, echo: echo.is_some().then_some(text), around })
             };
             texts.into_iter().map(prompt).collect()
         }
@@ -93,7 +124,7 @@ fn prompts(
                 state.check_length("prompt", ids.len())?;
                 state.check_ids("prompt", &ids)?;
                 let echo = echo.as_mut().map(|held| state.decode("prompt", &ids, held)).transpose()?;
-                Ok(Prompt { ids, echo, around: (0, 0) })
+                Ok(TokenizedPrompt { ids, echo, around: (0, 0) })
             };
             lists.into_iter().map(prompt).collect()
         }

@@ -1,42 +1,13 @@
-//! A completion that is not streamed, and what its shape shares with the stream.
-
-use std::sync::Arc;
+//! A completion that is not streamed, and the types that it shares with the stream.
 
 use axum::response::Response;
-use plimsoll_text::Tokenizer;
 use serde::{Serialize, Serializer};
 
-use super::request::Asked;
-use crate::conversation::active::Usage;
-use crate::conversation::choices::{Collected, finish_name, ids};
-use crate::conversation::logprobs::{CompletionLogprobs, PromptReport, Spelling};
-use crate::http::budget::Held;
+use crate::conversation::active::{ActiveRequest, Usage};
+use crate::conversation::choices::{Collected, ids};
+use crate::conversation::logprobs::{CompletionLogprobs, PromptReport};
+use crate::conversation::reading::finish_name;
 use crate::http::json::json;
-use crate::state::model::ModelState;
-
-/// What every chunk of one answer repeats, and what was asked for.
-pub(crate) struct ReplyContext {
-    pub id: String,
-    pub created: u64,
-    pub tokenizer: Arc<Tokenizer>,
-    pub asked: Asked,
-}
-
-impl ReplyContext {
-    pub fn new(state: &ModelState, id: String, asked: Asked) -> Self {
-        let tokenizer = Arc::clone(&state.served.tokenizer);
-        Self { id, created: crate::http::ids::now_s(), tokenizer, asked }
-    }
-
-    pub fn spelling(&self) -> Spelling<'_> {
-        Spelling { tokenizer: &self.tokenizer, as_ids: self.asked.draft.common.tokens_as_ids }
-    }
-
-    /// The prompt a choice belongs to.
-    pub fn prompt(&self, choice: usize) -> &crate::conversation::submission::Prompt {
-        &self.asked.draft.prompts[choice / self.asked.draft.common.n as usize]
-    }
-}
 
 /// One choice, whole or as a piece of a stream.
 #[derive(Debug, Default, Serialize)]
@@ -55,7 +26,7 @@ pub(crate) struct Choice<'a> {
     pub prompt_logprobs: Option<PromptReport>,
 }
 
-/// An echo, if there is one, and what comes behind it.
+/// An echo, if there is one, and the text after it.
 fn in_one<S: Serializer>([echo, text]: &[&str; 2], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{echo}{text}"))
 }
@@ -74,40 +45,41 @@ pub(crate) struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    pub fn new(context: &'a ReplyContext, choices: &'a [Choice<'a>], usage: Option<Option<Usage>>) -> Self {
-        let model = &context.asked.draft.common.model;
-        Self { id: &context.id, object: "text_completion", created: context.created, model, choices, usage }
+    pub fn new(request: &'a ActiveRequest, choices: &'a [Choice<'a>], usage: Option<Option<Usage>>) -> Self {
+        let model = &request.submission.common.model;
+        Self { id: &request.id, object: "text_completion", created: request.created, model, choices, usage }
     }
 }
 
 /// The whole answer.
-pub(crate) fn whole(context: &ReplyContext, collected: Vec<Collected>, usage: Usage, held: Option<Held>) -> Response {
-    let choices: Vec<_> = collected.iter().enumerate().map(|(i, choice)| one(context, i, choice)).collect();
-    json(&Answer::new(context, &choices, Some(Some(usage))), held)
+pub(crate) fn whole(mut request: ActiveRequest, collected: Vec<Collected>) -> Response {
+    let held = request.take_held();
+    let choices: Vec<_> = collected.iter().enumerate().map(|(i, choice)| one(&request, i, choice)).collect();
+    json(&Answer::new(&request, &choices, Some(Some(request.usage()))), held)
 }
 
-fn one<'a>(context: &'a ReplyContext, index: usize, collected: &'a Collected) -> Choice<'a> {
-    let common = &context.asked.draft.common;
-    let prompt = context.prompt(index);
+fn one<'a>(request: &'a ActiveRequest, index: usize, collected: &'a Collected) -> Choice<'a> {
+    let common = &request.submission.common;
+    let prompt = request.submission.prompt(index);
     Choice {
         index,
         text: [prompt.echo.as_deref().unwrap_or_default(), &collected.text],
-        logprobs: context.asked.draft.logprobs.map(|_| logprobs(context, index, collected)),
+        logprobs: request.submission.logprobs.map(|_| logprobs(request, index, collected)),
         finish_reason: collected.finish.map(finish_name),
         stop_reason: collected.stop_reason.as_deref(),
         token_ids: common.return_token_ids.then(|| ids(&collected.tokens)),
         prompt_token_ids: common.return_token_ids.then_some(&prompt.ids[..]),
         prompt_logprobs: common
             .prompt_logprobs
-            .map(|_| PromptReport::new(context.spelling(), &prompt.ids, &collected.prompt_logprobs)),
+            .map(|_| PromptReport::new(request.spelling(), &prompt.ids, &collected.prompt_logprobs)),
     }
 }
 
-fn logprobs(context: &ReplyContext, index: usize, collected: &Collected) -> CompletionLogprobs {
-    let prompt = context.prompt(index);
+fn logprobs(request: &ActiveRequest, index: usize, collected: &Collected) -> CompletionLogprobs {
+    let prompt = request.submission.prompt(index);
     let mut logprobs = CompletionLogprobs::default();
     let echoed = prompt.echo.is_some();
-    let before = if echoed { logprobs.add_prompt(context.spelling(), prompt, &collected.prompt_logprobs) } else { 0 };
-    logprobs.add(context.spelling(), &collected.tokens, before);
+    let before = if echoed { logprobs.add_prompt(request.spelling(), prompt, &collected.prompt_logprobs) } else { 0 };
+    logprobs.add(request.spelling(), &collected.tokens, before);
     logprobs
 }

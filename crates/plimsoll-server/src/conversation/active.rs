@@ -1,5 +1,5 @@
-//! A running generation: what the engine's outboxes bring, in the order it comes, until all choices have ended, one has
-//! failed, or time is up. Dropping it drops the readers, which aborts what still runs.
+//! An active request: reads the engine's outboxes until all choices have ended, one has failed, or time is up. Dropping
+//! it drops the readers, which aborts the choices that still run.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -10,17 +10,20 @@ use futures_util::Stream;
 use futures_util::StreamExt;
 use futures_util::stream::{SelectAll, unfold};
 use plimsoll_engine::{Cause, Delta, Reader};
-use serde::Serialize;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use crate::conversation::price::Meter;
+use crate::conversation::answer_bytes::AnswerBytes;
+use crate::conversation::logprobs::Spelling;
 use crate::conversation::submission::Submission;
-use crate::conversation::submit::Submitted;
+use crate::conversation::tally::Tally;
+pub(crate) use crate::conversation::tally::{PromptDetails, Usage};
 use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED, cancelled, cut};
+use crate::http::ids::now_s;
 use crate::http::rates::Client;
+use crate::otlp::Asked;
 use crate::state::config::ServerConfig;
 use crate::state::model::ModelState;
 use crate::state::request_log::RequestLog;
@@ -29,12 +32,12 @@ use crate::state::server::{Phase, reached};
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
 
-/// What comes next.
+/// The next event of a request.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// Output of one choice.
     Delta(usize, Delta),
-    /// All choices have ended well.
+    /// All choices have finished.
     Done,
     /// The request has failed; nothing follows.
     Failed(ApiError),
@@ -48,9 +51,14 @@ enum News {
     Silent,
 }
 
-/// The running choices of one HTTP request.
+/// One HTTP request whose choices the engine generates.
 pub(crate) struct ActiveRequest {
-    state: Arc<ModelState>,
+    pub state: Arc<ModelState>,
+    /// The id in its answer.
+    pub id: String,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub submission: Submission,
     choices: Choices,
     phase: watch::Receiver<Phase>,
     last_news: Instant,
@@ -61,23 +69,27 @@ pub(crate) struct ActiveRequest {
     log: RequestLog,
     ticket: Option<Ticket>,
     client: Option<Arc<Client>>,
-    /// Of an answer that is held until it is whole.
-    meter: Option<Meter>,
+    bytes: AnswerBytes,
 }
 
 impl ActiveRequest {
+    /// `readers`: one per choice, all choices of the first prompt, then those of the second.
     pub fn new(
         state: &Arc<ModelState>,
-        id: &str,
+        id: String,
         api: &'static str,
-        draft: &Submission,
-        started: &mut Submitted,
+        submission: Submission,
+        readers: Vec<Reader>,
+        ticket: Ticket,
+        bytes: AnswerBytes,
     ) -> Self {
-        let readers = std::mem::take(&mut started.readers);
-        let prompt_tokens = draft.prompts.iter().map(|p| p.ids.len() as u64).sum();
-        let n = draft.common.n as usize;
+        let prompt_tokens = submission.prompts.iter().map(|p| p.ids.len() as u64).sum();
+        let n = submission.common.n as usize;
         let now = Instant::now();
         let caller = Caller::current();
+        let (sampling, max_tokens) = (&submission.common.sampling, submission.common.max_tokens);
+        let (temperature, top_p, top_k) = (sampling.temperature, sampling.top_p, sampling.top_k);
+        let asked = Asked { max_tokens, temperature, top_p, top_k };
         if let Some(client) = &caller.client {
             client.charge(prompt_tokens);
         }
@@ -87,27 +99,87 @@ impl ActiveRequest {
             last_news: now,
             deadline: state.server.config.request_timeout.map(|timeout| now + timeout),
             unfinished: readers.len(),
-            tally: Tally {
-                prompt_tokens,
-                completion_tokens: 0,
-                cached: vec![0; readers.len().div_ceil(n)],
-                drafts: vec![(0, 0); readers.len()],
-                n,
-            },
+            tally: Tally::new(prompt_tokens, readers.len(), n),
             client: caller.client.clone(),
-            log: RequestLog::new(state, id, api, readers.len(), prompt_tokens, caller)
-                .streaming(draft.common.stream)
-                .recorded(draft.record(state, api)),
-            ticket: started.ticket.take(),
-            meter: started.meter.take(),
+            log: RequestLog::new(state, &id, api, readers.len(), prompt_tokens, caller)
+                .streaming(submission.common.stream)
+                .watching(asked, readers.iter().map(Reader::watch))
+                .recorded(submission.record(state, api)),
+            ticket: Some(ticket),
+            bytes,
+            id,
+            created: now_s(),
+            submission,
             choices: readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect(),
+        }
+    }
+
+    /// Begins another turn of the model with a prompt of its own. The turn is admitted like a request: limits, budget,
+    /// queue. Only the first turn is refused while the server drains.
+    pub fn resume(&mut self, submission: Submission) -> Result<(), ApiError> {
+        let mut bytes = submission.reserve_answer_bytes(&self.state)?;
+        let now = Instant::now();
+        let again = !self.submission.prompts.is_empty();
+        let readers = submission.submit(&self.state, now.into_std(), again)?;
+        bytes.join(self.bytes.take());
+        self.bytes = bytes;
+        if let Some(ticket) = &self.ticket {
+            ticket.watch(readers.iter().map(Reader::watch).collect());
+        }
+        let prompt_tokens = submission.prompts.iter().map(|p| p.ids.len() as u64).sum();
+        if let Some(client) = &self.client {
+            client.charge(prompt_tokens);
+        }
+        self.tally.turn(prompt_tokens, readers.len(), submission.common.n as usize);
+        self.log.turn(prompt_tokens, readers.len(), submission.record(&self.state, "responses"));
+        (self.unfinished, self.last_news) = (readers.len(), now);
+        self.choices = readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect();
+        self.submission = submission;
+        Ok(())
+    }
+
+    /// Completes when the request must end while no turn of the model runs: it was cancelled, or is late, or the server ends. Cancel-safe.
+    pub async fn interrupted(&mut self) -> ApiError {
+        let error = tokio::select! {
+            biased;
+            () = cancellation(self.ticket.as_ref()) => cancelled(),
+            () = reached(&mut self.phase, Phase::Cut) => cut(),
+            () = at(self.deadline) => late(&self.state.server.config, false),
+        };
+        self.fails(error.clone());
+        error
+    }
+
+    /// Records that the model's turn has ended and the request goes on.
+    pub fn turn_ended(&mut self) {
+        self.log.turn_ended();
+    }
+
+    /// Records that a request has finished that went on after a turn of the model.
+    pub fn finishes(&mut self) {
+        self.note(&Event::Done);
+    }
+
+    /// Records that the request failed while no turn of the model ran.
+    pub fn fails(&mut self, error: ApiError) {
+        self.note(&Event::Failed(error));
+    }
+
+    /// Hands every piece of output to `take`, with its choice, until all choices have ended; an error at the first that fails.
+    pub async fn each(&mut self, mut take: impl FnMut(&Self, usize, Delta)) -> Result<(), ApiError> {
+        loop {
+            match self.next().await {
+                Event::Delta(choice, delta) => take(self, choice, delta),
+                Event::Done => return Ok(()),
+                Event::Failed(error) => return Err(error),
+            }
         }
     }
 
     /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
         let silence = self.last_news + self.state.server.config.silence_timeout;
-        // What ends it comes before its output, of which a client that reads slowly always has some waiting.
+        // Ends come before output: a slow client always has output waiting.
         let news = tokio::select! {
             biased;
             () = cancellation(self.ticket.as_ref()) => News::Cancelled,
@@ -120,7 +192,10 @@ impl ActiveRequest {
             News::Choice(Some((_, Delta { error: Some(message), cause, .. }))) => {
                 Event::Failed(failure(&self.phase, message, cause))
             }
-            News::Choice(Some((choice, delta))) => self.metered(choice, delta),
+            News::Choice(Some((choice, delta))) => match self.bytes.add(&self.state, &delta) {
+                Ok(()) => Event::Delta(choice, delta),
+                Err(error) => Event::Failed(error),
+            },
             News::Choice(None) => Event::Done,
             News::Cancelled => Event::Failed(cancelled()),
             News::Cut => Event::Failed(cut()),
@@ -131,24 +206,14 @@ impl ActiveRequest {
         event
     }
 
-    /// Output for which there is room.
-    fn metered(&mut self, choice: usize, delta: Delta) -> Event {
-        match self.meter.as_mut().map_or(Ok(()), |meter| meter.add(&self.state, &delta)) {
-            Ok(()) => Event::Delta(choice, delta),
-            Err(error) => Event::Failed(error),
-        }
+    /// Takes the answer's share of the byte budget, for the body that is sent.
+    pub fn take_held(&mut self) -> Option<Held> {
+        self.bytes.take()
     }
 
-    /// What the answer holds beyond `held`, with that.
-    pub fn all_held(&mut self, held: Option<Held>) -> Option<Held> {
-        let more = self.meter.take().map(Meter::into_held);
-        match (held, more) {
-            (Some(mut held), Some(more)) => {
-                held.join(more);
-                Some(held)
-            }
-            (held, more) => held.or(more),
-        }
+    /// How reported tokens are spelled.
+    pub fn spelling(&self) -> Spelling<'_> {
+        Spelling { tokenizer: &self.state.served.tokenizer, as_ids: self.submission.common.tokens_as_ids }
     }
 
     /// Ends a stream after a panic while its output was being written.
@@ -157,7 +222,7 @@ impl ActiveRequest {
         self.state.server.panicked("writing the answer")
     }
 
-    /// What has been counted so far.
+    /// Token counts so far.
     pub fn usage(&self) -> Usage {
         self.tally.usage()
     }
@@ -167,6 +232,9 @@ impl ActiveRequest {
             Event::Delta(choice, delta) => {
                 self.last_news = Instant::now();
                 self.unfinished -= usize::from(delta.finish.is_some());
+                if delta.finish.is_some() {
+                    self.log.choice_ended(*choice, delta.finish, None);
+                }
                 self.tally.add(*choice, delta);
                 self.log.tokens(delta.tokens.len());
                 if let Some(client) = self.client.as_ref().filter(|_| !delta.tokens.is_empty()) {
@@ -177,6 +245,7 @@ impl ActiveRequest {
             Event::Failed(error) => {
                 self.log.ends(end_of(error, *self.phase.borrow()));
                 // No output is read any more. Dropping the readers aborts the other choices.
+                self.log.unwatch();
                 self.choices.clear();
                 self.ticket = None;
             }
@@ -191,18 +260,18 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// What the engine's last words for a request mean.
+/// The API's error for an error that the engine delivered.
 pub(crate) fn failure(phase: &watch::Receiver<Phase>, message: String, cause: Cause) -> ApiError {
     match *phase.borrow() {
         _ if cause == Cause::Memory => ApiError::unavailable(message, 5),
-        _ if cause == Cause::Form => ApiError::unfit_form(message),
+        _ if cause == Cause::Grammar => ApiError::unfit_grammar(message),
         Phase::Serving => ApiError::internal(message),
-        // An engine that drains ends what it could not finish; that is no defect.
+        // A draining engine ends unfinished requests: not an internal error.
         _ => cut(),
     }
 }
 
-/// It took too long, in all or (`silent`) between two pieces.
+/// The error of a request that took too long, in total or (`silent`) between two pieces of output.
 pub(crate) fn late(config: &ServerConfig, silent: bool) -> ApiError {
     let message = if silent {
         format!("the engine produced nothing for {} s", config.silence_timeout.as_secs())
@@ -213,12 +282,12 @@ pub(crate) fn late(config: &ServerConfig, silent: bool) -> ApiError {
     ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
 }
 
-/// Why a request that failed in this phase has ended, for the log and the metrics.
+/// The end of a failed request, for the log and the metrics.
 pub(crate) fn end_of(error: &ApiError, phase: Phase) -> &'static str {
     match error.code {
         Some(CANCELLED) => "cancelled",
         Some("timeout") => "timeout",
-        // While the server serves, room is what there was none of.
+        // While the server serves, this code means that memory was full.
         Some("unavailable") if phase != Phase::Serving => "shutdown",
         _ => "failed",
     }
@@ -232,70 +301,10 @@ async fn cancellation(ticket: Option<&Ticket>) {
     }
 }
 
-/// One reader as a stream: pulled, never pushed, so that a slow client costs nothing here.
+/// One reader as a stream. It is pulled, so a slow client costs nothing here.
 fn outputs(choice: usize, reader: Reader) -> Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>> {
     Box::pin(unfold(reader, move |mut reader| async move {
         let delta = reader.next().await?;
         Some(((choice, delta), reader))
     }))
-}
-
-/// Token counts of the whole request.
-struct Tally {
-    prompt_tokens: u64,
-    completion_tokens: u64,
-    /// Cached prompt tokens of each prompt's first choice: the others share with it, and counting them would exceed the prompt.
-    cached: Vec<u32>,
-    /// Drafted and accepted tokens of each choice.
-    drafts: Vec<(u32, u32)>,
-    n: usize,
-}
-
-impl Tally {
-    fn add(&mut self, choice: usize, delta: &Delta) {
-        self.completion_tokens += delta.tokens.len() as u64;
-        if choice.is_multiple_of(self.n) {
-            self.cached[choice / self.n] = delta.cached_tokens;
-        }
-        self.drafts[choice] = (delta.drafted_tokens, delta.accepted_tokens);
-    }
-
-    fn usage(&self) -> Usage {
-        let drafts = |of: fn(&(u32, u32)) -> u32| self.drafts.iter().map(|both| u64::from(of(both))).sum();
-        let speculation = Speculation { drafted: drafts(|both| both.0), accepted: drafts(|both| both.1) };
-        Usage {
-            speculation: (speculation.drafted > 0).then_some(speculation),
-            prompt_tokens: self.prompt_tokens,
-            completion_tokens: self.completion_tokens,
-            total_tokens: self.prompt_tokens + self.completion_tokens,
-            prompt_tokens_details: PromptDetails { cached_tokens: self.cached.iter().map(|n| u64::from(*n)).sum() },
-        }
-    }
-}
-
-/// OpenAI's `usage`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Usage {
-    pub prompt_tokens: u64,
-    pub completion_tokens: u64,
-    pub total_tokens: u64,
-    pub prompt_tokens_details: PromptDetails,
-    /// Ours; only of requests that were drafted for.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub speculation: Option<Speculation>,
-}
-
-/// What drafts did for a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct Speculation {
-    /// Tokens that were guessed and the model checked.
-    pub drafted: u64,
-    /// Those that the model would have said, too.
-    pub accepted: u64,
-}
-
-/// OpenAI's `prompt_tokens_details`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub(crate) struct PromptDetails {
-    pub cached_tokens: u64,
 }

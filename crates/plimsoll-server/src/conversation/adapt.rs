@@ -11,7 +11,8 @@ use super::content::wrap;
 /// What OpenAI's `system` is called by now.
 const DEVELOPER: &str = "developer";
 
-/// The messages with roles that a template of this source knows: most say nothing of what a developer says, and do not tell.
+/// The messages with roles that a template of this source knows: most say nothing of what a developer says, and do not
+/// tell.
 pub(crate) fn roles<'a>(messages: &'a Value, template: &str) -> Cow<'a, Value> {
     let mut messages = Cow::Borrowed(messages);
     let speaks = messages.as_array().is_some_and(|all| all.iter().any(|message| message["role"] == DEVELOPER));
@@ -22,8 +23,8 @@ pub(crate) fn roles<'a>(messages: &'a Value, template: &str) -> Cow<'a, Value> {
     messages
 }
 
-/// The conversation with what later system messages say in the first one, in order: some templates refuse a system message anywhere else.
-/// None where there is no later one, or one that holds more than text.
+/// The conversation with what later system messages say in the first one, in order: some templates refuse a system
+/// message anywhere else. None where there is no later one, or one that holds more than text.
 pub(crate) fn system_first(messages: &Value) -> Option<Value> {
     let speaks = |message: &Value| message["role"] == "system" || message["role"] == DEVELOPER;
     let all = messages.as_array()?;
@@ -113,8 +114,8 @@ mod tests {
         let expected = json!([say("system", "s\n\nt"), say("user", "a"), say("assistant", "b"), say("user", "c")]);
         assert_eq!(system_first(&late), Some(expected));
         assert_eq!(system_first(&json!([say("system", "s"), say("user", "a")])), None);
-        let picture = json!([say("user", "a"), {"role": "system", "content": [{"type": "image"}]}]);
-        assert_eq!(system_first(&picture), None);
+        let image = json!([say("user", "a"), {"role": "system", "content": [{"type": "image"}]}]);
+        assert_eq!(system_first(&image), None);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Choices: a whole answer collected from its deltas, and the arithmetic both APIs need on the way.
+//! Choices: a whole answer collected from its deltas.
 
 use plimsoll_engine::{Delta, FinishReason, TokenLogprobs, TokenOut};
 
-use crate::conversation::active::{ActiveRequest, Event};
+use crate::conversation::active::ActiveRequest;
 use crate::http::error::ApiError;
 
 /// One choice of an answer that is not streamed.
@@ -16,7 +16,7 @@ pub(crate) struct Collected {
 }
 
 impl Collected {
-    /// Adds a piece; its tokens, where they are reported.
+    /// Adds a piece of output; its tokens, if they are reported.
     fn add(&mut self, delta: Delta, reports: bool) {
         self.text.push_str(&delta.text);
         if reports {
@@ -28,28 +28,13 @@ impl Collected {
     }
 }
 
-/// Waits for all choices, or for the first failure. `reports`: their tokens are reported.
-pub(crate) async fn collect(
-    active_request: &mut ActiveRequest,
-    choices: usize,
-    reports: bool,
-) -> Result<Vec<Collected>, ApiError> {
+/// Waits for all choices, or for the first failure.
+pub(crate) async fn collect(request: &mut ActiveRequest) -> Result<Vec<Collected>, ApiError> {
+    let reports = request.submission.reports_tokens();
+    let choices = request.submission.choices();
     let mut collected: Vec<Collected> = std::iter::repeat_with(Collected::default).take(choices).collect();
-    loop {
-        match active_request.next().await {
-            Event::Delta(choice, delta) => collected[choice].add(delta, reports),
-            Event::Done => return Ok(collected),
-            Event::Failed(error) => return Err(error),
-        }
-    }
-}
-
-/// OpenAI's word for the end.
-pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-    }
+    request.each(|_, choice, delta| collected[choice].add(delta, reports)).await?;
+    Ok(collected)
 }
 
 /// Token ids of a choice, for `return_token_ids`.

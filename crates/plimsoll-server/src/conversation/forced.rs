@@ -1,4 +1,4 @@
-//! What a reply is forced to be: calls that must be made, a form, an end to its thoughts.
+//! The grammar of a reply: required calls, structured output, a limit of reasoning.
 
 use std::sync::Arc;
 
@@ -9,28 +9,29 @@ use serde_json::{Value, json};
 
 use super::Budget;
 use super::reading::Rules;
-use super::tools::{ToolChoice, ToolUse, forced_format};
-use crate::conversation::form::{Form, grammar};
-use crate::http::error::{ApiError, ApiResult};
+use super::tools::{Custom, ToolChoice, ToolUse, forced_format};
+use crate::conversation::output_format::{OutputFormat, grammar};
+use crate::http::error::{ApiError, ApiResult, quote};
 use crate::state::model::ModelState;
 
 /// What stands before an answer in harmony.
 const HARMONY_FINAL: &str = "<|channel|>final<|message|>";
 
-/// The grammar of a reply; none where the model is free. Only on a text worker.
+/// The grammar of a reply. None if the request has no `response_format`, no required or strict tool and no reasoning
+/// budget: then nothing is compiled. Runs on a text worker.
 pub(crate) fn grammar_of(
     state: &ModelState,
     tools: Option<&ToolUse>,
     rules: &Rules,
-    form: Option<&Form>,
+    output_format: Option<&OutputFormat>,
     budget: Option<Budget>,
 ) -> ApiResult<Option<Arc<dyn Grammar>>> {
     let thinking = thinking(rules, budget)?;
     let budget = budget.filter(|_| thinking.is_some());
     let harmony = rules.spec.reasoning == Some(ReasoningFormat::Harmony);
-    // Where the model is free to call and its text is not bound to a form, a grammar holds the calls of strict tools alone.
-    let bound =
-        tools.filter(|tools| tools.choice != ToolChoice::Auto || (form.is_some() && rules.spec.tools.is_some()));
+    // If calls are optional and text is free, the grammar covers only the calls of strict tools.
+    let bound = tools
+        .filter(|tools| tools.choice != ToolChoice::Auto || (output_format.is_some() && rules.spec.tools.is_some()));
     let calls = bound.map(|tools| calls(state, tools, |_| true)).transpose()?;
     let strict = tools.filter(|tools| calls.is_none() && tools.strict());
     let strict = strict.map(|tools| within_text(state, tools)).transpose()?.flatten();
@@ -41,12 +42,14 @@ pub(crate) fn grammar_of(
         let message = "tool_choice asks for a call, which this model cannot make in an answer that has begun";
         return Err(ApiError::unsupported("tool_choice", message));
     }
-    let (param, source, prefix) = match (calls, form) {
-        // The text that has the form is another answer's: this one is a call.
+    let (param, source, prefix) = match (calls, output_format) {
+        // A call is required, so there is no text for the output format.
         (Some(calls), _) if !free => ("tools", Some(Source::Calls(calls)), ""),
-        (Some(calls), Some(form)) => (form.param, Some(Source::CallsOr(calls, Box::new(form.source.clone()))), prefix),
+        (Some(calls), Some(output_format)) => {
+            (output_format.param, Some(Source::CallsOr(calls, Box::new(output_format.source.clone()))), prefix)
+        }
         (Some(calls), None) => ("tools", Some(Source::Calls(calls)), ""),
-        (None, Some(form)) => (form.param, Some(form.source.clone()), prefix),
+        (None, Some(output_format)) => (output_format.param, Some(output_format.source.clone()), prefix),
         (None, None) => match (strict, budget) {
             (Some(source), _) => ("tools", Some(source), ""),
             (None, Some(budget)) => (budget.param, None, ""),
@@ -62,7 +65,7 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
         _ if rules.spec.start == Start::Answer => Ok(None),
         (Some((open, close)), budget) => {
             let budget = budget.map(|budget| budget.tokens);
-            Ok(Some(Thinking { opened: rules.spec.start == Start::Thoughts, open, close, budget }))
+            Ok(Some(Thinking { opened: rules.spec.start == Start::Reasoning, open, close, budget }))
         }
         (None, Some(Budget { param, .. })) if rules.spec.reasoning.is_some() => {
             let message = format!("{param} has no effect: the served model's reasoning has no tags");
@@ -73,19 +76,29 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
     }
 }
 
-/// Text with calls in it, of which those of strict tools keep to their schemas, and the others to being JSON. None where that cannot be had:
-/// clients make all their tools strict without being asked, and a model that is free writes calls as it was taught.
+/// Text with calls in it. Arguments of strict tools match their schemas; arguments of other tools are JSON. None if the
+/// format has no such grammar: many clients mark all tools as strict, so this is not an error.
 fn within_text(state: &ModelState, tools: &ToolUse) -> ApiResult<Option<Source>> {
     let format = state.served.formats.tools;
-    // Nothing in the text tells where a call of Llama's begins, and harmony's stand outside of any text.
+    // In Llama's format no marker begins a call, and harmony's calls are outside of the text.
     let told = |format: &ToolFormat| !matches!(format, ToolFormat::Harmony | ToolFormat::Llama3);
     if format.filter(|format| forced_format(*format) == *format).filter(told).is_none() {
-        return Ok(None);
+        // A grammar that the client gave is kept, or refused.
+        return match tools.custom.iter().find(|custom| custom.input.is_some()) {
+            None => Ok(None),
+            Some(Custom { name, .. }) => {
+                let message = format!(
+                    "the tool `{}` has a grammar, which this model's format of calls can hold only if a call is asked for: set tool_choice to required or to the tool",
+                    quote(name)
+                );
+                Err(ApiError::unsupported("tools", message))
+            }
+        };
     }
     calls(state, tools, |function| function["strict"] == true).map(|calls| Some(Source::TextWithCalls(calls)))
 }
 
-/// The calls that can be made; `kept` says of which functions the schemas are kept.
+/// The possible calls. `kept`: whether a function's arguments must match its schema.
 fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult<Calls> {
     let named = match &tools.choice {
         ToolChoice::Auto | ToolChoice::Required => None,
@@ -98,8 +111,10 @@ fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> 
     let call = |tool: &Value| {
         let function = &tool["function"];
         let name = function["name"].as_str().filter(|name| named.is_none_or(|wanted| wanted == *name))?;
-        let parameters = if kept(function) { parameters(function) } else { Value::Null };
-        Some(Call { name: name.to_owned(), parameters, strict: function["strict"] == true })
+        let custom = tools.custom.iter().find(|custom| custom.name == name);
+        let parameters = if custom.is_some() || kept(function) { parameters(function) } else { Value::Null };
+        let strict = custom.is_some() || function["strict"] == true;
+        Some(Call { name: name.to_owned(), parameters, strict, input: custom.and_then(|custom| custom.input.clone()) })
     };
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;

@@ -5,7 +5,7 @@ use plimsoll_text::{Detokenizer, Tokenizer};
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 
-use crate::conversation::submission::Prompt;
+use crate::conversation::submission::TokenizedPrompt;
 
 /// JSON has no infinity; a token of probability zero is reported as this, as vLLM does.
 const LEAST: f32 = -9999.0;
@@ -38,8 +38,8 @@ impl Spelling<'_> {
         if self.as_ids { id_key(id) } else { String::from_utf8_lossy(self.bytes(id)).into_owned() }
     }
 
-    /// The token's text as completions' `logprobs` spell it: bytes that are no whole characters as `bytes:\xf0\x9f`, as OpenAI does, so that
-    /// two such tokens differ.
+    /// The token's text as completions' `logprobs` spell it: bytes that are no whole characters as `bytes:\xf0\x9f`, as
+    /// OpenAI does, so that two such tokens differ.
     fn key(&self, id: u32) -> String {
         match std::str::from_utf8(self.bytes(id)) {
             Ok(text) if !self.as_ids => text.to_owned(),
@@ -61,7 +61,8 @@ pub(crate) struct CompletionLogprobs {
     pub text_offset: Vec<usize>,
 }
 
-/// An object from token text to log-probability, best first. Of two tokens that share a text, the less likely is `token_id:123`.
+/// An object from token text to log-probability, best first. Of two tokens that share a text, the less likely is
+/// `token_id:123`.
 #[derive(Debug)]
 pub(crate) struct Alternatives(Vec<(String, f32)>);
 
@@ -84,9 +85,9 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds an echoed prompt. Returns the number of characters of its text. A character of several tokens is one, and stands where the first
-    /// of them does.
-    pub fn add_prompt(&mut self, spelling: Spelling<'_>, prompt: &Prompt, reports: &[TokenLogprobs]) -> usize {
+    /// Adds an echoed prompt. Returns the number of characters of its text. A character of several tokens is one, and
+    /// stands where the first of them does.
+    pub fn add_prompt(&mut self, spelling: Spelling<'_>, prompt: &TokenizedPrompt, reports: &[TokenLogprobs]) -> usize {
         let (mut chars, mut text, mut detokenizer) = (0, String::new(), Detokenizer::new(false));
         for (index, (id, report)) in prompt.ids.iter().zip(reports).enumerate() {
             self.push(spelling, *id, report, chars);
@@ -217,7 +218,7 @@ mod tests {
             let around = if add_special { tokenizer.around() } else { (0, 0) };
             let reports = vec![TokenLogprobs::default(); ids.len()];
             let mut logprobs = CompletionLogprobs::default();
-            let prompt = Prompt { ids, echo: None, around };
+            let prompt = TokenizedPrompt { ids, echo: None, around };
             let chars = logprobs.add_prompt(Spelling { tokenizer, as_ids: false }, &prompt, &reports);
             assert_eq!(chars, text.chars().count(), "{add_special}");
             logprobs.text_offset

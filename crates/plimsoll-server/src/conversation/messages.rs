@@ -1,5 +1,6 @@
 //! A conversation as a chat template expects it, and the prompt it becomes.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use plimsoll_memory::faults::{self, Site};
@@ -9,26 +10,27 @@ use serde_json::{Map, Value};
 
 use super::adapt;
 use super::tools::ToolUse;
+use crate::documents::{self, Document};
 use crate::http::budget::Held;
-use crate::http::error::{ApiError, ApiResult, quote};
+use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH, quote};
 use crate::media::prompt::Placeholders;
 use crate::media::{self, Measured, Medium};
 use crate::state::model::ModelState;
 
-/// What templates call the switch for thoughts.
+/// Template variables of the reasoning switch.
 const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
 
-/// What templates call the measure of thoughts.
+/// Template variable of the reasoning effort.
 const EFFORT: &str = "reasoning_effort";
 
-/// What it may be.
+/// Known efforts.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
-/// A prompt.
-pub(crate) struct Prompt {
+/// A conversation's prompt, as text and as token ids.
+pub(crate) struct RenderedPrompt {
     pub text: String,
     pub ids: Vec<u32>,
-    /// What its placeholders stand for.
+    /// The media of its placeholders.
     pub media: Vec<Measured>,
 }
 
@@ -36,14 +38,17 @@ pub(crate) struct Prompt {
 const VALUE_BYTES: u64 = 112;
 
 /// Messages, tools and options, checked and bounded.
+#[derive(Clone)]
 pub(crate) struct Conversation {
     /// The field that holds the messages, for errors.
     pub param: &'static str,
-    /// In the form that templates know: OpenAI's chat messages, with text (or text and what stands for media) as content and
-    /// objects as arguments.
+    /// As templates expect them: OpenAI's chat messages. Contents are text (or text and placeholders of media),
+    /// arguments are objects.
     pub messages: Value,
-    /// What the messages show, in order.
+    /// The media of the messages, in order.
     pub media: Vec<Medium>,
+    /// Documents. Their text is still to be read.
+    pub documents: Vec<Document>,
     pub tools: Option<ToolUse>,
     pub ending: Ending,
     /// Variables of the template.
@@ -54,30 +59,32 @@ impl Conversation {
     /// A conversation without a template's own options. `param` is the field that holds it, for errors.
     pub fn new(param: &'static str, messages: Vec<Value>, media: Vec<Medium>, tools: Option<ToolUse>) -> Self {
         let messages = Value::Array(messages);
-        Self { param, messages, media, tools, ending: Ending::Open, extra: Map::new() }
+        let documents = Vec::new();
+        Self { param, messages, media, documents, tools, ending: Ending::Open, extra: Map::new() }
     }
 
     /// Heap bytes of it, about.
     pub fn bytes(&self) -> u64 {
         let tools = self.tools.iter().map(|tools| value_bytes(&tools.list));
-        let media = self.media.iter().map(Medium::bytes);
+        let media = self.media.iter().map(Medium::bytes).chain(self.documents.iter().map(Document::bytes));
         let extra = self.extra.values().map(value_bytes);
         value_bytes(&self.messages) + tools.chain(media).chain(extra).sum::<u64>()
     }
 
-    /// Whether anything in it has to be got first.
-    pub fn is_elsewhere(&self) -> bool {
-        self.media.iter().any(Medium::is_elsewhere)
+    /// Whether any of its media must be fetched, or a document read.
+    pub fn needs_fetch(&self) -> bool {
+        !self.documents.is_empty() || self.media.iter().any(Medium::needs_fetch)
     }
 
-    /// Gets what it names elsewhere; `held` grows with it, and with what reading the headers takes.
+    /// Fetches media. `held` grows by their bytes, and by the bytes for reading their headers.
     pub async fn fetch(&mut self, state: &Arc<ModelState>, held: &mut Held) -> ApiResult<()> {
         media::fetch(state, &mut self.media, held).await?;
-        // Of one file at a time a copy is made.
+        documents::read(state, &mut self.messages, std::mem::take(&mut self.documents), held).await?;
+        // One file at a time is copied.
         held.grow(self.media.iter().map(Medium::bytes).max().unwrap_or(0))
     }
 
-    /// How many tokens its prompt has.
+    /// The number of its prompt's tokens.
     pub async fn count(mut self, state: &Arc<ModelState>, mut held: Held) -> ApiResult<usize> {
         self.fetch(state, &mut held).await?;
         let own = Arc::clone(state);
@@ -85,18 +92,18 @@ impl Conversation {
         Ok(prompt.ids.len())
     }
 
-    /// Sets whether the model shall think, where its template can be told.
+    /// Switches reasoning on or off, if the template has a switch.
     pub fn set_thinking(&mut self, on: bool) {
         for name in THINKING {
             self.extra.insert(name.into(), on.into());
         }
     }
 
-    /// Sets how hard the model shall think; `param` is the field that asks for it. A template that has no such dial may have a switch, which
-    /// stands as it was set by itself.
+    /// Sets the reasoning effort. `param` is its field. Turns the template's reasoning switch on or off too, unless the
+    /// client set it.
     ///
     /// # Errors
-    /// With the words that there are.
+    /// Lists the known efforts.
     pub fn set_effort(&mut self, param: &str, effort: &str) -> ApiResult<()> {
         if !EFFORTS.contains(&effort) {
             let message = format!("{param} is `{}`; known are {}", quote(effort), EFFORTS.join(", "));
@@ -109,65 +116,137 @@ impl Conversation {
         Ok(())
     }
 
-    /// Whether the client wants no thoughts.
+    /// Whether the client wants no reasoning.
     pub fn thinking_off(&self) -> bool {
         THINKING.iter().any(|name| self.extra.get(*name) == Some(&Value::Bool(false)))
     }
 
-    /// Lets the model go on with the last message, which must be the assistant's and end with text.
-    pub fn go_on(&mut self) -> ApiResult<()> {
+    /// Lets the model continue the last message, which must be the assistant's and end with text.
+    pub fn continue_last(&mut self) -> ApiResult<()> {
         let last = self.messages.as_array().and_then(|list| list.last()).unwrap_or(&Value::Null);
         let problem = match () {
-            () if last["role"] != "assistant" => "it is not the assistant's",
-            () if last.get("tool_calls").is_some() => "it has called, and the results come next",
-            () if last_text(last).is_none() => "it does not end with a text",
+            () if last["role"] != "assistant" => format!("has role {}", last["role"]),
+            () if last.get("tool_calls").is_some() => "has tool calls, and the results come next".into(),
+            () if last_text(last).is_none() => "does not end with text".into(),
             () => {
                 self.ending = Ending::Within;
                 return Ok(());
             }
         };
-        let message = format!("the last of the {} cannot be gone on with: {problem}", self.param);
+        let message = format!(
+            "the last of `{}` {problem}; to be continued, it must be an assistant message that ends with text",
+            self.param
+        );
         Err(ApiError::invalid(self.param, message))
     }
 
-    /// Where in its turn the reply to a prompt starts, if the model thinks like this.
+    /// Where the reply to a prompt starts: in reasoning, at the beginning, or in the answer.
     pub fn start(&self, reasoning: Option<ReasoningFormat>, prompt: &str) -> Start {
         let last = self.messages.as_array().and_then(|list| list.last()).and_then(last_text).unwrap_or_default();
         match self.ending {
-            Ending::Open if reasoning.is_some_and(|format| format.opened_by(prompt)) => Start::Thoughts,
+            Ending::Open if reasoning.is_some_and(|format| format.opened_by(prompt)) => Start::Reasoning,
             Ending::Open | Ending::Closed => Start::Turn,
-            Ending::Within if reasoning.is_some_and(|format| format.opened_in(last)) => Start::Thoughts,
+            Ending::Within if reasoning.is_some_and(|format| format.opened_in(last)) => Start::Reasoning,
             Ending::Within => Start::Answer,
         }
     }
 
-    /// The prompt. What its media name elsewhere has been fetched. Runs on a text worker.
-    pub fn prompt(&mut self, state: &ModelState, add_special: bool) -> ApiResult<Prompt> {
+    /// Renders and tokenizes the prompt. Its media have been fetched. Runs on a text worker.
+    pub fn prompt(&mut self, state: &ModelState, add_special: bool) -> ApiResult<RenderedPrompt> {
+        self.prompt_within(state, add_special, None)
+    }
+
+    /// The same. If the prompt has more than `room` tokens, the oldest turns are left out. A conversation with media is
+    /// not shortened.
+    pub fn prompt_within(
+        &mut self,
+        state: &ModelState,
+        add_special: bool,
+        room: Option<usize>,
+    ) -> ApiResult<RenderedPrompt> {
         let template = state.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported(self.param, "the served model has no chat template; use /v1/completions")
         })?;
         self.check_extra(template.when(self.tools.is_some()).source())?;
         let Some(spec) = state.served.engine.media() else {
-            let tools = self.tools.as_ref().map(|tools| &tools.list);
-            let text = self.render(state, tools)?;
-            let ids = state.encode(self.param, &[&text], add_special)?;
-            return Ok(Prompt { text, ids, media: Vec::new() });
+            let (text, ids) = self.fitting(room, |own| {
+                let text = own.render(state, own.tools.as_ref().map(|tools| &tools.list))?;
+                let ids = state.encode(own.param, &[&text], add_special)?;
+                Ok((text, ids))
+            })?;
+            return Ok(RenderedPrompt { text, ids, media: Vec::new() });
         };
+        let room = room.filter(|_| self.media.is_empty());
         let mut media = media::measure_all(state, spec, std::mem::take(&mut self.media))?;
         let placeholders = Placeholders::new(spec, &state.served.tokenizer);
-        // The tools themselves stay as they are: replies are read by them.
+        // A copy: the reply parser needs the tools unchanged.
         let mut tools = self.tools.as_ref().map(|tools| tools.list.clone());
         let values: Vec<&mut Value> = std::iter::once(&mut self.messages).chain(&mut tools).collect();
         let guarded = placeholders.guard(self.param, values, &mut self.extra)?;
-        let text = placeholders.spell(self.render(state, tools.as_ref())?, &media);
-        let ids = state.encode(self.param, &guarded.pieces(&text), add_special)?;
+        let (text, ids) = self.fitting(room, |own| {
+            let text = placeholders.spell(own.render(state, tools.as_ref())?, &media);
+            let ids = state.encode(own.param, &guarded.pieces(&text), add_special)?;
+            Ok((text, ids))
+        })?;
         let context = state.served.engine.limits().max_req_total_len;
         let ids = placeholders.expand(self.param, ids, &mut media, context)?;
-        Ok(Prompt { text: guarded.plain(text), ids, media })
+        Ok(RenderedPrompt { text: guarded.plain(text), ids, media })
     }
 
-    /// What a template does not know would change nothing. Whether a model shall think, and how hard, is taken in any case: one that cannot does
-    /// not, and one that has no such dial thinks as it does.
+    /// What `write` makes of the messages. If that takes more than `room` tokens, the fewest of the oldest turns are
+    /// left out so that it fits, and removed. A turn begins with a user message; the last turn and the system messages
+    /// at the beginning stay. The number of calls of `write` is logarithmic in the number of turns.
+    fn fitting(
+        &mut self,
+        room: Option<usize>,
+        write: impl Fn(&Self) -> ApiResult<(String, Vec<u32>)>,
+    ) -> ApiResult<(String, Vec<u32>)> {
+        let whole = write(self);
+        let fits = |written: &ApiResult<(String, Vec<u32>)>| match (written, room) {
+            (Ok((_, ids)), Some(room)) => ids.len() <= room,
+            (Err(error), Some(_)) => error.code != Some(CONTEXT_LENGTH),
+            (_, None) => true,
+        };
+        if fits(&whole) {
+            return whole;
+        }
+        drop(whole);
+        let role = |message: &Value, role: &str| message["role"] == role;
+        let list = self.messages.as_array().map_or(&[][..], Vec::as_slice);
+        let leads = |message: &&Value| role(message, "system") || role(message, "developer");
+        let head = list.iter().take_while(leads).count();
+        let turns: Vec<usize> = (head + 1..list.len()).filter(|at| role(&list[*at], "user")).collect();
+        let (mut too_few, mut enough, mut shortest) = (0, turns.len(), None);
+        while too_few < enough {
+            let middle = usize::midpoint(too_few, enough);
+            let written = self.without(head..turns[middle], &write);
+            match fits(&written) {
+                true => (enough, shortest) = (middle, Some(written)),
+                false => too_few = middle + 1,
+            }
+        }
+        // One that still does not fit gets its error here or from the caller.
+        let (Some(written), Value::Array(list)) = (shortest, &mut self.messages) else { return write(self) };
+        let cut = turns[enough];
+        list.drain(head..cut);
+        tracing::info!(messages = cut - head, "the oldest messages are left out: the context is full");
+        written
+    }
+
+    /// What `write` makes of the messages without those in the range.
+    fn without<T>(&mut self, range: Range<usize>, write: impl Fn(&Self) -> T) -> T {
+        let start = range.start;
+        let dropped: Vec<Value> =
+            self.messages.as_array_mut().map_or_else(Vec::new, |list| list.drain(range).collect());
+        let written = write(self);
+        if let Value::Array(list) = &mut self.messages {
+            list.splice(start..start, dropped);
+        }
+        written
+    }
+
+    /// Refuses options that the template does not know: they would change nothing. The switch and the effort of
+    /// reasoning are always taken. They have no effect on a model without them.
     fn check_extra(&self, template: &str) -> ApiResult<()> {
         let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
         let known = |name: &str| name == EFFORT || THINKING.contains(&name) || template.contains(name);
@@ -182,7 +261,7 @@ impl Conversation {
         Err(ApiError::unsupported(param, message))
     }
 
-    /// The text that the template makes of it.
+    /// The rendered template.
     fn render(&self, state: &ModelState, tools: Option<&Value>) -> ApiResult<String> {
         let Some(template) = &state.served.template else { return Ok(String::new()) };
         let template = template.when(tools.is_some());
@@ -193,11 +272,11 @@ impl Conversation {
             false => template.render(&adapt::without_tools(messages, tools), None, self.ending, &self.extra),
         };
         let mut rendered = render(&messages);
-        // Some templates take a system message at the beginning alone, and agents send further ones.
+        // Some templates accept a system message only at the beginning, and agents send further ones.
         if let (Err(TextError::Render(_)), Some(folded)) = (&rendered, adapt::system_first(&messages)) {
             rendered = render(&folded).or(rendered);
         }
-        // A template refuses conversations it cannot express (roles out of order, say): the client's to mend.
+        // A template refuses conversations that it cannot express, for example roles out of order: a 400.
         rendered.map_err(|error| match error {
             TextError::Panicked(_) => ApiError::internal(error.to_string()),
             _ => ApiError::invalid(self.param, error.to_string()),

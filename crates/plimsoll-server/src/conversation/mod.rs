@@ -1,40 +1,44 @@
-//! One turn of a conversation, whatever API asked for it: a prompt from messages and tools, rules for reading the reply, the form
-//! it must have. Chat, Messages and Responses differ in how a body is taken apart and how the parts of a reply are
-//! spelled; all between is here, so that a reply is the same whichever way it was asked for.
+//! One request of Chat, Messages or Responses. Each API parses its own body and writes its own reply. The code between
+//! is here: prompt, grammar, submission, reply parsing.
 
 pub(crate) mod active;
 mod adapt;
+pub(crate) mod answer_bytes;
 pub(crate) mod choices;
+pub(crate) mod clock;
 pub(crate) mod content;
+pub(crate) mod custom;
 mod forced;
-pub(crate) mod form;
+pub(crate) mod infill;
 pub(crate) mod logprobs;
+pub(crate) mod marks;
 pub(crate) mod messages;
+pub(crate) mod output_format;
 pub(crate) mod params;
-pub(crate) mod price;
-pub(crate) mod prompt;
+pub(crate) mod prompt_input;
 pub(crate) mod reading;
 pub(crate) mod stream;
 pub(crate) mod submission;
 pub(crate) mod submit;
+mod tally;
 pub(crate) mod tools;
 
 use std::sync::Arc;
 
-use messages::{Conversation, Prompt};
-use plimsoll_text::Tokenizer;
+use arrayvec::ArrayVec;
+use messages::{Conversation, RenderedPrompt};
 use reading::Rules;
 
-use crate::conversation::active::ActiveRequest;
-use crate::conversation::logprobs::Spelling;
+use crate::conversation::marks::Marks;
 use crate::conversation::params::Common;
-use crate::conversation::submission::Submission;
+use crate::conversation::submission::{Submission, TokenizedPrompt};
 use crate::http::budget::Held;
 use crate::http::error::ApiResult;
-use crate::media::{self, Measured};
+use crate::media::Measured;
 use crate::state::model::ModelState;
 
-/// What a client asks of one turn.
+/// A parsed request for one reply to a conversation.
+#[derive(Clone)]
 pub(crate) struct ChatRequest {
     pub conversation: Conversation,
     pub common: Common,
@@ -52,24 +56,18 @@ pub(crate) struct ChatRequest {
     pub fills_context: bool,
     /// As in [`Submission`].
     pub gathers: bool,
+    /// Leave out the oldest turns of a conversation that is longer than the context.
+    pub drops_oldest: bool,
+    /// What the client marks for the cache.
+    pub marks: Marks,
 }
 
-/// Most tokens that may be thought.
+/// Most reasoning tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// The field that asks for it.
     pub param: &'static str,
     pub tokens: u32,
-}
-
-/// A turn that is ready to be computed, when its media are decoded.
-#[derive(Debug)]
-pub(crate) struct PreparedChat {
-    pub draft: Submission,
-    pub rules: Rules,
-    pub media: Vec<Measured>,
-    /// Their files' share of the byte budget.
-    files: Option<Held>,
 }
 
 impl ChatRequest {
@@ -78,39 +76,63 @@ impl ChatRequest {
         self.conversation.bytes() + self.common.bytes()
     }
 
-    /// Gets what the conversation names elsewhere, then renders and tokenizes. `held` is what the body has become so far. When the
-    /// prompt is known to fit, `after` makes what is to be kept beside it, and says how many bytes that takes.
-    pub async fn turn<T: Send + 'static>(
+    /// Fetches media, then runs [`Self::prepare`] on a text worker. `held` is the byte share of the parsed body. It
+    /// becomes the submission's.
+    pub async fn prepare_on_worker(self, state: &Arc<ModelState>, held: Held) -> ApiResult<Submission> {
+        let (submission, ()) = self.prepare_on_worker_with(state, held, || (0, ())).await?;
+        Ok(submission)
+    }
+
+    /// As [`Self::prepare_on_worker`]. `extra` runs on the same worker once the prompt fits. Its first value is added
+    /// to the bytes held.
+    pub async fn prepare_on_worker_with<T: Send + 'static>(
         mut self,
         state: &Arc<ModelState>,
         mut held: Held,
-        after: impl FnOnce() -> (u64, T) + Send + 'static,
-    ) -> ApiResult<(PreparedChat, T)> {
+        extra: impl FnOnce() -> (u64, T) + Send + 'static,
+    ) -> ApiResult<(Submission, T)> {
         self.conversation.fetch(state, &mut held).await?;
         let own = Arc::clone(state);
         let work = move || {
-            let mut turn = self.prepare(&own)?;
-            let (beside, more) = after();
-            let files = turn.media.iter().map(Measured::file_bytes).sum();
-            held.become_bytes(turn.draft.bytes() + beside + files)?;
-            turn.files = Some(held.split(files));
-            turn.draft.kept = Some(held);
-            Ok((turn, more))
+            let mut submission = self.prepare(&own)?;
+            let (bytes, value) = extra();
+            let files = submission.measured.iter().map(Measured::file_bytes).sum();
+            held.become_bytes(submission.bytes() + bytes + files)?;
+            submission.files = Some(held.split(files));
+            submission.kept = Some(held);
+            Ok((submission, value))
         };
         state.server.on_text_worker(work).await
     }
 
-    /// Renders and tokenizes. Runs on a text worker.
-    pub(crate) fn prepare(self, state: &ModelState) -> ApiResult<PreparedChat> {
+    /// Tokens of the context that the prompt may take. An answer without a length gets a quarter of the context.
+    fn room(&self, state: &ModelState) -> usize {
+        let context = state.served.engine.limits().max_req_total_len;
+        let answer = match self.common.max_tokens {
+            Some(asked) if !self.fills_context => asked.max(1),
+            asked => asked.unwrap_or(context / 4).clamp(1, (context / 2).max(1)),
+        };
+        context.saturating_sub(answer) as usize
+    }
+
+    /// Renders, tokenizes and builds the grammar. Runs on a text worker.
+    pub(crate) fn prepare(self, state: &ModelState) -> ApiResult<Submission> {
+        let room = self.drops_oldest.then(|| self.room(state));
         let Self { mut conversation, mut common, .. } = self;
-        let Prompt { text, ids, media } = conversation.prompt(state, self.add_special)?;
-        // Only the grammar, which is made below, needs it.
-        let form = common.form.take();
-        let (formed, stops) = (form.is_some(), !common.stop.is_empty());
-        let rules = Rules::new(state, &conversation, &text, formed, stops, self.include_reasoning, self.call_prefix);
-        let grammar = forced::grammar_of(state, conversation.tools.as_ref(), &rules, form.as_ref(), self.budget)?;
-        let draft = Submission {
-            prompts: vec![submission::Prompt { ids, echo: None, around: (0, 0) }],
+        let RenderedPrompt { text, ids, media } = conversation.prompt_within(state, self.add_special, room)?;
+        let pins = match self.marks.any() {
+            true => self.marks.pins(state, (&text, &ids), !media.is_empty(), self.add_special),
+            false => ArrayVec::new(),
+        };
+        // Only the grammar needs it.
+        let output_format = common.output_format.take();
+        let (structured, stops) = (output_format.is_some(), !common.stop.is_empty());
+        let rules =
+            Rules::new(state, &conversation, &text, structured, stops, self.include_reasoning, self.call_prefix);
+        let grammar =
+            forced::grammar_of(state, conversation.tools.as_ref(), &rules, output_format.as_ref(), self.budget)?;
+        let submission = Submission {
+            prompts: vec![TokenizedPrompt { ids, echo: None, around: (0, 0) }],
             logprobs: self.logprobs,
             prompt_logprobs: common.prompt_logprobs,
             default_max_tokens: state.served.default_max_tokens,
@@ -118,58 +140,18 @@ impl ChatRequest {
             length_param: self.length_param,
             kept_special_ids: rules.kept_special_ids(state),
             grammar,
-            reading_bytes: rules.reading_bytes(),
+            rules,
             kept: None,
+            measured: media,
+            files: None,
             media: Vec::new(),
             fills_context: self.fills_context,
             gathers: self.gathers,
+            pins,
             common,
         };
-        // Before anything is decoded.
-        draft.max_tokens(state, &draft.prompts[0])?;
-        Ok(PreparedChat { draft, rules, media, files: None })
+        // Before any media are decoded.
+        submission.max_tokens(state, &submission.prompts[0])?;
+        Ok(submission)
     }
-}
-
-/// What every piece of one answer repeats, and what was asked for.
-pub(crate) struct ReplyContext {
-    pub id: String,
-    pub created: u64,
-    pub tokenizer: Arc<Tokenizer>,
-    pub draft: Submission,
-    pub rules: Rules,
-    pub state: Arc<ModelState>,
-}
-
-impl ReplyContext {
-    pub fn spelling(&self) -> Spelling<'_> {
-        Spelling { tokenizer: &self.tokenizer, as_ids: self.draft.common.tokens_as_ids }
-    }
-}
-
-/// A turn that is being computed.
-pub(crate) struct StartedChat {
-    pub context: ReplyContext,
-    pub active_request: ActiveRequest,
-    /// The share of the byte budget that the answer may need.
-    pub held: Option<Held>,
-    pub choices: usize,
-}
-
-/// Decodes a turn's media and hands it to the engine. `id` is the one the client will see.
-pub(crate) async fn begin(
-    state: &Arc<ModelState>,
-    id: String,
-    api: &'static str,
-    turn: PreparedChat,
-) -> ApiResult<StartedChat> {
-    let PreparedChat { mut draft, rules, media, files } = turn;
-    draft.media = media::prepare(state, media, files).await?;
-    let mut started = draft.start(state, &id)?;
-    let choices = started.readers.len();
-    let active_request = ActiveRequest::new(state, &id, api, &draft, &mut started);
-    let tokenizer = Arc::clone(&state.served.tokenizer);
-    let created = crate::http::ids::now_s();
-    let context = ReplyContext { id, created, tokenizer, draft, rules, state: Arc::clone(state) };
-    Ok(StartedChat { context, active_request, held: started.held, choices })
 }

@@ -7,7 +7,7 @@ use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, ParamError, SamplingParams, TOP_
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-use crate::conversation::form::Form;
+use crate::conversation::output_format::OutputFormat;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::Fields;
 use crate::state::model::ModelState;
@@ -36,11 +36,12 @@ pub(crate) struct Common {
     pub return_token_ids: bool,
     /// Spell tokens in log-probabilities as `token_id:123`.
     pub tokens_as_ids: bool,
-    /// Whether the model's draft head, if it is on, may guess ahead for this request. The answer is the same either way.
+    /// Whether the model's draft head, if it is on, may guess ahead for this request. The answer is the same either
+    /// way.
     pub mtp: bool,
     pub cache_salt: u64,
-    /// The form that the output must have.
-    pub form: Option<Form>,
+    /// The output format, for structured output.
+    pub output_format: Option<OutputFormat>,
 }
 
 impl Common {
@@ -60,7 +61,7 @@ impl Common {
             max_tokens: max_tokens(fields)?,
             min_tokens: fields.take("min_tokens")?.unwrap_or(0),
             sampling: SamplingParams { seed: seed_of(seed, state), ..sampling },
-            stop: fields.take::<Stop>("stop")?.map_or_else(Vec::new, |stop| stop.0),
+            stop: stops(fields)?,
             keep_stop: keep_stop(fields)?,
             stop_token_ids: fields.take("stop_token_ids")?.unwrap_or_default(),
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
@@ -70,7 +71,7 @@ impl Common {
             tokens_as_ids: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
             mtp: fields.take("mtp")?.unwrap_or(true),
             cache_salt: cache_salt(fields, state)?,
-            form: Form::take(fields)?,
+            output_format: OutputFormat::take(fields)?,
         };
         if common.prompt_logprobs.is_some() && stream {
             let message = "prompt_logprobs is not available with stream; ask without stream";
@@ -86,7 +87,7 @@ impl Common {
     pub fn bytes(&self) -> u64 {
         let stops = self.stop.iter().map(|stop| size_of::<String>() + stop.capacity()).sum::<usize>();
         let ids = self.stop_token_ids.capacity() * size_of::<u32>();
-        (stops + ids) as u64 + self.form.as_ref().map_or(0, Form::bytes)
+        (stops + ids) as u64 + self.output_format.as_ref().map_or(0, OutputFormat::bytes)
     }
 
     /// For APIs that have fewer fields: takes the model, `stream` and the sampling fields. The rest is default.
@@ -96,7 +97,14 @@ impl Common {
         let stream = fields.take("stream")?.unwrap_or(false);
         let sampling = sampling(fields, state)?;
         let seed = fields.take::<i64>("seed")?;
-        Ok(Self {
+        let sampling = SamplingParams { seed: seed_of(seed, state), ..sampling };
+        let (mtp, cache_salt) = (fields.take("mtp")?.unwrap_or(true), cache_salt(fields, state)?);
+        Ok(Self { mtp, cache_salt, ..Self::new(model, stream, sampling) })
+    }
+
+    /// One choice, sampled like this; all else is default.
+    pub fn new(model: String, stream: bool, sampling: SamplingParams) -> Self {
+        Self {
             model,
             n: 1,
             stream,
@@ -104,7 +112,7 @@ impl Common {
             continuous_usage: false,
             max_tokens: None,
             min_tokens: 0,
-            sampling: SamplingParams { seed: seed_of(seed, state), ..sampling },
+            sampling,
             stop: Vec::new(),
             keep_stop: false,
             stop_token_ids: Vec::new(),
@@ -113,16 +121,21 @@ impl Common {
             prompt_logprobs: None,
             return_token_ids: false,
             tokens_as_ids: false,
-            mtp: fields.take("mtp")?.unwrap_or(true),
-            cache_salt: cache_salt(fields, state)?,
-            form: None,
-        })
+            mtp: true,
+            cache_salt: 0,
+            output_format: None,
+        }
     }
 }
 
 /// A seed's sign is only its top bit here; every 64-bit pattern is a seed.
-fn seed_of(asked: Option<i64>, state: &ModelState) -> u64 {
+pub(crate) fn seed_of(asked: Option<i64>, state: &ModelState) -> u64 {
     asked.map_or_else(|| state.server.ids.next(), |seed| seed as u64)
+}
+
+/// Takes `stop`: a text or a list of texts.
+pub(crate) fn stops(fields: &mut Fields<'_>) -> ApiResult<Vec<String>> {
+    Ok(fields.take::<Stop>("stop")?.map_or_else(Vec::new, |stop| stop.0))
 }
 
 /// Takes the model's name as the client spelled it.
@@ -135,7 +148,7 @@ pub(crate) fn model_name(fields: &mut Fields<'_>, state: &ModelState) -> ApiResu
 
 fn count(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<u32> {
     let n = fields.take::<u32>("n")?.unwrap_or(1);
-    let limit = state.max_choices();
+    let limit = state.choices_max();
     if n == 0 || n > limit {
         return Err(ApiError::invalid("n", format!("n is {n}; 1 to {limit} are allowed")));
     }
@@ -205,7 +218,8 @@ fn repetition_penalty(fields: &mut Fields<'_>) -> ApiResult<Option<f32>> {
     }
 }
 
-fn sampling(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<SamplingParams> {
+/// Takes the fields that say how a token is drawn; the seed aside.
+pub(crate) fn sampling(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<SamplingParams> {
     let defaults = state.served.sampling;
     let params = SamplingParams {
         temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
@@ -225,12 +239,13 @@ fn sampling(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<SamplingPa
             ParamError::TopK { .. } => "top_k",
             ParamError::TooManyBiases { .. } | ParamError::UnknownToken { .. } => "logit_bias",
         };
-        ApiError::invalid(param, error.to_string())
+        ApiError::invalid(fields.param(param), error.to_string())
     })?;
     Ok(params)
 }
 
-/// Whether what ends a text is part of it: vLLM's name, and SGLang's, which gateways write beside whatever a client has said.
+/// Whether what ends a text is part of it: vLLM's name, and SGLang's, which gateways write beside whatever a client has
+/// said.
 fn keep_stop(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let [vllm, sglang] = ["include_stop_str_in_output", "no_stop_trim"].map(|name| fields.take(name));
     Ok(vllm?.unwrap_or(false) || sglang?.unwrap_or(false))
@@ -254,8 +269,8 @@ fn cache_salt(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<u64> {
     }
 }
 
-/// Fields that clients of other servers send and that change no answer here: where and how long something is kept, what may speed it up,
-/// what is spelled out anyway. They are taken whatever their value.
+/// Fields that clients send to other servers and that change no answer: storage, speed hints, verbosity. Every value is
+/// accepted.
 const HINTS: [&str; 13] = [
     "store",
     "verbosity",
@@ -296,7 +311,8 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.never(&["request_id"], "send it as the x-request-id header")
 }
 
-/// Stop strings that are read before the engine's own limit is applied: two bytes of a body may be one, which takes fifty.
+/// Stop strings that are read before the engine's own limit is applied: two bytes of a body may be one, which takes
+/// fifty.
 pub(crate) const STOPS_MAX: usize = 1024;
 
 /// Values in `metadata` that are read; OpenAI takes 16 pairs.

@@ -1,4 +1,4 @@
-//! Reading replies: a choice's text becomes reasoning, content and calls as the client is to see them.
+//! Reads replies: a choice's text becomes reasoning, content and tool calls.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,9 +7,9 @@ use std::sync::Arc;
 use plimsoll_engine::{FinishReason, TokenOut};
 use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat};
 
+use super::custom::{self, InputReader};
 use super::messages::Conversation;
-use super::tools::{ToolChoice, forced_format};
-use crate::conversation::choices::finish_name;
+use super::tools::{Custom, ToolChoice, forced_format};
 use crate::http::ids::Ids;
 use crate::state::model::ModelState;
 
@@ -18,38 +18,40 @@ use crate::state::model::ModelState;
 pub(crate) struct Rules {
     pub spec: Spec,
     pub include_reasoning: bool,
-    /// At most one call; what follows it is not shown.
+    /// At most one call. Text after it is dropped.
     one_call: bool,
-    /// A grammar asks for calls and nothing else: what is no call is one that was cut before its name was out.
+    /// The grammar allows calls only: other text is a call that was cut before its name.
     only_calls: bool,
-    /// How ids of calls begin; none for short ones without a beginning.
+    /// How ids of calls begin. None: short ids without a prefix.
     call_prefix: Option<&'static str>,
+    /// Tools that take a text.
+    custom: Arc<[Custom]>,
 }
 
 impl Rules {
-    /// The rules for a conversation that was rendered as `prompt`. `formed`: the reply is structured output. `stops`:
-    /// a stop string may end it.
+    /// The rules for a conversation that was rendered as `prompt`. `structured`: the reply is structured output.
+    /// `stops`: a stop string may end it.
     pub fn new(
         state: &ModelState,
         conversation: &Conversation,
         prompt: &str,
-        formed: bool,
+        structured: bool,
         stops: bool,
         include_reasoning: bool,
         call_prefix: &'static str,
     ) -> Self {
         let formats = &state.served.formats;
-        // A model that cannot be switched off thinks all the same, and its reply is read so.
+        // A model whose reasoning cannot be switched off reasons anyway, and its reply is parsed so.
         let thinks = |format: &ReasoningFormat| *format == ReasoningFormat::Harmony || format.opened_by(prompt);
-        let reasoning = formats.thoughts(conversation.tools.is_some());
+        let reasoning = formats.reasoning(conversation.tools.is_some());
         let reasoning = reasoning.filter(|format| !conversation.thinking_off() || thinks(format));
         let start = conversation.start(reasoning, prompt);
         let tools = conversation.tools.as_ref().zip(formats.tools);
         // Under a grammar, calls are written in a format that a grammar can hold.
-        let forced = formed || conversation.tools.as_ref().is_some_and(|tools| tools.choice != ToolChoice::Auto);
+        let forced = structured || conversation.tools.as_ref().is_some_and(|tools| tools.choice != ToolChoice::Auto);
         let tools = tools
             .map(|(tools, format)| (if forced { forced_format(format) } else { format }, Arc::clone(&tools.known)));
-        // An answer that goes on with the prompt's is no whole answer.
+        // A continued answer is not a whole answer.
         let written_calls = tools.is_some() && !forced && start != Start::Answer;
         let whole_calls = tools.is_some() && stops;
         let one_call = conversation.tools.as_ref().is_some_and(|tools| !tools.parallel);
@@ -58,7 +60,20 @@ impl Rules {
         let short = matches!(tools, Some((ToolFormat::Mistral, _)));
         let call_prefix = (!short).then_some(call_prefix);
         let spec = Spec { reasoning, start, tools, written_calls, whole_calls };
-        Self { spec, include_reasoning, one_call, only_calls, call_prefix }
+        let custom = conversation.tools.as_ref().map_or_else(|| Arc::from([]), |tools| Arc::clone(&tools.custom));
+        Self { spec, include_reasoning, one_call, only_calls, call_prefix, custom }
+    }
+
+    /// The rules for text that is shown as it comes: no reasoning, no calls.
+    pub fn plain() -> Self {
+        Self {
+            spec: Spec::default(),
+            include_reasoning: true,
+            one_call: false,
+            only_calls: false,
+            call_prefix: None,
+            custom: Arc::from([]),
+        }
     }
 
     /// Special tokens of the model that the reply parser needs as text.
@@ -75,7 +90,8 @@ impl Rules {
 
     /// Bytes that reading one reply may hold back.
     pub fn reading_bytes(&self) -> u64 {
-        self.spec.held_bytes_max() as u64
+        let input = if self.custom.is_empty() { 0 } else { custom::HELD_BYTES_MAX };
+        (self.spec.held_bytes_max() + input) as u64
     }
 
     fn reads(&self) -> bool {
@@ -91,23 +107,34 @@ pub(crate) struct Reading {
     one_call: bool,
     only_calls: bool,
     call_prefix: Option<&'static str>,
+    custom: Arc<[Custom]>,
+    /// The text of the running call, if its tool takes one.
+    input: Option<InputReader>,
     /// Calls that have begun.
     calls: usize,
     /// A stop string has cut a call.
     cut: bool,
     over: bool,
-    thought_tokens: u64,
-    /// Where tokens begin of which it is not certain yet that they are no thoughts.
+    reasoning_tokens: u64,
+    /// Text offsets of tokens that may still turn out to be reasoning.
     undecided: VecDeque<u32>,
 }
 
 /// Tokens that the parser may hold back while it waits for the end of a marker.
 const UNDECIDED_MAX: usize = 64;
 
-/// Where the content of a reply stands that is nothing else.
+/// The span of a reply that is all content.
 const WHOLE: Range<usize> = 0..usize::MAX;
 
-/// Whether a reply goes on.
+/// OpenAI's finish reason.
+pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+    }
+}
+
+/// Whether a reply continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyEnd {
     /// More may come.
@@ -119,7 +146,7 @@ pub(crate) enum ReplyEnd {
 }
 
 impl ReplyEnd {
-    /// From the reason for which a reply ended, if it has, and the stop string that did it.
+    /// From the finish reason, if there is one, and the stop string that ended the reply.
     pub fn of(finish: Option<FinishReason>, stop_string: Option<&str>) -> Self {
         match (finish, stop_string) {
             (None, _) => Self::No,
@@ -134,8 +161,18 @@ impl ReplyEnd {
 pub(crate) enum Part {
     Reasoning(String),
     Content(String),
-    Call { index: usize, id: String, name: String },
-    Arguments { index: usize, text: String },
+    /// `custom`: its arguments are a text.
+    Call {
+        index: usize,
+        id: String,
+        name: String,
+        custom: bool,
+    },
+    Arguments {
+        index: usize,
+        text: String,
+        custom: bool,
+    },
 }
 
 impl Reading {
@@ -146,15 +183,17 @@ impl Reading {
             one_call: rules.one_call,
             only_calls: rules.only_calls,
             call_prefix: rules.call_prefix,
+            custom: Arc::clone(&rules.custom),
+            input: None,
             calls: 0,
             cut: false,
             over: false,
-            thought_tokens: 0,
+            reasoning_tokens: 0,
             undecided: VecDeque::new(),
         }
     }
 
-    /// Takes more of the reply, and its end.
+    /// Parses more of the reply, and its end.
     pub fn read(&mut self, text: String, end: ReplyEnd, ids: &Ids) -> Vec<Part> {
         let Some(parser) = &mut self.parser else {
             return if text.is_empty() { Vec::new() } else { vec![Part::Content(text)] };
@@ -179,34 +218,45 @@ impl Reading {
             Event::CallBegin { name, id } => {
                 self.calls += 1;
                 let id = id.unwrap_or_else(|| ids.call(self.call_prefix));
-                Some(Part::Call { index: self.calls - 1, id, name })
+                let custom = self.custom.iter().any(|custom| custom.name == name);
+                self.input = custom.then(InputReader::default);
+                Some(Part::Call { index: self.calls - 1, id, name, custom })
             }
-            Event::Arguments(text) => Some(Part::Arguments { index: self.calls.saturating_sub(1), text }),
+            Event::Arguments(text) => {
+                let custom = self.input.is_some();
+                let text = match &mut self.input {
+                    Some(input) => input.push(&text),
+                    None => text,
+                };
+                let index = self.calls.saturating_sub(1);
+                (!custom || !text.is_empty()).then_some(Part::Arguments { index, text, custom })
+            }
             Event::CallEnd => {
                 self.over = self.one_call;
-                None
+                let text = self.input.take().map(|mut input| input.finish()).filter(|text| !text.is_empty());
+                text.map(|text| Part::Arguments { index: self.calls.saturating_sub(1), text, custom: true })
             }
         }
     }
 
-    /// Where in the reply, in bytes, each [`Part::Content`] stands that was read last.
+    /// The byte span in the reply of each [`Part::Content`] that was read last.
     pub fn spans(&self) -> &[Range<usize>] {
         self.parser.as_ref().map_or(std::slice::from_ref(&WHOLE), ReplyParser::spans)
     }
 
-    /// Bytes of the reply that were read, and those up to the last that was content, or certainly will not be.
+    /// Bytes of the reply that were read, and bytes up to the last one that is decided: content, or not.
     pub fn taken_and_past(&self) -> (usize, usize) {
         self.parser.as_ref().map_or((usize::MAX, 0), |parser| (parser.taken(), parser.past()))
     }
 
-    /// Counts those of the tokens that were read last that begin before the last thought's end.
-    pub fn count_thoughts(&mut self, tokens: &[TokenOut]) {
-        let Some(end) = self.parser.as_ref().map(ReplyParser::thoughts_end) else { return };
+    /// Counts the reasoning tokens among `tokens`: those that begin before the end of the last reasoning block.
+    pub fn count_reasoning(&mut self, tokens: &[TokenOut]) {
+        let Some(end) = self.parser.as_ref().map(ReplyParser::reasoning_end) else { return };
         for token in tokens {
             self.undecided.push_back(token.text_offset);
             while self.undecided.front().is_some_and(|at| (*at as usize) < end) {
                 self.undecided.pop_front();
-                self.thought_tokens += 1;
+                self.reasoning_tokens += 1;
             }
             if self.undecided.len() > UNDECIDED_MAX {
                 self.undecided.pop_front();
@@ -214,9 +264,9 @@ impl Reading {
         }
     }
 
-    /// Tokens that were thoughts.
-    pub fn thought_tokens(&self) -> u64 {
-        self.thought_tokens
+    /// Tokens that were reasoning.
+    pub fn reasoning_tokens(&self) -> u64 {
+        self.reasoning_tokens
     }
 
     /// Whether the reply has called a tool.
@@ -224,7 +274,7 @@ impl Reading {
         self.calls > 0
     }
 
-    /// Why the reply ended, in OpenAI's chat's words.
+    /// OpenAI's finish reason.
     pub fn finish_name(&self, reason: FinishReason) -> &'static str {
         match reason {
             FinishReason::Stop if self.has_called() && !self.cut => "tool_calls",

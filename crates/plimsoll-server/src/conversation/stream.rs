@@ -1,50 +1,78 @@
-//! A generation as a stream of server-sent events that always ends with its terminator.
+//! An active request as server-sent events, or as lines of JSON. The stream always ends with its terminator.
 //!
-//! The body is pulled by the connection: nothing is read from the engine before the client has room for it. What the
-//! client has not taken waits in the engine's outbox, where admission has reserved its bytes.
+//! The connection pulls the body, so output is read from the engine only when the client has room for it. Unread output
+//! waits in the engine's outbox, where admission has reserved its bytes.
 
 use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::stream::unfold;
 use plimsoll_engine::Delta;
-use plimsoll_memory::broken;
 use tokio::time::timeout;
 
-use crate::conversation::active::{ActiveRequest, Event, Usage};
+use crate::conversation::active::{ActiveRequest, Event};
+use crate::http::budget::Held;
 use crate::http::error::ApiError;
-use crate::http::sse::{Events, HEADERS};
+use crate::http::sse::{self, Events};
 
-/// How one API spells a stream.
+/// What a stream is sent with.
+pub(crate) type StreamHeaders = [(HeaderName, HeaderValue); 3];
+
+/// How one API writes a stream.
 pub(crate) trait Shape: Send + 'static {
-    /// What comes before any output.
-    fn open(&mut self, out: &mut Events);
-    /// Output of one choice; `usage` is what has been counted so far.
-    fn delta(&mut self, choice: usize, delta: Delta, usage: Usage, out: &mut Events);
-    /// What comes after all choices have ended well.
-    fn close(&mut self, usage: Usage, out: &mut Events);
-    /// What comes after a request has failed.
-    fn fail(&mut self, error: &ApiError, _usage: Usage, out: &mut Events) {
+    /// The headers of the answer.
+    const HEADERS: StreamHeaders = sse::HEADERS;
+
+    /// Writes the end of a stream whose shape has panicked.
+    fn broken(error: &ApiError, out: &mut Events) {
+        out.error(error);
+        out.done();
+    }
+    /// Writes the events before any output.
+    fn open(&mut self, request: &ActiveRequest, out: &mut Events);
+    /// Writes output of one choice.
+    fn delta(&mut self, request: &ActiveRequest, choice: usize, delta: Delta, out: &mut Events);
+    /// Writes the events after all choices have finished.
+    fn close(&mut self, request: &ActiveRequest, out: &mut Events);
+    /// Writes the error of a failed request.
+    fn fail(&mut self, _request: &ActiveRequest, error: &ApiError, out: &mut Events) {
         out.error(error);
     }
-    /// The terminator, whatever the end; none where the last event is known by its name.
+    /// Writes the terminator, after success and failure. Empty if the API's last event has a name of its own.
     fn end(&self, out: &mut Events) {
         out.done();
     }
-    /// What shows on a quiet stream that it lives.
+    /// Waits for the next event and writes it. True if it was the last. Cancel-safe.
+    fn step(&mut self, request: &mut ActiveRequest, out: &mut Events) -> impl Future<Output = bool> + Send {
+        async move {
+            match request.next().await {
+                Event::Delta(choice, delta) => {
+                    self.delta(request, choice, delta, out);
+                    return false;
+                }
+                Event::Done => self.close(request, out),
+                Event::Failed(error) => self.fail(request, &error, out),
+            }
+            self.end(out);
+            true
+        }
+    }
+    /// Writes a keep-alive.
     fn quiet(&self, out: &mut Events) {
         out.comment();
     }
 }
 
-/// The last bytes of a stream, with what holds their share of the budget.
+/// The last bytes of a stream, with the shares of the byte budget that are given back when they are sent.
 struct Last<S> {
     bytes: Bytes,
     _shape: S,
+    _held: [Option<Held>; 2],
 }
 
 impl<S> AsRef<[u8]> for Last<S> {
@@ -53,73 +81,60 @@ impl<S> AsRef<[u8]> for Last<S> {
     }
 }
 
-struct Running<S> {
-    active_request: ActiveRequest,
+struct StreamBody<S> {
+    request: ActiveRequest,
     shape: S,
     opened: bool,
 }
 
 /// The streamed answer.
-pub(crate) fn response(active_request: ActiveRequest, shape: impl Shape, keep_alive: std::time::Duration) -> Response {
-    let running = Running { active_request, shape, opened: false };
-    let stream = unfold(Some(running), move |running| async move {
-        let mut running = running?;
+pub(crate) fn response<S: Shape>(request: ActiveRequest, shape: S) -> Response {
+    let body = StreamBody { request, shape, opened: false };
+    let stream = unfold(Some(body), move |body| async move {
+        let mut body = body?;
         let mut out = Events::default();
-        let ended = match AssertUnwindSafe(running.advance(&mut out, keep_alive)).catch_unwind().await {
+        let ended = match AssertUnwindSafe(body.advance(&mut out)).catch_unwind().await {
             Ok(ended) => ended,
             Err(_) => {
-                let error = running.active_request.panicked();
-                if catch_unwind(AssertUnwindSafe(|| running.fail(&error, &mut out))).is_err() {
-                    out.error(&error);
-                    out.done();
+                let error = body.request.panicked();
+                if catch_unwind(AssertUnwindSafe(|| body.fail(&error, &mut out))).is_err() {
+                    S::broken(&error, &mut out);
                 }
                 true
             }
         };
         if !ended {
-            return Some((Ok::<_, Infallible>(out.into_bytes()), Some(running)));
+            return Some((Ok::<_, Infallible>(out.into_bytes()), Some(body)));
         }
-        // The generation goes before the last bytes are handed over; what the answer holds, when they are sent.
-        let Running { active_request, shape, .. } = running;
-        if broken("V-7") {
-            std::mem::forget(active_request);
-        } else {
-            drop(active_request);
-        }
-        Some((Ok(Bytes::from_owner(Last { bytes: out.into_bytes(), _shape: shape })), None))
+        // The request ends before the last bytes are handed over. Its byte shares are given back when they are sent.
+        let StreamBody { mut request, shape, .. } = body;
+        let held = [request.take_held(), request.submission.kept.take()];
+        drop(request);
+        Some((Ok(Bytes::from_owner(Last { bytes: out.into_bytes(), _shape: shape, _held: held })), None))
     });
-    (HEADERS, Body::from_stream(stream)).into_response()
+    (S::HEADERS, Body::from_stream(stream)).into_response()
 }
 
-impl<S: Shape> Running<S> {
+impl<S: Shape> StreamBody<S> {
     fn fail(&mut self, error: &ApiError, out: &mut Events) {
-        self.shape.fail(error, self.active_request.usage(), out);
-        if !broken("V-43") {
-            self.shape.end(out);
-        }
+        self.shape.fail(&self.request, error, out);
+        self.shape.end(out);
     }
 
-    /// Waits until there is something to send. True when it is the last.
-    async fn advance(&mut self, out: &mut Events, keep_alive: std::time::Duration) -> bool {
+    /// Waits until there is something to send. True if it is the last.
+    async fn advance(&mut self, out: &mut Events) -> bool {
         if !std::mem::replace(&mut self.opened, true) {
-            self.shape.open(out);
+            self.shape.open(&self.request, out);
             return false;
         }
+        let keep_alive = self.request.state.server.config.keep_alive;
         while out.is_empty() {
-            let Ok(event) = timeout(keep_alive, self.active_request.next()).await else {
-                self.shape.quiet(out);
-                return false;
-            };
-            match event {
-                Event::Delta(choice, delta) => self.shape.delta(choice, delta, self.active_request.usage(), out),
-                Event::Done => {
-                    self.shape.close(self.active_request.usage(), out);
-                    self.shape.end(out);
-                    return true;
-                }
-                Event::Failed(error) => {
-                    self.fail(&error, out);
-                    return true;
+            match timeout(keep_alive, self.shape.step(&mut self.request, out)).await {
+                Ok(true) => return true,
+                Ok(false) => {}
+                Err(_) => {
+                    self.shape.quiet(out);
+                    return false;
                 }
             }
         }

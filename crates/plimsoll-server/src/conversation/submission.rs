@@ -1,27 +1,29 @@
-//! What the engine is asked for: what every API makes of a body.
+//! A tokenized request, ready to be split into engine requests: one for each prompt and choice.
 
 use std::sync::Arc;
 
-use plimsoll_engine::MediaItem;
+use arrayvec::ArrayVec;
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_memory::broken;
+use plimsoll_engine::{MediaItem, Pin};
 
 use crate::conversation::params::Common;
+use crate::conversation::reading::Rules;
 use crate::http::budget::Held;
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH};
+use crate::media::Measured;
 use crate::state::model::ModelState;
 use crate::state::record::Entry;
 
-/// One prompt, as ids; with its text when the answer repeats it.
+/// One prompt as token ids; with its text when the answer repeats it.
 #[derive(Debug)]
-pub(crate) struct Prompt {
+pub(crate) struct TokenizedPrompt {
     pub ids: Vec<u32>,
     pub echo: Option<String>,
-    /// How many of the ids, before the text and after it, are none of it: a tokenizer's own.
+    /// How many special tokens the tokenizer added before the text and after it.
     pub around: (usize, usize),
 }
 
-impl Prompt {
+impl TokenizedPrompt {
     /// Whether a token is part of the text.
     pub fn has_text(&self, index: usize) -> bool {
         let (before, after) = self.around;
@@ -29,10 +31,10 @@ impl Prompt {
     }
 }
 
-/// All that is needed to start: what both APIs make of a body.
+/// What every API makes of a body. [`Submission::start`] turns it into an active request.
 #[derive(Debug)]
 pub(crate) struct Submission {
-    pub prompts: Vec<Prompt>,
+    pub prompts: Vec<TokenizedPrompt>,
     pub common: Common,
     /// Alternatives per generated token, when asked for.
     pub logprobs: Option<u32>,
@@ -46,34 +48,90 @@ pub(crate) struct Submission {
     pub length_param: &'static str,
     /// Special tokens that the reply parser needs as text.
     pub kept_special_ids: Vec<u32>,
-    /// The form that replies must have.
+    /// The grammar that replies must match.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// Bytes that reading one reply may hold back.
-    pub reading_bytes: u64,
+    /// How replies are read.
+    pub rules: Rules,
     /// The share of the byte budget that the prompts hold until the answer is complete.
     pub kept: Option<Held>,
-    /// What the placeholders of the one prompt stand for.
+    /// The media of the one prompt. They are measured, but not decoded yet.
+    pub measured: Vec<Measured>,
+    /// The share of the byte budget that their files hold.
+    pub files: Option<Held>,
+    /// The decoded media, which the placeholders of the one prompt stand for.
     pub media: Vec<MediaItem>,
-    /// Where the client asks for more tokens than the context has left, that rest is generated.
+    /// If the client asks for more tokens than the context has left, the request is cut to that rest.
     pub fills_context: bool,
-    /// The stream repeats at its end what it has said, so that its output is held like a whole answer's.
+    /// The stream repeats its whole output at its end, so bytes are reserved as for a whole answer.
     pub gathers: bool,
+    /// Prefixes of the one prompt that the cache is to keep.
+    pub pins: ArrayVec<Pin, { Pin::MOST }>,
 }
 
 impl Submission {
-    /// Bytes that the prompts take, and what is asked of them.
+    /// One text to continue, in `prompt`, with as many tokens as the context has left.
+    pub fn of_text(common: Common, ids: Vec<u32>, state: &ModelState) -> ApiResult<Self> {
+        state.check_length("prompt", ids.len())?;
+        Self::of_prompts(common, vec![TokenizedPrompt { ids, echo: None, around: (0, 0) }], state)
+    }
+
+    /// Texts to continue, in `prompt`, without a conversation.
+    pub fn of_prompts(mut common: Common, prompts: Vec<TokenizedPrompt>, state: &ModelState) -> ApiResult<Self> {
+        let format = common.output_format.take();
+        let grammar = format.map(|format| format.grammar(&state.grammars, "", None)).transpose()?;
+        Ok(Self {
+            prompts,
+            logprobs: None,
+            prompt_logprobs: common.prompt_logprobs,
+            default_max_tokens: state.served.default_max_tokens,
+            prompt_param: "prompt",
+            length_param: "max_tokens",
+            kept_special_ids: Vec::new(),
+            grammar,
+            rules: Rules::plain(),
+            kept: None,
+            measured: Vec::new(),
+            files: None,
+            media: Vec::new(),
+            fills_context: false,
+            gathers: false,
+            pins: ArrayVec::new(),
+            common,
+        })
+    }
+
+    /// A submission without a prompt, for a response whose first turn comes later.
+    pub fn waiting(common: Common, state: &ModelState) -> ApiResult<Self> {
+        let common = Common { output_format: None, ..common };
+        Ok(Self { gathers: true, ..Self::of_prompts(common, Vec::new(), state)? })
+    }
+
+    /// Heap bytes of the prompts and parameters.
     pub fn bytes(&self) -> u64 {
-        let of = |prompt: &Prompt| size_of_val(prompt.ids.as_slice()) + prompt.echo.as_ref().map_or(0, String::len);
+        let of =
+            |prompt: &TokenizedPrompt| size_of_val(prompt.ids.as_slice()) + prompt.echo.as_ref().map_or(0, String::len);
         self.common.bytes() + self.prompts.iter().map(|prompt| of(prompt) as u64).sum::<u64>()
     }
 
-    /// Whether the answer says of each token what it is.
+    /// Sequences that this request generates: `n` for each prompt.
+    pub fn choices(&self) -> usize {
+        self.prompts.len().saturating_mul(self.common.n as usize)
+    }
+
+    /// The prompt that a choice belongs to.
+    pub fn prompt(&self, choice: usize) -> &TokenizedPrompt {
+        &self.prompts[choice / self.common.n as usize]
+    }
+
+    /// Whether the answer reports each token.
     pub fn reports_tokens(&self) -> bool {
         self.logprobs.is_some() || self.common.return_token_ids
     }
 
-    /// The number of tokens to generate, and the error when prompt and output do not fit into the context.
-    pub fn max_tokens(&self, state: &ModelState, prompt: &Prompt) -> ApiResult<u32> {
+    /// The number of tokens to generate. A prompt that does not fit into the context gets its error here.
+    /// [`ChatRequest::prepare`](super::ChatRequest::prepare) calls it first, before media are decoded. `start` calls it
+    /// again for the value. The engine's `Request::check` repeats the check for callers without a server.
+    pub fn max_tokens(&self, state: &ModelState, prompt: &TokenizedPrompt) -> ApiResult<u32> {
         let context = u64::from(state.served.engine.limits().max_req_total_len);
         let in_prompt = prompt.ids.len() as u64;
         let rest = context.saturating_sub(in_prompt);
@@ -81,8 +139,8 @@ impl Submission {
         let echo_only = asked == Some(0) && self.prompt_logprobs.is_some();
         let least = if self.fills_context { 1 } else { asked.unwrap_or(1) };
         let needed = if echo_only { 0 } else { u64::from(least) };
-        if in_prompt + needed > context && !broken("T-56") {
-            // In the words that clients look for, to shorten what they have said.
+        if in_prompt + needed > context {
+            // Clients look for these words, and then shorten the conversation.
             let message = match self.fills_context {
                 true => format!(
                     "prompt is too long: {in_prompt} tokens > {} maximum, which leaves {needed} of this model's {context} for the answer",
@@ -94,16 +152,16 @@ impl Submission {
             };
             let of_length = !self.fills_context && asked.is_some_and(|n| n > 1);
             let param = if of_length { self.length_param } else { self.prompt_param };
-            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+            return Err(ApiError { code: Some(CONTEXT_LENGTH), ..ApiError::invalid(param, message) });
         }
         let default = self.default_max_tokens.map_or(rest, |n| rest.min(u64::from(n)));
         let most = u32::try_from(if self.fills_context { rest } else { default }).unwrap_or(u32::MAX);
         Ok(asked.map_or(most, |asked| if self.fills_context { asked.min(most) } else { asked }))
     }
 
-    /// Its line in the trace, from now on; none where none is recorded.
+    /// This request's line in the trace. None if requests are not recorded.
     pub fn record(&self, state: &ModelState, api: &'static str) -> Option<Entry> {
-        let recorder = state.server.recorder.as_ref()?;
+        let recorder = state.server.recorder.as_ref().filter(|_| !self.prompts.is_empty())?;
         let common = &self.common;
         let ids = self.prompts.iter().map(|prompt| prompt.ids.as_slice());
         let mut entry = recorder.prompts(state.label.as_deref(), api, ids, &self.media)?;

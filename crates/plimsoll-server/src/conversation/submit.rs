@@ -1,62 +1,65 @@
 //! Submits a request to the engine: one engine request for each choice.
 
+use std::sync::Arc;
+use std::time::Instant;
+
 use plimsoll_engine::{Reader, Request};
 
-use crate::conversation::price::Meter;
-use crate::conversation::submission::{Prompt, Submission};
-use crate::http::budget::Held;
+use crate::conversation::active::ActiveRequest;
+use crate::conversation::submission::{Submission, TokenizedPrompt};
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
+use crate::media;
 use crate::state::model::ModelState;
-use crate::state::running::Ticket;
-
-/// What was started.
-pub(crate) struct Submitted {
-    /// One reader per choice: all choices of the first prompt, then those of the second.
-    pub readers: Vec<Reader>,
-    /// The share of the byte budget that the answer may need before it is sent.
-    pub held: Option<Held>,
-    /// What more it turns out to need; the generation takes it.
-    pub meter: Option<Meter>,
-    /// Its place among the requests that are being answered; the generation takes it.
-    pub ticket: Option<Ticket>,
-}
 
 impl Submission {
-    /// Submits one engine request per choice. When one is refused, those before it are dropped, hence aborted.
-    pub fn start(&self, state: &ModelState, id: &str) -> ApiResult<Submitted> {
-        let n = self.common.n;
-        let choices = self.prompts.len() as u64 * u64::from(n);
-        let limit = state.max_choices();
+    /// Decodes the media and submits one engine request per choice. `id` is the one that the client will see. When the
+    /// engine refuses a request, those before it are dropped, hence aborted.
+    pub async fn start(mut self, state: &Arc<ModelState>, id: String, api: &'static str) -> ApiResult<ActiveRequest> {
+        self.decode(state).await?;
+        let bytes = self.reserve_answer_bytes(state)?;
+        let readers = self.submit(state, Caller::current().arrived(), false)?;
+        let watches = readers.iter().map(Reader::watch).collect();
+        let ticket = state.server.running.add(&id, self.common.stream, watches, state.of_running())?;
+        Ok(ActiveRequest::new(state, id, api, self, readers, ticket, bytes))
+    }
+
+    /// Decodes the media.
+    pub async fn decode(&mut self, state: &Arc<ModelState>) -> ApiResult<()> {
+        self.media = media::prepare(state, std::mem::take(&mut self.measured), self.files.take()).await?;
+        Ok(())
+    }
+
+    /// Submits one engine request per choice. `again`: earlier turns of the same request have run.
+    pub fn submit(&self, state: &ModelState, received: Instant, again: bool) -> ApiResult<Vec<Reader>> {
+        let (n, choices) = (self.common.n, self.choices() as u64);
+        let limit = state.choices_max();
         if choices > u64::from(limit) {
             let prompts = self.prompts.len();
             let message =
                 format!("{prompts} prompts with n = {n} are {choices} sequences, more than the limit of {limit}");
             return Err(ApiError::invalid(self.prompt_param, message));
         }
-        let (held, meter) = self.hold(state)?;
-        let arrived = Caller::current().arrived();
         let mut readers = Vec::with_capacity(choices as usize);
         for prompt in &self.prompts {
             let max_tokens = self.max_tokens(state, prompt)?;
             for _ in 0..n {
-                let request = self.request(id, readers.len() as u32, prompt, max_tokens);
-                let submitted = state.served.engine.submit_since(request, arrived);
-                readers.push(submitted.map_err(|refusal| self.named(refusal.into()))?);
+                let request = self.request(readers.len() as u32, prompt, max_tokens, received);
+                let engine = &state.served.engine;
+                let reader = if again { engine.submit_turn(request) } else { engine.submit(request) };
+                readers.push(reader.map_err(|refusal| self.named(refusal.into()))?);
             }
         }
-        let watches = readers.iter().map(Reader::watch).collect();
-        let ticket = Some(state.enter(id, self.common.stream, watches)?);
-        Ok(Submitted { readers, held, meter, ticket })
+        Ok(readers)
     }
 
-    fn request(&self, id: &str, choice: u32, prompt: &Prompt, max_tokens: u32) -> Request {
+    fn request(&self, choice: u32, prompt: &TokenizedPrompt, max_tokens: u32, received: Instant) -> Request {
         let common = &self.common;
         let mut sampling = common.sampling.clone();
-        // Choices of one prompt differ by their seed; the first keeps the one that was asked for.
+        // Choices of one prompt differ by their seed; the first keeps the client's.
         sampling.seed = sampling.seed.wrapping_add(u64::from(choice % common.n.max(1)));
         Request {
-            id: format!("{id}-{choice}"),
+            received: Some(received),
             prompt: prompt.ids.clone(),
             sampling,
             max_tokens,
@@ -74,10 +77,11 @@ impl Submission {
             cache_salt: common.cache_salt,
             embed: None,
             media: self.media.clone(),
+            pins: self.pins.clone(),
         }
     }
 
-    /// The engine says `prompt` and `max_tokens`; the APIs have words of their own.
+    /// The engine's errors name `prompt` and `max_tokens`. Each API has its own names for these fields.
     fn named(&self, mut error: ApiError) -> ApiError {
         match error.param.as_deref() {
             Some("prompt") => error.param = Some(self.prompt_param.into()),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_grammar::Input;
 use plimsoll_reply::{ToolFormat, Tools};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -23,6 +24,14 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
+/// A tool that takes a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Custom {
+    pub name: String,
+    /// What the text must match.
+    pub input: Option<Input>,
+}
+
 /// Tools that the model may, or must, call.
 #[derive(Clone, Debug)]
 pub(crate) struct ToolUse {
@@ -33,12 +42,15 @@ pub(crate) struct ToolUse {
     pub choice: ToolChoice,
     /// More than one call is welcome.
     pub parallel: bool,
+    /// Those of the list that take a text.
+    pub custom: Arc<[Custom]>,
 }
 
 impl ToolUse {
-    /// Whether the arguments of any tool must keep to their schema.
+    /// Whether the arguments of any tool must keep to their schema, or its text to a grammar.
     pub fn strict(&self) -> bool {
-        self.list.as_array().is_some_and(|list| list.iter().any(|tool| tool["function"]["strict"] == true))
+        !self.custom.is_empty()
+            || self.list.as_array().is_some_and(|list| list.iter().any(|tool| tool["function"]["strict"] == true))
     }
 }
 
@@ -47,6 +59,7 @@ impl ToolUse {
 pub(crate) struct ToolList {
     list: Vec<Value>,
     names: Vec<String>,
+    custom: Vec<Custom>,
 }
 
 impl ToolList {
@@ -57,6 +70,16 @@ impl ToolList {
             return Err(ApiError::invalid("tools", message));
         }
         Ok(Self::default())
+    }
+
+    /// The names of the tools.
+    pub fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// The tools in the form of chat completions.
+    pub fn values(&self) -> &[Value] {
+        &self.list
     }
 
     /// Adds a tool in chat's form; `param` is where it stands.
@@ -74,12 +97,20 @@ impl ToolList {
         Ok(())
     }
 
+    /// Adds a tool that takes a text. `tool` is the function that the model sees.
+    pub fn add_custom(&mut self, param: &str, custom: Custom, tool: Value) -> ApiResult<()> {
+        self.add(param, custom.name.clone(), tool)?;
+        self.custom.push(custom);
+        Ok(())
+    }
+
     /// Keeps only the tools of these names.
     fn keep(&mut self, names: &[String]) {
         let kept: Vec<bool> = self.names.iter().map(|name| names.contains(name)).collect();
         let mut flags = kept.iter();
         self.list.retain(|_| flags.next() == Some(&true));
         self.names.retain(|name| names.contains(name));
+        self.custom.retain(|custom| names.contains(&custom.name));
     }
 
     /// A choice among the tools of these names; the model sees no others. `mode_param` is where the mode stands.
@@ -126,7 +157,8 @@ impl ToolList {
     pub fn used(self, choice: Option<ToolChoice>, parallel: bool) -> Option<ToolUse> {
         let choice = choice.filter(|_| !self.list.is_empty())?;
         let list = Value::Array(self.list);
-        Some(ToolUse { known: Arc::new(Tools::from_openai(&list)), list, choice, parallel })
+        let known = Arc::new(Tools::from_openai(&list));
+        Some(ToolUse { known, list, choice, parallel, custom: self.custom.into() })
     }
 }
 
@@ -158,8 +190,9 @@ pub(crate) fn checked_schema<'a>(tool: &mut Fields<'a>, name: &str) -> ApiResult
     }
 }
 
-/// Chat's form of a tool that another API spells differently: the members in the order in which clients of chat send them.
-pub(crate) fn in_chats_form(
+/// Chat's form of a tool that another API spells differently: the members in the order in which clients of chat send
+/// them.
+pub(crate) fn as_chat_tool(
     param: &str,
     name: &str,
     description: Option<String>,
@@ -187,6 +220,8 @@ pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
         ToolFormat::Hermes | ToolFormat::Llama3 | ToolFormat::Mistral | ToolFormat::DeepSeek | ToolFormat::Harmony => {
             format
         }
-        ToolFormat::QwenXml | ToolFormat::Glm | ToolFormat::FunctionGemma | ToolFormat::Gemma4 => ToolFormat::Hermes,
+        ToolFormat::QwenXml | ToolFormat::Glm | ToolFormat::FunctionGemma | ToolFormat::Gemma4 | ToolFormat::Lfm2 => {
+            ToolFormat::Hermes
+        }
     }
 }

@@ -60,7 +60,7 @@ impl ApiKeys {
         self.0.is_empty()
     }
 
-    /// Which key this is. Every key is compared with every byte of it, so that time says nothing but its length.
+    /// The number of this key. All bytes of all keys are compared, so the time reveals only the length.
     fn find(&self, given: &[u8]) -> Option<usize> {
         let mut found = None;
         for (index, key) in self.0.iter().enumerate() {
@@ -72,8 +72,8 @@ impl ApiKeys {
         found
     }
 
-    /// The number of the key that a request's head carries, as `Authorization: Bearer` or `x-api-key`; none where none is needed.
-    pub(crate) fn admit(&self, headers: &HeaderMap, path: &str) -> ApiResult<Option<usize>> {
+    /// The number of the request's key, from `Authorization: Bearer` or `x-api-key`. None if no key is needed.
+    pub(crate) fn check(&self, headers: &HeaderMap, path: &str) -> ApiResult<Option<usize>> {
         if self.is_empty() || OPEN.contains(&path) {
             return Ok(None);
         }
@@ -90,9 +90,9 @@ impl ApiKeys {
 }
 
 /// The route of the files of the page.
-pub(crate) const PAGE_FILES: &str = "/page/{file}";
+pub(crate) const PAGE_FILES: &str = "/page/{*file}";
 
-/// Routes that need no key: probes carry none, and learn nothing but whether the server is well; browsers carry none when they
+/// Routes that need no key. Probes carry none, and learn only whether the server is well. Browsers carry none when they
 /// open the page, which is the same at every server and asks for a key itself.
 const OPEN: [&str; 4] = ["/health", "/ready", "/", PAGE_FILES];
 
@@ -209,15 +209,15 @@ impl Hosts {
     /// Refuses a request with a foreign host name. Also refuses one with two `Host` headers, since a proxy in front of
     /// this server may use the other one. Only HTTP/1.0 allows a request without the header (RFC 9112, section 3.2).
     /// Browsers do not send such requests.
-    pub fn admit(&self, version: Version, headers: &HeaderMap) -> ApiResult<()> {
+    pub fn check(&self, version: Version, headers: &HeaderMap) -> ApiResult<()> {
         let mut hosts = headers.get_all(header::HOST).iter();
         let host = hosts.next();
         let wrong = |message| Err(ApiError { close: true, ..ApiError::invalid("host", message) });
         if hosts.next().is_some() {
             return wrong("a request has one Host header, not several");
         }
-        if host.is_none() && version == Version::HTTP_11 {
-            return wrong("the request has no Host header, which HTTP/1.1 requires: send one");
+        if host.is_none() && version != Version::HTTP_10 {
+            return wrong("the request has no Host header (:authority in HTTP/2): send one");
         }
         let Some(host) = host.filter(|_| self.watched) else { return Ok(()) };
         let named = host.to_str().map(name_of).unwrap_or_default();
@@ -234,7 +234,8 @@ impl Hosts {
     }
 }
 
-/// The name in `name:port`, in lower case, an address of IPv6 without its brackets. What is no such pair is a name as a whole.
+/// The name in `name:port`, in lower case, an address of IPv6 without its brackets. What is no such pair is a name as a
+/// whole.
 fn name_of(host: &str) -> String {
     let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
     let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
@@ -287,7 +288,7 @@ mod tests {
     fn only_own_names_reach_an_open_server_on_the_loopback() {
         let with = |config: ServerConfig, host: &str| {
             let headers = HeaderMap::from_iter([(header::HOST, HeaderValue::from_str(host).unwrap())]);
-            hosts(&config).admit(Version::HTTP_11, &headers)
+            hosts(&config).check(Version::HTTP_11, &headers)
         };
         let open = ServerConfig::default;
         for own in [
@@ -322,7 +323,7 @@ mod tests {
         let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
         assert!(with(keyed, "evil.example").is_ok(), "keys keep others out");
         assert!(with(ServerConfig { host: "0.0.0.0".into(), ..open() }, "box.lan").is_ok());
-        let nameless = |version| hosts(&open()).admit(version, &HeaderMap::new());
+        let nameless = |version| hosts(&open()).check(version, &HeaderMap::new());
         assert!(nameless(Version::HTTP_10).is_ok());
         assert_eq!(nameless(Version::HTTP_11).unwrap_err().status.as_u16(), 400);
         let keyed = ServerConfig { api_keys: ApiKeys::new(["a-long-key".into()]).unwrap(), ..open() };
@@ -331,7 +332,7 @@ mod tests {
             two.append(header::HOST, HeaderValue::from_static("localhost"));
         }
         for config in [open(), keyed] {
-            assert_eq!(hosts(&config).admit(Version::HTTP_10, &two).unwrap_err().status.as_u16(), 400);
+            assert_eq!(hosts(&config).check(Version::HTTP_10, &two).unwrap_err().status.as_u16(), 400);
         }
     }
 }

@@ -6,17 +6,16 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{HeaderMap, StatusCode, header};
 use http_body_util::BodyExt;
-use plimsoll_memory::broken;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::http::budget::{ByteBudget, Held};
 use crate::http::error::{ApiError, ApiResult};
 
-/// What a connection's read buffer takes beyond its plan while a large body arrives: pieces of it are still shared with what is
-/// being copied. Measured: `tests/host_heap.rs`.
+/// Heap bytes of a connection's read buffer beyond its plan while a large body arrives: the copy shares pieces of it.
+/// Measured: `tests/host_heap.rs`.
 pub(crate) const ARRIVING_BYTES: u64 = 64 << 10;
 
-/// What a byte of a body may become while it is parsed: unescaped text in a list that grew by doubling, and a copy of it; or token
+/// Heap bytes per body byte while it is parsed: unescaped text in a list that grew by doubling, plus one copy; or token
 /// ids. Measured: `tests/bodies.rs`.
 pub(crate) const PARSED_FACTOR: u64 = 3;
 
@@ -30,6 +29,15 @@ pub(crate) struct BodyLimits {
     pub gap: Duration,
 }
 
+/// What a body is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BodyKind {
+    /// JSON.
+    Json,
+    /// A form with files ([`crate::http::form`]).
+    Form,
+}
+
 /// A whole body and the share of the budget it holds.
 pub(crate) struct ReadBody {
     pub bytes: Vec<u8>,
@@ -37,20 +45,20 @@ pub(crate) struct ReadBody {
 }
 
 impl ReadBody {
-    /// Adds what has arrived. Room grows by an eighth, and what is held is that room, with what is on its way to it.
+    /// Adds a piece of the body. The buffer grows by an eighth. Its capacity and [`ARRIVING_BYTES`] are held.
     fn append(&mut self, data: &[u8]) -> ApiResult<()> {
-        let (len, room) = (self.bytes.len(), self.bytes.capacity());
-        if room - len < data.len() {
+        let (len, capacity) = (self.bytes.len(), self.bytes.capacity());
+        if capacity - len < data.len() {
             let more = data.len().max(len / 8);
-            let arriving = |room: usize| room as u64 + (room as u64).min(ARRIVING_BYTES);
-            self.held.grow(arriving(len + more) - arriving(room))?;
+            let bytes = |capacity: usize| capacity as u64 + (capacity as u64).min(ARRIVING_BYTES);
+            self.held.grow(bytes(len + more) - bytes(capacity))?;
             self.bytes.reserve_exact(more);
         }
         self.bytes.extend_from_slice(data);
         Ok(())
     }
 
-    /// Drops the body and keeps a share for the `bytes` that were made of it.
+    /// Drops the body. The share becomes `bytes`, the size of its parsed form.
     pub fn keep(self, bytes: u64) -> ApiResult<Held> {
         let Self { bytes: body, mut held } = self;
         drop(body);
@@ -59,7 +67,7 @@ impl ReadBody {
     }
 }
 
-/// A body that was read to find the model it asks for, on its way to that model's handler in the request's extensions.
+/// A body that was read to find its model. It travels to that model's handler in the request's extensions.
 #[derive(Clone)]
 pub(crate) struct EarlyBody(Arc<Mutex<Option<ReadBody>>>);
 
@@ -74,17 +82,18 @@ impl EarlyBody {
     }
 }
 
-/// Reads a JSON body. Too large is known from Content-Length before anything is read, or while reading; the budget
-/// is charged for what has arrived, not for what was announced.
-pub(crate) async fn read_json(
+/// Reads a body. Refuses a body over the limit by Content-Length, or while reading. Charges the budget for bytes
+/// received, not announced.
+pub(crate) async fn read_body(
+    kind: BodyKind,
     headers: &HeaderMap,
     mut body: Body,
     budget: &Arc<ByteBudget>,
     limits: BodyLimits,
 ) -> ApiResult<ReadBody> {
-    check_media_type(headers)?;
+    check_media_type(kind, headers)?;
     let announced = headers.get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
-    let most = if broken("V-61") { u64::MAX } else { limits.max_bytes };
+    let most = limits.max_bytes;
     if announced.is_some_and(|bytes| bytes > most) {
         return Err(too_large(most));
     }
@@ -121,15 +130,27 @@ async fn next_frame(body: &mut Body, deadline: Instant, gap: Duration) -> ApiRes
     }
 }
 
-fn check_media_type(headers: &HeaderMap) -> ApiResult<()> {
+/// JSON is named as such by programs that care; `curl -d` calls it a form, others send no type. A browser's page must name it: only then
+/// does the browser ask first (CORS), and a form on a foreign page cannot send a request. Forms with files are sent without asking:
+/// the middleware refuses those of foreign pages.
+fn check_media_type(kind: BodyKind, headers: &HeaderMap) -> ApiResult<()> {
     let refuse = |message: String| {
         let refused = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message);
         Err(ApiError { close: true, code: Some("unsupported_media_type"), ..refused })
     };
     let text = |name| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
-    let kind = text(header::CONTENT_TYPE).split(';').next().unwrap_or("").trim().to_ascii_lowercase();
-    if kind != "application/json" && !kind.ends_with("+json") {
-        return refuse("the request needs `Content-Type: application/json`".into());
+    let said = text(header::CONTENT_TYPE).split(';').next().unwrap_or("").trim().to_ascii_lowercase();
+    let from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+    let unnamed = ["", "application/x-www-form-urlencoded", "text/plain"].contains(&said.as_str());
+    let (fits, needed) = match kind {
+        BodyKind::Json => {
+            let named = said == "application/json" || said.ends_with("+json");
+            (named || unnamed && !from_page, "application/json")
+        }
+        BodyKind::Form => (said == "multipart/form-data", "multipart/form-data"),
+    };
+    if !fits {
+        return refuse(format!("the request needs `Content-Type: {needed}`, not `{said}`"));
     }
     if headers.contains_key(header::CONTENT_ENCODING) && text(header::CONTENT_ENCODING) != "identity" {
         return refuse("compressed request bodies are not supported".into());

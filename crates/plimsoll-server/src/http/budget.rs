@@ -1,9 +1,7 @@
-//! Byte budgets: one over everything in flight, and one for work on blocking threads.
+//! Byte budgets: one for everything in flight, one for work on blocking threads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-
-use plimsoll_memory::broken;
 
 use crate::http::error::{ApiError, ApiResult};
 
@@ -27,7 +25,7 @@ impl ByteBudget {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Refuses, in the name of `param`, what is more than all there is: trying again later would not help.
+    /// Refuses more bytes than the whole budget: another try would not help. `param` is the field at fault.
     pub fn ever_holds(&self, param: &str, bytes: u64) -> ApiResult<()> {
         if bytes > self.limit {
             let limit = self.limit;
@@ -39,7 +37,10 @@ impl ByteBudget {
         Ok(())
     }
 
-    /// Holds `bytes`, or says that the budget is spent.
+    /// Takes `bytes` from the budget.
+    ///
+    /// # Errors
+    /// 503 if they are not free.
     pub fn hold(self: &Arc<Self>, bytes: u64) -> ApiResult<Held> {
         let mut held = Held { budget: Arc::clone(self), bytes: 0 };
         held.grow(bytes)?;
@@ -55,13 +56,13 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// Grows by what `param` asks for; what the budget could never hold is refused as too much.
+    /// As [`Self::grow`], and refuses more than the whole budget as an error of the field `param`.
     pub fn grow_for(&mut self, param: &str, bytes: u64) -> ApiResult<()> {
         self.budget.ever_holds(param, bytes)?;
         self.grow(bytes)
     }
 
-    /// Holds `more` bytes on top.
+    /// Takes `more` bytes.
     pub fn grow(&mut self, more: u64) -> ApiResult<()> {
         let limit = self.budget.limit;
         let take = |used: u64| used.checked_add(more).filter(|sum| *sum <= limit);
@@ -76,17 +77,17 @@ impl Held {
 }
 
 impl Held {
-    /// What is held.
+    /// Bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes over what another holds of the same budget.
+    /// Takes over another share of the same budget.
     pub fn join(&mut self, mut other: Held) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
-    /// Gives a part of what is held to a holder of its own.
+    /// Splits `bytes` off into a share of their own.
     pub fn split(&mut self, bytes: u64) -> Held {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
@@ -110,7 +111,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(if broken("V-20") { 0 } else { self.bytes }, Ordering::AcqRel);
+        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
     }
 }
 
@@ -129,9 +130,9 @@ pub(crate) struct WorkBudget {
 #[derive(Debug, Default)]
 struct Shares {
     used: u64,
-    /// How many have come, and how many have had their turn.
-    came: u64,
-    went: u64,
+    /// Pieces of work that have arrived, and those that have started.
+    arrived: u64,
+    started: u64,
 }
 
 impl WorkBudget {
@@ -144,7 +145,7 @@ impl WorkBudget {
     }
 
     fn shares(&self) -> MutexGuard<'_, Shares> {
-        // Nothing panics while it is held.
+        // No code panics while it is locked.
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -152,12 +153,12 @@ impl WorkBudget {
     pub fn with<T>(&self, bytes: u64, work: impl FnOnce() -> T) -> T {
         let bytes = bytes.min(self.limit);
         let mut shares = self.shares();
-        let turn = shares.came;
-        shares.came += 1;
-        let not_yet = |shares: &mut Shares| shares.went < turn || shares.used + bytes > self.limit;
+        let number = shares.arrived;
+        shares.arrived += 1;
+        let not_yet = |shares: &mut Shares| shares.started < number || shares.used + bytes > self.limit;
         shares = self.changed.wait_while(shares, not_yet).unwrap_or_else(PoisonError::into_inner);
         shares.used += bytes;
-        shares.went += 1;
+        shares.started += 1;
         drop(shares);
         // The next waiting thread may fit beside this one.
         self.changed.notify_all();
@@ -213,10 +214,10 @@ mod tests {
     }
 
     #[test]
-    fn large_work_gets_its_turn_beside_small() {
+    fn large_work_is_not_starved_by_small_work() {
         let budget = WorkBudget::new(10);
-        let (done, came) = (Mutex::new(Vec::new()), |count| {
-            while budget.shares().came < count {
+        let (done, arrived) = (Mutex::new(Vec::new()), |count| {
+            while budget.shares().arrived < count {
                 std::thread::yield_now();
             }
         });
@@ -229,19 +230,19 @@ mod tests {
             };
             budget.with(5, || {
                 work(10);
-                came(2);
+                arrived(2);
                 work(1);
-                came(3);
+                arrived(3);
                 // By then, work that need not wait has finished.
                 std::thread::sleep(Duration::from_millis(50));
-                assert!(done.lock().unwrap().is_empty(), "nobody passes who waits for more");
+                assert!(done.lock().unwrap().is_empty(), "small work waits behind large work");
             });
         });
         assert_eq!(*done.lock().unwrap(), [10, 1]);
     }
 
     #[test]
-    fn the_budget_is_exact_and_comes_back() {
+    fn budget_is_exact_and_shares_return_on_drop() {
         let budget = ByteBudget::new(100);
         let mut held = budget.hold(60).unwrap();
         assert!(budget.hold(41).is_err());

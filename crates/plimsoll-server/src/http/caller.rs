@@ -1,7 +1,7 @@
-//! The client behind a request: facts from the middleware that handlers do not pass on as arguments.
+//! The client of a request. The middleware sets it in a task-local.
 //!
-//! A task-local holds them while a handler runs, so that no endpoint can forget to pass them on. Streams read it before
-//! they begin. Work on text workers cannot read it.
+//! Handlers read it there, so that no endpoint can forget to pass it on. Streams read it before they begin. Work on
+//! text workers cannot read it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -9,12 +9,13 @@ use std::time::Instant;
 
 use crate::http::rates::Client;
 use crate::http::unknown::Unknown;
+use crate::otlp::Parent;
 
 tokio::task_local! {
     static CALLER: Caller;
 }
 
-/// What is known of the client and its request.
+/// A client and its request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller {
     /// The request's `x-request-id`, the client's own or the one it was given.
@@ -23,12 +24,14 @@ pub(crate) struct Caller {
     pub endpoint: Arc<str>,
     /// The number of the API key it came with.
     pub key: Option<usize>,
-    /// What it has left in this minute, where that is limited.
+    /// Its rate limit, if there is one.
     pub client: Option<Arc<Client>>,
     /// When its head had been read; see [`Self::arrived`].
     pub since: Option<Instant>,
     /// Its unknown fields; none outside of a request.
     pub unknown: Option<Arc<Unknown>>,
+    /// The trace it belongs to, from its `traceparent` header.
+    pub parent: Option<Parent>,
     /// The request has, or will have, its own line in the log.
     pub logged: Arc<AtomicBool>,
 }
@@ -39,7 +42,7 @@ impl Caller {
         CALLER.scope(self, handler).await
     }
 
-    /// When its request arrived: what clients measure begins there, whatever is done before the engine is asked.
+    /// When its request arrived. Clients measure latency from there, so the time before the engine counts.
     pub fn arrived(&self) -> Instant {
         self.since.unwrap_or_else(Instant::now)
     }

@@ -13,7 +13,7 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {reason}")]
+    #[error("cannot listen on {address}: {reason}{}", next_step(.reason))]
     Bind {
         /// The address.
         address: String,
@@ -23,6 +23,16 @@ pub enum ServeError {
     /// The configuration contradicts itself.
     #[error("server configuration: {0}")]
     Config(String),
+}
+
+/// What to do where an address cannot be listened on.
+fn next_step(reason: &io::Error) -> &'static str {
+    match reason.kind() {
+        io::ErrorKind::AddrInUse => "; stop the program that uses the port, or choose another port with --port",
+        io::ErrorKind::AddrNotAvailable => "; give an address of this machine with --host",
+        io::ErrorKind::PermissionDenied => "; choose a port from 1024 on with --port",
+        _ => "",
+    }
 }
 
 /// An error answer. `{"error": {"message", "type", "param", "code"}}` with its status.
@@ -41,7 +51,8 @@ pub(crate) struct ApiError {
 
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
-/// In which official clients look for whether the same request is worth another try: some try a refused key again, for minutes.
+/// In which official clients look for whether the same request is worth another try: some try a refused key again, for
+/// minutes.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 /// Longest piece of a client's own text that an error message repeats.
@@ -70,7 +81,7 @@ impl ApiError {
     }
 
     /// 400: the output cannot follow its grammar any further. The request's grammar causes this, not the server's load.
-    pub fn unfit_form(message: impl Into<String>) -> Self {
+    pub fn unfit_grammar(message: impl Into<String>) -> Self {
         Self { code: Some("grammar_too_complex"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
@@ -97,6 +108,8 @@ impl ApiError {
         match self.status {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             StatusCode::SERVICE_UNAVAILABLE => "service_unavailable_error",
+            // OpenAI's type for an MCP server that fails.
+            StatusCode::FAILED_DEPENDENCY => "external_connector_error",
             status if status.is_server_error() => "server_error",
             _ if self.code == Some(CANCELLED) => "request_cancelled_error",
             _ => "invalid_request_error",
@@ -170,6 +183,9 @@ pub(crate) fn cancelled() -> ApiError {
     let status = StatusCode::from_u16(499).unwrap_or(StatusCode::CONFLICT);
     ApiError { code: Some(CANCELLED), ..ApiError::new(status, "the request was cancelled") }
 }
+
+/// The code of a prompt that is longer than the context. Clients look for it, and then shorten the conversation.
+pub(crate) const CONTEXT_LENGTH: &str = "context_length_exceeded";
 
 /// The code of [`cancelled`].
 pub(crate) const CANCELLED: &str = "request_cancelled";

@@ -46,6 +46,22 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// An object that is not there.
+    pub fn none(path: String) -> Self {
+        Self { path, left: Vec::new() }
+    }
+
+    /// Whether a field is a text.
+    pub fn is_text(&self, name: &str) -> bool {
+        self.left.iter().any(|(key, raw)| key == name && raw.get().starts_with('"'))
+    }
+
+    /// Whether a field is this word.
+    pub fn is_word(&self, name: &str, word: &str) -> bool {
+        let is = |raw: &RawValue| raw.get().strip_prefix('"').and_then(|text| text.strip_suffix('"')) == Some(word);
+        self.left.iter().any(|(key, raw)| key == name && is(raw))
+    }
+
     /// The full name of a field, for `param`.
     pub fn param(&self, name: &str) -> String {
         if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
@@ -75,6 +91,13 @@ impl<'a> Fields<'a> {
     pub fn required<T: Deserialize<'a>>(&mut self, name: &str) -> ApiResult<T> {
         let param = self.param(name);
         self.take(name)?.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))
+    }
+
+    /// Takes the JSON text of a required field, with the field's full name.
+    pub fn needed(&mut self, name: &str) -> ApiResult<(String, &'a RawValue)> {
+        let param = self.param(name);
+        let raw = self.raw(name).ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+        Ok((param, raw))
     }
 
     /// Takes a field as `T` if it holds at most about `nodes_max` values.
@@ -119,7 +142,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes OpenAI's `service_tier`. All requests are of one tier here, which is what the answer says, and no answer differs by it.
+    /// Takes OpenAI's `service_tier`. All requests are of one tier here, which is what the answer says, and no answer
+    /// differs by it.
     pub fn service_tier(&mut self) -> ApiResult<()> {
         self.only("service_tier", &["\"auto\"", "\"default\"", "\"flex\"", "\"scale\"", "\"priority\""])
     }
@@ -166,20 +190,27 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Takes a `cache_control` mark: Anthropic's, which gateways and their clients also put into OpenAI's messages. Prefixes are cached
-/// without one, for as long as there is room, so that a mark is met by what is done anyway; at `/v1/messages` it decides how the
-/// prompt's tokens are counted.
-pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<bool> {
+/// Takes a `cache_control` mark: Anthropic's, which gateways and their clients also put into OpenAI's messages. Returns the
+/// minutes that it asks for. Prefixes are always cached, while there is room. At `/v1/messages` a mark pins them, and decides
+/// how the prompt's tokens are counted.
+pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     let path = fields.param("cache_control");
-    let Some(raw) = fields.raw("cache_control") else { return Ok(false) };
+    let Some(raw) = fields.raw("cache_control") else { return Ok(None) };
     let mut mark = Fields::of(path, raw)?;
     let at = mark.param("type");
     if mark.required::<String>("type")? != "ephemeral" {
         return Err(ApiError::unsupported(at.clone(), format!("{at} must be \"ephemeral\"")));
     }
-    mark.only("ttl", &["\"5m\"", "\"1h\""])?;
-    // Where a mark holds, and what else clients write beside it, changes no answer.
-    Ok(true)
+    let at = mark.param("ttl");
+    let minutes = match mark.take::<String>("ttl")?.as_deref() {
+        None | Some("5m") => 5,
+        Some("1h") => 60,
+        Some(other) => {
+            return Err(ApiError::unsupported(at.clone(), format!("{at} is `{}`; known are 5m and 1h", quote(other))));
+        }
+    };
+    // What else clients write beside it changes no answer.
+    Ok(Some(minutes))
 }
 
 /// Whether two JSON texts, the second a short one, are the same value.
@@ -214,8 +245,8 @@ pub(crate) struct Arguments {
 }
 
 impl Arguments {
-    /// The object that a text is. What a model wrote that is none, and is told again, is kept as a text in one, as `/v1/messages`
-    /// tells it.
+    /// The object that a text is. What a model wrote that is none, and is told again, is kept as a text in one, as
+    /// `/v1/messages` tells it.
     pub fn parse(&mut self, param: &str, text: &str) -> ApiResult<Value> {
         if text.trim().is_empty() {
             return Ok(json!({}));

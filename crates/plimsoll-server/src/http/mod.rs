@@ -6,6 +6,7 @@ pub(crate) mod budget;
 pub(crate) mod caller;
 pub(crate) mod error;
 pub(crate) mod fields;
+pub(crate) mod form;
 pub(crate) mod ids;
 pub(crate) mod json;
 pub(crate) mod path;

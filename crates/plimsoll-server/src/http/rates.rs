@@ -1,8 +1,8 @@
 //! How much each client may ask for: requests and tokens per minute, in buckets that fill evenly.
 //!
-//! A client is an API key or, on an open server, an address (of IPv6 the network's 64 bits). Keys are known beforehand; of
-//! addresses the coldest is forgotten when there are too many, which only ever errs in the client's favour. Tokens are charged as
-//! they come, so that a bucket may run into debt by what is running already; while it is in debt nothing new is taken.
+//! A client is an API key or, on an open server, an address (of IPv6 the network's 64 bits). Keys are known beforehand.
+//! When there are too many addresses, the one unused for longest is dropped, in its client's favour. Tokens are charged
+//! as they come, so running requests may take a bucket below zero. Below zero, new requests are refused.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use plimsoll_memory::broken;
 
 use crate::http::error::ApiError;
 
@@ -101,7 +100,7 @@ impl Client {
     }
 
     /// Takes one request, if neither bucket is empty.
-    pub fn admit(&self, now: Instant) -> Result<(), ApiError> {
+    pub fn take_request(&self, now: Instant) -> Result<(), ApiError> {
         let mut buckets = self.buckets(now);
         if let Some(tokens) = buckets.tokens.as_ref().filter(|tokens| tokens.left < 1.0) {
             return Err(refused("tokens", "--rate-limit-tokens", tokens));
@@ -171,11 +170,7 @@ impl Rates {
             return None;
         }
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if clients.len() >= ADDRESSES_MAX
-            && !broken("V-F")
-            && matches!(who, Who::Address(_))
-            && !clients.contains_key(&who)
-        {
+        if clients.len() >= ADDRESSES_MAX && matches!(who, Who::Address(_)) && !clients.contains_key(&who) {
             let seen = |client: &Client| client.0.lock().unwrap_or_else(PoisonError::into_inner).seen;
             let coldest = clients.iter().min_by_key(|(_, client)| seen(client)).map(|(who, _)| *who);
             coldest.into_iter().for_each(|who| drop(clients.remove(&who)));
@@ -210,26 +205,26 @@ mod tests {
         let start = Instant::now();
         let client = Client::new(limits(Some(6), None), start);
         for _ in 0..6 {
-            client.admit(start).unwrap();
+            client.take_request(start).unwrap();
         }
-        let refused = client.admit(start).unwrap_err();
+        let refused = client.take_request(start).unwrap_err();
         assert_eq!((refused.status, refused.retry_after_s), (StatusCode::TOO_MANY_REQUESTS, Some(10)));
-        assert!(client.admit(start + Duration::from_secs(9)).is_err());
-        client.admit(start + Duration::from_millis(10_100)).unwrap();
-        assert!(client.admit(start + Duration::from_millis(10_200)).is_err());
+        assert!(client.take_request(start + Duration::from_secs(9)).is_err());
+        client.take_request(start + Duration::from_millis(10_100)).unwrap();
+        assert!(client.take_request(start + Duration::from_millis(10_200)).is_err());
         // An hour of silence fills it once.
         let later = start + Duration::from_secs(3600);
-        assert_eq!((0..20).filter(|_| client.admit(later).is_ok()).count(), 6);
+        assert_eq!((0..20).filter(|_| client.take_request(later).is_ok()).count(), 6);
     }
 
     #[test]
     fn tokens_may_run_into_debt_and_are_paid_off() {
         let client = Client::new(limits(None, Some(600)), Instant::now());
-        client.admit(Instant::now()).unwrap();
+        client.take_request(Instant::now()).unwrap();
         client.charge(1200);
-        let refused = client.admit(Instant::now()).unwrap_err();
+        let refused = client.take_request(Instant::now()).unwrap_err();
         assert!((55..=61).contains(&refused.retry_after_s.unwrap()), "{refused:?}");
-        assert!(client.admit(Instant::now() + Duration::from_secs(62)).is_ok());
+        assert!(client.take_request(Instant::now() + Duration::from_secs(62)).is_ok());
     }
 
     #[test]
@@ -239,7 +234,7 @@ mod tests {
         let address = |i: u32| Who::address(IpAddr::from(i.to_be_bytes()));
         for i in 0..3 * ADDRESSES_MAX as u32 {
             let now = start + Duration::from_millis(i.into());
-            rates.client(address(i), now).unwrap().admit(now).unwrap();
+            rates.client(address(i), now).unwrap().take_request(now).unwrap();
             // This one stays warm.
             drop(rates.client(address(0), now).unwrap().buckets(now));
         }

@@ -1,23 +1,54 @@
-//! Server-sent events.
+//! Server-sent events, and lines of JSON.
+
+use std::io;
 
 use axum::http::{HeaderName, HeaderValue, header};
 use bytes::Bytes;
 use plimsoll_memory::faults::{self, Site};
 use serde::Serialize;
+use serde_json::Serializer;
+use serde_json::ser::Formatter;
 
 use crate::http::error::ApiError;
 
-/// What every stream is sent with.
-pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = [
-    (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
-    (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
-    // A buffering proxy would defeat streaming.
-    (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
-];
+/// What a stream of events is sent with.
+pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = headers("text/event-stream; charset=utf-8");
+
+/// What a stream of lines is sent with.
+pub(crate) const LINE_HEADERS: [(HeaderName, HeaderValue); 3] = headers("application/x-ndjson");
+
+const fn headers(content_type: &'static str) -> [(HeaderName, HeaderValue); 3] {
+    [
+        (header::CONTENT_TYPE, HeaderValue::from_static(content_type)),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // A buffering proxy would defeat streaming.
+        (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ]
+}
 
 /// Events that are ready to be sent.
 #[derive(Default)]
 pub(crate) struct Events(Vec<u8>);
+
+/// JSON without any character that some clients take for the end of a line: JSON itself allows three of them in texts.
+struct OneLine;
+
+impl Formatter for OneLine {
+    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some((at, end)) = rest.char_indices().find(|(_, c)| matches!(c, '\u{85}' | '\u{2028}' | '\u{2029}')) {
+            writer.write_all(&rest.as_bytes()[..at])?;
+            write!(writer, "\\u{:04x}", u32::from(end))?;
+            rest = &rest[at + end.len_utf8()..];
+        }
+        writer.write_all(rest.as_bytes())
+    }
+
+    /// JSON that is written already has them in its texts only.
+    fn write_raw_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        self.write_string_fragment(writer, fragment)
+    }
+}
 
 /// Takes back what is not a whole event when its writing fails, also by a panic.
 struct Unfinished<'a> {
@@ -60,6 +91,24 @@ impl Events {
     /// Adds an event that has a name.
     pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
         self.write(Some(name), data);
+    }
+
+    /// Adds a line of JSON.
+    pub fn push_line(&mut self, data: &impl Serialize) {
+        let start = self.0.len();
+        let mut line = Unfinished { bytes: &mut self.0, start, whole: false };
+        faults::site(Site::Shape);
+        // As in `write`.
+        let mut serializer = Serializer::with_formatter(&mut *line.bytes, OneLine);
+        if data.serialize(&mut serializer).is_ok() {
+            line.bytes.push(b'\n');
+            line.whole = true;
+        }
+    }
+
+    /// Adds a blank, which readers of JSON skip at the start of a line.
+    pub fn blank(&mut self) {
+        self.0.push(b' ');
     }
 
     fn write(&mut self, name: Option<&str>, data: &impl Serialize) {

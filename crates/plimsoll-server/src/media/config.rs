@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use plimsoll_media::Modality;
 use plimsoll_media::audio::AudioLimits;
+use plimsoll_media::ffmpeg::Ffmpeg;
 use plimsoll_media::image::ImageLimits;
 
-/// Pictures and videos that are decoded at once, and as many sounds: a picture never waits for minutes of sound.
+/// Images and videos that are decoded at once, and as many audio clips: an image never waits for minutes of audio.
 pub(crate) const DECODERS: usize = 2;
 
 /// From where media may be fetched.
@@ -56,12 +57,14 @@ pub struct MediaConfig {
     pub fetch_timeout: Duration,
     /// Directories from which `file://` may read.
     pub roots: Vec<PathBuf>,
-    /// What a picture may be at most, before it is resized.
+    /// What an image may be at most, before it is resized.
     pub image: ImageLimits,
-    /// What the file of a sound may have in bytes at most. How long it may be, the engine says.
+    /// What the file of an audio clip may have in bytes at most. How long it may be, the engine says.
     pub audio_bytes: u64,
     /// A request waits this long for room to decode its media in, and as long for a decoder.
     pub room_timeout: Duration,
+    /// Decodes video files and audio that nothing here decodes.
+    pub ffmpeg: Option<Ffmpeg>,
     /// Certificates that replace the built-in roots.
     pub root_certificates: Option<PathBuf>,
 }
@@ -76,6 +79,7 @@ impl Default for MediaConfig {
             image: ImageLimits::default(),
             audio_bytes: AudioLimits::default().file_bytes,
             room_timeout: Duration::from_secs(10),
+            ffmpeg: None,
             root_certificates: None,
         }
     }

@@ -1,17 +1,19 @@
-//! From measured media to pixels and spectrograms: room first, then decoding, on a bounded number of blocking threads.
+//! From measured media to pixels and spectrograms: reserves memory, then decodes on a bounded number of blocking
+//! threads.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use plimsoll_engine::{AudioSpec, MediaItem, Pixels};
 use plimsoll_media::audio::{self, AudioLimits, resample};
-use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, resize, tiles};
-use plimsoll_media::{MediaError, Modality, Staged};
+use plimsoll_media::ffmpeg::Ffmpeg;
+use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, pieces, resize, tiles};
+use plimsoll_media::{ContentKey, MediaError, Modality, Staged};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
 use super::decode_memory::DecodeMemory;
-use super::measure::{Measured, sound_limits};
+use super::measure::{Measured, Piece, audio_limits};
 use super::refused::refused;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
@@ -20,7 +22,14 @@ use crate::state::server::{Phase, reached};
 
 /// Sets the decoder's stop flag on drop: the request no longer waits for the result.
 #[derive(Default)]
-struct Wanted(Arc<AtomicBool>);
+pub(super) struct Wanted(Arc<AtomicBool>);
+
+impl Wanted {
+    /// The flag that is set when the request has ended.
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
 
 impl Drop for Wanted {
     fn drop(&mut self) {
@@ -28,51 +37,54 @@ impl Drop for Wanted {
     }
 }
 
-/// Decodes and resizes; `files` is what the files hold of the byte budget. What is dropped in between lets go of everything, but for
-/// the one item that is being decoded: a picture's goes when it is, a sound's after the next block.
+/// Decodes and resizes. `files` is the files' share of the byte budget. Dropping the future frees everything but the
+/// item that is being decoded. An image is freed when it is decoded, an audio clip after its next block.
 pub(crate) async fn prepare(
     state: &Arc<ModelState>,
     media: Vec<Measured>,
     mut files: Option<Held>,
 ) -> ApiResult<Vec<MediaItem>> {
     let Some(first) = media.first() else { return Ok(Vec::new()) };
-    let (Some(spec), Some(rooms)) = (state.served.engine.media(), &state.media_pipeline.rooms) else {
-        return Err(ApiError::internal("media were taken for a model without"));
+    let (Some(spec), Some(budget)) = (state.served.engine.media(), &state.media_pipeline.decode_budget) else {
+        return Err(ApiError::internal("internal error: media input reached a model without an encoder"));
     };
     let param = first.param.clone();
     let mut phase = state.server.phase.subscribe();
     let work = media.iter().map(|medium| medium.decode_bytes).max().unwrap_or(0);
-    let pixels: Vec<u64> = media.iter().map(|medium| medium.pixel_bytes).collect();
+    let pixels: Vec<u64> = media.iter().flat_map(Measured::item_bytes).collect();
     let DecodeMemory { pixels, mut work } = tokio::select! {
         biased;
-        room = rooms.take(work, &pixels, state.server.config.media.room_timeout) => room.map_err(|error| refused(&param, &error))?,
+        reserved = budget.take(work, &pixels, state.server.config.media.room_timeout) => reserved.map_err(|error| refused(&param, &error))?,
         () = reached(&mut phase, Phase::Cut) => return Err(cut()),
     };
     let wanted = Wanted::default();
-    let mut items = Vec::with_capacity(media.len());
-    for (medium, staged) in media.into_iter().zip(pixels) {
+    let mut items = Vec::with_capacity(pixels.len());
+    let mut pixels = pixels.into_iter();
+    for medium in media {
+        let staged: Vec<Staged> = pixels.by_ref().take(medium.item_bytes().count()).collect();
         let decoder = tokio::select! {
             biased;
             decoder = decoder(state, medium.shape.modality) => decoder?,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
-        let stop = Arc::clone(&wanted.0);
+        let stop = wanted.stop();
+        let ffmpeg = state.server.config.media.ffmpeg.clone();
         let limits = state.server.config.media.image;
-        let heard = spec.audio.clone().map(|audio| (sound_limits(&audio, &state.server.config.media), audio));
+        let audio = spec.audio.clone().map(|audio| (audio_limits(&audio, &state.server.config.media), audio));
         let file = files.as_mut().map(|files| files.split(medium.file_bytes()));
         let decoding = tokio::task::spawn_blocking(move || {
-            // Held until it is over, also when the client has gone meanwhile.
+            // Held until decoding is done, also if the client has disconnected.
             let _own = (decoder, file);
-            (item(medium, staged, &limits, heard.as_ref(), &stop), work)
+            (items_of(medium, staged, (&limits, ffmpeg.as_ref()), audio.as_ref(), &stop), work)
         });
         let decoded = tokio::select! {
             biased;
             decoded = decoding => decoded,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
-        let (item, back) = decoded.map_err(|_| state.server.panicked("decoding an image, video or audio input"))?;
+        let (own, back) = decoded.map_err(|_| state.server.panicked("decoding an image, video or audio input"))?;
         work = back;
-        items.push(item.map_err(|(param, error)| {
+        items.extend(own.map_err(|(param, error)| {
             state.media_pipeline.counts.refused.inc();
             refused(&param, &error)
         })?);
@@ -81,8 +93,8 @@ pub(crate) async fn prepare(
     Ok(items)
 }
 
-/// Waits for a decoder to be free, no longer than for room.
-async fn decoder(state: &ModelState, kind: Modality) -> ApiResult<OwnedSemaphorePermit> {
+/// Waits for a free decoder, no longer than for memory.
+pub(super) async fn decoder(state: &ModelState, kind: Modality) -> ApiResult<OwnedSemaphorePermit> {
     let decoders = match kind {
         Modality::Image | Modality::Video => &state.media_pipeline.decoders,
         Modality::Audio => &state.media_pipeline.listeners,
@@ -93,58 +105,91 @@ async fn decoder(state: &ModelState, kind: Modality) -> ApiResult<OwnedSemaphore
     free.map_err(busy)?.map_err(|_| ApiError::unavailable("the server is shutting down", 5))
 }
 
-fn item(
+/// The items of a medium: one, or one for each of an image's pieces.
+fn items_of(
     medium: Measured,
-    staged: Staged,
-    limits: &ImageLimits,
-    heard: Option<&(AudioLimits, AudioSpec)>,
+    staged: Vec<Staged>,
+    (limits, ffmpeg): (&ImageLimits, Option<&Ffmpeg>),
+    audio: Option<&(AudioLimits, AudioSpec)>,
     stop: &AtomicBool,
-) -> Result<MediaItem, (String, MediaError)> {
-    let prepared = match heard {
+) -> Result<Vec<MediaItem>, (String, MediaError)> {
+    let prepared = match audio {
         Some((limits, audio)) if medium.shape.modality == Modality::Audio => {
             spectrogram(&medium, limits, audio, stop).map(|spectrogram| (Vec::new(), spectrogram))
         }
-        _ => pixels(&medium, limits).map(|frames| (frames, Vec::new())),
+        _ => pixels(&medium, limits, ffmpeg, stop).map(|frames| (frames, Vec::new())),
     };
-    match prepared {
-        Ok((frames, spectrogram)) => {
-            let pixels = Arc::new(Pixels { frames, spectrogram, staged });
-            let Measured { key, shape, grid, first, seconds, .. } = medium;
-            Ok(MediaItem { key, shape, grid, first, seconds, pixels })
-        }
-        Err(error) => Err((medium.param, error)),
+    let (frames, spectrogram) = prepared.map_err(|error| (medium.param.clone(), error))?;
+    if !medium.pieces.is_empty() {
+        return Ok(apart(&medium, frames, staged));
     }
+    let item = |staged| {
+        let Measured { key, shape, grid, first, seconds, .. } = medium;
+        let pixels = Arc::new(Pixels { frames, spectrogram, staged });
+        MediaItem { key, shape, grid, first, seconds, pixels }
+    };
+    Ok(staged.into_iter().next().map(item).into_iter().collect())
 }
 
-fn pixels(medium: &Measured, limits: &ImageLimits) -> Result<Vec<Rgb>, MediaError> {
-    let fitted = |picture: &Rgb| {
-        let mut picture = resize(picture, medium.canvas);
-        picture.data.shrink_to_fit();
-        picture
+/// Each piece of an image as an item.
+fn apart(medium: &Measured, frames: Vec<Rgb>, staged: Vec<Staged>) -> Vec<MediaItem> {
+    let item = |(nth, ((piece, frame), staged)): (usize, ((&Piece, Rgb), Staged))| {
+        let place = format!("piece {nth} of {:?}", medium.cut);
+        MediaItem {
+            key: ContentKey::of(Modality::Image, &place, medium.key.as_bytes()),
+            shape: piece.shape,
+            grid: piece.grid,
+            first: piece.first,
+            seconds: None,
+            pixels: Arc::new(Pixels { frames: vec![frame], spectrogram: Vec::new(), staged }),
+        }
     };
+    medium.pieces.iter().zip(frames).zip(staged).enumerate().map(item).collect()
+}
+
+fn pixels(
+    medium: &Measured,
+    limits: &ImageLimits,
+    ffmpeg: Option<&Ffmpeg>,
+    stop: &AtomicBool,
+) -> Result<Vec<Rgb>, MediaError> {
+    let fitted = |image: &Rgb| {
+        let mut image = resize(image, medium.canvas, medium.filter);
+        image.data.shrink_to_fit();
+        image
+    };
+    if let Some(cut) = medium.cut {
+        let image = decode(&medium.files[0], limits)?;
+        return Ok(pieces(&image, medium.canvas, medium.tile, cut.whole, medium.filter));
+    }
     match &medium.frames {
         None if medium.shape.modality == Modality::Image && medium.canvas != medium.tile => {
-            Ok(tiles(&decode(&medium.files[0], limits)?, medium.canvas, medium.tile))
+            Ok(tiles(&decode(&medium.files[0], limits)?, medium.canvas, medium.tile, medium.filter))
         }
         None => medium.files.iter().map(|file| Ok(fitted(&decode(file, limits)?))).collect(),
         Some(indices) => {
             let mut taken = Vec::with_capacity(indices.len());
-            frames(&medium.files[0], indices, limits, |frame| taken.push(fitted(frame)))?;
+            let take = |frame: &Rgb| taken.push(fitted(frame));
+            match (&medium.film, ffmpeg) {
+                (Some(film), Some(ffmpeg)) => ffmpeg.frames(&medium.files[0], film, indices, stop, take)?,
+                _ => frames(&medium.files[0], indices, limits, take)?,
+            }
             Ok(taken)
         }
     }
 }
 
-/// What the tower reads of a sound, as many frames as were counted.
+/// The log-mel spectrogram that the audio encoder reads, with as many frames as were counted.
 fn spectrogram(
     medium: &Measured,
     limits: &AudioLimits,
-    audio: &AudioSpec,
+    spec: &AudioSpec,
     stop: &AtomicBool,
 ) -> Result<Vec<f32>, MediaError> {
-    let sound = audio::decode(&medium.files[0], limits, stop)?;
-    let samples = resample(sound.samples, sound.rate, audio.rule.rate as u32, stop)?;
-    let mut values = vec![0.0; medium.grid.patches() * audio.mel.bands()];
-    audio.mel.spectrogram(&samples, &mut values);
+    let clip = audio::decode(&medium.files[0], limits, stop)?;
+    let mut samples = resample(clip.samples, clip.rate, spec.rule.rate as u32, stop)?;
+    samples.resize(spec.rule.filled(samples.len() as u64) as usize, 0.0);
+    let mut values = vec![0.0; medium.grid.patches() * spec.mel.bands()];
+    spec.mel.spectrogram(&samples, &mut values);
     Ok(values)
 }

@@ -37,7 +37,7 @@ impl DecodeBudget {
         heard.then(|| Self { staging: staging.clone(), next: Mutex::new(()), freed })
     }
 
-    /// Waits for room for `work` bytes of decoding and for each item's pixels, no longer than `within`.
+    /// Waits for memory for `work` bytes of decoding and for each item's pixels, no longer than `within`.
     pub async fn take(&self, work: u64, pixels: &[u64], within: Duration) -> Result<DecodeMemory, MediaError> {
         let staging = &self.staging;
         let asked = pixels.iter().fold(work, |sum, bytes| sum.saturating_add(*bytes));
@@ -61,7 +61,8 @@ impl DecodeBudget {
                     return Ok(DecodeMemory { pixels, work });
                 }
                 Err(MediaError::StagingBusy { .. }) if Instant::now() < deadline => {
-                    // Late or told, the next look decides. Room that came back since the last one has left a word behind.
+                    // Late or told, the next look decides. Room that came back since the last one has left a word
+                    // behind.
                     let _ = timeout_at(deadline, self.freed.notified()).await;
                 }
                 Err(error) => return Err(error),
@@ -89,17 +90,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_finds_room_for_a_part_looks_again_only_when_something_came_back() {
+    async fn partial_fit_is_tried_again_only_after_bytes_return() {
         let staging = Staging::new(100);
-        let rooms = DecodeBudget::of(&staging).unwrap();
+        let budget = DecodeBudget::of(&staging).unwrap();
         assert!(DecodeBudget::of(&staging).is_none(), "one is told, not two");
         let (first, second) = (staging.reserve(30).unwrap(), staging.reserve(20).unwrap());
         let woken = Arc::new(Woken::default());
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
         let looks = || woken.0.load(Ordering::Acquire);
-        // 50 are free: room for the work and for one of the pictures.
-        let mut waiting = pin!(rooms.take(35, &[15, 25], Duration::from_secs(60)));
+        // 50 are free: room for the work and for one of the images.
+        let mut waiting = pin!(budget.take(35, &[15, 25], Duration::from_secs(60)));
         let began = Instant::now();
         assert!(waiting.as_mut().poll(&mut context).is_pending());
         assert_eq!((looks(), staging.used(), staging.peak()), (0, 50, 50), "nothing was taken and given back");
@@ -108,15 +109,15 @@ mod tests {
         assert!(waiting.as_mut().poll(&mut context).is_pending(), "70 are free");
         assert_eq!(looks(), 1);
         drop(first);
-        let room = waiting.await.unwrap();
+        let reserved = waiting.await.unwrap();
         assert!(began.elapsed() < Duration::from_secs(30));
-        let pixels: Vec<u64> = room.pixels.iter().map(Staged::bytes).collect();
-        assert_eq!((room.work.bytes(), pixels, staging.used()), (35, vec![15, 25], 75));
-        let late = rooms.take(0, &[26], Duration::from_millis(20)).await.unwrap_err();
+        let pixels: Vec<u64> = reserved.pixels.iter().map(Staged::bytes).collect();
+        assert_eq!((reserved.work.bytes(), pixels, staging.used()), (35, vec![15, 25], 75));
+        let late = budget.take(0, &[26], Duration::from_millis(20)).await.unwrap_err();
         assert_eq!(late, MediaError::StagingBusy { asked: 26, used: 75, total: 100 });
-        let never = rooms.take(1, &[100], Duration::from_secs(9)).await.unwrap_err();
+        let never = budget.take(1, &[100], Duration::from_secs(9)).await.unwrap_err();
         assert!(never.is_the_clients(), "{never}");
-        drop(room);
+        drop(reserved);
         assert_eq!(staging.used(), 0);
     }
 }

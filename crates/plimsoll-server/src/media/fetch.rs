@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use plimsoll_hub::{FETCH_BYTES, FETCH_PIECE_BYTES, FetchError, host_of};
@@ -11,6 +11,7 @@ use plimsoll_media::Modality;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use super::external;
 use super::fetch_queue::{FETCHES, FETCHES_OF_A_HOST};
 use super::medium::{Medium, Source};
 use super::refused::refused;
@@ -34,11 +35,11 @@ const TURN_WITHIN: u32 = 2;
 /// All files of a request must be here within so many times the time for one, waiting for a turn included.
 const FETCHES_WITHIN: u32 = 3;
 
-/// Gets the bytes that are elsewhere, all of a request's within a time of their own; `held` grows with them. What is dropped in between
-/// lets go of everything.
+/// Gets the bytes that are elsewhere, all of a request's within a time of their own, and has ffmpeg read what is its own; `held` grows with them. What is
+/// dropped in between lets go of everything.
 pub(crate) async fn fetch(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
-    let Some(param) = media.iter().find(|medium| medium.is_elsewhere()).map(|medium| medium.param.clone()) else {
-        return Ok(());
+    let Some(param) = media.iter().find(|medium| medium.needs_fetch()).map(|medium| medium.param.clone()) else {
+        return external::read(state, media, held).await;
     };
     let within = FETCHES_WITHIN * state.server.config.media.fetch_timeout;
     let mut phase = state.server.phase.subscribe();
@@ -46,7 +47,8 @@ pub(crate) async fn fetch(state: &Arc<ModelState>, media: &mut [Medium], held: &
         biased;
         done = timeout(within, fetch_all(state, media, held)) => done.unwrap_or_else(|_| Err(too_slow(&param, within))),
         () = reached(&mut phase, Phase::Cut) => Err(cut()),
-    }
+    }?;
+    external::read(state, media, held).await
 }
 
 fn too_slow(param: &str, within: Duration) -> ApiError {
@@ -109,9 +111,44 @@ async fn remote(
     url: String,
     held: &mut Held,
 ) -> ApiResult<Vec<u8>> {
-    let (Some(fetcher), Some(spec)) = (state.media_pipeline.fetcher.clone(), state.served.engine.media()) else {
-        return Err(ApiError::internal("nothing can be fetched here"));
-    };
+    let spec = state.served.engine.media().ok_or_else(|| ApiError::internal("nothing can be fetched here"))?;
+    let own = || spec.staging.reserve(FETCHING_BYTES).map_err(|error| refused(param, &error));
+    let limit = state.server.config.media.file_limit(kind);
+    fetched(state, param, (url, limit), own, held).await
+}
+
+/// Fetches a document of at most `limit` bytes, by the rules of media. `held` grows with it. `since`: when the fetches of the request
+/// began.
+pub(crate) async fn fetch_file(
+    state: &Arc<ModelState>,
+    param: &str,
+    (url, limit): (String, (u64, &'static str)),
+    since: Instant,
+    held: &mut Held,
+) -> ApiResult<Vec<u8>> {
+    let within = FETCHES_WITHIN * state.server.config.media.fetch_timeout;
+    let mut phase = state.server.phase.subscribe();
+    // A model without media has no memory planned for fetches: they are requests in flight.
+    let own = || state.server.bytes.hold(FETCHING_BYTES);
+    tokio::select! {
+        biased;
+        done = timeout(within.saturating_sub(since.elapsed()), fetched(state, param, (url, limit), own, held)) => {
+            done.unwrap_or_else(|_| Err(too_slow(param, within)))
+        }
+        () = reached(&mut phase, Phase::Cut) => Err(cut()),
+    }
+}
+
+/// Fetches a file. `own` reserves the memory of the fetch itself when its turn comes.
+async fn fetched<T: Send + 'static>(
+    state: &Arc<ModelState>,
+    param: &str,
+    (url, limit): (String, (u64, &'static str)),
+    own: impl FnOnce() -> ApiResult<T>,
+    held: &mut Held,
+) -> ApiResult<Vec<u8>> {
+    let fetcher = state.media_pipeline.fetcher.clone();
+    let fetcher = fetcher.ok_or_else(|| ApiError::internal("nothing can be fetched here"))?;
     let host = host_of(&url);
     let turn =
         timeout(TURN_WITHIN * state.server.config.media.fetch_timeout, state.media_pipeline.fetch_queue.take(&host))
@@ -122,8 +159,7 @@ async fn remote(
         );
         ApiError { param: Some(param.into()), ..ApiError::unavailable(message, 5) }
     })?;
-    let own = spec.staging.reserve(FETCHING_BYTES).map_err(|error| refused(param, &error))?;
-    let limit = state.server.config.media.file_limit(kind);
+    let own = own()?;
     let (sender, mut pieces) = mpsc::channel::<Vec<u8>>(PIECES);
     let fetching = spawn_thread("plimsoll-fetch", move || {
         // Held until the connection is closed, even if the request has ended by then.

@@ -123,7 +123,7 @@ mod tests {
     const SOON: Duration = Duration::from_millis(50);
 
     #[tokio::test]
-    async fn a_slow_host_holds_up_itself_and_nobody_else() {
+    async fn slow_host_delays_only_itself() {
         let fetch_queue = FetchQueue::default();
         let mut slow = Vec::new();
         for _ in 0..FETCHES_OF_A_HOST {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_came_first_is_served_first() {
+    async fn first_request_is_served_first() {
         let fetch_queue = FetchQueue::default();
         let mut held = Vec::new();
         for i in 0..FETCHES {

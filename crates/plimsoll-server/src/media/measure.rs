@@ -1,9 +1,11 @@
-//! What a medium will take, from its header alone: tokens, pixels, bytes. Refused here is refused before anything is decoded.
+//! What a medium will take, from its header alone: tokens, pixels, bytes. Refused here is refused before anything is
+//! decoded.
 
 use plimsoll_engine::{AudioSpec, Grid, MediaSpec, Spelling, VideoSpec};
 use plimsoll_media::audio::{self, AudioLimits, resampled_len};
-use plimsoll_media::geometry::{Fit, ImageRule};
-use plimsoll_media::image::{Header, probe};
+use plimsoll_media::ffmpeg::{Film, RUN_BYTES};
+use plimsoll_media::geometry::{Cut, Fit, ImageRule};
+use plimsoll_media::image::{Filter, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
 use super::config::MediaConfig;
@@ -38,20 +40,65 @@ pub(crate) struct Measured {
     /// What its pixels, or its spectrogram, take.
     pub pixel_bytes: u64,
     pub(super) files: Vec<Vec<u8>>,
-    /// Frames of an animation that are taken; none for pictures and lists.
+    /// Of a video file, what ffmpeg has found in it.
+    pub(super) film: Option<Film>,
+    /// Frames of an animation or a video file that are taken; none for images and lists.
     pub(super) frames: Option<Vec<u64>>,
-    /// To this it is resized; nothing of a sound.
+    /// To this it is resized; nothing of an audio clip.
     pub(super) canvas: Size,
-    /// Pictures that the tower sees and that lie in the canvas: of this size.
+    /// The filter of the resize.
+    pub(super) filter: Filter,
+    /// Images that the tower sees and that lie in the canvas: of this size.
     pub(super) tile: Size,
     /// Placeholders that a prompt has for it before they are repeated.
     pub(super) runs: u64,
+    /// How an image is cut, if its pieces are encoded one by one.
+    pub(super) cut: Option<Cut>,
+    /// Those pieces, one a placeholder.
+    pub(super) pieces: Vec<Piece>,
+}
+
+/// A piece of an image that is an item of its own.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub size: Size,
+    pub grid: Grid,
+    pub shape: Shape,
+    /// Index of its first placeholder in the prompt, once there is one.
+    pub first: u32,
 }
 
 impl Measured {
     /// Bytes of its files.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.capacity() as u64).sum()
+    }
+
+    /// Bytes of the pixels, or of the spectrogram, of each of its items.
+    pub(super) fn item_bytes(&self) -> impl Iterator<Item = u64> {
+        let whole = self.pieces.is_empty().then_some(self.pixel_bytes);
+        whole.into_iter().chain(self.pieces.iter().map(|piece| RGB * piece.size.pixels()))
+    }
+
+    /// Embeddings that each of its items has.
+    fn item_tokens(&self) -> impl Iterator<Item = u64> {
+        let whole = self.pieces.is_empty().then_some(self.shape.tokens);
+        whole.into_iter().chain(self.pieces.iter().map(|piece| piece.shape.tokens))
+    }
+
+    /// How often its `nth` placeholder, which stands at `first` in the prompt, is repeated.
+    pub(super) fn begin_run(&mut self, nth: u64, first: u32) -> usize {
+        if nth == 0 {
+            self.first = first;
+        }
+        let tokens = match self.pieces.get_mut(nth as usize) {
+            Some(piece) => {
+                piece.first = first;
+                piece.shape.tokens
+            }
+            None => self.shape.tokens / self.runs,
+        };
+        tokens as usize
     }
 }
 
@@ -67,7 +114,7 @@ pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Mediu
             refused(&param, &error)
         })?);
     }
-    let rows = measured.iter().map(|medium| medium.shape.tokens as usize);
+    let rows = measured.iter().flat_map(|medium| medium.item_tokens().map(|tokens| tokens as usize));
     let param = measured.first().map_or("messages", |first| &first.param);
     spec.outputs.check(rows).map_err(|error| refused(param, &error))?;
     Ok(measured)
@@ -79,64 +126,69 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
     let files: Vec<Vec<u8>> =
         files.filter_map(|source| if let Source::Bytes(bytes) = source { Some(bytes) } else { None }).collect();
     if let (Modality::Audio, Some(audio)) = (wanted, &spec.audio) {
-        return sound(spec, audio, limits, medium.param, files);
+        return measure_audio(spec, audio, limits, medium.param, files);
     }
-    let headers = files.iter().map(|file| probe(file, &limits.image)).collect::<Result<Vec<_>, _>>();
-    let headers = headers.map_err(|error| match error {
-        MediaError::Unsupported { what, .. } => MediaError::Unsupported { what, supported: formats(wanted) },
-        error => error,
-    })?;
+    let headers = files.iter().map(|file| match &medium.film {
+        Some(film) => Ok(Look::film(film, file)),
+        None => Look::header(file, limits),
+    });
+    let headers = headers.collect::<Result<Vec<_>, _>>().map_err(|error| supported(error, wanted))?;
     let first = *headers.first().ok_or_else(|| malformed(wanted, "it has no frames".into()))?;
     let (plan, tokens_max) = match (&spec.image, &spec.video) {
         (Some(image), _) if wanted == Modality::Image => {
-            (picture(&image.rule, medium.pixels_max, first.size)?, image.tokens_max)
+            (measure_image(&image.rule, medium.pixels_max, first.size)?, image.tokens_max)
         }
         (_, Some(video)) if wanted == Modality::Video => {
             (film(video, &spec.spelling, medium.listed, &headers)?, video.tokens_max)
         }
         _ => return Err(malformed(wanted, "the model takes none".into())),
     };
-    let Plan { fit, patch, frames, times, seconds, runs } = plan;
-    let Fit { canvas, size, pictures, groups, shape } = fit;
+    let Plan { fit, patch, pieces, frames, times, seconds, runs } = plan;
+    // Another release of ffmpeg may decode to other pixels.
+    let ffmpeg = limits.ffmpeg.as_ref().filter(|_| medium.film.is_some()).map_or("", |ffmpeg| ffmpeg.version());
+    let parameters = format!("{} {ffmpeg}", spec.parameters);
+    let Fit { canvas, size, images, groups, shape, filter, cut } = fit;
+    let behind = cut.and_then(|cut| cut.whole);
     if shape.tokens > tokens_max {
         let (what, asked, flag) = (wanted.noun(), shape.tokens, wanted.flag());
         return Err(MediaError::OverLimit { what, asked, limit: tokens_max, unit: "tokens", flag });
     }
-    let decoding = |header: &Header| {
+    let decoding = |header: &Look| {
         // Bytes of the decoded image, of the image after resizing one side, and of the canvas that is cut into tiles.
-        let halfway = u64::from(header.size.height) * u64::from(canvas.width);
+        let widest = canvas.width.max(behind.map_or(0, |whole| whole.width));
+        let halfway = u64::from(header.size.height) * u64::from(widest);
         let whole = if canvas == size { 0 } else { canvas.pixels() };
-        header.decode_bytes().max(RGB * (header.size.pixels() + halfway + whole))
+        header.decode_bytes.max(header.beside_bytes + RGB * (header.size.pixels() + halfway + whole))
     };
     Ok(Measured {
-        key: key(spec, wanted, &files, canvas, frames.as_deref()),
+        key: key(&parameters, wanted, &files, canvas, frames.as_deref()),
         param: medium.param,
         shape,
-        grid: Grid {
-            frames: groups as usize,
-            height: (u64::from(size.height) / patch) as usize,
-            width: (u64::from(size.width) / patch) as usize,
-        },
+        grid: grid(groups, size, patch),
         times,
         seconds,
         first: 0,
         decode_bytes: headers.iter().map(decoding).max().unwrap_or(0),
-        pixel_bytes: pictures * RGB * size.pixels(),
+        pixel_bytes: RGB * (images * size.pixels() + behind.map_or(0, Size::pixels)),
         files,
+        film: medium.film,
         frames,
         canvas,
+        filter,
         tile: size,
         runs,
+        cut,
+        pieces,
     })
 }
 
-/// What a sound may be, by the engine's rule and the server's.
-pub(super) fn sound_limits(audio: &AudioSpec, limits: &MediaConfig) -> AudioLimits {
+/// What an audio clip may be, by the engine's rule and the server's.
+pub(super) fn audio_limits(audio: &AudioSpec, limits: &MediaConfig) -> AudioLimits {
     AudioLimits { file_bytes: limits.audio_bytes, seconds: audio.rule.max_seconds }
 }
 
-/// A sound: its samples, counted, say how many tokens it will have.
-fn sound(
+/// An audio clip: its samples, counted, say how many tokens it will have.
+fn measure_audio(
     spec: &MediaSpec,
     audio: &AudioSpec,
     limits: &MediaConfig,
@@ -144,8 +196,8 @@ fn sound(
     files: Vec<Vec<u8>>,
 ) -> Result<Measured, MediaError> {
     let file = files.first().ok_or_else(|| malformed(Modality::Audio, "it is not there".into()))?;
-    let header = audio::probe(file, &sound_limits(audio, limits))?;
-    let samples = resampled_len(header.samples, header.rate, audio.rule.rate as u32);
+    let header = audio::probe(file, &audio_limits(audio, limits)).map_err(|error| supported(error, Modality::Audio))?;
+    let samples = audio.rule.filled(resampled_len(header.samples, header.rate, audio.rule.rate as u32));
     let shape = audio.rule.shape(samples)?;
     let frames = audio.rule.frames(samples);
     let bytes = size_of::<f32>() as u64;
@@ -153,40 +205,94 @@ fn sound(
         key: ContentKey::of(Modality::Audio, &spec.parameters, file),
         param,
         shape,
-        grid: Grid::sound(frames as usize),
+        grid: Grid::audio(frames as usize),
         times: Vec::new(),
         seconds: None,
         first: 0,
         decode_bytes: header.decode_bytes() + samples * bytes,
         pixel_bytes: frames * audio.mel.bands() as u64 * bytes,
         files,
+        film: None,
         frames: None,
         canvas: Size::new(0, 0),
+        filter: Filter::default(),
         tile: Size::new(0, 0),
         runs: 1,
+        cut: None,
+        pieces: Vec::new(),
     })
+}
+
+/// A file before it is decoded.
+#[derive(Clone, Copy)]
+struct Look {
+    size: Size,
+    frames: u64,
+    /// How long all frames are shown; 0 where the file does not say.
+    duration_ms: u64,
+    /// What decoding takes at most.
+    decode_bytes: u64,
+    /// What it holds of that while a frame is resized.
+    beside_bytes: u64,
+}
+
+impl Look {
+    fn header(file: &[u8], limits: &MediaConfig) -> Result<Self, MediaError> {
+        let header = probe(file, &limits.image)?;
+        let (size, frames, duration_ms) = (header.size, header.frames, header.duration_ms);
+        Ok(Self { size, frames, duration_ms, decode_bytes: header.decode_bytes(), beside_bytes: 0 })
+    }
+
+    fn film(film: &Film, file: &[u8]) -> Self {
+        let &Film { size, frames, duration_ms, .. } = film;
+        // ffmpeg runs until the last frame has been resized, and reads a copy of the file.
+        Self { size, frames, duration_ms, decode_bytes: 0, beside_bytes: RUN_BYTES + file.len() as u64 }
+    }
+}
+
+/// Names the formats of a kind where a file is in none of them.
+fn supported(error: MediaError, kind: Modality) -> MediaError {
+    match error {
+        MediaError::Unsupported { what, .. } => MediaError::Unsupported { what, supported: formats(kind) },
+        error => error,
+    }
 }
 
 /// How a medium is processed.
 struct Plan {
     fit: Fit,
     patch: u64,
+    pieces: Vec<Piece>,
     frames: Option<Vec<u64>>,
     times: Vec<f64>,
     seconds: Option<f32>,
     runs: u64,
 }
 
-fn picture(rule: &ImageRule, pixels_max: Option<u64>, size: Size) -> Result<Plan, MediaError> {
+fn grid(frames: u64, size: Size, patch: u64) -> Grid {
+    let side = |pixels: u32| (u64::from(pixels) / patch) as usize;
+    Grid { frames: frames as usize, height: side(size.height), width: side(size.width) }
+}
+
+fn measure_image(rule: &ImageRule, pixels_max: Option<u64>, size: Size) -> Result<Plan, MediaError> {
     let rule = match pixels_max {
         Some(asked) => rule.limited(asked)?,
         None => rule.clone(),
     };
-    let patch = rule.patches().patch;
-    Ok(Plan { fit: rule.fit(size)?, patch, frames: None, times: Vec::new(), seconds: None, runs: 1 })
+    let (patch, fit) = (rule.patches().patch, rule.fit(size)?);
+    let pieces = match (&rule, fit.cut) {
+        (ImageRule::Pieces(rule), Some(cut)) => {
+            let sizes = (0..fit.images).map(|_| fit.size).chain(cut.whole);
+            let grid = |size| grid(1, size, patch);
+            sizes.map(|size| Piece { size, grid: grid(size), shape: rule.piece(size), first: 0 }).collect()
+        }
+        _ => Vec::new(),
+    };
+    let runs = (pieces.len() as u64).max(1);
+    Ok(Plan { fit, patch, pieces, frames: None, times: Vec::new(), seconds: None, runs })
 }
 
-fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[Header]) -> Result<Plan, MediaError> {
+fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[Look]) -> Result<Plan, MediaError> {
     let (sampling, size) = (video.rule.sampling(), headers[0].size);
     let (indices, fps, total) = match listed {
         Some(fps) => {
@@ -200,7 +306,7 @@ fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[
             ((0..total).collect(), fps, total)
         }
         None => {
-            let Header { frames, duration_ms, .. } = headers[0];
+            let Look { frames, duration_ms, .. } = headers[0];
             let known = duration_ms > 0 && frames > 1;
             let fps = if known { frames as f64 * 1000.0 / duration_ms as f64 } else { ANIMATION_RATE };
             (sampling.indices(frames, fps)?, fps, frames)
@@ -210,10 +316,11 @@ fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[
     // As often as they are sampled.
     let sampled = fps * count as f64 / total as f64;
     let fit = video.rule.fit(count, size)?;
-    let stamped = *spelling == Spelling::Timed;
+    let stamped = matches!(spelling, Spelling::Timed | Spelling::Clocked { .. });
     let patches = video.rule.patches();
     Ok(Plan {
         patch: patches.patch,
+        pieces: Vec::new(),
         times: if stamped { sampling.timestamps(&indices, fps) } else { Vec::new() },
         frames: listed.is_none().then_some(indices),
         seconds: Some((patches.temporal as f64 / sampled) as f32),
@@ -223,8 +330,8 @@ fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[
 }
 
 /// All of the content, and all that decides what becomes of it.
-fn key(spec: &MediaSpec, kind: Modality, files: &[Vec<u8>], size: Size, frames: Option<&[u64]>) -> ContentKey {
-    let parameters = format!("{} {}x{} {frames:?}", spec.parameters, size.height, size.width);
+fn key(parameters: &str, kind: Modality, files: &[Vec<u8>], size: Size, frames: Option<&[u64]>) -> ContentKey {
+    let parameters = format!("{parameters} {}x{} {frames:?}", size.height, size.width);
     match files {
         [file] => ContentKey::of(kind, &parameters, file),
         files => {

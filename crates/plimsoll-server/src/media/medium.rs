@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use plimsoll_media::Modality;
+use plimsoll_media::ffmpeg::Film;
 
 /// One medium as a request names it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Medium {
     /// Where it stands in the body.
     pub param: String,
@@ -16,10 +17,12 @@ pub(crate) struct Medium {
     pub pixels_max: Option<u64>,
     /// Frames of a list a second; none for one file.
     pub listed: Option<f64>,
+    /// What ffmpeg has found in a video file.
+    pub film: Option<Film>,
 }
 
 /// Where bytes come from.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Source {
     /// They are here.
     Bytes(Vec<u8>),
@@ -30,8 +33,13 @@ pub(crate) enum Source {
 }
 
 impl Medium {
+    /// One file of a kind, or the frames of a list with its frames a second.
+    pub fn new(param: String, kind: Modality, sources: Vec<Source>, listed: Option<f64>) -> Self {
+        Self { param, kind, sources, pixels_max: None, listed, film: None }
+    }
+
     /// Whether any of its files has to be got first.
-    pub fn is_elsewhere(&self) -> bool {
+    pub fn needs_fetch(&self) -> bool {
         self.sources.iter().any(|source| !matches!(source, Source::Bytes(_)))
     }
 

@@ -1,13 +1,23 @@
-//! Pictures, lists of frames and sounds in requests, from what a body says of them to pixels and spectrograms that the engine takes.
+//! Images, lists of frames and audio clips in requests, up to the pixels and spectrograms that the engine takes.
 //!
-//! The rooms: `parse` reads what a body names, `fetch` gets the bytes, `measure` reads headers and says what each will take,
-//! `prompt` puts placeholders into prompts, `decode_memory` has requests wait for what `decode` makes pixels in. Files from strangers are held under the byte budget of
-//! bodies until they are decoded; decoding and pixels under the engine's [`Staging`](plimsoll_media::Staging). Refused is refused
-//! before anything is decoded. What must not be in here: patches, encoders, anything that waits for the engine thread.
+//! | file | job |
+//! | --- | --- |
+//! | `parse` | reads the parts of a body that name media |
+//! | `fetch` | gets the bytes |
+//! | `external` | has ffmpeg read video files and audio tracks |
+//! | `measure` | reads headers, computes tokens and memory |
+//! | `prompt` | puts placeholders into prompts |
+//! | `decode_memory` | waits for the memory of the pixels |
+//! | `decode` | decodes |
+//!
+//! Files count against the byte budget of bodies until they are decoded. Decoding and pixels count against the engine's
+//! [`Staging`](plimsoll_media::Staging). Every refusal comes before decoding. Not here: patches, encoders, the engine
+//! thread.
 
 pub(crate) mod config;
 mod decode;
 mod decode_memory;
+mod external;
 mod fetch;
 mod fetch_queue;
 mod measure;
@@ -19,7 +29,8 @@ mod refused;
 mod source;
 
 pub(crate) use decode::prepare;
-pub(crate) use fetch::fetch;
+pub(crate) use fetch::{fetch, fetch_file};
 pub(crate) use measure::{Measured, measure_all};
 pub(crate) use medium::Medium;
 pub(crate) use parse::MediaParser;
+pub(crate) use source::{data_url, fetchable, from_base64};

@@ -2,18 +2,18 @@
 
 use plimsoll_engine::MediaSpec;
 use plimsoll_media::Modality;
-use plimsoll_memory::broken;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::config::MediaFetch;
 use super::medium::{Medium, Source};
-use super::source::{decoded, local};
+use super::refused::refused;
+use super::source::{data_url, decoded, fetchable, local, too_large};
+use crate::documents::DocumentParser;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, Text, wrong};
 use crate::state::model::ModelState;
 
-/// Pixels that `detail: low` leaves a picture.
+/// Pixels that `detail: low` leaves an image.
 const LOW_PIXELS: u64 = 512 * 512;
 
 /// Frames of a list a second, unless the client says otherwise.
@@ -22,15 +22,20 @@ const FRAMES_PER_SECOND: f64 = 2.0;
 /// Frames a second that a list of frames may have: positions in time are counted in 32 bits.
 const FPS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
 
+/// Names of audio formats; of which one a file is, its first bytes say.
+const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "aac", "m4a", "mp4", "opus", "webm"];
+
 /// The media of one request, as they are found.
 pub(crate) struct MediaParser<'a> {
     state: &'a ModelState,
     pub media: Vec<Medium>,
+    /// The request's files that are no media.
+    pub files: DocumentParser<'a>,
 }
 
 impl<'a> MediaParser<'a> {
     pub fn new(state: &'a ModelState) -> Self {
-        Self { state, media: Vec::new() }
+        Self { state, media: Vec::new(), files: DocumentParser::new(&state.server) }
     }
 
     /// Takes a part of chat's content that is no text: what stands for it in the template's message.
@@ -39,13 +44,13 @@ impl<'a> MediaParser<'a> {
         match kind {
             "image_url" => {
                 self.takes(&at, kind, Modality::Image)?;
-                let (param, raw) = needed(fields, "image_url")?;
+                let (param, raw) = fields.needed("image_url")?;
                 let (url, detail) = address(&param, raw)?;
                 self.image(param, &url.0, detail.as_deref())
             }
             "video_url" => {
                 self.takes(&at, kind, Modality::Video)?;
-                let (param, raw) = needed(fields, "video_url")?;
+                let (param, raw) = fields.needed("video_url")?;
                 let (url, detail) = address(&param, raw)?;
                 if detail.is_some() {
                     return Err(ApiError::unsupported(format!("{param}.detail"), "detail has no effect on a video"));
@@ -55,31 +60,27 @@ impl<'a> MediaParser<'a> {
             "video" => {
                 self.takes(&at, kind, Modality::Video)?;
                 let fps = fields.take::<f64>("fps")?;
-                let (param, raw) = needed(fields, "video")?;
+                let (param, raw) = fields.needed("video")?;
                 self.frames(param, raw, fps)
             }
             "input_audio" | "audio_url" => {
                 self.takes(&at, kind, Modality::Audio)?;
-                let (param, raw) = needed(fields, kind)?;
+                let (param, raw) = fields.needed(kind)?;
                 if kind == "input_audio" {
                     let mut inner = Fields::of(param.clone(), raw)?;
                     let (data, format) = (inner.required::<Text<'_>>("data")?, inner.required::<String>("format")?);
                     inner.finish()?;
-                    return self.sound(param, &data.0, &format);
+                    return self.audio(param, &data.0, &format);
                 }
                 let (url, detail) = address(&param, raw)?;
                 if detail.is_some() {
                     return Err(ApiError::unsupported(format!("{param}.detail"), "detail has no effect on audio"));
                 }
                 let source = self.source(&param, &url.0, Modality::Audio)?;
-                self.add(Medium { param, kind: Modality::Audio, sources: vec![source], pixels_max: None, listed: None })
-            }
-            "file" => {
-                let message = format!("{at} is `file`: this server reads no documents; send their text or images");
-                Err(ApiError::unsupported(at, message))
+                self.add(Medium::new(param, Modality::Audio, vec![source], None))
             }
             other => {
-                let known = "text, image_url, video_url, video, input_audio and audio_url";
+                let known = "text, image_url, video_url, video, input_audio, audio_url and file";
                 let message = format!("{at} is `{}`; known are {known}", quote(other));
                 Err(ApiError::unsupported(at, message))
             }
@@ -107,7 +108,7 @@ impl<'a> MediaParser<'a> {
         Err(ApiError::unsupported(at, message))
     }
 
-    /// Adds a picture.
+    /// Adds an image.
     pub fn image(&mut self, param: String, url: &str, detail: Option<&str>) -> ApiResult<Value> {
         let pixels_max = match detail {
             None | Some("auto" | "high") => None,
@@ -118,25 +119,36 @@ impl<'a> MediaParser<'a> {
             }
         };
         let source = self.source(&param, url, Modality::Image)?;
-        self.add(Medium { param, kind: Modality::Image, sources: vec![source], pixels_max, listed: None })
+        self.add(Medium { pixels_max, ..Medium::new(param, Modality::Image, vec![source], None) })
     }
 
-    /// Adds a picture that is given as base64, with the media type that it is said to have.
+    /// Adds an image that is given as base64, with the media type that it is said to have.
     pub fn base64(&mut self, param: String, media_type: &str, data: &str) -> ApiResult<Value> {
         let limit = self.state.server.config.media.file_limit(Modality::Image);
         let source = Source::Bytes(decoded(&param, media_type, data, Modality::Image, limit)?);
-        self.add(Medium { param, kind: Modality::Image, sources: vec![source], pixels_max: None, listed: None })
+        self.add(Medium::new(param, Modality::Image, vec![source], None))
     }
 
-    /// Adds a sound that is given as base64, in the format that it is said to have. What it really is, its first bytes say.
-    pub fn sound(&mut self, param: String, data: &str, format: &str) -> ApiResult<Value> {
-        if !["wav", "mp3", "flac", "ogg"].contains(&format) {
-            let message = format!("{param}.format is `{}`; known are wav, mp3, flac and ogg", quote(format));
+    /// Adds an audio clip that is given as base64, in the format that it is said to have. What it really is, its first
+    /// bytes say.
+    pub fn audio(&mut self, param: String, data: &str, format: &str) -> ApiResult<Value> {
+        if !AUDIO_FORMATS.contains(&format) {
+            let message = format!("{param}.format is `{}`; known are {}", quote(format), AUDIO_FORMATS.join(", "));
             return Err(ApiError::unsupported(format!("{param}.format"), message));
         }
         let limit = self.state.server.config.media.file_limit(Modality::Audio);
         let source = Source::Bytes(decoded(&format!("{param}.data"), "", data, Modality::Audio, limit)?);
-        self.add(Medium { param, kind: Modality::Audio, sources: vec![source], pixels_max: None, listed: None })
+        self.add(Medium::new(param, Modality::Audio, vec![source], None))
+    }
+
+    /// Adds an audio clip from its bytes.
+    pub fn audio_file(&mut self, param: &str, bytes: &[u8]) -> ApiResult<Value> {
+        let limit = self.state.server.config.media.file_limit(Modality::Audio);
+        if bytes.len() as u64 > limit.0 {
+            return Err(refused(param, &too_large(bytes.len() as u64, limit)));
+        }
+        let (param, sources) = (param.to_owned(), vec![Source::Bytes(bytes.to_vec())]);
+        self.add(Medium::new(param, Modality::Audio, sources, None))
     }
 
     /// Adds a video: an animation, or frames between commas, as vLLM takes them.
@@ -151,10 +163,10 @@ impl<'a> MediaParser<'a> {
             }
             None => (vec![self.source(&param, url, Modality::Video)?], None),
         };
-        self.add(Medium { param, kind: Modality::Video, sources, pixels_max: None, listed })
+        self.add(Medium::new(param, Modality::Video, sources, listed))
     }
 
-    /// Adds a video from a list of pictures.
+    /// Adds a video from a list of images.
     fn frames(&mut self, param: String, raw: &RawValue, fps: Option<f64>) -> ApiResult<Value> {
         if raw.get().starts_with('"') {
             let url: Text<'_> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
@@ -169,7 +181,7 @@ impl<'a> MediaParser<'a> {
         let frames: Vec<Text<'_>> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
         let frames = self.few(&param, frames.iter().map(|frame| &*frame.0))?;
         let sources = frames.map(|url| self.source(&param, url, Modality::Image)).collect::<ApiResult<_>>()?;
-        self.add(Medium { param, kind: Modality::Video, sources, pixels_max: None, listed: Some(fps) })
+        self.add(Medium::new(param, Modality::Video, sources, Some(fps)))
     }
 
     /// Refuses more frames than a video may have.
@@ -186,7 +198,7 @@ impl<'a> MediaParser<'a> {
 
     fn add(&mut self, medium: Medium) -> ApiResult<Value> {
         let most = self.state.served.engine.media().map_or(0, |spec| spec.items_max);
-        if self.media.len() >= most && !broken("T-24") {
+        if self.media.len() >= most {
             let message = format!("the request has more than {most} media, the limit (--max-media-per-request)");
             return Err(ApiError::invalid(medium.param, message));
         }
@@ -199,27 +211,14 @@ impl<'a> MediaParser<'a> {
         let config = &self.state.server.config.media;
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
         let is = |name: &str| scheme.eq_ignore_ascii_case(name);
-        if is("data") {
-            let malformed = || ApiError::invalid(param, format!("{param}: a data: URL is data:TYPE;base64,DATA"));
-            let (head, data) = url[5..].split_once(',').ok_or_else(malformed)?;
-            let (head, encoding) = head.rsplit_once(';').ok_or_else(malformed)?;
-            if !encoding.eq_ignore_ascii_case("base64") {
-                return Err(malformed());
-            }
+        if let Some((head, data)) = data_url(param, url)? {
             let media_type = head.split(';').next().unwrap_or_default().to_ascii_lowercase();
             return decoded(param, &media_type, data, kind, config.file_limit(kind)).map(Source::Bytes);
         }
         if is("file") {
             return local(param, url, &config.roots).map(Source::File);
         }
-        if !is("http") && !is("https") {
-            let message = format!("{param} must begin with data:, https://, http:// or file://");
-            return Err(ApiError::invalid(param, message));
-        }
-        if config.fetch == MediaFetch::Off {
-            let message = format!("{param}: this server fetches nothing (--media-fetch off); send a data: URL");
-            return Err(ApiError::unsupported(param, message));
-        }
+        fetchable(config, param, url, "data:, https://, http:// or file://")?;
         Ok(Source::Url(url.to_owned()))
     }
 }
@@ -228,13 +227,6 @@ impl<'a> MediaParser<'a> {
 fn without_prefix<'b>(url: &'b str, prefix: &str) -> Option<&'b str> {
     let (head, rest) = url.split_at_checked(prefix.len())?;
     head.eq_ignore_ascii_case(prefix).then_some(rest)
-}
-
-/// A field that must be there, with its full name.
-fn needed<'b>(fields: &mut Fields<'b>, name: &str) -> ApiResult<(String, &'b RawValue)> {
-    let param = fields.param(name);
-    let raw = fields.raw(name).ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
-    Ok((param, raw))
 }
 
 /// A URL, or an object with one and perhaps a `detail`.

@@ -14,14 +14,14 @@ use crate::http::error::ServeError;
 
 /// What all requests with media share.
 pub(crate) struct MediaPipeline {
-    /// None where nothing may be fetched, or the model takes no media.
+    /// None with `--media-fetch off`.
     pub(super) fetcher: Option<Arc<Fetcher>>,
     pub fetch_queue: FetchQueue,
     pub(super) decoders: Arc<Semaphore>,
-    /// For sounds.
+    /// For audio clips.
     pub(super) listeners: Arc<Semaphore>,
     /// None where the model takes no media.
-    pub(super) rooms: Option<DecodeBudget>,
+    pub(super) decode_budget: Option<DecodeBudget>,
     pub counts: Counts,
 }
 
@@ -34,6 +34,8 @@ pub(crate) struct Counts {
     pub fetched: Counter,
     /// Bytes of them.
     pub fetched_bytes: Counter,
+    /// Files that ffmpeg has read before they were measured.
+    pub ffmpeg_runs: Counter,
     /// Items that were refused for what they are.
     pub refused: Counter,
 }
@@ -45,17 +47,17 @@ impl MediaPipeline {
             hosts: config.allowed_domains.clone(),
             timeout: config.fetch_timeout,
         };
-        let fetches = spec.is_some() && config.fetch != MediaFetch::Off;
+        let fetches = config.fetch != MediaFetch::Off;
         let fetcher = fetches.then(|| Fetcher::new(&rules, config.root_certificates.as_deref())).transpose();
         let fetcher = fetcher.map_err(|error| ServeError::Config(error.to_string()))?;
         let taken = || ServeError::Config("this engine's media are another server's already".into());
-        let rooms = spec.map(|spec| DecodeBudget::of(&spec.staging).ok_or_else(taken)).transpose()?;
+        let decode_budget = spec.map(|spec| DecodeBudget::of(&spec.staging).ok_or_else(taken)).transpose()?;
         Ok(Self {
             fetcher: fetcher.map(Into::into),
             fetch_queue: FetchQueue::default(),
             decoders: Arc::new(Semaphore::new(DECODERS)),
             listeners: Arc::new(Semaphore::new(DECODERS)),
-            rooms,
+            decode_budget,
             counts: Counts::default(),
         })
     }

@@ -1,5 +1,5 @@
-//! Placeholders in prompts: what a template writes for a medium becomes as many tokens as the medium has, and what a client writes
-//! never becomes any.
+//! Placeholders in prompts. A template's placeholder becomes as many tokens as its medium has. Text from the client
+//! never becomes a placeholder.
 
 use plimsoll_engine::{MediaSpec, Spelling};
 use plimsoll_media::Modality;
@@ -7,7 +7,7 @@ use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value};
 
 use super::measure::Measured;
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH};
 
 /// Marks the place where a client's spelling of a placeholder is cut in two: a character that no text has.
 const CUTS: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
@@ -42,7 +42,10 @@ impl<'a> Placeholders<'a> {
         let ids = Modality::ALL.into_iter().filter_map(|kind| self.id(kind));
         let names = ids.map(|id| self.tokenizer.token_name(id));
         let word = match &self.spec.spelling {
-            Spelling::Framed { video, .. } if self.spec.video.is_some() => Some(video.as_str()),
+            Spelling::Framed { video, .. } | Spelling::Clocked { video, .. } if self.spec.video.is_some() => {
+                Some(video.as_str())
+            }
+            Spelling::Paragraph { start, .. } => Some(start.as_str()),
             _ => None,
         };
         names.chain(word).filter(|text| !text.is_empty()).collect()
@@ -66,16 +69,35 @@ impl<'a> Placeholders<'a> {
         Ok(Guarded { cut: Some(cut) })
     }
 
-    /// Writes what the model's processor does where the template has put placeholders. A template that writes them otherwise is found out
-    /// when they are counted.
+    /// Writes what the model's processor does where the template has put placeholders. A template that writes them
+    /// otherwise is found out when they are counted.
     pub fn spell(&self, prompt: String, media: &[Measured]) -> String {
         let pad = |kind| self.id(kind).map_or("", |id| self.tokenizer.token_name(id));
         match &self.spec.spelling {
             Spelling::Plain => prompt,
             Spelling::Timed => timed(prompt, media, pad(Modality::Video)),
+            Spelling::Paragraph { start, end } => {
+                let pad = pad(Modality::Image);
+                framed(&prompt, media, (start, ""), &format!("\n\n{start}{pad}{end}\n\n"), |_| String::new())
+            }
+            Spelling::Pieces { start, end, whole } => {
+                in_pieces(&prompt, media, pad(Modality::Image), [start, end, whole])
+            }
             Spelling::Framed { start, end, video } => {
                 let pad = pad(Modality::Image);
-                framed(&prompt, media, (pad, video), &format!("{start}{pad}{end}"))
+                let whole = format!("{start}{pad}{end}");
+                let frame = |n: u64| format!("Frame{n}: {whole}");
+                let frames = |medium: &Measured| (1..=medium.runs).map(frame).collect::<Vec<_>>().join("\n");
+                framed(&prompt, media, (pad, video), &whole, frames)
+            }
+            Spelling::Clocked { start, end, video } => {
+                let (image, frame) = (pad(Modality::Image), pad(Modality::Video));
+                let clock = |seconds: &f64| {
+                    let seconds = *seconds as u64;
+                    format!("{:02}:{:02} {start}{frame}{end}", seconds / 60, seconds % 60)
+                };
+                let frames = |medium: &Measured| medium.times.iter().map(clock).collect::<Vec<_>>().join(" ");
+                framed(&prompt, media, (image, video), &format!("{start}{image}{end}"), frames)
             }
         }
     }
@@ -88,31 +110,27 @@ impl<'a> Placeholders<'a> {
             let message = format!(
                 "this model's maximum context length is {context} tokens; the request has {total} in the prompt"
             );
-            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+            return Err(ApiError { code: Some(CONTEXT_LENGTH), ..ApiError::invalid(param, message) });
         }
         let mut all = Vec::with_capacity(total as usize);
         let mut waiting = media.iter_mut();
-        // For the current medium: placeholder token, placeholders still to come, tokens written for each.
-        let mut open: Option<(u32, u64, usize)> = None;
+        // The current medium, and which of its placeholders is the next.
+        let mut open: Option<(&mut Measured, u64)> = None;
         for id in ids {
             if !self.spec.is_placeholder(id) {
                 all.push(id);
                 continue;
             }
-            let (pad, left, each) = match open.take() {
+            let (medium, nth) = match open.take() {
                 Some(open) => open,
-                None => {
-                    let medium = waiting.next().ok_or_else(|| self.unmatched(param))?;
-                    medium.first = all.len() as u32;
-                    let runs = medium.runs;
-                    (self.id(medium.shape.modality).unwrap_or(u32::MAX), runs, (medium.shape.tokens / runs) as usize)
-                }
+                None => (waiting.next().ok_or_else(|| self.unmatched(param))?, 0),
             };
-            if pad != id {
+            if self.id(medium.shape.modality) != Some(id) {
                 return Err(self.unmatched(param));
             }
+            let each = medium.begin_run(nth, all.len() as u32);
             all.extend(std::iter::repeat_n(id, each));
-            open = (left > 1).then_some((pad, left - 1, each));
+            open = (nth + 1 < medium.runs).then_some((medium, nth + 1));
         }
         if open.is_some() || waiting.next().is_some() {
             return Err(self.unmatched(param));
@@ -150,8 +168,14 @@ fn timed(prompt: String, media: &[Measured], pad: &str) -> String {
     stamped
 }
 
-/// Pictures between two words (`whole`), and so every frame of a video, in a line with its number.
-fn framed(prompt: &str, media: &[Measured], (image, video): (&str, &str), whole: &str) -> String {
+/// What a template writes for an image becomes `whole`, and what it writes for a video its `frames`.
+fn framed(
+    prompt: &str,
+    media: &[Measured],
+    (image, video): (&str, &str),
+    whole: &str,
+    frames: impl Fn(&Measured) -> String,
+) -> String {
     let mut spelled = String::with_capacity(prompt.len());
     let mut rest = prompt;
     for medium in media {
@@ -161,12 +185,36 @@ fn framed(prompt: &str, media: &[Measured], (image, video): (&str, &str), whole:
         spelled.push_str(&rest[..at]);
         rest = &rest[at + word.len()..];
         match moves {
-            true => {
-                let frame = |n: u64| format!("Frame{n}: {whole}");
-                spelled.push_str(&(1..=medium.runs).map(frame).collect::<Vec<_>>().join("\n"));
-            }
+            true => spelled.push_str(&frames(medium)),
             false => spelled.push_str(whole),
         }
+    }
+    spelled.push_str(rest);
+    spelled
+}
+
+/// Images between two words, the pieces of each behind their own.
+fn in_pieces(prompt: &str, media: &[Measured], pad: &str, [start, end, whole]: [&str; 3]) -> String {
+    let mut spelled = String::with_capacity(prompt.len());
+    let mut rest = prompt;
+    for medium in media {
+        let Some(at) = rest.find(pad).filter(|_| !pad.is_empty()) else { break };
+        spelled.push_str(&rest[..at]);
+        rest = &rest[at + pad.len()..];
+        spelled.push_str(start);
+        match &medium.cut {
+            Some(cut) => {
+                for (row, column) in (1..=cut.rows).flat_map(|row| (1..=cut.columns).map(move |column| (row, column))) {
+                    spelled.push_str(&format!("<|img_row_{row}_col_{column}|>{pad}"));
+                }
+                if cut.whole.is_some() {
+                    spelled.push_str(whole);
+                    spelled.push_str(pad);
+                }
+            }
+            None => spelled.push_str(pad),
+        }
+        spelled.push_str(end);
     }
     spelled.push_str(rest);
     spelled

@@ -1,11 +1,12 @@
 use plimsoll_engine::{Grid, ImageSpec, PlaceRule, Spelling, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
-use plimsoll_media::image::Normalize;
+use plimsoll_media::geometry::{Cut, ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
+use plimsoll_media::image::{Filter, Normalize};
 use plimsoll_media::{ContentKey, OutputPool, Shape, Size, Staging};
 use serde_json::json;
 
 use super::*;
+use crate::media::measure::Piece;
 
 const IMAGE: u32 = 0;
 const VIDEO: u32 = 1;
@@ -47,6 +48,7 @@ fn spec() -> MediaSpec {
         audio: None,
         parameters: String::new(),
         places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        image_in_one_step: false,
         spelling: Spelling::Timed,
         items_max: 8,
         batch: 1,
@@ -67,11 +69,43 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
         decode_bytes: 0,
         pixel_bytes: 0,
         files: Vec::new(),
+        film: None,
         frames: None,
         canvas: Size::new(4, 4),
+        filter: Filter::default(),
         tile: Size::new(4, 4),
         runs: times.len().max(1) as u64,
+        cut: None,
+        pieces: Vec::new(),
     }
+}
+
+/// An image of two tiles in a row of four tokens each, and the whole of three.
+fn cut() -> Measured {
+    let piece = |tokens| {
+        let whole = measured(Modality::Image, tokens, &[]);
+        Piece { size: whole.tile, grid: whole.grid, shape: whole.shape, first: 0 }
+    };
+    let cut = Some(Cut { columns: 2, rows: 1, whole: Some(Size::new(4, 4)) });
+    Measured { cut, pieces: [4, 4, 3].map(piece).into(), runs: 3, ..measured(Modality::Image, 11, &[]) }
+}
+
+#[test]
+fn pieces_stand_behind_their_places_and_begin_where_they_do() {
+    let tokenizer = tokenizer();
+    let [start, end, whole] = ["<s>", "</s>", "<w>"].map(str::to_owned);
+    let spec = MediaSpec { spelling: Spelling::Pieces { start, end, whole }, video: None, ..spec() };
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let mut media = [measured(Modality::Image, 2, &[]), cut()];
+    let spelled = placeholders.spell("a<|image_pad|>b<|image_pad|>c".into(), &media);
+    let expected = "a<s><|image_pad|></s>b<s><|img_row_1_col_1|><|image_pad|><|img_row_1_col_2|><|image_pad|><w><|image_pad|></s>c";
+    assert_eq!(spelled, expected);
+    let ids = vec![70, IMAGE, 71, IMAGE, 72, IMAGE, 73, IMAGE, 74];
+    let all = placeholders.expand("messages", ids, &mut media, 18).unwrap();
+    assert_eq!(all.len(), 18);
+    assert_eq!((media[0].first, media[1].first), (1, 4));
+    let first: Vec<u32> = media[1].pieces.iter().map(|piece| piece.first).collect();
+    assert_eq!((first, &all[8..10]), (vec![4, 9, 14], &[72, IMAGE][..]));
 }
 
 #[test]
@@ -123,12 +157,12 @@ fn frames_are_told_when_they_are_shown_as_their_processor_tells_it() {
 }
 
 #[test]
-fn pictures_of_tiles_stand_between_words_and_frames_are_numbered() {
+fn images_of_tiles_stand_between_words_and_frames_are_numbered() {
     let (spec, tokenizer) = (spec(), tokenizer());
     let words = ["<img>", "</img>", "<video>"].map(String::from);
     let [start, end, video] = words;
     let image = spec.image.clone().unwrap();
-    // A frame is a picture among others.
+    // A frame is an image among others.
     let film = VideoSpec { placeholder: image.placeholder, ..spec.video.clone().unwrap() };
     let spelling = Spelling::Framed { start, end, video };
     let spec = MediaSpec { spelling, video: Some(film), ..spec };
@@ -156,6 +190,42 @@ fn pictures_of_tiles_stand_between_words_and_frames_are_numbered() {
     let said = messages.as_str().unwrap().to_owned();
     assert!(!said.contains("<video>") && guarded.plain(said.clone()) == "see <video>");
     assert_eq!(placeholders.spell(said.clone(), &media[1..2]), said);
+}
+
+#[test]
+fn frames_stand_behind_the_minute_and_second_at_which_they_are_shown() {
+    let tokenizer = tokenizer();
+    let [start, end, video] = ["<|vision_start|>", "<|vision_end|>", "<film>"].map(str::to_owned);
+    let spec = MediaSpec { spelling: Spelling::Clocked { start, end, video }, ..spec() };
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let media = [measured(Modality::Video, 4, &[0.0, 61.9, 6000.0]), measured(Modality::Image, 2, &[])];
+    let spelled = placeholders.spell("a<film>b<|image_pad|>c".into(), &media);
+    let whole = |pad| format!("<|vision_start|>{pad}<|vision_end|>");
+    let (frame, image) = (whole("<|video_pad|>"), whole("<|image_pad|>"));
+    assert_eq!(spelled, format!("a00:00 {frame} 01:01 {frame} 100:00 {frame}b{image}c"));
+    // The word that a template writes means no video where a client has written it.
+    let mut messages = json!("see <film>");
+    placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
+    assert!(!messages.as_str().unwrap().contains("<film>"), "{messages}");
+}
+
+#[test]
+fn an_image_becomes_a_paragraph_between_its_words() {
+    let tokenizer = tokenizer();
+    let [start, end] = ["<|vision_start|>", "<|vision_end|>"].map(str::to_owned);
+    let spec = MediaSpec { spelling: Spelling::Paragraph { start, end }, video: None, ..spec() };
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let media = [measured(Modality::Image, 2, &[]), measured(Modality::Image, 2, &[])];
+    let spelled = placeholders.spell("a<|vision_start|>b<|vision_start|>c".into(), &media);
+    let whole = "\n\n<|vision_start|><|image_pad|><|vision_end|>\n\n";
+    assert_eq!(spelled, format!("a{whole}b{whole}c"));
+    // The word that a template writes means no image where a client has written it.
+    let mut messages = json!("see <|vision_start|> and <|image_pad|>");
+    let guarded = placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
+    let said = messages.as_str().unwrap().to_owned();
+    assert!(!said.contains("<|vision_start|>") && !said.contains("<|image_pad|>"), "{said}");
+    assert_eq!(placeholders.spell(said.clone(), &media), said);
+    assert_eq!(guarded.plain(said), "see <|vision_start|> and <|image_pad|>");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use base64::read::DecoderReader;
 use plimsoll_media::{MediaError, Modality};
 
+use super::config::{MediaConfig, MediaFetch};
 use super::refused::refused;
 use crate::http::error::{ApiError, ApiResult, quote};
 
@@ -20,8 +21,23 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 );
 
 /// What works as a video.
-const VIDEOS: &str =
-    "animated GIF and WebP, a list of frames (`video`), and data:video/jpeg;base64 with frames between commas";
+const VIDEOS: &str = "animated GIF and WebP, a list of frames (`video`), and data:video/jpeg;base64 with frames between commas; \
+     with --ffmpeg also MP4, QuickTime, WebM, Matroska, AVI and MPEG-TS";
+/// What works as audio.
+const SOUNDS: &str = "WAV, FLAC, MP3 and Ogg Vorbis; with --ffmpeg also AAC, M4A, Ogg Opus and WebM";
+
+/// Refuses a URL that this server does not fetch. `known`: the schemes that this field takes, for the error.
+pub(crate) fn fetchable(config: &MediaConfig, param: &str, url: &str, known: &str) -> ApiResult<()> {
+    let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
+    if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
+        return Err(ApiError::invalid(param, format!("{param} must begin with {known}")));
+    }
+    if config.fetch == MediaFetch::Off {
+        let message = format!("{param}: this server fetches nothing (--media-fetch off); send a data: URL");
+        return Err(ApiError::unsupported(param, message));
+    }
+    Ok(())
+}
 
 /// Decodes base64 in one piece, if the result may be that large and its type is one that can be read.
 pub(super) fn decoded(
@@ -32,6 +48,23 @@ pub(super) fn decoded(
     limit: (u64, &'static str),
 ) -> ApiResult<Vec<u8>> {
     check_type(param, media_type, kind)?;
+    from_base64(param, data, limit)
+}
+
+/// The media type with its parameters and the base64 of a data: URL; none for any other URL.
+pub(crate) fn data_url<'u>(param: &str, url: &'u str) -> ApiResult<Option<(&'u str, &'u str)>> {
+    let Some((_, rest)) = url.split_at_checked(5).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("data:")) else {
+        return Ok(None);
+    };
+    let (head, data) = rest.split_once(',').unwrap_or_default();
+    match head.rsplit_once(';') {
+        Some((head, encoding)) if encoding.eq_ignore_ascii_case("base64") => Ok(Some((head, data))),
+        _ => Err(ApiError::invalid(param, format!("{param}: a data: URL is data:TYPE;base64,DATA"))),
+    }
+}
+
+/// Decodes base64 in one piece, if the result may be that large.
+pub(crate) fn from_base64(param: &str, data: &str, limit: (u64, &'static str)) -> ApiResult<Vec<u8>> {
     // Mail and `base64` break lines.
     let solid = data.bytes().filter(|byte| !byte.is_ascii_whitespace()).count();
     let most = base64::decoded_len_estimate(solid);
@@ -75,10 +108,12 @@ pub(super) fn too_large(asked: u64, (limit, flag): (u64, &'static str)) -> Media
     MediaError::OverLimit { what: "a file", asked, limit, unit: "bytes", flag }
 }
 
-/// What may be said of pictures, and of sounds.
+/// What may be said of images, and of audio clips.
 const IMAGE_TYPES: [&str; 7] =
     ["", "image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/octet-stream"];
-const AUDIO_TYPES: [&str; 12] = [
+const VIDEO_TYPES: [&str; 6] =
+    ["video/mp4", "video/quicktime", "video/webm", "video/x-matroska", "video/x-msvideo", "video/mp2t"];
+const AUDIO_TYPES: [&str; 18] = [
     "",
     "audio/wav",
     "audio/x-wav",
@@ -90,6 +125,12 @@ const AUDIO_TYPES: [&str; 12] = [
     "audio/x-flac",
     "audio/ogg",
     "application/ogg",
+    "audio/aac",
+    "audio/mp4",
+    "audio/x-m4a",
+    "audio/m4a",
+    "audio/opus",
+    "audio/webm",
     "application/octet-stream",
 ];
 
@@ -99,14 +140,16 @@ fn check_type(param: &str, media_type: &str, kind: Modality) -> ApiResult<()> {
         Modality::Image | Modality::Video => &IMAGE_TYPES,
         Modality::Audio => &AUDIO_TYPES,
     };
-    if known.iter().any(|known| media_type.eq_ignore_ascii_case(known)) {
+    let film = kind == Modality::Video && VIDEO_TYPES.contains(&media_type.to_ascii_lowercase().as_str());
+    if film || known.iter().any(|known| media_type.eq_ignore_ascii_case(known)) {
         return Ok(());
     }
     let message = format!("{param}: `{}` is not read here; supported are {}", quote(media_type), formats(kind));
     Err(ApiError::unsupported(param, message))
 }
 
-/// The file that a `file://` URL names, if it may lie under one of the roots. Whether it does is seen when it is opened.
+/// The file that a `file://` URL names, if it may lie under one of the roots. Whether it does is seen when it is
+/// opened.
 pub(super) fn local(param: &str, url: &str, roots: &[PathBuf]) -> ApiResult<PathBuf> {
     if roots.is_empty() {
         let message = format!("{param}: this server reads no files for its clients (--media-root)");
@@ -147,7 +190,8 @@ pub(super) fn open(path: &Path, roots: &[PathBuf]) -> Option<(File, u64)> {
         // A pipe without a writer must not hold us up.
         options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
     }
-    // Looked at before, so that nothing outside is even opened, and again after: what was opened must be what lies there.
+    // Looked at before, so that nothing outside is even opened, and again after: what was opened must be what lies
+    // there.
     let inside = |path: &Path| {
         let real = fs::canonicalize(path).ok()?;
         let within = |root: &PathBuf| fs::canonicalize(root).is_ok_and(|root| real.starts_with(root));
@@ -174,7 +218,7 @@ fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
 pub(super) fn formats(kind: Modality) -> &'static str {
     match kind {
         Modality::Video => VIDEOS,
-        Modality::Audio => "WAV, FLAC, MP3 and Ogg Vorbis",
+        Modality::Audio => SOUNDS,
         Modality::Image => "PNG, JPEG, GIF and WebP",
     }
 }

@@ -28,9 +28,9 @@ fn base64_is_decoded_once_and_never_beyond_the_limit() {
     assert!(error.contains("limit is 10 (--max-image-bytes)"), "{error}");
     for (media_type, kind, known) in [
         ("image/svg+xml", Modality::Image, "GIF and WebP"),
-        ("video/mp4", Modality::Video, "GIF and WebP"),
+        ("video/x-flv", Modality::Video, "GIF and WebP"),
         ("image/heic", Modality::Image, "GIF and WebP"),
-        ("audio/aac", Modality::Audio, "WAV, FLAC, MP3 and Ogg Vorbis"),
+        ("audio/midi", Modality::Audio, "WAV, FLAC, MP3 and Ogg Vorbis"),
         ("image/png", Modality::Audio, "WAV, FLAC, MP3 and Ogg Vorbis"),
     ] {
         let error = decoded("p", media_type, "", kind, (10, "--max-audio-bytes")).unwrap_err().message;

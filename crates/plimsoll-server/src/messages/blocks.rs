@@ -1,4 +1,4 @@
-//! An answer as Anthropic's message, whole, and what its shape shares with the stream.
+//! An answer as Anthropic's message, whole, and the types that it shares with the stream.
 
 use axum::response::Response;
 use plimsoll_engine::FinishReason;
@@ -7,23 +7,14 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::Counts;
-use crate::conversation::ReplyContext;
-use crate::conversation::active::Usage;
+use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::Collected;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
-use crate::http::budget::Held;
 use crate::http::fields::no_json;
 use crate::http::json::json;
 
-/// What stands for a signature: thoughts are not signed here.
+/// The signature field: reasoning is not signed here.
 pub(crate) const UNSIGNED: &str = "unsigned";
-
-/// What an answer is made with.
-pub(crate) struct Answer {
-    pub context: ReplyContext,
-    /// The client marks what it wants cached.
-    pub caches: bool,
-}
 
 /// A message, complete or about to begin.
 #[derive(Serialize)]
@@ -49,55 +40,54 @@ pub(crate) enum Block {
 }
 
 impl<'a> Message<'a> {
-    /// A message of which nothing is known yet but its prompt.
-    pub fn begun(answer: &'a Answer, usage: Usage) -> Self {
+    /// A message without content. `caches`: the client marks what it wants cached.
+    pub fn begun(request: &'a ActiveRequest, usage: Usage, caches: bool) -> Self {
         Self {
-            id: &answer.context.id,
+            id: &request.id,
             kind: "message",
             role: "assistant",
-            model: &answer.context.draft.common.model,
+            model: &request.submission.common.model,
             content: Vec::new(),
             stop_reason: None,
             stop_sequence: None,
-            usage: Counts::of(usage, answer.caches),
+            usage: Counts::of(usage, caches, &request.submission.pins),
         }
     }
 }
 
-impl Answer {
-    /// Why the message ended, in Anthropic's words, and the stop sequence that ended it.
-    pub fn stop<'a>(
-        &self,
-        reading: &Reading,
-        reason: FinishReason,
-        matched: Option<&'a str>,
-    ) -> (&'static str, Option<&'a str>) {
-        match (reason, matched) {
-            (FinishReason::Length, _) if self.context_is_full() => ("model_context_window_exceeded", None),
-            (FinishReason::Length, _) => ("max_tokens", None),
-            (FinishReason::Stop, Some(matched)) => ("stop_sequence", Some(matched)),
-            (FinishReason::Stop, None) if reading.has_called() => ("tool_use", None),
-            (FinishReason::Stop, None) => ("end_turn", None),
-        }
-    }
-
-    /// Whether the context had less room than the client asked for.
-    fn context_is_full(&self) -> bool {
-        let draft = &self.context.draft;
-        let given = draft.max_tokens(&self.context.state, &draft.prompts[0]);
-        given.is_ok_and(|given| draft.common.max_tokens.is_some_and(|asked| given < asked))
+/// Anthropic's stop reason, and the stop sequence that ended the message.
+pub(crate) fn stop_reason<'a>(
+    request: &ActiveRequest,
+    reading: &Reading,
+    reason: FinishReason,
+    matched: Option<&'a str>,
+) -> (&'static str, Option<&'a str>) {
+    match (reason, matched) {
+        (FinishReason::Length, _) if context_is_full(request) => ("model_context_window_exceeded", None),
+        (FinishReason::Length, _) => ("max_tokens", None),
+        (FinishReason::Stop, Some(matched)) => ("stop_sequence", Some(matched)),
+        (FinishReason::Stop, None) if reading.has_called() => ("tool_use", None),
+        (FinishReason::Stop, None) => ("end_turn", None),
     }
 }
 
-/// The whole answer.
-pub(crate) fn whole(answer: &Answer, collected: Collected, usage: Usage, held: Option<Held>) -> Response {
-    let context = &answer.context;
-    let mut reading = Reading::new(&context.rules);
+/// Whether the context had less room than the client asked for.
+fn context_is_full(request: &ActiveRequest) -> bool {
+    let submission = &request.submission;
+    let given = submission.max_tokens(&request.state, &submission.prompts[0]);
+    given.is_ok_and(|given| submission.common.max_tokens.is_some_and(|asked| given < asked))
+}
+
+/// The whole answer. `caches`: the client marks what it wants cached.
+pub(crate) fn whole(mut request: ActiveRequest, caches: bool, collected: Collected) -> Response {
+    let held = request.take_held();
+    let mut reading = Reading::new(&request.submission.rules);
     let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
-    let content = blocks(reading.read(collected.text, end, &context.state.server.ids));
-    let stop = collected.finish.map(|reason| answer.stop(&reading, reason, collected.stop_reason.as_deref()));
+    let content = blocks(reading.read(collected.text, end, &request.state.server.ids));
+    let matched = collected.stop_reason.as_deref();
+    let stop = collected.finish.map(|reason| stop_reason(&request, &reading, reason, matched));
     let (stop_reason, stop_sequence) = stop.map_or((None, None), |(reason, matched)| (Some(reason), matched));
-    json(&Message { content, stop_reason, stop_sequence, ..Message::begun(answer, usage) }, held)
+    json(&Message { content, stop_reason, stop_sequence, ..Message::begun(&request, request.usage(), caches) }, held)
 }
 
 /// The parts of a reply as blocks, in their order.
@@ -132,8 +122,8 @@ fn give(last: Option<&mut Block>, arguments: &mut String) {
     arguments.clear();
 }
 
-/// Arguments as an object. A stream hands on what the model wrote; here what is no object is put into one, under the name that
-/// Anthropic's documentation gives to such text.
+/// Arguments as an object. Text that is not an object is put into one, under the name from Anthropic's documentation. A
+/// stream sends the model's text unchanged.
 pub(crate) fn input(arguments: &str) -> Box<RawValue> {
     let object = serde_json::from_str::<Box<RawValue>>(arguments).ok().filter(|raw| raw.get().starts_with('{'));
     object.unwrap_or_else(|| {

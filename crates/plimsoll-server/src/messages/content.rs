@@ -1,21 +1,23 @@
-//! Anthropic's `system` and `messages` as chat's: blocks become text, pictures, calls, results and thoughts of messages.
+//! Anthropic's `system` and `messages` as chat's: blocks become text, images, calls, results and reasoning of messages.
 //!
-//! Texts of one message are joined by line breaks, as chat's parts are; turns of one role that follow each other are one
-//! turn; each tool result is a message of its own, where it stands.
+//! Texts of one message are joined by line breaks, as chat's parts are. Adjacent messages of one role become one. Each
+//! tool result becomes a message, in its place.
 
 use plimsoll_media::Modality;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::conversation::content::{add_medium, add_text, thoughts_alone, wrap};
+use crate::conversation::content::{add_medium, add_text, reasoning_alone, wrap};
+use crate::conversation::marks::Marks;
+use crate::documents::{self, Document};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
 use crate::media::{MediaParser, Medium};
 use crate::state::model::ModelState;
 
-/// Takes the fields: the messages, what they show, and whether a block is marked for the cache.
-pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<(Vec<Value>, Vec<Medium>, bool)> {
-    let mut told = Told { messages: Vec::new(), gallery: MediaParser::new(state), calls: Vec::new(), caches: false };
+/// Takes the fields: the messages, what they show, and the marks for the cache behind those of the tools.
+pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState, marks: Marks) -> ApiResult<Content> {
+    let mut told = Told { messages: Vec::new(), media: MediaParser::new(state), calls: Vec::new(), marks };
     if let Some(raw) = fields.raw("system") {
         let text = told.texts("system", raw)?;
         told.messages.push(json!({"role": "system", "content": text}));
@@ -29,17 +31,27 @@ pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<(Ve
     for (i, raw) in list.iter().enumerate() {
         told.message(Fields::of(format!("messages[{i}]"), raw)?)?;
     }
-    told.messages.iter_mut().for_each(thoughts_alone);
-    Ok((told.messages, told.gallery.media, told.caches))
+    told.messages.iter_mut().for_each(reasoning_alone);
+    let Told { messages, media, marks, .. } = told;
+    Ok(Content { messages, media: media.media, documents: media.files.documents, marks })
+}
+
+/// What the fields say.
+pub(crate) struct Content {
+    pub messages: Vec<Value>,
+    pub media: Vec<Medium>,
+    pub documents: Vec<Document>,
+    /// The marks for the cache.
+    pub marks: Marks,
 }
 
 /// What has been told so far.
 struct Told<'a> {
     messages: Vec<Value>,
-    gallery: MediaParser<'a>,
+    media: MediaParser<'a>,
     /// Ids of calls, which results refer to.
     calls: Vec<String>,
-    caches: bool,
+    marks: Marks,
 }
 
 impl Told<'_> {
@@ -92,19 +104,23 @@ impl Told<'_> {
                     add_medium(content, medium);
                 }
             }
+            ("document", "user") => {
+                let text = self.document(&mut fields)?;
+                self.text(role, &text);
+            }
             ("tool_result", "user") => self.result(&mut fields)?,
             ("tool_use", "assistant") => self.call(&mut fields)?,
             ("thinking", "assistant") => {
-                let thoughts = fields.required::<String>("thinking")?;
-                // Thoughts are not signed here, and those of others are read like our own.
+                let reasoning = fields.required::<String>("thinking")?;
+                // Reasoning is not signed here, and those of others are read like our own.
                 fields.take::<String>("signature")?;
                 let message = self.turn("assistant");
                 match message.get_mut("reasoning_content") {
                     Some(Value::String(text)) => {
                         text.push('\n');
-                        text.push_str(&thoughts);
+                        text.push_str(&reasoning);
                     }
-                    _ => drop(message.insert("reasoning_content".into(), thoughts.into())),
+                    _ => drop(message.insert("reasoning_content".into(), reasoning.into())),
                 }
             }
             (other, _) => return Err(unknown(at, other, role)),
@@ -129,9 +145,9 @@ impl Told<'_> {
         }
     }
 
-    /// A picture. `at` is where its type stands.
+    /// An image. `at` is where its type stands.
     fn image(&mut self, at: &str, fields: &mut Fields<'_>) -> ApiResult<Value> {
-        self.gallery.takes(at, "image", Modality::Image)?;
+        self.media.takes(at, "image", Modality::Image)?;
         let path = fields.param("source");
         let raw = fields.raw("source");
         let raw = raw.ok_or_else(|| ApiError::invalid(&path, format!("{path} is missing")))?;
@@ -141,11 +157,11 @@ impl Told<'_> {
             "base64" => {
                 let media_type: String = source.required("media_type")?;
                 let (param, data) = (source.param("data"), source.required::<Text<'_>>("data")?);
-                self.gallery.base64(param, &media_type, &data.0)?
+                self.media.base64(param, &media_type, &data.0)?
             }
             "url" => {
                 let (param, url) = (source.param("url"), source.required::<Text<'_>>("url")?);
-                self.gallery.image(param, &url.0, None)?
+                self.media.image(param, &url.0, None)?
             }
             other => {
                 let at = source.param("type");
@@ -154,8 +170,49 @@ impl Told<'_> {
             }
         };
         source.finish()?;
-        self.caches |= cache_control(fields)?;
+        self.marks.add(cache_control(fields)?, "");
         Ok(medium)
+    }
+
+    /// A document: what stands for it in the message.
+    fn document(&mut self, fields: &mut Fields<'_>) -> ApiResult<String> {
+        let (at, raw) = fields.needed("source")?;
+        let title = fields.take::<String>("title")?;
+        let context = fields.take::<String>("context")?;
+        let path = fields.param("citations");
+        if let Some(raw) = fields.raw("citations") {
+            let mut citations = Fields::of(path, raw)?;
+            citations.only("enabled", &["false"])?;
+            citations.finish()?;
+        }
+        self.marks.add(cache_control(fields)?, "");
+        let mut source = Fields::of(at, raw)?;
+        let kind: String = source.required("type")?;
+        let text = match kind.as_str() {
+            "base64" => {
+                source.only("media_type", &["\"application/pdf\"", "\"text/plain\""])?;
+                let (param, data) = (source.param("data"), source.required::<Text<'_>>("data")?);
+                self.media.files.base64(param, title, &data.0)?
+            }
+            "text" => {
+                source.only("media_type", &["\"text/plain\""])?;
+                documents::shown(title.as_deref(), &source.required::<String>("data")?)
+            }
+            "url" => {
+                let (param, url) = (source.param("url"), source.required::<Text<'_>>("url")?);
+                self.media.files.url(param, title, &url.0)?
+            }
+            other => {
+                let at = source.param("type");
+                let message = format!("{at} is `{}`; this server has base64, text and url", quote(other));
+                return Err(ApiError::unsupported(at, message));
+            }
+        };
+        source.finish()?;
+        Ok(match context {
+            Some(context) => format!("{context}\n{text}"),
+            None => text,
+        })
     }
 
     /// What a tool has said and shown.
@@ -172,6 +229,7 @@ impl Told<'_> {
             match kind.as_str() {
                 "text" => add_text(&mut content, &self.text_block(&mut block)?),
                 "image" => add_medium(&mut content, self.image(&at, &mut block)?),
+                "document" => add_text(&mut content, &self.document(&mut block)?),
                 other => return Err(unknown(at, other, "tool_result")),
             }
             block.finish()?;
@@ -201,8 +259,8 @@ impl Told<'_> {
     }
 
     fn text_block(&mut self, fields: &mut Fields<'_>) -> ApiResult<String> {
-        let text = fields.required("text")?;
-        self.caches |= cache_control(fields)?;
+        let text: String = fields.required("text")?;
+        self.marks.add(cache_control(fields)?, &text);
         fields.only("citations", &["[]"])?;
         Ok(text)
     }
@@ -215,7 +273,7 @@ impl Told<'_> {
         if !input.is_object() {
             return Err(ApiError::invalid(&at, format!("{at} must be an object")));
         }
-        self.caches |= cache_control(fields)?;
+        self.marks.add(cache_control(fields)?, "");
         only_direct(fields)?;
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": input}});
         let message = self.turn("assistant");
@@ -242,7 +300,7 @@ impl Told<'_> {
         if fields.take("is_error")?.unwrap_or(false) {
             wrap(&mut content, "Error: ", "");
         }
-        self.caches |= cache_control(fields)?;
+        self.marks.add(cache_control(fields)?, content.as_str().unwrap_or_default());
         fields.never(&["toolset_name"], "this server has no toolsets")?;
         self.messages.push(json!({"role": "tool", "content": content, "tool_call_id": id}));
         Ok(())
@@ -259,9 +317,6 @@ fn only_direct(fields: &mut Fields<'_>) -> ApiResult<()> {
 }
 
 fn unknown(at: String, kind: &str, role: &str) -> ApiError {
-    let message = match kind {
-        "document" => format!("{at} is `document`: this server reads no documents; send its text"),
-        _ => format!("{at} is `{}`, which this server does not know in a {role} message", quote(kind)),
-    };
+    let message = format!("{at} is `{}`, which this server does not know in a {role} message", quote(kind));
     ApiError::unsupported(at, message)
 }

@@ -12,43 +12,42 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 use axum::http::HeaderMap;
 use axum::response::Response;
+use plimsoll_engine::Pin;
 use serde::Serialize;
 
 use crate::conversation::active::Usage;
 use crate::conversation::choices::collect;
-use crate::conversation::{StartedChat, begin, stream};
+use crate::conversation::stream;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::json::json;
 use crate::state::model::ModelState;
 
+pub(crate) use blocks::input;
 pub(crate) use error::{body as error_body, owns, reshape};
 
-/// The versions of the API. They differ in what is refused: the newer one has no `temperature`, `top_p` and `top_k`. Models here
-/// have them, so they work in either.
+/// The versions of the API. They differ in what is refused: the newer one has no `temperature`, `top_p` and `top_k`.
+/// Models here have them, so they work in either.
 const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
 /// `POST /v1/messages`.
 pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
-    let asked = state.on_body(request, |body, state| {
-        let (ask, caches) = request::parse(&body.bytes, state)?;
-        let held = body.keep(ask.bytes())?;
-        Ok((ask, caches, held))
+    let parsed = state.on_body(request, |body, state| {
+        let (request, caches) = request::parse(&body.bytes, state)?;
+        let held = body.keep(request.bytes())?;
+        Ok((request, caches, held))
     });
-    let (ask, caches, held) = asked.await?;
-    let (turn, ()) = ask.turn(&state, held, || (0, ())).await?;
-    let id = state.server.ids.named("msg");
-    let StartedChat { context, mut active_request, held, choices } = begin(&state, id, "messages", turn).await?;
-    let answer = blocks::Answer { context, caches };
-    if answer.context.draft.common.stream {
-        let keep_alive = state.server.config.keep_alive;
-        return Ok(stream::response(active_request, shape::Stream::new(answer, held), keep_alive));
+    let (request, caches, held) = parsed.await?;
+    let submission = request.prepare_on_worker(&state, held).await?;
+    let mut request = submission.start(&state, state.server.ids.named("msg"), "messages").await?;
+    if request.submission.common.stream {
+        let shape = shape::MessageStream::new(&request, caches);
+        return Ok(stream::response(request, shape));
     }
-    let mut collected = collect(&mut active_request, choices, false).await?;
-    let (usage, held) = (active_request.usage(), active_request.all_held(held));
-    // One choice was asked for.
+    let mut collected = collect(&mut request).await?;
+    // The API has one choice only.
     let only = collected.pop().ok_or_else(|| ApiError::internal("the engine gave no answer"))?;
-    Ok(blocks::whole(&answer, only, usage, held))
+    Ok(blocks::whole(request, caches, only))
 }
 
 #[derive(Serialize)]
@@ -59,12 +58,12 @@ struct Count {
 /// `POST /v1/messages/count_tokens`: the tokens of the prompt that the same fields make at `/v1/messages`.
 pub(crate) async fn count_tokens(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
-    let asked = state.on_body(request, |body, state| {
+    let parsed = state.on_body(request, |body, state| {
         let conversation = request::count(&body.bytes, state)?;
         let held = body.keep(conversation.bytes())?;
         Ok((conversation, held))
     });
-    let (conversation, held) = asked.await?;
+    let (conversation, held) = parsed.await?;
     Ok(json(&Count { input_tokens: conversation.count(&state, held).await? }, None))
 }
 
@@ -87,19 +86,33 @@ pub(crate) struct Counts {
     input_tokens: u64,
     cache_creation_input_tokens: u64,
     cache_read_input_tokens: u64,
+    cache_creation: Creation,
     output_tokens: u64,
     service_tier: &'static str,
 }
 
+/// Tokens that were computed and pinned, by time.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct Creation {
+    ephemeral_5m_input_tokens: u64,
+    ephemeral_1h_input_tokens: u64,
+}
+
 impl Counts {
-    /// `input_tokens` leaves out what came from the cache, as Anthropic's does, where the client marks what it wants cached;
-    /// one that marks nothing sees the whole prompt, which is what `count_tokens` says.
-    fn of(usage: Usage, caches: bool) -> Self {
+    /// If the client marks what it wants cached, `input_tokens` leaves out what was found in the cache and what entered it up to the
+    /// last mark, as Anthropic's does. Otherwise it is the whole prompt, as `count_tokens` reports.
+    fn of(usage: Usage, caches: bool, pins: &[Pin]) -> Self {
         let cached = if caches { usage.prompt_tokens_details.cached_tokens } else { 0 };
+        let entered = |pins: &mut dyn Iterator<Item = &Pin>| {
+            let tokens = pins.map(|pin| pin.tokens as u64).max().unwrap_or(0);
+            tokens.min(usage.prompt_tokens).saturating_sub(cached)
+        };
+        let (all, hour) = (entered(&mut pins.iter()), entered(&mut pins.iter().filter(|pin| pin.minutes > 5)));
         Self {
-            input_tokens: usage.prompt_tokens - cached.min(usage.prompt_tokens),
-            cache_creation_input_tokens: 0,
+            input_tokens: usage.prompt_tokens.saturating_sub(cached + all),
+            cache_creation_input_tokens: all,
             cache_read_input_tokens: cached,
+            cache_creation: Creation { ephemeral_5m_input_tokens: all - hour, ephemeral_1h_input_tokens: hour },
             output_tokens: usage.completion_tokens,
             service_tier: "standard",
         }

@@ -3,9 +3,11 @@
 use plimsoll_grammar::Source;
 use serde_json::value::RawValue;
 
-use super::{content, tools};
-use crate::conversation::form::{Form, schema};
+use super::content::{self, Content};
+use super::tools;
+use crate::conversation::marks::Marks;
 use crate::conversation::messages::Conversation;
+use crate::conversation::output_format::{OutputFormat, schema};
 use crate::conversation::params::{Common, STOPS_MAX, model_name};
 use crate::conversation::{Budget, ChatRequest};
 use crate::http::error::{ApiError, ApiResult, quote};
@@ -42,8 +44,9 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, 
         let message = format!("thinking.budget_tokens must be below max_tokens, which is {max_tokens}");
         return Err(ApiError::invalid("thinking.budget_tokens", message));
     }
-    common.form = said.form;
-    let ask = ChatRequest {
+    common.output_format = said.output_format;
+    let caches = said.marks.any();
+    let request = ChatRequest {
         conversation: said.conversation,
         common,
         logprobs: None,
@@ -54,8 +57,10 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, 
         length_param: "max_tokens",
         fills_context: true,
         gathers: false,
+        drops_oldest: false,
+        marks: said.marks,
     };
-    Ok((ask, said.caches))
+    Ok((request, caches))
 }
 
 /// Parses the conversation of a token-counting request. Runs on a text worker.
@@ -79,33 +84,34 @@ const CLEARS_NOTHING: [&str; 4] = [
 struct Said {
     conversation: Conversation,
     thinking: Thinking,
-    form: Option<Form>,
-    caches: bool,
+    output_format: Option<OutputFormat>,
+    marks: Marks,
 }
 
 impl Said {
     fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
-        let mut caches = cache_control(fields)?;
-        let (tools, marked) = tools::take(fields)?;
-        caches |= marked;
-        let (messages, media, marked) = content::take(fields, state)?;
-        caches |= marked;
+        let whole = cache_control(fields)?;
+        let (tools, marks) = tools::take(fields)?;
+        let Content { messages, media, documents, mut marks } = content::take(fields, state, marks)?;
+        // It stands for one on the last block.
+        marks.add(whole, "");
         let thinking = Thinking::take(fields)?;
         let prefilled = messages.last().is_some_and(|last| last["role"] == "assistant");
         let mut conversation = Conversation::new("messages", messages, media, tools);
+        conversation.documents = documents;
         if prefilled {
-            conversation.go_on()?;
+            conversation.continue_last()?;
         }
         if let Some(on) = thinking.on {
             conversation.set_thinking(on);
         }
-        let form = output_config(fields, &mut conversation)?;
+        let output_format = output_config(fields, &mut conversation)?;
         fields.only("speed", &["\"standard\""])?;
         // Reasoning always stays in the context. This server supports no edit that clears something.
         fields.only("context_management", &CLEARS_NOTHING)?;
         let elsewhere = ["user_profile_id", "workspace_id"];
         fields.never(&elsewhere, "it belongs to Anthropic's own service")?;
-        Ok(Self { conversation, thinking, form, caches })
+        Ok(Self { conversation, thinking, output_format, marks })
     }
 }
 
@@ -140,11 +146,11 @@ impl Thinking {
     }
 }
 
-/// Thoughts are shown whole or not at all.
+/// Reasoning is shown whole or not at all.
 fn shown(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let omitted = fields.take::<String>("display")?;
     match omitted.as_deref() {
-        // Whole thoughts are more than a summary of them.
+        // Whole reasoning is more than a summary of them.
         None | Some("summarized") => Ok(true),
         Some("omitted") => Ok(false),
         Some(_) => {
@@ -155,7 +161,7 @@ fn shown(fields: &mut Fields<'_>) -> ApiResult<bool> {
     }
 }
 
-fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> ApiResult<Option<Form>> {
+fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> ApiResult<Option<OutputFormat>> {
     let mut asked = output_format(fields.raw(BETAS_FORMAT), BETAS_FORMAT)?;
     let Some(raw) = fields.raw("output_config") else { return Ok(asked) };
     let mut config = Fields::of("output_config".into(), raw)?;
@@ -165,8 +171,8 @@ fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> Ap
     if let Some(effort) = &effort {
         conversation.set_effort("output_config.effort", effort)?;
     }
-    if let Some(form) = output_format(format, "output_config.format")?
-        && asked.replace(form).is_some()
+    if let Some(output_format) = output_format(format, "output_config.format")?
+        && asked.replace(output_format).is_some()
     {
         let message = "output_format and output_config.format are two names of one thing";
         return Err(ApiError::invalid(BETAS_FORMAT, message));
@@ -177,7 +183,7 @@ fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> Ap
 /// What `output_config.format` was called while it was a beta.
 const BETAS_FORMAT: &str = "output_format";
 
-fn output_format(raw: Option<&RawValue>, param: &'static str) -> ApiResult<Option<Form>> {
+fn output_format(raw: Option<&RawValue>, param: &'static str) -> ApiResult<Option<OutputFormat>> {
     let Some(raw) = raw else { return Ok(None) };
     let mut format = Fields::of(param.into(), raw)?;
     format.only("type", &["\"json_schema\""])?;
@@ -185,5 +191,5 @@ fn output_format(raw: Option<&RawValue>, param: &'static str) -> ApiResult<Optio
     let schema = schema(&mut format, "schema")?;
     format.finish()?;
     let schema = schema.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
-    Ok(Some(Form { param, source: Source::JsonSchema(schema) }))
+    Ok(Some(OutputFormat { param, source: Source::JsonSchema(schema) }))
 }

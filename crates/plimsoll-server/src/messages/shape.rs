@@ -4,27 +4,25 @@ use plimsoll_engine::Delta;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::blocks::{Answer, Message, UNSIGNED, input};
+use super::blocks::{Message, UNSIGNED, input, stop_reason};
 use super::{Counts, error};
-use crate::conversation::active::{PromptDetails, Usage};
+use crate::conversation::active::{ActiveRequest, PromptDetails, Usage};
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::conversation::stream::Shape;
-use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::sse::Events;
 
 /// The stream's state.
-pub(crate) struct Stream {
-    answer: Answer,
+pub(crate) struct MessageStream {
+    /// The client marks what it wants cached.
+    caches: bool,
     reading: Reading,
     /// The block that is open, and how many have begun.
     open: Option<Kind>,
     begun: usize,
     end: Option<(&'static str, Option<String>)>,
     caller: Caller,
-    /// What the reading may hold back.
-    _held: Option<Held>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -88,10 +86,10 @@ impl Event<'_> {
     }
 }
 
-impl Stream {
-    pub fn new(answer: Answer, held: Option<Held>) -> Self {
-        let reading = Reading::new(&answer.context.rules);
-        Self { answer, reading, open: None, begun: 0, end: None, caller: Caller::current(), _held: held }
+impl MessageStream {
+    pub fn new(request: &ActiveRequest, caches: bool) -> Self {
+        let reading = Reading::new(&request.submission.rules);
+        Self { caches, reading, open: None, begun: 0, end: None, caller: Caller::current() }
     }
 
     fn part(&mut self, part: &Part, out: &mut Events) {
@@ -136,9 +134,9 @@ impl Stream {
     }
 }
 
-impl Shape for Stream {
-    fn open(&mut self, out: &mut Events) {
-        let prompt_tokens = self.answer.context.draft.prompts[0].ids.len() as u64;
+impl Shape for MessageStream {
+    fn open(&mut self, request: &ActiveRequest, out: &mut Events) {
+        let prompt_tokens = request.submission.prompts[0].ids.len() as u64;
         let prompt_tokens_details = PromptDetails { cached_tokens: 0 };
         let nothing = Usage {
             prompt_tokens,
@@ -147,34 +145,35 @@ impl Shape for Stream {
             prompt_tokens_details,
             speculation: None,
         };
-        Event::MessageStart { message: Message::begun(&self.answer, nothing) }.send(out);
+        Event::MessageStart { message: Message::begun(request, nothing, self.caches) }.send(out);
         Event::Ping.send(out);
     }
 
-    fn delta(&mut self, _choice: usize, delta: Delta, _usage: Usage, out: &mut Events) {
+    fn delta(&mut self, request: &ActiveRequest, _choice: usize, delta: Delta, out: &mut Events) {
         let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
-        let parts = self.reading.read(delta.text, end, &self.answer.context.state.server.ids);
+        let parts = self.reading.read(delta.text, end, &request.state.server.ids);
         for part in &parts {
             self.part(part, out);
         }
         if let Some(reason) = delta.finish {
-            let (reason, matched) = self.answer.stop(&self.reading, reason, delta.stop_reason.as_deref());
+            let (reason, matched) = stop_reason(request, &self.reading, reason, delta.stop_reason.as_deref());
             self.end = Some((reason, matched.map(str::to_owned)));
         }
     }
 
-    fn close(&mut self, usage: Usage, out: &mut Events) {
+    fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
         self.stop(out);
         let (stop_reason, stop_sequence) = match &self.end {
             Some((reason, matched)) => (Some(*reason), matched.as_deref()),
             None => (None, None),
         };
         let delta = End { stop_reason, stop_sequence };
-        Event::MessageDelta { delta, usage: Counts::of(usage, self.answer.caches) }.send(out);
+        Event::MessageDelta { delta, usage: Counts::of(request.usage(), self.caches, &request.submission.pins) }
+            .send(out);
         Event::MessageStop.send(out);
     }
 
-    fn fail(&mut self, error: &ApiError, _usage: Usage, out: &mut Events) {
+    fn fail(&mut self, _request: &ActiveRequest, error: &ApiError, out: &mut Events) {
         out.push_text("error", &error::body(error, Some(&self.caller.request_id)));
     }
 

@@ -2,28 +2,30 @@
 
 use serde_json::value::RawValue;
 
-use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, checked_name, checked_schema, in_chats_form};
+use crate::conversation::marks::Marks;
+use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, as_chat_tool, checked_name, checked_schema};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, cache_control};
 
-/// Takes the fields, and whether a tool is marked for the cache.
-pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Option<ToolUse>, bool)> {
+/// Takes the fields, and the marks for the cache.
+pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Option<ToolUse>, Marks)> {
     let choice = fields.raw("tool_choice");
     let list = fields.take_few::<Vec<&RawValue>>("tools", MAX_NODES)?.unwrap_or_default();
     let mut tools = ToolList::of(list.len())?;
-    let mut caches = false;
+    let mut marks = Marks::default();
     for (i, raw) in list.iter().enumerate() {
         let param = format!("tools[{i}]");
-        caches |= tool(&param, raw, &mut tools)?;
+        // Templates write a tool in their own way: its text is not looked for.
+        marks.add(tool(&param, raw, &mut tools)?, "");
     }
     let (choice, parallel) = match choice {
         None => (Some(ToolChoice::Auto), true),
         Some(raw) => self::choice(raw, &tools)?,
     };
-    Ok((tools.used(choice, parallel), caches))
+    Ok((tools.used(choice, parallel), marks))
 }
 
-fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<bool> {
+fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<u32>> {
     let mut fields = Fields::of(param.into(), raw)?;
     let kind = fields.take::<String>("type")?;
     if let Some(kind) = kind.filter(|kind| kind != "custom") {
@@ -44,7 +46,7 @@ fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<bool> {
     let schema = checked_schema(&mut fields, "input_schema")?;
     let schema = schema.ok_or_else(|| ApiError::invalid(&at, format!("{at} is missing")))?;
     fields.finish()?;
-    tools.add(param, name.clone(), in_chats_form(&at, &name, description, Some(schema), strict)?)?;
+    tools.add(param, name.clone(), as_chat_tool(&at, &name, description, Some(schema), strict)?)?;
     Ok(caches)
 }
 

@@ -1,6 +1,7 @@
 //! The answer of a model's handlers, which uses the model until it is sent.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::Request;
@@ -13,12 +14,16 @@ use hyper_util::service::TowerToHyperService;
 
 use super::{InUse, Loaded};
 use crate::http::error::{ApiError, ApiResult};
+use crate::state::background::ModelUse;
 
 /// What a use of a model will be, once the model is there.
 pub(super) type Entering = Pin<Box<dyn Future<Output = ApiResult<(Loaded, InUse)>> + Send>>;
 
 /// The handlers' answer, which uses the model until it is sent.
-pub(super) async fn answer(loaded: Loaded, user: InUse, request: Request) -> Response {
+pub(super) async fn answer(loaded: Loaded, user: InUse, mut request: Request) -> Response {
+    let user = Arc::new(user);
+    // For what goes on after the answer.
+    request.extensions_mut().insert(ModelUse(Arc::<InUse>::clone(&user)));
     match TowerToHyperService::new(loaded.routes).call(request).await {
         Ok(response) => {
             ApiError::count_invalid(&response, &loaded.state.served.engine.metrics().refused_invalid);
@@ -31,7 +36,7 @@ pub(super) async fn answer(loaded: Loaded, user: InUse, request: Request) -> Res
 /// A body that uses a model: what is left of the request goes first.
 struct Using {
     body: Body,
-    _user: InUse,
+    _user: Arc<InUse>,
 }
 
 impl hyper::body::Body for Using {

@@ -10,9 +10,11 @@ use tokio::time::timeout;
 
 use super::answer::{Entering, answer};
 use super::{Registry, waiting};
-use crate::http::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
+use crate::http::body::{BodyKind, EarlyBody, PARSED_FACTOR, ReadBody, read_body};
 use crate::http::error::ApiResult;
 use crate::http::fields::Fields;
+use crate::http::form;
+use crate::{ollama, transcriptions};
 
 /// A stream is told that it waits when its model is not there by then; before that, an error still has its own status.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -21,8 +23,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Request) -> ApiResult<Response> {
     let (mut head, body) = request.into_parts();
     let server = &registry.server;
-    let body = read_json(&head.headers, body, &server.bytes, server.config.body_limits()).await?;
-    let (body, model, streams) = look(&registry, body).await?;
+    let kind = transcriptions::body_kind(head.uri.path());
+    let body = read_body(kind, &head.headers, body, &server.bytes, server.config.body_limits()).await?;
+    let boundary = match kind {
+        BodyKind::Json => None,
+        BodyKind::Form => Some(form::boundary(&head.headers)?),
+    };
+    let (body, model, streams) = look(&registry, head.uri.path(), boundary, body).await?;
     let index = registry.find(model.as_deref())?;
     head.extensions.insert(EarlyBody::new(body));
     let request = Request::from_parts(head, Body::empty());
@@ -41,7 +48,14 @@ pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Reque
 }
 
 /// The model that a body names, and whether it asks for a stream. What is wrong with either is the handler's to say.
-async fn look(registry: &Arc<Registry>, body: ReadBody) -> ApiResult<(ReadBody, Option<String>, bool)> {
+async fn look(
+    registry: &Arc<Registry>,
+    path: &str,
+    boundary: Option<String>,
+    body: ReadBody,
+) -> ApiResult<(ReadBody, Option<String>, bool)> {
+    // Older clients of Ollama say `name`.
+    let (also, by_default) = (ollama::owns(path).then_some("name"), ollama::streams_by_default(path));
     let server = Arc::clone(&registry.server);
     let worker = Arc::clone(&registry.server);
     let look = move || {
@@ -49,9 +63,16 @@ async fn look(registry: &Arc<Registry>, body: ReadBody) -> ApiResult<(ReadBody, 
         server
             .parsing
             .with(parsed, || {
-                let mut fields = Fields::of_body(&body.bytes)?;
-                let model = fields.take::<String>("model")?;
-                let streams = fields.take::<bool>("stream")?.unwrap_or(false);
+                let form = match boundary {
+                    Some(boundary) => Some(transcriptions::request::texts(&body.bytes, &boundary)?),
+                    None => None,
+                };
+                let mut fields = Fields::of_body(form.as_ref().map_or(&body.bytes, |json| json.as_bytes()))?;
+                let mut model = fields.take::<String>("model")?;
+                if let Some(also) = also.filter(|_| model.is_none()) {
+                    model = fields.take(also)?;
+                }
+                let streams = fields.take::<bool>("stream")?.unwrap_or(by_default);
                 Ok((model, streams))
             })
             .map(|(model, streams)| (body, model, streams))

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::http::error::ApiResult;
 use crate::http::json::json;
 use crate::http::path::Name;
-use crate::state::config::Served;
+use crate::state::config::{SamplingDefaults, Served};
 use crate::state::model::ModelState;
 
 /// One name of a model.
@@ -30,6 +30,15 @@ pub(crate) struct Model<'a> {
     /// Known while it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
+    /// What a prompt may hold: `text`, `image`, `video`, `audio`. Known while it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input_modalities: Option<Vec<&'static str>>,
+    /// What it makes: `text`, `embeddings`, `scores`. Known while it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_modalities: Option<Vec<&'static str>>,
+    /// Sampling of a request that names none. Known while it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default_sampling: Option<SamplingDefaults>,
     /// Where it stands, on a server of several.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<&'static str>,
@@ -49,7 +58,6 @@ impl<'a> Model<'a> {
     /// The list entry of a model under its name `id`. `root` is the model's first name, `created` a time in Unix
     /// seconds. `served` is present while the model is loaded.
     pub fn new(id: &'a str, root: &'a str, created: u64, served: Option<&Served>, state: Option<&'static str>) -> Self {
-        let max_model_len = served.map(|served| served.engine.limits().max_req_total_len);
         Self {
             id,
             object: "model",
@@ -60,9 +68,30 @@ impl<'a> Model<'a> {
             kind: "model",
             display_name: id,
             created_at: strftime("%Y-%m-%dT%H:%M:%SZ", created),
-            max_model_len,
+            max_model_len: served.map(|served| served.engine.limits().max_req_total_len),
+            input_modalities: served.map(inputs),
+            output_modalities: served.map(outputs),
+            default_sampling: served.filter(|served| served.generates()).map(|served| served.sampling),
             state,
         }
+    }
+}
+
+fn inputs(served: &Served) -> Vec<&'static str> {
+    let media = served.engine.media();
+    let mut inputs = vec!["text"];
+    inputs.extend(media.and_then(|media| media.image.as_ref()).map(|_| "image"));
+    inputs.extend(media.and_then(|media| media.video.as_ref()).map(|_| "video"));
+    inputs.extend(media.and_then(|media| media.audio.as_ref()).map(|_| "audio"));
+    inputs
+}
+
+fn outputs(served: &Served) -> Vec<&'static str> {
+    match (served.generates(), served.pooled.pooling.is_some()) {
+        (true, true) => vec!["text", "embeddings"],
+        (true, false) => vec!["text"],
+        (false, true) => vec!["embeddings"],
+        (false, false) => vec!["scores"],
     }
 }
 

@@ -5,7 +5,7 @@
 //! It is loaded when that much is left. To make room, idle models are unloaded, the one idle for longest first. One
 //! model is loaded at a time; requests wait meanwhile.
 //!
-//! What must not be in here: how a model is found, planned and built ([`Loader`]), and what a request is (`state`).
+//! Not here: how a model is found, planned and built ([`Loader`]), and what a request is (`state`).
 
 mod answer;
 mod dispatch;
@@ -32,9 +32,10 @@ use self::slot::{InUse, Loaded, Slot, State};
 use crate::http::error::{ApiError, ApiResult, ServeError, quote};
 use crate::serve::listen::{Told, let_go, run};
 use crate::serve::router::with_middleware;
-use crate::state::config::{Served, ServerConfig};
+use crate::state::config::{Served, ServerConfig, is_named};
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
+use crate::transcriptions;
 
 /// Most models of one server.
 const MODELS_MAX: usize = 64;
@@ -158,20 +159,39 @@ fn routes(registry: &Arc<Registry>) -> Router {
         "/v1/messages/count_tokens",
         "/v1/responses",
         "/v1/responses/input_tokens",
+        transcriptions::PATH,
     ];
-    let also = ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/score", "/tokenize", "/detokenize"];
-    let routes =
-        asked.iter().chain(&also).fold(Router::new(), |routes, path| routes.route(path, post(dispatch::handle)));
+    let also = [
+        "/v1/embeddings",
+        "/v2/embed",
+        "/score",
+        "/infill",
+        "/v1/rerank",
+        "/v2/rerank",
+        "/rerank",
+        "/v1/score",
+        "/tokenize",
+        "/detokenize",
+    ];
+    let ollamas = ["/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show", "/api/pull"];
+    let routes = asked
+        .iter()
+        .chain(&also)
+        .chain(&ollamas)
+        .fold(Router::new(), |routes, path| routes.route(path, post(dispatch::handle)));
     routes
+        .route("/v1", get(pages::index))
+        .route("/v1/", get(pages::index))
         .route("/v1/models", get(pages::list))
         .route("/v1/models/{*id}", get(pages::one))
+        .route("/api/tags", get(pages::tags))
+        .route("/api/ps", get(pages::ps))
         .route("/health", get(pages::health))
         .route("/ready", get(pages::ready))
         .route("/metrics", get(pages::metrics))
         .route("/v1/memory", get(pages::memory))
         .route("/v1/status", get(pages::status))
         .route("/v1/cache", get(pages::cache).delete(pages::clear))
-        .route("/v1/cache/clear", post(pages::clear))
         .with_state(Arc::clone(registry))
 }
 
@@ -199,7 +219,7 @@ impl Registry {
     /// Which model goes by a name; the first where none is named.
     fn find(&self, name: Option<&str>) -> ApiResult<usize> {
         let Some(name) = name.filter(|name| *name != "default") else { return Ok(0) };
-        let known = |slot: &Slot| slot.listed.names.iter().any(|known| known == name);
+        let known = |slot: &Slot| is_named(&slot.listed.names, name);
         self.slots.iter().position(known).ok_or_else(|| {
             let names: Vec<&str> = self.slots.iter().map(Slot::name).collect();
             let names = names.join("`, `");
@@ -211,11 +231,7 @@ impl Registry {
 
     /// Those that are loaded, in the order in which they are listed.
     fn loaded(&self) -> Vec<Arc<ModelState>> {
-        let state = |slot: &Slot| match &slot.inner().state {
-            State::Loaded(loaded) => Some(Arc::clone(&loaded.state)),
-            _ => None,
-        };
-        self.slots.iter().filter_map(state).collect()
+        self.slots.iter().filter_map(Slot::loaded).collect()
     }
 
     /// Nothing new is taken.

@@ -1,6 +1,7 @@
 //! What there is to see of several models: one list, one ledger, one status, each with every model's name.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::extract::State;
 use axum::http::HeaderMap;
@@ -15,11 +16,13 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json;
 use crate::http::path::Name;
 use crate::models::list::{Model, listed};
+use crate::ollama::catalog::{self, Entry};
 use crate::ops::cache::CLEAR_TIMEOUT;
 use crate::ops::health::healthy_page;
 use crate::ops::memory::with_http;
 use crate::ops::metrics::{Exposition, page};
 use crate::ops::status::Status;
+use crate::state::config::About;
 use crate::state::model::ModelState;
 
 fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
@@ -29,6 +32,12 @@ fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
         _ => None,
     };
     Model::new(id, slot.name(), registry.created_s, served, Some(inner.state.name()))
+}
+
+/// What is here.
+pub(super) async fn index(State(registry): State<Arc<Registry>>) -> Response {
+    let names = registry.slots.iter().flat_map(|slot| &slot.listed.names);
+    crate::ops::index::page(&registry.server, names.map(String::as_str).collect())
 }
 
 /// Every name of every model.
@@ -41,6 +50,29 @@ pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Response {
 pub(super) async fn one(State(registry): State<Arc<Registry>>, Name(id): Name) -> ApiResult<Response> {
     let slot = &registry.slots[registry.find(Some(&id))?];
     Ok(json(&model(&registry, slot, &id), None))
+}
+
+/// `GET /api/tags`: every name of every model. What is known of a model's files is told while it is loaded.
+pub(super) async fn tags(State(registry): State<Arc<Registry>>) -> Response {
+    let unknown = About::default();
+    let loaded = registry.slots.iter().map(Slot::loaded).collect::<Vec<_>>();
+    let mut entries = Vec::new();
+    for (slot, served) in registry.slots.iter().zip(&loaded) {
+        let about = served.as_ref().map_or(&unknown, |state| &state.served.about);
+        entries.extend(slot.listed.names.iter().map(|name| Entry::tag(name, registry.created_s, about)));
+    }
+    catalog::listed(entries)
+}
+
+/// `GET /api/ps`: the models that are loaded.
+pub(super) async fn ps(State(registry): State<Arc<Registry>>) -> Response {
+    let loaded: Vec<_> = registry.slots.iter().filter_map(|slot| Some((slot, slot.loaded()?))).collect();
+    let entries = loaded.iter().map(|(slot, state)| {
+        let idle = slot.inner().used.elapsed();
+        let expires = slot.listed.idle_after.map(|after| SystemTime::now() + after.saturating_sub(idle));
+        Entry::running(slot.name(), &state.served, expires)
+    });
+    catalog::listed(entries.collect())
 }
 
 /// 200 when every engine makes progress; 503 with the name of one that does not.
@@ -57,17 +89,17 @@ pub(super) async fn ready(State(registry): State<Arc<Registry>>) -> ApiResult<Re
 }
 
 fn healthy(registry: &Registry, status: &'static str) -> ApiResult<Response> {
-    let apps = registry.loaded();
-    if let Some(ill) = apps.iter().find(|state| !state.served.engine.healthy()) {
+    let models = registry.loaded();
+    if let Some(ill) = models.iter().find(|state| !state.served.engine.healthy()) {
         let (name, limit) = (ill.label.as_deref().unwrap_or_default(), ill.served.engine.stall_limit().as_secs_f32());
         let message = format!("the engine of `{name}` has stopped or made no progress for {limit} s");
         return Err(ApiError::unavailable(message, 5));
     }
-    Ok(healthy_page(apps.iter().map(|state| &state.served.engine), status))
+    Ok(healthy_page(models.iter().map(|state| &state.served.engine), status))
 }
 
-fn engines(apps: &[Arc<ModelState>]) -> Vec<&EngineHandle> {
-    apps.iter().map(|state| &state.served.engine).collect()
+fn engines(models: &[Arc<ModelState>]) -> Vec<&EngineHandle> {
+    models.iter().map(|state| &state.served.engine).collect()
 }
 
 /// The ledger and the models it is made of.
@@ -134,8 +166,8 @@ fn part(slot: &Slot) -> Part<'_> {
 
 /// `GET /v1/memory`.
 pub(super) async fn memory(State(registry): State<Arc<Registry>>) -> Response {
-    let apps = registry.loaded();
-    let whole = with_http(registry.loader.report(&engines(&apps)), &registry.server.bytes);
+    let models = registry.loaded();
+    let whole = with_http(registry.loader.report(&engines(&models)), &registry.server.bytes);
     json(&Memory { whole, models: registry.slots.iter().map(part).collect() }, None)
 }
 
@@ -149,8 +181,8 @@ struct Statuses<'a> {
 
 /// `GET /v1/status`.
 pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
-    let apps = registry.loaded();
-    let engines = engines(&apps);
+    let models = registry.loaded();
+    let engines = engines(&models);
     let report = with_http(registry.loader.report(&engines), &registry.server.bytes);
     // A request without a model name goes to the first model.
     let whole = Status::of(&registry.server, registry.slots[0].name().to_owned(), &engines, report);
@@ -159,8 +191,8 @@ pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
 
 /// `GET /metrics`.
 pub(super) async fn metrics(State(registry): State<Arc<Registry>>, headers: HeaderMap) -> ApiResult<Response> {
-    let apps = registry.loaded();
-    let engines = engines(&apps);
+    let models = registry.loaded();
+    let engines = engines(&models);
     let (whole, shared) = (registry.loader.report(&engines), registry.loader.beside(&engines));
     let shared = shared.components.into_iter().filter(|row| row.planned_bytes > 0).collect();
     page(
@@ -168,7 +200,7 @@ pub(super) async fn metrics(State(registry): State<Arc<Registry>>, headers: Head
         &registry.server,
         whole,
         shared,
-        &apps.iter().map(|state| &**state).collect::<Vec<_>>(),
+        &models.iter().map(|state| &**state).collect::<Vec<_>>(),
     )
 }
 
@@ -189,9 +221,9 @@ struct Cache<'a> {
 
 /// `GET /v1/cache`: of each model that is loaded.
 pub(super) async fn cache(State(registry): State<Arc<Registry>>) -> Response {
-    let apps = registry.loaded();
+    let models = registry.loaded();
     let of = |state| Cache { model: label(state), before: None, now: state.served.engine.cache_report() };
-    json(&Caches { object: "cache", models: apps.iter().map(|state| of(&**state)).collect() }, None)
+    json(&Caches { object: "cache", models: models.iter().map(|state| of(&**state)).collect() }, None)
 }
 
 fn label(state: &ModelState) -> &str {
@@ -200,9 +232,9 @@ fn label(state: &ModelState) -> &str {
 
 /// `DELETE /v1/cache`: all of them forget; answers when it is done.
 pub(super) async fn clear(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
-    let apps = registry.loaded();
+    let loaded = registry.loaded();
     let mut models = Vec::new();
-    for state in &apps {
+    for state in &loaded {
         match timeout(CLEAR_TIMEOUT, state.served.engine.clear_cache()).await {
             Ok(Some((before, now))) => models.push(Cache { model: label(state), before: Some(before), now }),
             // It was unloaded meanwhile, and its cache with it.

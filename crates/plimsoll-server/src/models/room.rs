@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_go_and_nobody_in_vain() {
+    fn oldest_entries_are_evicted_and_only_if_it_helps() {
         let now = Instant::now();
         let idle = |sizes: &[u64]| {
             let ages = sizes.iter().enumerate();

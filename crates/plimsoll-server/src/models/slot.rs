@@ -72,6 +72,14 @@ impl Slot {
     pub fn name(&self) -> &str {
         &self.listed.names[0]
     }
+
+    /// The model, if it is loaded.
+    pub fn loaded(&self) -> Option<Arc<ModelState>> {
+        match &self.inner().state {
+            State::Loaded(loaded) => Some(Arc::clone(&loaded.state)),
+            _ => None,
+        }
+    }
 }
 
 /// A use of a loaded model; it is not unloaded before this is dropped.

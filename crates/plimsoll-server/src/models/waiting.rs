@@ -1,4 +1,5 @@
-//! A stream that waits for its model: comments keep it alive, then it is the handlers' own, or an error in its API's shape.
+//! A stream that waits for its model: comments keep it alive, then it is the handlers' own, or an error in its API's
+//! shape.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -19,6 +20,7 @@ use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::sse::{self, Events};
 use crate::messages;
+use crate::ollama;
 use crate::state::server::ServerState;
 
 enum Stage {
@@ -30,12 +32,13 @@ enum Stage {
 /// The answer to a streaming request while its model is being loaded.
 pub(super) fn response(server: &Arc<ServerState>, entering: Entering, request: Request) -> Response {
     let caller = Caller::current();
+    let headers = if ollama::owns(request.uri().path()) { sse::LINE_HEADERS } else { sse::HEADERS };
     let first = Stage::Waiting { server: Arc::clone(server), caller, entering, request: Box::new(request) };
     let stream = unfold(first, |stage| async move {
         let (bytes, stage) = next(stage).await?;
         Some((Ok::<_, Infallible>(bytes), stage))
     });
-    (sse::HEADERS, Body::from_stream(stream)).into_response()
+    (headers, Body::from_stream(stream)).into_response()
 }
 
 async fn next(stage: Stage) -> Option<(Bytes, Stage)> {
@@ -43,7 +46,11 @@ async fn next(stage: Stage) -> Option<(Bytes, Stage)> {
         Stage::Waiting { server, caller, mut entering, request } => {
             let Ok(entered) = timeout(server.config.keep_alive, &mut entering).await else {
                 let mut out = Events::default();
-                out.comment();
+                if ollama::owns(request.uri().path()) {
+                    out.blank();
+                } else {
+                    out.comment();
+                }
                 return Some((out.into_bytes(), Stage::Waiting { server, caller, entering, request }));
             };
             let path = request.uri().path().to_owned();
@@ -85,6 +92,7 @@ fn last_words(path: &str, request_id: &str, error: &ApiError) -> Bytes {
                 &Broken { kind: "error", code: *code, message, param: param.as_deref(), sequence_number: 0 },
             );
         }
+        path if ollama::owns(path) => ollama::broken(error, &mut out),
         path if messages::owns(path) => out.push_text("error", &messages::error_body(error, Some(request_id))),
         _ => {
             out.error(error);

@@ -1,11 +1,11 @@
-//! `GET /v1/cache`: what the prefix cache holds. `DELETE /v1/cache`, `POST /v1/cache/clear`: forget it, really.
+//! `GET /v1/cache`: what the prefix cache holds. `DELETE /v1/cache`: clears it before it answers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
-use plimsoll_engine::CacheReport;
+use plimsoll_engine::{CacheReport, SavedPrefix};
 use serde::Serialize;
 use tokio::time::timeout;
 
@@ -17,6 +17,15 @@ use crate::state::model::ModelState;
 pub(crate) const CLEAR_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    report: CacheReport,
+    /// With a cache on disk: the prefixes that are saved under a name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    saved: Option<Vec<SavedPrefix>>,
+}
+
+#[derive(Serialize)]
 struct Cleared {
     object: &'static str,
     before: CacheReport,
@@ -25,7 +34,8 @@ struct Cleared {
 
 /// What it holds and has done.
 pub(crate) async fn stats(State(state): State<Arc<ModelState>>) -> Response {
-    json(&state.served.engine.cache_report(), None)
+    let engine = &state.served.engine;
+    json(&Report { report: engine.cache_report(), saved: engine.saved_prefixes() }, None)
 }
 
 /// Answers when it is done: the pages are free by then.

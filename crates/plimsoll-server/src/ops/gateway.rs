@@ -1,8 +1,8 @@
-//! What gateways ask before they send anything: what is served (`/server_info`, `/model_info`) and how much there is to do
-//! (`/v1/loads`, `/get_load`).
+//! Pages that gateways read before they send requests: the server and its model (`/server_info`, `/model_info`) and the
+//! load (`/v1/loads`, `/get_load`).
 //!
-//! The names of routes and fields are SGLang's, which gateways for other servers ask as well; what they say is true of this one,
-//! and what would not be is left out. Only a server of one model answers: elsewhere there is no single answer.
+//! Routes and fields have SGLang's names, which gateways know. Fields without a meaning here are left out. Only a
+//! server with one model has these routes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -100,10 +100,13 @@ struct OldLoad {
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The share of the pool's pages that requests hold. What only the prefix cache holds is given up as soon as a request needs it.
+/// The share of the pool's pages that requests hold, or of its window pages, if that is more. What only the prefix cache
+/// holds is given up as soon as a request needs it.
 pub(crate) fn kv_usage(engine: &EngineHandle) -> f64 {
-    let (used, total) = (used_pages(engine), engine.status().pages_total.load(Ordering::Relaxed));
-    share(used, total)
+    let status = engine.status();
+    let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
+    let windows = read(&status.windows_used).saturating_sub(read(&status.windows_cached));
+    share(used_pages(engine), read(&status.pages_total)).max(share(windows, read(&status.windows_total)))
 }
 
 fn used_pages(engine: &EngineHandle) -> u64 {

@@ -31,7 +31,8 @@ const READERS_MAX: u64 = 8;
 /// Events that are written at once.
 const EVENTS_AT_ONCE: usize = 64;
 
-/// Bytes of one event at most: sixteen ids of ten digits, three names of nineteen, a number, an epoch twice, and their words.
+/// Bytes of one event at most: sixteen ids of ten digits, three names of nineteen, a number, an epoch twice, and their
+/// words.
 const EVENT_BYTES: usize = 448;
 
 /// What goes over the connection.

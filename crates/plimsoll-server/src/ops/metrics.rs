@@ -35,7 +35,8 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, headers: Header
     page(Exposition::of(&headers), &state.server, whole, Vec::new(), &[&state])
 }
 
-/// The page: the server, the process as `whole` has it, what the models share, and every engine, by its model's label if it has one.
+/// The page: the server, the process as `whole` has it, what the models share, and every engine, by its model's label
+/// if it has one.
 pub(crate) fn page(
     exposition: Exposition,
     server: &ServerState,
@@ -45,6 +46,7 @@ pub(crate) fn page(
 ) -> ApiResult<Response> {
     let mut own = Registry::default();
     server.metrics.register(&mut own);
+    register_mcp(server, &mut own);
     own.register_collector(Box::new(ServerValues::of(server, &whole, shared)));
     let mut texts = vec![text_of(&own)?];
     for state in models {
@@ -80,8 +82,22 @@ fn register_media(media_pipeline: &MediaPipeline, registry: &mut Registry) {
         ("plimsoll_media_refused", "Images and videos that were refused for what they are", &media.refused),
         ("plimsoll_media_fetched", "Files that were fetched from other servers", &media.fetched),
         ("plimsoll_media_fetched_bytes", "Bytes of them", &media.fetched_bytes),
+        ("plimsoll_media_ffmpeg_runs", "Files that ffmpeg has read before they were measured", &media.ffmpeg_runs),
     ] {
         registry.register(name, help, counter.clone());
+    }
+}
+
+fn register_mcp(server: &ServerState, registry: &mut Registry) {
+    let Some(servers) = &server.mcp else { return };
+    servers.counts.register(registry);
+    for (name, help, value) in [
+        ("plimsoll_mcp_running", "Exchanges with MCP servers that are running", servers.running()),
+        ("plimsoll_mcp_cache_bytes", "Heap bytes of the cached tool lists of MCP servers", servers.cached_bytes()),
+    ] {
+        let gauge: Gauge = Gauge::default();
+        gauge.set(signed(value));
+        registry.register(name, help, gauge);
     }
 }
 
@@ -129,8 +145,8 @@ fn encode_each<T: Copy, M: EncodeMetric>(
 
 /// Values of server and process.
 struct ServerValues {
-    singles: [Single<i64>; 19],
-    counters: [Single<u64>; 4],
+    singles: [Single<i64>; 21],
+    counters: [Single<u64>; 8],
     /// What the models share, where there are several.
     rows: Vec<ComponentRow>,
 }
@@ -154,18 +170,28 @@ impl ServerValues {
         let (process, responses) = (&page.process, server.responses.usage());
         let connections = server.metrics.connections.load(Ordering::Relaxed);
         let recorded = server.recorder.as_ref().map(|recorder| Arc::clone(&recorder.recorded)).unwrap_or_default();
+        let exported = server.tracer.as_ref().map(|tracer| Arc::clone(&tracer.exported)).unwrap_or_default();
         let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
         let counters = [
             ("plimsoll_responses_evicted", "Responses dropped to make room", responses.evicted),
+            ("plimsoll_response_logs_lost", "Event logs that did not fit the store", responses.logs_lost),
             ("plimsoll_trace_lines", "Requests recorded (--record)", read(&recorded.lines)),
             ("plimsoll_trace_bytes", "Bytes of the trace", read(&recorded.bytes)),
             ("plimsoll_trace_lines_lost", "Requests that could not be recorded", read(&recorded.lost)),
+            ("plimsoll_otlp_spans_exported", "Spans that the collector took (--otlp-endpoint)", read(&exported.spans)),
+            ("plimsoll_otlp_spans_dropped", "Spans that reached no collector", read(&exported.dropped)),
+            ("plimsoll_otlp_export_failures", "Exports that failed, repeated ones included", read(&exported.failures)),
         ];
         let singles = [
             ("plimsoll_http_in_flight_bytes", "Bodies and unsent answers", signed(server.bytes.used())),
             ("plimsoll_http_in_flight_limit_bytes", "Limit of the above", signed(server.bytes.limit())),
             ("plimsoll_responses_stored", "Responses that can be gone on from", signed(responses.responses)),
-            ("plimsoll_response_store_bytes", "What stored responses hold", signed(responses.bytes)),
+            (
+                "plimsoll_responses_in_background",
+                "Responses made without a connection",
+                signed(server.background.running()),
+            ),
+            ("plimsoll_response_store_bytes", "What stored responses and event logs hold", signed(responses.bytes)),
             ("plimsoll_response_store_limit_bytes", "Limit of the above", signed(responses.limit)),
             ("plimsoll_http_connections", "Open connections", signed(connections)),
             (
@@ -174,6 +200,11 @@ impl ServerValues {
                 signed(read(&server.metrics.kv_readers)),
             ),
             ("plimsoll_memory_line_bytes", "The most this process may use", signed(page.line_bytes)),
+            (
+                "plimsoll_memory_device_line_bytes",
+                "The most this process may use of a GPU's own memory; 0 without one",
+                signed(page.device.as_ref().map_or(0, |device| device.line_bytes)),
+            ),
             ("plimsoll_memory_unaccounted_bytes", "Process memory in no component", page.unaccounted_bytes),
             ("plimsoll_heap_in_use_bytes", "Heap bytes in use", signed(page.heap.in_use_bytes)),
             ("plimsoll_heap_resident_bytes", "Heap bytes in memory or swap", signed(page.heap.resident_bytes)),

@@ -1,8 +1,9 @@
-//! The load-line page: `GET /` and the few files it is made of, which are part of the binary.
+//! The web app: `GET /` and its files, which are part of the binary.
 //!
-//! They are the same at every server and say nothing about it, so they need no key; what the page shows it fetches from
-//! `/v1/memory` and `/v1/status` like any other client. **Architecture invariant:** the page connects only to its own
-//! server; its content security policy makes the browser enforce this. No text of a server becomes markup.
+//! The files are the same at every server and say nothing about it, so they need no key. The app uses the public API
+//! like any other client. **Architecture invariant:** the app connects only to its own server, and no string becomes
+//! markup. The content security policy makes the browser enforce both.
+//! `tests/page/serve.mjs` serves the files from the source tree, for work on them without a build.
 
 use std::hash::{DefaultHasher, Hasher};
 
@@ -17,7 +18,7 @@ const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const SVG: &str = "image/svg+xml";
 
-/// One file of the page.
+/// One file of the app.
 struct File {
     name: &'static str,
     kind: &'static str,
@@ -32,26 +33,55 @@ macro_rules! file {
 
 const INDEX: File = file!("index.html", HTML);
 
-const FILES_OF_IT: [File; 10] = [
+const FILES: &[File] = &[
     file!("mark.svg", SVG),
-    file!("style.css", CSS),
+    file!("base.css", CSS),
+    file!("board.css", CSS),
+    file!("chat.css", CSS),
+    file!("markdown.css", CSS),
     file!("theme.js", SCRIPT),
-    file!("page.js", SCRIPT),
+    file!("app.js", SCRIPT),
     file!("feed.js", SCRIPT),
     file!("show.js", SCRIPT),
-    file!("hull.js", SCRIPT),
-    file!("charts.js", SCRIPT),
-    file!("requests.js", SCRIPT),
-    file!("chat.js", SCRIPT),
+    file!("board/board.js", SCRIPT),
+    file!("board/charts.js", SCRIPT),
+    file!("board/disk.js", SCRIPT),
+    file!("board/hull.js", SCRIPT),
+    file!("board/levels.js", SCRIPT),
+    file!("board/requests.js", SCRIPT),
+    file!("chat/answer.js", SCRIPT),
+    file!("chat/attach.js", SCRIPT),
+    file!("chat/chat.js", SCRIPT),
+    file!("chat/code.js", SCRIPT),
+    file!("chat/composer.js", SCRIPT),
+    file!("chat/copy.js", SCRIPT),
+    file!("chat/entities.js", SCRIPT),
+    file!("chat/icons.js", SCRIPT),
+    file!("chat/keeper.js", SCRIPT),
+    file!("chat/limits.js", SCRIPT),
+    file!("chat/list.js", SCRIPT),
+    file!("chat/log.js", SCRIPT),
+    file!("chat/markdown.js", SCRIPT),
+    file!("chat/message.js", SCRIPT),
+    file!("chat/models.js", SCRIPT),
+    file!("chat/request.js", SCRIPT),
+    file!("chat/settings.js", SCRIPT),
+    file!("chat/store.js", SCRIPT),
+    file!("chat/stream.js", SCRIPT),
+    file!("chat/transfer.js", SCRIPT),
+    file!("chat/tree.js", SCRIPT),
+    file!("vendor/highlight.min.js", SCRIPT),
+    file!("vendor/marked.esm.js", SCRIPT),
 ];
 
 /// What every file is sent with.
 const HEADERS: [(HeaderName, &str); 6] = [
-    // Nothing from elsewhere, nothing inline, no frames around it.
+    // Nothing from elsewhere, nothing inline, no frames around it. Trusted Types without a policy: the browser refuses
+    // every string that a script would turn into markup or code.
     (
         header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
-         form-action 'none'; frame-ancestors 'none'",
+         form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
     ),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::REFERRER_POLICY, "no-referrer"),
@@ -94,14 +124,14 @@ fn known(asked: &HeaderMap, tag: &str) -> bool {
     tags.any(|known| known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag)
 }
 
-/// The page.
+/// The app's document.
 pub(crate) async fn index(headers: HeaderMap) -> Response {
     INDEX.send(&headers)
 }
 
-/// One of its files.
+/// One of its files, by its path below `page/`.
 pub(crate) async fn file(Name(name): Name, headers: HeaderMap) -> ApiResult<Response> {
-    match FILES_OF_IT.iter().find(|file| file.name == name) {
+    match FILES.iter().find(|file| file.name == name) {
         Some(file) => Ok(file.send(&headers)),
         None => {
             let message = format!("the page has no file `{}`", quote(&name));

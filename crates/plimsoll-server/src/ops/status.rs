@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::response::Response;
+use plimsoll_engine::cache_stats::DiskReport;
 use plimsoll_engine::report::{Degradation, Pools};
-use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot, Watch};
+use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot};
 use serde::Serialize;
 
 use crate::http::json::json;
 use crate::ops::memory::report;
 use crate::state::model::ModelState;
-use crate::state::running::Entry;
+use crate::state::running::{Entry, RunningModel};
 use crate::state::server::ServerState;
 
 #[derive(Serialize)]
@@ -32,6 +33,9 @@ pub(crate) struct Status {
     totals: Totals,
     pools: Pools,
     degradation: Degradation,
+    /// The prefix cache on disk, of a server with one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<DiskReport>,
     /// Oldest first.
     requests: Vec<Row>,
 }
@@ -85,11 +89,12 @@ struct Row {
 
 impl Row {
     fn of(entry: &Entry) -> Self {
-        let (page_bytes, slot_bytes) = (entry.model.page_bytes, entry.model.slot_bytes);
-        let looks: Vec<Snapshot> = entry.watches.iter().map(Watch::snapshot).collect();
+        let RunningModel { page_bytes, window_page_bytes, slot_bytes, .. } = entry.model;
+        let looks = entry.looks();
         let sum = |of: fn(&Snapshot) -> u64| looks.iter().map(of).sum::<u64>();
         let (kv_pages, state_slots) = (sum(|look| look.kv_pages.into()), sum(|look| look.state_slots.into()));
-        let (kv_bytes, state_bytes) = (kv_pages * page_bytes, state_slots * slot_bytes);
+        let window_bytes = sum(|look| look.window_pages.into()) * window_page_bytes;
+        let (kv_bytes, state_bytes) = (kv_pages * page_bytes + window_bytes, state_slots * slot_bytes);
         let host_bytes = sum(|look| look.host_bytes);
         let speeds = looks.iter().filter_map(|look| look.tokens_per_second);
         Self {
@@ -162,6 +167,7 @@ impl Status {
             totals: Totals::of(&page, &requests),
             pools: page.pools,
             degradation: page.degradation,
+            disk: engines.iter().find_map(|engine| engine.cache_report().disk),
             requests,
         }
     }

@@ -82,38 +82,65 @@ const ID_BYTES: usize = "4294967295,".len();
 
 /// Text or a conversation to ids.
 pub(crate) async fn tokenize(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
-    let (asked, held) = state
+    let (request, held) = state
         .on_body(request, |body, state| {
             let mut fields = Fields::of_body(&body.bytes)?;
             check_model(&mut fields, state)?;
             let with_texts = fields.take("return_token_strs")?.unwrap_or(false);
             let add_special = fields.take::<bool>("add_special_tokens")?;
-            let what = match fields.take::<String>("prompt")? {
-                Some(text) => What::Text(text),
-                None => What::Conversation(Box::new(conversation(&mut fields, state)?)),
-            };
+            let input = Input::take(&mut fields, state)?;
             fields.finish()?;
-            let held = body.keep(what.bytes())?;
-            Ok((Asked { what, with_texts, add_special }, held))
+            let held = body.keep(input.bytes())?;
+            Ok((TokenizeRequest { input, with_texts, add_special }, held))
         })
         .await?;
-    asked.answer(&state, held).await
+    request.answer(&state, held).await
 }
 
-/// What is to be tokenized.
-enum What {
+/// A prompt: a text, or a conversation.
+pub(crate) enum Input {
     Text(String),
     Conversation(Box<Conversation>),
 }
 
-struct Asked {
-    what: What,
+struct TokenizeRequest {
+    input: Input,
     with_texts: bool,
     add_special: Option<bool>,
 }
 
-impl What {
-    fn bytes(&self) -> u64 {
+impl Input {
+    /// Takes `prompt`, or else the fields of a conversation.
+    pub fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
+        Ok(match fields.take::<String>("prompt")? {
+            Some(text) => Self::Text(text),
+            None => Self::Conversation(Box::new(conversation(fields, state)?)),
+        })
+    }
+
+    pub fn has_media(&self) -> bool {
+        matches!(self, Self::Conversation(conversation) if !conversation.media.is_empty())
+    }
+
+    /// Fetches the media and documents of a conversation; `held` grows by their bytes.
+    pub async fn fetch(&mut self, state: &Arc<ModelState>, held: &mut Held) -> ApiResult<()> {
+        match self {
+            Self::Text(_) => Ok(()),
+            Self::Conversation(conversation) => conversation.fetch(state, held).await,
+        }
+    }
+
+    /// The token ids, and the field that they come from. Runs on a text worker.
+    pub fn ids(mut self, state: &ModelState, add_special: Option<bool>) -> ApiResult<(&'static str, Vec<u32>)> {
+        Ok(match &mut self {
+            Self::Text(text) => ("prompt", state.encode("prompt", &[text], add_special.unwrap_or(true))?),
+            Self::Conversation(conversation) => {
+                ("messages", conversation.prompt(state, add_special.unwrap_or(false))?.ids)
+            }
+        })
+    }
+
+    pub fn bytes(&self) -> u64 {
         match self {
             Self::Text(text) => text.capacity() as u64,
             Self::Conversation(conversation) => conversation.bytes(),
@@ -121,24 +148,16 @@ impl What {
     }
 }
 
-impl Asked {
+impl TokenizeRequest {
     async fn answer(self, state: &Arc<ModelState>, mut held: Held) -> ApiResult<Response> {
-        let Self { mut what, with_texts, add_special } = self;
-        if let What::Conversation(conversation) = &mut what {
-            conversation.fetch(state, &mut held).await?;
-        }
+        let Self { mut input, with_texts, add_special } = self;
+        input.fetch(state, &mut held).await?;
         let own = Arc::clone(state);
         state
             .server
             .on_text_worker(move || {
                 let state = &*own;
-                let (param, tokens) = match &mut what {
-                    What::Text(text) => ("prompt", state.encode("prompt", &[text], add_special.unwrap_or(true))?),
-                    What::Conversation(conversation) => {
-                        ("messages", conversation.prompt(state, add_special.unwrap_or(false))?.ids)
-                    }
-                };
-                drop(what);
+                let (param, tokens) = input.ids(state, add_special)?;
                 let spelling = Spelling { tokenizer: &state.served.tokenizer, as_ids: false };
                 let token_strs = with_texts.then_some(Texts { spelling, tokens: &tokens });
                 let texts = token_strs.iter().flat_map(Texts::all).map(|text| json_bytes(&text)).sum::<usize>();
@@ -179,6 +198,6 @@ pub(crate) async fn detokenize(State(state): State<Arc<ModelState>>, request: Re
         .await
 }
 
-fn check_model(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<()> {
+pub(crate) fn check_model(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<()> {
     fields.take::<String>("model")?.map_or(Ok(()), |name| state.check_model(&name))
 }

@@ -1,5 +1,5 @@
-//! How many tokens of an input are read, where its client would rather have it cut than refused. The end is what goes; what a model
-//! wants around a text stays.
+//! How many tokens of an input are read, where its client would rather have it cut than refused. The end is what goes;
+//! what a model wants around a text stays.
 
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
@@ -20,6 +20,25 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
+    /// Nothing is cut.
+    pub fn never() -> Self {
+        Self { input: None, document: None }
+    }
+
+    /// What is longer than the model takes is cut.
+    pub fn to_limit(state: &ModelState) -> Self {
+        Self { input: Some(state.served.engine.limits().max_req_total_len as usize), document: None }
+    }
+
+    /// What is longer than `most` tokens is cut; `param` asks for it.
+    pub fn to(most: u32, param: &str, state: &ModelState) -> ApiResult<Self> {
+        let limit = state.served.engine.limits().max_req_total_len;
+        if most == 0 || most > limit {
+            return Err(ApiError::invalid(param, format!("{param} is {most}; it may be 1 to {limit}")));
+        }
+        Ok(Self { input: Some(most as usize), document: None })
+    }
+
     /// Takes the field that all have.
     pub fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let limit = state.served.engine.limits().max_req_total_len;
@@ -103,7 +122,8 @@ impl Cut {
     }
 }
 
-/// Of two lengths the longer gives way, as transformers' `longest_first` has it: to the other's length at the most, from where on both do.
+/// Of two lengths the longer gives way, as transformers' `longest_first` has it: to the other's length at the most,
+/// from where on both do.
 fn longest_first((first, second): (usize, usize), most: usize) -> (usize, usize) {
     if first.saturating_add(second) <= most {
         return (first, second);
@@ -122,7 +142,8 @@ fn longest_first((first, second): (usize, usize), most: usize) -> (usize, usize)
 mod tests {
     use super::*;
 
-    /// Lengths and their limit, and what `tokenizers` 0.23.3 makes of them with `enable_truncation(limit, strategy="longest_first")`.
+    /// Lengths and their limit, and what `tokenizers` 0.23.3 makes of them with `enable_truncation(limit,
+    /// strategy="longest_first")`.
     #[test]
     fn pairs_are_cut_as_transformers_cuts_them() {
         for (lens, most, expected) in [

@@ -1,5 +1,5 @@
-//! The `documents` field of reranking: texts, plain or each in an object. Taken one at a time, so that no list costs more memory than
-//! its body pays for.
+//! The `documents` field of reranking: texts, plain or each in an object. Taken one at a time, so that no list costs
+//! more memory than its body pays for.
 
 use std::fmt;
 

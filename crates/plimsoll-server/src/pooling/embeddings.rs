@@ -10,7 +10,7 @@ use super::cut::Cut;
 use super::run::run;
 use super::{Input, Usage, check_count, check_length, embedding, hold_answer, ids_bytes, vector};
 use crate::conversation::params::model_name;
-use crate::conversation::prompt::{Inputs, PromptInput};
+use crate::conversation::prompt_input::{Inputs, PromptInput};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
@@ -26,12 +26,69 @@ const ITEM_BYTES: usize = 64;
 /// What surrounds all of them, the model's name aside.
 const ANSWER_BYTES: usize = 256;
 
-struct Asked {
-    model: String,
-    inputs: Vec<Input>,
-    as_base64: bool,
+/// Inputs to be embedded.
+pub(crate) struct Batch {
+    pub inputs: Vec<Input>,
     dimensions: Option<usize>,
-    kept: Held,
+    normalize: bool,
+    /// Whether the answer has the numbers in base64.
+    as_base64: bool,
+    /// Bytes of the answer beside the numbers and the model's name.
+    pub more_bytes: usize,
+}
+
+impl Batch {
+    /// Texts, tokenized.
+    pub fn new(
+        state: &ModelState,
+        param: &str,
+        texts: &[String],
+        cut: Cut,
+        dimensions: Option<usize>,
+        normalize: bool,
+    ) -> ApiResult<Self> {
+        let embed = embedding(state)?;
+        check_count(state, param, texts.len())?;
+        let mut inputs = Vec::with_capacity(texts.len());
+        for (i, text) in texts.iter().enumerate() {
+            let ids = cut.encode(state, param, text, true)?;
+            check_length(state, param, i, texts.len(), ids.len())?;
+            inputs.push(Input { ids, embed });
+        }
+        let normalize = normalize || dimensions.is_some();
+        Ok(Self { inputs, dimensions, normalize, as_base64: false, more_bytes: 0 })
+    }
+
+    fn size(&self, state: &ModelState) -> usize {
+        self.dimensions.unwrap_or(state.served.engine.limits().embedding_size as usize)
+    }
+
+    /// The most bytes of the embeddings in base64, before they are written and then.
+    pub fn base64_bytes(&self, state: &ModelState) -> usize {
+        answer_bytes(self.inputs.len(), self.size(state), true, "")
+    }
+
+    /// The embeddings, the most bytes of the answer with them as JSON, and what holds these. `param` names the inputs in errors.
+    pub async fn vectors(
+        self,
+        state: &Arc<ModelState>,
+        api: &'static str,
+        param: &'static str,
+        model: &str,
+    ) -> ApiResult<(Vec<Vec<f32>>, usize, Held)> {
+        let size = state.served.engine.limits().embedding_size as usize;
+        let json_bytes = self.more_bytes + answer_bytes(self.inputs.len(), self.size(state), self.as_base64, model);
+        let held = hold_answer(state, param, (json_bytes + self.inputs.len() * size * size_of::<f32>()) as u64)?;
+        let id = state.server.ids.request("embd");
+        let mut vectors = run(state, &id, api, param, &self.inputs).await?;
+        for x in &mut vectors {
+            x.truncate(self.dimensions.unwrap_or(size));
+            if self.normalize {
+                vector::normalize(x);
+            }
+        }
+        Ok((vectors, json_bytes, held))
+    }
 }
 
 #[derive(Serialize)]
@@ -59,28 +116,19 @@ enum Numbers {
 /// The handler.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let asked = state.on_body(request, |body, state| {
-        let (model, inputs, as_base64, dimensions) = parse(&body.bytes, state)?;
-        let kept = body.keep(ids_bytes(&inputs))?;
-        Ok(Asked { model, inputs, as_base64, dimensions, kept })
+        let (model, batch) = parse(&body.bytes, state)?;
+        let kept = body.keep(ids_bytes(&batch.inputs))?;
+        Ok((model, batch, kept))
     });
-    let Asked { model, inputs, as_base64, dimensions, kept } = asked.await?;
-    let size = state.served.engine.limits().embedding_size as usize;
-    let json_bytes = answer_bytes(inputs.len(), dimensions.unwrap_or(size), as_base64, &model);
-    let bytes = (json_bytes + inputs.len() * size * size_of::<f32>()) as u64;
-    let held = hold_answer(&state, "input", bytes)?;
-    let id = state.server.ids.request("embd");
-    let results = run(&state, &id, "embeddings", "input", &inputs).await?;
-    let usage = Usage::new(&inputs);
-    drop((inputs, kept));
-    let item = |(index, mut x): (usize, Vec<f32>)| {
-        x.truncate(dimensions.unwrap_or(size));
-        if state.served.pooled.normalize || dimensions.is_some() {
-            vector::normalize(&mut x);
-        }
+    let (model, batch, kept) = asked.await?;
+    let (usage, as_base64) = (Usage::new(&batch.inputs), batch.as_base64);
+    let (vectors, json_bytes, held) = batch.vectors(&state, "embeddings", "input", &model).await?;
+    drop(kept);
+    let item = |(index, x): (usize, Vec<f32>)| {
         let embedding = if as_base64 { Numbers::Base64(vector::base64(&x)) } else { Numbers::Floats(x) };
         Item { object: "embedding", index, embedding }
     };
-    let data = results.into_iter().enumerate().map(item).collect();
+    let data = vectors.into_iter().enumerate().map(item).collect();
     Ok(json_sized(&Answer { object: "list", data, model: &model, usage }, json_bytes, held))
 }
 
@@ -93,7 +141,7 @@ fn answer_bytes(inputs: usize, dimensions: usize, as_base64: bool, model: &str) 
 }
 
 /// Parses and tokenizes. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Vec<Input>, bool, Option<usize>)> {
+pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Batch)> {
     let mut fields = Fields::of_body(body)?;
     let model = model_name(&mut fields, state)?;
     let embed = embedding(state)?;
@@ -103,7 +151,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Vec<I
         Some("base64") => true,
         Some(_) => return Err(ApiError::unsupported("encoding_format", "encoding_format is float or base64")),
     };
-    let dimensions = dimensions(&mut fields, state)?;
+    let dimensions = dimensions(&mut fields, "dimensions", state)?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
     let cut = Cut::take(&mut fields, state)?;
     // An identifier of the end user, which nothing here depends on.
@@ -121,14 +169,16 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Vec<I
     let ids = ids?;
     ids.iter().enumerate().try_for_each(|(i, one)| check_length(state, "input", i, ids.len(), one.len()))?;
     let inputs = ids.into_iter().map(|ids| Input { ids, embed }).collect();
-    Ok((model, inputs, as_base64, dimensions))
+    let normalize = state.served.pooled.normalize || dimensions.is_some();
+    Ok((model, Batch { inputs, dimensions, normalize, as_base64, more_bytes: 0 }))
 }
 
-fn dimensions(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Option<usize>> {
+/// Takes the number of dimensions that are kept.
+pub(super) fn dimensions(fields: &mut Fields<'_>, name: &str, state: &ModelState) -> ApiResult<Option<usize>> {
     let size = state.served.engine.limits().embedding_size;
-    match fields.take::<u32>("dimensions")? {
+    match fields.take::<u32>(name)? {
         Some(n) if n == 0 || n > size => {
-            Err(ApiError::invalid("dimensions", format!("dimensions is {n}; this model has 1 to {size}")))
+            Err(ApiError::invalid(name, format!("{name} is {n}; this model has 1 to {size}")))
         }
         given => Ok(given.map(|n| n as usize)),
     }

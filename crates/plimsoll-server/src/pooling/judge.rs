@@ -1,5 +1,5 @@
-//! How well texts fit each other: what reranking and scoring share. A classifier reads both texts of a pair together; an embedding
-//! model reads each alone, and the cosine of the two is the score.
+//! How well texts fit each other: what reranking and scoring share. A classifier reads both texts of a pair together;
+//! an embedding model reads each alone, and the cosine of the two is the score.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ pub(crate) struct Judgement {
 }
 
 impl Judgement {
-    /// Prepares the scores of `pairs` of texts, as places in `first` and `second`, the documents. Runs on a text worker.
+    /// Prepares the scores of `pairs` of texts, as places in `first` and `second`, the documents. Runs on a text
+    /// worker.
     pub fn new(
         state: &ModelState,
         [(a, first), (b, second)]: [(&str, &[String]); 2],

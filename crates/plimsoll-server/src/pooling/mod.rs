@@ -1,23 +1,24 @@
 //! Embeddings, reranking and scores: inputs in, numbers out, many at a time.
 //!
-//! `run` brings inputs through the engine, a bounded number at once; `vector` is the arithmetic on what comes back; one file an
-//! endpoint shapes it. A client that goes takes its inputs along, as everywhere.
+//! `run` brings inputs through the engine, a bounded number at once; `vector` is the arithmetic on what comes back; one
+//! file an endpoint shapes it. A client that goes takes its inputs along, as everywhere.
 
+pub(crate) mod cohere;
 mod cut;
 mod documents;
 pub(crate) mod embeddings;
 mod judge;
+pub(crate) mod ollama;
 pub(crate) mod rerank;
 mod run;
 pub(crate) mod score;
 mod vector;
 
 use plimsoll_engine::Embed;
-use plimsoll_memory::broken;
 use serde::Serialize;
 
 use crate::http::budget::Held;
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH};
 use crate::state::model::ModelState;
 
 /// One input, ready for the engine.
@@ -36,9 +37,13 @@ pub(crate) struct Usage {
 
 impl Usage {
     fn new(inputs: &[Input]) -> Self {
-        let tokens = inputs.iter().map(|input| input.ids.len() as u64).sum();
+        let tokens = input_tokens(inputs);
         Self { prompt_tokens: tokens, total_tokens: tokens }
     }
+}
+
+fn input_tokens(inputs: &[Input]) -> u64 {
+    inputs.iter().map(|input| input.ids.len() as u64).sum()
 }
 
 /// Bytes that the ids of these inputs take.
@@ -71,12 +76,12 @@ fn check_count(state: &ModelState, param: &str, count: usize) -> ApiResult<()> {
 /// Refuses an input that can never run, before others are computed for nothing.
 fn check_length(state: &ModelState, param: &str, index: usize, count: usize, tokens: usize) -> ApiResult<()> {
     let limit = state.served.engine.limits().max_req_total_len as usize;
-    if tokens > limit && !broken("V-60") {
+    if tokens > limit {
         let at = if count > 1 { format!("{param}[{index}]: ") } else { String::new() };
         let message = format!(
             "{at}{tokens} tokens, more than this server's limit of {limit} tokens for one input (--batch-max-tokens for encoders, --max-req-total-len otherwise)"
         );
-        return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+        return Err(ApiError { code: Some(CONTEXT_LENGTH), ..ApiError::invalid(param, message) });
     }
     Ok(())
 }

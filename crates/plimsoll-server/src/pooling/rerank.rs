@@ -23,7 +23,7 @@ const RESULT_BYTES: usize = 96;
 /// What surrounds the results, the model's name aside.
 const ANSWER_BYTES: usize = 256;
 
-struct Asked {
+struct RerankRequest {
     model: String,
     documents: Vec<String>,
     judgement: Judgement,
@@ -57,32 +57,32 @@ struct Text<'a> {
 
 /// The handler.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
-    let asked = state.on_body(request, |body, state| {
+    let parsed = state.on_body(request, |body, state| {
         let (model, documents, judgement, top_n, return_documents) = parse(&body.bytes, state)?;
         let texts: usize = documents.iter().map(|text| text.len() + size_of::<String>()).sum();
         let body_bytes = body.bytes.len();
         let kept = body.keep(ids_bytes(&judgement.inputs) + texts as u64)?;
-        Ok(Asked { model, documents, judgement, top_n, return_documents, body_bytes, kept })
+        Ok(RerankRequest { model, documents, judgement, top_n, return_documents, body_bytes, kept })
     });
-    let asked = asked.await?;
-    let texts = if asked.return_documents { asked.body_bytes } else { 0 };
-    let json_bytes = ANSWER_BYTES + 6 * asked.model.len() + asked.documents.len() * RESULT_BYTES + texts;
-    let bytes = json_bytes as u64 + asked.judgement.result_bytes(&state);
+    let parsed = parsed.await?;
+    let texts = if parsed.return_documents { parsed.body_bytes } else { 0 };
+    let json_bytes = ANSWER_BYTES + 6 * parsed.model.len() + parsed.documents.len() * RESULT_BYTES + texts;
+    let bytes = json_bytes as u64 + parsed.judgement.result_bytes(&state);
     let held = hold_answer(&state, "documents", bytes)?;
     let id = state.server.ids.request("rerank");
-    let scores = asked.judgement.scores(&state, &id, "rerank", "documents").await?;
+    let scores = parsed.judgement.scores(&state, &id, "rerank", "documents").await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
     // Of equal ones the earlier first: a sort that keeps order.
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let ranked = |index: &usize| Ranked {
         index: *index,
         relevance_score: scores[*index],
-        document: asked.return_documents.then(|| Text { text: &asked.documents[*index] }),
+        document: parsed.return_documents.then(|| Text { text: &parsed.documents[*index] }),
     };
-    let results = order[..asked.top_n].iter().map(ranked).collect();
-    let usage = Usage::new(&asked.judgement.inputs);
-    let response = json_sized(&Answer { id: &id, model: &asked.model, results, usage }, json_bytes, held);
-    drop(asked.kept);
+    let results = order[..parsed.top_n].iter().map(ranked).collect();
+    let usage = Usage::new(&parsed.judgement.inputs);
+    let response = json_sized(&Answer { id: &id, model: &parsed.model, results, usage }, json_bytes, held);
+    drop(parsed.kept);
     Ok(response)
 }
 

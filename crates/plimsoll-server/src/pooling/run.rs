@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{Cause, Reader, Refusal, Request};
+use plimsoll_engine::{Cause, Reader, Refusal, Request, Snapshot};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
@@ -18,13 +18,13 @@ use crate::state::model::ModelState;
 use crate::state::request_log::RequestLog;
 use crate::state::server::{Phase, reached};
 
-/// Inputs on their way, for each request that runs at once: while a step computes some, the next step's wait.
+/// Inputs in the engine for each request that may run: one runs and one waits for the next step.
 const AHEAD: usize = 2;
 
-/// A request that has begun and has no input in the engine looks for a place this often: it has none of its own to wait for.
+/// How often a request without an input in the engine tries to submit the next one, while the queue is full.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// What every input becomes, in order. `param` names the inputs in errors.
+/// The results of all inputs, in order. `param` names the inputs in errors.
 pub(super) async fn run(
     state: &Arc<ModelState>,
     id: &str,
@@ -37,7 +37,7 @@ pub(super) async fn run(
     if let Some(client) = &caller.client {
         client.charge(tokens);
     }
-    let ticket = state.enter(id, false, Vec::new())?;
+    let ticket = state.server.running.add(id, false, Vec::new(), state.of_running())?;
     let ids = inputs.iter().map(|input| input.ids.as_slice());
     let entry =
         state.server.recorder.as_ref().and_then(|recorder| recorder.prompts(state.label.as_deref(), api, ids, &[]));
@@ -45,7 +45,7 @@ pub(super) async fn run(
     let result = tokio::select! {
         biased;
         () = ticket.cancelled() => Err(cancelled()),
-        result = all(state, id, param, inputs) => result,
+        result = all(state, param, inputs, &mut log) => result,
     };
     log.ends(match &result {
         Ok(_) => "finished",
@@ -55,7 +55,12 @@ pub(super) async fn run(
     result
 }
 
-async fn all(state: &Arc<ModelState>, id: &str, param: &'static str, inputs: &[Input]) -> ApiResult<Vec<Vec<f32>>> {
+async fn all(
+    state: &Arc<ModelState>,
+    param: &'static str,
+    inputs: &[Input],
+    log: &mut RequestLog,
+) -> ApiResult<Vec<Vec<f32>>> {
     let window = AHEAD * state.served.engine.limits().running_max_req_size as usize;
     let mut results: Vec<Vec<f32>> = Vec::new();
     results.resize_with(inputs.len(), Vec::new);
@@ -66,8 +71,8 @@ async fn all(state: &Arc<ModelState>, id: &str, param: &'static str, inputs: &[I
     loop {
         let mut crowded = false;
         while next < inputs.len() && running.len() < window {
-            let (engine, asked) = (&state.served.engine, request(id, next, &inputs[next]));
-            match if next == 0 { engine.submit(asked) } else { engine.submit_next(asked, !running.is_empty()) } {
+            let (engine, request) = (&state.served.engine, request(&inputs[next]));
+            match if next == 0 { engine.submit(request) } else { engine.submit_next(request, !running.is_empty()) } {
                 Ok(reader) => running.push(answer(next, reader)),
                 // The queue is full. A finished input of this request frees a place, unless another request takes it.
                 Err(Refusal::Full { .. }) if next > 0 => {
@@ -85,7 +90,8 @@ async fn all(state: &Arc<ModelState>, id: &str, param: &'static str, inputs: &[I
         let until = deadline.map_or(silence, |deadline| deadline.min(silence));
         tokio::select! {
             biased;
-            Some((index, result)) = running.next() => {
+            Some((index, result, progress)) = running.next() => {
+                log.choice_ended(index, None, Some(progress));
                 results[index] = result.map_err(|(message, cause)| failure(&phase, message, cause))?;
             }
             () = sleep(LOOK_AGAIN), if crowded => continue,
@@ -96,9 +102,9 @@ async fn all(state: &Arc<ModelState>, id: &str, param: &'static str, inputs: &[I
     }
 }
 
-fn request(id: &str, index: usize, input: &Input) -> Request {
+fn request(input: &Input) -> Request {
     Request {
-        id: format!("{id}-{index}"),
+        received: None,
         prompt: input.ids.clone(),
         sampling: SamplingParams::greedy(),
         max_tokens: 0,
@@ -116,20 +122,27 @@ fn request(id: &str, index: usize, input: &Input) -> Request {
         cache_salt: 0,
         embed: Some(input.embed),
         media: Vec::new(),
+        pins: Default::default(),
     }
 }
 
 /// One input's numbers, or the engine's words and where the error lies.
-async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, (String, Cause)>) {
+async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, (String, Cause)>, Snapshot) {
+    let watch = reader.watch();
+    let result = values(&mut reader).await;
+    (index, result, watch.snapshot())
+}
+
+async fn values(reader: &mut Reader) -> Result<Vec<f32>, (String, Cause)> {
     while let Some(delta) = reader.next().await {
         if let Some(message) = delta.error {
-            return (index, Err((message, delta.cause)));
+            return Err((message, delta.cause));
         }
         if let Some(values) = delta.pooled {
-            return (index, Ok(values));
+            return Ok(values);
         }
     }
-    (index, Err(("the engine ended without an answer".into(), Cause::Engine)))
+    Err(("the engine ended without an answer".into(), Cause::Engine))
 }
 
 /// The engine says `prompt`; the client knows it by another name, and as one of many.

@@ -10,7 +10,7 @@ use super::cut::Cut;
 use super::judge::Judgement;
 use super::{Usage, check_count, hold_answer, ids_bytes};
 use crate::conversation::params::model_name;
-use crate::conversation::prompt::PromptInput;
+use crate::conversation::prompt_input::PromptInput;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;

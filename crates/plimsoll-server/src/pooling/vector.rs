@@ -1,4 +1,5 @@
-//! Arithmetic on embeddings: shorter, of length 1, how near to each other; and as base64. Sums run in double precision, in order.
+//! Arithmetic on embeddings: shorter, of length 1, how near to each other; and as base64. Sums run in double precision,
+//! in order.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

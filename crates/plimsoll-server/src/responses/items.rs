@@ -1,15 +1,16 @@
-//! Items, the pieces of a conversation in the Responses API: taken apart, written down for the store, and made into messages.
+//! Items, the pieces of a conversation in the Responses API: parsed, and written for the store.
 
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use plimsoll_media::Modality;
 
-use super::object::Namespaced;
+use super::mcp_items::McpItem;
 use super::references::{Stored, missing, refers};
-use crate::conversation::content::{add_medium, add_text, thoughts_alone};
+use crate::conversation::content::{add_medium, add_text};
+use crate::documents::SentFile;
 use crate::http::error::{ApiError, ApiResult, quote};
-use crate::http::fields::{Arguments, Fields, MAX_NODES, Text, check_nodes, wrong};
+use crate::http::fields::{Fields, MAX_NODES, Text, check_nodes, wrong};
 use crate::media::MediaParser;
 use crate::state::model::ModelState;
 
@@ -18,29 +19,37 @@ const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];
 /// One item.
 #[derive(Debug)]
 pub(crate) struct Item {
-    id: String,
-    what: What,
+    pub(super) id: String,
+    pub(super) what: What,
 }
 
 #[derive(Debug)]
-enum What {
+pub(super) enum What {
     Message { role: String, said: Vec<Said> },
-    Thoughts { said: Vec<Said> },
+    Reasoning { said: Vec<Said> },
     Call { call_id: String, namespace: Option<String>, name: String, arguments: String },
     Result { call_id: String, said: Vec<Said> },
+    Custom { call_id: String, name: String, input: String },
+    CustomResult { call_id: String, said: Vec<Said> },
+    Mcp(McpItem),
 }
 
 /// A part of what an item says.
 #[derive(Debug)]
-enum Said {
+pub(super) enum Said {
     Text(String),
-    /// A picture: what stands for it in the template's message, and what was sent, if it is to be kept.
+    /// An image: what stands for it in the template's message, and what was sent, if it is to be kept.
     Image {
         medium: Value,
         url: String,
         detail: Option<String>,
     },
-    /// A sound, in the same way.
+    /// A document: what stands for it in the template's message, and what was sent.
+    File {
+        text: String,
+        sent: SentFile,
+    },
+    /// An audio clip, in the same way.
     Audio {
         medium: Value,
         data: String,
@@ -48,9 +57,9 @@ enum Said {
     },
 }
 
-/// Finds the pictures in items.
+/// Finds the images in items.
 pub(crate) struct Shown<'a> {
-    pub gallery: MediaParser<'a>,
+    pub media: MediaParser<'a>,
     /// The items are to be written down as they came.
     pub kept: bool,
 }
@@ -105,16 +114,18 @@ fn item(
         let raw = stored.get(&id).ok_or_else(|| missing(state, param, &id))?;
         return item(state, path, raw, None, shown);
     }
-    fields.only("status", &["\"completed\"", "\"incomplete\"", "\"in_progress\""])?;
+    // Only a call of an MCP server has the last two.
+    let statuses = ["\"completed\"", "\"incomplete\"", "\"in_progress\"", "\"calling\"", "\"failed\""];
+    fields.only("status", if kind.as_deref() == Some("mcp_call") { &statuses } else { &statuses[..3] })?;
     let (prefix, what) = match kind.as_deref() {
         None | Some("message") => ("msg", message(&mut fields, shown)?),
         Some("reasoning") => {
-            let summary = thoughts(&mut fields, "summary", shown)?;
+            let summary = reasoning(&mut fields, "summary", shown)?;
             fields.never(&["encrypted_content"], "reasoning is sent as text here")?;
-            let said = thoughts(&mut fields, "content", shown)?;
-            // What is shown of thoughts that a client never had whole is what there is of them.
+            let said = reasoning(&mut fields, "content", shown)?;
+            // What is shown of reasoning that a client never had whole is what there is of them.
             let said = if said.is_empty() { summary } else { said };
-            ("rs", What::Thoughts { said })
+            ("rs", What::Reasoning { said })
         }
         Some("function_call") => {
             let (call_id, name) = (fields.required("call_id")?, fields.required("name")?);
@@ -122,7 +133,14 @@ fn item(
             direct(&mut fields)?;
             ("fc", What::Call { call_id, namespace, name, arguments })
         }
-        Some("function_call_output") => {
+        Some("custom_tool_call") => {
+            let (call_id, name) = (fields.required("call_id")?, fields.required("name")?);
+            let input = fields.required("input")?;
+            fields.never(&["namespace"], "custom tools have none here")?;
+            direct(&mut fields)?;
+            ("ctc", What::Custom { call_id, name, input })
+        }
+        Some(kind @ ("function_call_output" | "custom_tool_call_output")) => {
             let call_id = fields.required("call_id")?;
             let at = fields.param("output");
             let said = parts(&mut fields, "output", shown)?;
@@ -131,17 +149,25 @@ fn item(
             fields.take::<String>("namespace")?;
             fields.take::<String>("name")?;
             direct(&mut fields)?;
-            ("fco", What::Result { call_id, said })
+            match kind {
+                "function_call_output" => ("fco", What::Result { call_id, said }),
+                _ => ("ctco", What::CustomResult { call_id, said }),
+            }
         }
         Some(other) => {
-            let at = fields.param("type");
-            let known = "message, reasoning, function_call, function_call_output and item_reference";
-            let message = format!("{at} is `{}`; this server knows {known}", quote(other));
-            return Err(ApiError::unsupported(at, message));
+            let (prefix, item) = McpItem::take(other, &mut fields)?.ok_or_else(|| unknown(&fields, other))?;
+            (prefix, What::Mcp(item))
         }
     };
     fields.finish()?;
     Ok(Item { id: id.unwrap_or_else(|| state.server.ids.named(prefix)), what })
+}
+
+fn unknown(fields: &Fields<'_>, kind: &str) -> ApiError {
+    let at = fields.param("type");
+    let known = "message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output, mcp_list_tools, mcp_call, mcp_approval_request, mcp_approval_response and item_reference";
+    let message = format!("{at} is `{}`; this server knows {known}", quote(kind));
+    ApiError::unsupported(at, message)
 }
 
 fn message(fields: &mut Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<What> {
@@ -159,7 +185,7 @@ fn message(fields: &mut Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<What> {
 }
 
 /// Parts that are texts alone.
-fn thoughts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Vec<Said>> {
+fn reasoning(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Vec<Said>> {
     let at = fields.param(name);
     let said = parts(fields, name, shown)?.unwrap_or_default();
     match said.iter().all(|part| matches!(part, Said::Text(_))) {
@@ -177,7 +203,7 @@ fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {
     caller.finish()
 }
 
-/// A text, or parts that are texts, pictures and sounds.
+/// A text, or parts that are texts, images and audio clips.
 fn parts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Option<Vec<Said>>> {
     let path = fields.param(name);
     let Some(raw) = fields.raw(name) else { return Ok(None) };
@@ -195,7 +221,8 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
     let text = match kind.as_str() {
         "input_text" | "reasoning_text" | "summary_text" => fields.required("text")?,
         "output_text" => {
-            // What was reported with an answer, where it comes from, and what OpenAI's client has read in it say nothing when they come back.
+            // What was reported with an answer, where it comes from, and what OpenAI's client has read in it say
+            // nothing when they come back.
             for name in ["annotations", "logprobs", "parsed"] {
                 fields.raw(name);
             }
@@ -203,31 +230,34 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
         }
         "refusal" => fields.required("refusal")?,
         "input_image" => {
-            shown.gallery.takes(&at, &kind, Modality::Image)?;
+            shown.media.takes(&at, &kind, Modality::Image)?;
             fields.never(&["file_id"], "this server keeps no files; send image_url")?;
             let param = fields.param("image_url");
             let (url, detail) = (fields.required::<Text<'_>>("image_url")?, fields.take::<String>("detail")?);
-            let medium = shown.gallery.image(param, &url.0, detail.as_deref())?;
+            let medium = shown.media.image(param, &url.0, detail.as_deref())?;
             let url = if shown.kept { url.0.into_owned() } else { String::new() };
             fields.finish()?;
             return Ok(Said::Image { medium, url, detail });
         }
         "input_audio" => {
-            shown.gallery.takes(&at, &kind, Modality::Audio)?;
-            let param = fields.param("input_audio");
-            let raw =
-                fields.raw("input_audio").ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))?;
+            shown.media.takes(&at, &kind, Modality::Audio)?;
+            let (param, raw) = fields.needed("input_audio")?;
             fields.finish()?;
             let mut inner = Fields::of(param.clone(), raw)?;
             let (data, format) = (inner.required::<Text<'_>>("data")?, inner.required::<String>("format")?);
             inner.finish()?;
-            let medium = shown.gallery.sound(param, &data.0, &format)?;
+            let medium = shown.media.audio(param, &data.0, &format)?;
             let data = if shown.kept { data.0.into_owned() } else { String::new() };
             return Ok(Said::Audio { medium, data, format });
         }
+        "input_file" => {
+            let (text, sent) = shown.media.files.take(&mut fields, shown.kept)?;
+            fields.finish()?;
+            return Ok(Said::File { text, sent });
+        }
         other => {
-            let message =
-                format!("{at} is `{}`; this server knows input_text, input_image and input_audio", quote(other));
+            let known = "input_text, input_image, input_audio and input_file";
+            let message = format!("{at} is `{}`; this server knows {known}", quote(other));
             return Err(ApiError::unsupported(at, message));
         }
     };
@@ -235,89 +265,16 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
     Ok(Said::Text(text))
 }
 
-/// Items as chat's messages. What an answer was in items (thoughts, text, calls) is one message again.
-pub(crate) fn messages(param: &str, instructions: Option<&str>, items: &[Item]) -> ApiResult<Vec<Value>> {
-    let mut told = Told::default();
-    if let Some(text) = instructions {
-        told.messages.push(json!({"role": "system", "content": text}));
-    }
-    for item in items {
-        match &item.what {
-            What::Message { role, said } => told.message(role, content(said)),
-            What::Thoughts { said } => told.thoughts(content(said)),
-            What::Call { call_id, namespace, name, arguments } => {
-                let full = namespace.as_ref().map(|namespace| Namespaced::new(namespace, name));
-                told.call(param, call_id, full.as_ref().map_or(name, |of| of.full()), arguments)?;
-            }
-            What::Result { call_id, said } => told.result(param, call_id, content(said))?,
-        }
-    }
-    told.messages.iter_mut().for_each(thoughts_alone);
-    Ok(told.messages)
-}
-
 /// What was said, as templates know it.
-fn content(said: &[Said]) -> Value {
+pub(super) fn content(said: &[Said]) -> Value {
     let mut content = Value::Null;
     for part in said {
         match part {
-            Said::Text(text) => add_text(&mut content, text),
+            Said::Text(text) | Said::File { text, .. } => add_text(&mut content, text),
             Said::Image { medium, .. } | Said::Audio { medium, .. } => add_medium(&mut content, medium.clone()),
         }
     }
     if content.is_null() { "".into() } else { content }
-}
-
-#[derive(Default)]
-struct Told {
-    messages: Vec<Value>,
-    calls: Vec<String>,
-    arguments: Arguments,
-}
-
-impl Told {
-    /// The last message, if it is an assistant's that `more` can still be added to.
-    fn open(&mut self, more: fn(&Map<String, Value>) -> bool) -> Option<&mut Map<String, Value>> {
-        let last = self.messages.last_mut().and_then(Value::as_object_mut)?;
-        (last["role"] == "assistant" && more(last)).then_some(last)
-    }
-
-    fn message(&mut self, role: &str, content: Value) {
-        // Thoughts that stand alone are those of the text after them.
-        let open = self.open(|last| last["content"].is_null() && !last.contains_key("tool_calls"));
-        match open.filter(|_| role == "assistant") {
-            Some(message) => drop(message.insert("content".into(), content)),
-            None => self.messages.push(json!({"role": role, "content": content})),
-        }
-    }
-
-    fn thoughts(&mut self, content: Value) {
-        self.messages.push(json!({"role": "assistant", "content": null, "reasoning_content": content}));
-    }
-
-    fn call(&mut self, param: &str, id: &str, name: &str, arguments: &str) -> ApiResult<()> {
-        let mut call = json!({"id": id, "type": "function", "function": {"name": name}});
-        call["function"]["arguments"] = self.arguments.parse(param, arguments)?;
-        self.calls.push(id.into());
-        match self.open(|_| true) {
-            Some(message) => {
-                if let Value::Array(calls) = message.entry("tool_calls").or_insert_with(|| json!([])) {
-                    calls.push(call);
-                }
-            }
-            None => self.messages.push(json!({"role": "assistant", "content": null, "tool_calls": [call]})),
-        }
-        Ok(())
-    }
-
-    fn result(&mut self, param: &str, id: &str, content: Value) -> ApiResult<()> {
-        if !self.calls.iter().any(|known| known == id) {
-            let message = format!("{param}: no function_call before its output has the call_id `{}`", quote(id));
-            return Err(ApiError::invalid(param, message));
-        }
-        self.messages.push(json!({"role": "tool", "content": content, "tool_call_id": id}));
-        Ok(())
-    }
 }
 
 impl Item {
@@ -327,6 +284,7 @@ impl Item {
             let own = |part: &Said| match part {
                 Said::Text(text) => text.capacity(),
                 Said::Image { url, .. } => url.capacity(),
+                Said::File { text, sent } => text.capacity() + sent.data.capacity(),
                 Said::Audio { data, format, .. } => data.capacity() + format.capacity(),
             };
             said.iter().map(|part| (own(part) + size_of::<Said>()) as u64).sum()
@@ -334,12 +292,15 @@ impl Item {
         size_of::<Self>() as u64
             + match &self.what {
                 What::Message { said: parts, .. }
-                | What::Thoughts { said: parts }
-                | What::Result { said: parts, .. } => said(parts),
+                | What::Reasoning { said: parts }
+                | What::Result { said: parts, .. }
+                | What::CustomResult { said: parts, .. } => said(parts),
+                What::Custom { call_id, name, input } => (call_id.len() + name.len() + input.capacity()) as u64,
                 What::Call { call_id, namespace, name, arguments } => {
                     let names = name.len() + namespace.as_ref().map_or(0, String::len);
                     (call_id.len() + names + arguments.capacity()) as u64
                 }
+                What::Mcp(item) => item.bytes(),
             }
     }
 
@@ -351,6 +312,10 @@ impl Item {
                 Said::Text(text) => json!({"type": kind, "text": text}),
                 Said::Image { url, detail, .. } => {
                     json!({"type": "input_image", "image_url": url, "detail": detail.as_deref().unwrap_or("auto")})
+                }
+                Said::File { sent, .. } => {
+                    let from = if sent.is_url { "file_url" } else { "file_data" };
+                    json!({"type": "input_file", "filename": sent.name, from: sent.data})
                 }
                 Said::Audio { data, format, .. } => {
                     json!({"type": "input_audio", "input_audio": {"data": data, "format": format}})
@@ -367,7 +332,7 @@ impl Item {
                 }
                 json!({"id": id, "type": "message", "role": role, "status": status, "content": content})
             }
-            What::Thoughts { said } => {
+            What::Reasoning { said } => {
                 json!({"id": id, "type": "reasoning", "summary": [], "content": parts("reasoning_text", said)})
             }
             What::Call { call_id, namespace, name, arguments } => {
@@ -378,12 +343,23 @@ impl Item {
                 }
                 call
             }
-            What::Result { call_id, said } => {
+            What::Custom { call_id, name, input } => {
+                json!({"id": id, "type": "custom_tool_call", "call_id": call_id, "name": name, "input": input,
+                       "status": status})
+            }
+            What::Mcp(item) => item.shown(id),
+            What::Result { call_id, said } | What::CustomResult { call_id, said } => {
+                let plain = said.iter().all(|part| matches!(part, Said::Text(_)));
                 let output = match content(said) {
+                    _ if !plain => Value::Array(parts("input_text", said)),
                     Value::Array(_) => Value::Array(parts("input_text", said)),
                     text => text,
                 };
-                json!({"id": id, "type": "function_call_output", "call_id": call_id, "output": output, "status": status})
+                let kind = match &self.what {
+                    What::CustomResult { .. } => "custom_tool_call_output",
+                    _ => "function_call_output",
+                };
+                json!({"id": id, "type": kind, "call_id": call_id, "output": output, "status": status})
             }
         }
     }

@@ -1,7 +1,13 @@
 //! OpenAI's Responses API: `POST /v1/responses`, and what can be done with a response afterwards.
 
+mod background;
 mod items;
+mod mcp_items;
+mod mcp_object;
+mod mcp_run;
+mod mcp_tools;
 mod object;
+mod prompt;
 mod references;
 pub(crate) mod request;
 mod shape;
@@ -19,19 +25,22 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
-use crate::conversation::active::Event;
-use crate::conversation::{StartedChat, begin, stream};
+use self::request::ParsedBody;
+use self::shape::Responding;
+use crate::conversation::active::ActiveRequest;
+use crate::conversation::stream;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult, CANCELLED, quote};
 use crate::http::json::{json, json_text};
 use crate::http::path::Name;
 use crate::http::sse::Events;
+use crate::state::background::ModelUse;
 use crate::state::model::ModelState;
 use crate::state::response_store::Kept;
 use crate::state::server::ServerState;
 
 /// A cancelled response has this long to end: a stream ends when its client reads on.
-const LAST_WORDS: Duration = Duration::from_secs(5);
+const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
 /// How ids of responses begin.
 const PREFIX: &str = "resp_";
@@ -43,33 +52,46 @@ const PAGE_MAX: usize = 100;
 /// `POST /v1/responses`.
 pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
-    let asked = state.on_body(request, move |body, state| request::parse(body, state, key)).await?;
-    let asked = asked.turn(&state).await?;
+    let model = request.extensions().get::<ModelUse>().cloned();
+    let parsed = state.on_body(request, move |body, state| request::parse(body, state, key)).await?;
+    let permit = parsed.background.then(|| state.server.background.take()).transpose()?;
     let id = format!("{PREFIX}{:016x}{:016x}", state.server.ids.next(), state.server.ids.next());
-    let StartedChat { context, mut active_request, held, .. } = begin(&state, id, "responses", asked.turn).await?;
-    if context.draft.common.stream {
-        let responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, held);
-        return Ok(stream::response(active_request, responding, state.server.config.keep_alive));
+    let (mut request, mut responding) = begin(parsed, &state, id).await?;
+    if let Some(permit) = permit {
+        return background::start(request, responding, background::Place { permit, model });
     }
-    let mut responding = shape::Responding::new(context, asked.echo, asked.items, asked.logprobs, None);
+    if request.submission.common.stream {
+        return Ok(stream::response(request, responding));
+    }
     // The answer is not streamed: events are not sent.
     let mut nowhere = Events::default();
     loop {
-        let error = match active_request.next().await {
-            Event::Delta(_, delta) => {
-                responding.take(delta, &mut nowhere);
-                continue;
-            }
-            Event::Done => None,
-            Event::Failed(error) if error.code == Some(CANCELLED) => Some(error),
-            Event::Failed(error) => {
-                responding.gone();
+        let error = match responding.advance(&mut request, &mut nowhere).await {
+            None => continue,
+            Some(Ok(())) => None,
+            Some(Err(error)) if error.code == Some(CANCELLED) => Some(error),
+            Some(Err(error)) => {
+                responding.gone(&request);
                 return Err(error);
             }
         };
-        let text = responding.finish(error.as_ref(), active_request.usage(), &mut nowhere);
-        return Ok(json_text(text, active_request.all_held(held)));
+        let text = responding.finish(&request, error.as_ref(), &mut nowhere);
+        return Ok(json_text(text, request.take_held()));
     }
+}
+
+/// Submits the request, or, if MCP servers are asked first, lets it wait for them.
+async fn begin(parsed: ParsedBody, state: &Arc<ModelState>, id: String) -> ApiResult<(ActiveRequest, Responding)> {
+    if parsed.waits() {
+        let request::Waiting { submission, echo, items, run } = parsed.wait(state).await?;
+        let request = submission.start(state, id, "responses").await?;
+        let responding = Responding::new(&request, echo, items).with_mcp(run);
+        return Ok((request, responding));
+    }
+    let (submission, echo, items) = parsed.prepare(state).await?;
+    let request = submission.start(state, id, "responses").await?;
+    let responding = Responding::new(&request, echo, items);
+    Ok((request, responding))
 }
 
 #[derive(Serialize)]
@@ -78,24 +100,48 @@ struct Count {
     input_tokens: usize,
 }
 
-/// `POST /v1/responses/input_tokens`: the tokens of the prompt that the same fields make at `/v1/responses`.
+/// `POST /v1/responses/input_tokens`: the tokens of the prompt that the same fields make at `/v1/responses`. MCP servers
+/// are asked for their tools as there.
 pub(crate) async fn input_tokens(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
-    let asked = state.on_body(request, move |body, state| request::count(body, state, key));
-    let (conversation, held) = asked.await?;
+    let parsed = state.on_body(request, move |body, state| request::count(body, state, key));
+    let (mut conversation, mut held, mcp) = parsed.await?;
+    if let Some(asked) = mcp {
+        mcp_run::add_tools(&state, asked, &mut conversation, &mut held).await?;
+    }
     let input_tokens = conversation.count(&state, held).await?;
     Ok(json(&Count { object: "response.input_tokens", input_tokens }, None))
 }
 
-/// `GET /v1/responses/{id}`.
+/// `GET /v1/responses/{id}`; with `stream`, the events of a response in the background.
 pub(crate) async fn get(
     State(state): State<Arc<ServerState>>,
     Name(id): Name,
     RawQuery(query): RawQuery,
 ) -> ApiResult<Response> {
-    if let Some((name, _)) = pairs(query.as_deref()).next() {
-        let message = format!("the query's `{}` has no effect here", quote(name));
-        return Err(ApiError::unsupported(quote(name), message));
+    let (mut streams, mut from) = (false, None);
+    for (name, value) in pairs(query.as_deref()) {
+        match (name, value) {
+            ("stream", "true" | "false") => streams = value == "true",
+            ("stream", _) => return Err(ApiError::invalid("stream", "stream must be true or false")),
+            ("starting_after", _) => {
+                let number = value.parse::<u32>().map_err(|_| {
+                    ApiError::invalid("starting_after", "starting_after must be the sequence_number of an event")
+                })?;
+                from = Some(u64::from(number) + 1);
+            }
+            ("include_obfuscation", "false") => {}
+            (other, _) => {
+                let message = format!("the query's `{}` has no effect here", quote(other));
+                return Err(ApiError::unsupported(quote(other), message));
+            }
+        }
+    }
+    if streams {
+        return background::follow(&state, id, Caller::current().key, from.unwrap_or(0));
+    }
+    if from.is_some() {
+        return Err(ApiError::invalid("starting_after", "starting_after needs stream=true"));
     }
     sent(&state, state.responses.look(&id, Caller::current().key).ok_or_else(|| unknown(&id))?)
 }
@@ -122,7 +168,8 @@ pub(crate) async fn delete(State(state): State<Arc<ServerState>>, Name(id): Name
     Ok(json(&Deleted { id: &id, object: "response", deleted: true }, None))
 }
 
-/// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it is.
+/// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it
+/// is.
 pub(crate) async fn cancel(State(state): State<Arc<ServerState>>, Name(id): Name) -> ApiResult<Response> {
     if !id.starts_with(PREFIX) {
         return Err(unknown(&id));
@@ -136,7 +183,7 @@ pub(crate) async fn cancel(State(state): State<Arc<ServerState>>, Name(id): Name
     if !running {
         return Err(unknown(&id));
     }
-    match timeout(LAST_WORDS, end).await {
+    match timeout(CANCEL_GRACE, end).await {
         Ok(Ok(response)) => sent(&state, response),
         Ok(Err(_)) => Err(unknown(&id)),
         Err(_) => {
@@ -155,7 +202,8 @@ struct Page<'a> {
     has_more: bool,
 }
 
-/// `GET /v1/responses/{id}/input_items`: all that came before the output, the newest first unless `order` says otherwise.
+/// `GET /v1/responses/{id}/input_items`: all that came before the output, the newest first unless `order` says
+/// otherwise.
 pub(crate) async fn input_items(
     State(state): State<Arc<ServerState>>,
     Name(id): Name,

@@ -3,6 +3,7 @@
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::mcp_object::{CallError, ListedTool, McpCall};
 use crate::conversation::active::Usage;
 use crate::conversation::logprobs::ChatToken;
 use crate::http::error::ApiError;
@@ -10,8 +11,10 @@ use crate::http::error::ApiError;
 /// What the object repeats of the request.
 #[derive(Debug, Default)]
 pub(crate) struct Echo {
+    pub background: bool,
     pub instructions: Option<String>,
     pub max_output_tokens: Option<u32>,
+    pub max_tool_calls: Option<u32>,
     pub metadata: Option<Box<RawValue>>,
     /// Functions that have a namespace.
     pub namespaced: Vec<Namespaced>,
@@ -19,6 +22,8 @@ pub(crate) struct Echo {
     pub previous_response_id: Option<String>,
     pub prompt_cache_key: Option<String>,
     pub effort: Option<String>,
+    /// `truncation` is `auto`.
+    pub drops_oldest: bool,
     pub safety_identifier: Option<String>,
     pub store: bool,
     pub temperature: f32,
@@ -78,6 +83,7 @@ impl Namespaced {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Status {
+    Queued,
     InProgress,
     Completed,
     Incomplete,
@@ -95,9 +101,37 @@ pub(crate) struct Output {
 
 #[derive(Debug)]
 pub(crate) enum What {
-    Thoughts { text: String },
-    Text { text: String, logprobs: Vec<ChatToken> },
-    Call { call_id: String, namespace: Option<String>, name: String, arguments: String },
+    Reasoning {
+        text: String,
+    },
+    Text {
+        text: String,
+        logprobs: Vec<ChatToken>,
+    },
+    Call {
+        call_id: String,
+        namespace: Option<String>,
+        name: String,
+        arguments: String,
+    },
+    Custom {
+        call_id: String,
+        name: String,
+        input: String,
+    },
+    /// The tools of an MCP server; empty until it has answered.
+    McpTools {
+        label: String,
+        tools: Vec<ListedTool>,
+        error: Option<String>,
+    },
+    McpCall(McpCall),
+    /// A call that waits for the client's approval. It is shown when its arguments are complete.
+    McpRequest {
+        label: String,
+        name: String,
+        arguments: String,
+    },
 }
 
 /// An item as the API shows it.
@@ -125,6 +159,35 @@ pub(crate) enum Shown<'a> {
         arguments: &'a str,
         status: Status,
     },
+    CustomToolCall {
+        id: &'a str,
+        call_id: &'a str,
+        name: &'a str,
+        input: &'a str,
+        status: Status,
+    },
+    McpListTools {
+        id: &'a str,
+        server_label: &'a str,
+        tools: &'a [ListedTool],
+        error: Option<&'a str>,
+    },
+    McpCall {
+        id: &'a str,
+        approval_request_id: Option<&'a str>,
+        server_label: &'a str,
+        name: &'a str,
+        arguments: &'a str,
+        output: Option<&'a str>,
+        error: Option<&'a CallError>,
+        status: Status,
+    },
+    McpApprovalRequest {
+        id: &'a str,
+        server_label: &'a str,
+        name: &'a str,
+        arguments: &'a str,
+    },
 }
 
 /// A part of an item.
@@ -140,9 +203,9 @@ impl Output {
     /// The item's one part, if it has parts.
     pub fn part(&self) -> Option<Part<'_>> {
         match &self.what {
-            What::Thoughts { text } => Some(Part::ReasoningText { text }),
+            What::Reasoning { text } => Some(Part::ReasoningText { text }),
             What::Text { text, logprobs } => Some(Part::OutputText { text, annotations: [], logprobs }),
-            What::Call { .. } => None,
+            _ => None,
         }
     }
 
@@ -151,10 +214,27 @@ impl Output {
         let (id, status) = (self.id.as_str(), self.status);
         let content = self.part().filter(|_| !begun).into_iter().collect();
         match &self.what {
-            What::Thoughts { .. } => Shown::Reasoning { id, summary: [], content, status },
+            What::Reasoning { .. } => Shown::Reasoning { id, summary: [], content, status },
             What::Text { .. } => Shown::Message { id, role: "assistant", status, content },
             What::Call { call_id, namespace, name, arguments } => {
                 Shown::FunctionCall { id, call_id, namespace: namespace.as_deref(), name, arguments, status }
+            }
+            What::Custom { call_id, name, input } => Shown::CustomToolCall { id, call_id, name, input, status },
+            What::McpTools { label, tools, error } => {
+                Shown::McpListTools { id, server_label: label, tools, error: error.as_deref() }
+            }
+            What::McpCall(McpCall { label, name, arguments, result, request, .. }) => Shown::McpCall {
+                id,
+                approval_request_id: request.as_deref(),
+                server_label: label,
+                name,
+                arguments,
+                output: result.as_ref().and_then(|result| result.as_ref().ok()).map(String::as_str),
+                error: result.as_ref().and_then(|result| result.as_ref().err()),
+                status,
+            },
+            What::McpRequest { label, name, arguments } => {
+                Shown::McpApprovalRequest { id, server_label: label, name, arguments }
             }
         }
     }
@@ -285,12 +365,12 @@ impl<'a> Object<'a> {
             created_at,
             completed_at: None,
             status: Status::InProgress,
-            background: false,
+            background: echo.background,
             error: None,
             incomplete_details: None,
             instructions: echo.instructions.as_deref(),
             max_output_tokens: echo.max_output_tokens,
-            max_tool_calls: None,
+            max_tool_calls: echo.max_tool_calls,
             metadata: Raw::of(echo.metadata.as_deref(), Raw::Empty {}),
             model,
             output: Vec::new(),
@@ -307,7 +387,7 @@ impl<'a> Object<'a> {
             tools: Raw::of(echo.tools.as_deref(), Raw::None([])),
             top_logprobs: echo.top_logprobs,
             top_p: echo.top_p,
-            truncation: "disabled",
+            truncation: if echo.drops_oldest { "auto" } else { "disabled" },
             usage: None,
             user: echo.user.as_deref(),
         }

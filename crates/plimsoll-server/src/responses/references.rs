@@ -28,8 +28,8 @@ pub(super) fn refers(kind: Option<&str>, has_id: bool, has_role: bool) -> bool {
     kind == Some("item_reference") || kind.is_none() && has_id && !has_role
 }
 
-/// The stored items that the input refers to. Of items with the same id the one of the response that was used last is meant; one that is
-/// stored nowhere is missing where the input is read.
+/// The stored items that the input refers to. If several items have the same id, the one of the most recently used
+/// response counts. A missing item is an error when the input is read.
 pub(super) fn referred(
     state: &ModelState,
     key: Option<usize>,

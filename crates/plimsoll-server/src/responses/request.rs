@@ -6,13 +6,18 @@ use std::sync::Arc;
 use plimsoll_grammar::Source;
 
 use super::items::{self, Item, Shown};
+use super::mcp_run::McpRun;
 use super::object::Echo;
 use super::references::Stored;
-use super::{references, tools};
-use crate::conversation::form::{Form, text_format};
+use super::tools::McpAsked;
+use super::{mcp_items, mcp_tools};
+use super::{prompt, references, tools};
+use crate::conversation::ChatRequest;
+use crate::conversation::marks::Marks;
 use crate::conversation::messages::Conversation;
+use crate::conversation::output_format::{OutputFormat, text_format};
 use crate::conversation::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};
-use crate::conversation::{ChatRequest, PreparedChat};
+use crate::conversation::submission::Submission;
 use crate::http::body::{PARSED_FACTOR, ReadBody};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, quote};
@@ -21,43 +26,73 @@ use crate::media::MediaParser;
 use crate::state::model::ModelState;
 use crate::state::response_store::ResponseStore;
 
-/// What was asked for.
-pub(crate) struct Asked {
-    ask: ChatRequest,
+/// A parsed body.
+pub(crate) struct ParsedBody {
+    pub request: ChatRequest,
     held: Held,
+    /// The fields that the answer repeats.
     echo: Echo,
-    /// What the store is to keep, if it is to keep anything.
-    items: Option<Vec<Item>>,
+    items: Input,
+    /// MCP servers that are asked before the first turn of the model.
+    mcp: Option<McpAsked>,
+    /// It is made without a connection.
+    pub background: bool,
 }
 
-/// The same with its prompt.
-pub(crate) struct Ready {
-    pub turn: PreparedChat,
-    pub echo: Echo,
-    /// What the store is to keep of the input, if it is to keep anything.
-    pub items: Option<Arc<str>>,
-    /// Log-probabilities are to be reported.
-    pub logprobs: bool,
+/// The input items; empty if the response is not stored and uses no MCP server.
+struct Input {
+    all: Vec<Item>,
+    stored: bool,
 }
 
-impl Asked {
-    /// What was asked, without what is repeated and kept of it.
-    pub(crate) fn into_ask(self) -> ChatRequest {
-        self.ask
-    }
-
-    /// Renders and tokenizes.
-    pub async fn turn(self, state: &Arc<ModelState>) -> ApiResult<Ready> {
-        let Self { ask, held, echo, items } = self;
-        let logprobs = ask.logprobs.is_some();
+impl ParsedBody {
+    /// Renders and tokenizes. Returns with the submission the fields to repeat and the input to store.
+    pub async fn prepare(self, state: &Arc<ModelState>) -> ApiResult<(Submission, Echo, Option<Arc<str>>)> {
+        let Self { request, held, echo, items, .. } = self;
         let kept = move || {
-            // Only what fits into the context is written down: that takes as much again.
-            let items: Option<Arc<str>> = items.map(|items| items::written(&items).into());
+            // Items are written only if the prompt fits, since their text takes as many bytes again.
+            let items: Option<Arc<str>> = items.stored.then(|| items::written(&items.all).into());
             let bytes = ECHO_COPIES * echo.bytes() + items.as_ref().map_or(0, |text| text.len() as u64);
             (bytes, (echo, items))
         };
-        let (turn, (echo, items)) = ask.turn(state, held, kept).await?;
-        Ok(Ready { turn, echo, items, logprobs })
+        let (submission, (echo, items)) = request.prepare_on_worker_with(state, held, kept).await?;
+        Ok((submission, echo, items))
+    }
+}
+
+/// A response that waits for MCP servers before its first turn.
+pub(crate) struct Waiting {
+    pub submission: Submission,
+    pub echo: Echo,
+    /// The input to store.
+    pub items: Option<Arc<str>>,
+    pub run: McpRun,
+}
+
+impl ParsedBody {
+    /// Whether MCP servers are asked before the first turn of the model.
+    pub fn waits(&self) -> bool {
+        self.mcp.is_some()
+    }
+
+    /// Checks what can be checked before the servers answer.
+    pub async fn wait(self, state: &Arc<ModelState>) -> ApiResult<Waiting> {
+        let Self { request, mut held, echo, items, mcp, background: _ } = self;
+        let asked = mcp.ok_or_else(|| ApiError::internal("no MCP server is asked"))?;
+        let own = Arc::clone(state);
+        let work = move || {
+            let param = request.conversation.param;
+            let all = items.all;
+            let approved = mcp_items::approved(param, &prompt::of_mcp(&all))?;
+            let listed = prompt::listed(&all);
+            let stored: Option<Arc<str>> = items.stored.then(|| items::written(&all).into());
+            let text = stored.as_ref().map_or(0, |text| text.len() as u64);
+            held.become_bytes(request.bytes() + asked.bytes() + ECHO_COPIES * echo.bytes() + text)?;
+            let submission = Submission::waiting(request.common.clone(), &own)?;
+            let run = McpRun::new(&own, asked, request, held, (approved, listed), echo.max_tool_calls)?;
+            Ok(Waiting { submission, echo, items: stored, run })
+        };
+        state.server.on_text_worker(work).await
     }
 }
 
@@ -65,8 +100,8 @@ impl Asked {
 /// retrieve the response meanwhile. A stream's first bytes have two, in a buffer that grew by doubling.
 const ECHO_COPIES: u64 = 6;
 
-/// Takes the body of a client with this API key apart. Runs on a text worker.
-pub(crate) fn parse(mut body: ReadBody, state: &ModelState, key: Option<usize>) -> ApiResult<Asked> {
+/// Parses the body of a client with this API key. Runs on a text worker.
+pub(crate) fn parse(mut body: ReadBody, state: &ModelState, key: Option<usize>) -> ApiResult<ParsedBody> {
     let bytes = std::mem::take(&mut body.bytes);
     let mut fields = Fields::of_body(&bytes)?;
     let mut common = Common::take_few(&mut fields, state)?;
@@ -80,14 +115,15 @@ pub(crate) fn parse(mut body: ReadBody, state: &ModelState, key: Option<usize>) 
     echo.top_logprobs = logprobs.unwrap_or(0);
     let store = store(&mut fields, &state.server.responses)?;
     echo.store = store;
-    let Said { conversation, items, form } = said(&mut fields, state, key, &mut body, store, &mut echo)?;
-    common.form = form;
+    echo.max_tool_calls = mcp_tools::max_calls(&mut fields)?;
+    let Said { conversation, items, output_format, mcp } = said(&mut fields, state, key, &mut body, store, &mut echo)?;
+    common.output_format = output_format;
     the_rest(&mut fields, &mut echo)?;
     fields.finish()?;
     drop(bytes);
-    let items = store.then_some(items);
-    let written = items.iter().flatten().map(Item::bytes).sum::<u64>();
-    let ask = ChatRequest {
+    let items = Input { all: if store || mcp.is_some() { items } else { Vec::new() }, stored: store };
+    let written = items.all.iter().map(Item::bytes).sum::<u64>() + mcp.as_ref().map_or(0, McpAsked::bytes);
+    let request = ChatRequest {
         conversation,
         common,
         logprobs,
@@ -98,30 +134,38 @@ pub(crate) fn parse(mut body: ReadBody, state: &ModelState, key: Option<usize>) 
         length_param: "max_output_tokens",
         fills_context: false,
         gathers: true,
+        drops_oldest: echo.drops_oldest,
+        marks: Marks::default(),
     };
-    let held = body.keep(ask.bytes() + written + echo.bytes())?;
-    Ok(Asked { ask, held, echo, items })
+    let held = body.keep(request.bytes() + written + echo.bytes())?;
+    let background = echo.background;
+    Ok(ParsedBody { request, held, echo, items, mcp, background })
 }
 
-/// The conversation of a request that counts tokens. Runs on a text worker.
-pub(crate) fn count(mut body: ReadBody, state: &ModelState, key: Option<usize>) -> ApiResult<(Conversation, Held)> {
+/// The conversation of a request that counts tokens, and the MCP servers whose tools belong to it. Runs on a text worker.
+pub(crate) fn count(
+    mut body: ReadBody,
+    state: &ModelState,
+    key: Option<usize>,
+) -> ApiResult<(Conversation, Held, Option<McpAsked>)> {
     let bytes = std::mem::take(&mut body.bytes);
     let mut fields = Fields::of_body(&bytes)?;
     model_name(&mut fields, state)?;
-    let Said { conversation, .. } = said(&mut fields, state, key, &mut body, false, &mut Echo::default())?;
-    fields.only("truncation", &["\"disabled\""])?;
+    let Said { conversation, mcp, .. } = said(&mut fields, state, key, &mut body, false, &mut Echo::default())?;
+    truncation(&mut fields)?;
     fields.never(&["conversation", "personality"], ELSEWHERE)?;
     fields.finish()?;
     drop(bytes);
-    let held = body.keep(conversation.bytes())?;
-    Ok((conversation, held))
+    let held = body.keep(conversation.bytes() + mcp.as_ref().map_or(0, McpAsked::bytes))?;
+    Ok((conversation, held, mcp))
 }
 
 /// What makes the prompt, which is asked for and counted in the same way.
 struct Said {
     conversation: Conversation,
     items: Vec<Item>,
-    form: Option<Form>,
+    output_format: Option<OutputFormat>,
+    mcp: Option<McpAsked>,
 }
 
 fn said(
@@ -133,22 +177,28 @@ fn said(
     echo: &mut Echo,
 ) -> ApiResult<Said> {
     echo.instructions = fields.take("instructions")?;
-    let (tools, parallel) = tools::take(fields, echo)?;
+    let tools::Taken { tools, parallel, mcp } = tools::take(fields, echo, state.server.mcp.as_deref())?;
     echo.parallel_tool_calls = parallel;
-    let form = text(fields, echo)?;
+    let output_format = text(fields, echo)?;
     let earlier = earlier(fields, state, key, body, echo)?;
     let raw = fields.raw("input").ok_or_else(|| ApiError::invalid("input", "input is missing"))?;
     let stored = references::referred(state, key, body, raw)?;
-    let mut shown = Shown { gallery: MediaParser::new(state), kept };
+    let mut shown = Shown { media: MediaParser::new(state), kept };
     let mut items = match &earlier {
         Some(text) => items::list(state, "previous_response_id", &format!("[{text}]"), &Stored::new(), &mut shown)?,
         None => Vec::new(),
     };
     items.extend(items::input(state, raw, &stored, &mut shown)?);
-    let messages = items::messages("input", echo.instructions.as_deref(), &items)?;
-    let mut conversation = Conversation::new("input", messages, shown.gallery.media, tools);
+    let messages = prompt::messages("input", echo.instructions.as_deref(), &items)?;
+    let mut conversation = Conversation::new("input", messages, shown.media.media, tools);
+    conversation.documents = shown.media.files.documents;
     reasoning(fields, &mut conversation, echo)?;
-    Ok(Said { conversation, items, form })
+    if mcp.is_none() && !mcp_items::approved("input", &prompt::of_mcp(&items))?.is_empty() {
+        let message =
+            "input: it approves a call of an MCP server, but tools names none; send the tool of type mcp again";
+        return Err(ApiError::invalid("input", message));
+    }
+    Ok(Said { conversation, items, output_format, mcp })
 }
 
 /// What was said before, as the text between a list's brackets.
@@ -176,7 +226,8 @@ fn earlier(
 }
 
 const LOGPROBS: &str = "message.output_text.logprobs";
-/// What clients that keep a conversation themselves ask for: to be given thoughts back. Here they come as text, which is all there is.
+/// What clients that keep a conversation themselves ask for: to be given reasoning back. Here they come as text, which
+/// is all there is.
 const ENCRYPTED: &str = "reasoning.encrypted_content";
 
 /// Why a field is not known here.
@@ -202,7 +253,7 @@ fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     }
 }
 
-fn text(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<Option<Form>> {
+fn text(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<Option<OutputFormat>> {
     let Some(raw) = fields.raw("text") else { return Ok(None) };
     let mut text = Fields::of("text".into(), raw)?;
     text.hints(&["verbosity"]);
@@ -210,7 +261,7 @@ fn text(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<Option<Form>> {
     text.finish()?;
     echo.text = Some(raw.to_owned());
     let source: Option<Source> = format.map(text_format).transpose()?.flatten();
-    Ok(source.map(|source| Form { param: "text.format", source }))
+    Ok(source.map(|source| OutputFormat { param: "text.format", source }))
 }
 
 /// Whether the response is to be kept, as it is unless the client says otherwise.
@@ -224,10 +275,20 @@ fn store(fields: &mut Fields<'_>, responses: &ResponseStore) -> ApiResult<bool> 
     }
 }
 
+/// Whether the response is made without a connection. It is read from the store.
+fn background(fields: &mut Fields<'_>, stored: bool) -> ApiResult<bool> {
+    let background = fields.take("background")?.unwrap_or(false);
+    if background && !stored {
+        let message = "background needs store: true, and a server that keeps responses (--response-store-bytes)";
+        return Err(ApiError::unsupported("background", message));
+    }
+    Ok(background)
+}
+
 fn reasoning(fields: &mut Fields<'_>, conversation: &mut Conversation, echo: &mut Echo) -> ApiResult<()> {
     let Some(raw) = fields.raw("reasoning") else { return Ok(()) };
     let mut reasoning = Fields::of("reasoning".into(), raw)?;
-    // Thoughts are given whole, as reasoning items: more than any of these asks for.
+    // Reasoning is given whole, as reasoning items: more than any of these asks for.
     for name in ["summary", "generate_summary"] {
         reasoning.only(name, &["\"auto\"", "\"concise\"", "\"detailed\""])?;
     }
@@ -240,6 +301,18 @@ fn reasoning(fields: &mut Fields<'_>, conversation: &mut Conversation, echo: &mu
     }
     echo.effort = effort;
     Ok(())
+}
+
+/// Whether the oldest turns may be left out.
+fn truncation(fields: &mut Fields<'_>) -> ApiResult<bool> {
+    match fields.take::<String>("truncation")?.as_deref() {
+        None | Some("disabled") => Ok(false),
+        Some("auto") => Ok(true),
+        Some(other) => {
+            let message = format!("truncation is `{}`; known are auto and disabled", quote(other));
+            Err(ApiError::invalid("truncation", message))
+        }
+    }
 }
 
 /// Fields that come back as they are, that are true already, or that this server does not have and therefore refuses.
@@ -260,12 +333,11 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
         options.only("include_obfuscation", &["false"])?;
         options.finish()?;
     }
-    fields.only("background", &["false"])?;
-    fields.only("truncation", &["\"disabled\""])?;
+    echo.background = background(fields, echo.store)?;
+    echo.drops_oldest = truncation(fields)?;
     fields.service_tier()?;
     // Prefixes are cached by themselves.
     fields.hints(&["prompt_cache_retention", "prompt_cache_options", "prediction", "safe_prompt"]);
-    let elsewhere =
-        ["access_programs", "context_management", "conversation", "image", "max_tool_calls", "moderation", "prompt"];
+    let elsewhere = ["access_programs", "context_management", "conversation", "image", "moderation", "prompt"];
     fields.never(&elsewhere, ELSEWHERE)
 }

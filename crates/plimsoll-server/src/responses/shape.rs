@@ -1,33 +1,32 @@
 //! A response while it is made: items that are added, grow and are done, numbered events for each step, and the object
 //! at the end. An answer that is not streamed takes the same steps without sending events.
 
+mod mcp;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
 use plimsoll_engine::{Delta, FinishReason};
 use serde::Serialize;
 
+use super::mcp_run::McpRun;
 use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, Status, What};
 use super::unreported::Unreported;
-use crate::conversation::ReplyContext;
-use crate::conversation::active::Usage;
+use crate::conversation::active::ActiveRequest;
 use crate::conversation::logprobs::{ChatLogprobs, ChatToken};
 use crate::conversation::reading::{self, Reading, ReplyEnd};
 use crate::conversation::stream::Shape;
-use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED};
-use crate::http::ids::now_s;
+use crate::http::ids::{Ids, now_s};
 use crate::http::sse::Events;
 use crate::state::response_store::{Begun, Kept};
 
 /// The state of a response.
 pub(crate) struct Responding {
-    context: ReplyContext,
     echo: Echo,
-    /// What the store keeps of the input, if it keeps anything.
+    /// The input that the store keeps. None if nothing is stored.
     items: Option<Arc<str>>,
-    logprobs: bool,
     unreported: Unreported,
     reading: Reading,
     output: Vec<Output>,
@@ -37,8 +36,12 @@ pub(crate) struct Responding {
     finish: Option<FinishReason>,
     /// It can be asked for while it is made.
     begun: Option<Begun>,
-    /// What the answer may hold until it is sent.
-    _held: Option<Held>,
+    /// None without MCP servers.
+    mcp: Option<Box<McpRun>>,
+    /// Reasoning tokens of earlier turns.
+    reasoning_before: u64,
+    /// The call that is being read is beyond `max_tool_calls`.
+    ignores: bool,
 }
 
 /// Numbers the events, and sends them if the answer is streamed.
@@ -95,6 +98,20 @@ enum Body<'a> {
         name: &'a str,
         arguments: &'a str,
     },
+    McpArgumentsDone {
+        output_index: usize,
+        item_id: &'a str,
+        arguments: &'a str,
+    },
+    Step {
+        output_index: usize,
+        item_id: &'a str,
+    },
+    InputDone {
+        output_index: usize,
+        item_id: &'a str,
+        input: &'a str,
+    },
 }
 
 impl Teller {
@@ -106,22 +123,25 @@ impl Teller {
     }
 }
 
+/// A response that has no output yet.
+fn begun<'a>(request: &'a ActiveRequest, echo: &'a Echo) -> Object<'a> {
+    Object::begun(&request.id, request.created, &request.submission.common.model, echo)
+}
+
 impl Responding {
-    pub fn new(context: ReplyContext, echo: Echo, items: Option<Arc<str>>, logprobs: bool, held: Option<Held>) -> Self {
-        let reading = Reading::new(&context.rules);
-        let teller = Teller { streams: context.draft.common.stream, sequence: 0 };
+    pub fn new(request: &ActiveRequest, echo: Echo, items: Option<Arc<str>>) -> Self {
+        let reading = Reading::new(&request.submission.rules);
+        let teller = Teller { streams: request.submission.common.stream, sequence: 0 };
         let key = Caller::current().key;
         let begun = items.is_some().then(|| {
-            let object = Object::begun(&context.id, context.created, &context.draft.common.model, &echo);
+            let object = begun(request, &echo);
             // As at its end.
             let text = serde_json::to_vec(&object).unwrap_or_default().into_boxed_slice();
-            context.state.server.responses.begins(&context.id, key, text.into())
+            request.state.server.responses.begins(&request.id, key, text.into())
         });
         Self {
-            context,
             echo,
             items,
-            logprobs,
             unreported: Unreported::default(),
             reading,
             output: Vec::new(),
@@ -129,17 +149,31 @@ impl Responding {
             key,
             finish: None,
             begun,
-            _held: held,
+            mcp: None,
+            reasoning_before: 0,
+            ignores: false,
         }
     }
 
-    /// Takes what one delta brings.
-    pub fn take(&mut self, delta: Delta, out: &mut Events) {
+    /// The API key of the client.
+    pub fn key(&self) -> Option<usize> {
+        self.key
+    }
+
+    /// The object of a response in the background, before it has begun.
+    pub fn queued(&self, request: &ActiveRequest) -> Bytes {
+        let object = Object { status: Status::Queued, ..begun(request, &self.echo) };
+        // As at its end.
+        serde_json::to_vec(&object).unwrap_or_default().into()
+    }
+
+    /// Adds one delta to the response.
+    pub fn take(&mut self, request: &ActiveRequest, delta: Delta, out: &mut Events) {
         let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
-        let parts = self.reading.read(delta.text, end, &self.context.state.server.ids);
-        self.reading.count_thoughts(&delta.tokens);
-        if self.logprobs {
-            let reports = ChatLogprobs::new(self.context.spelling(), &delta.tokens).content;
+        let parts = self.reading.read(delta.text, end, &request.state.server.ids);
+        self.reading.count_reasoning(&delta.tokens);
+        if request.submission.logprobs.is_some() {
+            let reports = ChatLogprobs::new(request.spelling(), &delta.tokens).content;
             self.unreported.add(&delta.tokens, reports);
         }
         let (taken, past) = self.reading.taken_and_past();
@@ -151,34 +185,50 @@ impl Responding {
                 None => Vec::new(),
             };
             contents += usize::from(is_content);
-            self.part(part, reports, out);
+            self.part(&request.state.server.ids, part, reports, out);
         }
-        // What was thought and called has no place to be reported.
+        // Tokens of reasoning and calls are not reported.
         self.unreported.drop_before(past, taken);
         self.finish = delta.finish.or(self.finish);
     }
 
     /// A piece of the answer, with the reports of its tokens if it is text.
-    fn part(&mut self, part: reading::Part, reports: Vec<ChatToken>, out: &mut Events) {
+    fn part(&mut self, ids: &Ids, part: reading::Part, reports: Vec<ChatToken>, out: &mut Events) {
+        if matches!(part, reading::Part::Call { .. }) {
+            self.ignores = false;
+        }
+        if let reading::Part::Call { id, name, custom: true, .. } = part {
+            return self.begin(ids.named("ctc"), What::Custom { call_id: id, name, input: String::new() }, out);
+        }
+        if let reading::Part::Call { name, .. } = &part
+            && self.calls_mcp(ids, name, out)
+        {
+            return;
+        }
         if let reading::Part::Call { id, name, .. } = part {
             let (namespace, name) = self.echo.apart(name);
             let what = What::Call { call_id: id, namespace, name, arguments: String::new() };
-            return self.begin("fc", what, out);
+            return self.begin(ids.named("fc"), what, out);
         }
         match (&part, self.output.last().filter(|last| last.status == Status::InProgress).map(|last| &last.what)) {
-            (reading::Part::Reasoning(_), Some(What::Thoughts { .. }))
+            (reading::Part::Reasoning(_), Some(What::Reasoning { .. }))
             | (reading::Part::Content(_), Some(What::Text { .. })) => {}
-            (reading::Part::Reasoning(_), _) => self.begin("rs", What::Thoughts { text: String::new() }, out),
+            (reading::Part::Reasoning(_), _) => {
+                self.begin(ids.named("rs"), What::Reasoning { text: String::new() }, out)
+            }
             (reading::Part::Content(_), _) => {
-                self.begin("msg", What::Text { text: String::new(), logprobs: Vec::new() }, out);
+                self.begin(ids.named("msg"), What::Text { text: String::new(), logprobs: Vec::new() }, out);
             }
             _ => {}
+        }
+        if self.ignores && matches!(part, reading::Part::Arguments { .. }) {
+            return;
         }
         let output_index = self.output.len().saturating_sub(1);
         let Some(Output { id, what, .. }) = self.output.last_mut() else { return };
         let item_id = id.as_str();
         let (kind, content_index, delta, logprobs) = match (&part, what) {
-            (reading::Part::Reasoning(more), What::Thoughts { text }) => {
+            (reading::Part::Reasoning(more), What::Reasoning { text }) => {
                 text.push_str(more);
                 ("response.reasoning_text.delta", Some(0), more, None)
             }
@@ -192,15 +242,26 @@ impl Responding {
                 arguments.push_str(more);
                 ("response.function_call_arguments.delta", None, more, None)
             }
+            (reading::Part::Arguments { text: more, .. }, What::Custom { input, .. }) => {
+                input.push_str(more);
+                ("response.custom_tool_call_input.delta", None, more, None)
+            }
+            (reading::Part::Arguments { text: more, .. }, What::McpCall(call)) => {
+                call.arguments.push_str(more);
+                ("response.mcp_call_arguments.delta", None, more, None)
+            }
+            (reading::Part::Arguments { text: more, .. }, What::McpRequest { arguments, .. }) => {
+                arguments.push_str(more);
+                return;
+            }
             // Arguments come after their call.
             _ => return,
         };
         self.teller.tell(kind, Body::Delta { output_index, content_index, item_id, delta, logprobs }, out);
     }
 
-    fn begin(&mut self, prefix: &str, what: What, out: &mut Events) {
+    fn begin(&mut self, id: String, what: What, out: &mut Events) {
         self.end_item(Status::Completed, out);
-        let id = self.context.state.server.ids.named(prefix);
         let output_index = self.output.len();
         let output = Output { id, status: Status::InProgress, what };
         let added = "response.output_item.added";
@@ -217,10 +278,16 @@ impl Responding {
         let output_index = self.output.len().saturating_sub(1);
         let last = self.output.last_mut().filter(|last| last.status == Status::InProgress);
         let Some(output) = last else { return };
-        output.status = status;
+        match output.what {
+            // The item ends with the result of the call.
+            What::McpCall(_) => return self.arguments_end(output_index, out),
+            What::McpRequest { .. } => return self.request_ends(status, out),
+            What::McpTools { .. } => return,
+            _ => output.status = status,
+        }
         let (item_id, content_index) = (output.id.as_str(), 0);
         let (kind, body) = match &output.what {
-            What::Thoughts { text } => {
+            What::Reasoning { text } => {
                 let body = Body::TextDone { output_index, content_index, item_id, text, logprobs: None };
                 ("response.reasoning_text.done", body)
             }
@@ -232,6 +299,10 @@ impl Responding {
                 let body = Body::ArgumentsDone { output_index, item_id, name, arguments };
                 ("response.function_call_arguments.done", body)
             }
+            What::Custom { input, .. } => {
+                ("response.custom_tool_call_input.done", Body::InputDone { output_index, item_id, input })
+            }
+            What::McpCall(_) | What::McpRequest { .. } | What::McpTools { .. } => return,
         };
         self.teller.tell(kind, body, out);
         if let Some(part) = output.part() {
@@ -241,40 +312,44 @@ impl Responding {
         self.teller.tell("response.output_item.done", Body::Item { output_index, item: output.shown(false) }, out);
     }
 
-    fn object(&self) -> Object<'_> {
-        let context = &self.context;
-        let begun = Object::begun(&context.id, context.created, &context.draft.common.model, &self.echo);
-        Object { output: self.output.iter().map(|output| output.shown(false)).collect(), ..begun }
+    fn object<'a>(&'a self, request: &'a ActiveRequest) -> Object<'a> {
+        let output = self.output.iter().map(|output| output.shown(false)).collect();
+        Object { output, ..begun(request, &self.echo) }
+    }
+
+    /// Adds the log-probabilities of tokens without text, such as the last one.
+    fn end_text(&mut self) {
+        if let Some(Output { what: What::Text { logprobs, .. }, status: Status::InProgress, .. }) =
+            self.output.last_mut()
+        {
+            logprobs.extend(self.unreported.rest());
+        }
     }
 
     /// The response failed without an object: requests that wait for its end stop waiting.
-    pub fn gone(&self) {
-        self.context.state.server.responses.gone(&self.context.id);
+    pub fn gone(&self, request: &ActiveRequest) {
+        request.state.server.responses.gone(&request.id);
     }
 
-    /// Ends the response, keeps it if it is to be kept, and returns the object's text.
-    pub fn finish(&mut self, error: Option<&ApiError>, usage: Usage, out: &mut Events) -> Bytes {
+    /// Ends the response, stores it if the client wants that, and returns the object's text.
+    pub fn finish(&mut self, request: &ActiveRequest, error: Option<&ApiError>, out: &mut Events) -> Bytes {
         let (kind, status) = match (error, self.finish) {
             (Some(error), _) if error.code == Some(CANCELLED) => ("response.incomplete", Status::Cancelled),
             (Some(_), _) => ("response.failed", Status::Failed),
             (None, Some(FinishReason::Length)) => ("response.incomplete", Status::Incomplete),
             (None, _) => ("response.completed", Status::Completed),
         };
-        // Tokens without text, the last one's, say.
-        if let Some(Output { what: What::Text { logprobs, .. }, status: Status::InProgress, .. }) =
-            self.output.last_mut()
-        {
-            logprobs.extend(self.unreported.rest());
-        }
+        self.end_text();
         self.end_item(if status == Status::Completed { status } else { Status::Incomplete }, out);
+        self.close_mcp(out);
         let cut = status == Status::Incomplete;
         let object = Object {
             status,
             completed_at: (status == Status::Completed).then(now_s),
             error: error.filter(|_| status == Status::Failed).map(Failure::of),
             incomplete_details: cut.then_some(Reason { reason: "max_output_tokens" }),
-            usage: Some(Counts::of(usage, self.reading.thought_tokens())),
-            ..self.object()
+            usage: Some(Counts::of(request.usage(), self.reasoning_before + self.reading.reasoning_tokens())),
+            ..self.object(request)
         };
         // Plain structs serialized into memory: this cannot fail. The store keeps it, and counts its length.
         let text = Bytes::from(serde_json::to_vec(&object).unwrap_or_default().into_boxed_slice());
@@ -282,35 +357,46 @@ impl Responding {
         if self.teller.streams {
             out.push_named(kind, &event);
         }
-        let responses = &self.context.state.server.responses;
+        let responses = &request.state.server.responses;
         if let Some(items) = self.items.take() {
-            responses.insert(&self.context.id, Kept { items, response: text.clone(), key: self.key });
+            responses.insert(&request.id, Kept { items, response: text.clone(), key: self.key });
             self.begun = None;
         }
-        responses.ended(&self.context.id, &text);
+        responses.ended(&request.id, &text);
         text
     }
 }
 
 impl Shape for Responding {
-    fn open(&mut self, out: &mut Events) {
-        for kind in ["response.created", "response.in_progress"] {
-            let context = &self.context;
-            let response = Object::begun(&context.id, context.created, &context.draft.common.model, &self.echo);
+    fn open(&mut self, request: &ActiveRequest, out: &mut Events) {
+        let queued = [("response.created", Status::Queued), ("response.queued", Status::Queued)];
+        let created = [("response.created", Status::InProgress)];
+        let begins = if self.echo.background { &queued[..] } else { &created };
+        for (kind, status) in begins.iter().chain(&[("response.in_progress", Status::InProgress)]) {
+            let response = Object { status: *status, ..begun(request, &self.echo) };
             self.teller.tell(kind, Body::Response { response: &response }, out);
         }
     }
 
-    fn delta(&mut self, _choice: usize, delta: Delta, _usage: Usage, out: &mut Events) {
-        self.take(delta, out);
+    async fn step(&mut self, request: &mut ActiveRequest, out: &mut Events) -> bool {
+        match self.advance(request, out).await {
+            None => return false,
+            Some(Ok(())) => self.finish(request, None, out),
+            Some(Err(error)) => self.finish(request, Some(&error), out),
+        };
+        true
     }
 
-    fn close(&mut self, usage: Usage, out: &mut Events) {
-        self.finish(None, usage, out);
+    fn delta(&mut self, request: &ActiveRequest, _choice: usize, delta: Delta, out: &mut Events) {
+        self.take(request, delta, out);
     }
 
-    fn fail(&mut self, error: &ApiError, usage: Usage, out: &mut Events) {
-        self.finish(Some(error), usage, out);
+    fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
+        self.finish(request, None, out);
+    }
+
+    fn fail(&mut self, request: &ActiveRequest, error: &ApiError, out: &mut Events) {
+        self.finish(request, Some(error), out);
     }
 
     fn end(&self, _out: &mut Events) {}

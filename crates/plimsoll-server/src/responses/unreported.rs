@@ -16,7 +16,8 @@ impl Unreported {
         self.0.extend(tokens.iter().map(|token| token.text_offset as usize).zip(reports));
     }
 
-    /// Takes those of the text that stands there. What came before it was no text. `taken`: where the last token's text ends.
+    /// Takes those of the text that stands there. What came before it was no text. `taken`: where the last token's text
+    /// ends.
     pub fn of(&mut self, span: &Range<usize>, taken: usize) -> Vec<ChatToken> {
         self.drop_before(span.start, taken);
         let count = self.0.partition_point(|(at, _)| *at < span.end);

@@ -1,4 +1,4 @@
-//! A client's socket: its options, and reads and writes that a client cannot stall for ever.
+//! A client's socket: its options, and reads and writes with time limits.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -15,18 +15,18 @@ use tokio::time::{Sleep, sleep};
 
 use crate::state::config::SOCKET_BUFFER_BYTES;
 
-/// A client that was answered while it was still sending is listened to for this long, so that it can read the answer:
-/// closing with unread input makes the system throw the answer away.
+/// If a client is answered while it is still sending, its input is read for this long. Closing a socket with unread
+/// input would make the system discard the answer.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
-/// Sets what every accepted connection gets.
+/// Sets the options of an accepted connection.
 pub(crate) fn prepare(stream: &TcpStream, write_timeout: Duration) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
-    // Kernel memory counts against the line too: without this it grows to megabytes per slow reader.
+    // Kernel memory counts against the memory limit: without this it grows to megabytes per slow reader.
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
-    // A peer that vanished without a word: what was sent to it is waited for as long as the time-out, and probes of a silent one are
-    // given up by then, too (two unanswered, the time-out reached), so that a first byte cannot begin a time-out much later.
+    // A peer that vanished: sent data and keep-alive probes both give up after the write timeout. Two probes stay
+    // unanswered.
     let tick = (write_timeout / 4).max(Duration::from_secs(1));
     let probes = TcpKeepalive::new().with_time(2 * tick).with_interval(tick).with_retries(2);
     #[cfg(target_os = "linux")] // elsewhere what was sent has only the write timeout of `ClientSocket`
@@ -134,7 +134,7 @@ impl AsyncWrite for ClientSocket {
         Poll::Ready(Ok(()))
     }
 
-    /// Sends the end; a client that is still sending is then read for a while, and what it sends forgotten.
+    /// Sends the end of the stream. Input of a client that is still sending is read and discarded for [`LINGER`].
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.linger.is_none() {
             SockRef::from(&*self.stream).shutdown(std::net::Shutdown::Write)?;
@@ -148,7 +148,7 @@ impl AsyncWrite for ClientSocket {
         {
             return Poll::Ready(Ok(()));
         }
-        // A bounded number of reads a turn, so that a fast sender does not keep the others from their turn.
+        // A bounded number of reads a poll, so a fast sender does not block other tasks.
         let mut scratch = [0; 16 << 10];
         for _ in 0..16 {
             ready!(self.stream.poll_read_ready(cx))?;

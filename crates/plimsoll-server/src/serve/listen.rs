@@ -1,65 +1,75 @@
-//! The server's life: listen, accept a bounded number of connections, and end in an orderly way.
+//! The server's life: listen, accept a bounded number of connections, drain and end.
 
 use std::convert::Infallible;
-use std::future::ready;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
-use axum::http::{HeaderValue, Method, header};
-use axum::response::IntoResponse;
-use hyper::server::conn::http1;
-use hyper::service::{Service, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
+use listenfd::ListenFd;
 use plimsoll_engine::EngineHandle;
-use plimsoll_memory::broken;
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout, timeout_at};
+use tokio::time::{sleep, timeout, timeout_at};
 
-use crate::http::error::{ApiError, ServeError};
-use crate::serve::connection::{ClientSocket, LINGER, has_unread, hung_up, prepare};
-use crate::serve::middleware::Peer;
+use crate::http::error::ServeError;
+use crate::serve::connection::{LINGER, prepare};
 use crate::serve::router::router;
-use crate::state::config::{
-    CONNECTION_BUFFER_BYTES, HEAD_BYTES, LOOKER_BUFFER_BYTES, LOOKERS_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig,
-};
+use crate::serve::serving::{Open, Role, connection, refuse};
+use crate::state::config::{PROBES_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig};
 use crate::state::model::ModelState;
-use crate::state::server::{Phase, ServerState, reached};
+use crate::state::server::{Phase, ServerState};
 
 /// Connections the system may queue before they are accepted.
 const BACKLOG: i32 = 256;
 
-/// Connections that cannot be accepted are logged no more often than this.
-const COMPLAINT_EVERY: Duration = Duration::from_secs(10);
-
-/// How often a connection is checked for a peer that has gone while unread input hides it.
-const HANG_UP_CHECK: Duration = Duration::from_secs(2);
-
-/// A connection above the limit has this long to send the head of its request.
-const LOOKER_PATIENCE: Duration = Duration::from_secs(1);
+/// Shortest time between two warnings that connections cannot be accepted.
+const WARNING_EVERY: Duration = Duration::from_secs(10);
 
 /// At the end, connections that the system has queued are accepted for this long.
-const DOORSTEP: Duration = Duration::from_millis(20);
+const BACKLOG_DRAIN: Duration = Duration::from_millis(20);
 
 /// After the cut, error events have this long to reach their clients.
-const LAST_WORDS: Duration = Duration::from_secs(3);
+const CLOSE_GRACE: Duration = Duration::from_secs(3);
 
 /// Each message tells the server to end. After the first it drains; after another it does not wait for running
 /// requests. When all senders are dropped, it drains as after the first.
 pub type Told = mpsc::Receiver<()>;
 
-/// Listens where the configuration says.
+/// Whether a service manager passed a socket to listen on (systemd's socket activation).
+#[must_use]
+pub fn has_passed_socket() -> bool {
+    match &*passed() {
+        Passed::Unchecked => is_named(),
+        Passed::Checked(_) | Passed::Taken => true,
+    }
+}
+
+/// Whether the environment names a passed socket. The check of the socket removes the variables.
+fn is_named() -> bool {
+    // A parent's sockets are inherited with its process number.
+    let own = std::env::var("LISTEN_PID").map_or(true, |pid| pid.is_empty() || pid == std::process::id().to_string());
+    own && std::env::var_os("LISTEN_FDS").is_some()
+}
+
+/// Listens on the socket that a service manager passed, or else where the configuration says. A passed socket can be
+/// taken once.
 ///
 /// # Errors
-/// [`ServeError::Bind`] when the name does not resolve or the address is taken.
+/// [`ServeError::Bind`] when the name does not resolve, the address is taken, or the passed socket cannot be used.
 pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
+    if has_passed_socket() {
+        check_passed_socket()?;
+        let passed = std::mem::replace(&mut *passed(), Passed::Taken);
+        let Passed::Checked(listener) = passed else {
+            return Err(not_passed(io::Error::other("it was taken before")));
+        };
+        return TcpListener::from_std(listener).map_err(not_passed);
+    }
     let address = config.address();
     let failed = |reason| ServeError::Bind { address: address.clone(), reason };
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
@@ -72,10 +82,58 @@ pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
     Err(failed(last))
 }
 
+/// The service manager's socket. It can be taken from the environment only once.
+enum Passed {
+    /// The environment tells whether there is one.
+    Unchecked,
+    /// It waits for [`bind`].
+    Checked(std::net::TcpListener),
+    Taken,
+}
+
+static PASSED: Mutex<Passed> = Mutex::new(Passed::Unchecked);
+
+fn passed() -> MutexGuard<'static, Passed> {
+    PASSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn not_passed(reason: io::Error) -> ServeError {
+    ServeError::Bind { address: "the socket of the service manager".into(), reason }
+}
+
+/// Checks the socket that a service manager passed, before a model is loaded. [`bind`] listens on it.
+///
+/// # Errors
+/// [`ServeError::Bind`]: it is not one TCP socket that listens.
+pub fn check_passed_socket() -> Result<(), ServeError> {
+    let mut passed = passed();
+    if matches!(*passed, Passed::Unchecked) {
+        *passed = Passed::Checked(passed_socket().map_err(not_passed)?);
+    }
+    Ok(())
+}
+
+/// The one socket of `LISTEN_FDS`.
+fn passed_socket() -> io::Result<std::net::TcpListener> {
+    let mut passed = ListenFd::from_env();
+    if passed.len() != 1 {
+        let message = format!("it passed {} sockets to this process; exactly 1 is needed", passed.len());
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    let missing = || io::Error::new(io::ErrorKind::InvalidInput, "it passed no TCP socket that listens");
+    let listener = passed.take_tcp_listener(0)?.ok_or_else(missing)?;
+    if !SockRef::from(&listener).is_listener()? {
+        return Err(missing());
+    }
+    SockRef::from(&listener).set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    // Connections inherit it: what a client may pile up in the kernel before it is read.
+    // Connections inherit it: most bytes of a client that the kernel buffers before they are read.
     socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::from(address))?;
@@ -87,7 +145,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 /// `config.drain_deadline`. Those left then, or at a second message, end with an error.
 ///
 /// # Errors
-/// [`ServeError::Config`] when the limits contradict each other. Trouble with single connections is no error.
+/// [`ServeError::Config`] when the limits contradict each other. A failing connection is not an error of the server.
 pub async fn serve(listener: TcpListener, served: Served, config: ServerConfig, told: Told) -> Result<(), ServeError> {
     let state = ModelState::new(served, config)?;
     let (server, engine) = (Arc::clone(&state.server), state.served.engine.clone());
@@ -97,14 +155,14 @@ pub async fn serve(listener: TcpListener, served: Served, config: ServerConfig, 
 }
 
 /// Waits until the engines have ended requests without a reader, so that these are in the last counts. At most
-/// [`LAST_WORDS`].
+/// [`CLOSE_GRACE`].
 pub(crate) async fn let_go(engines: &[&EngineHandle]) {
     let idle = async {
         while !engines.iter().all(|engine| engine.idle()) {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    if timeout(LAST_WORDS, idle).await.is_err() {
+    if timeout(CLOSE_GRACE, idle).await.is_err() {
         tracing::warn!("requests without a reader are still in the engine");
     }
 }
@@ -119,51 +177,55 @@ pub(crate) async fn run(
     begin_drain: impl FnOnce(),
     mut told: Told,
 ) {
-    let [permits, lookers] = [state.config.max_connections as usize, LOOKERS_MAX].map(|n| Arc::new(Semaphore::new(n)));
-    let mut middleware = Door { state, router, permits, lookers, listener, complained: None };
+    let [permits, probes] = [state.config.max_connections as usize, PROBES_MAX].map(|n| Arc::new(Semaphore::new(n)));
+    let mut acceptor = Acceptor { state, router, permits, probes, listener, last_warning: None };
     let (mut connections, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::select! {
         _ = told.recv() => {}
-        never = middleware.admit_all(&mut connections, Phase::Draining) => match never {},
+        never = acceptor.accept_all(&mut connections, Phase::Draining) => match never {},
     }
     let deadline = tokio::select! {
         deadline = drain(state, begin_drain, connections, &mut told) => deadline,
-        never = middleware.admit_all(&mut late, Phase::Cut) => match never {},
+        never = acceptor.accept_all(&mut late, Phase::Cut) => match never {},
     };
     // All running requests have ended. Connections that the system has queued are still answered.
     state.phase.send_replace(Phase::Cut);
-    let _ = timeout(DOORSTEP, middleware.admit_all(&mut late, Phase::Cut)).await;
-    drop(middleware);
-    // They have what is left of the time for last words, or at least for a lingering answer.
+    let _ = timeout(BACKLOG_DRAIN, acceptor.accept_all(&mut late, Phase::Cut)).await;
+    drop(acceptor);
+    // They have the rest of the grace period, and at least the time to read an answer.
     end(late, deadline.max(Instant::now() + LINGER)).await;
     if let Some(recorder) = &state.recorder {
         recorder.flush();
     }
+    if let Some(tracer) = &state.tracer {
+        tracer.flush();
+    }
 }
 
-/// Where connections come in.
-struct Door<'a> {
+/// The accept loop.
+struct Acceptor<'a> {
     state: &'a Arc<ServerState>,
     router: Router,
     permits: Arc<Semaphore>,
-    /// Places for connections above the limit ([`Role::Looker`]).
-    lookers: Arc<Semaphore>,
+    /// Permits of connections above the limit ([`Role::Probe`]).
+    probes: Arc<Semaphore>,
     listener: TcpListener,
-    complained: Option<Instant>,
+    last_warning: Option<Instant>,
 }
 
-impl Door<'_> {
-    /// Lets connections in, which may stay up to a phase, and forgets those that have ended.
-    async fn admit_all(&mut self, connections: &mut JoinSet<()>, until: Phase) -> Infallible {
+impl Acceptor<'_> {
+    /// Accepts connections, which end in the phase `until`, and removes those that have ended.
+    async fn accept_all(&mut self, connections: &mut JoinSet<()>, until: Phase) -> Infallible {
         loop {
             tokio::select! {
                 Some(_) = connections.join_next() => {}
                 accepted = self.listener.accept() => match accepted {
-                    Ok(peer) => self.admit(connections, peer, until),
+                    Ok(peer) => self.accept(connections, peer, until),
                     Err(error) => {
-                        // Out of descriptors, usually: a moment lets others close. It may last, and twenty lines a second would fill a disk.
-                        if self.complained.is_none_or(|at| at.elapsed() >= COMPLAINT_EVERY) {
-                            self.complained = Some(Instant::now());
+                        // Usually out of descriptors: wait until other connections close. This may last, so the log is
+                        // limited.
+                        if self.last_warning.is_none_or(|at| at.elapsed() >= WARNING_EVERY) {
+                            self.last_warning = Some(Instant::now());
                             tracing::warn!(%error, "connections cannot be accepted");
                         }
                         sleep(Duration::from_millis(50)).await;
@@ -173,148 +235,24 @@ impl Door<'_> {
         }
     }
 
-    fn admit(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), until: Phase) {
+    fn accept(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), until: Phase) {
         let limit = self.state.config.max_connections;
-        let place = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
-        let client = place(&self.permits).map(|permit| (permit, Role::Client));
-        let Some((permit, role)) = client.or_else(|| Some((place(&self.lookers)?, Role::Looker))) else {
+        let take = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
+        let client = take(&self.permits).map(|permit| (permit, Role::Client));
+        let Some((permit, role)) = client.or_else(|| Some((take(&self.probes)?, Role::Probe))) else {
             self.state.metrics.refused_connections.inc();
             return refuse(&stream, limit);
         };
         if let Err(error) = prepare(&stream, self.state.config.write_timeout) {
-            // The peer has gone already; a broken option would be seen in every connection.
+            // The peer has disconnected already. A broken option would fail in every connection.
             tracing::debug!(%error, "a connection could not be prepared");
         }
-        let open = Open::new(self.state, permit);
+        let open = Open::new(self.state, &self.permits, permit);
         connections.spawn(connection(open, self.router.clone(), (stream, peer), role, until));
     }
 }
 
-/// What a connection may ask for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Role {
-    Client,
-    /// A connection above the limit: it has one request, to read the server's state.
-    Looker,
-}
-
-impl Role {
-    /// Whether it may ask that. A probe that is refused has the server restarted when most depend on it.
-    fn may<B>(self, request: &hyper::Request<B>) -> bool {
-        const LOOKS: [&str; 5] = ["/health", "/ready", "/metrics", "/v1/status", "/v1/memory"];
-        let looks = matches!(*request.method(), Method::GET | Method::HEAD) && LOOKS.contains(&request.uri().path());
-        self == Role::Client || looks
-    }
-}
-
-/// What one connection too many is told.
-fn crowded(limit: u32) -> ApiError {
-    ApiError::unavailable(format!("{limit} connections are open, which is the limit (--max-connections)"), 1)
-}
-
-/// Tells a connection that it is one too many, without spending anything on it.
-fn refuse(stream: &TcpStream, limit: u32) {
-    let body = crowded(limit).body();
-    let head = format!(
-        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    let _ = stream.try_write(&[head.as_bytes(), &body].concat());
-}
-
-/// Serves a connection until it ends; from a phase on nothing more is read from it than has come.
-async fn connection(open: Open, router: Router, (stream, peer): (TcpStream, SocketAddr), role: Role, until: Phase) {
-    let state = Arc::clone(&open.state);
-    let stream = Arc::new(stream);
-    let unread = Arc::new(AtomicBool::new(false));
-    let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), state.config.write_timeout, Arc::clone(&unread)));
-    let routes = TowerToHyperService::new(router);
-    let server = Arc::clone(&state);
-    let asked = Arc::new(AtomicBool::new(role == Role::Client));
-    let seen = Arc::clone(&asked);
-    let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-        request.extensions_mut().insert(Peer(peer.ip()));
-        seen.store(true, Ordering::Relaxed);
-        let answer = role.may(&request).then(|| routes.call(request));
-        let (server, unread) = (Arc::clone(&server), Arc::clone(&unread));
-        async move {
-            let answer = match answer {
-                Some(answer) => answer.await?,
-                None => {
-                    server.metrics.refused_connections.inc();
-                    let mut answer = crowded(server.config.max_connections).into_response();
-                    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-                    answer
-                }
-            };
-            // Our own answers say so when they were given before the request was read.
-            if answer.headers().contains_key(header::CONNECTION) {
-                unread.store(true, Ordering::Release);
-            }
-            Ok::<_, Infallible>(answer)
-        }
-    });
-    let (patience, buffer) = match role {
-        Role::Client => (state.config.header_timeout, CONNECTION_BUFFER_BYTES),
-        Role::Looker => (state.config.header_timeout.min(LOOKER_PATIENCE), LOOKER_BUFFER_BYTES),
-    };
-    let connection = http1::Builder::new()
-        // One that comes while the server drains has its answer, and ends.
-        .keep_alive(until == Phase::Draining && role == Role::Client)
-        .timer(TokioTimer::new())
-        .header_read_timeout(patience)
-        .max_buf_size(buffer)
-        .max_header_size(HEAD_BYTES)
-        .serve_connection(socket, service);
-    tokio::pin!(connection);
-    let mut phase = state.phase.subscribe();
-    let mut ending = false;
-    let mut check = interval(HANG_UP_CHECK);
-    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        tokio::select! {
-            _ = connection.as_mut() => break,
-            () = reached(&mut phase, until), if !ending => {
-                ending = true;
-                // A request that lies there unread would be closed with the connection: it is taken up first.
-                if has_unread(&stream) && stream.readable().await.is_ok() {
-                    tokio::select! {
-                        biased;
-                        _ = connection.as_mut() => break,
-                        () = ready(()) => {}
-                    }
-                }
-                connection.as_mut().graceful_shutdown();
-            }
-            _ = check.tick() => if hung_up(&stream) && !broken("V-28") { break },
-        }
-    }
-    if !asked.load(Ordering::Relaxed) {
-        // A connection above the limit that sent no request in time.
-        state.metrics.refused_connections.inc();
-    }
-}
-
-/// A connection's place, given back on drop.
-struct Open {
-    state: Arc<ServerState>,
-    _permit: OwnedSemaphorePermit,
-}
-
-impl Open {
-    fn new(state: &Arc<ServerState>, permit: OwnedSemaphorePermit) -> Self {
-        state.metrics.connections.fetch_add(1, Ordering::Relaxed);
-        Self { state: Arc::clone(state), _permit: permit }
-    }
-}
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.state.metrics.connections.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Returns until when there is time for last words to others.
+/// Returns the end of the grace period.
 async fn drain(state: &ServerState, begin: impl FnOnce(), mut connections: JoinSet<()>, told: &mut Told) -> Instant {
     let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
         phases.send_replace(phase);
@@ -322,18 +260,25 @@ async fn drain(state: &ServerState, begin: impl FnOnce(), mut connections: JoinS
     };
     enter(Phase::Draining, &state.phase);
     begin();
+    let done = async {
+        all(&mut connections).await;
+        state.background.idle().await;
+    };
     tokio::select! {
-        () = all(&mut connections) => return Instant::now() + LAST_WORDS,
+        () = done => return Instant::now() + CLOSE_GRACE,
         () = sleep(state.config.drain_deadline) => {}
         Some(()) = told.recv() => {}
     }
     enter(Phase::Cut, &state.phase);
-    let deadline = Instant::now() + LAST_WORDS;
+    let deadline = Instant::now() + CLOSE_GRACE;
     end(connections, deadline).await;
+    if timeout_at(deadline.into(), state.background.idle()).await.is_err() {
+        tracing::warn!(running = state.background.running(), "responses in the background have not ended");
+    }
     deadline
 }
 
-/// Ends what does not end by itself in time.
+/// Waits for connections until the deadline, then closes the rest.
 async fn end(mut connections: JoinSet<()>, deadline: Instant) {
     if timeout_at(deadline.into(), all(&mut connections)).await.is_err() {
         connections.shutdown().await;

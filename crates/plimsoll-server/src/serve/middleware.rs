@@ -1,5 +1,5 @@
-//! The door that every request passes, whatever its route: its id, its key, its share of the minute, and what its answer is
-//! marked with on the way out. Nothing of a body is read here.
+//! Runs around every route: request id, API key, rate limit, response headers, panic handling. It does not read the
+//! body.
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
@@ -18,8 +18,11 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::rates::{Client, Who};
 use crate::http::unknown::{self, Unknown};
 use crate::messages;
+use crate::ollama;
+use crate::otlp::Parent;
 use crate::state::request_log;
 use crate::state::server::ServerState;
+use crate::transcriptions;
 
 /// The address at the other end of the connection.
 #[derive(Clone, Copy, Debug)]
@@ -30,38 +33,38 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest `x-request-id` that is echoed.
 const REQUEST_ID_BYTES: usize = 128;
 
-/// Lets a request in or turns it away, and counts the answer.
-pub(crate) async fn around(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
+/// Checks a request, runs its handler and counts the answer.
+pub(crate) async fn handle_request(State(state): State<Arc<ServerState>>, request: Request, next: Next) -> Response {
     let origins = &state.config.origins;
     let reader = origins.reader(request.headers());
-    let anthropics = messages::owns(request.uri().path());
+    let [anthropics, ollamas] = [messages::owns, ollama::owns].map(|owns| owns(request.uri().path()));
     let arrived = Instant::now();
     let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
-    let (id, known) = request_id(&state, &request);
+    let (id, id_check) = request_id(&state, &request);
     let mut client = None;
     let logged = Arc::new(AtomicBool::new(false));
-    let asks = asks_a_model(request.method(), &path);
-    let admitted = known.and_then(|()| admit(&state, &request, &path, &id, &mut client));
+    let needs_model = needs_model(request.method(), &path);
+    let checked = id_check.and_then(|()| check_request(&state, &request, &path, &id, &mut client));
     let unknown = Unknown::new(state.config.unknown_fields);
-    let of = |caller| Caller {
+    let complete = |caller| Caller {
         since: Some(arrived),
         logged: Arc::clone(&logged),
         unknown: Some(Arc::clone(&unknown)),
         ..caller
     };
-    let admitted = admitted.map(of);
-    let mut response = match (origins.preflight(request.method(), request.headers()), admitted) {
+    let checked = checked.map(complete);
+    let mut response = match (origins.preflight(request.method(), request.headers()), checked) {
         (Some(answer), _) => answer,
         (None, Err(error)) => {
             state.metrics.turned_away(error.code.unwrap_or("other"));
             error.into_response()
         }
         (None, Ok(caller)) => {
-            // A panic while an answer is shaped costs this answer, not the connection and those behind it.
+            // A panic while an answer is written fails this answer only, not the connection.
             let answer = AssertUnwindSafe(caller.run(next.run(request))).catch_unwind().await;
             let answer = answer.unwrap_or_else(|_| state.panicked("answering").into_response());
-            // Before it is reshaped: what is refused before the engine is asked counts beside what the engine refuses.
-            state.invalid.iter().filter(|_| asks).for_each(|invalid| ApiError::count_invalid(&answer, invalid));
+            // Counted before the answer is reshaped, and with the engine's own refusals.
+            state.invalid.iter().filter(|_| needs_model).for_each(|invalid| ApiError::count_invalid(&answer, invalid));
             answer
         }
     };
@@ -71,6 +74,8 @@ pub(crate) async fn around(State(state): State<Arc<ServerState>>, request: Reque
     }
     if anthropics {
         response = messages::reshape(response, &id);
+    } else if ollamas {
+        response = ollama::reshape(response);
     }
     state.metrics.answered(&path, response.status().as_u16());
     let headers = response.headers_mut();
@@ -83,7 +88,7 @@ pub(crate) async fn around(State(state): State<Arc<ServerState>>, request: Reque
     response
 }
 
-/// The client's id or one of ours; an error beside one of ours where the client's cannot be echoed.
+/// The client's id, or a new one. An id that cannot be echoed gives an error with a new id.
 fn request_id(state: &ServerState, request: &Request) -> (HeaderValue, ApiResult<()>) {
     let ours = || HeaderValue::try_from(state.ids.request("req")).unwrap_or(HeaderValue::from_static("req"));
     match request.headers().get(&REQUEST_ID) {
@@ -96,35 +101,36 @@ fn request_id(state: &ServerState, request: &Request) -> (HeaderValue, ApiResult
     }
 }
 
-/// What computes nothing, though it is a POST: ending and clearing.
-const FREE: [&str; 2] = ["/v1/responses/{id}/cancel", "/v1/cache/clear"];
+/// A POST that computes nothing.
+const FREE: &str = "/v1/responses/{id}/cancel";
 
-/// Whether a request asks something of a model. Unknown paths go by one name.
-fn asks_a_model(method: &Method, path: &str) -> bool {
-    method == Method::POST && !FREE.contains(&path) && path != "other"
+/// Whether a request needs a model. Unknown paths share the name `other`.
+fn needs_model(method: &Method, path: &str) -> bool {
+    method == Method::POST && path != FREE && path != "other"
 }
 
-/// Checks the key, and takes a request out of its bucket where it may cost work: only POST does.
-fn admit(
+/// Checks host and key. A POST, which may cost work, takes one request from its client's rate limit.
+fn check_request(
     state: &ServerState,
     request: &Request,
     path: &Arc<str>,
     id: &HeaderValue,
     client: &mut Option<Arc<Client>>,
 ) -> ApiResult<Caller> {
-    state.hosts.admit(request.version(), request.headers())?;
-    let key = state.config.api_keys.admit(request.headers(), path)?;
-    // A browser sends these for any page without asking first: they have no body.
-    if FREE.contains(&&**path) && state.config.origins.foreign(request.headers()) {
+    state.hosts.check(request.version(), request.headers())?;
+    let key = state.config.api_keys.check(request.headers(), path)?;
+    // A browser sends these for any page without asking first: one has no body, the other is a form.
+    if [FREE, transcriptions::PATH].contains(&&**path) && state.config.origins.foreign(request.headers()) {
         let message = "scripts of this origin may not do this; --allowed-origins names those that may";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
-    if request.method() == Method::POST && !FREE.contains(&&**path) {
+    if request.method() == Method::POST && &**path != FREE {
         let peer = request.extensions().get::<Peer>().map(|peer| Who::address(peer.0));
         let now = Instant::now();
         *client = key.map(Who::Key).or(peer).and_then(|who| state.rates.client(who, now));
-        client.as_ref().map_or(Ok(()), |client| client.admit(now))?;
+        client.as_ref().map_or(Ok(()), |client| client.take_request(now))?;
     }
     let request_id = id.to_str().unwrap_or("").into();
-    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone(), ..Caller::default() })
+    let parent = state.tracer.as_ref().and_then(|_| Parent::of(request.headers()));
+    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone(), parent, ..Caller::default() })
 }

@@ -47,6 +47,8 @@ pub(crate) struct Metrics {
     pub kv_readers: Arc<AtomicU64>,
     /// Connections that were told 503 because too many were open.
     pub refused_connections: Counter,
+    /// Streams of HTTP/2 whose client took nothing for the write timeout.
+    pub stalled_streams: Counter,
     /// Unknown fields in requests that went on all the same.
     pub unknown_fields: Counter,
     /// Panics, where no single engine counts them.
@@ -75,6 +77,7 @@ impl Metrics {
             connections: Arc::default(),
             kv_readers: Arc::default(),
             refused_connections: Counter::default(),
+            stalled_streams: Counter::default(),
             unknown_fields: Counter::default(),
             panics,
             models: Models::default(),
@@ -96,6 +99,8 @@ impl Metrics {
         registry.register("plimsoll_http_answers", "HTTP answers by route and status", self.answers.clone());
         let help = "Connections refused because too many were open";
         registry.register("plimsoll_http_connections_refused", help, self.refused_connections.clone());
+        let help = "Streams of HTTP/2 that were reset because their client took nothing";
+        registry.register("plimsoll_http_streams_stalled", help, self.stalled_streams.clone());
         let help = "Generations by API and the way they ended";
         registry.register("plimsoll_generations_ended", help, self.ended.0.clone());
         let help = "Requests turned away before their body was read, by reason";

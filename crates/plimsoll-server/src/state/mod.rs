@@ -1,7 +1,9 @@
 //! What lives as long as the server: its configuration, its models, its budgets, and the records of requests.
 
+pub(crate) mod background;
 pub(crate) mod config;
 pub(crate) mod counters;
+pub(crate) mod documents;
 pub(crate) mod model;
 pub(crate) mod record;
 pub(crate) mod request_log;

@@ -1,26 +1,24 @@
-//! A served model and the server around it, as request handlers see them.
+//! A served model and its server: the state of the model's handlers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
-use plimsoll_engine::Watch;
 use plimsoll_grammar::{Grammars, Settings};
-use plimsoll_memory::broken;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
 use plimsoll_text::{Detokenizer, TextError};
 
-use crate::http::body::{EarlyBody, PARSED_FACTOR, ReadBody, read_json};
+use crate::http::body::{BodyKind, EarlyBody, PARSED_FACTOR, ReadBody, read_body};
 use crate::http::budget::Held;
-use crate::http::error::{ApiError, ApiResult, ServeError, quote};
+use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH, ServeError, quote};
 use crate::media::pipeline::MediaPipeline;
-use crate::state::config::{Served, ServerConfig};
-use crate::state::running::{Priced, Ticket};
-use crate::state::server::ServerState;
+use crate::state::config::{Served, ServerConfig, is_named};
+use crate::state::running::RunningModel;
+use crate::state::server::{ServerState, choices_max};
 
-/// A served model and the server around it: what a handler of a request to that model sees.
+/// A served model and its server: the state of the model's handlers.
 pub(crate) struct ModelState {
     pub server: Arc<ServerState>,
     pub served: Served,
@@ -40,7 +38,7 @@ impl ModelState {
         Self::of(&server, served, grammar_bytes, None)
     }
 
-    /// A model of this server, with this much for grammars.
+    /// A model of this server. `grammar_bytes`: the memory for its grammars.
     pub fn of(
         server: &Arc<ServerState>,
         served: Served,
@@ -53,7 +51,6 @@ impl ModelState {
         let tokenizer = &served.tokenizer;
         let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
         let longest_token = ids.map(|id| tokenizer.token_bytes(id).len()).max().unwrap_or(1);
-        let grammar_bytes = if broken("V-70") { u64::MAX } else { grammar_bytes };
         let grammars = grammars(&served, grammar_bytes, server.config.grammar_sandbox.clone());
         let media_pipeline = MediaPipeline::new(&server.config.media, served.engine.media())?;
         Ok(Arc::new(Self {
@@ -66,17 +63,20 @@ impl ModelState {
         }))
     }
 
-    /// Enters a request of the current caller among those that are being answered.
-    pub fn enter(&self, id: &str, stream: bool, watches: Vec<Watch>) -> ApiResult<Ticket> {
+    /// This model's name and sizes, for the list of running requests.
+    pub fn of_running(&self) -> RunningModel {
         let engine = &self.served.engine;
-        let model =
-            Priced { name: self.label.clone(), page_bytes: engine.page_bytes(), slot_bytes: engine.slot_bytes() };
-        self.server.running.enter(id, stream, watches, model)
+        RunningModel {
+            name: self.label.clone(),
+            page_bytes: engine.page_bytes(),
+            window_page_bytes: engine.window_page_bytes(),
+            slot_bytes: engine.slot_bytes(),
+        }
     }
 
     /// 404 unless the model goes by `name` here.
     pub fn check_model(&self, name: &str) -> ApiResult<()> {
-        if name == "default" || self.served.names.iter().any(|known| known == name) {
+        if name == "default" || is_named(&self.served.names, name) {
             return Ok(());
         }
         let names = self.served.names.join("`, `");
@@ -87,46 +87,54 @@ impl ModelState {
 
     /// 400 where the model writes no text.
     pub fn check_generates(&self) -> ApiResult<()> {
-        if self.served.engine.limits().encoder {
+        if !self.served.generates() {
             let message = "this model makes embeddings only: ask /v1/embeddings, /v1/rerank or /v1/score";
             return Err(ApiError::unsupported("model", message));
         }
         Ok(())
     }
 
-    /// Most sequences of one HTTP request. Those that do not run at once wait.
-    pub fn max_choices(&self) -> u32 {
-        let limits = self.served.engine.limits();
-        self.server.config.max_choices.min(limits.running_max_req_size.saturating_add(limits.max_waiting)).max(1)
+    /// Most choices of one request.
+    pub fn choices_max(&self) -> u32 {
+        choices_max(&self.server.config, self.served.engine.limits())
     }
 
-    /// The longest text that can fit into the context however it is tokenized.
+    /// Bytes of the longest text that can fit into the context.
     fn text_bytes_max(&self) -> u64 {
         let context = u64::from(self.served.engine.limits().max_req_total_len);
         // Unicode normalization may shrink text to a third before it is tokenized.
         context.saturating_mul(self.longest_token).saturating_mul(3)
     }
 
-    /// The beginning of a text: as much as may be one that fits into the context.
+    /// The beginning of a text: as much as may fit into the context.
     pub fn beginning<'t>(&self, text: &'t str) -> &'t str {
         let most = usize::try_from(self.text_bytes_max()).unwrap_or(usize::MAX);
         &text[..text.floor_char_boundary(most)]
     }
 
-    /// Refuses text that cannot fit into the context however it is tokenized, before any work is spent on it.
+    /// Refuses text that is too long for the context in any tokenization, before any work on it.
     fn check_text(&self, param: &str, bytes: usize) -> ApiResult<()> {
         if bytes as u64 > self.text_bytes_max() {
             let context = self.served.engine.limits().max_req_total_len;
             let message = format!(
                 "this model's maximum context length is {context} tokens, into which the prompt's {bytes} bytes cannot fit"
             );
-            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+            return Err(ApiError { code: Some(CONTEXT_LENGTH), ..ApiError::invalid(param, message) });
         }
         Ok(())
     }
 
-    /// Tokenizes text of bounded length, which comes in pieces that no token spans. Only on a text worker.
+    /// Tokenizes text of bounded length. No token spans two `pieces`. Runs on a text worker.
     pub fn encode(&self, param: &str, pieces: &[&str], add_special: bool) -> ApiResult<Vec<u32>> {
+        self.tokenize(param, pieces, add_special, true)
+    }
+
+    /// The same without special tokens: those that the text spells are text.
+    pub fn encode_plain(&self, param: &str, pieces: &[&str]) -> ApiResult<Vec<u32>> {
+        self.tokenize(param, pieces, false, false)
+    }
+
+    fn tokenize(&self, param: &str, pieces: &[&str], add_special: bool, parse_special: bool) -> ApiResult<Vec<u32>> {
         let bytes = pieces.iter().map(|piece| piece.len()).sum();
         self.check_text(param, bytes)?;
         faults::site(Site::Tokenizer);
@@ -140,8 +148,8 @@ impl ModelState {
             return Err(ApiError { code: Some("text_too_long"), ..ApiError::invalid(param, message) });
         }
         let ids = self.server.tokenizing.with(needed, || {
-            let mut ids = tokenizer.encode_pieces(pieces, add_special, true);
-            // They grew by doubling, and are kept for as long as the request.
+            let mut ids = tokenizer.encode_pieces(pieces, add_special, parse_special);
+            // The list grew by doubling, and lives as long as the request.
             ids.iter_mut().for_each(Vec::shrink_to_fit);
             ids
         });
@@ -151,17 +159,17 @@ impl ModelState {
         })
     }
 
-    /// Refuses more ids than fit into the context, before more is made of them or beside them.
+    /// Refuses more ids than fit into the context, before any work on them.
     pub fn check_length(&self, param: &str, ids: usize) -> ApiResult<()> {
         let context = self.served.engine.limits().max_req_total_len;
-        if ids > context as usize && !broken("T-56") {
+        if ids > context as usize {
             let message = format!("this model's maximum context length is {context} tokens; {param} has {ids}");
-            return Err(ApiError { code: Some("context_length_exceeded"), ..ApiError::invalid(param, message) });
+            return Err(ApiError { code: Some(CONTEXT_LENGTH), ..ApiError::invalid(param, message) });
         }
         Ok(())
     }
 
-    /// The text of `ids`. Room grows by an eighth, and is held before it is taken.
+    /// The text of `ids`. It grows by an eighth, and `held` grows before it.
     pub fn decode(&self, param: &str, ids: &[u32], held: &mut Held) -> ApiResult<String> {
         let (mut text, mut detokenizer) = (String::new(), Detokenizer::new(false));
         let tokenizer = &self.served.tokenizer;
@@ -179,7 +187,7 @@ impl ModelState {
         Ok(text)
     }
 
-    /// Refuses token ids the model does not have.
+    /// Refuses token ids outside the vocabulary.
     pub fn check_ids(&self, param: &str, ids: &[u32]) -> ApiResult<()> {
         let vocab = self.served.engine.limits().vocab_size;
         match ids.iter().find(|id| **id >= vocab) {
@@ -188,17 +196,30 @@ impl ModelState {
         }
     }
 
-    /// Reads a body and has something made of it on a text worker, where it waits while others are at it, as long as together they
-    /// might take more than was planned for bodies that are being parsed.
+    /// Reads a JSON body, then runs `work` on a text worker.
     pub async fn on_body<T: Send + 'static>(
         self: &Arc<Self>,
+        request: Request,
+        work: impl FnOnce(ReadBody, &Self) -> ApiResult<T> + Send + 'static,
+    ) -> ApiResult<T> {
+        self.on_body_of(BodyKind::Json, request, work).await
+    }
+
+    /// Reads the body, then runs `work` on a text worker. `work` waits while other bodies fill the memory planned for
+    /// parsing.
+    pub async fn on_body_of<T: Send + 'static>(
+        self: &Arc<Self>,
+        kind: BodyKind,
         request: Request,
         work: impl FnOnce(ReadBody, &Self) -> ApiResult<T> + Send + 'static,
     ) -> ApiResult<T> {
         let (mut head, body) = request.into_parts();
         let body = match head.extensions.remove::<EarlyBody>().and_then(|early| early.take()) {
             Some(read) => read,
-            None => read_json(&head.headers, body, &self.server.bytes, self.server.config.body_limits()).await?,
+            None => {
+                let limits = self.server.config.body_limits();
+                read_body(kind, &head.headers, body, &self.server.bytes, limits).await?
+            }
         };
         let state = Arc::clone(self);
         let parsed = body.bytes.len() as u64 * PARSED_FACTOR;
@@ -215,9 +236,9 @@ fn grammars(served: &Served, bytes: u64, sandbox: Option<PathBuf>) -> Arc<Gramma
     };
     let tools = [served.formats.tools, Some(ToolFormat::Hermes)];
     let markers = tools.iter().flatten().flat_map(|format| format.markers());
-    let thoughts = [served.formats.reasoning, served.formats.reasoning_with_tools];
-    let thoughts = thoughts.into_iter().flatten().flat_map(ReasoningFormat::markers);
-    let ids = markers.chain(thoughts).filter_map(|marker| tokenizer.token_to_id(marker));
+    let reasoning = [served.formats.reasoning, served.formats.reasoning_with_tools];
+    let reasoning = reasoning.into_iter().flatten().flat_map(ReasoningFormat::markers);
+    let ids = markers.chain(reasoning).filter_map(|marker| tokenizer.token_to_id(marker));
     Grammars::new(Settings {
         tokenizer: Arc::clone(tokenizer),
         vocab: served.engine.limits().vocab_size as usize,

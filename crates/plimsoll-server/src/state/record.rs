@@ -1,5 +1,5 @@
 //! The recorder (`serve --record FILE`): a line of the trace for every request. A separate thread writes it when the
-//! request ends. What must not be in here: content, unless the operator asked for it.
+//! request ends. Not here: content, unless the operator asked for it.
 //!
 //! Requests never wait for this thread. Lines that cannot be written are lost and counted: a full disk costs lines of
 //! the trace, not the service.
@@ -21,10 +21,11 @@ use crate::state::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
 
 /// Lines that wait to be written.
 const QUEUE: usize = 256;
-/// What a recorder takes whatever it records: the queue's slots, the writer's buffer (which ends a line after it is full) and names.
+/// What a recorder takes whatever it records: the queue's slots, the writer's buffer (which ends a line after it is
+/// full) and names.
 pub(crate) const RECORDER_BYTES: u64 = (QUEUE * (size_of::<Message>() + size_of::<usize>()) + 2 * BUFFER_BYTES) as u64;
 /// A server that ends waits so long for the last of them.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the operator asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,7 +89,7 @@ impl Recorder {
         let (done, wait) = sync_channel(1);
         if self.sender.try_send(Message::Flush(done)).is_ok() {
             // Lines that are not written by then are lost: a slow disk does not delay the shutdown any longer.
-            let _ = wait.recv_timeout(LAST_WORDS);
+            let _ = wait.recv_timeout(FLUSH_TIMEOUT);
         }
     }
 
@@ -97,8 +98,8 @@ impl Recorder {
         self.blinds.salt(cache_salt)
     }
 
-    /// A request with these prompts, or inputs that nothing is generated for. None where the byte budget has no room for its line:
-    /// then it is lost. `model`: the model's label.
+    /// A request with these prompts, or inputs that nothing is generated for. None where the byte budget has no room
+    /// for its line: then it is lost. `model`: the model's label.
     pub fn prompts<'a>(
         &self,
         model: Option<&str>,

@@ -1,18 +1,20 @@
-//! One structured line per request, whatever way it ends. Never content.
+//! One structured line per request, for every kind of end. Never content.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::http::HeaderValue;
 use axum::response::Response;
+use plimsoll_engine::{FinishReason, Snapshot, Watch};
 
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
+use crate::otlp::{Asked, Record, Spans, TRACED_CHOICES};
 use crate::state::counters::Ended;
 use crate::state::model::ModelState;
 use crate::state::record::Entry;
 
-/// What is known of a request so far; the line is written when this is dropped.
+/// The data of a request's line, which is written on drop.
 pub(crate) struct RequestLog {
     id: String,
     api: &'static str,
@@ -22,15 +24,39 @@ pub(crate) struct RequestLog {
     choices: usize,
     prompt_tokens: u64,
     output_tokens: u64,
-    /// When it arrived; what was read, fetched and decoded before the engine was asked counts.
+    /// When it arrived. Reading, fetching and decoding before submission count.
     started: Instant,
     first_token: Option<Instant>,
     reason: &'static str,
+    turn: Turn,
+    /// What its spans need, if it is traced.
+    spans: Option<Box<Spans>>,
+}
+
+/// A turn of the model, and its line in the trace if requests are recorded.
+struct Turn {
     entry: Option<Entry>,
+    started: Instant,
+    first_token: Option<Instant>,
+    /// Output tokens of the turns before.
+    output_before: u64,
+}
+
+impl Turn {
+    fn new(started: Instant, output_before: u64) -> Self {
+        Self { entry: None, started, first_token: None, output_before }
+    }
+
+    /// Ends the line in the trace.
+    fn end(&mut self, reason: &'static str, output_tokens: u64) {
+        let Some(entry) = self.entry.take() else { return };
+        let ms = |at: Instant| at.duration_since(self.started).as_secs_f64() * 1000.0;
+        entry.end(reason, output_tokens - self.output_before, self.first_token.map(ms), ms(Instant::now()));
+    }
 }
 
 impl RequestLog {
-    /// For one that sends its answer whole.
+    /// The log of a request that is not streamed.
     pub fn new(
         state: &ModelState,
         id: &str,
@@ -40,6 +66,7 @@ impl RequestLog {
         caller: Caller,
     ) -> Self {
         let started = caller.arrived();
+        let spans = Spans::begin(state, caller.parent);
         caller.logged.store(true, Ordering::Relaxed);
         Self {
             caller,
@@ -54,17 +81,53 @@ impl RequestLog {
             first_token: None,
             // A client that disconnects reports no end: this stands unless another end is reported.
             reason: "aborted",
-            entry: None,
+            turn: Turn::new(started, 0),
+            spans,
         }
     }
 
-    /// With a place in the trace, where one is recorded.
-    pub fn recorded(mut self, entry: Option<Entry>) -> Self {
-        self.entry = entry;
+    /// With the sampling it asks for, and views of the choices' progress.
+    pub fn watching(mut self, asked: Asked, watches: impl Iterator<Item = Watch>) -> Self {
+        if let Some(spans) = &mut self.spans {
+            spans.asked = Some(asked);
+            spans.watches.extend(watches.take(TRACED_CHOICES));
+        }
         self
     }
 
-    /// For one that streams, or not.
+    /// A choice, or one input of a pooled request, has ended.
+    pub fn choice_ended(&mut self, choice: usize, finish: Option<FinishReason>, progress: Option<Snapshot>) {
+        if let Some(spans) = self.spans.as_mut().filter(|_| choice < TRACED_CHOICES) {
+            spans.finished[choice] = finish;
+            spans.parts[choice] = progress.map(Into::into).or(spans.parts[choice]);
+        }
+    }
+
+    /// The readers are gone: progress is read now, and the requests' bytes are no longer kept.
+    pub fn unwatch(&mut self) {
+        self.spans.iter_mut().for_each(|spans| spans.unwatch());
+    }
+
+    /// With a line in the trace, if requests are recorded.
+    pub fn recorded(mut self, entry: Option<Entry>) -> Self {
+        self.turn.entry = entry;
+        self
+    }
+
+    /// Another turn of the model: its prompt, its choices and its own line in the trace.
+    pub fn turn(&mut self, prompt_tokens: u64, choices: usize, entry: Option<Entry>) {
+        self.prompt_tokens += prompt_tokens;
+        self.choices = choices;
+        self.turn = Turn { entry, ..Turn::new(Instant::now(), self.output_tokens) };
+    }
+
+    /// The model's turn has ended, but the request has not: another end is still to be reported.
+    pub fn turn_ended(&mut self) {
+        self.turn.end("finished", self.output_tokens);
+        self.reason = "aborted";
+    }
+
+    /// Sets whether the answer is streamed.
     pub fn streaming(mut self, stream: bool) -> Self {
         self.stream = stream;
         self
@@ -72,7 +135,8 @@ impl RequestLog {
 
     pub fn tokens(&mut self, tokens: usize) {
         if tokens > 0 {
-            self.first_token.get_or_insert_with(Instant::now);
+            let first = *self.turn.first_token.get_or_insert_with(Instant::now);
+            self.first_token.get_or_insert(first);
             self.output_tokens += tokens as u64;
         }
     }
@@ -80,16 +144,43 @@ impl RequestLog {
     pub fn ends(&mut self, reason: &'static str) {
         self.reason = reason;
     }
+
+    /// Hands the request's record to the exporter.
+    fn export(&mut self, mut spans: Spans, ended: Instant) {
+        spans.unwatch();
+        let Spans { server, trace, model, asked, finished, parts, .. } = spans;
+        let record = Record {
+            trace,
+            api: self.api,
+            model,
+            id: std::mem::take(&mut self.id),
+            request_id: self.caller.request_id.clone(),
+            route: self.caller.endpoint.clone(),
+            stream: self.stream,
+            choices: self.choices,
+            prompt_tokens: self.prompt_tokens,
+            output_tokens: self.output_tokens,
+            reason: self.reason,
+            asked,
+            finished,
+            started: self.started,
+            first_token: self.first_token,
+            ended,
+            parts,
+        };
+        if let Some(tracer) = &server.tracer {
+            tracer.end(record);
+        }
+    }
 }
 
 impl Drop for RequestLog {
     fn drop(&mut self) {
         self.ended.count(self.api, self.reason);
         let ms = |at: Instant| at.duration_since(self.started).as_secs_f64() * 1000.0;
-        let (first, all) = (self.first_token.map(ms), ms(Instant::now()));
-        if let Some(entry) = self.entry.take() {
-            entry.end(self.reason, self.output_tokens, first, all);
-        }
+        let ended = Instant::now();
+        let (first, all) = (self.first_token.map(ms), ms(ended));
+        self.turn.end(self.reason, self.output_tokens);
         tracing::info!(
             id = %self.id,
             request_id = %self.caller.request_id,
@@ -102,8 +193,12 @@ impl Drop for RequestLog {
             ttft_ms = first.map(tenths),
             duration_ms = tenths(all),
             reason = self.reason,
+            trace_id = self.spans.as_ref().map(|spans| spans.trace.text()),
             "request"
         );
+        if let Some(spans) = self.spans.take() {
+            self.export(*spans, ended);
+        }
     }
 }
 
@@ -115,7 +210,7 @@ pub(crate) fn tenths(number: f64) -> f64 {
 /// Longest name of a field in the log.
 const PARAM_BYTES: usize = 64;
 
-/// The line of a request that no model has answered: what it was refused for, and of its body the name of a known field at most.
+/// Logs a request that was refused before a model. The line has the reason and at most the name of a known field.
 pub(crate) fn refused(response: &Response, id: &HeaderValue, route: &str) {
     let error = response.extensions().get::<ApiError>();
     let status = response.status();

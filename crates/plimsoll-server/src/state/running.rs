@@ -1,57 +1,59 @@
-//! The requests that are being answered, by the ids their clients know, and the means to end one.
+//! The running requests by id, for the status page and for cancelling.
 //!
-//! An entry lives as long as its [`Ticket`], which the generation owns: however a request ends, its entry goes with it. There
-//! are no more entries than connections, since a connection answers one request at a time.
+//! An entry lives as long as its [`Ticket`], which the active request owns, so every end of a request removes it. There
+//! are no more entries than connections and responses in the background: each further request of an HTTP/2 connection
+//! takes a connection's place.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use plimsoll_engine::Watch;
-use plimsoll_memory::broken;
+use plimsoll_engine::{Snapshot, Watch};
 use tokio::sync::Notify;
 
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 
-/// Heap bytes of one entry: itself, its ids, a place in the list. What it watches belongs to the engine's requests.
+/// Heap bytes of one entry: the entry, its ids, its slot in the list. The watched state belongs to the engine's
+/// requests.
 pub(crate) const ENTRY_BYTES: u64 = 768;
 
-/// One request that is being answered.
+/// One running request.
 pub(crate) struct Entry {
     /// The id in its answer.
     pub id: String,
     pub caller: Caller,
     pub stream: bool,
-    /// One for each of its choices.
-    pub watches: Vec<Watch>,
+    /// One for each of its choices. A response with calls of tools gets others for each turn of the model.
+    watches: Mutex<Vec<Watch>>,
     pub started: Instant,
-    pub model: Priced,
+    pub model: RunningModel,
     cancelled: AtomicBool,
     wake: Notify,
 }
 
-/// The model that answers, and what its pages and slots take.
-pub(crate) struct Priced {
-    /// Its name, where there are several.
+/// The model of a request, and the bytes of its pages and slots.
+pub(crate) struct RunningModel {
+    /// Its name, if there are several models.
     pub name: Option<Arc<str>>,
     pub page_bytes: u64,
+    pub window_page_bytes: u64,
     pub slot_bytes: u64,
 }
 
-/// All of them.
-pub(crate) struct Running {
+/// All running requests.
+pub(crate) struct RunningRequests {
     limit: usize,
     entries: Mutex<Vec<Arc<Entry>>>,
 }
 
-/// Holds an entry's place; gone, the entry is gone.
+/// Removes its entry on drop.
 pub(crate) struct Ticket {
-    running: Arc<Running>,
+    running: Arc<RunningRequests>,
     entry: Arc<Entry>,
 }
 
-impl Running {
+impl RunningRequests {
     pub fn new(limit: u32) -> Arc<Self> {
         let limit = limit as usize;
         Arc::new(Self { limit, entries: Mutex::new(Vec::with_capacity(limit)) })
@@ -62,15 +64,21 @@ impl Running {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a request of the current caller.
-    pub fn enter(self: &Arc<Self>, id: &str, stream: bool, watches: Vec<Watch>, model: Priced) -> ApiResult<Ticket> {
+    /// Adds a request of the current caller.
+    pub fn add(
+        self: &Arc<Self>,
+        id: &str,
+        stream: bool,
+        watches: Vec<Watch>,
+        model: RunningModel,
+    ) -> ApiResult<Ticket> {
         let caller = Caller::current();
         let entry = Arc::new(Entry {
             id: id.into(),
             started: caller.arrived(),
             caller,
             stream,
-            watches,
+            watches: Mutex::new(watches),
             model,
             cancelled: AtomicBool::new(false),
             wake: Notify::new(),
@@ -89,26 +97,46 @@ impl Running {
         self.entries().clone()
     }
 
-    /// Ends every request of this key that goes by `id`: the one in its answer or the one in its head, which clients choose as they
-    /// like. Returns how many those are.
+    /// Cancels every request of this key whose answer id or request id is `id`, and returns their number. Clients
+    /// choose request ids, so several may share one.
     pub fn cancel(&self, id: &str, key: Option<usize>) -> usize {
         let mut all = self.all();
         all.retain(|entry| entry.caller.key == key && (entry.id == id || &*entry.caller.request_id == id));
-        all.iter().filter(|_| !broken("V-I")).for_each(|entry| entry.cancel());
+        all.iter().for_each(|entry| entry.cancel());
         all.len()
     }
 }
 
 impl Entry {
-    /// The engine lets go in its next step, whether or not the client is reading; the answer ends when it is read on.
+    /// The engine ends the request in its next step, also if the client does not read. The answer ends when the client
+    /// reads on.
     fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
-        self.watches.iter().for_each(Watch::abort);
+        self.watches().iter().for_each(Watch::abort);
         self.wake.notify_one();
+    }
+
+    fn watches(&self) -> MutexGuard<'_, Vec<Watch>> {
+        // The list is replaced as a whole.
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state of its choices now.
+    pub fn looks(&self) -> Vec<Snapshot> {
+        self.watches().iter().map(Watch::snapshot).collect()
     }
 }
 
 impl Ticket {
+    /// Replaces the request's choices by those of the next turn.
+    pub fn watch(&self, watches: Vec<Watch>) {
+        *self.entry.watches() = watches;
+        // A cancel that came before has not reached them.
+        if self.entry.cancelled.load(Ordering::Acquire) {
+            self.entry.watches().iter().for_each(Watch::abort);
+        }
+    }
+
     /// Completes when the request is cancelled. Cancel-safe.
     pub async fn cancelled(&self) {
         // A cancel between the check and the wait leaves a permit, so it is not lost.
@@ -120,6 +148,6 @@ impl Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.running.entries().retain(|entry| broken("T-47") || !Arc::ptr_eq(entry, &self.entry));
+        self.running.entries().retain(|entry| !Arc::ptr_eq(entry, &self.entry));
     }
 }

@@ -1,10 +1,9 @@
-//! What the server is whatever models it has: its limits and what is left of them, its clients, its phase.
+//! The server's state that does not belong to one model: limits, budgets, clients, phase.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use plimsoll_engine::EngineHandle;
-use plimsoll_memory::broken;
+use plimsoll_engine::{EngineHandle, Limits};
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::watch;
 
@@ -13,55 +12,72 @@ use crate::http::budget::{ByteBudget, WorkBudget};
 use crate::http::error::{ApiError, ApiResult, ServeError};
 use crate::http::ids::Ids;
 use crate::http::rates::Rates;
+use crate::mcp::McpServers;
+use crate::otlp::Tracer;
+use crate::state::background::{BACKGROUND_MAX, Background};
 use crate::state::config::ServerConfig;
 use crate::state::counters::Metrics;
+use crate::state::documents::Documents;
 use crate::state::record::Recorder;
 use crate::state::response_store::ResponseStore;
-use crate::state::running::Running;
+use crate::state::running::RunningRequests;
 use crate::state::threads::TextWorkers;
 
-/// How far the server's life has come.
+/// The phases of a server's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Phase {
     /// Accepting and answering.
     Serving,
-    /// Accepting nothing new; what runs may finish.
+    /// New requests are refused; running requests may finish.
     Draining,
     /// The drain deadline has passed, or a second signal came before it. Running requests end with an error now.
     Cut,
 }
 
-/// Waits until the server's life has come to `phase`, or beyond.
+/// Waits for `phase`, or a later one.
 pub(crate) async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
-    // An error means that the sender is gone, and with it the server. No request waits here then.
+    // An error means that the sender, and with it the server, was dropped. No request waits here then.
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
-/// What all models share.
+/// Most choices of one request to a model with these limits. Choices that do not run at once wait.
+pub(crate) fn choices_max(config: &ServerConfig, limits: &Limits) -> u32 {
+    config.max_choices.min(limits.running_max_req_size.saturating_add(limits.max_waiting)).max(1)
+}
+
+/// The state that all models share.
 pub(crate) struct ServerState {
     pub config: ServerConfig,
     /// There is more than one model to serve.
     pub several: bool,
-    /// Most choices of a request; of several models, none takes more.
+    /// Most choices of a request, for the OpenAPI document. With several models this is the upper limit of all.
     pub choices_max: u32,
     pub ids: Ids,
     pub bytes: Arc<ByteBudget>,
     pub metrics: Metrics,
     pub phase: watch::Sender<Phase>,
-    pub running: Arc<Running>,
+    pub running: Arc<RunningRequests>,
     pub rates: Rates,
     pub started: Instant,
     pub responses: Arc<ResponseStore>,
-    /// Where what is asked is written down.
+    /// Responses that are made without a connection.
+    pub background: Background,
+    /// None where no PDF is read.
+    pub documents: Option<Documents>,
+    /// None where the operator allows no MCP server.
+    pub mcp: Option<Arc<McpServers>>,
+    /// The trace of requests, if it is recorded.
     pub recorder: Option<Recorder>,
-    /// The names of this server that a request may go to.
+    /// The exporter of traces, if there is one.
+    pub tracer: Option<Tracer>,
+    /// The host names that requests may use.
     pub hosts: Hosts,
     text_workers: TextWorkers,
     /// Heap bytes for bodies that are being parsed and tokenized. Lock order: a thread that holds a share of `parsing`
     /// may wait for a share of `tokenizing`, never the other way round.
     pub parsing: WorkBudget,
     pub tokenizing: WorkBudget,
-    /// Panics that were caught on a request's way.
+    /// Panics that were caught while requests were handled.
     panics: Counter,
     /// Requests that the only model's engine or HTTP refused as invalid; of several, each model's own counts.
     pub invalid: Option<Counter>,
@@ -72,27 +88,28 @@ impl ServerState {
     pub fn new(config: ServerConfig, engine: Option<&EngineHandle>) -> Result<Arc<Self>, ServeError> {
         config.check()?;
         let bytes = ByteBudget::new(config.max_bytes_in_flight);
-        let kept = if broken("V-N") { u64::MAX } else { config.response_store_bytes };
-        let responses = ResponseStore::new(kept);
+        let responses = ResponseStore::new(config.response_store_bytes);
         let recorder = config.record.as_ref().map(|record| Recorder::open(record, &bytes)).transpose()?;
+        let tracer = config.otlp.as_ref().map(Tracer::open).transpose()?;
         let panics = engine.map_or_else(Counter::default, |engine| engine.metrics().panics.clone());
         Ok(Arc::new(Self {
             several: engine.is_none(),
-            choices_max: config
-                .max_choices
-                .min(engine.map_or(u32::MAX, |engine| engine.limits().running_max_req_size))
-                .max(1),
+            choices_max: engine.map_or(config.max_choices.max(1), |engine| choices_max(&config, engine.limits())),
             metrics: Metrics::new(engine.is_none().then(|| panics.clone())),
             panics,
             invalid: engine.map(|engine| engine.metrics().refused_invalid.clone()),
             responses,
+            documents: Documents::new(&config),
+            mcp: McpServers::new(&config.mcp).map_err(ServeError::Config)?,
+            background: Background::new(),
             recorder,
+            tracer,
             text_workers: TextWorkers::new(config.text_workers),
             parsing: WorkBudget::new(config.parsing_bytes_max()),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
             phase: watch::Sender::new(Phase::Serving),
-            running: Running::new(config.max_connections),
+            running: RunningRequests::new(config.max_connections + BACKGROUND_MAX),
             rates: Rates::new(config.rates),
             started: Instant::now(),
             hosts: Hosts::new(&config.host, &config.api_keys, &config.allowed_hosts),
@@ -101,13 +118,12 @@ impl ServerState {
         }))
     }
 
-    /// Whether nothing new is taken.
+    /// Whether new requests are refused.
     pub fn draining(&self) -> bool {
         *self.phase.borrow() != Phase::Serving
     }
 
-    /// Runs work on text (parsing, templates, tokenizing) on a blocking thread, a bounded number at once. A panic in it
-    /// is this request's error.
+    /// Runs work on text (parsing, templates, tokenizing) on a text worker. A panic in it becomes this request's error.
     pub async fn on_text_worker<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> ApiResult<T> + Send + 'static,
@@ -118,7 +134,7 @@ impl ServerState {
         }
     }
 
-    /// Counts a panic on a request's way, and what that client is told of what was being done then.
+    /// Counts a panic, and returns its request's error. `doing`: the work that panicked.
     pub fn panicked(&self, doing: &str) -> ApiError {
         self.panics.inc();
         ApiError::internal(format!("the server panicked while {doing}; this request has failed, the others go on"))

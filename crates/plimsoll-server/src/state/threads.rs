@@ -13,11 +13,11 @@ use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::unknown::Unknown;
 
-/// The permits of the threads.
+/// The permits of the text workers.
 pub(crate) struct TextWorkers(Arc<Semaphore>);
 
 impl TextWorkers {
-    /// At most so many threads at once, and at least one.
+    /// `count` threads at once, at least one.
     pub fn new(count: u32) -> Self {
         Self(Arc::new(Semaphore::new(count.max(1) as usize)))
     }
@@ -30,7 +30,7 @@ impl TextWorkers {
         let client = Arc::downgrade(&waits);
         let unknown = Caller::current().unknown;
         let done = tokio::task::spawn_blocking(move || {
-            // Held until the work is over, also when the client has gone meanwhile.
+            // Held until the work is done, also if the client has disconnected.
             let _permit = permit;
             CLIENT.set(Some(client));
             let done = Unknown::during(unknown, work);
@@ -53,7 +53,7 @@ pub(crate) fn client_left() -> bool {
     CLIENT.with_borrow(|client| client.as_ref().is_some_and(|client| client.strong_count() == 0))
 }
 
-/// Does something on a thread of its own, which ends with it. The receiver fails when it panics.
+/// Runs `work` on a thread of its own. The receiver fails if it panics.
 ///
 /// # Errors
 /// The system has no thread left.

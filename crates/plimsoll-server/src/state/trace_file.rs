@@ -36,8 +36,8 @@ pub(crate) trait Storage {
 /// Traces of earlier servers that are kept.
 const EARLIER_MAX: usize = 3;
 
-/// A new file that is written at its end, wherever that is by then. One that is there already becomes `FILE.1`, which becomes `FILE.2`, and
-/// so on: a server that was started again by itself goes on recording, and the oldest goes.
+/// A new file, opened for appending. An existing file becomes `FILE.1`, that one `FILE.2`, and so on; the oldest is
+/// removed. So a restarted server keeps recording.
 pub(crate) fn create(path: &Path) -> Result<File> {
     let earlier = |n: usize| match n {
         0 => path.to_path_buf(),
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_truncates_begins_anew() {
+    fn truncated_file_begins_anew() {
         let mut disk = Disk { text: Vec::new(), room: 1 << 20, cuts: true };
         let mut file = TraceFile::begin(&mut disk, u64::MAX).unwrap();
         let head = file.storage.text.clone();

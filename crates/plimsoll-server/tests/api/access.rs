@@ -57,7 +57,7 @@ fn without_a_key_nothing_but_the_probes_and_the_page_opens() {
     server.get("/ready").ok();
     // The page is the same everywhere and shows nothing without a key.
     assert!(server.get("/").ok_text().contains("key-dialog"));
-    server.get("/page/page.js").ok_text();
+    server.get("/page/app.js").ok_text();
     for head in ["authorization: Bearer first-secret", "Authorization: bearer second-secret", "x-api-key: first-secret"]
     {
         let answer = ask(&server, "POST", "/v1/completions", &[head], &prompt).ok();
@@ -178,15 +178,17 @@ fn browsers_are_told_whose_scripts_may_read() {
 
 /// A browser sends a POST without a body for any page, without a preflight.
 #[test]
-fn pages_of_others_clear_nothing() {
+fn pages_of_other_origins_cancel_nothing() {
     let server = Server::start(letters);
-    let clear = |head: &str| {
-        let text = format!("POST /v1/cache/clear HTTP/1.1\r\nhost: app.localhost\r\n{head}content-length: 0\r\n\r\n");
+    let cancel = |head: &str| {
+        let text = format!(
+            "POST /v1/responses/resp_none/cancel HTTP/1.1\r\nhost: app.localhost\r\n{head}content-length: 0\r\n\r\n"
+        );
         server.send(text).answer().status
     };
-    assert_eq!(clear("origin: http://evil.example\r\n"), 403);
-    assert_eq!(clear("origin: http://app.localhost\r\n"), 200);
-    assert_eq!(clear(""), 200);
+    assert_eq!(cancel("origin: http://evil.example\r\n"), 403);
+    assert_eq!(cancel("origin: http://app.localhost\r\n"), 404);
+    assert_eq!(cancel(""), 404);
 }
 
 /// A name that points at the loopback address since the page was loaded: to the browser that is its own server.
@@ -196,7 +198,7 @@ fn pages_of_rebound_names_get_nothing() {
         server.send(format!("GET {path} HTTP/1.1\r\nhost: {host}\r\n\r\n")).answer()
     };
     let open = Server::start(letters);
-    for path in ["/", "/v1/status", "/v1/memory", "/health", "/v1/models", "/page/page.js"] {
+    for path in ["/", "/v1/status", "/v1/memory", "/health", "/v1/models", "/page/app.js"] {
         let error = get(&open, path, "rebound.example:8000").error(421);
         assert_eq!(error["code"], "unknown_host", "{error}");
         assert!(error["message"].as_str().unwrap().contains("--allowed-hosts"), "{error}");

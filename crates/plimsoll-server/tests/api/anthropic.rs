@@ -153,7 +153,7 @@ fn a_message_has_anthropics_shape() {
     let server = says(HERMES, "Hello!", 2, FinishReason::Stop, None);
     let message = whole(&server, &json!({"system": "Be kind."}));
     let usage = json!({"input_tokens": 22, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0,
-        "output_tokens": 3, "service_tier": "standard"});
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0}, "output_tokens": 3, "service_tier": "standard"});
     let expected = json!({"id": null, "type": "message", "role": "assistant", "model": "tiny",
         "content": [{"type": "text", "text": "Hello!"}], "stop_reason": "end_turn", "stop_sequence": null, "usage": usage});
     assert_eq!(message, expected);
@@ -254,19 +254,19 @@ fn calls_come_as_blocks_in_their_order() {
 }
 
 #[test]
-fn thoughts_are_blocks() {
+fn reasoning_are_blocks() {
     for pace in [1, 5, 1000] {
         let server = says(ALL, "Hm.\nYes.\n</think>\n\nParis.", pace, FinishReason::Stop, None);
         let message = whole(&server, &json!({}));
-        let thought = json!({"type": "thinking", "thinking": "Hm.\nYes.", "signature": "unsigned"});
-        assert_eq!(message["content"], json!([thought, {"type": "text", "text": "Paris."}]));
+        let reasoning = json!({"type": "thinking", "thinking": "Hm.\nYes.", "signature": "unsigned"});
+        assert_eq!(message["content"], json!([reasoning, {"type": "text", "text": "Paris."}]));
         assert_eq!(streamed(&server, &json!({})), message);
         let adaptive = json!({"thinking": {"type": "adaptive", "display": "omitted"}});
         let message = whole(&server, &adaptive);
         assert_eq!(message["content"], json!([{"type": "text", "text": "Paris."}]));
         assert_eq!(streamed(&server, &adaptive), message);
         let enabled = json!({"thinking": {"type": "enabled", "budget_tokens": 20}});
-        assert_eq!(whole(&server, &enabled)["content"][0], thought);
+        assert_eq!(whole(&server, &enabled)["content"][0], reasoning);
         let off = json!({"thinking": {"type": "disabled"}});
         let message = whole(&server, &off);
         assert_eq!(message["content"][0]["text"], "Hm.\nYes.\n</think>\n\nParis.");
@@ -326,7 +326,7 @@ fn what_cannot_be_served_is_refused_by_name() {
     let both_formats = json!({"output_format": format, "output_config": {"format": format}});
     for (change, says) in [
         (message(image.clone()), "messages[0].content[0].type is `image`: the served model `tiny` takes no images"),
-        (message(json!([{"type": "document"}])), "reads no documents"),
+        (message(json!([{"type": "document"}])), "source is missing"),
         (message(json!([{"type": "tool_use", "id": "a", "name": "f", "input": {}}])), "tool_use"),
         (message(json!([{"type": "tool_result", "tool_use_id": "a"}])), "no tool_use before it"),
         (message(json!([])), "messages[0].content is empty"),
@@ -385,7 +385,7 @@ fn what_cannot_be_served_is_refused_by_name() {
 }
 
 #[test]
-fn errors_have_anthropics_shape_whoever_gives_them() {
+fn errors_of_every_layer_have_anthropics_shape() {
     let server = Server::start(letters);
     let with = |head: &str| {
         let body = ask(&json!({})).to_string();

@@ -80,7 +80,7 @@ fn parts_options_and_tools_reach_the_template() {
 }
 
 #[test]
-fn an_answer_that_has_begun_is_gone_on_with() {
+fn an_answer_that_has_begun_is_continued() {
     let server = Server::start(letters);
     let ask = |last: Value, more: Value| {
         let mut body =
@@ -99,7 +99,7 @@ fn an_answer_that_has_begun_is_gone_on_with() {
     assert_eq!(server.post("/tokenize", &counted).ok()["count"], "_assistant\nWell, ".len());
     let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     for (last, more, says) in [
-        (json!({"role": "user", "content": "Hi"}), json!({}), "it is not the assistant's"),
+        (json!({"role": "user", "content": "Hi"}), json!({}), "has role \"user\""),
         (json!({"role": "assistant", "content": "a", "tool_calls": [call]}), json!({}), "the results come next"),
         (json!({"role": "assistant", "content": "a"}), json!({"add_generation_prompt": true}), "a prompt has one end"),
         (json!({"role": "assistant", "content": "a"}), json!({"messages": []}), "messages is empty"),
@@ -209,7 +209,8 @@ fn conversations_that_cannot_be_are_refused_by_name() {
         (called(&json!({"function": {"name": 1}})), "messages[0].tool_calls[0].function.name"),
         (called(&json!({"function": {"name": "f", "arguments": [1]}})), "messages[0].tool_calls[0].function.arguments"),
         (called(&json!({"id": 1, "function": {"name": "f"}})), "messages[0].tool_calls[0].id"),
-        (called(&json!({"type": "custom", "function": {"name": "f"}})), "messages[0].tool_calls[0].type"),
+        (called(&json!({"type": "custom", "function": {"name": "f"}})), "messages[0].tool_calls[0].custom.input"),
+        (called(&json!({"type": "odd", "function": {"name": "f"}})), "messages[0].tool_calls[0].type"),
         (json!([{"role": "user", "content": "RAISE"}]), "messages"),
         (json!([3]), "messages[0]"),
     ] {

@@ -43,6 +43,14 @@ fn near(found: &[f64], expected: &[f64]) {
 }
 
 #[test]
+fn an_encoder_is_listed_with_what_it_makes() {
+    let model = &server().get("/v1/models").ok()["data"][0];
+    let kinds = ["input_modalities", "output_modalities"].map(|field| model[field].clone());
+    assert_eq!(kinds, [json!(["text"]), json!(["embeddings"])]);
+    assert_eq!(model.get("default_sampling"), None, "{model}");
+}
+
+#[test]
 fn the_four_inputs_in_order_with_usage() {
     let server = server();
     // "ab" is the bytes 97 and 98, so 1 and 2 of eight.

@@ -183,9 +183,7 @@ fn malformed_input_is_answered_and_leaves_nothing() {
         client.answer().error(400);
     }
     // What is not HTTP at all.
-    for bytes in
-        [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\0\0\0\0\r\n\r\n"]
-    {
+    for bytes in [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"\0\0\0\0\r\n\r\n"] {
         let mut client = server.send(bytes);
         let mut rest = Vec::new();
         let _ = client.stream.read_to_end(&mut rest);
@@ -295,10 +293,7 @@ fn a_thousand_bad_clients_leave_the_server_as_it_was() {
         let _ = client.stream.write_all(&text.as_bytes()[..cut]);
     }
     server.assert_idle();
-    eventually("all connections are gone", || {
-        let page = server.get("/metrics").body;
-        page.lines().any(|line| line == "plimsoll_http_connections 1")
-    });
+    server.alone();
     let fds = |page: &serde_json::Value| page["process"]["fds"].as_i64().unwrap();
     // The tests beside this one have descriptors, too; they end.
     eventually("no descriptors are left over", || fds(&server.get("/v1/memory").json()) <= fds(&before) + 8);

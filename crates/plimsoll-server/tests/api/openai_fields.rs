@@ -29,7 +29,7 @@ fn effect(server: &Server, path: &str, body: &Value) -> (Answer, String) {
     let answer = server.post(path, body);
     let mut asked: Vec<_> = server.observed.requests.lock().unwrap()[before..].to_vec();
     for request in &mut asked {
-        request.id.clear();
+        request.received = None;
         // Drawn where none was given.
         if body["seed"].is_null() {
             request.sampling.seed = 0;
@@ -190,7 +190,7 @@ fn chat_completions() {
             ("tool_choice", json!("auto"), Nothing),
             ("tools", tools(), Works),
             ("tools", strict, Works),
-            ("tools", json!([{"type": "custom", "custom": {"name": "f"}}]), Refused),
+            ("tools", json!([{"type": "custom", "custom": {"name": "f"}}]), Works),
             ("top_logprobs", json!(3), Works),
             ("top_p", json!(0.5), Works),
             ("user", json!("u"), Nothing),
@@ -244,7 +244,9 @@ fn responses() {
             ("input", json!([{"role": "user", "content": "y"}]), Works),
             ("model", json!("tiny"), Nothing),
             ("access_programs", json!({"cyber": "standard"}), Refused),
-            ("background", json!(true), Refused),
+            // What `true` does goes on after the answer: `responses/background.rs`.
+            ("background", json!(false), Nothing),
+            ("background", json!("yes"), Refused),
             ("client_metadata", json!({"a": "b"}), Nothing),
             ("client_metadata", json!({"a": 1}), Refused),
             ("context_management", json!([{"type": "compaction"}]), Refused),
@@ -254,7 +256,7 @@ fn responses() {
             ("include", json!(["file_search_call.results"]), Refused),
             ("instructions", json!("be brief"), Works),
             ("max_output_tokens", json!(5), Works),
-            ("max_tool_calls", json!(3), Refused),
+            ("max_tool_calls", json!(3), Works),
             ("metadata", json!({"a": "b"}), Works),
             ("moderation", json!({"model": "x"}), Refused),
             ("parallel_tool_calls", json!(false), Works),
@@ -283,7 +285,7 @@ fn responses() {
             ("top_logprobs", json!(3), Works),
             ("top_p", json!(0.5), Works),
             ("truncation", json!("disabled"), Nothing),
-            ("truncation", json!("auto"), Refused),
+            ("truncation", json!("auto"), Works),
             ("user", json!("u"), Works),
         ],
     );

@@ -18,6 +18,12 @@ fn models_are_listed_by_every_name() {
     assert_eq!(ids, ["tiny", "org/tiny-alias"]);
     assert_eq!(list["data"][0]["max_model_len"], 512);
     assert_eq!(list["data"][0]["created"], 1_700_000_000);
+    let kinds = ["input_modalities", "output_modalities"].map(|field| list["data"][0][field].clone());
+    assert_eq!(kinds, [json!(["text"]), json!(["text"])]);
+    let sampling = json!({
+        "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "source": "off"
+    });
+    assert_eq!(list["data"][0]["default_sampling"], sampling);
     // What Anthropic's clients read of it.
     assert_eq!(
         (&list["first_id"], &list["last_id"], &list["has_more"]),
@@ -179,6 +185,24 @@ fn metrics_and_memory_tell_the_same_numbers() {
     assert!(memory["unaccounted_bytes"].as_i64().unwrap() > 0);
     assert!(memory["process"]["threads"].as_u64().unwrap() > 1);
     assert!(server.get("/version").ok()["version"].as_str().unwrap().contains('.'));
+}
+
+#[test]
+fn the_base_of_the_api_answers_with_what_is_here() {
+    let server = Server::start(letters);
+    let index = server.get("/v1").ok();
+    assert_eq!(server.get("/v1/").ok(), index);
+    let models = server.get("/v1/models").ok();
+    assert_eq!((&index["server"], &index["models"][0]), (&json!("plimsoll"), &models["data"][0]["id"]));
+    let listed: std::collections::BTreeSet<_> =
+        index["routes"].as_array().unwrap().iter().map(|route| route["path"].as_str().unwrap().to_owned()).collect();
+    let document = server.get("/openapi.json").ok();
+    assert_eq!(listed, document["paths"].as_object().unwrap().keys().cloned().collect());
+    for link in ["page", "openapi"] {
+        assert_eq!(server.get(index[link].as_str().unwrap()).status, 200, "{link}");
+    }
+    let page = index["documentation"].as_str().unwrap().rsplit_once("/docs/").unwrap().1;
+    assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page).is_file(), "{page}");
 }
 
 /// What operators were promised, by name: dashboards depend on it.

@@ -192,7 +192,19 @@ fn wrong_places_have_openais_shape_too() {
     server.post("/v1/completions", &json!({"model": "default", "prompt": "x"})).ok();
     server.get("/v1/nothing").error(404);
     server.get("/v1/completions").error(405);
-    server.send("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}").answer().error(415);
+    let body = r#"{"prompt": "x", "max_tokens": 1}"#;
+    let typed = |headers: &str| {
+        let length = body.len();
+        format!("POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {length}\r\n\r\n{body}")
+    };
+    let form = "content-type: application/x-www-form-urlencoded\r\n";
+    server.send(typed("")).answer().ok();
+    server.send(typed(form)).answer().ok();
+    server.send(typed("content-type: multipart/form-data\r\n")).answer().error(415);
+    server.send(typed("content-type: application/xml\r\n")).answer().error(415);
+    // A page of a browser must name the type, so that the browser asks first.
+    server.send(typed("origin: http://elsewhere.example\r\n")).answer().error(415);
+    server.send(typed(&format!("{form}sec-fetch-site: cross-site\r\n"))).answer().error(415);
     let zipped = post("/v1/completions", "{}").replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
     server.send(zipped).answer().error(415);
     for bad in [
@@ -264,7 +276,7 @@ fn an_answer_that_could_not_be_held_is_refused_at_once() {
 
 /// What HTTP refuses before the engine is asked counts like what the engine refuses, and each once.
 #[test]
-fn what_is_refused_as_invalid_is_counted_whoever_refuses_it() {
+fn invalid_requests_are_counted_in_every_layer() {
     let server = Server::start(letters);
     let refused = || {
         let page = server.get("/metrics");

@@ -11,7 +11,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::common::{Server, eventually};
 
 /// Log lines of requests with this prefix in their id are kept.
-const OURS: &str = "log-test-";
+pub const OURS: &str = "log-test-";
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -52,8 +52,14 @@ impl Subscriber for Keeper {
     fn exit(&self, _: &Id) {}
 }
 
+/// Keeps lines from now on.
+pub fn keep() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
+}
+
 /// The lines that name this id, when there is one.
-fn lines(id: &str) -> Vec<String> {
+pub fn lines(id: &str) -> Vec<String> {
     let names = |line: &&String| line.split(' ').any(|word| word.trim_end_matches('"').ends_with(id));
     let of = || LINES.lock().unwrap().iter().filter(names).cloned().collect::<Vec<_>>();
     eventually("the line is there", || !of().is_empty());
@@ -62,8 +68,7 @@ fn lines(id: &str) -> Vec<String> {
 
 #[test]
 fn a_refused_request_is_one_line_that_says_why_and_nothing_of_its_body() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
+    keep();
     let server = Server::start(letters);
     let asked = |id: &str, path: &str, body: &str| {
         let (length, id) = (body.len(), format!("{OURS}{id}"));

@@ -1,5 +1,9 @@
 //! `/v1/responses`: items in, items out, whole and streamed, kept, gone on from, cancelled.
 
+mod background;
+mod custom;
+mod files;
+mod mcp;
 mod reports;
 mod stored;
 
@@ -97,12 +101,16 @@ fn streamed(server: &Server, more: &Value) -> Value {
                 grown.clear();
             }
             "content_part.added" => assert_eq!(event["part"]["text"], ""),
-            "output_text.delta" | "reasoning_text.delta" | "function_call_arguments.delta" => {
+            "output_text.delta"
+            | "reasoning_text.delta"
+            | "function_call_arguments.delta"
+            | "custom_tool_call_input.delta" => {
                 assert_eq!(event["item_id"], output.last().unwrap()["id"]);
                 grown += event["delta"].as_str().unwrap();
             }
             "output_text.done" | "reasoning_text.done" => assert_eq!(event["text"], grown),
             "function_call_arguments.done" => assert_eq!(event["arguments"], grown),
+            "custom_tool_call_input.done" => assert_eq!(event["input"], grown),
             "content_part.done" => assert_eq!(event["part"]["text"], grown),
             "output_item.done" => {
                 assert!(std::mem::take(&mut open), "{event}");
@@ -169,7 +177,7 @@ fn a_response_has_openais_shape() {
 }
 
 #[test]
-fn thoughts_text_and_calls_are_items_in_their_order() {
+fn reasoning_text_and_calls_are_items_in_their_order() {
     const SAID: &str = "Hm.\nYes.\n</think>\n\nOn it.\n<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Paris\"}}\n</tool_call>";
     for pace in [1, 6, 1000] {
         let server = says(ALL, SAID, pace, FinishReason::Stop);
@@ -185,7 +193,7 @@ fn thoughts_text_and_calls_are_items_in_their_order() {
             assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], "Hm.\nYes.".len());
         }
         assert_eq!(plain(streamed(&server, &json!({"tools": tools()}))), plain(response));
-        // No thoughts wanted: all is text.
+        // No reasoning wanted: all is text.
         let off = json!({"reasoning": {"effort": "none"}});
         let response = create(&server, &off);
         assert_eq!(response["output"][0]["content"][0]["text"], SAID);
@@ -333,10 +341,11 @@ fn what_was_cut_is_taken_back() {
     // A call with arguments that are no JSON, and reasoning that no answer follows.
     let call = json!({"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"city\": \"Par"});
     let result = json!({"type": "function_call_output", "call_id": "a", "output": "cut"});
-    let thoughts = json!({"type": "reasoning", "summary": [ ], "content": [{"type": "reasoning_text", "text": "Hm."}]});
+    let reasoning =
+        json!({"type": "reasoning", "summary": [ ], "content": [{"type": "reasoning_text", "text": "Hm."}]});
     create(
         &server,
-        &json!({"input": [{"role": "user", "content": "x"}, call, result, thoughts, {"role": "user", "content": "y"}]}),
+        &json!({"input": [{"role": "user", "content": "x"}, call, result, reasoning, {"role": "user", "content": "y"}]}),
     );
     let told = prompt_text(&server);
     assert!(told.contains(r#"{"INVALID_JSON": "{\"city\": \"Par"}"#), "{told}");
@@ -363,7 +372,7 @@ fn a_stream_always_ends() {
     let response = streamed(&server, &json!({}));
     assert_eq!((&response["status"], &response["error"]["code"]), (&json!("failed"), &json!("server_error")));
     assert!(response["error"]["message"].as_str().unwrap().contains("layer 3"));
-    assert_eq!(response["output"][0]["status"], "incomplete");
+    assert_ne!(response["output"][0]["status"], "completed", "there may be no text before a failure: {response}");
     server.assert_idle();
     let server = Server::start(|_| Box::new(std::iter::empty::<Step>()));
     let mut client = server.send(post("/v1/responses", &ask(&json!({"stream": true})).to_string()));
@@ -406,8 +415,7 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"previous_response_id": "resp_none"}), "previous_response_id"),
         (json!({"max_output_tokens": 0}), "max_output_tokens"),
         (json!({"max_output_tokens": 4000}), "max_output_tokens"),
-        (json!({"background": true}), "background"),
-        (json!({"truncation": "auto"}), "truncation"),
+        (json!({"truncation": "middle"}), "truncation"),
         (json!({"include": ["file_search_call.results"]}), "include"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
         (json!({"text": {"format": {"type": "xml"}}}), "text.format.type"),
@@ -425,13 +433,13 @@ fn what_cannot_be_served_is_refused_by_name() {
         (json!({"tools": [{"type": "function", "name": "f", "output_schema": {}}]}), "tools[0].output_schema"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"tool_choice": {"type": "function", "name": "f"}}), "tool_choice.name"),
-        (json!({"tool_choice": {"type": "mcp", "server_label": "x"}}), "tool_choice.type"),
+        (json!({"tool_choice": {"type": "mcp", "server_label": "x"}}), "tool_choice.server_label"),
         (json!({"metadata": {"a": 1}}), "metadata"),
         (json!({"stream_options": {"include_obfuscation": true}}), "stream_options.include_obfuscation"),
         (json!({"service_tier": "batch"}), "service_tier"),
         (json!({"conversation": "x"}), "conversation"),
         (json!({"prompt": {"id": "x"}}), "prompt"),
-        (json!({"max_tool_calls": 3}), "max_tool_calls"),
+        (json!({"max_tool_calls": 129}), "max_tool_calls"),
         (json!({"messages": []}), "messages"),
     ] {
         let error = server.post("/v1/responses", &ask(&change)).error(400);

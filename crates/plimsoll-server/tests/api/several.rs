@@ -2,6 +2,7 @@
 //! needs the memory.
 
 mod drain;
+mod ollama;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -166,13 +167,6 @@ fn ask(server: &Server, model: &str) -> Answer {
     server.post("/v1/completions", &json!({"model": model, "prompt": "x", "max_tokens": 2}))
 }
 
-/// This question's included.
-fn open_connections(server: &Server) -> u64 {
-    let page = server.get("/metrics");
-    let line = page.ok_text().lines().find_map(|line| line.strip_prefix("plimsoll_http_connections ")).unwrap();
-    line.parse().unwrap()
-}
-
 fn states(server: &Server) -> Vec<String> {
     let list = server.get("/v1/models").ok();
     let names = list["data"].as_array().unwrap().iter().filter(|model| model["id"] == model["root"]);
@@ -253,7 +247,7 @@ fn the_one_not_used_for_longest_goes_when_another_needs_its_room() {
 }
 
 #[test]
-fn who_asks_while_a_model_is_loaded_waits_and_one_load_serves_all() {
+fn requests_wait_for_one_load_of_a_model() {
     let slow = Model { takes: Duration::from_millis(2500), ..model("slow", 5) };
     let patient = ServerConfig { keep_alive: Duration::from_millis(200), ..config() };
     let (server, fake) = start(vec![model("quick", 5), slow], patient);
@@ -287,7 +281,7 @@ fn who_asks_while_a_model_is_loaded_waits_and_one_load_serves_all() {
 }
 
 #[test]
-fn a_load_that_fails_says_so_and_harms_nobody() {
+fn failed_load_is_reported_and_harms_no_other_model() {
     let broken = Model { fails: true, takes: Duration::from_millis(1500), ..model("broken", 5) };
     let (server, fake) = start(vec![model("a", 5), broken], config());
     let mut other = server.send(post(

@@ -79,7 +79,7 @@ fn short(_: &Request) -> Script {
 }
 
 #[test]
-fn who_comes_with_the_end_and_says_nothing_is_not_waited_for() {
+fn silent_connection_at_the_end_is_not_awaited() {
     for _ in 0..TRIES {
         let server = patient(silent);
         let idle = server.connect();
@@ -90,7 +90,7 @@ fn who_comes_with_the_end_and_says_nothing_is_not_waited_for() {
 }
 
 #[test]
-fn who_comes_while_a_server_drains_and_says_nothing_is_not_waited_for() {
+fn silent_connection_during_drain_is_not_awaited() {
     let server = patient(|request| Box::new([Step::Wait(Duration::from_secs(1))].into_iter().chain(short(request))));
     let mut brief = server.send(ask(false));
     eventually("it runs", || server.engine.reserved().1 == 1);
@@ -103,7 +103,7 @@ fn who_comes_while_a_server_drains_and_says_nothing_is_not_waited_for() {
 }
 
 #[test]
-fn who_has_asked_before_the_end_is_answered() {
+fn request_before_the_end_is_answered() {
     let look = "GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n";
     let question = post("/v1/completions", &json!({"prompt": "x"}).to_string());
     for _ in 0..TRIES {

@@ -238,7 +238,7 @@ fn a_silent_engine_is_given_up_and_a_long_request_cut() {
 }
 
 #[test]
-fn a_limit_of_time_holds_for_output_that_nobody_has_read() {
+fn time_limit_holds_for_unread_output() {
     let times = ServerConfig { request_timeout: Some(Duration::from_secs(1)), ..config() };
     let server = Server::with(times, limits(), letters);
     // More than sockets and buffers between hold, so that some of it is still with the engine.

@@ -1,4 +1,4 @@
-//! Tool calls and thoughts in chat answers: the same whole and streamed, in OpenAI's shapes.
+//! Tool calls and reasoning in chat answers: the same whole and streamed, in OpenAI's shapes.
 
 mod forced;
 
@@ -54,13 +54,13 @@ fn streamed(server: &Server, more: &Value) -> (Value, Value) {
     let mut more = more.clone();
     more["stream"] = true.into();
     let events = server.post("/v1/chat/completions", &ask(&more)).events();
-    let (mut text, mut thoughts, mut calls, mut reason) =
+    let (mut text, mut reasoning, mut calls, mut reason) =
         (String::new(), String::new(), Vec::<Value>::new(), Value::Null);
     for event in &events {
         let choice = &event["choices"][0];
         let delta = &choice["delta"];
         text += delta["content"].as_str().unwrap_or("");
-        thoughts += delta["reasoning_content"].as_str().unwrap_or("");
+        reasoning += delta["reasoning_content"].as_str().unwrap_or("");
         assert_eq!(delta["reasoning_content"], delta["reasoning"]);
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
             let index = call["index"].as_u64().unwrap() as usize;
@@ -82,7 +82,7 @@ fn streamed(server: &Server, more: &Value) -> (Value, Value) {
             reason = choice["finish_reason"].clone();
         }
     }
-    (json!({"content": text, "reasoning": thoughts, "calls": calls}), reason)
+    (json!({"content": text, "reasoning": reasoning, "calls": calls}), reason)
 }
 
 /// A whole message in the form of [`streamed`].
@@ -142,7 +142,7 @@ fn a_call_alone_has_no_content_and_a_cut_one_is_no_reason() {
 }
 
 #[test]
-fn thoughts_are_set_apart() {
+fn reasoning_is_separated_from_content() {
     for pace in [1, 5, 1000] {
         let server = says(THINKS, "Hm.\nYes.\n</think>\n\nParis <think>.", pace, FinishReason::Stop);
         let (message, reason) = whole(&server, &json!({}));
@@ -268,7 +268,7 @@ fn what_clients_send_back_of_earlier_answers_is_taken() {
 }
 
 #[test]
-fn an_answer_or_thoughts_that_have_begun_are_read_on() {
+fn started_answer_or_reasoning_is_continued() {
     let after = |begun: &str, text: &'static str| {
         let server = says(THINKS, text, 3, FinishReason::Stop);
         let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": begun}]);
@@ -296,7 +296,7 @@ fn a_model_that_cannot_be_told_not_to_think_is_read_as_it_thinks() {
 
 /// A template without a dial may have a switch.
 #[test]
-fn an_effort_of_none_is_no_thoughts() {
+fn reasoning_effort_none_turns_reasoning_off() {
     let template = "{{ messages[0].content }}{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}";
     let server = says(template, "Yes.", 9, FinishReason::Stop);
     for (asked, seen) in [

@@ -1,5 +1,9 @@
 //! A server on a loopback port with a scripted engine behind it, and a client that can misbehave.
-#![allow(dead_code, unreachable_pub)] // each test file uses its part
+#![allow(dead_code, unreachable_pub, unused_imports)] // each test file uses its part
+
+mod answer;
+pub mod collector;
+pub mod http2;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -7,12 +11,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+pub use answer::{Answer, events};
 pub use plimsoll_engine::testing::Script;
 use plimsoll_engine::testing::{Observed, Scripted, Step, limits, scripted_with_media};
 use plimsoll_engine::{EngineHandle, Limits, MediaSpec, Pooling, Request};
 use plimsoll_reply::Choice;
 use plimsoll_server::{
-    Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, Told, UnknownFields, bind, serve,
+    About, Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, Told, UnknownFields, bind, serve,
 };
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -152,6 +157,13 @@ fn served_with_media(
         formats,
         template: Some(template),
         names: names.iter().map(|name| (*name).into()).collect(),
+        about: About {
+            format: "gguf",
+            family: "llama".into(),
+            quantization: "Q4_1".into(),
+            parameters: 134_515_008,
+            bytes: 98_765_432,
+        },
         created_s: 1_700_000_000,
         default_max_tokens: None,
         pooled,
@@ -222,6 +234,18 @@ impl Server {
 
     pub fn post_text(&self, path: &str, body: &str) -> Answer {
         self.send(post(path, body)).answer()
+    }
+
+    /// The number of a metric without labels, by its name with `_total`.
+    pub fn metric(&self, name: &str) -> u64 {
+        let page = self.get("/metrics").ok_text().to_owned();
+        let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        line.unwrap_or_else(|| panic!("no {name}: {page}")).parse::<f64>().unwrap() as u64
+    }
+
+    /// Waits until the server has noticed that every other connection is closed.
+    pub fn alone(&self) {
+        eventually("the connections are gone", || self.get("/metrics").body.contains("plimsoll_http_connections 1\n"));
     }
 
     /// A connection on which `bytes` were sent.
@@ -382,59 +406,4 @@ impl Client {
 
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     haystack.windows(needle.len()).position(|window| window == needle)
-}
-
-/// What came back.
-#[derive(Debug)]
-pub struct Answer {
-    pub status: u16,
-    pub headers: Vec<(String, String)>,
-    pub body: String,
-}
-
-impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
-    }
-
-    pub fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
-    }
-
-    /// The text of a 200.
-    pub fn ok_text(&self) -> &str {
-        assert_eq!(self.status, 200, "{}", self.body);
-        &self.body
-    }
-
-    /// The JSON of a 200.
-    pub fn ok(&self) -> Value {
-        assert_eq!(self.status, 200, "{}", self.body);
-        self.json()
-    }
-
-    /// The error object of an answer with this status, which must have OpenAI's shape.
-    pub fn error(&self, status: u16) -> Value {
-        assert_eq!(self.status, status, "{}", self.body);
-        let error = self.json()["error"].clone();
-        assert!(error["message"].as_str().is_some_and(|m| !m.is_empty()), "{error}");
-        assert!(error["type"].is_string() && error.get("param").is_some() && error.get("code").is_some(), "{error}");
-        error
-    }
-
-    /// The events of a stream, which must end with its terminator and nothing after it.
-    pub fn events(&self) -> Vec<Value> {
-        assert_eq!(self.status, 200, "{}", self.body);
-        assert!(self.header("content-type").unwrap().starts_with("text/event-stream"));
-        events(&self.body)
-    }
-}
-
-/// Takes a stream's text apart and checks its end.
-pub fn events(text: &str) -> Vec<Value> {
-    assert!(text.ends_with("data: [DONE]\n\n"), "no terminator: {text:?}");
-    assert_eq!(text.matches("data: [DONE]").count(), 1);
-    let blocks = text.split("\n\n").filter(|block| !block.is_empty() && !block.starts_with(':'));
-    let data = blocks.map(|block| block.strip_prefix("data: ").unwrap_or_else(|| panic!("odd event {block:?}")));
-    data.filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect()
 }

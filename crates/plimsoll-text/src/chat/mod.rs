@@ -1,21 +1,23 @@
 //! From messages to a prompt: the chat template of a model, as its checkpoint ships it.
 //!
-//! Templates are Jinja2 programs written for Python, so the goal is Python's output to the byte (`python`), on an engine
-//! that cannot be made to hang or to eat memory: steps are counted, and every operation that can make a value bigger
-//! is charged against a budget (`tokens`, `program`, `budget`, `operators`, `filters`). What a message is, and which template a request
-//! may choose, is not decided here.
+//! Templates are Jinja2 programs written for Python. The goal is Python's output to the byte: `python`, `operators`,
+//! `filters` and `methods` hold what minijinja does otherwise.
+//!
+//! A template comes from the model's files, so it is trusted as far as these limits go: its length, its steps, the bytes
+//! that it writes, the depth of its recursion. Messages come from clients; a known template takes memory linear in their bytes
+//! (`tests/heap.rs`). `tojson` and printed lists write a character as 10 bytes at most, `split` and `list` make a value of
+//! each piece, `replace`, `join` and `indent` add the template's own text. A number or a format could ask for any length
+//! (`'x' * n`, `'%9d'`); no known template takes one from a message.
 
-mod budget;
 mod ending;
 mod filters;
 mod methods;
-mod namespaces;
 mod numbers;
 mod operators;
+mod output;
 mod program;
 mod python;
 mod time;
-mod tokens;
 
 use std::collections::BTreeMap;
 
@@ -26,6 +28,7 @@ use serde_json::{Map, Value as Json, json};
 pub use ending::Ending;
 pub use time::strftime;
 
+use self::output::OutputLimit;
 use crate::error::{TextError, shielded};
 
 /// The longest template that is accepted, in bytes. The longest known ones have 20 KiB.
@@ -36,9 +39,10 @@ pub const PROMPT_BYTES_MAX: usize = 8 << 20;
 /// Steps that any template may take, and more for each value in the input.
 const STEPS_BASE: u64 = 200_000;
 const STEPS_PER_VALUE: u64 = 2_000;
-/// Bytes of work that any template may do, and more for each byte of input.
-const WORK_BASE: u64 = 32 << 20;
-const WORK_PER_BYTE: u64 = 32;
+/// The bytes that a template may write for each byte that its prompt may have: text that it captures is written twice.
+const WRITTEN_PER_PROMPT_BYTE: usize = 2;
+/// The deepest nesting of macro calls and loops.
+const RECURSION_MAX: usize = 250;
 
 /// A text that is looked for in a prompt.
 const MARK: &str = "{plimsoll}";
@@ -122,7 +126,7 @@ impl ChatTemplate {
     /// # Errors
     ///
     /// [`TextError::Render`] if the template fails or refuses these messages, or has no end of the last one's text to go on from,
-    /// [`TextError::TemplateLimit`] if it takes too many steps, does too much work or makes too long a prompt, [`TextError::Panicked`]
+    /// [`TextError::TemplateLimit`] if it takes too many steps or writes too much, [`TextError::Panicked`]
     /// if its engine breaks.
     pub fn render(
         &self,
@@ -135,10 +139,7 @@ impl ChatTemplate {
             let prompt = self.render(&ending::marked(messages)?, tools, Ending::Closed, extra)?;
             return ending::cut(prompt);
         }
-        let mut size = InputSize::default();
-        size.add(messages);
-        tools.into_iter().for_each(|tools| size.add(tools));
-        extra.values().for_each(|value| size.add(value));
+        let values = [messages].into_iter().chain(tools).chain(extra.values()).map(values_in).sum();
         let mut context: Vec<(&str, Value)> = vec![("documents", Value::from(()))];
         context.extend(extra.iter().map(|(key, value)| (key.as_str(), from_json(value))));
         context.extend([
@@ -148,7 +149,7 @@ impl ChatTemplate {
             ("bos_token", Value::from(self.bos.as_str())),
             ("eos_token", Value::from(self.eos.as_str())),
         ]);
-        shielded(TextError::Panicked, || self.run(context, size))
+        shielded(TextError::Panicked, || self.run(context, values))
     }
 
     /// Messages as this template reads them.
@@ -166,17 +167,15 @@ impl ChatTemplate {
         messages.iter().map(message).collect()
     }
 
-    fn run(&self, context: Vec<(&str, Value)>, size: InputSize) -> Result<String, TextError> {
-        let steps = STEPS_BASE + STEPS_PER_VALUE * size.values;
-        let work = WORK_BASE + WORK_PER_BYTE * size.bytes;
+    fn run(&self, context: Vec<(&str, Value)>, values: u64) -> Result<String, TextError> {
+        let steps = STEPS_BASE + STEPS_PER_VALUE * values;
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(steps));
+        let written_max = self.prompt_bytes_max.saturating_mul(WRITTEN_PER_PROMPT_BYTE);
+        let written = OutputLimit::install(&mut environment, written_max);
         let instructions = program::compile(&self.source)?;
         let mut prompt = String::new();
         let mut output = minijinja::machinery::make_string_output(&mut prompt);
-        // A rendering that panicked on this thread may have left some behind.
-        namespaces::take_apart();
-        let budget = budget::Budget::start(work);
         let no_blocks = BTreeMap::new();
         let result = minijinja::machinery::eval(
             &environment,
@@ -186,13 +185,11 @@ impl ChatTemplate {
             &mut output,
             AutoEscape::None,
         );
-        namespaces::take_apart();
-        let exhausted = budget.exhausted();
         let limit = |what, limit| Err(TextError::TemplateLimit { what, limit });
         match result {
             Ok(_) if prompt.len() > self.prompt_bytes_max => limit("bytes of prompt", self.prompt_bytes_max as u64),
             Ok(_) => Ok(prompt),
-            Err(_) if exhausted => limit("bytes of work", work),
+            Err(_) if written.exceeded() => limit("bytes of prompt and captured text", written_max as u64),
             Err(error) if error.kind() == ErrorKind::OutOfFuel => limit("steps", steps),
             Err(error) => Err(TextError::Render(error.to_string())),
         }
@@ -209,27 +206,12 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// How much a template is given to read.
-#[derive(Default)]
-struct InputSize {
-    values: u64,
-    bytes: u64,
-}
-
-impl InputSize {
-    /// Counts a value and all it holds. The nesting of parsed JSON is bounded by the parser.
-    fn add(&mut self, value: &Json) {
-        self.values += 1;
-        match value {
-            Json::String(text) => self.bytes += text.len() as u64,
-            Json::Array(items) => items.iter().for_each(|item| self.add(item)),
-            Json::Object(entries) => entries.iter().for_each(|(key, item)| {
-                self.bytes += key.len() as u64;
-                self.add(item);
-            }),
-            Json::Number(number) => self.bytes += number.as_str().len().max(8) as u64,
-            Json::Null | Json::Bool(_) => self.bytes += 8,
-        }
+/// How many values a JSON value holds, itself included. The parser bounds its nesting.
+fn values_in(value: &Json) -> u64 {
+    match value {
+        Json::Array(items) => 1 + items.iter().map(values_in).sum::<u64>(),
+        Json::Object(entries) => 1 + entries.values().map(values_in).sum::<u64>(),
+        _ => 1,
     }
 }
 
@@ -245,20 +227,14 @@ fn from_json(value: &Json) -> Value {
     }
 }
 
-/// The world that templates live in: Python's idea of text, guarded operators, guarded filters.
+/// What templates find: the library's filters and functions, with Python's where they differ.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_recursion_limit(250);
-    environment.set_formatter(|out, _, value| {
-        let mut text = budget::Text::default();
-        python::write_str(&mut text, value)?;
-        Ok(out.write_str(text.as_str())?)
-    });
+    environment.set_recursion_limit(RECURSION_MAX);
     operators::install(&mut environment);
     filters::install(&mut environment);
     methods::install(&mut environment);
-    namespaces::install(&mut environment);
     time::install(&mut environment);
     environment
 }

@@ -1,8 +1,7 @@
-//! Compiling a template into a program. Its dangerous instructions go through guards.
+//! Compiling a template into the library's instructions.
 //!
-//! The template library has no notion of a memory limit, but it lets us see its instructions. Operators become calls of
-//! guarded functions (`operators`), and literal text becomes a printed constant, so that every byte of output is
-//! charged. What compiling itself may cost is bounded beforehand (`tokens`).
+//! The library cannot replace an operator, but it shows its instructions. Where Python's operator differs, a call of our
+//! function (`operators`) takes its place. Literal text becomes a printed constant, so that `output` counts it.
 
 use std::sync::LazyLock;
 
@@ -37,23 +36,22 @@ pub(super) fn prepare(source: &str) -> String {
     rewritten.into_owned()
 }
 
-/// Compiles a prepared source. Templates that consist of several (blocks, inclusions) are refused.
+/// Compiles a prepared source. Templates that consist of several files or blocks are refused.
 pub(super) fn compile(source: &str) -> Result<Instructions<'_>, TextError> {
     let bad = |error: minijinja::Error| TextError::BadTemplate(error.to_string());
     let syntax = syntax()?;
-    super::tokens::check(source, &syntax)?;
     let tree = parse(source, "chat template", syntax).map_err(bad)?;
     let mut generator = CodeGenerator::new("chat template", source);
     generator.compile_stmt(&tree);
     let (instructions, blocks) = generator.finish();
     if let Some(block) = blocks.keys().next() {
-        return Err(TextError::BadTemplate(format!("the block {block:?} is refused")));
+        return Err(TextError::BadTemplate(format!("blocks are not supported: remove {block:?}")));
     }
-    guarded(&instructions)
+    with_python_operators(&instructions)
 }
 
-/// The same program with guards.
-fn guarded<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> {
+/// The same program with Python's operators.
+fn with_python_operators<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> {
     let mut out = Instructions::new(plain.name(), plain.source());
     let mut moved = Vec::new();
     let mut index = 0;
@@ -68,7 +66,7 @@ fn guarded<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> 
                 moved.push(add(Instruction::LoadConst(Value::from(*text))));
                 add(Instruction::Emit);
             }
-            other => moved.push(add(guard(other)?)),
+            other => moved.push(add(replacement(other)?)),
         }
         index += 1;
     }
@@ -83,32 +81,21 @@ fn guarded<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> 
     Ok(out)
 }
 
-/// The instruction itself, or the guarded call that replaces it.
-fn guard<'s>(instruction: &Instruction<'s>) -> Result<Instruction<'s>, TextError> {
+/// The instruction itself, or the call that replaces it.
+fn replacement<'s>(instruction: &Instruction<'s>) -> Result<Instruction<'s>, TextError> {
     use minijinja::machinery::Instruction as I;
-    let call = |name, count: usize| match u16::try_from(count) {
-        Ok(count) => Ok(I::CallFunction(name, Some(count))),
-        Err(_) => Err(TextError::BadTemplate(format!("a literal with {count} parts, the limit is {}", u16::MAX))),
-    };
-    match instruction {
-        I::Add => call(name::ADD, 2),
-        I::StringConcat => call(name::CONCAT, 2),
-        I::Mul => call(name::MULTIPLY, 2),
-        I::Eq => call(name::EQUAL, 2),
-        I::Ne => call(name::NOT_EQUAL, 2),
-        I::In => call(name::IN, 2),
-        I::Slice => call(name::SLICE, 4),
-        I::ApplyFilter(filter, count, _) => super::filters::guarded_name(filter)
-            .map(|name| I::CallFunction(name, *count))
-            .ok_or_else(|| TextError::BadTemplate(format!("unknown filter {filter:?}"))),
-        I::BuildList(Some(count)) => call(name::LIST, *count),
-        I::BuildTuple(Some(count)) => call(name::TUPLE, *count),
-        I::BuildMap(pairs) => call(name::MAP, pairs.saturating_mul(2)),
+    Ok(match instruction {
+        I::Add => I::CallFunction(name::ADD, Some(2)),
+        I::StringConcat => I::CallFunction(name::CONCAT, Some(2)),
+        I::Mul => I::CallFunction(name::MULTIPLY, Some(2)),
+        I::In => I::CallFunction(name::IN, Some(2)),
+        I::Slice => I::CallFunction(name::SLICE, Some(4)),
         I::FastSuper | I::CallBlock(_) | I::LoadBlocks | I::Include(_) | I::ExportLocals => {
-            Err(TextError::BadTemplate("other templates are out of reach".to_owned()))
+            let message = "blocks, extends, include and import are not supported: put the template into one file";
+            return Err(TextError::BadTemplate(message.to_owned()));
         }
-        other => Ok(other.clone()),
-    }
+        other => other.clone(),
+    })
 }
 
 /// Where an instruction may jump to.

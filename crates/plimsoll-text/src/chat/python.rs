@@ -8,8 +8,18 @@ use std::fmt::{self, Write};
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::budget::check_depth;
 use super::numbers::is_digits;
+
+/// The deepest nesting of lists and maps that is printed; JSON from a client has at most 128 levels.
+const DEPTH_MAX: usize = 150;
+
+fn check_depth(depth: usize) -> Result<(), Error> {
+    if depth > DEPTH_MAX {
+        let message = format!("the template prints a value of more than {DEPTH_MAX} nested lists and maps");
+        return Err(Error::new(ErrorKind::InvalidOperation, message));
+    }
+    Ok(())
+}
 
 fn failed(_: fmt::Error) -> Error {
     Error::new(ErrorKind::WriteFailure, "the text is too long")
@@ -21,6 +31,13 @@ pub(super) fn write_str(out: &mut impl Write, value: &Value) -> Result<(), Error
         Some(text) => out.write_str(text).map_err(failed),
         None => write_repr(out, value, 0),
     }
+}
+
+/// `str(value)`.
+pub(super) fn to_text(value: &Value) -> Result<String, Error> {
+    let mut text = String::new();
+    write_str(&mut text, value)?;
+    Ok(text)
 }
 
 fn write_repr(out: &mut impl Write, value: &Value, depth: usize) -> Result<(), Error> {

@@ -73,6 +73,7 @@ impl GgufFixture {
             add_bos: v.add_bos,
             add_eos: None,
             add_space_prefix: v.add_space_prefix,
+            ..GgufVocab::default()
         }
     }
 }

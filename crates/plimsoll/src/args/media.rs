@@ -1,4 +1,4 @@
-//! Flags about the pictures and videos that clients send: where they may come from, and what a file may be. What they take of
+//! Flags about the images and videos that clients send: where they may come from, and what a file may be. What they take of
 //! memory are the engine's flags.
 
 use std::path::PathBuf;
@@ -8,12 +8,13 @@ use anyhow::Context;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 use plimsoll_media::audio::AudioLimits;
+use plimsoll_media::ffmpeg::Ffmpeg;
 use plimsoll_media::image::ImageLimits;
 use plimsoll_server::{MediaConfig, MediaFetch};
 
-use super::values::bytes;
+use super::values::size;
 
-/// Flags of the HTTP side that have to do with pictures and videos, for models that take them.
+/// Flags of the HTTP side that have to do with images and videos, for models that take them.
 #[derive(Debug, Args)]
 pub struct MediaArgs {
     /// Addresses that media URLs may be fetched from: off, public (the internet only), any (private networks too). No proxy is used.
@@ -28,11 +29,15 @@ pub struct MediaArgs {
     /// Directory that file:// URLs may read media from, repeatable [default: none].
     #[arg(long, value_delimiter = ',')]
     pub media_root: Vec<PathBuf>,
+    /// Decode video files, AAC and Opus with ffmpeg (5.1 or newer, Linux), each in a process with limits; needs more --media-bytes [default
+    /// program: ffmpeg].
+    #[arg(long, value_name = "PROGRAM", num_args = 0..=1, default_missing_value = "ffmpeg")]
+    pub ffmpeg: Option<PathBuf>,
     /// Largest image or video file in bytes.
-    #[arg(long, value_parser = bytes(), default_value_t = ImageLimits::default().file_bytes)]
+    #[arg(long, value_parser = size, default_value_t = ImageLimits::default().file_bytes)]
     pub max_image_bytes: u64,
     /// Largest audio file in bytes.
-    #[arg(long, value_parser = bytes(), default_value_t = AudioLimits::default().file_bytes)]
+    #[arg(long, value_parser = size, default_value_t = AudioLimits::default().file_bytes)]
     pub max_audio_bytes: u64,
     /// Most pixels of an image before it is resized.
     #[arg(long, default_value_t = ImageLimits::default().pixels)]
@@ -52,7 +57,9 @@ impl MediaArgs {
             let found = root.metadata().with_context(|| format!("--media-root {}", root.display()))?;
             anyhow::ensure!(found.is_dir(), "--media-root {} is not a directory", root.display());
         }
+        let ffmpeg = self.ffmpeg.clone().map(Ffmpeg::new).transpose();
         Ok(MediaConfig {
+            ffmpeg: ffmpeg.map_err(|why| anyhow::anyhow!("--ffmpeg: {why}"))?,
             fetch: self.media_fetch,
             allowed_domains: self.allowed_media_domains.clone(),
             fetch_timeout: Duration::from_secs(self.media_fetch_timeout),

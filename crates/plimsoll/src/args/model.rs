@@ -4,7 +4,7 @@ use clap::Parser;
 
 use super::engine::EngineArgs;
 use super::reading::ReadingArgs;
-use super::values::{bytes, seconds};
+use super::values::{seconds, size};
 
 /// One table of `--models`, as flags.
 #[derive(Debug, Parser)]
@@ -20,7 +20,7 @@ pub struct ModelArgs {
     #[arg(long, value_parser = seconds(1))]
     pub idle_seconds: Option<u64>,
     /// Memory in bytes for structured output of this model; 0 turns it off.
-    #[arg(long, value_parser = bytes(), default_value_t = 48 << 20)]
+    #[arg(long, value_parser = size, default_value = "48MiB")]
     pub grammar_bytes: u64,
     /// How its replies are read and its texts embedded.
     #[command(flatten)]

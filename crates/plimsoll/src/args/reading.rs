@@ -5,9 +5,9 @@ use plimsoll_engine::Pooling;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 
 /// Flags about what a model writes and reads, each model's own.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct ReadingArgs {
-    /// Format of the model's tool calls: auto (read from the chat template), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai.
+    /// Format of the model's tool calls: auto (read from the chat template), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai, lfm2.
     #[arg(long, default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
     /// Format of the model's reasoning: auto (read from the chat template), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
@@ -17,15 +17,16 @@ pub struct ReadingArgs {
     /// without them].
     #[arg(long)]
     pub pooling: Option<Pooling>,
-    /// Default sampling: auto (the checkpoint's generation_config.json) or off (temperature 1, no filter).
+    /// Default sampling: auto (the checkpoint's generation_config.json; without one temperature 0.7, top_p 0.95, min_p 0.05) or off (temperature 1, no filter).
     #[arg(long, value_enum, default_value_t = GenerationConfig::Auto)]
     pub generation_config: GenerationConfig,
 }
 
 /// Whether a checkpoint's recommendations hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum GenerationConfig {
     /// They do.
+    #[default]
     Auto,
     /// They do not.
     #[value(alias = "vllm")]

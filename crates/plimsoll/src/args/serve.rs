@@ -8,10 +8,13 @@ use clap::Args;
 use super::engine::EngineArgs;
 use super::http::HttpArgs;
 use super::reading::ReadingArgs;
-use super::values::{bytes, host, seconds};
+use super::values::{host, seconds, size};
 
 /// Seconds that running requests have after SIGTERM, unless the operator says otherwise.
 pub const DRAIN_SECONDS: u64 = 30;
+
+/// Steps between two lines of the ledger at the level debug.
+const LEDGER_STEPS: u64 = 1000;
 
 /// Flags of `serve`.
 #[derive(Debug, Args)]
@@ -34,9 +37,9 @@ pub struct ServeArgs {
     /// Name of the model in the API, repeatable [default: the name of the model].
     #[arg(long)]
     pub served_model_name: Vec<String>,
-    /// Steps between two log lines with the memory of every component; 0 turns them off.
-    #[arg(long, default_value_t = 1000)]
-    pub log_ledger_every: u64,
+    /// Steps between two log lines with the memory of every component; 0 turns them off [default: 1000 with --verbose, otherwise 0].
+    #[arg(long)]
+    pub log_ledger_every: Option<u64>,
     /// Record a line per request: time, lengths, settings, result, no content. `plimsoll replay` reads it. FILE.1 to FILE.3 keep earlier records.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
@@ -44,7 +47,7 @@ pub struct ServeArgs {
     #[arg(long, requires = "record")]
     pub record_content: bool,
     /// Largest size of the record in bytes.
-    #[arg(long, value_parser = bytes(), default_value_t = 1 << 30)]
+    #[arg(long, value_parser = size, default_value = "1GiB")]
     pub record_bytes: u64,
     /// How replies are parsed and texts embedded.
     #[command(flatten)]
@@ -64,4 +67,12 @@ pub struct ServeArgs {
     /// The engine.
     #[command(flatten)]
     pub engine: EngineArgs,
+}
+
+impl ServeArgs {
+    /// Steps between two log lines with the ledger; 0 for none.
+    pub fn ledger_steps(&self) -> u64 {
+        let default = if tracing::enabled!(tracing::Level::DEBUG) { LEDGER_STEPS } else { 0 };
+        self.log_ledger_every.unwrap_or(default)
+    }
 }

@@ -1,10 +1,23 @@
 //! Parsers of single values.
 
 use clap::builder::RangedU64ValueParser;
+use plimsoll_memory::{Bytes, BytesError};
 
-/// A limit in bytes. Sums of a few such limits stay numbers of 64 bits.
-pub fn bytes() -> RangedU64ValueParser<u64> {
-    RangedU64ValueParser::new().range(..=1 << 50)
+/// A number of bytes with a unit, such as 20GiB, or without. Sums of a few such limits stay numbers of 64 bits.
+pub fn size(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(Bytes(bytes)) if bytes <= 1 << 50 => Ok(bytes),
+        Ok(_) | Err(BytesError::TooLarge) => Err(format!("more than 1024 TiB ({} bytes)", 1_u64 << 50)),
+        Err(error @ BytesError::Syntax) => Err(error.to_string()),
+    }
+}
+
+/// The same, of at least one byte.
+pub fn some_size(text: &str) -> Result<u64, String> {
+    match size(text)? {
+        0 => Err("at least one byte is needed".into()),
+        bytes => Ok(bytes),
+    }
 }
 
 /// A time in seconds, so many at least. From now on that is a time that clocks have.

@@ -9,15 +9,22 @@ use plimsoll_server::ServerConfig;
 
 /// Whether the server could listen, tried with its own socket: that an address is taken is known before a model is loaded, not after.
 pub fn try_address(config: &ServerConfig) -> anyhow::Result<()> {
+    // A passed socket listens already. It stays for the server.
+    if plimsoll_server::has_passed_socket() {
+        return Ok(plimsoll_server::check_passed_socket()?);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(plimsoll_server::bind(config)).map(drop)?)
 }
 
 /// What is to be said of a server that others than this machine's users may ask, each of them without a key.
 pub fn open_to_all(config: &ServerConfig) -> Option<String> {
+    // The socket of a service manager may listen anywhere.
+    let passed = plimsoll_server::has_passed_socket();
     let local = config.host == "localhost" || config.host.parse::<IpAddr>().is_ok_and(|host| host.is_loopback());
-    let open = config.api_keys.is_empty() && !local;
-    open.then(|| format!("no API key is set: every client that reaches {} may use it", config.address()))
+    let open = config.api_keys.is_empty() && (passed || !local);
+    let place = if passed { "the service manager's socket".to_owned() } else { config.address() };
+    open.then(|| format!("no API key is set: every client that reaches {place} may use it"))
 }
 
 /// Why no trace can be recorded in this file, as far as looking tells.

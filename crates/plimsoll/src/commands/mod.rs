@@ -1,22 +1,28 @@
 //! One file a command.
 
-pub mod chat;
+pub mod cache;
 mod checks;
 pub mod doctor;
+pub mod fits;
 mod k8s;
+pub mod launch;
+pub mod manual;
 pub mod models;
 pub mod plan;
 pub mod replay;
+pub mod run;
 pub mod serve;
 mod serving;
 mod several;
 mod signals;
+pub mod top;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, start};
+use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, settle_device, start};
+use plimsoll_formats::{Checkpoint, Mmproj, MmprojState};
 use plimsoll_hub::{Cache, HubError, ModelRef, Progress, TerminalProgress};
 
 use crate::progress::Loading;
@@ -44,15 +50,58 @@ pub fn ready(model: &ModelRef) -> Result<Option<PathBuf>, HubError> {
     }
 }
 
-/// Opens, plans, loads and proves a model.
-pub fn start_engine(model: &str, options: &Options) -> anyhow::Result<(LoadedModel, EngineHandle)> {
+/// Logs what became of the file with a GGUF model's vision encoder.
+pub fn tell_encoder(checkpoint: &Checkpoint) {
+    match checkpoint.mmproj() {
+        MmprojState::None => {}
+        MmprojState::Loaded { path, .. } => tracing::info!("vision encoder: {}", path.display()),
+        MmprojState::LeftOut { path, why } => {
+            let next = "name another file with --mmproj FILE, or leave this one out with --no-mmproj";
+            tracing::warn!("the model takes text only: {}: {why}; {next}", path.display());
+        }
+    }
+}
+
+/// Finds a model's files and opens them; nothing is loaded yet.
+pub fn open_model(model: &str, mmproj: &Mmproj) -> anyhow::Result<LoadedModel> {
     let path = resolve(model)?;
-    let loaded = LoadedModel::open(&path).with_context(|| path.display().to_string())?;
-    let options = &Options { tokenizer_bytes: loaded.text_bytes, ..options.clone() };
+    let loaded = LoadedModel::open_with(&path, mmproj).with_context(|| path.display().to_string())?;
+    tell_encoder(&loaded.checkpoint);
+    Ok(loaded)
+}
+
+/// The model with the draft model that the options name, if they do.
+pub fn with_draft(loaded: LoadedModel, options: &Options) -> anyhow::Result<LoadedModel> {
+    let Some(draft) = &options.draft_model else { return Ok(loaded) };
+    let path = resolve(draft)?;
+    loaded.with_draft(&path).with_context(|| format!("{} as draft model", path.display()))
+}
+
+/// The options with `--device auto` replaced by its choice, which is logged.
+pub fn settled_on(checkpoint: &Checkpoint, options: &Options) -> anyhow::Result<Options> {
+    let (options, said) = settle_device(checkpoint, options)?;
+    if let Some(said) = said {
+        tracing::info!("{said}");
+    }
+    Ok(options)
+}
+
+/// Plans, loads and proves a model.
+pub fn load_engine(loaded: &LoadedModel, options: &Options) -> anyhow::Result<EngineHandle> {
+    let options = Options { tokenizer_bytes: loaded.text_bytes, ..options.clone() };
+    let options = &settled_on(&loaded.checkpoint, &options)?;
     let host = Host::read(options)?;
     let bytes = Blueprint::new(&loaded.checkpoint, options)?.weights.bytes as u64;
     let mut loading = Loading::new(bytes);
-    let engine =
-        start(&loaded.checkpoint, Arc::clone(&loaded.tokenizer), options, &host, |bytes| loading.advance(bytes))?;
+    Ok(start(&loaded.checkpoint, Arc::clone(&loaded.tokenizer), options, &host, |bytes| loading.advance(bytes))?)
+}
+
+/// Opens, plans, loads and proves a model.
+pub fn start_engine(model: &str, options: &Options) -> anyhow::Result<(LoadedModel, EngineHandle)> {
+    let loaded = with_draft(open_model(model, &options.mmproj)?, options)?;
+    if loaded.template.is_none() && loaded.checkpoint.config.encoder.is_none() {
+        tracing::warn!("the model has no chat template: chat requests get a 400, /v1/completions works");
+    }
+    let engine = load_engine(&loaded, options)?;
     Ok((loaded, engine))
 }

@@ -1,6 +1,6 @@
 //! `pull`, `models`, `rm`: the cache.
 
-use plimsoll_hub::{CATALOGUE, Cache};
+use plimsoll_hub::{CATALOGUE, Cache, KNOWN};
 use plimsoll_memory::Bytes;
 
 use crate::output::say;
@@ -22,6 +22,13 @@ pub fn list() -> anyhow::Result<()> {
     }
     for entry in CATALOGUE.iter().filter(|entry| cached.iter().all(|model| model.name != entry.name)) {
         say!("{:<24} {:>11}  not cached ({})", entry.name, Bytes(entry.bytes).to_string(), entry.title);
+    }
+    let repo = |name: &str| name.strip_prefix("hf:").map(str::to_owned);
+    let cached: Vec<_> = cached.iter().filter_map(|model| repo(&model.name)).collect();
+    for known in KNOWN {
+        if let Some(repo) = known.repo.filter(|repo| !cached.iter().any(|cached| cached == repo)) {
+            say!("{:<24} {:>11}  not cached (hf:{repo}, {}, {})", known.name, "", known.kind.name(), known.licence);
+        }
     }
     Ok(())
 }

@@ -1,28 +1,45 @@
 //! `plan`: what serving would take, from headers and configuration alone. The same code as start-up (I8).
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
-use plimsoll_device::{Isa, Work};
+use plimsoll_device::{Isa, KvGroup, Work};
 use plimsoll_engine::media::MediaPlan;
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
-use plimsoll_engine::{Blueprint, CheckpointDefaults, EnginePlan, Host, Line, LoadedModel, Options, dry_run};
+use plimsoll_engine::{
+    Blueprint, CheckpointDefaults, EnginePlan, Host, Line, LoadedModel, Options, PlanError, dry_run,
+};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::{Value, json};
 
 use super::serving::settled;
 use crate::args::{EngineArgs, HttpArgs, PlanArgs};
-use crate::output::say;
+use crate::output::{say, tell};
 
 /// A model's headers, and the options of an engine for it.
 pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result<(PathBuf, Checkpoint, Options)> {
-    let local = Path::new(model);
-    let path = if local.exists() { local.to_path_buf() } else { super::resolve(model)? };
-    let checkpoint = Checkpoint::open(&path)?;
+    let path = files_of(model)?;
+    let mmproj = engine.media.mmproj();
+    let checkpoint = Checkpoint::open_with(&path, &mmproj)?;
+    super::tell_encoder(&checkpoint);
     // Where there is a tokenizer its size is measured, as `serve` does; a lone configuration is planned by formula.
-    let tokenizer_bytes = LoadedModel::open(&path).ok().and_then(|model| model.text_bytes);
-    Ok((path, checkpoint, options(engine, http, tokenizer_bytes)?))
+    let loaded = LoadedModel::open_with(&path, &mmproj).ok();
+    let options = options(engine, http, loaded.as_ref().and_then(|model| model.text_bytes))?;
+    let checkpoint = match (&options.draft_model, loaded) {
+        (None, _) => checkpoint,
+        (Some(_), Some(loaded)) => super::with_draft(loaded, &options)?.checkpoint,
+        (Some(draft), None) => checkpoint.with_draft(Checkpoint::open(&files_of(draft)?)?)?,
+    };
+    let options = super::settled_on(&checkpoint, &options)?;
+    Ok((path, checkpoint, options))
+}
+
+/// A model's files, which may be a lone configuration.
+fn files_of(model: &str) -> anyhow::Result<PathBuf> {
+    let local = Path::new(model);
+    if local.exists() { Ok(local.to_path_buf()) } else { super::resolve(model) }
 }
 
 /// The options of an engine with a tokenizer of this size.
@@ -30,15 +47,36 @@ pub fn options(engine: &EngineArgs, http: &HttpArgs, tokenizer_bytes: Option<u64
     Ok(Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) })
 }
 
-/// Prints the plan.
-pub fn run(args: PlanArgs) -> anyhow::Result<()> {
+/// What `plan` exits with when the model or the load does not fit.
+const DOES_NOT_FIT: u8 = 2;
+
+/// Prints the plan. The exit code is 2 where something does not fit, so that scripts can tell it from a mistake.
+pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
+    match print(args) {
+        Ok(true) => Ok(ExitCode::SUCCESS),
+        Ok(false) => Ok(ExitCode::from(DOES_NOT_FIT)),
+        Err(error) => match error.downcast_ref() {
+            Some(PlanError::DoesNotFit(short)) => {
+                tell!("{}", short.details());
+                crate::log::last_words(&format!("{error:#}"));
+                Ok(ExitCode::from(DOES_NOT_FIT))
+            }
+            _ => Err(error),
+        },
+    }
+}
+
+/// Prints the plan. Gives whether what was asked for fits.
+fn print(args: PlanArgs) -> anyhow::Result<bool> {
     if let Some(file) = &args.models {
         return super::several::plan(file, &args);
     }
     let (path, checkpoint, options) = open(&args.model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
     if args.users.is_some() || args.context.is_some() || args.images.is_some() || args.audio_seconds.is_some() {
-        return print_answer(&answer(&args, &checkpoint, &options, host)?, args.json);
+        let answer = answer(&args, &checkpoint, &options, host)?;
+        print_answer(&answer, args.json)?;
+        return Ok(answer.fits);
     }
     if args.probe {
         let run = dry_run(&checkpoint, &options, &host, |_| {})?;
@@ -46,7 +84,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
             true => say!("{}", serde_json::to_string_pretty(&run)?),
             false => say!("{}: {} threads, {:?}\n{run}", path.display(), host.threads, host.isa),
         }
-        return Ok(());
+        return Ok(true);
     }
     // Whatever a pod's node has: no other instruction set takes as much.
     let options = Options { isa: options.isa.or(args.k8s.k8s.then_some(Isa::Amx)), ..options };
@@ -62,7 +100,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<()> {
         say!("{}: {} threads, {:?}", path.display(), host.threads, host.isa);
         print_plan(&planned);
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Whether the load that was asked for fits.
@@ -73,7 +111,10 @@ fn answer(args: &PlanArgs, checkpoint: &Checkpoint, options: &Options, host: Hos
     let load = Load { users: args.users.unwrap_or(1), context, images, audio_seconds };
     // A budget that is named is the line, also when it is that of a larger machine than this one.
     let line = match options.memory_budget {
-        Some(budget) => Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget"),
+        Some(budget) => {
+            let line = Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget");
+            Line { gpu: host.line.gpu, ..line }
+        }
         None => host.line,
     };
     Ok(what_if(checkpoint, options, host.threads, &line, load)?)
@@ -86,9 +127,15 @@ fn document(planned: &EnginePlan) -> Value {
     json!({
         "plan": planned.plan,
         "total": planned.plan.total(),
+        "device_total": planned.plan.device.as_ref().map(|_| planned.plan.device_total()),
         "limits": planned.limits,
         "kv_bytes_per_token": planned.kv.token_bytes(),
-        "state_slots": planned.slots,
+        "kv_window": planned.kv.window().map(|tokens| json!({
+            "tokens": tokens,
+            "pages": planned.slots,
+            "page_bytes": planned.kv.page_bytes(KvGroup::Window),
+        })),
+        "state_slots": if planned.kv.window().is_some() { 0 } else { planned.slots },
         "idle_flags": planned.idle_flags,
         "work": {
             "largest_prefill_step": work(prefill),
@@ -129,11 +176,11 @@ fn print_plan(planned: &EnginePlan) {
 
 fn print_media(media: &MediaPlan) {
     let (tokens, work) = media.largest();
-    let (gflop, pictures) = (gflop(work), media.image_tokens());
-    say!("  media of {tokens} tokens and {gflop:.2} GFLOP at most; images of {pictures} tokens");
+    let (gflop, images) = (gflop(work), media.image_tokens());
+    say!("  media of {tokens} tokens and {gflop:.2} GFLOP at most; images of {images} tokens");
     let seconds = media.audio_seconds();
     if seconds > 0 {
-        say!("  audio of {seconds} s at most, {} tokens", media.sound(seconds).0);
+        say!("  audio of {seconds} s at most, {} tokens", media.audio(seconds).0);
     }
 }
 
@@ -165,11 +212,24 @@ fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
         (images, seconds) => format!("{context} tokens, {images} images and {seconds} s of audio among them,"),
     };
     let verdict = if answer.fits { "fit" } else { "do not fit" };
-    say!("{users} users x {context_words} {verdict}: {} of {}", Bytes(answer.needed_bytes), Bytes(answer.limit_bytes));
-    say!("  at {context} tokens each: {} users at most", answer.users_max);
-    say!("  with {users} users: {} tokens each at most", answer.context_max);
+    let plural = |one: bool| if one { "" } else { "s" };
+    let (ones, most) = (plural(users == 1), plural(answer.users_max == 1));
+    let here = format!("{} of {}", Bytes(answer.needed_bytes), Bytes(answer.limit_bytes));
+    let needed = match &answer.device {
+        Some(gpu) => {
+            let there = format!("{} of {}", Bytes(gpu.needed_bytes), Bytes(gpu.limit_bytes));
+            format!("{there} on the GPU, {here} of the machine's memory")
+        }
+        None => here,
+    };
+    say!("{users} user{ones} x {context_words} {verdict}: {needed}");
+    say!("  at {context} tokens each: {} user{most} at most", answer.users_max);
+    say!("  with {users} user{ones}: {} tokens each at most", answer.context_max);
     for knob in &answer.knobs {
-        let saved = Bytes(answer.needed_bytes - knob.needed_bytes);
+        // On a GPU with memory of its own a flag may save there alone, or here.
+        let all = |device: Option<u64>, here: u64| device.unwrap_or(0).saturating_add(here);
+        let needed = all(answer.device.map(|gpu| gpu.needed_bytes), answer.needed_bytes);
+        let saved = Bytes(needed.saturating_sub(all(knob.device_needed_bytes, knob.needed_bytes)));
         say!("  {} {} saves {saved}: {} users of {context} tokens", knob.flag, knob.value, knob.users_max);
     }
     Ok(())

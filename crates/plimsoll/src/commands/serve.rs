@@ -13,6 +13,9 @@ use crate::args::ServeArgs;
 use crate::names::default_name;
 use crate::runtime::{end, http_runtime};
 
+/// An engine that is told to end does so within this time: it writes what is not on disk yet for five seconds at most.
+const ENDED_WITHIN: Duration = Duration::from_secs(15);
+
 /// Runs the server.
 pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     let began = Instant::now();
@@ -39,7 +42,7 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
         return super::several::run(file, &args, config, began);
     }
     let options = args.engine.options_beside(&config);
-    let options = Options { log_ledger_every: args.log_ledger_every, ..options };
+    let options = Options { log_ledger_every: args.ledger_steps(), ..options };
     let early = Early::new().context("listening for signals")?;
     let (model, engine) = super::start_engine(&args.model, &options)?;
     let names = match args.served_model_name.is_empty() {
@@ -63,5 +66,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     // Before the stop, which gives everything back: the report says what was held to the last.
     tracing::info!("drained; the ledger at the end:\n{}", engine.report());
     engine.stop();
+    // What it has not written to its cache on disk by then is lost with the process.
+    if !engine.wait_stopped(ENDED_WITHIN) {
+        tracing::warn!("the engine did not end within {} s", ENDED_WITHIN.as_secs());
+    }
     Ok(())
 }

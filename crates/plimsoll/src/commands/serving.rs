@@ -1,14 +1,16 @@
 //! A model as it is served, alone or with others, and the ready line.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{CheckpointDefaults, EngineHandle, LoadedModel, Pooling, Sentence};
-use plimsoll_formats::Encoder;
+use plimsoll_formats::{Checkpoint, Encoder, Encoding};
 use plimsoll_memory::Bytes;
-use plimsoll_server::{Formats, Pooled, SamplingDefaults, Served};
+use plimsoll_server::{About, Formats, Pooled, SamplingDefaults, SamplingSource, Served};
+use sd_notify::NotifyState;
 
 use crate::args::{GenerationConfig, ReadingArgs};
 
@@ -20,18 +22,9 @@ pub fn served(
     names: Vec<String>,
 ) -> anyhow::Result<Served> {
     let (pooled, sampling) = settled(model.defaults, model.checkpoint.config.encoder, reading)?;
-    if sampling != SamplingDefaults::default() {
-        let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty } = sampling;
-        tracing::info!(
-            temperature,
-            top_p,
-            top_k,
-            min_p,
-            repetition_penalty,
-            "default sampling comes from generation_config.json (--generation-config off turns it off)"
-        );
-    }
+    log_sampling(&sampling);
     Ok(Served {
+        about: about(&model.checkpoint),
         engine,
         tokenizer: model.tokenizer,
         formats: Formats::new(model.template.as_deref(), reading.tool_call_parser, reading.reasoning_parser),
@@ -44,6 +37,66 @@ pub fn served(
     })
 }
 
+/// What the model is, for pages that describe it.
+fn about(checkpoint: &Checkpoint) -> About {
+    let meta = checkpoint.gguf();
+    let known = || checkpoint.config.architecture.gguf_name();
+    let mut parameters: BTreeMap<String, u64> = BTreeMap::new();
+    let mut bytes = 0;
+    for (_, tensor) in checkpoint.tensors() {
+        let count = tensor.shape.iter().map(|size| *size as u64).product::<u64>();
+        *parameters.entry(encoding_name(tensor.encoding)).or_default() += count;
+        bytes += tensor.bytes;
+    }
+    let most = parameters.iter().max_by_key(|(_, count)| **count).map(|(name, _)| name.clone());
+    let file_type = meta.and_then(|meta| meta.u64("general.file_type")).and_then(file_type_name);
+    About {
+        format: if meta.is_some() { "gguf" } else { "safetensors" },
+        family: meta.and_then(|meta| meta.str("general.architecture")).map_or_else(known, str::to_owned),
+        quantization: file_type.map(str::to_owned).or(most).unwrap_or_default(),
+        parameters: parameters.values().sum(),
+        bytes,
+    }
+}
+
+fn encoding_name(encoding: Encoding) -> String {
+    match encoding {
+        Encoding::F32 => "F32".into(),
+        Encoding::F16 => "F16".into(),
+        Encoding::BF16 => "BF16".into(),
+        Encoding::F8 { .. } => "FP8".into(),
+        Encoding::Quant(layout) => format!("{}-bit", layout.code_bits),
+    }
+}
+
+/// The name of a GGUF file's `general.file_type`, as `llama_ftype` in llama.h numbers them.
+fn file_type_name(number: u64) -> Option<&'static str> {
+    Some(match number {
+        0 => "F32",
+        1 => "F16",
+        2 => "Q4_0",
+        3 => "Q4_1",
+        7 => "Q8_0",
+        8 => "Q5_0",
+        9 => "Q5_1",
+        10 => "Q2_K",
+        11 => "Q3_K_S",
+        12 => "Q3_K_M",
+        13 => "Q3_K_L",
+        14 => "Q4_K_S",
+        15 => "Q4_K_M",
+        16 => "Q5_K_S",
+        17 => "Q5_K_M",
+        18 => "Q6_K",
+        21 => "Q2_K_S",
+        25 => "IQ4_NL",
+        30 => "IQ4_XS",
+        32 => "BF16",
+        38 => "MXFP4",
+        _ => return None,
+    })
+}
+
 /// What is known of a model's use without loading it, as the operator and the checkpoint's own files say: how embeddings and scores
 /// are made, and the sampling of requests that name none.
 pub fn settled(
@@ -53,7 +106,7 @@ pub fn settled(
 ) -> anyhow::Result<(Pooled, SamplingDefaults)> {
     let pooled = pooled(reading.pooling, by.sentence, encoder)?;
     let sampling = match reading.generation_config {
-        GenerationConfig::Auto => recommended(&by.sampling?),
+        GenerationConfig::Auto => by.sampling?.map_or(SamplingDefaults::GENERAL, |by| recommended(&by)),
         GenerationConfig::Off => SamplingDefaults::default(),
     };
     Ok((pooled, sampling))
@@ -61,7 +114,18 @@ pub fn settled(
 
 fn recommended(by: &SamplingParams) -> SamplingDefaults {
     let SamplingParams { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *by;
-    SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty }
+    SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty, source: SamplingSource::Model }
+}
+
+/// Says which sampling a request gets that names none.
+fn log_sampling(sampling: &SamplingDefaults) {
+    let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty, source } = *sampling;
+    let origin = match source {
+        SamplingSource::Model => "the model's generation_config.json",
+        SamplingSource::Server => "the server, because the model recommends none",
+        SamplingSource::Off => "--generation-config off",
+    };
+    tracing::info!(%temperature, %top_p, top_k, %min_p, %repetition_penalty, "default sampling comes from {origin}");
 }
 
 /// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
@@ -80,12 +144,59 @@ fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<En
     })
 }
 
-/// Prints the ready line to standard output. A failed write is ignored: the output may have no reader.
+/// Prints the ready line to standard output and tells the service manager. A failed write is ignored: the output may have
+/// no reader.
 pub fn say_ready(began: Instant, names: &str, address: SocketAddr, planned: u64, line: u64) {
     let seconds = began.elapsed().as_secs_f64();
     let (planned, line) = (Bytes(planned), Bytes(line));
     let _ = writeln!(
         std::io::stdout(),
-        "ready in {seconds:.2} s: {names} at http://{address}/v1 ({planned} planned of {line})"
+        "ready in {seconds:.2} s: {names} at http://{address}/v1 ({planned} planned of {line}); page: http://{address}/ (Ctrl-C stops)"
     );
+    notify(&[NotifyState::Ready]);
+}
+
+/// Tells systemd (`Type=notify`); without it, nothing happens.
+pub fn notify(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "the service manager could not be told");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use plimsoll_engine::sampling::SamplingParams;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        reading: ReadingArgs,
+    }
+
+    fn sampling(recommended: Option<SamplingParams>, flags: &[&str]) -> SamplingDefaults {
+        let reading = Flags::parse_from([&["plimsoll"], flags].concat()).reading;
+        let by = CheckpointDefaults { sentence: None, sampling: Ok(recommended) };
+        settled(by, None, &reading).unwrap().1
+    }
+
+    #[test]
+    fn sampling_comes_from_the_model_then_from_the_server_unless_it_is_off() {
+        let recommended = SamplingParams { temperature: 0.6, top_k: 20, ..SamplingParams::default() };
+        let expected = SamplingDefaults {
+            temperature: 0.6,
+            top_k: 20,
+            source: SamplingSource::Model,
+            ..SamplingDefaults::default()
+        };
+        assert_eq!(sampling(Some(recommended.clone()), &[]), expected);
+        let general = sampling(None, &[]);
+        assert_eq!((general.temperature, general.top_p, general.min_p), (0.7, 0.95, 0.05));
+        assert_eq!(general.source, SamplingSource::Server);
+        for recommended in [Some(recommended), None] {
+            assert_eq!(sampling(recommended, &["--generation-config", "off"]), SamplingDefaults::default());
+        }
+    }
 }

@@ -1,5 +1,7 @@
 //! `serve --models`: one line, one engine host, engines that come and go with what is asked; and `plan --models`, which says what they take.
 
+mod disk;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
-    Blueprint, Cancel, CheckpointDefaults, EngineHandle, EngineHost, EnginePlan, Host, LedgerReport, Line, LoadedModel,
-    Options, PlanError, start_unless, with_weights,
+    Blueprint, Cancel, CheckpointDefaults, DiskCache, EngineHandle, EngineHost, EnginePlan, Host, LedgerReport, Line,
+    LoadedModel, Options, PlanError, start_unless, with_weights,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_hub::{ModelRef, Progress, TerminalProgress};
@@ -16,6 +18,7 @@ use plimsoll_memory::{Bytes, Plan, heap};
 use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_models};
 use serde_json::{Value, json};
 
+use self::disk::SharedDirectory;
 use super::serving::{say_ready, served, settled};
 use super::signals::told;
 use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
@@ -32,6 +35,7 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     let listed = models.iter().map(listed).collect();
     let loader = Loading::open(models, args, &config)?;
     loader.shop.foresee(file, &EngineHost::line_in(loader.engine_host.plan()))?;
+    let engine_host = Arc::clone(&loader.engine_host);
     let (planned, line) = (loader.engine_host.plan().total(), loader.engine_host.plan().limit);
     let names = loader.shop.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let runtime = http_runtime(&config)?;
@@ -45,6 +49,10 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
         serve_models(listener, listed, Arc::new(loader), config, told).await.context("serving")
     });
     end(runtime);
+    // What engines have not written to their caches on disk by then is lost with the process.
+    if !engine_host.close(UNLOAD_WITHIN) {
+        tracing::warn!("the models were not unloaded within {} s", UNLOAD_WITHIN.as_secs());
+    }
     ended
 }
 
@@ -60,8 +68,8 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
 /// A model of several, and its plan or why it has none.
 type Planned<'a> = (&'a str, Result<EnginePlan, LoadError>);
 
-/// What an engine host that has these plans in it comes to: what `plan --models` prints.
-pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
+/// What an engine host that has these plans in it comes to: what `plan --models` prints. Whether one of them fits.
+pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<bool> {
     let config = args.http.config()?;
     let models = models_file::read(file, &args.inherited)?;
     let shop = Shop::of(models, &args.engine, &config)?;
@@ -78,7 +86,7 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<()> {
     let broken = |result: &Result<EnginePlan, LoadError>| matches!(result, Err(error) if !matches!(error, LoadError::TooLarge(_)));
     let broken = names(plans.iter().filter(|(_, result)| broken(result)));
     ensure!(broken.is_empty(), "{}: no plan for {broken}, and why is said above", file.display());
-    Ok(())
+    Ok(plans.iter().any(|(_, result)| result.is_ok()))
 }
 
 fn names<'a>(plans: impl Iterator<Item = &'a Planned<'a>>) -> String {
@@ -146,6 +154,8 @@ fn machine(models: &[(String, ModelArgs)], engine: &EngineArgs, config: &ServerC
 /// The models, and the machine they share.
 pub struct Shop {
     models: Vec<(String, ModelArgs)>,
+    /// What each has of the prefix cache on disk.
+    disks: Vec<Option<DiskCache>>,
     host: Host,
     log_ledger_every: u64,
 }
@@ -154,7 +164,8 @@ impl Shop {
     /// These models on this machine.
     pub fn of(models: Vec<(String, ModelArgs)>, engine: &EngineArgs, config: &ServerConfig) -> anyhow::Result<Self> {
         let host = machine(&models, engine, config)?;
-        Ok(Self { models, host, log_ledger_every: 0 })
+        let disks = disk::shares(&models, engine);
+        Ok(Self { models, disks, host, log_ledger_every: 0 })
     }
 
     /// What they share.
@@ -164,7 +175,7 @@ impl Shop {
 
     /// What a model takes under `all` that the engine host leaves, and the machine as it finds it.
     pub fn plan(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), PlanError> {
-        let options = self.options(index);
+        let options = self.options_for(index, checkpoint);
         let host = self.host(&options, all, None);
         let planned = Blueprint::new(checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
         Ok((planned, host))
@@ -180,7 +191,7 @@ impl Shop {
                 continue;
             };
             // What can be planned anywhere is served only by a machine that has its instructions, and with its weights.
-            let checkpoint = with_weights(&path).with_context(what)?;
+            let checkpoint = with_weights(&path, &self.options(index).mmproj).with_context(what)?;
             match self.foreseen(index, &checkpoint, all) {
                 Ok((_, host)) => host.runs_kernels().with_context(what)?,
                 Err(LoadError::TooLarge(lacks)) => {
@@ -194,7 +205,15 @@ impl Shop {
 
     fn options(&self, index: usize) -> Options {
         let (_, model) = &self.models[index];
-        Options { log_ledger_every: self.log_ledger_every, ..models_file::options_of(model) }
+        let disk_cache = self.disks[index].clone();
+        Options { log_ledger_every: self.log_ledger_every, disk_cache, ..models_file::options_of(model) }
+    }
+
+    /// The same for a model that is known: an encoder has no prefixes to keep.
+    fn options_for(&self, index: usize, checkpoint: &Checkpoint) -> Options {
+        let options = self.options(index);
+        let disk_cache = options.disk_cache.filter(|_| checkpoint.config.encoder.is_none());
+        Options { disk_cache, ..options }
     }
 
     /// The machine as this model finds it: alone in the engine host, under `all` of its line or the part of it that the operator gave it.
@@ -227,7 +246,8 @@ impl Shop {
 
     /// What a model takes, from its headers alone.
     fn needs(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
-        let checkpoint = Checkpoint::open(&self.path(index, cancel)?).map_err(failed)?;
+        let checkpoint =
+            Checkpoint::open_with(&self.path(index, cancel)?, &self.options(index).mmproj).map_err(failed)?;
         Ok(self.foreseen(index, &checkpoint, all)?.0)
     }
 
@@ -273,14 +293,16 @@ impl Progress for WhileWanted<'_> {
 struct Loading {
     shop: Shop,
     engine_host: Arc<EngineHost>,
+    _disk: Option<SharedDirectory>,
 }
 
 impl Loading {
     /// Opens the engine host.
     fn open(models: Vec<(String, ModelArgs)>, args: &ServeArgs, config: &ServerConfig) -> anyhow::Result<Self> {
-        let shop = Shop { log_ledger_every: args.log_ledger_every, ..Shop::of(models, &args.engine, config)? };
+        let shop = Shop { log_ledger_every: args.ledger_steps(), ..Shop::of(models, &args.engine, config)? };
         let engine_host = EngineHost::open(shared_bytes(config), &shop.host)?;
-        Ok(Self { shop, engine_host })
+        let _disk = SharedDirectory::open(&args.engine, &shop.disks)?;
+        Ok(Self { shop, engine_host, _disk })
     }
 }
 
@@ -295,8 +317,10 @@ impl Loader for Loading {
 
     fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError> {
         let shop = &self.shop;
-        let model = LoadedModel::open(&shop.path(index, cancel)?).map_err(failed)?;
-        let options = shop.options(index);
+        let path = shop.path(index, cancel)?;
+        let model = LoadedModel::open_with(&path, &shop.options(index).mmproj).map_err(failed)?;
+        let options = shop.options_for(index, &model.checkpoint);
+        super::tell_encoder(&model.checkpoint);
         let host = shop.host(&options, &EngineHost::line_in(self.engine_host.plan()), Some(&self.engine_host));
         let tokenizer = Arc::clone(&model.tokenizer);
         let started = start_unless(&model.checkpoint, tokenizer, &options, &host, |_| {}, cancel);
@@ -342,7 +366,7 @@ fn unplanned(error: PlanError) -> LoadError {
     match error {
         // The plan's table is for the log.
         PlanError::DoesNotFit(short) => {
-            tracing::debug!("{short}");
+            tracing::debug!("{short}\n{}", short.details());
             let (needed, limit) = (Bytes(short.needed), Bytes(short.limit));
             LoadError::TooLarge(format!("it needs {needed}, the memory limit leaves {limit} ({})", short.limit_source))
         }

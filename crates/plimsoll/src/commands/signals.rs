@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 #[cfg(unix)]
 use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_server::Told;
+use sd_notify::NotifyState;
+
+use super::serving::notify;
 
 /// A signal that comes so soon after the first is the same one, sent to a process and to its group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
@@ -16,6 +19,7 @@ pub fn told() -> std::io::Result<Told> {
     tokio::spawn(async move {
         signals.next().await;
         let first = Instant::now();
+        notify(&[NotifyState::Stopping]);
         let _ = tell.send(()).await;
         loop {
             signals.next().await;

@@ -222,3 +222,14 @@ fn an_ipv6_host_may_stand_in_brackets_wherever_it_is_set() {
         assert!(words.contains("give one as [::1]"), "{bad}: {words}");
     }
 }
+
+#[test]
+fn sizes_have_units_and_a_disk_has_at_least_a_byte() {
+    use crate::args::values::{size, some_size};
+    assert_eq!(["0", "0MiB", "1000", "64MiB", "1.5g"].map(size), [0, 0, 1000, 64 << 20, 3 << 29].map(Ok));
+    for bad in ["", "-1", "64XB", "50%"] {
+        assert!(size(bad).unwrap_err().contains("a number and a unit"), "{bad}");
+    }
+    assert!(size("1025TiB").unwrap_err().contains("1125899906842624"));
+    assert_eq!((some_size("1KiB"), some_size("0KiB").is_err()), (Ok(1024), true));
+}

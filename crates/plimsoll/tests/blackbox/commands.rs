@@ -98,6 +98,9 @@ fn bad_flags_are_answered_with_what_is_allowed() {
         (["--batch-max-tokens", "0"], "batch-max-tokens"),
         (["--max-total-token-num", "99999999999999"], "it does not fit"),
         (["--memory-budget", "1MiB"], "it does not fit"),
+        (["--device", "tpu"], "unknown device 'tpu'"),
+        // There is none, or the program was built without.
+        (["--device", "gpu:99"], "--device gpu: "),
     ] {
         let llama = fixture("llama");
         let error = run(&[&["plan", llama.to_str().unwrap()], &flags[..]].concat()).refused();
@@ -157,13 +160,13 @@ fn chat_answers_what_is_piped_into_it() {
     let chat = ["chat", "--temperature", "0", "--max-tokens", "24", "--max-total-token-num", "2048"];
     let answer = run_with_input(&chat, "What is the capital of France?\n").good();
     assert!(answer.contains("Paris"), "{answer}");
-    let two = run_with_input(&chat, "What is the capital of France?\n\nAnd of Italy?\n").good();
-    assert!(two.starts_with(answer.trim_end()) && two.len() > answer.len(), "greedy, with a second answer: {two}");
+    let lines = run_with_input(&chat, "What is the capital\nof France?\n").good();
+    assert!(lines.contains("Paris"), "several lines are one message: {lines}");
     assert_eq!(run_with_input(&chat, "").good(), "", "no question, no answer");
 }
 
 #[test]
-fn whoever_has_read_enough_may_go() {
+fn client_may_leave_after_reading_enough() {
     let model = fixture("llama");
     for args in [&["plan"][..], &["plan", "--json"]] {
         let args = [args, &[model.to_str().unwrap()]].concat();

@@ -77,7 +77,8 @@ fn curl_sees_streams_and_errors_as_it_should() {
     assert_eq!(status(&format!("{base}/nothing")), "404");
     assert_eq!(status(&format!("{base}/v1/completions")), "405");
     assert_eq!(status(&format!("{base}/v1/completions {json} -d '{{'")), "400");
-    assert_eq!(status(&format!("{base}/v1/completions -d '{{}}'")), "415", "curl's own content type is a form's");
+    assert_eq!(status(&format!("{base}/v1/completions -d '{{}}'")), "400", "curl's own content type is a form's");
+    assert_eq!(status(&format!("{base}/v1/completions -H 'Origin: http://a.example' -d '{{}}'")), "415");
     // curl announces long bodies and waits for leave ("Expect: 100-continue"); the limit is 8 MiB.
     let long =
         format!("command curl -s -o /dev/null -w '%{{http_code}}' {base}/v1/completions {json} --data-binary @-");

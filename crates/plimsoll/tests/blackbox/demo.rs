@@ -8,9 +8,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use crate::http::request;
 use crate::product::{Server, repository};
 
-/// Held-out pictures that the model reads rightly (`tools/train_demo/keep.py`): the message that asks, and the answer.
+/// Held-out images that the model reads rightly (`tools/train_demo/keep.py`): the message that asks, and the answer.
 fn questions() -> Vec<(Value, String)> {
     let folder = repository().join("tests/fixtures/demo");
     let listed: Value = serde_json::from_slice(&std::fs::read(folder.join("questions.json")).unwrap()).unwrap();
@@ -18,14 +19,14 @@ fn questions() -> Vec<(Value, String)> {
         let text = |key: &str| entry[key].as_str().unwrap().to_owned();
         let url =
             format!("data:image/png;base64,{}", STANDARD.encode(std::fs::read(folder.join(text("file"))).unwrap()));
-        let picture = json!({"type": "image_url", "image_url": {"url": url}});
-        (json!([{"role": "user", "content": [picture, {"type": "text", "text": text("question")}]}]), text("answer"))
+        let image = json!({"type": "image_url", "image_url": {"url": url}});
+        (json!([{"role": "user", "content": [image, {"type": "text", "text": text("question")}]}]), text("answer"))
     };
     listed.as_array().unwrap().iter().map(one).collect()
 }
 
 #[test]
-fn the_demo_model_reads_pictures_and_everybody_gets_their_own_answer() {
+fn demo_model_reads_images_and_answers_each_client() {
     let server = Server::start_model(Path::new("demo"), &["--enable-mtp"]);
     let questions = questions();
     let ask = |messages: &Value| {
@@ -34,7 +35,7 @@ fn the_demo_model_reads_pictures_and_everybody_gets_their_own_answer() {
         answer["choices"][0]["message"]["content"].as_str().unwrap().trim().to_owned()
     };
     assert_eq!(ask(&json!([{"role": "user", "content": "What is 12 + 30?"}])), "42");
-    // A hundred and seventy-six, sixteen at a time: a neighbour's picture would show as a neighbour's answer.
+    // A hundred and seventy-six, sixteen at a time: a neighbour's image would show as a neighbour's answer.
     thread::scope(|scope| {
         for client in 0..16 {
             let (questions, ask) = (&questions, &ask);
@@ -46,10 +47,10 @@ fn the_demo_model_reads_pictures_and_everybody_gets_their_own_answer() {
             });
         }
     });
-    // What is kept of the pictures is told, and forgotten on demand.
+    // What is kept of the images is told, and forgotten on demand.
     let kept = server.get("/v1/cache").json();
     assert!(kept["encoder_entries"].as_u64() > Some(0) && kept["encoder_bytes"].as_u64() > Some(0), "{kept}");
-    let after = server.ask("/v1/cache/clear", &json!({}));
+    let after = request(server.address, "DELETE", "/v1/cache", b"").expect("an answer").json();
     assert_eq!(
         (&after["after"]["encoder_entries"], &after["after"]["encoder_bytes"]),
         (&json!(0), &json!(0)),

@@ -1,13 +1,16 @@
 //! Running it as an operator does: settings from a file and the environment, keys, the files in `deploy/`.
 
 use std::fs;
+use std::io::Write;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::http::request;
-use crate::product::{Finished, Server, fixture, plimsoll, repository};
+use crate::http::{Answer, request};
+use crate::product::{Finished, PATIENCE, Server, fixture, plimsoll, repository};
 
 /// A file of its own, removed at the end.
 struct Scratch(PathBuf);
@@ -97,7 +100,7 @@ fn the_settings_in_deploy_are_settings() {
 }
 
 #[test]
-fn the_unit_is_one_and_its_memory_is_the_plan() {
+fn systemd_unit_is_valid_and_its_memory_is_the_plan() {
     let unit = fs::read_to_string(repository().join("deploy/plimsoll.service")).unwrap();
     for line in
         ["MemoryMax=", "Restart=on-failure", "KillSignal=SIGTERM", "NoNewPrivileges=yes", "ProtectSystem=strict"]
@@ -117,7 +120,7 @@ fn the_unit_is_one_and_its_memory_is_the_plan() {
     let (planned, max) = (number("The plan takes "), number("MemoryMax="));
     assert!(planned > 0 && max == planned + planned * 3 / 100, "{plan}");
     // Where systemd is installed it has the last word; the binary is this one.
-    let here = unit.replace("/usr/local/bin/plimsoll", env!("CARGO_BIN_EXE_plimsoll"));
+    let here = unit.replace("ExecStart=plimsoll", concat!("ExecStart=", env!("CARGO_BIN_EXE_plimsoll")));
     let here = Scratch::new("plimsoll.service", &here);
     match Command::new("systemd-analyze").args(["verify", here.path()]).output() {
         Ok(output) => {
@@ -144,4 +147,71 @@ fn the_container_speaks_to_this_binary() {
         let (sources, _) = copied.rsplit_once(' ').unwrap();
         sources.split(' ').for_each(|source| assert!(repository().join(source).exists(), "{source}"));
     }
+}
+
+/// The metrics that a text names, without the suffixes of histograms.
+fn metrics_in(text: &str) -> Vec<String> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
+    let names = text.match_indices("plimsoll_").map(|(at, _)| {
+        let name: String = text[at..].chars().take_while(|&c| is_name(c)).collect();
+        name.strip_suffix("_bucket").map_or(name.clone(), str::to_owned)
+    });
+    names.collect()
+}
+
+#[test]
+fn alerts_and_dashboard_name_metrics_that_exist() {
+    let server = Server::start(&["--max-total-token-num", "1024"]);
+    let page = server.get("/metrics").text();
+    let known = |name: &str| page.contains(&format!("# TYPE {name} ")) || page.contains(&format!("# HELP {name} "));
+    for file in ["prometheus/alerts.yml", "prometheus/tests.yml", "grafana/plimsoll.json"] {
+        let text = fs::read_to_string(repository().join("deploy").join(file)).expect(file);
+        let named = metrics_in(&text);
+        assert!(named.len() > 4, "{file} names {named:?}");
+        let missing: Vec<_> = named.iter().filter(|name| !known(name)).collect();
+        assert!(missing.is_empty(), "{file}: {missing:?}");
+    }
+    let dashboard = fs::read(repository().join("deploy/grafana/plimsoll.json")).expect("the dashboard");
+    let dashboard: Value = serde_json::from_slice(&dashboard).expect("JSON");
+    let ids: std::collections::BTreeSet<_> =
+        dashboard["panels"].as_array().expect("panels").iter().map(|panel| panel["id"].as_u64()).collect();
+    assert_eq!(ids.len(), dashboard["panels"].as_array().expect("panels").len(), "each panel has an id of its own");
+}
+
+#[test]
+#[ignore = "external"]
+fn promtool_accepts_the_alert_rules() {
+    for arguments in [["check", "rules", "alerts.yml"], ["test", "rules", "tests.yml"]] {
+        let mut command = Command::new("promtool");
+        command.args(arguments).current_dir(repository().join("deploy/prometheus"));
+        let output = command.output().expect("promtool is not on PATH: tests/clients/install.sh installs it");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    }
+}
+
+#[test]
+fn passed_socket_is_checked_before_the_model_loads() {
+    let mut command = plimsoll(["serve", "/no/such/model"]);
+    command.env("LISTEN_FDS", "1").env_remove("LISTEN_PID").env_remove("LISTEN_FDNAMES");
+    let error = Finished::of(command.output().unwrap()).refused();
+    assert!(error.contains("the socket of the service manager") && !error.contains("/no/such/model"), "{error}");
+}
+
+#[test]
+fn passed_socket_serves_clients_that_came_before_the_server() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut early = TcpStream::connect(address).unwrap();
+    early.set_read_timeout(Some(PATIENCE)).unwrap();
+    early.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    // As systemd does it: descriptor 3, and the number of the process in `LISTEN_PID`.
+    let mut command = Command::new("sh");
+    command.args(["-c", "exec 3<&0 0</dev/null; export LISTEN_PID=$$; exec \"$0\" \"$@\""]);
+    command.args([env!("CARGO_BIN_EXE_plimsoll"), "serve", "demo", "--port", "1", "--max-total-token-num", "1024"]);
+    command.env("LISTEN_FDS", "1").env_remove("LISTEN_FDNAMES").stdin(Stdio::from(OwnedFd::from(listener)));
+    let server = Server::try_start(command).unwrap_or_else(|words| panic!("{words}"));
+    assert_eq!(server.address, address, "{}", server.ready);
+    assert_eq!(Answer::read(early).expect("the early client is answered").status, 200);
+    assert_eq!(server.get("/v1/models").status, 200);
+    assert!(server.log().contains("every client that reaches the service manager's socket"), "{}", server.log());
 }

@@ -42,7 +42,7 @@ fn steps_to_rest(server: &Server, what: &str, within: Duration) -> u64 {
 
 #[test]
 #[ignore = "models"]
-fn whoever_goes_takes_its_request_along_in_every_phase() {
+fn disconnect_cancels_the_request_in_every_phase() {
     // One place, so that others wait; small steps, so that a prompt takes many.
     let flags = [
         "--running-max-req-size",
@@ -135,7 +135,7 @@ fn gallery(number: usize, stream: bool) -> Value {
     let mut file = std::fs::read(repository().join("tests/fixtures/media/large.jpg")).unwrap();
     let parts: Vec<Value> = (0..6)
         .map(|i| {
-            // Behind its end: the same picture under another name.
+            // Behind its end: the same image under another name.
             file.extend_from_slice(&[number as u8, i]);
             let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(&file));
             json!({"type": "image_url", "image_url": {"url": url}})
@@ -160,7 +160,7 @@ fn seeing() -> Server {
 }
 
 #[test]
-fn whoever_goes_while_its_pictures_are_encoded_takes_them_along() {
+fn disconnect_during_encoding_cancels_the_images() {
     let server = seeing();
     let mut number = 0;
     for stream in [false, true] {
@@ -180,7 +180,7 @@ fn whoever_goes_while_its_pictures_are_encoded_takes_them_along() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn clients_that_vanish_or_do_not_read_while_their_pictures_are_encoded_are_found_out() {
+fn clients_that_vanish_or_do_not_read_while_their_images_are_encoded_are_found_out() {
     let server = seeing();
     let mut clients = Vec::new();
     for (number, stream) in [(10, false), (11, true)] {

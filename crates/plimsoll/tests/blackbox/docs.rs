@@ -132,6 +132,8 @@ guides! {
     speculation_can_be_followed "speculation.md"
     media_can_be_followed "media.md"
     operating_can_be_followed "operating.md"
+    the_terminal_can_be_followed "terminal.md"
+    disk_cache_can_be_followed "disk-cache.md"
     scaling_out_can_be_followed "scaling-out.md"
     adding_a_model_can_be_followed "adding-a-model.md"
     adding_a_kernel_can_be_followed "adding-a-kernel.md"

@@ -137,7 +137,7 @@ fn as_qwen3_embedding(to: &Path) {
 }
 
 #[test]
-fn files_in_the_form_of_qwen3_embedding_need_no_flag() {
+fn files_like_qwen3_embedding_need_no_flag() {
     let folder = std::env::temp_dir().join(format!("plimsoll-qwen3-embedding-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     as_qwen3_embedding(&folder);

@@ -11,28 +11,35 @@ mod curl;
 mod demo;
 mod deploy;
 mod disconnects;
+mod disk_cache;
 mod docs;
 mod doctor;
+mod documents;
 mod encoders;
+mod hearing;
 #[path = "../common/http.rs"]
 mod http;
+#[path = "../common/image.rs"]
+mod image;
+mod images;
 mod k8s;
+mod launch;
 mod ledger;
 #[path = "../common/limit.rs"]
 mod limit;
 mod lm_eval;
 mod media;
 mod memory;
+mod packages;
+mod packed_cache;
 mod page;
-#[path = "../common/picture.rs"]
-mod picture;
-mod pictures;
 mod plans;
 #[path = "../common/product.rs"]
 mod product;
 mod python;
 mod replay;
 mod replicas;
+mod saved;
 mod scenario;
 mod schema;
 mod secrets;
@@ -41,4 +48,5 @@ mod several;
 mod shutdown;
 mod structured;
 mod surroundings;
+mod terminal;
 mod tiles;

@@ -1,10 +1,17 @@
-//! Pictures and videos as users send them: through the official clients, with the prompts of transformers; hostile ones; clients that go.
+//! Images and videos as users send them: through the official clients, with the prompts of transformers; hostile ones; clients that go.
 
+use std::path::Path;
+use std::process::Command;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::clients::{ANTHROPIC, OPENAI};
-use crate::product::{Server, eventually, fixture};
+use crate::image::{chat, data_url, part, png};
+use crate::product::{Server, eventually, fixture, run};
 use crate::python::satisfies;
+use crate::terminal::Data;
 
 /// Numbers as transformers' are.
 const EXACT: [&str; 8] =
@@ -14,7 +21,7 @@ fn serve(model: &str, more: &[&str]) -> Server {
     Server::start_model(&fixture(model), &[&EXACT[..], more].concat())
 }
 
-/// All that pictures took is back, and nothing took more than was planned for it.
+/// All that images took is back, and nothing took more than was planned for it.
 fn idle(server: &Server) {
     eventually("everything is given back", || {
         let memory = server.memory();
@@ -30,7 +37,7 @@ fn check(model: &str, client: &str, name: &str) {
     let server = serve(model, &["--visual-infer-batch-size", "2"]);
     let before = peak(&server);
     satisfies(client, "media_client.py", &server, &[fixture(model).join("reference.json"), name.into()]);
-    // Everything together, hostile pictures among it (T-31).
+    // Everything together, hostile images among it (T-31).
     let rise = peak(&server).saturating_sub(before);
     assert!(rise < 64 << 20, "resident memory rose by {rise} bytes");
     idle(&server);
@@ -42,25 +49,25 @@ fn peak(server: &Server) -> u64 {
 
 #[test]
 #[ignore = "external"]
-fn the_openai_client_shows_pictures() {
+fn the_openai_client_shows_images() {
     check("vl-qwen3.5", OPENAI, "openai");
 }
 
 #[test]
 #[ignore = "external"]
-fn the_openai_client_shows_pictures_and_videos_to_an_older_family() {
+fn the_openai_client_shows_images_and_videos_to_an_older_family() {
     check("vl-qwen2.5", OPENAI, "openai");
 }
 
 #[test]
 #[ignore = "external"]
-fn the_anthropic_client_shows_pictures() {
+fn the_anthropic_client_shows_images() {
     check("vl-qwen3", ANTHROPIC, "anthropic");
 }
 
 /// A model of text alone says so, and what it is called.
 #[test]
-fn a_model_without_eyes_refuses_pictures() {
+fn model_without_vision_encoder_refuses_images() {
     let server = Server::start_model(&fixture("qwen3"), &["--max-total-token-num", "4096"]);
     let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}});
     let body = json!({"messages": [{"role": "user", "content": [part]}]});
@@ -70,7 +77,97 @@ fn a_model_without_eyes_refuses_pictures() {
     assert!(error["message"].as_str().unwrap().contains("the served model `qwen3` takes no images"), "{error}");
 }
 
-/// Sounds, beside pictures and videos in one model.
+/// A GGUF model with an `mmproj` file beside it, through the template in the file: the answer is that of the same weights in the
+/// layout of transformers.
+#[test]
+fn gguf_model_with_mmproj_answers_as_in_the_transformers_layout() {
+    let body = chat(&[part(&png(24, 40, 3)), part(&png(16, 16, 4))], 8);
+    let answer = |model: &str| {
+        let server = serve(model, &[]);
+        let choice = server.ask("/v1/chat/completions", &body)["choices"][0].clone();
+        idle(&server);
+        choice
+    };
+    let (gguf, other) = (answer("vl-gguf-qwen3.5-moe"), answer("vl-qwen3.5-moe"));
+    assert_eq!(gguf["token_ids"], other["token_ids"]);
+    let logprobs = |choice: &Value| -> Vec<f64> {
+        let tokens = choice["logprobs"]["content"].as_array().expect("log-probabilities");
+        tokens.iter().map(|token| token["logprob"].as_f64().expect("a number")).collect()
+    };
+    for (own, expected) in logprobs(&gguf).iter().zip(logprobs(&other)) {
+        assert!((own - expected).abs() < 1e-3, "{own} instead of {expected}");
+    }
+}
+
+/// An image is encoded once, behind whatever text it stands, over a restart; its outputs are listed as a kind of their own.
+#[test]
+fn image_is_not_encoded_again_after_a_restart() {
+    let folder = Data::new("media-cache");
+    let dir = folder.at("cache");
+    let ask = |server: &Server, text: &str| {
+        let content = [json!({"type": "text", "text": text}), part(&png(24, 40, 3))];
+        let body = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0, "logprobs": true});
+        let answer = server.ask("/v1/chat/completions", &body);
+        (answer["choices"][0]["message"].clone(), answer["choices"][0]["logprobs"].clone())
+    };
+    let plain = serve("vl-qwen3", &[]);
+    let expected = ask(&plain, "And what is that?");
+    drop(plain);
+    let caching = || serve("vl-qwen3", &["--cache-dir", &dir, "--cache-bytes", "64MiB"]);
+    let mut server = caching();
+    ask(&server, "What is this?");
+    server.signal("TERM");
+    assert!(server.ended().success(), "{}", server.log());
+    let listing = run(&["cache", "ls", &dir]).good();
+    assert!(listing.contains("\n  page ") && listing.contains("\n  encoder_output "), "{listing}");
+    let server = caching();
+    assert_eq!(ask(&server, "And what is that?"), expected);
+    let disk = server.get("/v1/cache").json()["disk"].clone();
+    assert_eq!(disk["hit_media"], 1, "{disk}");
+    assert_eq!(disk["kinds"]["encoder_output"]["hits"], disk["kinds"]["encoder_output"]["files"], "{disk}");
+    let metrics = server.get("/metrics").text();
+    for line in ["plimsoll_encoder_media_total 0", "plimsoll_prefix_disk_media_total 1"] {
+        assert!(metrics.lines().any(|own| own == line), "{line}");
+    }
+    let hits = "plimsoll_prefix_disk_hits_total{kind=\"encoder_output\"} ";
+    assert!(metrics.lines().any(|line| line.strip_prefix(hits).is_some_and(|hits| hits != "0")), "{metrics}");
+    idle(&server);
+}
+
+/// An `mmproj` file that cannot be used is left out with a warning, or refused where it is named.
+#[test]
+fn unknown_mmproj_is_left_out_unless_it_is_named() {
+    let dir = std::env::temp_dir().join(format!("plimsoll-mmproj-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let model = dir.join("model.gguf");
+    std::fs::copy(fixture("vl-gguf-qwen3"), &model).expect("a copy");
+    let mut encoder = std::fs::read(fixture("vl-gguf-qwen3").with_file_name("mmproj.gguf")).expect("an encoder");
+    let at = encoder.windows(7).position(|bytes| bytes == b"qwen3vl").expect("a type of projector");
+    encoder[at..at + 7].copy_from_slice(b"qwen9vl");
+    let path = dir.join("mmproj-F16.gguf");
+    std::fs::write(&path, &encoder).expect("an encoder");
+    let image = chat(&[part(&png(16, 16, 4))], 4);
+    let server = Server::start_model(&model, &EXACT);
+    let log = server.log();
+    assert!(log.contains("the model takes text only") && log.contains("qwen9vl_merger"), "{log}");
+    assert_eq!(server.post("/v1/chat/completions", &image).status, 400);
+    let named = ["serve", model.to_str().expect("UTF-8"), "--mmproj", path.to_str().expect("UTF-8"), "--port", "0"];
+    let words = run(&named).refused();
+    assert!(words.contains("supported are qwen2vl_merger") && words.contains("--no-mmproj"), "{words}");
+    drop(server);
+    // The file from elsewhere, whatever lies beside the model; and text alone on demand.
+    let whole = fixture("vl-gguf-qwen3").with_file_name("mmproj.gguf");
+    let server = Server::start_model(&model, &[&EXACT[..], &["--mmproj", whole.to_str().expect("UTF-8")]].concat());
+    assert_eq!(server.post("/v1/chat/completions", &image).status, 200);
+    drop(server);
+    let server = Server::start_model(&model, &[&EXACT[..], &["--no-mmproj"]].concat());
+    assert_eq!(server.post("/v1/chat/completions", &image).status, 400);
+    assert!(!server.log().contains("qwen9vl"), "{}", server.log());
+    drop(server);
+    std::fs::remove_dir_all(dir).expect("it goes");
+}
+
+/// Audio clips, beside images and videos in one model.
 #[test]
 #[ignore = "external"]
 fn the_openai_client_is_heard() {
@@ -88,7 +185,7 @@ fn the_openai_client_is_heard() {
 
 /// A model that sees and does not hear says so.
 #[test]
-fn a_model_without_ears_refuses_sounds() {
+fn model_without_audio_encoder_refuses_audio() {
     let server = serve("vl-qwen3", &[]);
     let info = server.get("/model_info").json();
     assert_eq!((&info["has_audio_understanding"], &info["has_image_understanding"]), (&json!(false), &json!(true)));
@@ -101,4 +198,67 @@ fn a_model_without_ears_refuses_sounds() {
         let error: Value = refused.json()["error"].clone();
         assert!(error["message"].as_str().unwrap().contains("the served model `vl-qwen3` takes no audio"), "{error}");
     }
+}
+
+/// A file that ffmpeg makes of these arguments, as a data: URL.
+fn made(folder: &Path, media_type: &str, arguments: &[&str]) -> String {
+    let mut command = Command::new("ffmpeg");
+    command.current_dir(folder).args(["-v", "error", "-y", "-nostdin"]).args(arguments);
+    let output = command.output().expect("ffmpeg is installed (tests/clients/install.sh)");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let file = std::fs::read(folder.join(arguments.last().expect("a file"))).expect("the file");
+    format!("data:{media_type};base64,{}", STANDARD.encode(file))
+}
+
+fn choice(server: &Server, part: &Value) -> Value {
+    server.ask("/v1/chat/completions", &chat(std::slice::from_ref(part), 8))["choices"][0].clone()
+}
+
+fn refuses(server: &Server, part: &Value, words: &str) {
+    let refused = server.post("/v1/chat/completions", &chat(std::slice::from_ref(part), 4));
+    let (status, text) = (refused.status, refused.text());
+    assert!(status == 400 && text.contains(words), "{status}: {text}");
+}
+
+/// A video file has the answer of its frames, an AAC file that of its samples, and each needs `--ffmpeg`.
+#[test]
+#[ignore = "external"]
+fn ffmpeg_decodes_video_files_and_audio() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-clips-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a directory");
+    let frames: Vec<Vec<u8>> = (1..=4).map(|seed| png(64, 48, seed)).collect();
+    for (at, frame) in frames.iter().enumerate() {
+        std::fs::write(folder.join(format!("{at}.png")), frame).expect("a frame");
+    }
+    let lossless = ["-framerate", "2", "-i", "%d.png", "-c:v", "libx264rgb", "-qp", "0", "a.mp4"];
+    let video = made(&folder, "video/mp4", &lossless);
+    let file = json!({"type": "video_url", "video_url": {"url": video}});
+    let listed: Vec<String> = frames.iter().map(|frame| data_url(frame)).collect();
+    let listed = json!({"type": "video", "video": listed, "fps": 2.0});
+    // The default of --media-bytes is enough.
+    let serve_all = |model: &str| Server::start_model(&fixture(model), &[&EXACT[..6], &["--ffmpeg"]].concat());
+    let server = serve_all("vl-qwen2.5");
+    assert_eq!(choice(&server, &file), choice(&server, &listed));
+    let cut = json!({"type": "video_url", "video_url": {"url": &video[..22 + video.len() / 8 * 4]}});
+    refuses(&server, &cut, "a video cannot be read: ffmpeg");
+    idle(&server);
+    assert!(server.get("/metrics").text().contains("plimsoll_media_ffmpeg_runs_total 2"));
+    drop(server);
+    refuses(&serve("vl-qwen2.5", &["--ffmpeg"]), &file, "--media-bytes");
+    refuses(&serve("vl-qwen2.5", &[]), &file, "with --ffmpeg also MP4");
+
+    made(&folder, "audio/mp4", &["-f", "lavfi", "-i", "sine=frequency=330:duration=2", "-c:a", "aac", "a.m4a"]);
+    let aac = made(&folder, "audio/mp4", &["-i", "a.m4a", "-c", "copy", "b.m4a"]);
+    let wave = made(&folder, "audio/wav", &["-i", "a.m4a", "-ac", "1", "-ar", "16000", "a.wav"]);
+    let heard = |url: &str| json!({"type": "audio_url", "audio_url": {"url": url}});
+    let server = serve_all("omni");
+    assert_eq!(choice(&server, &heard(&aac)), choice(&server, &heard(&wave)));
+    idle(&server);
+    std::fs::remove_dir_all(folder).expect("it goes");
+}
+
+#[test]
+fn ffmpeg_that_is_not_there_is_named_before_the_model_loads() {
+    let words = run(&["serve", "demo", "--ffmpeg", "/no/such/program", "--port", "0"]).refused();
+    assert!(words.contains("--ffmpeg: /no/such/program") && words.contains("install ffmpeg 5.1"), "{words}");
 }

@@ -1,4 +1,4 @@
-//! The page in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of four kinds.
+//! The web app in a real Chromium: `tests/page/page.mjs` through playwright-core, against servers of five kinds.
 //!
 //! `tests/clients/install.sh` installs Chromium, Node.js and npm. The variable `CHROMIUM` names another browser of that family.
 
@@ -10,6 +10,9 @@ use crate::python::comes_to_its_end;
 
 /// The release the script was written against; it drives a browser that is there and brings none.
 const PLAYWRIGHT: &str = "playwright-core@1.65.1";
+
+/// Rules of accessibility that the script checks.
+const AXE: &str = "axe-core@4.14.1";
 
 /// Names of the browser, as distributions have them.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome"];
@@ -52,8 +55,8 @@ pub fn modules(name: &str, packages: &[&str]) -> PathBuf {
 
 #[test]
 #[ignore = "external"]
-fn the_page_does_what_it_shows_in_a_real_browser() {
-    let (browser, playwright) = (browser(), modules(PLAYWRIGHT, &[PLAYWRIGHT]));
+fn the_web_app_works_in_a_real_browser() {
+    let (browser, playwright) = (browser(), modules(PLAYWRIGHT, &[PLAYWRIGHT, AXE]));
     let plain = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
     let (key, hostile) = ("a-key-for-the-page", "<img src=x onerror=alert(1)>");
     let keyed = ["--max-total-token-num", "8192", "--api-key", key, "--served-model-name", hostile];
@@ -61,6 +64,7 @@ fn the_page_does_what_it_shows_in_a_real_browser() {
     let encoder = Server::start_model(&fixture("bert"), &[]);
     let seeing =
         Server::start_model(&fixture("vl-qwen3.5"), &["--max-total-token-num", "8192", "--media-bytes", "67108864"]);
+    let hearing = Server::start_model(&fixture("omni"), &["--max-total-token-num", "8192"]);
     let url = |server: &Server| format!("http://{}", server.address);
     let mut command = Command::new(program(&["node"]));
     command
@@ -68,7 +72,7 @@ fn the_page_does_what_it_shows_in_a_real_browser() {
         .env("CHROMIUM", browser)
         .env("PLAYWRIGHT", playwright)
         .envs([("PLAIN", url(&plain)), ("KEYED", url(&keyed)), ("ENCODER", url(&encoder)), ("KEY", key.into())])
-        .env("SEEING", url(&seeing))
+        .envs([("SEEING", url(&seeing)), ("HEARING", url(&hearing))])
         // Nothing on this machine may come between the browser and the loopback address.
         .envs([("NO_PROXY", "*"), ("no_proxy", "*")]);
     comes_to_its_end(&mut command, &plain);

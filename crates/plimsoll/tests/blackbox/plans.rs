@@ -10,9 +10,12 @@ use crate::product::{Server, default_model, eventually, fixture, repository, run
 /// Tokens of a page.
 const PAGE_TOKENS: u64 = 16;
 
+/// The plan as JSON. The exit code is 2 if it answers that a load does not fit.
 fn plan(model: &str, flags: &[&str]) -> Value {
-    let text = run(&[&["plan", model, "--json"], flags].concat()).good();
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{model}: {error}: {text}"))
+    let done = run(&[&["plan", model, "--json"], flags].concat());
+    let answer: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{model}: {error}: {done:?}"));
+    assert_eq!(done.code, Some(if answer["fits"] == false { 2 } else { 0 }), "{done:?}");
+    answer
 }
 
 fn sum(plan: &Value) -> u64 {
@@ -33,7 +36,9 @@ fn check(model: &str) {
     let bytes = |name: &str| lines.iter().find(|line| line["component"] == name).unwrap()["bytes"].as_u64().unwrap();
     assert!(bytes("weights") > 0, "{model}");
     let per_token = plan["kv_bytes_per_token"].as_u64().unwrap();
-    assert_eq!(bytes("kv_pages"), limit("max_total_token_num") * per_token, "{model}: the pool is tokens times bytes");
+    let window = |name: &str| plan["kv_window"][name].as_u64().unwrap_or(0);
+    let pool = limit("max_total_token_num") * per_token + window("pages") * window("page_bytes");
+    assert_eq!(bytes("kv_pages"), pool, "{model}: the pools are tokens and window pages times bytes");
     let words = run(&["plan", model]).good();
     for line in lines {
         let name = line["component"].as_str().unwrap();
@@ -205,7 +210,7 @@ fn every_flag_that_a_refusal_advises_saves_what_it_says() {
     let refuse = |flags: &[&str]| run(&[&["plan", "smollm2", "--memory-budget", "200MiB"], flags].concat()).refused();
     let words = refuse(&[]);
     let tries: Vec<_> =
-        words.split_once("Try ").unwrap().1.split(", ").filter(|advice| advice.ends_with(" less)")).collect();
+        words.split_once("flags that make it less: ").unwrap().1.lines().next().unwrap().split(", ").collect();
     let named = |flag| tries.iter().any(|advice| advice.starts_with(flag));
     assert!(named("--max-connections") && named("--batch-max-tokens") && named("--kv-dtype"), "{words}");
     for advice in tries {
@@ -267,7 +272,7 @@ fn serve_under(ulimit: &str, flags: &[&str]) -> String {
 
 #[test]
 #[ignore = "models"]
-fn who_is_short_because_of_an_rlimit_is_told_of_that_and_what_is_advised_works() {
+fn rlimit_is_named_when_memory_is_short_and_the_advice_works() {
     default_model();
     for (flag, name) in [("-v", "RLIMIT_AS"), ("-d", "RLIMIT_DATA")] {
         let (good, words) = plan_under(&format!("{flag} 400000"));

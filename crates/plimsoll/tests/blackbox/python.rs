@@ -11,7 +11,7 @@ use crate::product::{Server, repository};
 ///
 /// A plain directory instead of a virtual environment: it needs nothing but pip, and where pip may not touch the system's
 /// packages it may still fill a directory.
-fn packages(name: &str, wishes: &[&str]) -> PathBuf {
+pub fn packages(name: &str, wishes: &[&str]) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
@@ -23,7 +23,8 @@ fn packages(name: &str, wishes: &[&str]) -> PathBuf {
         return target;
     }
     let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "install", "--quiet", "--upgrade", "--target"]).arg(&target).args(wishes);
+    // What is never imported need not be compiled.
+    pip.args(["-m", "pip", "install", "--quiet", "--no-compile", "--upgrade", "--target"]).arg(&target).args(wishes);
     let output = pip.current_dir(repository()).output().expect("python3 runs");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "pip could not install {wishes:?}: {said}");
@@ -39,7 +40,8 @@ pub fn beside(requirement: &str, program: impl AsRef<OsStr>) -> Command {
 /// The same with packages that take more words to install, in a directory of this name.
 pub fn among(name: &str, wishes: &[&str], program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
-    command.env("PYTHONPATH", packages(name, wishes)).env("PYTHONDONTWRITEBYTECODE", "1");
+    command.env("PYTHONPATH", packages(name, wishes));
+    command.env("PYTHONPYCACHEPREFIX", Path::new(env!("CARGO_TARGET_TMPDIR")).join("pycache"));
     command.envs([("NO_PROXY", "*"), ("no_proxy", "*")]);
     command
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use serde_yaml_ng::Deserializer;
 
-use crate::http::Answer;
+use crate::http::{Answer, request};
 use crate::product::{Server, fixture, repository, run};
 use crate::python;
 
@@ -82,7 +82,7 @@ fn routers_follow_the_cache() {
     follower.stored();
     assert!(page.contains("# TYPE plimsoll_kv_changes_total counter\n"), "{page}");
     assert!(page.contains(&format!("\nplimsoll_kv_changes_total {}\n", follower.seq)), "{page}");
-    let cleared = server.post("/v1/cache/clear", &json!({}));
+    let cleared = request(server.address, "DELETE", "/v1/cache", b"").expect("an answer");
     assert_eq!(cleared.status, 200);
     while follower.next().unwrap()["type"] != "reset" {}
     // Readers do not keep a server from ending.
@@ -97,7 +97,7 @@ fn back_tokens(from: usize) -> Vec<u64> {
 }
 
 #[test]
-fn nobody_is_told_unless_asked_for_and_what_it_takes_is_planned() {
+fn events_are_off_by_default_and_their_bytes_are_planned() {
     let llama = fixture("llama");
     let planned = |flags: &[&str]| {
         let plan = run(&[&["plan", llama.to_str().unwrap(), "--json"], flags].concat()).good();

@@ -27,13 +27,13 @@ fn everything_that_breaks_servers_for_five_minutes() {
     assert!(output.status.success() && said.ends_with("PASS\n"), "see above");
     let written = std::fs::read_to_string(&json).unwrap();
     let report: Value = serde_json::from_str(&written).unwrap();
-    let picture = std::fs::read_to_string(&svg).unwrap();
+    let image = std::fs::read_to_string(&svg).unwrap();
     std::fs::remove_dir_all(&scratch).unwrap();
-    assert!(written.len() < 150_000 && picture.len() < 150_000, "{} and {} bytes", written.len(), picture.len());
-    assert!(picture.starts_with("<svg") && picture.contains("memory limit: planned"), "a picture under its line");
+    assert!(written.len() < 150_000 && image.len() < 150_000, "{} and {} bytes", written.len(), image.len());
+    assert!(image.starts_with("<svg") && image.contains("memory limit: planned"), "a picture under its line");
     // Every manner of client came, and so did all the trouble.
     let tally = &report["evidence"]["tally"]["by_profile"];
-    for manner in ["picture", "tools", "form", "fixed", "leaves_early", "slow", "half_open", "malformed"] {
+    for manner in ["image", "tools", "structured", "fixed", "leaves_early", "slow", "half_open", "malformed"] {
         let counts = &tally[manner];
         assert!(counts["good"].as_u64().is_some_and(|good| good > 0), "{manner}: {counts}");
     }
@@ -41,6 +41,18 @@ fn everything_that_breaks_servers_for_five_minutes() {
     for kind in ["busy", "stop", "flood"] {
         assert!(spells.iter().any(|spell| spell["kind"] == kind && spell["seen"]["Ok"].is_string()), "{kind}");
     }
+}
+
+/// A directory that is always full, on a disk that is full at times.
+#[test]
+#[ignore = "soak"]
+fn the_cache_on_disk_keeps_its_bound_in_a_crowd() {
+    let mut command = plimsoll(["soak", "--duration", "3m", "--scenario"]);
+    let output = command.arg(repository().join("soak/disk-cache.toml")).output().unwrap();
+    let (said, log) = (text(&output.stdout), text(&output.stderr));
+    println!("{said}\n{log}");
+    assert!(output.status.success() && said.ends_with("PASS\n"), "see above");
+    assert!(said.contains("kept    the cache on disk stays under its bound"), "see above");
 }
 
 /// The soak found it: a log that cannot be written ended every thread that logged, the engine's among them.
@@ -83,16 +95,27 @@ fn a_server_on_a_machine_that_has_been_up_for_ten_years() {
 }
 
 /// Waits, timeouts, rates and rests are measured with clocks that only go forward. The time of day may jump: it is told to people
-/// (`created`, dates in chat templates, a load's and a log of pages' times, what the doctor says of the clock), two of a file's own are
-/// compared with each other, and it decides nothing.
+/// (`created`, dates in chat templates, a load's and a log of pages' times, spans, what the doctor says of the clock), those of a file
+/// are compared with each other and with when it was opened, and it decides nothing about a request. The cache on disk counts the day's
+/// bytes by it, and orders files over restarts: a jump costs hits.
 #[test]
 fn the_time_of_day_decides_nothing() {
     let allowed = [
         "plimsoll-engine/src/cache/kv_event_log.rs",
         "plimsoll-formats/src/mapping.rs",
+        "plimsoll-server/src/conversation/clock.rs",
         "plimsoll-server/src/http/ids.rs",
+        "plimsoll-server/src/models/pages.rs",
+        "plimsoll-server/src/ollama/catalog.rs",
         "plimsoll-server/src/ops/gateway.rs",
+        "plimsoll-server/src/otlp/span.rs",
         "plimsoll-text/src/chat/time.rs",
+        "plimsoll-tier/src/budget.rs",
+        "plimsoll-tier/src/files.rs",
+        "plimsoll-tier/src/large.rs",
+        "plimsoll-tier/src/store.rs",
+        "plimsoll-tier/src/upkeep.rs",
+        "plimsoll/src/commands/cache.rs",
         "plimsoll/src/commands/doctor/machine.rs",
         "plimsoll/src/commands/serving.rs",
     ];

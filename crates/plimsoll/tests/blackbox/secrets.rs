@@ -68,7 +68,7 @@ fn status(server: &Server, head: &str, body: &Value) -> u16 {
     status
 }
 
-/// A server of pictures that has none: it redirects to an address that is signed, too, answers with nonsense, with nothing, or with 404.
+/// A server of images that has none: it redirects to an address that is signed, too, answers with nonsense, with nothing, or with 404.
 fn gallery() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -155,8 +155,8 @@ fn refused(server: &Server) {
     }
 }
 
-/// Pictures at addresses that hold secrets, none of which can be had.
-fn pictures(server: &Server, gallery: &str) {
+/// Images at addresses that hold secrets, none of which can be had.
+fn images(server: &Server, gallery: &str) {
     for url in [
         format!("http://{gallery}/moved?X-Amz-Signature=sesame"),
         format!("http://{gallery}/nonsense?sig=sesame"),
@@ -196,7 +196,7 @@ fn no_log_and_no_trace_has_keys_addresses_or_what_was_said() {
     let (address, asked) = gallery();
     answered(&server);
     refused(&server);
-    pictures(&server, &address);
+    images(&server, &address);
     assert!(asked.lock().unwrap().len() >= 5, "pictures were asked for: {:?}", asked.lock().unwrap());
     let pages: String = ["/metrics", "/v1/status", "/v1/memory", "/health", "/openapi.json"]
         .map(|page| send(&server, &format!("GET {page}"), &[OPEN], "").unwrap().text())

@@ -143,7 +143,7 @@ fn two_ports_cannot_be_one() {
     let server = Server::start(&["--max-total-token-num", "2048"]);
     let port = server.address.port().to_string();
     let error = crate::product::run(&["serve", "--port", &port, "--max-total-token-num", "2048"]).refused();
-    assert!(error.contains(&format!("cannot listen on 127.0.0.1:{port}")), "{error}");
+    assert!(error.contains(&format!("cannot listen on 127.0.0.1:{port}")) && error.contains("--port"), "{error}");
 }
 
 #[test]

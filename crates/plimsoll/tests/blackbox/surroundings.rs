@@ -50,7 +50,7 @@ fn ask(server: &Server) {
 }
 
 #[test]
-fn a_log_that_nobody_reads_loses_lines_and_nothing_else() {
+fn unread_log_loses_lines_and_nothing_else() {
     let folder = Folder::new("unread");
     let path = folder.0.join("log");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
@@ -89,14 +89,17 @@ fn a_limit_on_files_costs_lines_of_the_log_and_not_the_server() {
 #[test]
 fn all_threads_are_there_before_ready() {
     let server = Server::start_model(&fixture("llama"), &["--max-total-token-num", "4096"]);
-    let threads = || fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap().count();
-    let before = threads();
+    let ids = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+    let before: Vec<OsString> = ids.map(|id| id.unwrap().file_name()).collect();
     thread::scope(|scope| {
         for _ in 0..24 {
             scope.spawn(|| ask(&server));
         }
     });
-    assert_eq!(threads(), before, "one more could have been refused");
+    // A thread of the start may end late.
+    for id in fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap() {
+        assert!(before.contains(&id.unwrap().file_name()), "one more could have been refused");
+    }
 }
 
 #[test]

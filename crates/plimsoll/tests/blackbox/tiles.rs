@@ -1,8 +1,10 @@
-//! InternVL served: tiles, thumbnails and numbered frames through all three APIs, with the prompts and answers of transformers.
+//! InternVL served: tiles, thumbnails and numbered frames through all three APIs, with the prompts and answers of transformers. Gemma 3
+//! served: images of one size, each a paragraph. LFM2-VL served: pieces behind their places.
+//! Gemma 4 served: images of any aspect that fill a budget of tokens.
 
 use serde_json::{Value, json};
 
-use crate::picture::{data_url, part, rows, stored};
+use crate::image::{data_url, part, rows, stored};
 use crate::product::{Server, eventually, fixture, run};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -22,7 +24,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// The picture or frame that `tools/fixturelib/vision.py` draws by the same formula, as a data URL.
+/// The image or frame that `tools/fixturelib/vision.py` draws by the same formula, as a data URL.
 fn drawn(item: &Value, frame: u64) -> String {
     let [seed, height, width] = ["seed", "height", "width"].map(|key| number(&item[key]));
     let mut raw = Vec::new();
@@ -36,7 +38,7 @@ fn drawn(item: &Value, frame: u64) -> String {
     data_url(&stored(width as u32, height as u32, &raw))
 }
 
-/// The pictures of a case, as URLs: one each, or a video's frames.
+/// The images of a case, as URLs: one each, or a video's frames.
 fn shots(case: &Value) -> Vec<(bool, Vec<String>)> {
     let items = case["pictures"].as_array().expect("pictures").iter();
     let one = |item: &Value| {
@@ -46,10 +48,12 @@ fn shots(case: &Value) -> Vec<(bool, Vec<String>)> {
     items.map(one).collect()
 }
 
-/// What stands behind the pictures in the case's message.
+/// What stands behind the images in the case's message.
 fn words(case: &Value) -> &str {
     let text = case["text"].as_str().expect("a prompt").split("<|im_end|>").next().expect("a turn");
-    text.rsplit('\n').next().expect("a line")
+    let marks = ["<|video|>", "<|image|>", "<start_of_image>", "<image>"];
+    let line = text.rsplit('\n').next().expect("a line");
+    marks.iter().fold(line, |line, mark| line.trim_start_matches(mark))
 }
 
 fn content(case: &Value) -> Value {
@@ -80,11 +84,14 @@ fn as_the_reference(case: &Value, answer: &Value) {
 }
 
 #[test]
-fn internvl_answers_as_transformers_does_alone_and_in_company() {
-    for model in ["vl-intern", "vl-intern-rms"] {
+fn tiles_are_answered_as_transformers_does_alone_and_in_company() {
+    let interns = [("vl-intern", 6), ("vl-intern-rms", 6)];
+    let gemmas = [("vl-gemma3", 3), ("vl-gemma4", 5), ("vl-gemma4-e2b", 5)];
+    for (model, count) in interns.into_iter().chain(gemmas).chain([("vl-lfm2", 5), ("vl-lfm2-bare", 5)]) {
         let server = serve(model, &["--visual-infer-batch-size", "3"]);
         let cases = cases(model);
-        assert_eq!(cases.len(), 6, "aligned, odd, two, a strip, a video, both");
+        let kinds = "aligned, odd, two; of InternVL a strip; of LFM2-VL small, a strip; of some a video, both";
+        assert_eq!(cases.len(), count, "{kinds}");
         cases.iter().for_each(|case| as_the_reference(case, &server.ask(CHAT, &chat(case))));
         std::thread::scope(|scope| {
             for client in 0..6 {
@@ -112,10 +119,13 @@ fn internvl_answers_as_transformers_does_alone_and_in_company() {
 
 #[test]
 fn tiles_come_through_every_api() {
-    let model = "vl-intern";
+    ["vl-intern", "vl-gemma3", "vl-gemma4", "vl-lfm2"].into_iter().for_each(through_every_api);
+}
+
+fn through_every_api(model: &str) {
     let server = serve(model, &[]);
-    let pictures = |case: &Value| shots(case).iter().all(|(moves, _)| !moves);
-    for case in cases(model).iter().filter(|case| pictures(case)) {
+    let images = |case: &Value| shots(case).iter().all(|(moves, _)| !moves);
+    for case in cases(model).iter().filter(|case| images(case)) {
         let chat = server.ask(CHAT, &chat(case));
         let said = chat["choices"][0]["message"]["content"].as_str().expect("text").to_owned();
         let tokens = case["ids"].as_array().unwrap().len() as u64;
@@ -155,22 +165,22 @@ fn users_with_tiles_are_planned() {
 }
 
 #[test]
-fn a_picture_has_no_more_tiles_than_were_planned() {
+fn a_image_has_no_more_tiles_than_were_planned() {
     let server = serve("vl-intern", &["--max-image-pixels", "600", "--max-video-frames", "2"]);
     let ask = |content: Value| {
         let body = json!({"messages": [{"role": "user", "content": content}], "max_tokens": 1});
         server.post(CHAT, &body)
     };
-    let picture = |width, height| stored(width, height, &rows(width, height, 1));
+    let image = |width, height| stored(width, height, &rows(width, height, 1));
     // Two tiles and a thumbnail, of four tokens each; and one where the client wants few.
     let tokens = |content: Value| number(&ask(content).json()["usage"]["prompt_tokens"]);
     let text = tokens(json!([{"type": "text", "text": "x"}]));
-    let (wide, square) = (tokens(json!([part(&picture(90, 9))])), tokens(json!([part(&picture(16, 16))])));
+    let (wide, square) = (tokens(json!([part(&image(90, 9))])), tokens(json!([part(&image(16, 16))])));
     assert_eq!(wide - square, 2 * 4, "{text}");
-    let mut low = part(&picture(90, 9));
+    let mut low = part(&image(90, 9));
     low["image_url"]["detail"] = "low".into();
     assert!(tokens(json!([low])) <= wide);
-    let frames: Vec<String> = (0..3).map(|_| data_url(&picture(16, 16))).collect();
+    let frames: Vec<String> = (0..3).map(|_| data_url(&image(16, 16))).collect();
     let refused = ask(json!([{"type": "video", "video": frames}]));
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("--max-video-frames"));

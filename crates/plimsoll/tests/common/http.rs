@@ -12,11 +12,16 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Sends a request and reads the head of the answer.
 pub fn request(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> std::io::Result<Answer> {
+    request_of(address, method, path, "application/json", body)
+}
+
+/// The same with a body of any type.
+pub fn request_of(address: SocketAddr, method: &str, path: &str, kind: &str, body: &[u8]) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     let length = body.len();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: {kind}\r\n\
          content-length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes())?;

@@ -49,6 +49,13 @@ pub fn plimsoll<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     command
 }
 
+/// Hides what cargo says of this test's package. Build scripts of dependencies would take it for a change, and run again.
+pub fn outside_of_cargo(command: &mut Command) {
+    let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    names.filter(|name| of_package(name)).for_each(|name| _ = command.env_remove(name));
+}
+
 /// Runs a command to its end.
 pub fn run(args: &[&str]) -> Finished {
     Finished::of(plimsoll(args).output().expect("the binary starts"))

@@ -213,7 +213,7 @@ fn v_c_aborts_in_the_answer_give_every_host_byte_back() {
 
 // vllm-mlx 403: what a finished or cancelled stream had collected was not released.
 #[test]
-fn v_20_v_21_answers_that_nobody_takes_give_their_share_back() {
+fn v_20_v_21_unread_answers_return_their_bytes() {
     let server = tiny(&[]);
     // Each whole answer holds eight megabytes of the 24 until it is sent: without its return the fourth would be too many.
     let body = |i: u64, tokens| with(greedy(&prompt(i, 10), tokens), json!({"logprobs": 20}));
@@ -227,7 +227,7 @@ fn v_20_v_21_answers_that_nobody_takes_give_their_share_back() {
     assert_eq!(says(&server, &body(1, 400)).len(), 400);
 }
 
-// vllm-mlx 469: --disable-prefix-cache did not reach the path of pictures; memory was used though it was "off".
+// vllm-mlx 469: --disable-prefix-cache did not reach the path of images; memory was used though it was "off".
 #[test]
 fn v_22_a_cache_that_is_off_holds_nothing() {
     let server = tiny(&["--disable-prefix-cache"]);
@@ -257,7 +257,7 @@ fn v_45_tokens_of_an_aborted_answer_are_counted() {
 
 // sglang-mlx 39251: what the last batch held was released by the next decode; an idle server kept it.
 #[test]
-fn v_a2_the_last_request_gives_back_though_nobody_comes_after_it() {
+fn v_a2_last_request_returns_its_memory_without_a_successor() {
     let server = tiny(&[]);
     let client = server.send("/v1/completions", &with(greedy(&prompt(3, 300), 3700), json!({"logprobs": 5})));
     eventually("it generates", || !server.rows("decode").is_empty());

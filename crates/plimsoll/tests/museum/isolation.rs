@@ -20,7 +20,7 @@ fn forget(server: &Server) {
 
 // vllm-mlx a1fd848, fba51b4: a cut cache kept keys behind its end; 22 of 204 answers had words of other requests.
 #[test]
-fn v_46_who_shares_a_beginning_hears_nothing_of_what_came_after_it() {
+fn v_46_shared_prefix_reveals_nothing_after_it() {
     let server = tiny(&[]);
     for shared in [8, 16, 24, 31, 32, 40, 47] {
         let with_secret = [prompt(1, shared), prompt(666, 80 - shared)].concat();
@@ -108,7 +108,7 @@ fn v_j_parameters_of_a_neighbour_are_not_mine() {
 
 // vllm-mlx 594: one request without a logits processor in a batch with others failed every step; 26,916 crashes.
 #[test]
-fn v_57_forms_penalties_and_plain_requests_in_one_batch() {
+fn v_57_grammars_penalties_and_plain_requests_in_one_batch() {
     let server = tiny(&[]);
     let schema = json!({"type": "json_schema", "json_schema": {"name": "a", "schema": {
         "type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}}});

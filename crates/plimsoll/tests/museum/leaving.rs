@@ -12,7 +12,7 @@ use crate::visitor::{count, events, greedy, ids, number, prompt, rests, says, ti
 // vllm-mlx engine_core.py:457, Rapid-MLX 1759: a waiting request stayed in the queue after its client had gone, and ran
 // to its end.
 #[test]
-fn v_a_who_goes_while_waiting_leaves_the_queue_at_once() {
+fn v_a_disconnect_while_waiting_leaves_the_queue_at_once() {
     let server = tiny(&["--running-max-req-size", "1", "--graph-max-batch-size", "1"]);
     let first = server.send("/v1/completions", &with(greedy(&prompt(1, 20), 4000), json!({"logprobs": 5})));
     eventually("the first runs", || !server.rows("decode").is_empty());
@@ -30,7 +30,7 @@ fn v_a_who_goes_while_waiting_leaves_the_queue_at_once() {
 // vllm-mlx af46e0d: the server did not check whether the client was still there, and computed prompts for clients that
 // had gone.
 #[test]
-fn v_27_who_goes_in_the_prompt_takes_the_rest_of_it_along() {
+fn v_27_disconnect_in_prefill_cancels_the_rest() {
     let server = tiny(&["--batch-max-tokens", "16", "--graph-max-batch-size", "4"]);
     let body = with(greedy(&prompt(1, 4000), 50), json!({"prompt_logprobs": 5}));
     for going in [Shutdown::Both, Shutdown::Write] {
@@ -46,7 +46,7 @@ fn v_27_who_goes_in_the_prompt_takes_the_rest_of_it_along() {
 
 // vllm-mlx 457: behind a middleware that reads bodies, whole answers never saw their client go; zombies of two minutes.
 #[test]
-fn v_28_who_goes_while_input_of_theirs_is_unread_is_noticed() {
+fn v_28_disconnect_with_unread_input_is_noticed() {
     let server = tiny(&["--max-total-token-num", "139264"]);
     let body = with(greedy(&prompt(1, 20), 3900), json!({"n": 64, "return_token_ids": false}));
     let mut client = server.send("/v1/completions", &body);
@@ -61,7 +61,7 @@ fn v_28_who_goes_while_input_of_theirs_is_unread_is_noticed() {
 
 // vllm-mlx 49ef8e6, 5513615: an abort changed the batch while the device was in the middle of a step; the process aborted.
 #[test]
-fn v_25_aborts_at_every_offset_change_nothing_for_those_who_stay() {
+fn v_25_aborts_at_every_offset_change_no_other_answer() {
     let server = tiny(&[]);
     let stay = |i: u64| greedy(&prompt(i, 30 + i as usize), 500);
     let alone: Vec<Vec<u64>> = (0..4).map(|i| says(&server, &stay(i))).collect();

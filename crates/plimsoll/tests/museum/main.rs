@@ -11,14 +11,14 @@ mod exhibition;
 mod host;
 #[path = "../common/http.rs"]
 mod http;
+#[path = "../common/image.rs"]
+mod image;
 mod isolation;
 mod leaving;
 #[path = "../common/limit.rs"]
 mod limit;
 mod media;
 mod overload;
-#[path = "../common/picture.rs"]
-mod picture;
 #[path = "../common/product.rs"]
 mod product;
 mod profiling;

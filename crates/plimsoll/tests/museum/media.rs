@@ -1,10 +1,10 @@
-//! Pictures: bombs, queues before the encoder, outputs that stay, one user's picture in another's answer.
+//! Images: bombs, queues before the encoder, outputs that stay, one user's image in another's answer.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::picture::{chat, file, linked, part, png, rows, stored};
+use crate::image::{chat, file, linked, part, png, rows, stored};
 use crate::product::{Server, eventually, fixture, plimsoll};
 use crate::visitor::{
     anonymous, cached, count, greedy, keeps_its_plan, number, prompt, refused, rests, says, serve, served, with,
@@ -12,23 +12,23 @@ use crate::visitor::{
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Pictures of at most 64 × 64: 64 tokens each.
+/// Images of at most 64 × 64: 64 tokens each.
 const SMALL: [&str; 2] = ["--max-image-pixels", "4096"];
 
 /// What an answer says with its probabilities, and how much of its prompt was found.
-fn answer(server: &Server, pictures: &[Value]) -> (Value, u64) {
-    let answer = server.ask(CHAT, &chat(pictures, 6));
+fn answer(server: &Server, images: &[Value]) -> (Value, u64) {
+    let answer = server.ask(CHAT, &chat(images, 6));
     (answer["choices"][0]["logprobs"].clone(), cached(&answer))
 }
 
 /// Asks `count` times from four clients at once.
-fn visitors(server: &Server, count: u64, pictures: impl Fn(u64) -> Vec<Value> + Sync) {
-    crate::visitor::crowd(server, count, |i| (CHAT, chat(&pictures(i), 4)));
+fn visitors(server: &Server, count: u64, images: impl Fn(u64) -> Vec<Value> + Sync) {
+    crate::visitor::crowd(server, count, |i| (CHAT, chat(&images(i), 4)));
 }
 
-// MiaAI GLM 183: profiling of media was skipped, and 33 frames of a film came as pictures.
+// MiaAI GLM 183: profiling of media was skipped, and 33 frames of a film came as images.
 #[test]
-fn t_24_more_pictures_than_were_planned_are_refused() {
+fn t_24_more_images_than_were_planned_are_refused() {
     let server = serve("vl-qwen3", &[&SMALL[..], &["--max-media-per-request", "8"]].concat());
     let frames: Vec<Value> = (0..33).map(|i| part(&png(16, 16, i))).collect();
     let words = refused(server.post(CHAT, &chat(&frames, 2)), 400);
@@ -38,12 +38,12 @@ fn t_24_more_pictures_than_were_planned_are_refused() {
     keeps_its_plan(&server);
 }
 
-/// Room for the outputs of three pictures of 128 × 128, 256 tokens of 96 numbers each.
+/// Room for the outputs of three images of 128 × 128, 256 tokens of 96 numbers each.
 const ROOM_FOR_THREE: [&str; 4] = ["--encoder-output-bytes", "294912", "--max-video-frames", "2"];
 
 // vllm 31857, 31699, 31765; lightllm 901: waiting requests held what others needed to go on, and all of them waited.
 #[test]
-fn t_25_t_35_two_pictures_each_in_room_for_three_all_finish() {
+fn t_25_t_35_two_images_each_in_room_for_three_all_finish() {
     let server = serve("vl-qwen3", &[&ROOM_FOR_THREE[..], &["--batch-max-tokens", "64"]].concat());
     assert_eq!(server.memory()["pools"]["encoder_outputs"]["total"], 24, "pages of 32 rows");
     visitors(&server, 24, |i| vec![part(&png(128, 128, 2 * i)), part(&png(128, 128, 2 * i + 1))]);
@@ -55,24 +55,24 @@ fn t_25_t_35_two_pictures_each_in_room_for_three_all_finish() {
 
 // vllm 33110, 26223: an item larger than the encoder's cache waited for ever.
 #[test]
-fn t_26_pictures_that_the_pool_can_never_hold_are_refused_at_once() {
+fn t_26_images_that_the_pool_can_never_hold_are_refused_at_once() {
     let server = serve("vl-qwen3", &ROOM_FOR_THREE);
-    let pictures: Vec<Value> = (0..4).map(|i| part(&png(128, 128, i))).collect();
-    let words = refused(server.post(CHAT, &chat(&pictures, 2)), 400);
+    let images: Vec<Value> = (0..4).map(|i| part(&png(128, 128, i))).collect();
+    let words = refused(server.post(CHAT, &chat(&images, 2)), 400);
     assert!(words.contains("--encoder-output-bytes"), "{words}");
-    server.ask(CHAT, &chat(&pictures[..3], 2));
+    server.ask(CHAT, &chat(&images[..3], 2));
     rests(&server);
 }
 
-// vllm 40707, 47738, 51603: two pictures on a hybrid, across the edges of chunks, made no progress at all.
+// vllm 40707, 47738, 51603: two images on a hybrid, across the edges of chunks, made no progress at all.
 #[test]
-fn t_28_pictures_across_chunks_of_a_hybrid_are_seen_as_in_one() {
-    let pictures = [part(&png(64, 48, 1)), part(&png(40, 64, 2)), part(&png(64, 64, 3))];
-    let whole = answer(&serve("vl-qwen3.5", &SMALL), &pictures);
+fn t_28_images_across_chunks_of_a_hybrid_are_seen_as_in_one() {
+    let images = [part(&png(64, 48, 1)), part(&png(40, 64, 2)), part(&png(64, 64, 3))];
+    let whole = answer(&serve("vl-qwen3.5", &SMALL), &images);
     for rows in ["16", "48"] {
         let server =
             serve("vl-qwen3.5", &[&SMALL[..], &["--batch-max-tokens", rows, "--graph-max-batch-size", "8"]].concat());
-        assert_eq!(answer(&server, &pictures).0, whole.0, "steps of {rows} rows");
+        assert_eq!(answer(&server, &images).0, whole.0, "steps of {rows} rows");
         visitors(&server, 8, |i| vec![part(&png(64, 64, i)), part(&png(64, 64, 50 + i))]);
         rests(&server);
         keeps_its_plan(&server);
@@ -81,7 +81,7 @@ fn t_28_pictures_across_chunks_of_a_hybrid_are_seen_as_in_one() {
 
 // vllm 9190, 12973, 14805, 35191; sglang 8902, 9365; mistral.rs 1446: pixels and features stayed, 1 TB after some days.
 #[test]
-fn t_29_t_33_v_03_hundreds_of_pictures_leave_nothing() {
+fn t_29_t_33_v_03_hundreds_of_images_leave_nothing() {
     let server = serve("vl-qwen3", &[&SMALL[..], &["--media-bytes", "4000000"]].concat());
     let round = |seed: u64| {
         visitors(&server, 120, |i| vec![part(&png(64, 64, seed + i))]);
@@ -96,7 +96,7 @@ fn t_29_t_33_v_03_hundreds_of_pictures_leave_nothing() {
 
 // vllm 47010; sglang 28587, 28588; mlxcel 50: a hundred kilobytes that unpack to gigabytes.
 #[test]
-fn t_31_a_picture_that_is_larger_than_it_looks_costs_nothing() {
+fn t_31_image_larger_than_its_header_costs_nothing() {
     let server = serve("vl-qwen3", &[&SMALL[..], &["--max-decode-pixels", "30000"]].concat());
     let before = anonymous(&server);
     for bytes in [file(30_000, 30_000, &vec![0x78; 100_000]), file(u32::MAX, u32::MAX, b"\x78\x01"), png(200, 200, 1)] {
@@ -121,9 +121,9 @@ fn t_36_the_smallest_the_flattest_and_the_empty() {
     rests(&server);
 }
 
-// lightllm 1253, 1273, its incident of 2026-05-09: a truncated picture ended the worker thread; every request hung.
+// lightllm 1253, 1273, its incident of 2026-05-09: a truncated image ended the worker thread; every request hung.
 #[test]
-fn t_38_a_truncated_picture_is_the_error_of_its_request_alone() {
+fn t_38_a_truncated_image_is_the_error_of_its_request_alone() {
     let server = serve("vl-qwen3", &SMALL);
     let whole = png(64, 64, 1);
     let expected = answer(&server, &[part(&whole)]).0;
@@ -142,9 +142,9 @@ fn t_38_a_truncated_picture_is_the_error_of_its_request_alone() {
     rests(&server);
 }
 
-// vllm-mlx 354: an abort changed a batch with pictures in the middle of a step.
+// vllm-mlx 354: an abort changed a batch with images in the middle of a step.
 #[test]
-fn v_26_aborts_beside_pictures_change_nothing_for_those_who_stay() {
+fn v_26_aborts_beside_images_change_no_other_answer() {
     let server = serve("vl-qwen3", &SMALL);
     let stay = |i: u64| vec![part(&png(64, 64, i)), part(&png(32, 48, i))];
     let alone: Vec<Value> = (0..3).map(|i| answer(&server, &stay(i)).0).collect();
@@ -165,9 +165,9 @@ fn v_26_aborts_beside_pictures_change_nothing_for_those_who_stay() {
     assert_eq!(count(&server, "failed"), 0);
 }
 
-// vllm-mlx 206: the hash of a picture was that of its first bytes; another user's picture was found.
+// vllm-mlx 206: the hash of an image was that of its first bytes; another user's image was found.
 #[test]
-fn v_47_pictures_with_the_same_beginning_are_two() {
+fn v_47_images_with_the_same_beginning_are_two() {
     let server = serve("vl-qwen3", &SMALL);
     // The same head and the same first rows.
     let (rows_of_one, rows_of_other) = (rows(64, 64, 1), rows(64, 64, 2));
@@ -181,26 +181,26 @@ fn v_47_pictures_with_the_same_beginning_are_two() {
     assert_eq!(answer(&server, &[part(&mixed)]).0, second, "and cold it is the same");
 }
 
-// vllm-mlx 718, 768: prompts with the same placeholders shared keys and values, whatever their pictures; [a, b] was [b, a].
+// vllm-mlx 718, 768: prompts with the same placeholders shared keys and values, whatever their images; [a, b] was [b, a].
 #[test]
-fn v_k_pictures_are_told_apart_by_content_and_order() {
+fn v_k_images_are_told_apart_by_content_and_order() {
     let (a, b) = (part(&png(64, 64, 1)), part(&png(64, 64, 2)));
-    let cold = |pictures: &[Value]| answer(&serve("vl-qwen3", &SMALL), pictures).0;
+    let cold = |images: &[Value]| answer(&serve("vl-qwen3", &SMALL), images).0;
     let orders = [vec![a.clone()], vec![b.clone()], vec![a.clone(), b.clone()], vec![b.clone(), a.clone()]];
-    let alone: Vec<Value> = orders.iter().map(|pictures| cold(pictures)).collect();
+    let alone: Vec<Value> = orders.iter().map(|images| cold(images)).collect();
     let server = serve("vl-qwen3", &SMALL);
     for _ in 0..2 {
-        for (pictures, alone) in orders.iter().zip(&alone) {
-            assert_eq!(&answer(&server, pictures).0, alone, "after others with the same placeholders");
+        for (images, alone) in orders.iter().zip(&alone) {
+            assert_eq!(&answer(&server, images).0, alone, "after others with the same placeholders");
         }
     }
     assert!(answer(&server, &orders[3]).1 >= 128, "and what is the same is found");
     rests(&server);
 }
 
-// vllm-mlx models/mllm.py: files of media were deleted at exit only, and a map of pictures had no bound.
+// vllm-mlx models/mllm.py: files of media were deleted at exit only, and a map of images had no bound.
 #[test]
-fn v_e_no_picture_becomes_a_file() {
+fn v_e_no_image_becomes_a_file() {
     let folder = std::env::temp_dir().join(format!("plimsoll-museum-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let mut command = plimsoll(served("vl-qwen3", &SMALL));
@@ -218,7 +218,7 @@ fn v_e_no_picture_becomes_a_file() {
 
 // vllm-mlx 325: addresses in a request were fetched, those of the host's own network among them.
 #[test]
-fn v_61_pictures_of_this_machine_and_its_files_are_nobodys() {
+fn v_61_local_images_and_files_are_not_readable() {
     let server = serve("vl-qwen3", &SMALL);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     listener.set_nonblocking(true).expect("a listener");
@@ -238,7 +238,7 @@ fn v_61_pictures_of_this_machine_and_its_files_are_nobodys() {
 
 // vllm-mlx mllm_scheduler.py:776: the pixels of an aborted request stayed until the next one came.
 #[test]
-fn v_a2_the_last_request_with_a_picture_gives_back_though_nobody_comes_after_it() {
+fn v_a2_last_request_with_an_image_returns_its_memory_without_a_successor() {
     let server = serve("vl-qwen3", &SMALL);
     let client = server.send(CHAT, &chat(&[part(&png(64, 64, 1))], 3000));
     eventually("it generates", || !server.rows("decode").is_empty());

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::limit::Cage;
-use crate::product::{Server, run};
+use crate::product::{Server, fixture, run};
 use crate::visitor::{
     anonymous, completion, crowd, greedy, keeps_its_plan, number, plan, prompt, rests, serve, served, tiny,
 };
@@ -80,6 +80,12 @@ fn t_20_a_pool_that_is_planned_starts() {
 #[test]
 fn t_18_a_plan_that_does_not_fit_names_what_is_short_and_every_flag_that_helps() {
     let words = run(&served("llama", &["--memory-budget", "30MiB"])).refused();
+    for word in ["host_heap", "--max-connections", "--memory-budget"] {
+        assert!(words.contains(word), "{word}: {words}");
+    }
+    let llama = fixture("llama");
+    let planned = run(&["plan", llama.to_str().expect("UTF-8"), "--memory-budget", "30MiB"]);
+    let words = planned.stdout + &planned.stderr;
     for word in ["request_table", "host_heap", "--max-connections", "--grammar-bytes", "--memory-budget"] {
         assert!(words.contains(word), "{word}: {words}");
     }

@@ -79,7 +79,7 @@ fn v_37_streams_go_on_while_a_long_prompt_is_computed() {
 
 // vllm-mlx 261: a stream blocked the loop that answered everything else; 298 requests of more than 48 seconds.
 #[test]
-fn v_38_pages_answer_while_everybody_talks() {
+fn v_38_status_pages_answer_under_load() {
     let server = tiny(&["--max-total-token-num", "65536"]);
     let streams: Vec<_> = (0..16)
         .map(|i| server.send("/v1/completions", &with(greedy(&prompt(i, 20), 2000), json!({"stream": true}))))

@@ -89,3 +89,52 @@ fn every_ignored_test_names_its_tier() {
         "use one of {TIERS:?}, or \"manual: why\" and a name that begins with manual_: {wrong:#?}"
     );
 }
+
+/// Words that the vocabulary has replaced. None is part of a function's name.
+const REPLACED: [&str; 12] = [
+    "nobody",
+    "somebody",
+    "everybody",
+    "whoever",
+    "who",
+    "canary",
+    "ballast",
+    "rung",
+    "berth",
+    "thoughts",
+    "picture",
+    "pictures",
+];
+
+#[test]
+fn function_names_use_the_vocabulary() {
+    let mut wrong = Vec::new();
+    for (file, text) in code_files() {
+        for line in text.lines() {
+            let name = line.split_once("fn ").map_or("", |(_, rest)| rest.split(['(', '<']).next().unwrap_or_default());
+            if name.split('_').any(|word| REPLACED.contains(&word)) {
+                wrong.push(format!("{file}: {name}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// `mdbook` builds `docs/`: a link that leaves the folder works on the repository's pages, but not in the book.
+#[test]
+fn links_of_the_book_stay_in_it() {
+    let mut wrong = Vec::new();
+    for folder in ["docs", "docs/decisions", "docs/reports"] {
+        let depth = folder.matches('/').count();
+        for entry in std::fs::read_dir(root().join(folder)).expect("a folder of the book") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|extension| extension == "md") {
+                let text = std::fs::read_to_string(&path).expect("a page");
+                let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+                let outside = links.filter(|link| link.matches("../").count() > depth);
+                wrong.extend(outside.map(|link| format!("{}: {link}", path.display())));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "write the file's path as code instead: {wrong:#?}");
+}

@@ -10,16 +10,16 @@ pub(super) const UNITS_PER_THREAD: usize = 2;
 /// Query rows of one task: they share every load of keys and values.
 const ROWS: usize = 16;
 /// Queries of one rounded task, about: they share the conversion of keys and values.
-const ROUNDED_QUERIES: usize = 384;
+const BF16_QUERIES: usize = 384;
 /// Query rows of one task, at most.
-pub(super) const ROWS_MAX: usize = ROUNDED_QUERIES;
+pub(super) const ROWS_MAX: usize = BF16_QUERIES;
 
 /// What a split costs a unit, in rows: its keys and values are read once for all of them.
 const SPLIT_COST: usize = 16;
 
 /// Rows of a task over `group` query heads.
-pub(super) fn task_rows(rounded: bool, group: usize) -> usize {
-    if rounded { (ROUNDED_QUERIES / group / ROWS * ROWS).max(ROWS) } else { ROWS }
+pub(super) fn task_rows(bf16: bool, group: usize) -> usize {
+    if bf16 { (BF16_QUERIES / group / ROWS * ROWS).max(ROWS) } else { ROWS }
 }
 
 /// The units of one step's attention, for every key/value head: sequence by sequence, in chunks of rows; or neighbouring sequences
@@ -31,7 +31,7 @@ pub(super) struct Tasks<'a> {
     /// Query heads of each.
     pub(super) group: usize,
     /// Sequences from this row on are rounded.
-    rounded_from: usize,
+    bf16_from: usize,
     /// Sequences that begin alike are computed together.
     joined: bool,
     /// How many positions before its own a row sees at most.
@@ -66,11 +66,11 @@ impl<'a> Tasks<'a> {
         step: &'a StepInput<'a>,
         kv_heads: usize,
         heads: usize,
-        rounded_from: usize,
+        bf16_from: usize,
         window: Option<usize>,
     ) -> Self {
         let (group, which) = (heads / kv_heads, Which::All);
-        Self { step, kv_heads, group, rounded_from, joined: true, window, which, count: 0 }.counted()
+        Self { step, kv_heads, group, bf16_from, joined: true, window, which, count: 0 }.counted()
     }
 
     /// The units that cost more than half of what each of so many threads has to do: given out whole, they would leave some threads with
@@ -99,17 +99,17 @@ impl<'a> Tasks<'a> {
         Self { count: self.kv_heads * chunks.sum::<usize>(), ..self }
     }
 
-    pub(super) fn rounded(&self, seq: &SeqSpan) -> bool {
-        seq.first_row >= self.rounded_from
+    pub(super) fn bf16(&self, seq: &SeqSpan) -> bool {
+        seq.first_row >= self.bf16_from
     }
 
-    pub(super) fn any_rounded(&self) -> bool {
-        self.step.seqs.iter().any(|seq| self.rounded(seq))
+    pub(super) fn any_bf16(&self) -> bool {
+        self.step.seqs.iter().any(|seq| self.bf16(seq))
     }
 
     /// Rows of a task among which are those of a sequence.
     fn rows(&self, seq: &SeqSpan) -> usize {
-        task_rows(self.rounded(seq), self.group)
+        task_rows(self.bf16(seq), self.group)
     }
 
     /// Groups of sequences that share their units, each with its number of rows.
@@ -141,7 +141,7 @@ impl<'a> Tasks<'a> {
     /// them together.
     fn begin_alike(&self, a: &SeqSpan, b: &SeqSpan) -> bool {
         let page = |seq: &SeqSpan| self.step.pages[seq.pages_at..][..seq.pages].get(SPLIT_PAGES - 1);
-        self.rounded(a) == self.rounded(b) && page(a).is_some() && page(a) == page(b)
+        self.bf16(a) == self.bf16(b) && page(a).is_some() && page(a) == page(b)
     }
 
     pub(super) fn share(&self, task: usize) -> Share<'a> {

@@ -8,8 +8,8 @@ use crate::memory::ledger_report::{LedgerReport, Whole, looked_at};
 use crate::shared::Shared;
 
 impl EngineHost {
-    /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on their way in or out:
-    /// they hold bytes, and have no more to say.
+    /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on
+    /// their way in or out: they hold bytes, and have no more to say.
     pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
         self.told(engines, true)
     }
@@ -39,7 +39,8 @@ impl EngineHost {
 }
 
 impl EngineHandle {
-    /// Ends the engine and waits until it has moved out of its engine host, its memory given back. False when that took longer than `within`.
+    /// Ends the engine and waits until it has moved out of its engine host, its memory given back. False when that took
+    /// longer than `within`.
     pub fn move_out(&self, within: Duration) -> bool {
         self.stop();
         let Some(engine_host) = &self.engine_host else { return self.stopped() };

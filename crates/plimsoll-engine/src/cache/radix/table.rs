@@ -1,7 +1,5 @@
 //! The index's nodes and how they are found: one row a page, and an open-addressing table.
 
-use plimsoll_memory::broken;
-
 use super::super::hash::fold;
 use super::super::key::Content;
 use super::super::pages::{PAGE_TOKENS, PageId, PagePool};
@@ -21,6 +19,8 @@ pub(super) struct Node {
     pub(super) parent: u32,
     pub(super) children: u32,
     pub(super) hash: u32,
+    /// It is pinned until this minute.
+    pub(super) pinned_until: u32,
 }
 
 /// Where a node belongs: what it is found by.
@@ -32,15 +32,6 @@ pub(super) struct Place<'a> {
     pub(super) tokens: &'a [u32; PAGE_TOKENS],
 }
 
-/// What a page is known by: all its tokens, all bits of them.
-#[inline(always)]
-pub(super) fn name(tokens: &[u32; PAGE_TOKENS]) -> [u32; PAGE_TOKENS] {
-    let mut name = *tokens;
-    name.iter_mut().skip(if broken("V-46") { PAGE_TOKENS / 2 } else { PAGE_TOKENS }).for_each(|id| *id = 0);
-    name.iter_mut().filter(|_| broken("V-50")).for_each(|id| *id &= 0xff);
-    name
-}
-
 impl PrefixIndex {
     pub(super) fn hash(&self, at: &Place<'_>) -> u32 {
         let [first, second] = self.keys;
@@ -48,7 +39,7 @@ impl PrefixIndex {
         // Part of a digest spreads places as well as all of it; it is compared in full.
         let [media, ..] = at.media.as_chunks::<8>().0 else { return 0 };
         hash = fold(hash ^ second, u64::from_le_bytes(*media) ^ first);
-        for four in name(at.tokens).as_chunks::<4>().0 {
+        for four in at.tokens.as_chunks::<4>().0 {
             let low = u64::from(four[0]) | u64::from(four[1]) << 32;
             let high = u64::from(four[2]) | u64::from(four[3]) << 32;
             hash = fold(low ^ hash, high ^ second);
@@ -63,7 +54,7 @@ impl PrefixIndex {
             // An empty place holds ROOT, which is no row of the node table.
             let node = self.nodes.get(self.table[place] as usize)?;
             let of_tree = node.hash == hash && node.parent == at.parent && node.salt == at.salt;
-            if of_tree && node.tokens == name(at.tokens) && node.media == at.media {
+            if of_tree && node.tokens == *at.tokens && node.media == at.media {
                 return Some(self.table[place]);
             }
             place = (place + 1) & mask;
@@ -76,7 +67,7 @@ impl PrefixIndex {
             return false;
         }
         let Place { parent, salt, media, tokens } = *at;
-        self.nodes[page.index()] = Node { tokens: name(tokens), media, salt, parent, children: 0, hash };
+        self.nodes[page.index()] = Node { tokens: *tokens, media, salt, parent, children: 0, hash, pinned_until: 0 };
         if let Some(above) = self.nodes.get_mut(parent as usize) {
             above.children += 1;
         }
@@ -91,12 +82,16 @@ impl PrefixIndex {
         if let Some(kv_event_log) = self.kv_event_log.as_ref().filter(|_| salt == 0 && media == [0; 32]) {
             kv_event_log.stored(page, (parent != ROOT).then_some(PageId(parent)), tokens);
         }
+        if let Some(chain) = &mut self.chain {
+            chain.entered(page, (parent != ROOT).then_some(PageId(parent)), tokens, &media, salt);
+        }
         true
     }
 
     /// Takes a leaf out of the tree. The table closes the gap behind it, so no tombstones build up.
     pub(super) fn detach(&mut self, page: PageId) {
-        let Node { hash, parent, .. } = self.nodes[page.index()];
+        let Node { hash, parent, pinned_until, .. } = self.nodes[page.index()];
+        self.pinned.remove(pinned_until, 1);
         self.nodes[page.index()].parent = DEAD;
         if let Some(above) = self.nodes.get_mut(parent as usize) {
             above.children -= 1;

@@ -38,6 +38,10 @@ impl fmt::Display for Line<'_> {
             Bytes(report.line_bytes),
             Signed(report.unaccounted_bytes)
         )?;
+        if let Some(device) = &report.device {
+            let [committed, line] = [device.committed_bytes, device.line_bytes].map(Bytes);
+            write!(f, "; on the GPU {committed} committed under {line}")?;
+        }
         for row in &report.components {
             write!(f, "; {} {}/{}", row.component, Bytes(row.committed_bytes), Bytes(row.planned_bytes))?;
         }
@@ -62,6 +66,12 @@ impl fmt::Display for LedgerReport {
         let [planned, committed, line] =
             [self.planned_bytes, self.committed_bytes, self.line_bytes].map(|bytes| Bytes(bytes).to_string());
         writeln!(f, "  {:<17} {planned:>11} {committed:>11} {:>11}", "total", "")?;
+        if let Some(device) = &self.device {
+            let [planned, committed] =
+                [device.planned_bytes, device.committed_bytes].map(|bytes| Bytes(bytes).to_string());
+            writeln!(f, "  {:<17} {planned:>11} {committed:>11} {:>11}", "total on the GPU", "")?;
+            writeln!(f, "  line of the GPU {} ({})", Bytes(device.line_bytes), device.line_source)?;
+        }
         writeln!(
             f,
             "  line {line} ({}); unaccounted {}; heap peak {}; {} device allocations before ready, {} after",

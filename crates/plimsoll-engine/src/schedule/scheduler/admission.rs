@@ -1,8 +1,8 @@
 //! Admission: the oldest waiting sequence with enough room starts. A sequence waits longer if a running one is about to
 //! compute a prefix that both share.
 
-use super::{Scheduler, Seq};
-use crate::cache::PAGE_TOKENS;
+use super::{Reading, Scheduler, Seq};
+use crate::cache::{KvCache, PAGE_TOKENS};
 
 /// So many long prompts are looked up in the prefix cache in a step that has no rows for them.
 const LOOKS: usize = 4;
@@ -26,7 +26,7 @@ impl<T> Scheduler<T> {
         let alone = self.running.is_empty();
         let mut looks = if long { 0 } else { LOOKS };
         let (at, shared) = (0..self.waiting.len()).find_map(|at| {
-            if !long && self.takes_long(at, &mut looks) {
+            if self.waiting[at].reading == Reading::Waits || !long && self.takes_long(at, &mut looks) {
                 return None;
             }
             match self.company(at) {
@@ -62,7 +62,7 @@ impl<T> Scheduler<T> {
     /// Lets waiting sequences that may run soon ask for checkpoints in the step that was just filled. After the step
     /// the state has moved on.
     pub(super) fn ask_leaders(&mut self) {
-        let prefilling = |seq: &Seq<T>| seq.states.needed() && seq.remaining() > 1;
+        let prefilling = |seq: &Seq<T>| seq.keeps_points() && seq.remaining() > 1;
         if self.running.iter().any(prefilling) {
             for at in 0..self.waiting.len().min(self.limits.running) {
                 self.company(at);
@@ -71,7 +71,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Looks for a running sequence that is about to compute a prefix of the `at`-th waiting sequence's prompt. For a
-    /// model with recurrent state, asks it for a checkpoint at the end of that prefix.
+    /// model with recurrent state or sliding windows, asks it for a checkpoint at the end of that prefix.
     fn company(&mut self, at: usize) -> Company {
         let Self { running, waiting, cache, .. } = self;
         let cache = cache.borrow();
@@ -85,18 +85,18 @@ impl<T> Scheduler<T> {
         let publishes = |other: &Seq<T>| other.salt == seq.salt && !other.pages.doubted();
         for (i, other) in running.iter().enumerate().filter(|(_, other)| publishes(other)) {
             let prefilling = other.remaining() > 1;
-            if !prefilling && !seq.states.needed() {
+            if !prefilling && !seq.keeps_points() {
                 continue;
             }
             let same = same(other);
             shared = shared.max(same);
-            // State that it has passed is gone, unless it is kept.
-            if prefilling && same > best && (!seq.states.needed() || same > other.computed) {
+            // State and windows that it has passed are gone, unless they are kept.
+            if prefilling && same > best && (!seq.keeps_points() || same > other.computed) {
                 (leader, best) = (Some(i), same);
             }
         }
         let found = cache.peek(key);
-        let stateful = seq.states.needed();
+        let stateful = seq.keeps_points();
         drop(cache);
         let follows = |leader: usize| best > found && (!stateful || running[leader].wish(best));
         match leader.is_some_and(follows) {
@@ -113,11 +113,23 @@ impl<T> Scheduler<T> {
         }
         let cache = self.cache.borrow();
         let growth = |s: &Seq<T>| (s.total_max - s.tokens.len()).div_ceil(2 * PAGE_TOKENS);
-        let unfilled = |s: &Seq<T>| s.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(s.pages.ids().len());
+        let unfilled = |s: &Seq<T>| s.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(s.pages.pages().len());
         let promised: usize = self.running.iter().map(|s| unfilled(s) + growth(s)).sum();
         let (needed, available) = (seq.tokens.len().div_ceil(PAGE_TOKENS) + growth(seq), cache.pool.available());
         // What a running one holds already is shared, not taken. Idle pages are: they count as available.
         let shared = || if seq.reuses() { cache.held(seq.key()) } else { 0 };
-        promised + needed <= available || promised + needed <= available + shared()
+        (promised + needed <= available || promised + needed <= available + shared())
+            && self.has_windows_for(seq, &cache)
+    }
+
+    /// The same of window pages, of which a sequence never holds more than its window and its next chunk take.
+    fn has_windows_for(&self, seq: &Seq<T>, cache: &KvCache) -> bool {
+        let Some(windows) = &cache.windows else { return true };
+        let needed = |s: &Seq<T>| {
+            let rows = s.remaining().max(1 + self.limits.drafts).min(self.limits.rows);
+            ((s.tokens.len() + s.total_max) / 2).div_ceil(PAGE_TOKENS).min(windows.need(rows))
+        };
+        let unfilled = |s: &Seq<T>| needed(s).saturating_sub(s.pages.windows_held());
+        self.running.iter().map(unfilled).sum::<usize>() + needed(seq) <= windows.pool().available()
     }
 }

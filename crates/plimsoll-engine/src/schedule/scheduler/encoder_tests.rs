@@ -11,6 +11,7 @@ use crate::cache::{KvCache, PagePool};
 
 fn new_seq(order: u64, len: usize, logits: bool) -> NewSeq<()> {
     NewSeq {
+        pins: Default::default(),
         order,
         salt: 0,
         tokens: vec![7; len],
@@ -19,7 +20,7 @@ fn new_seq(order: u64, len: usize, logits: bool) -> NewSeq<()> {
         pooled: Some(Pooled { logits, every_row: true, second_at: usize::MAX }),
         slots: 0,
         pages: Vec::new(),
-        page_ids: Vec::new(),
+        window_pages: Vec::new(),
         media: crate::media::SeqMedia::default(),
         work: (),
     }

@@ -1,7 +1,6 @@
 //! Fills a step: decoding sequences first, then prompts. Preempts sequences where pages run out.
 
 use plimsoll_device::SPLIT_PAGES;
-use plimsoll_memory::broken;
 
 use super::{Events, Scheduler, Seq, Share};
 
@@ -14,8 +13,8 @@ enum Prompts {
 }
 
 impl<T> Scheduler<T> {
-    /// Fills the next step. The result is empty only when nothing waits or runs, all that runs waits for media to be encoded or is held, or a chunk
-    /// is all there is to do and computed layer by layer.
+    /// Fills the next step. The result is empty only when nothing waits or runs, all that waits has its prefix read, all that runs waits for media
+    /// to be encoded or is held, or a chunk is all there is to do and computed layer by layer.
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
         let mut events = Events::default();
@@ -33,8 +32,8 @@ impl<T> Scheduler<T> {
     /// Rows of prompts last, where they stand apart; and those that begin alike side by side.
     fn order_shares(&mut self) {
         let Self { shares, running, limits, .. } = self;
-        let last = |share: &Share| limits.apart() && running[share.seq].in_prompt(share.start);
-        let splits = |share: &Share| running[share.seq].pages.ids().iter().skip(SPLIT_PAGES - 1).step_by(SPLIT_PAGES);
+        let last = |share: &Share| limits.split_numerics() && running[share.seq].in_prompt(share.start);
+        let splits = |share: &Share| running[share.seq].pages.pages().iter().skip(SPLIT_PAGES - 1).step_by(SPLIT_PAGES);
         shares.sort_unstable_by(|a, b| {
             let alike = || splits(a).cmp(splits(b));
             last(a).cmp(&last(b)).then_with(alike).then(a.seq.cmp(&b.seq))
@@ -43,18 +42,21 @@ impl<T> Scheduler<T> {
 
     fn schedule_all(&mut self, events: &mut Events) {
         let mut rows = self.limits.rows;
-        let mut logit_rows = if broken("T-01") { usize::MAX } else { self.limits.logit_rows };
-        let stalls = broken("V-37") && self.running.iter().any(|seq| !seq.decoding());
-        let decodes = if stalls { 0 } else { self.schedule_decodes(&mut rows, &mut logit_rows, events) };
-        rows = rows.min(self.prefill_rows());
+        let mut logit_rows = self.limits.logit_rows;
+        let decodes = self.schedule_decodes(&mut rows, &mut logit_rows, events);
+        let mut most = self.prefill_rows();
         if decodes > 0 {
-            rows = rows.min(self.beside.prompts);
+            most = most.min(self.beside.prompts);
         }
+        // An image that cannot be cut is computed whole, whatever the limit on prompts.
+        let together = self.running.iter().map(Seq::together).max().unwrap_or(0);
+        rows = rows.min(most.max(together));
         // The few do not hold up the many.
         let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
         // And what is short does not wait for a long one before it: up to half of the rows are its own.
         let long = |seq: &Seq<T>| seq.computes_long_prompt() && seq.layered.is_none();
-        if let Some(long) = self.running.iter().position(long).filter(|_| !layers) {
+        let halved = |long: &usize| !layers && self.running[*long].together() <= rows - rows / 2;
+        if let Some(long) = self.running.iter().position(long).filter(halved) {
             let (mut short, mut short_logits) = (rows / 2, logit_rows / 2);
             (rows, logit_rows) = (rows - short, logit_rows - short_logits);
             if !self.schedule_prompts(Prompts::ShortBehind(long), layers, &mut short, &mut short_logits, events) {
@@ -90,7 +92,6 @@ impl<T> Scheduler<T> {
         while *rows > 0 && *logit_rows > 0 && self.next_fits(*rows) {
             let long = all && (!layers || self.layered().is_none());
             let Some(admitted) = self.admit(long) else { break };
-            events.admitted += 1;
             if self.running[admitted].suspect_until.is_some() && !self.shares.is_empty() {
                 // Its turn comes in the next step, alone.
                 return false;
@@ -132,7 +133,8 @@ impl<T> Scheduler<T> {
         // One that waits for a medium, or for what it may say, can do nothing until that is there, in whatever step.
         let able = |seq: &Seq<T>| !seq.at_wall() && !seq.held;
         while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && able(seq)) {
-            let (mut rows, mut logit_rows) = (self.prefill_rows(), self.limits.logit_rows);
+            let mut rows = self.prefill_rows().max(self.running[i].together());
+            let mut logit_rows = self.limits.logit_rows;
             let order = self.running[i].order;
             self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
             if !self.shares.is_empty() {
@@ -197,6 +199,7 @@ impl<T> Scheduler<T> {
         let decoding = self.running.iter().filter(|seq| seq.decoding()).count();
         let new_seqs = !self.waiting.is_empty() && self.running.len() < self.eased.running;
         let prompts = new_seqs || decoding < self.running.len();
+        let rows = rows.saturating_sub(if prompts { self.limits.image_rows } else { 0 });
         let (rows, logit_rows) = (rows.saturating_sub(decoding), logit_rows.saturating_sub(decoding));
         if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
     }
@@ -242,15 +245,16 @@ impl<T> Scheduler<T> {
         if self.limits.encoder_batch && chunk < seq.remaining() {
             return None;
         }
-        if self.limits.apart() && seq.in_prompt(seq.computed) {
+        if self.limits.split_numerics() && seq.in_prompt(seq.computed) {
             chunk = chunk.min(seq.prompt_len - seq.computed);
-        } else if self.limits.apart() {
+        } else if self.limits.split_numerics() {
             let answers = self.shares.iter().filter(|share| !self.running[share.seq].in_prompt(share.start));
             chunk = chunk.min(self.limits.answer_rows().saturating_sub(answers.map(|share| share.rows).sum()));
         }
         while seq.logit_rows(chunk) > logit_rows {
             chunk -= seq.logit_rows(chunk) - logit_rows;
         }
+        chunk = seq.media.uncut(seq.computed, chunk);
         (chunk > 0 && self.fit(i, chunk, events)).then(|| self.share_of(i, chunk, 0))
     }
 
@@ -266,6 +270,7 @@ impl<T> Scheduler<T> {
             return true;
         }
         let positions = self.running[i].computed + rows;
+        self.running[i].slide();
         while !self.running[i].pages.grow(positions) {
             let newest = self.running.len() - 1;
             debug_assert!(newest > 0, "I5: the oldest fits the pool alone");

@@ -1,8 +1,8 @@
 //! What bounds a step, and what a step is made of.
 
-use plimsoll_device::Rounded;
+use plimsoll_device::Bf16Rows;
 
-/// Rows of answers that a step computes again, beside those that its streams need, where [`StepLimits::apart`].
+/// Rows of answers that a step computes again, beside those that its streams need, where [`StepLimits::split_numerics`].
 const RECOMPUTED_ROWS: usize = 64;
 
 /// The bounds of a step and of the running set.
@@ -16,39 +16,47 @@ pub struct StepLimits {
     pub running: usize,
     /// State slots that a running sequence owns; 0 for models without recurrent state.
     pub slots: usize,
+    /// Positions that sliding-window layers see, where these have pages of their own; 0 for models without.
+    pub window: usize,
     /// Drafts that a sequence may have at once; 0 without speculation.
     pub drafts: usize,
     /// They are a draft head's, which is run behind every step; otherwise they cost nothing to make.
     pub draft_head: bool,
+    /// It is a model of its own, which goes on from tokens and not from hidden states.
+    pub draft_model: bool,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub encoder_batch: bool,
     /// A prompt may take more than a step: a chunk of it, as large as a step at most, is computed layer by layer, between steps.
     pub layered: bool,
     /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
     pub media: bool,
+    /// Rows of the largest image, where the rows of an image attend to each other and are computed in one step; 0 where an image may be cut.
+    pub image_rows: usize,
     /// Which rows are computed in bfloat16.
-    pub rounded: Rounded,
+    pub bf16: Bf16Rows,
+    /// The device finds the most likely tokens of rows that need no more ([`StepInput::candidates`](plimsoll_device::StepInput)).
+    pub candidates: bool,
 }
 
 impl StepLimits {
     /// Whether rows of prompts use an arithmetic of their own. Then they come last in a step, and a prompt never reuses
     /// what an answer has computed.
-    pub fn apart(&self) -> bool {
-        self.rounded == Rounded::Prompts
+    pub fn split_numerics(&self) -> bool {
+        self.bf16 == Bf16Rows::Prompts
     }
 
     /// How many of `rows` rows, of which the last `of_prompts` are of prompts, are computed in bfloat16: the last ones.
-    pub fn rounded_rows(&self, rows: usize, of_prompts: usize) -> usize {
-        match self.rounded {
-            Rounded::None => 0,
-            Rounded::Prompts => of_prompts,
-            Rounded::All => rows,
+    pub fn bf16_rows(&self, rows: usize, of_prompts: usize) -> usize {
+        match self.bf16 {
+            Bf16Rows::None => 0,
+            Bf16Rows::Prompts => of_prompts,
+            Bf16Rows::All => rows,
         }
     }
 
     /// Whether logits are.
-    pub fn rounded_logits(&self) -> bool {
-        self.rounded == Rounded::All
+    pub fn bf16_logits(&self) -> bool {
+        self.bf16 == Bf16Rows::All
     }
 
     /// The same for a chunk that is computed layer by layer: of one sequence, or of none where there are no such chunks.
@@ -60,7 +68,7 @@ impl StepLimits {
     /// prompts have a faster arithmetic these are the slow ones, so that a step has no more of them than serve its streams and let every
     /// answer come back some time.
     pub fn answer_rows(&self) -> usize {
-        if self.apart() { self.rows.min(self.logit_rows + RECOMPUTED_ROWS) } else { self.rows }
+        if self.split_numerics() { self.rows.min(self.logit_rows + RECOMPUTED_ROWS) } else { self.rows }
     }
 }
 
@@ -95,11 +103,9 @@ impl Share {
     }
 }
 
-/// Counts of what scheduling a step did besides filling it.
+/// Counts of the scheduler in one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// Sequences preempted.
     pub preempted: u64,
-    /// Sequences that left the queue for the running set.
-    pub admitted: u64,
 }

@@ -4,7 +4,7 @@ use arrayvec::ArrayVec;
 
 use crate::api::options::Options;
 use crate::cache::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
-use crate::cache::{PAGE_TOKENS, PageId, PageKey};
+use crate::cache::{PAGE_TOKENS, PageId, PageKey, Pin};
 use crate::media::SeqMedia;
 use crate::schedule::scheduler::layered::Layered;
 
@@ -17,6 +17,18 @@ pub struct Pooled {
     pub every_row: bool,
     /// Tokens from here on are of the second type.
     pub second_at: usize,
+}
+
+/// Whether a tier below memory was asked for a prefix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reading {
+    /// It was not, or there is none.
+    #[default]
+    Unasked,
+    /// It has a part that is worth reading: the sequence waits for it and is not admitted.
+    Waits,
+    /// There is nothing more to read.
+    Done,
 }
 
 /// One sequence as the scheduler sees it.
@@ -45,15 +57,21 @@ pub struct Seq<T> {
     pub drafted: std::ops::Range<usize>,
     /// What its next token may be is not known yet: it takes part in no step.
     pub held: bool,
+    /// What a tier below memory has of its prefix.
+    pub reading: Reading,
     /// Logits are wanted from this position on (the last position's always).
     pub logits_from: usize,
+    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed.
+    pub candidates: u32,
     /// Set if no text is made of it.
     pub pooled: Option<Pooled>,
     /// The media in its prompt.
     pub media: SeqMedia,
+    /// Prefixes of its prompt that the cache is to keep.
+    pub pins: ArrayVec<Pin, { Pin::MOST }>,
     /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9): the scheduler's
-    /// [`StepLimits::apart`](super::StepLimits::apart).
-    pub(super) apart: bool,
+    /// [`StepLimits::split_numerics`](super::StepLimits::split_numerics).
+    pub(super) split_numerics: bool,
     /// What was left to compute when it was last admitted takes more than a step.
     pub(super) long: bool,
     /// The chunk of it that is being computed layer by layer.
@@ -87,10 +105,12 @@ pub struct NewSeq<T> {
     pub slots: usize,
     /// Empty, with room for all its pages.
     pub pages: Vec<PageId>,
-    /// The same for their ids.
-    pub page_ids: Vec<u32>,
+    /// The same for its window pages.
+    pub window_pages: Vec<PageId>,
     /// The media in its prompt.
     pub media: SeqMedia,
+    /// Prefixes of its prompt that the cache is to keep.
+    pub pins: ArrayVec<Pin, { Pin::MOST }>,
     /// What the owner attaches.
     pub work: T,
 }
@@ -103,7 +123,20 @@ fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> 
 impl<T> Seq<T> {
     /// A sequence that holds nothing yet.
     pub fn new(cache: &SharedCache, new: NewSeq<T>) -> Self {
-        let NewSeq { order, salt, tokens, total_max, logits_from, pooled, slots, pages, page_ids, media, work } = new;
+        let NewSeq {
+            order,
+            salt,
+            tokens,
+            total_max,
+            logits_from,
+            pooled,
+            slots,
+            pages,
+            window_pages,
+            media,
+            pins,
+            work,
+        } = new;
         Self {
             order,
             salt,
@@ -111,15 +144,18 @@ impl<T> Seq<T> {
             tokens,
             total_max,
             computed: 0,
-            pages: PageLease::new(cache, pages, page_ids),
+            pages: PageLease::new(cache, pages, window_pages),
             states: StateLease::new(cache, slots),
             drafts: ArrayVec::new(),
             drafted: 0..0,
             held: false,
+            reading: Reading::default(),
             logits_from,
+            candidates: 0,
             pooled,
             media,
-            apart: false,
+            pins,
+            split_numerics: false,
             long: false,
             layered: None,
             published: 0,
@@ -127,6 +163,11 @@ impl<T> Seq<T> {
             suspect_until: None,
             work,
         }
+    }
+
+    /// Whether others can start from what it has computed only where it keeps state or windows.
+    pub(super) fn keeps_points(&self) -> bool {
+        self.states.needed() || self.pages.windowed()
     }
 
     /// Whether only the newest token, and drafts after it, are left to compute.
@@ -160,19 +201,24 @@ impl<T> Seq<T> {
     }
 
     /// What its pages are found by.
-    pub(super) fn key(&self) -> PageKey<'_> {
+    pub(crate) fn key(&self) -> PageKey<'_> {
         key_of(self.salt, &self.tokens[..self.findable()], &self.media)
     }
 
     /// So many of its tokens have pages that it may find and others may.
     fn findable(&self) -> usize {
-        if self.apart { self.prompt_len } else { self.tokens.len() }
+        if self.split_numerics { self.prompt_len } else { self.tokens.len() }
     }
 
     /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
     pub(super) fn ready(&self) -> usize {
         let wall = self.media.wall(self.computed).unwrap_or(usize::MAX);
         wall.min(self.tokens.len()) - self.computed
+    }
+
+    /// Positions from the next on that must be in one step: the rest of an image, in some models.
+    pub(super) fn together(&self) -> usize {
+        if self.decoding() || self.at_wall() { 0 } else { self.media.together(self.computed) }
     }
 
     /// Rows with wanted logits among the next `rows`.
@@ -206,6 +252,14 @@ impl<T> Seq<T> {
         want
     }
 
+    /// Where a draft model goes on, so that it has seen all positions up to `start` that it can: behind those that it was run over. At
+    /// `start` itself if there are more than `most` between, or another sequence reads them.
+    pub fn draft_from(&self, start: usize, most: usize) -> usize {
+        let end = self.drafted.end;
+        let near = !self.drafted.is_empty() && end < start && start - end <= most;
+        if near && self.pages.held_once(end..start) { end } else { start }
+    }
+
     /// The draft head is run over `rows` positions from `start`.
     pub fn draft_over(&mut self, start: usize, rows: usize) {
         if self.drafted.end != start {
@@ -215,11 +269,13 @@ impl<T> Seq<T> {
         self.pages.set_drafted(&self.drafted, start);
     }
 
-    /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free.
+    /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free. In a model with sliding windows
+    /// that is to keep the window pages that a sequence reads from there on.
     pub(super) fn wish(&mut self, position: usize) -> bool {
         // Where the states of a chunk that was begun go is settled.
         let begun = self.computed + self.layered.map_or(0, |chunk| chunk.rows);
-        if position <= begun || !self.states.needed() {
+        let windowed = self.pages.windowed() && position >= self.computed.max(1);
+        if !windowed && (position <= begun || !self.states.needed()) {
             return self.states.plans(position);
         }
         if !self.checkpoints_wanted.contains(&position) && self.checkpoints_wanted.len() < WISHES_MAX {
@@ -247,8 +303,12 @@ impl<T> Seq<T> {
                 return false;
             }
         }
-        for position in [self.end_of_input(), found.known.max(shared)] {
+        // Where it starts others have ended: window pages from before are worth keeping.
+        for position in [self.end_of_input(), found.known.max(shared), found.tokens] {
             self.wish(position);
+        }
+        for at in 0..self.pins.len() {
+            self.wish(self.pins[at].tokens.min(self.end_of_input()) / PAGE_TOKENS * PAGE_TOKENS);
         }
         true
     }
@@ -280,8 +340,18 @@ impl<T> Seq<T> {
         self.start_at(0);
     }
 
+    /// Gives back the window pages that its next row does not see.
+    pub(super) fn slide(&mut self) {
+        if let Some(slid) = self.pages.slide(self.computed, &self.checkpoints_wanted) {
+            self.checkpoints_wanted.retain(|position| *position / PAGE_TOKENS > slid);
+        }
+    }
+
     /// Plans the checkpoints that fall into the next `rows` rows, which end before the prompt's last.
     pub(super) fn plan_checkpoints(&mut self, rows: usize) {
+        if !self.states.needed() {
+            return;
+        }
         if self.pages.doubted() {
             return self.checkpoints_wanted.clear();
         }
@@ -311,9 +381,15 @@ impl<T> Seq<T> {
         // A chunk may go on behind the prompt, in one that is computed again.
         let end = self.computed.min(self.prompt_len);
         if end / PAGE_TOKENS > self.published / PAGE_TOKENS {
-            self.pages.publish(key.first(end));
+            self.pages.publish(key.first(end), &self.checkpoints_wanted);
             self.published = end;
         }
+    }
+
+    /// The prefixes that are pinned, and for how many minutes.
+    pub(crate) fn pinned(&self) -> impl Iterator<Item = (PageKey<'_>, u32)> {
+        let key = key_of(self.salt, &self.tokens[..self.prompt_len], &self.media);
+        self.pins.iter().map(move |pin| (key.first(pin.tokens.min(self.prompt_len)), pin.minutes))
     }
 
     /// Ends it well: what it computed stays findable, as far as others could start from it.

@@ -6,7 +6,7 @@
 mod state;
 mod world;
 
-use plimsoll_device::Rounded;
+use plimsoll_device::Bf16Rows;
 use proptest::prelude::*;
 
 use super::*;
@@ -17,7 +17,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn everybody_finishes_and_every_page_comes_back(
+    fn all_requests_finish_and_all_pages_return(
         sizes in sizes(),
         happenings in prop::collection::vec(happening(), 1..60),
     ) {
@@ -99,8 +99,7 @@ fn short_prompts_do_not_wait_for_long_ones() {
 /// Answers that begin again come back by bounded steps (`World` checks each), and all do.
 #[test]
 fn long_answers_are_computed_again_bit_by_bit() {
-    let limits =
-        StepLimits { rows: 200, logit_rows: 4, running: 4, rounded: Rounded::Prompts, ..StepLimits::default() };
+    let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, bf16: Bf16Rows::Prompts, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 200, false));
     for _ in 0..3 {
         world.arrive(9, 150, 0, 0, false);
@@ -138,7 +137,7 @@ fn a_prompt_that_is_computed_again_is_published_again() {
 
 /// A running sequence's pages are shared: admission charges a sequence with the same beginning for its own pages only.
 #[test]
-fn who_shares_a_long_prefix_needs_room_for_its_own_only() {
+fn shared_prefix_needs_pages_for_the_rest_only() {
     let limits = StepLimits { rows: 600, logit_rows: 8, running: 8, ..StepLimits::default() };
     // Forty pages of prefix, and six of one's own for each of four; two such prefixes would not fit.
     let mut world = World::new(Sizes::plain(limits, 70, true));
@@ -156,7 +155,7 @@ fn who_shares_a_long_prefix_needs_room_for_its_own_only() {
 
 /// The queue neither grows nor moves with the number of sequences that pass through it, even while it is never empty.
 #[test]
-fn who_waits_alone_waits_where_the_one_before_did() {
+fn single_waiting_request_keeps_its_place() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 1, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 8, true));
     let mut places = std::collections::BTreeSet::new();
@@ -191,7 +190,7 @@ fn a_sequence_that_comes_back_decoding_is_not_left_out() {
 
 /// An older sequence that takes the pages of a newer one takes its place in the step, too.
 #[test]
-fn who_is_preempted_after_it_was_scheduled_is_not_in_the_step() {
+fn preempted_sequence_leaves_the_step() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 2, false));
     world.arrive(16, 16, 1, 0, false);
@@ -276,7 +275,7 @@ fn a_chunk_between_layers_ends_with_its_sequence() {
 
 /// A sequence with the beginning of a long prompt waits for that common part, chunk by chunk, and for no more.
 #[test]
-fn who_begins_like_a_long_prompt_starts_from_its_chunks() {
+fn equal_prefix_starts_from_cached_chunks() {
     for slots in [0, 24] {
         let limits = StepLimits { rows: 32, logit_rows: 8, running: 8, layered: true, ..StepLimits::default() };
         let limits = StepLimits { slots: slots.min(1), ..limits };

@@ -141,7 +141,7 @@ fn a_head_that_becomes_right_is_found_out_and_one_that_becomes_wrong_too() {
 }
 
 #[test]
-fn without_adaptation_everybody_drafts_until_the_head_fails() {
+fn without_adaptation_all_requests_draft_until_the_head_fails() {
     let mut pace = Pace::new(false, 9.0);
     let (good, off) = (Drafting::new(true), Drafting::new(false));
     assert!(

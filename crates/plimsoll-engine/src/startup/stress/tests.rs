@@ -53,7 +53,7 @@ struct Recorder<'a> {
 }
 
 fn fresh(blueprint: &Blueprint) -> PlanDevice<'_> {
-    PlanDevice::new(&blueprint.weights, blueprint.model.shape(KvDtype::F32).kv)
+    PlanDevice::new(&blueprint.weights, &blueprint.model.shape(KvDtype::F32).kv)
 }
 
 impl<'a> Recorder<'a> {
@@ -143,6 +143,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     let mut scheduler = Scheduler::new(limits, cache.clone(), requests.len());
     for (order, (prompt, output, reported)) in requests.iter().enumerate() {
         let new_seq = NewSeq {
+            pins: Default::default(),
             order: order as u64,
             salt: 0,
             tokens: (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect(),
@@ -151,7 +152,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             pooled: None,
             slots: limits.slots,
             pages: Vec::new(),
-            page_ids: Vec::new(),
+            window_pages: Vec::new(),
             media: crate::media::SeqMedia::default(),
             work: (),
         };

@@ -36,7 +36,31 @@ impl Recall {
                 self.cache[at] = self.codes[seq.first_row + i];
                 self.ids[at] = step.tokens[seq.first_row + i];
             }
+            self.remember_window(step, seq);
         }
+    }
+
+    /// Leaves the history up to each row in the sequence's window pages.
+    fn remember_window(&mut self, step: &StepInput<'_>, seq: &SeqSpan) {
+        if self.shape.window == 0 {
+            return assert!(step.window_pages.is_empty());
+        }
+        assert_eq!(step.window_pages.len(), step.pages.len());
+        for row in seq.first_row..seq.first_row + seq.rows {
+            let at = place(&step.window_pages[seq.pages_at..], step.positions[row] as usize);
+            self.windows[at] = self.history(step, seq, row);
+        }
+    }
+
+    /// Whether a row finds its own history in the window pages, as far back as it sees.
+    fn window_agrees(&self, step: &StepInput<'_>, seq: &SeqSpan, row: usize) -> bool {
+        let position = step.positions[row] as usize;
+        let first = (position + 1).saturating_sub(self.shape.window);
+        let pages = &step.pages[seq.pages_at..][..seq.pages];
+        let history = |end: usize| hash((0..=end).map(|seen| self.cache[place(pages, seen)]));
+        self.shape.window == 0
+            || (first..=position)
+                .all(|seen| self.windows[place(&step.window_pages[seq.pages_at..], seen)] == history(seen))
     }
 
     /// What stands in each row: its token, or what the tower has made for it, at its place.
@@ -108,6 +132,7 @@ impl Recall {
             // Both memories agree, or the answer is another one.
             let history =
                 states.get(logit_row).map_or(history, |state| if *state == history { history } else { !history });
+            let history = if self.window_agrees(step, span(logit_row), logit_row) { history } else { !history };
             let echoed = self.echoed(step, span(logit_row), logit_row, history);
             let row = &mut self.logits[i * VOCAB as usize..][..VOCAB as usize];
             logits(history, row);
@@ -182,7 +207,7 @@ impl Runner for Recall {
             step.state_out.iter().filter(|slot| **slot != NO_STATE).for_each(|slot| self.states[*slot as usize] = 0);
             return Err(DeviceError::Injected("the token that fails"));
         }
-        let states = if self.shape.state_slots > 0 { self.advance(step) } else { Vec::new() };
+        let states = if self.shape.ring() > 0 { self.advance(step) } else { Vec::new() };
         self.read(step, &states);
         if !self.shape.step_time.is_zero() {
             std::thread::sleep(self.shape.step_time);
@@ -250,18 +275,18 @@ impl Runner for Recall {
         Ok(())
     }
 
-    fn encode(&mut self, _: Sense, pictures: &Pictures<'_>) -> Result<(), DeviceError> {
+    fn encode(&mut self, _: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
         self.seen.batches_between.fetch_add(u64::from(self.begun.is_some()), Ordering::Relaxed);
         // As on a device, it takes the place of what the last step left.
         self.row_len.clear();
         self.encoded.clear();
-        let count = pictures.grids.len() as u64;
+        let count = images.grids.len() as u64;
         self.seen.batches.fetch_add(1, Ordering::Relaxed);
         self.seen.batch_max.fetch_max(count, Ordering::Relaxed);
-        self.seen.pictures.fetch_add(count, Ordering::Relaxed);
+        self.seen.images.fetch_add(count, Ordering::Relaxed);
         assert!(count as usize <= self.shape.tower.unwrap().batch, "A28: {count} at once");
-        let mut patches = pictures.patches;
-        for grid in pictures.grids {
+        let mut patches = images.patches;
+        for grid in images.grids {
             let rows = grid.frames * grid.height * grid.width;
             let (own, rest) = patches.split_at(rows * 3 * 2 * 2 * 2);
             patches = rest;

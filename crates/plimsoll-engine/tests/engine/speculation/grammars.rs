@@ -123,7 +123,7 @@ impl Constraint for Pondering {
 /// A sequence that waits for its grammar's next tokens takes part in no step, with or without drafts. Others go on
 /// meanwhile.
 #[test]
-fn a_form_that_takes_long_holds_up_nobody() {
+fn slow_grammar_delays_no_other_request() {
     for shape in
         [Shape::hybrid(0, 0, 8), Shape::hybrid(2, 256, 8), Shape { drafts: 3, head: false, ..Shape::default() }]
     {
@@ -164,7 +164,7 @@ fn a_new_request_whose_grammar_is_busy_joins_no_step() {
 
 /// Waiting for a form is no standstill while it gets on, however long its next token takes.
 #[test]
-fn a_form_that_takes_longer_than_a_stall_is_no_stall() {
+fn grammar_slower_than_the_stall_limit_is_not_a_stall() {
     let (engine, _) = recall_engine(Shape::default());
     engine.set_stall_limit(Duration::from_secs(1));
     let request = Request {
@@ -177,7 +177,7 @@ fn a_form_that_takes_longer_than_a_stall_is_no_stall() {
 }
 
 #[test]
-fn a_form_that_leaves_only_ends_before_an_end_may_come_is_the_requests_error() {
+fn grammar_with_only_ends_before_min_tokens_fails_its_request() {
     let (engine, _) = recall_engine(Shape::default());
     let form = |min_tokens| Request {
         grammar: Some(Arc::new(Ever(7))),

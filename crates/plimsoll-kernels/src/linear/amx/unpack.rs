@@ -8,7 +8,7 @@ use crate::packing::{BLOCK, PANEL, SUPER};
 use crate::simd::{Simd, Words};
 
 /// Writes codes and scales of a part as the matrix unit and the vector units want them.
-pub(super) struct Unpack<'a, const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> {
+pub(super) struct Unpack<'a, const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> {
     pub(super) job: &'a Job<'a>,
     pub(super) part: Part,
     /// What codes are as bfloat16, if they are to be.
@@ -16,8 +16,8 @@ pub(super) struct Unpack<'a, const BITS: u8, const HALVES: bool, const OFFSET: b
     pub(super) scratch: *mut Scratch,
 }
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Kernel
-    for Unpack<'_, BITS, HALVES, OFFSET, P>
+impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Kernel
+    for Unpack<'_, CODE, HALVES, OFFSET, P>
 {
     type Output = ();
 
@@ -25,7 +25,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
     fn run<S: Simd>(self, s: S) {
         let Unpack { job, part, table, scratch } = self;
         let packing = job.weights.packing;
-        let block_bytes = PANEL * BLOCK * BITS as usize / 8;
+        let block_bytes = codes::block_bytes(CODE);
         let (per_block, quads) = if HALVES { (2, 4) } else { (1, 8) };
         // SAFETY: `Job::by_panels` only makes parts within the matrix, laid out as `packing` says, of at most `GROUPS` groups.
         unsafe {
@@ -35,17 +35,24 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
                 for g in 0..part.len {
                     let group = part.first + g;
                     self.prefetch(s, panel, group);
-                    let all = codes::unpack::<S, BITS>(s, panel.add(group / per_block * block_bytes));
+                    let block = panel.add(group / per_block * block_bytes);
+                    // The table has levels for codes.
+                    let all = match table {
+                        Some(_) => codes::unpack::<S, CODE>(s, block),
+                        None => codes::levels::<S, CODE>(s, block, job.quant.levels()),
+                    };
                     let to = (&raw mut (*scratch).codes[g][p]).cast::<u8>();
                     for quad in 0..quads {
                         let codes = all[group % per_block * quads + quad];
                         match table {
-                            Some(table) if BITS > 5 => s.store_words::<true>(to.add(128 * quad), table, codes),
+                            Some(table) if codes::bits(CODE) > 5 => {
+                                s.store_words::<true>(to.add(128 * quad), table, codes)
+                            }
                             Some(table) => s.store_words::<false>(to.add(128 * quad), table, codes),
                             None => s.store_bytes(to.add(64 * quad), s.sub_bytes(codes, job.quant.zero)),
                         }
                     }
-                    let (scale, offset) = codes::scales::<S, HALVES, OFFSET>(s, job.quant.scales, scales, group);
+                    let (scale, offset) = codes::scales::<S, HALVES, OFFSET>(s, &job.quant, scales, group);
                     let to = (&raw mut (*scratch).scales[g][p]).cast::<f32>();
                     s.store(to, scale);
                     s.store(to.add(PANEL), offset);
@@ -55,7 +62,7 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
     }
 }
 
-impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unpack<'_, BITS, HALVES, OFFSET, P> {
+impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unpack<'_, CODE, HALVES, OFFSET, P> {
     /// Asks for what a later part will unpack: further along the panel, or, near its end, at the beginning of the panel
     /// that takes its place.
     #[inline(always)]
@@ -67,6 +74,6 @@ impl<const BITS: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unp
         } else {
             (panel.wrapping_add(P * packing.panel_bytes()), ahead % blocks)
         };
-        codes::prefetch_block::<S, BITS>(s, panel, packing.k(), block, self.job.quant.super_bytes() * BLOCK / SUPER);
+        codes::prefetch_block::<S, CODE>(s, panel, packing.k(), block, self.job.quant.super_bytes() * BLOCK / SUPER);
     }
 }

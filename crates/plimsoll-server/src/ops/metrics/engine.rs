@@ -87,7 +87,7 @@ fn encode_renamed(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) ->
 }
 
 impl EngineValues {
-    fn singles(&self, page: &LedgerReport) -> [Single<i64>; 16] {
+    fn singles(&self, page: &LedgerReport) -> [Single<i64>; 19] {
         let status = self.engine.status();
         let read = |value: &AtomicU64| signed(value.load(Ordering::Relaxed));
         let (pools, grammars) = (&page.pools, &self.grammars);
@@ -99,6 +99,17 @@ impl EngineValues {
             ("plimsoll_kv_pages_peak", "The most pages that were in use at once since start", read(&status.pages_peak)),
             ("plimsoll_kv_pool_pages", "Pages of the pool", read(&status.pages_total)),
             ("plimsoll_kv_pages_cached", "Pages held by the prefix index alone", read(&status.pages_cached)),
+            (
+                "plimsoll_kv_window_pages_used",
+                "Window pages in use, those of the prefix index included",
+                read(&status.windows_used),
+            ),
+            ("plimsoll_kv_window_pool_pages", "Window pages of the pool", read(&status.windows_total)),
+            (
+                "plimsoll_kv_window_pages_cached",
+                "Window pages held by the prefix index alone",
+                read(&status.windows_cached),
+            ),
             ("plimsoll_state_slots_used", "State slots held or kept as checkpoints", read(&status.slots_used)),
             ("plimsoll_state_pool_slots", "State slots of the pool", read(&status.slots_total)),
             ("plimsoll_state_slots_kept", "State slots kept as checkpoints", read(&status.slots_kept)),

@@ -3,11 +3,13 @@
 use serde_json::{Map, Value, json};
 
 use super::schema::{Object, closed, schema};
+use super::{disk, ollama, pooled, transcriptions, turns};
 
 /// All of them.
 pub(super) fn schemas() -> Value {
     let mut all = Map::new();
-    for (name, fields) in OBJECTS.iter().chain(super::turns::OBJECTS).chain(super::pooled::OBJECTS) {
+    let objects = [OBJECTS, turns::OBJECTS, pooled::OBJECTS, disk::OBJECTS, ollama::OBJECTS, transcriptions::OBJECTS];
+    for (name, fields) in objects.into_iter().flatten() {
         all.insert((*name).into(), closed(fields));
     }
     all.insert("Anything".into(), json!({}));
@@ -143,11 +145,39 @@ const OBJECTS: &[Object] = &[
             ("created_at", "string"),
             // Where there are several, of those that are loaded.
             ("max_model_len", "~integer"),
+            ("input_modalities", "~[string]"),
+            ("output_modalities", "~[string]"),
+            ("default_sampling", "~DefaultSampling"),
             ("state", "~string"),
+        ],
+    ),
+    (
+        "DefaultSampling",
+        &[
+            ("temperature", "number"),
+            ("top_p", "number"),
+            ("top_k", "integer"),
+            ("min_p", "number"),
+            ("repetition_penalty", "number"),
+            // model, server or off
+            ("source", "string"),
         ],
     ),
     ("Health", &[("status", "string"), ("steps", "integer")]),
     ("Version", &[("version", "string")]),
+    (
+        "Index",
+        &[
+            ("server", "string"),
+            ("version", "string"),
+            ("models", "[string]"),
+            ("page", "string"),
+            ("openapi", "string"),
+            ("documentation", "string"),
+            ("routes", "[Route]"),
+        ],
+    ),
+    ("Route", &[("method", "string"), ("path", "string"), ("summary", "string")]),
     ("Cancelled", &[("id", "string"), ("object", "string"), ("cancelled", "integer")]),
     ("CacheCleared", &[("object", "string"), ("before", "Cache"), ("after", "Cache")]),
     (
@@ -159,6 +189,9 @@ const OBJECTS: &[Object] = &[
             ("entries", "integer"),
             ("pages", "integer"),
             ("bytes", "integer"),
+            ("pinned_pages", "integer"),
+            ("window_pages", "integer"),
+            ("window_bytes", "integer"),
             ("state_checkpoints", "integer"),
             ("state_bytes", "integer"),
             ("encoder_entries", "integer"),
@@ -167,6 +200,9 @@ const OBJECTS: &[Object] = &[
             ("miss_tokens", "integer"),
             ("inserted_pages", "integer"),
             ("evicted_pages", "integer"),
+            // with --cache-dir
+            ("disk", "~DiskCache"),
+            ("saved", "~[SavedPrefix]"),
         ],
     ),
     (
@@ -183,6 +219,7 @@ const OBJECTS: &[Object] = &[
             ("totals", "Totals"),
             ("pools", "Pools"),
             ("degradation", "Degradation"),
+            ("disk", "~DiskCache"),
             ("requests", "[Running]"),
             ("models", "~[ModelPart]"),
         ],
@@ -232,6 +269,7 @@ const OBJECTS: &[Object] = &[
         "Pools",
         &[
             ("kv_pages", "Pages"),
+            ("kv_window_pages", "Pages"),
             ("state_slots", "Pages"),
             ("encoder_outputs", "Pages"),
             ("media_bytes", "Share"),
@@ -270,6 +308,7 @@ const OBJECTS: &[Object] = &[
             ("line_source", "string"),
             ("planned_bytes", "integer"),
             ("committed_bytes", "integer"),
+            ("device", "~DeviceMemory"),
             ("unaccounted_bytes", "integer"),
             ("components", "[Component]"),
             ("process", "object"),
@@ -372,9 +411,19 @@ const OBJECTS: &[Object] = &[
     ("Caches", &[("object", "string"), ("models", "[ModelCache]")]),
     ("ModelCache", &[("model", "string"), ("before", "~Cache"), ("cache", "Cache")]),
     (
+        "DeviceMemory",
+        &[
+            ("line_bytes", "integer"),
+            ("line_source", "string"),
+            ("planned_bytes", "integer"),
+            ("committed_bytes", "integer"),
+        ],
+    ),
+    (
         "Component",
         &[
             ("component", "string"),
+            ("on_device", "~boolean"),
             ("planned_bytes", "integer"),
             ("committed_bytes", "integer"),
             ("peak_bytes", "integer"),

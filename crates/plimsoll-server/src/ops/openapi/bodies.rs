@@ -60,7 +60,7 @@ pub(super) fn hint(example: &Value) -> Value {
 
 /// `params::Common` and `form::Form`.
 pub(super) fn common() -> Fields {
-    [lengths(), sampling(), endings(), forms(), hints()].into_iter().flatten().collect()
+    [lengths(), sampling(), endings(), structured_output(), hints()].into_iter().flatten().collect()
 }
 
 /// The model, the number of choices and the length of the output.
@@ -143,7 +143,7 @@ fn endings() -> Fields {
 }
 
 /// Structured output.
-fn forms() -> Fields {
+fn structured_output() -> Fields {
     vec![
         ("response_format", response_format()),
         ("structured_outputs", json!({"type": "object", "examples": [{"choice": ["ab", "cd"]}]})),
@@ -287,7 +287,7 @@ fn conversation() -> Fields {
         ),
         (
             "tool_choice",
-            json!({"description": "auto, none, required, a named function or allowed_tools; needs tools", "examples": ["none"]}),
+            json!({"description": "auto, none, required, a named function or custom tool, or allowed_tools; needs tools", "examples": ["none"]}),
         ),
         ("parallel_tool_calls", flag(true)),
         ("add_generation_prompt", flag(true)),
@@ -339,7 +339,7 @@ pub(super) fn completions() -> Value {
         ("prompt", prompt),
         ("echo", flag(true)),
         ("logprobs", alternatives(1)),
-        ("suffix", only(&json!(""), "string")),
+        ("suffix", json!({"type": "string", "description": "Where the model has fill-in-the-middle tokens", "examples": ["", "x"]})),
     ]);
     object(fields, &["prompt"])
 }
@@ -356,6 +356,30 @@ pub(super) fn tokenize() -> Value {
     let mut body = object(fields, &[]);
     body["anyOf"] = json!([{"required": ["prompt"]}, {"required": ["messages"]}]);
     body
+}
+
+/// A name of a saved prefix.
+pub(super) fn prefix_name() -> Value {
+    json!({"type": "string", "pattern": "^[A-Za-z0-9._-]{1,64}$", "examples": ["agent-system-prompt"]})
+}
+
+/// The body of `/v1/cache/save`.
+pub(super) fn save_prefix() -> Value {
+    let mut fields = conversation();
+    fields.extend([
+        ("name", prefix_name()),
+        ("model", text("default")),
+        ("prompt", text("x")),
+        ("add_special_tokens", flag(false)),
+    ]);
+    let mut body = object(fields, &["name"]);
+    body["anyOf"] = json!([{"required": ["prompt"]}, {"required": ["messages"]}]);
+    body
+}
+
+/// The body of `/v1/cache/load`.
+pub(super) fn load_prefix() -> Value {
+    object(vec![("name", prefix_name()), ("model", text("default"))], &["name"])
 }
 
 /// The body of `/detokenize`.

@@ -1,13 +1,16 @@
-//! `GET /openapi.json`: what every route takes and answers.
+//! `GET /openapi.json`: the fields of every route and answer.
 //!
-//! Bodies are taken apart field by field, so there are no types to derive this from: `bodies` and `answers` say it again, and
-//! `tests/api/openapi.rs` holds the two together. Every field here has an example that the server takes, every field it takes is
-//! here, what is not here is refused, and every answer fits its schema.
+//! Bodies are parsed field by field, so there are no types to derive this from. `bodies` and `answers` repeat it, and
+//! `tests/api/openapi.rs` holds the two together. Every listed field has an example, which is accepted. Every accepted
+//! field is listed. Other fields are refused. Every answer fits its schema.
 
 mod answers;
 mod bodies;
+mod disk;
+mod ollama;
 mod pooled;
 mod schema;
+mod transcriptions;
 mod turns;
 
 use std::sync::Arc;
@@ -27,7 +30,10 @@ pub(crate) async fn handle(State(state): State<Arc<ServerState>>) -> Response {
 }
 
 /// Routes that only a server of one model has.
-const OF_ONE_MODEL: [&str; 8] = [
+const OF_ONE_MODEL: [&str; 11] = [
+    "/v1/cache/save",
+    "/v1/cache/load",
+    "/v1/cache/saved/{name}",
     "/tokenizer_info",
     "/v1/kv_events",
     "/v1/loads",
@@ -38,7 +44,21 @@ const OF_ONE_MODEL: [&str; 8] = [
     "/get_model_info",
 ];
 
-/// The document; `keyed`: the server wants API keys; `several`: it has several models; `choices_max`: the largest `n` that it takes.
+/// Method, path and summary of every route; `several`: the server has several models.
+pub(crate) fn routes(several: bool) -> Vec<(String, String, String)> {
+    let paths = paths();
+    let methods = |(path, item): (&String, &Value)| {
+        let methods = item.as_object().into_iter().flatten();
+        let summary = |operation: &Value| operation["summary"].as_str().unwrap_or_default().to_owned();
+        let route = |(method, operation): (&String, &Value)| (method.to_uppercase(), path.clone(), summary(operation));
+        methods.map(route).collect::<Vec<_>>()
+    };
+    let all = paths.as_object().into_iter().flatten();
+    all.filter(|(path, _)| !(several && OF_ONE_MODEL.contains(&path.as_str()))).flat_map(methods).collect()
+}
+
+/// The document; `keyed`: the server wants API keys; `several`: it has several models; `choices_max`: the largest `n`
+/// that it takes.
 fn document(keyed: bool, several: bool, choices_max: u32) -> Value {
     let mut document = json!({
         "openapi": "3.1.0",
@@ -46,7 +66,7 @@ fn document(keyed: bool, several: bool, choices_max: u32) -> Value {
             "title": "Plimsoll",
             "version": env!("CARGO_PKG_VERSION"),
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "OpenAI's API and what operators need. A field that is not listed is refused with a 400 that names it."
+            "description": "The APIs of OpenAI, Anthropic and Ollama, and what operators need. A field that is not listed is refused with a 400 that names it."
         },
         "paths": paths(),
         "components": {"schemas": answers::schemas()}
@@ -60,7 +80,7 @@ fn document(keyed: bool, several: bool, choices_max: u32) -> Value {
         if let Some(paths) = document["paths"].as_object_mut() {
             paths.retain(|path, _| !OF_ONE_MODEL.contains(&path.as_str()));
         }
-        for (path, method) in [("/v1/cache", "get"), ("/v1/cache", "delete"), ("/v1/cache/clear", "post")] {
+        for (path, method) in [("/v1/cache", "get"), ("/v1/cache", "delete")] {
             let done = &mut document["paths"][path][method]["responses"]["200"];
             done["content"]["application/json"]["schema"] = reference("Caches");
         }
@@ -79,11 +99,32 @@ fn document(keyed: bool, several: bool, choices_max: u32) -> Value {
 }
 
 fn paths() -> Value {
+    let mut all = own_paths();
+    if let (Value::Object(all), Value::Object(others)) = (&mut all, ollama::paths()) {
+        all.extend(others);
+    }
+    all
+}
+
+fn own_paths() -> Value {
     let id = |name: &str| json!([{"name": name, "in": "path", "required": true, "schema": {"type": "string", "minLength": 1}}]);
+    let resumed = |mut parameters: Value| {
+        let query = |name: &str, schema: Value, description: &str| json!({"name": name, "in": "query", "schema": schema, "description": description});
+        if let Value::Array(list) = &mut parameters {
+            list.push(query("stream", json!({"type": "boolean"}), "The events of a response in the background"));
+            list.push(query(
+                "starting_after",
+                json!({"type": "integer", "minimum": 0}),
+                "The events after this one; needs stream",
+            ));
+        }
+        parameters
+    };
     let with = |mut operation: Value, parameters: Value| {
         operation["parameters"] = parameters;
         operation
     };
+    let path_name = json!([{"name": "name", "in": "path", "required": true, "schema": bodies::prefix_name()}]);
     json!({
         "/v1/chat/completions": {"post": generating("Answer a conversation", &bodies::chat(), "ChatCompletion")},
         "/v1/completions": {"post": generating("Continue a text", &bodies::completions(), "Completion")},
@@ -92,11 +133,12 @@ fn paths() -> Value {
         "/v1/responses": {"post": generating("Answer a conversation, and keep it", &turns::responses(), "Response")},
         "/v1/responses/input_tokens": {"post": posting("The tokens of its prompt", &turns::input_tokens(), "ResponseCount")},
         "/v1/responses/{id}": {
-            "get": with(getting("A stored response", "Response"), id("id")),
+            "get": with(getting("A stored response", "Response"), resumed(id("id"))),
             "delete": with(getting("Forget it", "ResponseDeleted"), id("id"))
         },
         "/v1/responses/{id}/cancel": {"post": with(getting("End a running response", "Response"), id("id"))},
         "/v1/responses/{id}/input_items": {"get": with(getting("What came before its output", "ItemList"), id("id"))},
+        "/v1/audio/transcriptions": {"post": transcriptions::operation()},
         "/v1/embeddings": {"post": posting("What texts mean, as numbers", &pooled::embeddings(), "Embeddings")},
         "/v1/rerank": {"post": posting("Documents by how well they answer a query", &pooled::rerank(), "Ranking")},
         "/v2/rerank": {"post": posting("The same, where Cohere's clients look for it", &pooled::rerank(), "Ranking")},
@@ -105,6 +147,7 @@ fn paths() -> Value {
         "/tokenize": {"post": posting("Text or a conversation to token ids", &bodies::tokenize(), "Tokens")},
         "/detokenize": {"post": posting("Token ids to text", &bodies::detokenize(), "Text")},
         "/tokenizer_info": {"get": getting("The tokenizer's special tokens, its size and the chat template", "TokenizerInfo")},
+        "/v1": {"get": getting("What is here", "Index")},
         "/v1/models": {"get": getting("Every name the model goes by", "ModelList")},
         "/v1/models/{id}": {"get": with(getting("One name", "Model"), id("id"))},
         "/v1/status": {"get": getting("Every request that is being answered, and totals", "Status")},
@@ -113,7 +156,9 @@ fn paths() -> Value {
             "get": getting("What the prefix cache holds", "Cache"),
             "delete": getting("Forget it; the pages are free when the answer comes", "CacheCleared")
         },
-        "/v1/cache/clear": {"post": getting("The same", "CacheCleared")},
+        "/v1/cache/save": {"post": posting("Compute a prompt and keep its pages on disk under a name; with --cache-dir", &bodies::save_prefix(), "PrefixDone")},
+        "/v1/cache/load": {"post": posting("Bring a saved prefix into memory", &bodies::load_prefix(), "PrefixDone")},
+        "/v1/cache/saved/{name}": {"delete": with(getting("Keep it no longer", "PrefixRemoved"), path_name)},
         "/v1/kv_events": {"get": plain("What the prefix cache holds and how it changes, for routers; with --kv-events", "text/event-stream")},
         "/v1/loads": {"get": getting("How much there is to do", "Loads")},
         "/get_load": {"get": getting("The same, for older gateways", "OldLoads")},

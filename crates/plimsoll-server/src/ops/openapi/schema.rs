@@ -5,7 +5,8 @@ use serde_json::{Map, Value, json};
 /// A schema's name, and name and kind of each field.
 pub(super) type Object = (&'static str, &'static [(&'static str, &'static str)]);
 
-/// A closed object: `name: kind`, where a kind ends with `?` if it may be null and begins with `~` if the field may be absent.
+/// A closed object: `name: kind`, where a kind ends with `?` if it may be null and begins with `~` if the field may be
+/// absent.
 pub(super) fn closed(fields: &[(&str, &str)]) -> Value {
     let (mut properties, mut required) = (Map::new(), Vec::new());
     for (name, kind) in fields {

@@ -34,7 +34,7 @@ fn said() -> Fields {
         "properties": {
             "role": {"type": "string", "enum": ["user", "assistant", "system"]},
             "content": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object", "required": ["type"]}, "minItems": 1,
-                "description": "Blocks: text, tool_use, tool_result, thinking; image (base64, url) where the model takes images"}]}
+                "description": "Blocks: text, tool_use, tool_result, thinking, document (base64, text); image (base64, url) where the model takes images"}]}
         }
     });
     let tool = json!({"type": "object", "required": ["name", "input_schema"]});
@@ -113,7 +113,7 @@ fn asked() -> Fields {
         (
             "input",
             json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}, "minItems": 1}],
-                "description": "A text or items, also stored ones by their ids (item_reference); input_image (image_url) and input_audio among their parts where the model takes them",
+                "description": "A text or items, also stored ones by their ids (item_reference); input_file (file_data) among their parts, and input_image (image_url) and input_audio where the model takes them",
                 "examples": ["x", [{"role": "user", "content": "x"}]]}),
         ),
         ("instructions", text("x")),
@@ -121,12 +121,12 @@ fn asked() -> Fields {
         (
             "tools",
             json!({"type": "array", "items": {"type": "object", "required": ["type"]},
-                "description": "Functions, also those of a namespace",
+                "description": "Functions, also those of a namespace, and custom tools",
                 "examples": [[{"type": "function", "name": "f", "parameters": {"type": "object"}}]]}),
         ),
         (
             "tool_choice",
-            json!({"description": "auto, none, required, a function, allowed_tools", "examples": ["none"]}),
+            json!({"description": "auto, none, required, a function, a custom tool, allowed_tools", "examples": ["none"]}),
         ),
         ("parallel_tool_calls", flag(true)),
         (
@@ -134,7 +134,10 @@ fn asked() -> Fields {
             json!({"type": "object", "examples": [{"format": {"type": "text"}}, {"format": {"type": "json_object"}}]}),
         ),
         ("reasoning", json!({"type": "object", "examples": [{"effort": "none"}]})),
-        ("truncation", only(&json!("disabled"), "string")),
+        (
+            "truncation",
+            json!({"type": ["string", "null"], "enum": ["auto", "disabled", null], "examples": ["disabled"]}),
+        ),
     ]
 }
 
@@ -151,13 +154,14 @@ pub(super) fn responses() -> Value {
     fields.extend(asked());
     fields.extend([
         ("max_output_tokens", integer(1, 3)),
+        ("max_tool_calls", json!({"type": ["integer", "null"], "minimum": 0, "maximum": 128, "description": "Calls of tools of MCP servers", "examples": [2]})),
         ("store", flag(false)),
         ("metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         ("client_metadata", json!({"type": "object", "additionalProperties": {"type": "string"}, "examples": [{"a": "b"}]})),
         ("include", json!({"type": "array", "items": {"type": "string", "enum": ["message.output_text.logprobs", "reasoning.encrypted_content"]}, "examples": [["message.output_text.logprobs"]]})),
         ("top_logprobs", json!({"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX, "description": "Above 0 only with `include`", "examples": [0]})),
         ("stream_options", json!({"type": "object", "examples": [{"include_obfuscation": false}]})),
-        ("background", only(&json!(false), "boolean")),
+        ("background", json!({"type": ["boolean", "null"], "description": "Needs `store`; at most 16 at once", "examples": [false]})),
         ("service_tier", service_tier()),
         ("prompt_cache_retention", hint(&json!("24h"))),
         ("prompt_cache_options", hint(&json!({"mode": "explicit"}))),
@@ -203,10 +207,12 @@ pub(super) const OBJECTS: &[Object] = &[
             ("input_tokens", "integer"),
             ("cache_creation_input_tokens", "integer"),
             ("cache_read_input_tokens", "integer"),
+            ("cache_creation", "MessageCacheCreation"),
             ("output_tokens", "integer"),
             ("service_tier", "string"),
         ],
     ),
+    ("MessageCacheCreation", &[("ephemeral_5m_input_tokens", "integer"), ("ephemeral_1h_input_tokens", "integer")]),
     ("MessageCount", &[("input_tokens", "integer")]),
     ("ResponseCount", &[("object", "string"), ("input_tokens", "integer")]),
     ("MessageError", &[("type", "string"), ("error", "MessageErrorInner"), ("request_id", "~string")]),

@@ -11,18 +11,18 @@ use std::time::Duration;
 use plimsoll_server::{MediaConfig, MediaFetch, RecordConfig, ServerConfig};
 use serde_json::{Value, json};
 
-use super::{asked, chat, data, fixture, idle, image, seeing, text};
+use super::{asked, chat, data, fixture, idle, image_part, seeing, text};
 use crate::common::{PATIENCE, config, eventually, post};
 
-/// A server of pictures on the loopback network. Of `/slow` it sends half.
-struct Pictures {
+/// A server of images on the loopback network. Of `/slow` it sends half.
+struct EncoderInput {
     url: String,
     asked: Arc<AtomicUsize>,
     /// Those that wait for the other half.
     held: Arc<Mutex<Option<Vec<TcpStream>>>>,
 }
 
-impl Pictures {
+impl EncoderInput {
     fn start(address: &str, pages: BTreeMap<&'static str, Vec<u8>>) -> Self {
         let listener = TcpListener::bind((address, 0)).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -64,11 +64,11 @@ impl Pictures {
     }
 }
 
-fn pictures() -> Pictures {
-    pictures_at("127.0.0.1")
+fn images() -> EncoderInput {
+    images_at("127.0.0.1")
 }
 
-fn pictures_at(address: &str) -> Pictures {
+fn images_at(address: &str) -> EncoderInput {
     let pages = [
         ("/a.png", fixture("rgb.png")),
         ("/late", fixture("rgb.png")),
@@ -76,7 +76,7 @@ fn pictures_at(address: &str) -> Pictures {
         ("/text", b"no picture".to_vec()),
         ("/large", vec![0; 3 << 20]),
     ];
-    Pictures::start(address, BTreeMap::from(pages))
+    EncoderInput::start(address, BTreeMap::from(pages))
 }
 
 fn fetching(fetch: MediaFetch) -> ServerConfig {
@@ -86,12 +86,13 @@ fn fetching(fetch: MediaFetch) -> ServerConfig {
 }
 
 #[test]
-fn pictures_are_fetched_under_limits() {
-    let elsewhere = pictures();
+fn images_are_fetched_under_limits() {
+    let elsewhere = images();
     let (server, spec) = seeing(fetching(MediaFetch::Any));
-    let at = |path: &str| chat(&json!([text("x"), image(&format!("{}{path}", elsewhere.url))]));
+    let at = |path: &str| chat(&json!([text("x"), image_part(&format!("{}{path}", elsewhere.url))]));
     let fetched = asked(&server, "/v1/chat/completions", &at("/a.png"));
-    let inline = asked(&server, "/v1/chat/completions", &chat(&json!([text("x"), image(&data(&fixture("rgb.png")))])));
+    let inline =
+        asked(&server, "/v1/chat/completions", &chat(&json!([text("x"), image_part(&data(&fixture("rgb.png")))])));
     assert_eq!((fetched.prompt, fetched.media[0].key), (inline.prompt, inline.media[0].key));
     let counted = json!({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": format!("{}/a.png", elsewhere.url)}}]}]});
     assert!(server.post("/v1/messages/count_tokens", &counted).ok()["input_tokens"].as_u64().unwrap() > 20);
@@ -123,12 +124,12 @@ fn pictures_are_fetched_under_limits() {
 
 /// A slow host has its share of the turns. Fetches from another host do not wait for it.
 #[test]
-fn a_slow_host_holds_up_nobody_elses_pictures() {
-    let (slow, quick) = (pictures(), pictures_at("127.0.0.2"));
+fn slow_host_delays_no_other_requests_images() {
+    let (slow, quick) = (images(), images_at("127.0.0.2"));
     let mut config = fetching(MediaFetch::Any);
     config.media.fetch_timeout = PATIENCE;
     let (server, spec) = seeing(config);
-    let at = |pictures: &Pictures, path: &str| chat(&json!([image(&format!("{}{path}", pictures.url))]));
+    let at = |images: &EncoderInput, path: &str| chat(&json!([image_part(&format!("{}{path}", images.url))]));
     let stuck: Vec<_> =
         (0..7).map(|_| server.send(post("/v1/chat/completions", &at(&slow, "/slow").to_string()))).collect();
     let metric = |line: &str| server.get("/metrics").ok_text().contains(line);
@@ -138,7 +139,7 @@ fn a_slow_host_holds_up_nobody_elses_pictures() {
     eventually("the four have asked", || slow.asked.load(Ordering::SeqCst) == 4);
     server.post("/v1/chat/completions", &at(&quick, "/a.png")).ok();
     assert!(slow.asked.load(Ordering::SeqCst) == 4 && metric("plimsoll_media_fetches_waiting 3\n"), "they still wait");
-    // Those that wait have their turn when the first are through with it (with half a picture each).
+    // Those that wait have their turn when the first are through with it (with half an image each).
     slow.hang_up();
     eventually("all had their turn", || slow.asked.load(Ordering::SeqCst) == 7);
     for mut client in stuck {
@@ -152,7 +153,7 @@ fn a_slow_host_holds_up_nobody_elses_pictures() {
 /// Clients count from when they asked: what is fetched and decoded before the engine hears of it is part of their time.
 #[test]
 fn the_clock_starts_when_the_request_arrives() {
-    let elsewhere = pictures();
+    let elsewhere = images();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.jsonl");
     let record = Some(RecordConfig { file: file.clone(), content: false, max_bytes: 1 << 20 });
@@ -161,7 +162,7 @@ fn the_clock_starts_when_the_request_arrives() {
         let text = std::fs::read_to_string(&file).unwrap();
         text.lines().skip(1).map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    server.post("/v1/chat/completions", &chat(&json!([image(&format!("{}/late", elsewhere.url))]))).ok();
+    server.post("/v1/chat/completions", &chat(&json!([image_part(&format!("{}/late", elsewhere.url))]))).ok();
     server.post("/v1/chat/completions", &chat(&json!("x"))).ok();
     eventually("both are recorded", || lines().len() == 2);
     let ms = |at: usize, name: &str| lines()[at][name].as_u64().unwrap();
@@ -170,12 +171,12 @@ fn the_clock_starts_when_the_request_arrives() {
     idle(&server, &spec);
 }
 
-/// V-3, V-E: clients that go while their picture is fetched or while they wait for room leave nothing behind.
+/// V-3, V-E: clients that go while their image is fetched or while they wait for room leave nothing behind.
 #[test]
 fn clients_that_go_leave_nothing() {
-    let elsewhere = pictures();
+    let elsewhere = images();
     let (server, spec) = seeing(fetching(MediaFetch::Any));
-    let slow = chat(&json!([image(&data(&fixture("rgb.png"))), image(&format!("{}/slow", elsewhere.url))]));
+    let slow = chat(&json!([image_part(&data(&fixture("rgb.png"))), image_part(&format!("{}/slow", elsewhere.url))]));
     let slow = post("/v1/chat/completions", &slow.to_string());
     let clients: Vec<_> = (0..3).map(|_| server.send(&slow)).collect();
     eventually("all are being fetched", || elsewhere.asked.load(Ordering::SeqCst) == 3);
@@ -183,7 +184,7 @@ fn clients_that_go_leave_nothing() {
     idle(&server, &spec);
     assert!(server.observed.requests.lock().unwrap().is_empty());
     let taken = spec.staging.reserve(spec.staging.limit()).unwrap();
-    let ready = post("/v1/chat/completions", &chat(&json!([image(&data(&fixture("rgb.png")))])).to_string());
+    let ready = post("/v1/chat/completions", &chat(&json!([image_part(&data(&fixture("rgb.png")))])).to_string());
     let clients: Vec<_> = (0..3).map(|_| server.send(&ready)).collect();
     std::thread::sleep(Duration::from_millis(200));
     drop(clients);
@@ -202,9 +203,9 @@ fn files_are_read_under_their_roots() {
     std::fs::write(folder.path().join("secret.png"), fixture("rgb.png")).unwrap();
     let media = MediaConfig { roots: vec![root.clone()], ..MediaConfig::default() };
     let (server, spec) = seeing(ServerConfig { media, ..config() });
-    let at = |path: &str| chat(&json!([image(&format!("file://{}/{path}", root.display()))]));
+    let at = |path: &str| chat(&json!([image_part(&format!("file://{}/{path}", root.display()))]));
     let request = asked(&server, "/v1/chat/completions", &at("a%20b.png"));
-    let inline = asked(&server, "/v1/chat/completions", &chat(&json!([image(&data(&fixture("rgb.png")))])));
+    let inline = asked(&server, "/v1/chat/completions", &chat(&json!([image_part(&data(&fixture("rgb.png")))])));
     assert_eq!(request.media[0].key, inline.media[0].key);
     for path in ["../secret.png", "%2e%2e/secret.png", "none.png", ""] {
         let error = server.post("/v1/chat/completions", &at(path)).error(400);

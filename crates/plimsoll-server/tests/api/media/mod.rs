@@ -1,8 +1,9 @@
-//! Pictures and videos in requests, through all APIs: the engine gets the same whichever way they came, in their order; what is hostile
+//! Images and videos in requests, through all APIs: the engine gets the same whichever way they came, in their order; what is hostile
 //! or too large is refused before it is decoded; and when all is over, nothing is held.
 
 mod fetched;
 mod refused;
+mod transcribed;
 mod ways;
 
 use std::path::PathBuf;
@@ -43,7 +44,7 @@ fn spec() -> MediaSpec {
         height: 2 * a as usize,
         width: 2 * b as usize,
     };
-    let pictures = image.frontier().into_iter().map(|sides| grid(1, sides)).collect();
+    let images = image.frontier().into_iter().map(|sides| grid(1, sides)).collect();
     let films = (1..=8).flat_map(|frames: u64| {
         let sides = video.frontier(frames).into_iter();
         sides.map(move |sides| grid(frames.div_ceil(2), sides))
@@ -51,11 +52,12 @@ fn spec() -> MediaSpec {
     let films = films.collect();
     let (image, video) = (ImageRule::Patches(image), VideoRule::Patches(video));
     MediaSpec {
-        image: Some(ImageSpec { rule: image, normalize, placeholder: IMAGE, tokens_max: 100, bounds: pictures }),
+        image: Some(ImageSpec { rule: image, normalize, placeholder: IMAGE, tokens_max: 100, bounds: images }),
         video: Some(VideoSpec { rule: video, normalize, placeholder: VIDEO, tokens_max: 400, bounds: films }),
         audio: None,
         parameters: "test".into(),
         places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        image_in_one_step: false,
         spelling: Spelling::Timed,
         items_max: 4,
         batch: 2,
@@ -86,7 +88,7 @@ fn data(bytes: &[u8]) -> String {
     format!("data:image/png;base64,{}", STANDARD.encode(bytes))
 }
 
-fn image(url: &str) -> Value {
+fn image_part(url: &str) -> Value {
     json!({"type": "image_url", "image_url": {"url": url}})
 }
 

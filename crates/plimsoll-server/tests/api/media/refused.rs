@@ -10,7 +10,7 @@ use plimsoll_media::Staging;
 use plimsoll_server::{MediaConfig, ServerConfig};
 use serde_json::{Value, json};
 
-use super::{asked, chat, data, fixture, idle, image, seeing, seeing_as, text};
+use super::{asked, chat, data, fixture, idle, image_part, seeing, seeing_as, text};
 use crate::common::{Script, Server, config, post};
 
 /// A PNG's head that announces a size, and nothing behind it.
@@ -21,13 +21,26 @@ fn announced(width: u32, height: u32) -> Vec<u8> {
     bytes
 }
 
+/// Odd kinds of images that are decoded.
+const TAKEN: [&str; 9] = [
+    "turned.jpg",
+    "cmyk.jpg",
+    "progressive.jpg",
+    "gray16.png",
+    "gray_alpha.png",
+    "bits.png",
+    "moving.gif",
+    "lossy.webp",
+    "turned.webp",
+];
+
 #[test]
 fn what_is_hostile_is_refused_before_it_is_decoded() {
     let (server, spec) = seeing(config());
-    let picture = fixture("rgb.png");
+    let image = fixture("rgb.png");
     let part = |part: Value| chat(&json!([part]));
-    let of = |bytes: &[u8]| part(image(&data(bytes)));
-    let five = chat(&Value::Array(vec![image(&data(&picture)); 5]));
+    let of = |bytes: &[u8]| part(image_part(&data(bytes)));
+    let five = chat(&Value::Array(vec![image_part(&data(&image)); 5]));
     let refusals = [
         (of(&announced(30_000, 30_000)), "limit is 16777216 (--max-decode-pixels)"),
         (of(&announced(0, 10)), "no pixels"),
@@ -36,29 +49,32 @@ fn what_is_hostile_is_refused_before_it_is_decoded() {
         (of(&announced(u32::MAX, u32::MAX)), "--max-decode-pixels"),
         (of(b""), "supported are PNG, JPEG, GIF and WebP"),
         (of(b"<svg xmlns='http://www.w3.org/2000/svg'/>"), "supported are PNG, JPEG, GIF and WebP"),
-        (of(&picture[..30]), "cannot be read"),
-        (part(image("data:image/png;base64,!!!!")), "not base64"),
-        (part(image("data:image/png,abc")), "data:TYPE;base64,DATA"),
-        (part(image("data:image/svg+xml;base64,AAAA")), "`image/svg+xml` is not read here"),
-        (part(image("data:")), "data:TYPE;base64,DATA"),
-        (part(image("ftp://x/y")), "must begin with data:"),
-        (part(image("x")), "must begin with data:"),
-        (part(image("file:///etc/passwd")), "--media-root"),
+        (of(&image[..30]), "cannot be read"),
+        (part(image_part("data:image/png;base64,!!!!")), "not base64"),
+        (part(image_part("data:image/png,abc")), "data:TYPE;base64,DATA"),
+        (part(image_part("data:image/svg+xml;base64,AAAA")), "`image/svg+xml` is not read here"),
+        (part(image_part("data:")), "data:TYPE;base64,DATA"),
+        (part(image_part("ftp://x/y")), "must begin with data:"),
+        (part(image_part("x")), "must begin with data:"),
+        (part(image_part("file:///etc/passwd")), "--media-root"),
         (part(json!({"type": "image_url"})), "image_url is missing"),
         (part(json!({"type": "image_url", "image_url": {"detail": "low"}})), "image_url.url is missing"),
         (
-            part(json!({"type": "image_url", "image_url": {"url": data(&picture), "detail": "ultra"}})),
+            part(json!({"type": "image_url", "image_url": {"url": data(&image), "detail": "ultra"}})),
             "known are auto, low and high",
         ),
-        (part(json!({"type": "image_url", "image_url": {"url": data(&picture), "colour": 1}})), "unknown field"),
+        (part(json!({"type": "image_url", "image_url": {"url": data(&image), "colour": 1}})), "unknown field"),
         (part(json!({"type": "image_url", "image_url": 7})), "expected"),
         (
             part(json!({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}})),
             "the served model `tiny` takes no audio",
         ),
         (part(json!({"type": "audio_url", "audio_url": {"url": "data:,"}})), "takes no audio"),
-        (part(json!({"type": "file", "file": {}})), "reads no documents"),
-        (part(json!({"type": "hologram"})), "known are text, image_url, video_url, video, input_audio and audio_url"),
+        (part(json!({"type": "file", "file": {}})), "file_data is missing"),
+        (
+            part(json!({"type": "hologram"})),
+            "known are text, image_url, video_url, video, input_audio, audio_url and file",
+        ),
         (five, "more than 4 media, the limit (--max-media-per-request)"),
     ];
     for (body, what) in &refusals {
@@ -68,26 +84,16 @@ fn what_is_hostile_is_refused_before_it_is_decoded() {
     }
     assert_eq!((spec.staging.peak(), server.observed.requests.lock().unwrap().len()), (0, 0));
     // What only decoding can find out ends this request alone (T-38), also where it is one of several.
-    let mut broken = picture.clone();
-    let at = picture.windows(4).position(|four| four == b"IDAT").unwrap() + 20;
+    let mut broken = image.clone();
+    let at = image.windows(4).position(|four| four == b"IDAT").unwrap() + 20;
     broken[at..at + 40].fill(0x55);
     for bytes in [broken, fixture("large.jpg")[..2000].to_vec()] {
-        let body = chat(&json!([image(&data(&picture)), image(&data(&bytes))]));
+        let body = chat(&json!([image_part(&data(&image)), image_part(&data(&bytes))]));
         let error = server.post("/v1/chat/completions", &body).error(400);
         assert!(error["param"].as_str().unwrap().starts_with("messages[0].content[1].image_url"), "{error}");
     }
     // All the odd kinds are taken: turned, of four colours, of sixteen bits, gray, moving.
-    for name in [
-        "turned.jpg",
-        "cmyk.jpg",
-        "progressive.jpg",
-        "gray16.png",
-        "gray_alpha.png",
-        "bits.png",
-        "moving.gif",
-        "lossy.webp",
-        "turned.webp",
-    ] {
+    for name in TAKEN {
         let request = asked(&server, "/v1/chat/completions", &of(&fixture(name)));
         assert_eq!(request.media.len(), 1, "{name}");
     }
@@ -103,13 +109,13 @@ fn what_is_hostile_is_refused_before_it_is_decoded() {
 }
 
 #[test]
-fn a_prompt_that_is_too_long_is_refused_before_its_pictures_are_decoded() {
+fn a_prompt_that_is_too_long_is_refused_before_its_images_are_decoded() {
     let (server, spec) = seeing(config());
     let long = "a".repeat(2000);
-    let body = chat(&json!([text(&long), image(&data(&fixture("large.jpg")))]));
+    let body = chat(&json!([text(&long), image_part(&data(&fixture("large.jpg")))]));
     let error = server.post("/v1/chat/completions", &body).error(400);
     assert_eq!((&error["code"], spec.staging.peak()), (&json!("context_length_exceeded"), 0), "{error}");
-    let mut body = chat(&json!([image(&data(&fixture("large.jpg")))]));
+    let mut body = chat(&json!([image_part(&data(&fixture("large.jpg")))]));
     body["max_tokens"] = json!(2040);
     let error = server.post("/v1/chat/completions", &body).error(400);
     assert_eq!((&error["code"], spec.staging.peak()), (&json!("context_length_exceeded"), 0), "{error}");
@@ -135,7 +141,7 @@ fn the_document_has_every_part() {
         (data(&fixture("rgb.png")), format!("data:image/gif;base64,{}", STANDARD.encode(fixture("moving.gif"))));
     let parts = [
         text("x"),
-        image(&still),
+        image_part(&still),
         json!({"type": "video_url", "video_url": {"url": moving}}),
         json!({"type": "video", "video": [still, still], "fps": 2.5}),
     ];
@@ -154,7 +160,7 @@ fn a_model_without_eyes_says_so() {
     let server = Server::start(letters);
     let url = data(&fixture("rgb.png"));
     for part in [
-        image(&url),
+        image_part(&url),
         json!({"type": "video_url", "video_url": {"url": "data:,"}}),
         json!({"type": "video", "video": []}),
     ] {
@@ -171,7 +177,7 @@ fn room_is_waited_for_and_then_refused() {
     let media = MediaConfig { room_timeout: Duration::from_millis(300), ..MediaConfig::default() };
     let hang = |_: &Request| -> Script { Box::new([Step::Token(97, "a".into())].into_iter()) };
     let (server, spec) = seeing_as(ServerConfig { media, ..config() }, small, hang);
-    let body = chat(&json!([image(&data(&fixture("rgb.png")))]));
+    let body = chat(&json!([image_part(&data(&fixture("rgb.png")))]));
     // Nearly all staging bytes are taken.
     let taken = spec.staging.reserve(spec.staging.limit() - 1000).unwrap();
     let began = Instant::now();
@@ -196,7 +202,7 @@ fn room_is_waited_for_and_then_refused() {
     drop((client, item));
     idle(&server, &spec);
     // What could never fit is the request's fault.
-    let body = chat(&json!([image(&data(&fixture("large.jpg")))]));
+    let body = chat(&json!([image_part(&data(&fixture("large.jpg")))]));
     let tiny = MediaSpec { staging: Staging::new(1 << 20), ..super::spec() };
     let (server, spec) = seeing_as(config(), tiny, letters);
     let error = server.post("/v1/chat/completions", &body).error(400);

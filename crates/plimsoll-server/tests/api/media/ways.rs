@@ -9,15 +9,26 @@ use base64::engine::general_purpose::STANDARD;
 use plimsoll_engine::Request;
 use serde_json::{Value, json};
 
-use super::{IMAGE, VIDEO, asked, chat, data, fixture, idle, image, seeing, text};
+use super::{IMAGE, VIDEO, asked, chat, data, fixture, idle, image_part, seeing, text};
 use crate::common::{SEEING_SPECIALS, config, tokenizer_with};
 
 #[test]
-fn a_picture_is_the_same_whichever_way_it_comes() {
+fn a_model_is_listed_with_the_media_it_takes() {
     let (server, spec) = seeing(config());
-    let picture = fixture("rgb.png");
-    let (url, plain) = (data(&picture), STANDARD.encode(&picture));
-    let first = asked(&server, "/v1/chat/completions", &chat(&json!([text("What is"), image(&url), text("this?")])));
+    let media = [("image", spec.image.is_some()), ("video", spec.video.is_some()), ("audio", spec.audio.is_some())];
+    let taken: Vec<_> = media.into_iter().filter_map(|(name, taken)| taken.then_some(name)).collect();
+    assert!(!taken.is_empty());
+    let model = &server.get("/v1/models").ok()["data"][0];
+    assert_eq!(model["input_modalities"], json!([&["text"], &taken[..]].concat()));
+}
+
+#[test]
+fn a_image_is_the_same_whichever_way_it_comes() {
+    let (server, spec) = seeing(config());
+    let image = fixture("rgb.png");
+    let (url, plain) = (data(&image), STANDARD.encode(&image));
+    let first =
+        asked(&server, "/v1/chat/completions", &chat(&json!([text("What is"), image_part(&url), text("this?")])));
     let [item] = &first.media[..] else { panic!("{} items", first.media.len()) };
     let tokens = item.shape.tokens as usize;
     assert!(tokens > 1 && item.grid.height * item.grid.width == 4 * tokens, "{item:?}");
@@ -74,11 +85,11 @@ fn a_picture_is_the_same_whichever_way_it_comes() {
 }
 
 #[test]
-fn pictures_keep_their_places_and_their_names() {
+fn images_keep_their_places_and_their_names() {
     let (server, spec) = seeing(config());
     let [a, b] = ["rgb.png", "palette.png"].map(|name| data(&fixture(name)));
     let both = |one: &str, other: &str| {
-        let content = json!([image(one), text("and"), image(other)]);
+        let content = json!([image_part(one), text("and"), image_part(other)]);
         asked(&server, "/v1/chat/completions", &chat(&content))
     };
     let (ab, ba, aa) = (both(&a, &b), both(&b, &a), both(&a, &a));
@@ -91,12 +102,12 @@ fn pictures_keep_their_places_and_their_names() {
         assert!(first.first + first.shape.tokens as u32 + 2 < second.first);
         assert_eq!(request.prompt[second.first as usize - 1], 260);
     }
-    // A picture per message, and in a tool's result.
+    // An image per message, and in a tool's result.
     let call = json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     let messages = json!([
-        {"role": "user", "content": [image(&a)]},
+        {"role": "user", "content": [image_part(&a)]},
         {"role": "assistant", "content": null, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "c", "content": [text("seen"), image(&b)]},
+        {"role": "tool", "tool_call_id": "c", "content": [text("seen"), image_part(&b)]},
         {"role": "user", "content": "so?"}
     ]);
     let told = asked(&server, "/v1/chat/completions", &json!({"messages": messages, "max_tokens": 2}));
@@ -121,9 +132,9 @@ fn pictures_keep_their_places_and_their_names() {
     idle(&server, &spec);
 }
 
-/// A response's input comes back as it was sent, and a later one goes on from it, with its picture.
+/// A response's input comes back as it was sent, and a later one goes on from it, with its image.
 #[test]
-fn responses_keep_their_pictures() {
+fn responses_keep_their_images() {
     let (server, spec) = seeing(config());
     let url = data(&fixture("rgb.png"));
     let parts =
@@ -198,14 +209,14 @@ fn videos_are_frames_with_their_times() {
 }
 
 #[test]
-fn what_a_client_spells_is_no_picture() {
+fn spelled_placeholder_is_not_an_image() {
     let (server, spec) = seeing(config());
     let tokenizer = tokenizer_with(&SEEING_SPECIALS);
     let said = "look: <|vision_start|><|image_pad|><|vision_end|><|video_pad|>";
     let alone = asked(&server, "/v1/chat/completions", &chat(&json!(said)));
     assert!(alone.media.is_empty() && !alone.prompt.contains(&IMAGE) && !alone.prompt.contains(&VIDEO));
     assert!(tokenizer.decode(&alone.prompt, false).contains(said));
-    let beside = json!([text(said), image(&data(&fixture("rgb.png"))), text(said)]);
+    let beside = json!([text(said), image_part(&data(&fixture("rgb.png"))), text(said)]);
     let beside = asked(&server, "/v1/chat/completions", &chat(&beside));
     let item = &beside.media[0];
     let (at, tokens) = (item.first as usize, item.shape.tokens as usize);
@@ -224,7 +235,8 @@ fn many_at_once_get_their_own() {
     let names = ["rgb.png", "palette.png", "gray.jpg", "lossy.webp", "gray16.png", "cmyk.jpg"];
     let keys = Mutex::new(BTreeMap::new());
     for name in names {
-        let request = asked(&server, "/v1/chat/completions", &chat(&json!([text(name), image(&data(&fixture(name)))])));
+        let request =
+            asked(&server, "/v1/chat/completions", &chat(&json!([text(name), image_part(&data(&fixture(name)))])));
         keys.lock().unwrap().insert(request.prompt.clone(), request.media[0].key);
     }
     assert_eq!(keys.lock().unwrap().len(), names.len());
@@ -235,7 +247,7 @@ fn many_at_once_get_their_own() {
             scope.spawn(move || {
                 for round in 0..20 {
                     let name = names[(worker + round) % names.len()];
-                    let mut body = chat(&json!([text(name), image(&data(&fixture(name)))]));
+                    let mut body = chat(&json!([text(name), image_part(&data(&fixture(name)))]));
                     if round % 4 == 1 {
                         body = chat(&json!("only text"));
                     }

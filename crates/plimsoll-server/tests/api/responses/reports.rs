@@ -34,7 +34,7 @@ fn tokens_whose_text_comes_later_are_reported_with_it() {
 }
 
 #[test]
-fn thoughts_markers_and_calls_have_no_reports() {
+fn reasoning_markers_and_calls_have_no_reports() {
     let said = |pieces: &'static [&'static str], pause: bool| {
         let server = Server::over(ALL, config(), limits(), move |_| {
             let step = move |piece: &&str| {
@@ -55,8 +55,8 @@ fn thoughts_markers_and_calls_have_no_reports() {
     };
     // Token by token, and all at once.
     for pause in [true, false] {
-        let thought = said(&["a", " ", "<", " b", "</", "think", ">", "\n\n", "H", "i", ""], pause);
-        assert_eq!(thought, [("Hi".to_owned(), 3)], "and the end, {pause}");
+        let reasoning = said(&["a", " ", "<", " b", "</", "think", ">", "\n\n", "H", "i", ""], pause);
+        assert_eq!(reasoning, [("Hi".to_owned(), 3)], "and the end, {pause}");
         assert_eq!(said(&["a</think>", "\n", "1", "<", "2"], pause), [("1<2".to_owned(), 3)], "{pause}");
         assert_eq!(said(&["a</think>H", "i"], pause), [("Hi".to_owned(), 2)], "of both, {pause}");
         let call = [

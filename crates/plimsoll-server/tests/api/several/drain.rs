@@ -15,7 +15,7 @@ fn a_drain_lets_running_answers_end_and_takes_nothing_new() {
     eventually("it is being loaded", || states(&server)[1] == "slow loading");
     let waiting = json!({"model": "never", "prompt": "x"});
     let mut waiting = server.send(post("/v1/completions", &waiting.to_string()));
-    eventually("two are being answered", || open_connections(&server) >= 4);
+    eventually("two are being answered", || server.metric("plimsoll_http_connections") >= 4);
     server.shut_down();
     running.until("[DONE]");
     assert_eq!(accepted.answer().ok()["usage"]["completion_tokens"], 2, "what had begun comes to its end");
@@ -28,7 +28,7 @@ fn a_drain_lets_running_answers_end_and_takes_nothing_new() {
 }
 
 #[test]
-fn a_load_that_nobody_waits_for_is_given_up() {
+fn abandoned_load_is_cancelled() {
     let minute = Model { takes: Duration::from_secs(60), ..model("minute", 5) };
     let (server, fake) = start(vec![model("a", 5), minute], config());
     let body = json!({"model": "minute", "prompt": "x", "stream": true}).to_string();
@@ -55,7 +55,7 @@ fn a_load_that_nobody_waits_for_is_given_up() {
     ask(&server, "a").ok();
     let again = server.send(post("/v1/completions", &body));
     eventually("it is tried anew", || states(&server)[1] == "minute loading");
-    assert_eq!(fake.loads.load(Ordering::Acquire), 3);
+    eventually("the load has begun", || fake.loads.load(Ordering::Acquire) == 3);
     drop(again);
     server.shut_down();
     assert!(server.wait_for_end(PATIENCE));
@@ -63,7 +63,7 @@ fn a_load_that_nobody_waits_for_is_given_up() {
 }
 
 #[test]
-fn a_fetch_that_nobody_waits_for_holds_up_nobody() {
+fn abandoned_fetch_delays_no_request() {
     let far = Model { fetched: Duration::from_secs(60), ..model("far", 5) };
     let (server, fake) = start(vec![model("a", 5), far], config());
     let client = server.send(post("/v1/completions", &json!({"model": "far", "prompt": "x"}).to_string()));
@@ -112,7 +112,7 @@ fn a_drain_gives_a_load_its_time_and_no_more() {
 }
 
 #[test]
-fn a_drain_does_not_wait_for_a_load_that_nobody_waits_for() {
+fn drain_does_not_wait_for_an_abandoned_load() {
     // Nor are six seconds left to clients that come back. Once of three times, since a machine may stand still for a while.
     let quick = (0..3).any(|_| {
         let patient = ServerConfig { drain_deadline: PATIENCE, ..config() };
@@ -128,7 +128,7 @@ fn a_drain_does_not_wait_for_a_load_that_nobody_waits_for() {
 }
 
 #[test]
-fn a_load_that_comes_to_no_checkpoint_holds_up_nobody_for_long() {
+fn load_without_checkpoints_delays_others_briefly() {
     let (server, fake, clients) = waiting_for(true);
     drop(clients);
     server.shut_down();

@@ -4,7 +4,7 @@ use super::*;
 
 /// The text that would have the form is another answer's.
 #[test]
-fn a_call_that_is_asked_for_comes_before_a_form() {
+fn forced_call_comes_before_structured_output() {
     let server = says(HERMES, CALLS, 9, FinishReason::Stop);
     for format in [json!({"type": "json_object"}), json!({"type": "text"})] {
         let (message, reason) =

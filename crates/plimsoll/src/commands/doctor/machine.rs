@@ -3,10 +3,11 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use plimsoll_device::Isa;
-use plimsoll_engine::Host;
+use plimsoll_engine::{Host, PackedCache};
 use plimsoll_memory::Bytes;
 use plimsoll_memory::host::{HostNow, Overcommit, Remedy, Rlimits, Root};
 use plimsoll_server::ServerConfig;
+use plimsoll_tier::LargeFiles;
 
 use super::Report;
 use crate::args::DoctorArgs;
@@ -14,7 +15,7 @@ use crate::commands::checks::{open_to_all, try_address};
 use crate::runtime::threads_are_had;
 
 /// Descriptors that a server opens besides its connections, with room to spare: model files, logs, pipes, sockets that listen,
-/// pictures that are fetched.
+/// images that are fetched.
 const OTHER_FILES: u64 = 64;
 
 /// No release of this program is older: a clock that shows less is not set.
@@ -44,6 +45,11 @@ pub fn processor(args: &DoctorArgs, host: &Host, report: &mut Report) {
         }
         false => report.ok("cores", found),
     }
+    match plimsoll_engine::gpus() {
+        None => {}
+        Some(gpus) if gpus.is_empty() => report.ok("gpus", "none was found"),
+        Some(gpus) => report.ok("gpus", gpus.join("; ")),
+    }
     let best = Isa::detect();
     match (args.engine.isa, best) {
         (Some(asked), _) if !asked.available() => {
@@ -67,6 +73,40 @@ pub fn processor(args: &DoctorArgs, host: &Host, report: &mut Report) {
             "portable code: the same answers, several times slower",
             "a processor with AVX2, FMA and F16C; in a virtual machine the host's own processor model (QEMU: -cpu host)",
         ),
+    }
+}
+
+/// The directory of the prefix cache on disk: its room, and whether it is free.
+pub fn disk_cache(args: &DoctorArgs, report: &mut Report) {
+    let Some(dir) = &args.engine.disk.cache_dir else { return };
+    // A directory that is not there yet will be made where the first one above it is.
+    let there = dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(std::path::Path::new("."));
+    let Some(free) = plimsoll_tier::free_bytes(there) else { return };
+    let mut taken = 0;
+    plimsoll_tier::Store::each(dir, &plimsoll_tier::System, |_, bytes, _| taken += bytes);
+    let limit = args.engine.disk.cache_bytes;
+    let found = format!("{} of at most {} taken, {} free on the disk", Bytes(taken), Bytes(limit), Bytes(free));
+    match taken.saturating_add(free) < limit {
+        true => report.note("disk cache", found, "--cache-bytes no larger than that, or a larger disk"),
+        false => report.ok("disk cache", found),
+    }
+}
+
+/// The directory of packed weights: its files, its limit and the free room.
+pub fn packed_cache(args: &DoctorArgs, report: &mut Report) {
+    let Some(PackedCache { dir, bytes: limit }) = args.engine.packed.options() else { return };
+    if !dir.is_dir() {
+        return report.ok("packed cache", format!("{} does not exist yet: the first start makes it", dir.display()));
+    }
+    match LargeFiles::open(&dir, limit, Box::new(plimsoll_tier::System)) {
+        Err(error) => report.problem("packed cache", error.to_string(), "--packed-cache with a directory of your own"),
+        Ok(files) => {
+            let (mut count, mut taken) = (0, 0);
+            files.each(|_, bytes, _| (count, taken) = (count + 1, taken + bytes));
+            let free =
+                plimsoll_tier::free_bytes(&dir).map_or_else(String::new, |free| format!(", {} free", Bytes(free)));
+            report.ok("packed cache", format!("{count} models in {} of at most {}{free}", Bytes(taken), Bytes(limit)));
+        }
     }
 }
 

@@ -110,6 +110,8 @@ fn examine(args: &DoctorArgs, report: &mut Report) -> anyhow::Result<()> {
     machine::files(args, report);
     machine::threads(&http, report);
     machine::port(args, &http, report)?;
+    machine::disk_cache(args, report);
+    machine::packed_cache(args, report);
     if let Some(file) = &args.record
         && let Some(why) = unrecordable(file)
     {

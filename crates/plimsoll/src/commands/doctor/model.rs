@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use plimsoll_engine::{Blueprint, EngineHost, EnginePlan, Host, LoadedModel, PlanError};
+use anyhow::Context;
+use plimsoll_engine::{Blueprint, EngineHost, EnginePlan, Host, LoadedModel, Options, PlanError};
+use plimsoll_formats::{Mmproj, MmprojState};
 use plimsoll_hub::{Cache, FileCheck, FileState, HubError, ModelRef, Progress, Quiet, TerminalProgress};
 use plimsoll_memory::Bytes;
 use plimsoll_server::ServerConfig;
@@ -12,6 +14,7 @@ use super::machine::Holders;
 use crate::args::{DoctorArgs, ModelArgs};
 use crate::commands::plan::options;
 use crate::commands::several::Shop;
+use crate::commands::{ready, settled_on};
 
 /// The cache and the models that are asked for; where the files of each are, if they can be used.
 pub fn files(names: &[&str], args: &DoctorArgs, report: &mut Report) -> Vec<Option<PathBuf>> {
@@ -66,11 +69,11 @@ fn files_of(name: &str, cache: &Cache, args: &DoctorArgs, report: &mut Report) -
             return None;
         }
     };
-    let name = model.canonical_name();
+    // There are no known sums for a local file. The plan below reads its headers.
     if let ModelRef::GgufFile(path) | ModelRef::Directory(path) = model {
-        report.ok("model", format!("{name}: nothing is known that its files could be compared with"));
         return Some(path);
     }
+    let name = model.canonical_name();
     // Reading all files takes time: only with --deep or for named models.
     let read = args.deep || args.names_models();
     let files = cache.check(&model, read, progress(args).as_mut());
@@ -145,12 +148,20 @@ fn judge(name: &str, files: &[FileCheck], report: &mut Report) -> bool {
 
 /// The model's files opened once, as `serve` does: a tokenizer's first opening takes more of the heap than a second. A lone
 /// configuration can be planned, and not be served.
-fn opened(path: &Path, report: &mut Report) -> Option<LoadedModel> {
+fn opened(path: &Path, mmproj: &Mmproj, report: &mut Report) -> Option<LoadedModel> {
     let refused = |error| {
         let found = format!("{}: {error}", path.display());
         report.problem("model", found, "all files of a checkpoint, its tokenizer's among them");
     };
-    let model = LoadedModel::open(path).map_err(refused).ok()?;
+    let model = LoadedModel::open_with(path, mmproj).map_err(refused).ok()?;
+    match model.checkpoint.mmproj() {
+        MmprojState::LeftOut { path, why } => {
+            let found = format!("the model takes text only: {}: {why}", path.display());
+            report.note("model", found, "--mmproj FILE names another file, --no-mmproj leaves this one out");
+        }
+        MmprojState::Loaded { path, .. } => report.ok("model", format!("vision encoder: {}", path.display())),
+        MmprojState::None => {}
+    }
     if let Err(error) = &model.defaults.sampling {
         report.note("model", error.to_string(), "correct that file, or serve without what it recommends");
     }
@@ -159,14 +170,25 @@ fn opened(path: &Path, report: &mut Report) -> Option<LoadedModel> {
 
 /// The plan that `serve` would make with these flags.
 pub fn plan(path: &Path, args: &DoctorArgs, host: &Host, others: &Holders, report: &mut Report) {
-    let Some(model) = opened(path, report) else { return };
+    let Some(model) = opened(path, &args.engine.media.mmproj(), report) else { return };
     let planned = options(&args.engine, &args.http, model.text_bytes).and_then(|options| {
+        let model = drafted(model, &options)?;
+        let options = settled_on(&model.checkpoint, &options)?;
         // With the model's file mapped, as `serve` looks at the machine: a limit of address space counts it.
         let host = Host::read_from(host.root.clone(), &options)?;
         Ok((Blueprint::new(&model.checkpoint, &options)?.plan(&options, host.threads, &host.line)?, host))
     });
     let planned = planned.map_err(|error| error.context(path.display().to_string()));
     judge_plan(&Subject { name: String::new(), beside: 0 }, planned, others, report);
+}
+
+/// The model with its draft model, which is not fetched here.
+fn drafted(model: LoadedModel, options: &Options) -> anyhow::Result<LoadedModel> {
+    let Some(draft) = &options.draft_model else { return Ok(model) };
+    let path = ready(&ModelRef::parse(draft)?)?;
+    let path =
+        path.with_context(|| format!("--draft-model: '{draft}' is not in the cache: `plimsoll pull {draft}`"))?;
+    Ok(model.with_draft(&path)?)
 }
 
 /// The plans that `serve --models` would make: of what all share, and of each model while it is loaded.
@@ -178,7 +200,8 @@ pub fn plans(
     others: &Holders,
     report: &mut Report,
 ) -> anyhow::Result<()> {
-    let names: Vec<String> = models.iter().map(|(name, _)| format!("`{name}`: ")).collect();
+    let names: Vec<_> =
+        models.iter().map(|(name, model)| (format!("`{name}`: "), model.engine.media.mmproj())).collect();
     let shop = Shop::of(models, &args.engine, http)?;
     let engine_host = shop.engine_host(http);
     let (shared, line) = (engine_host.total(), engine_host.limit);
@@ -189,8 +212,8 @@ pub fn plans(
     }
     report.ok("plan", found);
     let all = EngineHost::line_in(&engine_host);
-    for (index, (name, path)) in names.into_iter().zip(paths).enumerate() {
-        if let Some(model) = path.as_ref().and_then(|path| opened(path, report)) {
+    for (index, ((name, mmproj), path)) in names.into_iter().zip(paths).enumerate() {
+        if let Some(model) = path.as_ref().and_then(|path| opened(path, &mmproj, report)) {
             let planned = shop.plan(index, &model.checkpoint, &all).map_err(anyhow::Error::from);
             judge_plan(&Subject { name, beside: shared }, planned, others, report);
         }

@@ -9,12 +9,16 @@ fn stateful(drafts: usize) -> StepLimits {
         logit_rows: 32,
         running: 8,
         slots: 1 + drafts,
+        window: 0,
         drafts,
         draft_head: false,
+        draft_model: false,
         encoder_batch: false,
         layered: false,
         media: false,
-        rounded: Rounded::None,
+        image_rows: 0,
+        bf16: Bf16Rows::None,
+        candidates: false,
     }
 }
 
@@ -85,9 +89,8 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
 /// Sequences with two prefixes arrive in turn. In a step, sequences with the same prefix are neighbours, so that
 /// attention reads it once for them.
 #[test]
-fn those_who_begin_alike_stand_side_by_side() {
-    let limits =
-        StepLimits { rows: 600, logit_rows: 8, running: 8, rounded: Rounded::Prompts, ..StepLimits::default() };
+fn equal_prefixes_are_scheduled_together() {
+    let limits = StepLimits { rows: 600, logit_rows: 8, running: 8, bf16: Bf16Rows::Prompts, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 400, true));
     for i in 0..6 {
         world.arrive(1100, 20, i % 2, 0, false);
@@ -132,12 +135,16 @@ fn drafts_leave_prompts_their_rows() {
         logit_rows: 4,
         running: 4,
         slots: 0,
+        window: 0,
         drafts: 3,
         draft_head: false,
+        draft_model: false,
         encoder_batch: false,
         layered: false,
         media: false,
-        rounded: Rounded::None,
+        image_rows: 0,
+        bf16: Bf16Rows::None,
+        candidates: false,
     };
     let mut world = World::new(Sizes::plain(limits, 16, false));
     world.arrive(40, 1, 0, 0, true);
@@ -152,7 +159,7 @@ fn drafts_leave_prompts_their_rows() {
 }
 
 #[test]
-fn who_starts_from_cached_pages_knows_how_far_the_draft_head_has_seen_them() {
+fn cached_pages_record_what_the_draft_head_has_seen() {
     let limits = StepLimits { rows: 80, logit_rows: 4, running: 4, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 8, true));
     world.arrive(64, 8, 0, 0, false);
@@ -167,5 +174,22 @@ fn who_starts_from_cached_pages_knows_how_far_the_draft_head_has_seen_them() {
         assert!(seq.enter(true, 0));
         assert_eq!((seq.computed, seq.drafted.clone()), (64, seen_from..64), "after a pass over {drafted:?}");
         world.scheduler.running.push(seq);
+    }
+}
+
+#[test]
+fn a_draft_model_goes_back_over_what_it_missed_where_no_other_sequence_can_read() {
+    let limits = StepLimits { rows: 80, logit_rows: 4, running: 4, ..StepLimits::default() };
+    for prefix_cache in [false, true] {
+        let mut world = World::new(Sizes::plain(limits, 8, prefix_cache));
+        world.arrive(64, 8, 0, 0, false);
+        world.step();
+        let seq = world.scheduler.running.last_mut().unwrap();
+        assert_eq!(seq.draft_from(40, 64), 40, "it has seen nothing");
+        seq.draft_over(0, 24);
+        // Pages of the prompt are in the prefix cache, where there is one.
+        assert_eq!(seq.draft_from(40, 64), if prefix_cache { 40 } else { 24 });
+        assert_eq!(seq.draft_from(40, 15), 40, "16 rows are too many");
+        assert_eq!(seq.draft_from(24, 64), 24);
     }
 }

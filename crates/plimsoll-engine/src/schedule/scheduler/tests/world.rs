@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::*;
-use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
+use crate::cache::{KvCache, PageId, PagePool, PrefixIndex, StatePool, WindowPool};
 
 /// One thing that happens between steps.
 #[derive(Clone, Debug)]
@@ -68,6 +68,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
         0usize..12,
         prop::bool::ANY,
         prop::bool::ANY,
+        prop::option::weighted(0.6, 1usize..60),
     )
         .prop_map(
             |(
@@ -78,8 +79,9 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                 drafts,
                 optimistic,
                 more_slots,
-                apart,
+                split_numerics,
                 layers,
+                window,
             )| {
                 let logit_rows = running + more_logits;
                 let rows = logit_rows + more_rows;
@@ -90,20 +92,27 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                 } else {
                     1 + drafts
                 };
+                let window = window.filter(|_| !stateful).unwrap_or(0);
                 let limits = StepLimits {
                     rows,
                     logit_rows,
                     running,
                     slots,
+                    window,
                     drafts,
                     draft_head: false,
+                    draft_model: false,
                     encoder_batch: false,
                     layered: layers,
                     media: false,
-                    rounded: if apart { Rounded::Prompts } else { Rounded::None },
+                    image_rows: 0,
+                    bf16: if split_numerics { Bf16Rows::Prompts } else { Bf16Rows::None },
+                    candidates: false,
                 };
-                // Down to the slots of a single sequence.
-                Sizes { limits, pages, slots: if stateful { slots + more_slots } else { 0 }, prefix_cache, beside }
+                // Down to the slots, or the window pages, of a single sequence.
+                let one = if window > 0 { WindowPool::per_sequence(window, rows).min(pages) } else { slots };
+                let slots = if one > 0 { one + more_slots } else { 0 };
+                Sizes { limits, pages, slots, prefix_cache, beside }
             },
         )
 }
@@ -120,7 +129,9 @@ pub(super) struct World {
     /// For each state slot the history it stands after: a hash of the tokens. Garbage after a failed step.
     pub(super) states: Vec<u64>,
     /// For each page and position in it, whether it was computed as a prompt's.
-    made: HashMap<u32, [bool; PAGE_TOKENS]>,
+    made: HashMap<PageId, [bool; PAGE_TOKENS]>,
+    /// For each window page and each page, by its position, what a position holds: a hash of the tokens up to it.
+    kept: [HashMap<PageId, [u64; PAGE_TOKENS]>; 2],
     fails: bool,
     /// The chunk that is computed layer by layer, with the steps that go on before it is done, and what it was when it was begun.
     layers: Option<(u64, u64, Share)>,
@@ -138,9 +149,11 @@ pub(super) fn after(state: u64, token: u32) -> u64 {
 impl World {
     pub(super) fn new(sizes: Sizes) -> Self {
         let index = sizes.prefix_cache.then(|| PrefixIndex::new(sizes.pages).unwrap());
-        let states = (sizes.slots > 0).then(|| StatePool::new(sizes.slots, sizes.pages).unwrap());
+        let window = sizes.limits.window;
+        let states = (sizes.limits.slots > 0).then(|| StatePool::new(sizes.slots, sizes.pages).unwrap());
+        let windows = (window > 0).then(|| WindowPool::new(sizes.slots, sizes.pages, window).unwrap());
         let pool = PagePool::new(sizes.pages).unwrap();
-        let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states)));
+        let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states).with_windows(windows)));
         let mut scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
         scheduler.prompts_take(sizes.beside);
         let states = vec![u64::MAX; sizes.slots];
@@ -153,6 +166,7 @@ impl World {
             preempted: 0,
             states,
             made: HashMap::new(),
+            kept: Default::default(),
             fails: false,
             layers: None,
             layers_waited: 0,
@@ -203,8 +217,9 @@ impl World {
         let token = |i: usize| if own(i) { 10 + (order as u32 % 4) } else { family };
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
         let logits_from = if reports { 0 } else { prompt_len - 1 };
-        let (slots, pages, page_ids) = (self.limits.slots, Vec::new(), Vec::new());
+        let (slots, pages, window_pages) = (self.limits.slots, Vec::new(), Vec::new());
         let new = NewSeq {
+            pins: Default::default(),
             order,
             salt,
             tokens,
@@ -213,7 +228,7 @@ impl World {
             pooled: None,
             slots,
             pages,
-            page_ids,
+            window_pages,
             media: SeqMedia::default(),
             work: (),
         };
@@ -226,6 +241,7 @@ impl World {
     pub(super) fn push(&mut self, tokens: Vec<u32>, output: usize) {
         self.work += tokens.len() + output;
         let new = NewSeq {
+            pins: Default::default(),
             order: self.arrived,
             salt: 0,
             logits_from: tokens.len() - 1,
@@ -234,7 +250,7 @@ impl World {
             tokens,
             slots: self.limits.slots,
             pages: Vec::new(),
-            page_ids: Vec::new(),
+            window_pages: Vec::new(),
             media: SeqMedia::default(),
             work: (),
         };
@@ -250,8 +266,8 @@ impl World {
         let shares = shares.to_vec();
         self.preempted += events.preempted;
         self.check(&shares, oldest, &decoding);
-        if self.limits.apart() {
-            self.check_apart(&shares);
+        if self.limits.split_numerics() {
+            self.check_split_numerics(&shares);
         }
         self.compute(&shares);
         if std::mem::take(&mut self.fails) && !shares.is_empty() {
@@ -284,9 +300,9 @@ impl World {
         assert!(!seq.decoding() && seq.long && share.rows <= self.scheduler.beside.long);
         assert!(share.start == seq.computed && end <= seq.tokens.len() && seq.pages.capacity() >= end);
         assert!(share.logit_rows <= self.limits.logit_rows);
-        let written = &seq.pages.ids()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+        let written = &seq.pages.pages()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
         let others = self.scheduler.running().iter().filter(|other| other.order != seq.order);
-        let mut read = others.flat_map(|other| other.pages.ids());
+        let mut read = others.flat_map(|other| other.pages.pages());
         assert!(!read.any(|page| written.contains(page)), "a page that a chunk writes belongs to one sequence");
         if left > 0 {
             self.layers_waited += 1;
@@ -295,8 +311,8 @@ impl World {
         }
         self.layers_done += 1;
         self.layers = None;
-        if self.limits.apart() {
-            self.check_apart(&[share]);
+        if self.limits.split_numerics() {
+            self.check_split_numerics(&[share]);
         }
         self.compute(&[share]);
         self.settle(&[share]);

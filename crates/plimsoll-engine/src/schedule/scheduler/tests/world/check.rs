@@ -5,7 +5,7 @@ use super::*;
 impl World {
     /// Each position has one arithmetic, whether its sequence computes it or finds it in the cache. Rows of prompts
     /// come last.
-    pub(super) fn check_apart(&mut self, shares: &[Share]) {
+    pub(super) fn check_split_numerics(&mut self, shares: &[Share]) {
         let running = self.scheduler.running();
         let of_prompt = |share: &Share| running[share.seq].in_prompt(share.start);
         assert!(shares.is_sorted_by_key(of_prompt), "prompts come last");
@@ -15,13 +15,13 @@ impl World {
             let seq = &running[share.seq];
             for position in share.start..share.start + share.rows {
                 assert_eq!(seq.in_prompt(position), of_prompt(share), "a share is all of a prompt or not at all");
-                let page = seq.pages.ids()[position / PAGE_TOKENS];
+                let page = seq.pages.pages()[position / PAGE_TOKENS];
                 self.made.entry(page).or_default()[position % PAGE_TOKENS] = seq.in_prompt(position);
             }
         }
         for seq in running {
             for position in 0..seq.computed {
-                let made = self.made[&seq.pages.ids()[position / PAGE_TOKENS]][position % PAGE_TOKENS];
+                let made = self.made[&seq.pages.pages()[position / PAGE_TOKENS]][position % PAGE_TOKENS];
                 assert_eq!(made, seq.in_prompt(position), "position {position} of a prompt of {}", seq.prompt_len);
             }
         }
@@ -29,6 +29,9 @@ impl World {
 
     /// What a model with state would do: every row's state from the one before it, into the slots that are named.
     pub(super) fn compute(&mut self, shares: &[Share]) {
+        if self.limits.window > 0 {
+            shares.iter().for_each(|share| self.attend(*share));
+        }
         if self.limits.slots == 0 {
             return;
         }
@@ -73,6 +76,46 @@ impl World {
         }
     }
 
+    /// What a model with sliding windows would do: every row leaves what stands for the tokens up to it, and sees what its
+    /// own history left, everywhere in its pages and in its window pages as far back as the window reaches.
+    fn attend(&mut self, share: Share) {
+        let seq = &self.scheduler.running()[share.seq];
+        let tokens = seq.tokens.iter().chain(&seq.drafts).take(share.start + share.rows);
+        let apart = self.limits.split_numerics();
+        let kind = |position: usize| if apart && seq.in_prompt(position) { 1 << 31 } else { 0 };
+        let (mut history, mut state) = (Vec::new(), 0);
+        for (position, token) in tokens.enumerate() {
+            state = after(state, token | kind(position));
+            history.push(state);
+        }
+        for (position, left) in history.iter().enumerate().skip(share.start) {
+            let (page, slot) = (position / PAGE_TOKENS, position % PAGE_TOKENS);
+            for (kept, pages) in self.kept.iter_mut().zip([seq.pages.pages(), seq.pages.windows()]) {
+                kept.entry(pages[page]).or_insert([0; PAGE_TOKENS])[slot] = *left;
+            }
+        }
+        for position in share.start..share.start + share.rows {
+            let window = (position + 1).saturating_sub(self.limits.window);
+            for (first, (kept, pages)) in
+                [0, window].into_iter().zip(self.kept.iter().zip([seq.pages.pages(), seq.pages.windows()]))
+            {
+                for (seen, left) in history.iter().enumerate().take(position + 1).skip(first) {
+                    let found = kept[&pages[seen / PAGE_TOKENS]][seen % PAGE_TOKENS];
+                    assert_eq!(found, *left, "what position {position} sees at {seen}, from {first} on");
+                }
+            }
+        }
+        if self.fails {
+            for position in share.start..share.start + share.rows {
+                let page = seq.pages.windows()[position / PAGE_TOKENS];
+                self.kept[1].get_mut(&page).unwrap()[position % PAGE_TOKENS] = u64::MAX;
+            }
+        }
+        let held = seq.pages.windows_held();
+        let most = WindowPool::per_sequence(self.limits.window, self.limits.rows.max(1 + self.limits.drafts));
+        assert!(held <= most, "{held} window pages are held, {most} are planned");
+    }
+
     pub(super) fn check(&self, shares: &[Share], oldest: Option<u64>, decoding: &[u64]) {
         let running = self.scheduler.running();
         assert!(running.len() <= self.limits.running);
@@ -93,12 +136,21 @@ impl World {
                 "drafts are checked from the first on"
             );
             assert!(end < seq.total_max || share.drafts == 0, "nothing is drafted beyond the end");
-            assert!(seq.pages.capacity() >= end && seq.pages.ids().len() <= seq.total_max.div_ceil(PAGE_TOKENS));
+            assert!(seq.pages.capacity() >= end && seq.pages.pages().len() <= seq.total_max.div_ceil(PAGE_TOKENS));
             assert!(share.logit_rows <= share.rows && (share.logit_rows > share.drafts || end < seq.tokens.len()));
-            let written = &seq.pages.ids()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+            let written = &seq.pages.pages()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
             let others = running.iter().filter(|other| other.order != seq.order);
-            let mut read = others.flat_map(|other| other.pages.ids());
+            let mut read = others.flat_map(|other| other.pages.pages());
             assert!(!read.any(|page| written.contains(page)), "a page that is written belongs to one sequence");
+            if self.limits.window > 0 {
+                let written = &seq.pages.windows()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+                let others = running.iter().filter(|other| other.order != seq.order);
+                let held = |other: &Seq<()>| {
+                    other.pages.windows().iter().rev().take(other.pages.windows_held()).copied().collect()
+                };
+                let read: Vec<Vec<PageId>> = others.map(held).collect();
+                assert!(!read.iter().flatten().any(|page| written.contains(page)), "nor does a window page");
+            }
         }
         let quarantine = running.iter().any(|seq| seq.suspect_until.is_some());
         if let Some(oldest) = oldest.filter(|_| !quarantine) {
@@ -108,7 +160,7 @@ impl World {
         for order in decoding.iter().filter(|order| running.iter().any(|seq| seq.order == **order)) {
             assert!(quarantine || served.contains(order), "a running sequence decodes in every step");
         }
-        assert!(self.scheduler.waiting().all(|seq| seq.pages.ids().is_empty() && seq.computed == 0));
+        assert!(self.scheduler.waiting().all(|seq| seq.pages.pages().is_empty() && seq.computed == 0));
         assert!(self.scheduler.waiting().is_sorted_by_key(|seq| seq.order), "the queue keeps the order of arrival");
     }
 
@@ -116,6 +168,7 @@ impl World {
         let cache = self.cache.borrow();
         cache.check();
         assert_eq!(cache.pool.faults(), 0);
+        assert_eq!(cache.windows.as_ref().map_or(0, |windows| windows.pool().faults()), 0);
     }
 
     /// No more requests arrive: all sequences finish in at most one step per token of work, recomputation included.
@@ -139,8 +192,12 @@ impl World {
             assert_eq!(states.available(), states.total(), "I4: sequences hold no slots");
             assert_eq!(states.free() + kept, states.total());
         }
+        if let Some(windows) = &cache.windows {
+            assert_eq!(windows.pool().used(), windows.pool().idle(), "I4: sequences hold no window pages");
+        }
         cache.clear();
         assert_eq!(cache.pool.used(), 0, "I4");
+        assert!(cache.windows.as_ref().is_none_or(|windows| windows.pool().used() == 0), "I4");
         assert!(cache.states.as_ref().is_none_or(|states| states.free() == states.total()), "I4");
     }
 }

@@ -1,0 +1,74 @@
+//! The preparation of images for an encoder from an `mmproj` file, as a processor's files in the transformers layout would say it.
+
+use plimsoll_formats::{Processor, Tower, Vision};
+use serde_json::{Map, Value, json};
+
+/// Fewest and most pixels where the file names none: those of the published models' processors.
+fn published(tower: Tower) -> (u64, u64) {
+    match tower {
+        Tower::Qwen3 => (65_536, 16_777_216),
+        _ => (3_136, 12_845_056),
+    }
+}
+
+/// The same of all frames of a video together; none where a video's frames are bounded as images are.
+fn published_video(tower: Tower) -> Option<(u64, u64)> {
+    (tower == Tower::Qwen3).then_some((4_096, 25_165_824))
+}
+
+/// The texts of `preprocessor_config.json` and of `video_preprocessor_config.json`, where videos have a file of their own.
+pub(super) fn files(config: &Vision, processor: &Processor) -> [Option<String>; 2] {
+    let (min, max) = published(config.tower);
+    let (min, max) = (processor.min_pixels.unwrap_or(min), processor.max_pixels.unwrap_or(max));
+    let image = text(config, processor, (min, max));
+    let video = published_video(config.tower).map(|pixels| text(config, processor, pixels));
+    [Some(image), video]
+}
+
+fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64)) -> String {
+    let mut fields = Map::new();
+    let mut put = |key: &str, value: Value| fields.insert(key.to_owned(), value);
+    put("patch_size", json!(config.patch));
+    match config.tower {
+        Tower::Siglip => {
+            let side = config.table_side * config.patch;
+            put("size", json!({"height": side, "width": side}));
+        }
+        Tower::Gemma4(_) => {
+            put("image_processor_type", json!("Gemma4ImageProcessor"));
+            put("pooling_kernel_size", json!(config.merge));
+            if let Some(pixels) = processor.max_pixels {
+                put("max_soft_tokens", json!(pixels / (config.patch * config.merge).pow(2) as u64));
+            }
+        }
+        _ => {
+            put("merge_size", json!(config.merge));
+            put("temporal_patch_size", json!(config.temporal));
+            put("size", json!({"shortest_edge": shortest, "longest_edge": longest}));
+        }
+    }
+    let halves = (config.tower == Tower::Qwen3).then_some([0.5; 3]);
+    for (key, numbers) in [("image_mean", processor.mean.or(halves)), ("image_std", processor.std.or(halves))] {
+        if let Some(numbers) = numbers {
+            put(key, json!(numbers.map(decimal)));
+        }
+    }
+    Value::Object(fields).to_string()
+}
+
+/// The shortest decimal number that is this f32: a processor's file has means as doubles of few digits.
+fn decimal(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or_else(|_| f64::from(number))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::decimal;
+
+    #[test]
+    fn means_have_seven_digits_of_the_published_ones() {
+        for number in [0.48145466, 0.4578275, 0.40821073, 0.26862954, 0.26130258, 0.27577711, 0.5] {
+            assert!((decimal(number as f32) - number).abs() < 3e-8, "{number}");
+        }
+    }
+}

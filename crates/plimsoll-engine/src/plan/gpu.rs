@@ -1,0 +1,260 @@
+//! What a GPU changes in a plan: where weights and pages lie, what goes to it and comes back, and what its driver takes.
+
+use plimsoll_device::{
+    Buf, CANDIDATES_MAX, CachedLayer, ComputeDtype, KvGroup, ModelShape, PAGE_TOKENS, SeqSpan, Target,
+};
+use plimsoll_gpu::segments::{CALL_BYTES, Segments, load_bytes};
+use plimsoll_memory::Bytes;
+use plimsoll_memory::host::Remedy;
+
+use super::error::PlanError;
+use super::run::Ran;
+use super::sizes::Pools;
+use super::{Blueprint, Draft, Line};
+use crate::api::options::Options;
+use crate::media::MediaPlan;
+use crate::memory::footprint::engine_bytes;
+use crate::schedule::scheduler::StepLimits;
+
+/// What a driver takes beside the buffers: its code, compiled kernels, descriptors, command buffers. Measured on Mesa 22.3 (lavapipe):
+/// see docs/gpu.md.
+const DRIVER_BYTES: u64 = 192 << 20;
+
+/// What is kept of a GPU's own memory for its driver and others. No driver of such a GPU has been measured yet; those of published
+/// reports take 100 to 300 MiB.
+pub(super) const DEVICE_RESERVE_BYTES: u64 = 384 << 20;
+
+/// A GPU as the planner sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuLine {
+    /// Name, interface and driver, for people.
+    pub name: String,
+    /// Bytes of a buffer at most.
+    pub buffer: u64,
+    /// Software on the host's cores stands for it.
+    pub software: bool,
+    /// Its own memory; none where it shares the machine's.
+    pub own: Option<OwnMemory>,
+    /// Bytes of the machine's memory that its driver recommends to use at most, where it shares it and says so: Metal's working set.
+    pub working_set: Option<u64>,
+}
+
+/// The memory of a GPU that has its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnMemory {
+    /// Bytes that this process may use of it.
+    pub bytes: u64,
+    /// Where the number comes from, for people.
+    pub source: String,
+}
+
+/// What an engine takes on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuPlan {
+    /// Name, interface and driver, for people.
+    pub name: String,
+    /// Software on the host's cores stands for it.
+    pub software: bool,
+    /// Its own memory; none where it shares the machine's.
+    pub own: Option<OwnMemory>,
+    /// What it is recommended to use of the machine's, where it shares it.
+    pub working_set: Option<u64>,
+    /// Bytes of a step's temporaries.
+    pub arena: usize,
+    /// Bytes that a step is sent at most.
+    pub upload: usize,
+    /// Bytes that come back from a step at most.
+    pub readback: usize,
+    /// Bytes of the weights in their buffers.
+    pub weights: u64,
+    /// Bytes on their way to the GPU while weights are loaded.
+    pub loading: usize,
+    /// Dispatches of a step at most.
+    pub calls: usize,
+    /// Matrices, and rows of them, that come back from a step one by one at most.
+    pub outputs: usize,
+    /// Pages that a layer's buffer holds at most.
+    pub pages_max: usize,
+    /// Slots of state, or pages of a window, that a layer's buffer holds at most.
+    pub slots_max: usize,
+    /// Bytes on the heap: what is sent, before it goes, recorded dispatches, a row of logits, and what is fetched.
+    pub heap: u64,
+}
+
+impl GpuPlan {
+    /// Bytes of step workspace: the arena, and what is sent; where memory is shared also buffers of transfers, or loading, before all
+    /// that.
+    pub fn workspace(&self) -> usize {
+        match self.own {
+            Some(_) => self.arena + self.upload,
+            None => (self.arena + 2 * self.upload + self.readback).max(self.loading),
+        }
+    }
+
+    /// Bytes of the host's buffers beside a GPU with memory of its own.
+    pub fn transfers(&self) -> usize {
+        (self.upload + self.readback).max(self.loading)
+    }
+
+    /// What the driver takes.
+    pub fn driver(&self) -> u64 {
+        DRIVER_BYTES
+    }
+
+    /// What stands in the workspace, in words.
+    pub fn words(&self) -> String {
+        let [arena, upload, readback] = [self.arena, self.upload, self.readback].map(|bytes| Bytes(bytes as u64));
+        match self.own {
+            Some(_) => format!("; on the GPU {arena} of temporaries, {upload} sent"),
+            None => format!("; on the GPU {arena} of temporaries, {upload} sent (twice), {readback} fetched"),
+        }
+    }
+}
+
+/// What the planner knows of a step when it asks for its part on a GPU.
+pub(super) struct GpuStep<'a> {
+    pub shape: &'a ModelShape,
+    pub limits: &'a StepLimits,
+    pub largest: &'a Ran,
+    pub media: Option<&'a MediaPlan>,
+    pub context: usize,
+}
+
+impl Line {
+    /// The GPU of `--device`.
+    fn known_gpu(&self) -> Result<&GpuLine, PlanError> {
+        let why = match &self.gpu {
+            Some(Ok(gpu)) => return Ok(gpu),
+            Some(Err(why)) => why.as_str(),
+            None => "it is not known what GPU there is",
+        };
+        Err(PlanError::Option { flag: "--device", problem: format!("gpu: {why}") })
+    }
+}
+
+impl Blueprint {
+    /// What the engine takes on a GPU; none where the host's cores carry out its steps.
+    ///
+    /// # Errors
+    /// [`PlanError::Option`] for a model or an option that GPUs do not serve, and for what does not fit into a buffer.
+    pub(super) fn on_gpu(
+        &self,
+        options: &Options,
+        line: &Line,
+        step: &GpuStep<'_>,
+    ) -> Result<Option<GpuPlan>, PlanError> {
+        if options.target() != Target::Gpu {
+            return Ok(None);
+        }
+        // Encoders run between two steps, or above one that stands between two layers.
+        let encoder = step.media.map(|media| media.transfers).unwrap_or_default();
+        let encoded = step.media.map_or(0, |media| step.largest.below + media.workspace);
+        served_by_gpu(options, step.largest.missing.or(encoder.missing))?;
+        let problem = |flag, problem: String| PlanError::Option { flag, problem };
+        let gpu = line.known_gpu()?;
+        let limit = usize::try_from(gpu.buffer).unwrap_or(usize::MAX);
+        let segments = Segments::new(&self.weights, limit);
+        let segments = segments.map_err(|error| problem("--device", format!("gpu: {error}")))?;
+        let page_ids = step.limits.running * step.context.div_ceil(PAGE_TOKENS);
+        let tables = 1 + usize::from(step.shape.kv.window().is_some());
+        let words = (step.largest.upload + tables * page_ids).max(encoder.upload);
+        let vocab = self.model.vocab_size();
+        let logits = step.limits.logit_rows * vocab;
+        let hidden = step.limits.rows * step.shape.hidden;
+        // Where candidates do not tell what is asked of a row, its logits come back as well.
+        let candidates = if step.limits.candidates { 2 * CANDIDATES_MAX * step.limits.logit_rows } else { 0 };
+        let upload = (words * size_of::<u32>()).next_multiple_of(256);
+        let layers = || step.shape.kv.layers().iter();
+        let in_group = |group| move |layer: &&CachedLayer| layer.group == group;
+        let most = |group| layers().filter(in_group(group)).map(|layer| limit / layer.bytes()).min().unwrap_or(limit);
+        let calls = segments.dispatches(step.largest.calls.max(encoder.calls));
+        let width = step.media.map_or(0, MediaPlan::output_width);
+        // Logits row by row, hidden states and candidates.
+        let outputs = step.limits.logit_rows + 2;
+        let lists = outputs * (size_of::<(Buf, usize)>() + size_of::<Buf>() + size_of::<[usize; 2]>());
+        // The table of weights is kept, to load them again after a loss of the GPU.
+        let table = engine_bytes(&self.weights) as usize;
+        let plan = GpuPlan {
+            name: gpu.name.clone(),
+            software: gpu.software,
+            own: gpu.own.clone(),
+            working_set: gpu.working_set.filter(|_| gpu.own.is_none()),
+            arena: step.largest.workspace.max(encoded).next_multiple_of(256),
+            upload,
+            readback: ((logits + hidden + candidates).max(encoder.output) * size_of::<f32>()).next_multiple_of(256),
+            weights: segments.bytes() as u64,
+            loading: load_bytes(&self.weights),
+            calls,
+            outputs,
+            pages_max: most(KvGroup::Whole),
+            slots_max: step.shape.state.map_or_else(|| most(KvGroup::Window), |state| limit / state.layer_bytes()),
+            heap: (table
+                + upload
+                + CALL_BYTES * calls
+                + size_of::<SeqSpan>() * step.limits.rows
+                + 4 * vocab.max(width)
+                + lists) as u64,
+        };
+        let flag = step.media.map_or("--max-image-pixels", MediaPlan::size_flag);
+        for (what, bytes, of_encoder) in [
+            ("temporaries", plan.arena, encoded),
+            ("output", plan.readback, encoder.output * size_of::<f32>()),
+            ("input", plan.upload, encoder.upload * size_of::<u32>()),
+        ] {
+            if bytes > limit {
+                let (whose, flag) = match of_encoder > limit {
+                    true => ("an encoder's", flag),
+                    false => ("a step's", "--batch-max-tokens"),
+                };
+                let (bytes, limit) = (Bytes(bytes as u64), Bytes(limit as u64));
+                let words =
+                    format!("is too large for {}: {whose} {what} take {bytes}, and a buffer {limit} at most", gpu.name);
+                return Err(problem(flag, words));
+            }
+        }
+        Ok(Some(plan))
+    }
+
+    /// The line of a GPU that shares the machine's memory, if less of it is recommended: that, and what a plan takes beside the GPU's
+    /// buffers, whatever its pools.
+    pub(super) fn working_set_line(&self, draft: &Draft<'_>) -> Option<Line> {
+        let gpu = draft.gpu.as_ref()?;
+        let working_set = gpu.working_set?;
+        let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
+        let beside = empty.lines.iter().filter(|line| !line.component.on_device()).map(|line| line.bytes).sum();
+        let bytes = working_set.saturating_add(beside);
+        (bytes < draft.line.bytes).then(|| Line {
+            bytes,
+            source: format!(
+                "{} that {} recommends to use, and {} beside its buffers",
+                Bytes(working_set),
+                gpu.name,
+                Bytes(beside)
+            ),
+            peers: 0,
+            remedy: Remedy::WorkingSet { beside },
+            ..draft.line.clone()
+        })
+    }
+}
+
+/// Refuses what GPUs do not serve, by its name.
+fn served_by_gpu(options: &Options, missing: Option<&'static str>) -> Result<(), PlanError> {
+    if let Some(operation) = missing {
+        let problem =
+            format!("is gpu, but this model needs {operation}, which the GPU cannot compute yet: use --device cpu");
+        return Err(PlanError::Option { flag: "--device", problem });
+    }
+    let rounded = !matches!(options.compute_dtype, ComputeDtype::Auto | ComputeDtype::F32);
+    let unserved = [
+        (rounded, "--compute-dtype", "needs --device cpu: the GPU computes in single precision, which is auto or f32"),
+        (options.enable_mtp, "--enable-mtp", "needs --device cpu: the GPU has no draft head yet"),
+        (options.draft_model.is_some(), "--draft-model", "needs --device cpu: the GPU runs one model"),
+        (options.elastic, "--elastic", "needs --device cpu: the memory of a GPU is committed at start"),
+        (options.hosted, "--device", "is gpu, which serves one model alone: use --device cpu for several"),
+    ];
+    match unserved.into_iter().find(|(so, ..)| *so) {
+        Some((_, flag, problem)) => Err(PlanError::Option { flag, problem: problem.into() }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,89 @@
+//! What makes runners: a device's part of a pool, over weights that stay while pools come and go.
+
+use std::sync::Arc;
+
+use plimsoll_device::{CpuDevice, CpuMemory, CpuWeights, Isa, ModelShape, ThreadPool};
+use plimsoll_memory::sizing::{self, Failure};
+use plimsoll_memory::{Ledger, OutOfMemory};
+use plimsoll_models::Model;
+
+use crate::plan::sizes::Pools;
+use crate::runner::Runner;
+use crate::runner::cpu::CpuRunner;
+
+/// How large a device's part of a pool is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extent {
+    /// Pages, and state slots or window pages.
+    pub pools: Pools,
+    /// Bytes of step workspace.
+    pub workspace: usize,
+    /// Memory is committed at once.
+    pub touch: bool,
+}
+
+/// Weights on a device, and what runners there are made of.
+pub(crate) trait Backend {
+    /// A model on the device.
+    type Runner: Runner + Send + 'static;
+
+    /// Makes a runner with a pool of this extent. There is one at a time.
+    fn build(&mut self, ledger: &Arc<Ledger>, shape: &ModelShape, extent: Extent) -> Result<Self::Runner, Failure>;
+
+    /// Bytes that the engine may hold in the own memory of a GPU, as its driver reports.
+    fn room(&self, _ledger: &Ledger) -> u64 {
+        u64::MAX
+    }
+
+    /// Bytes of workspace that a runner's steps have taken at most.
+    fn workspace_peak(runner: &mut Self::Runner) -> usize;
+
+    /// Takes a runner apart: its pool goes, its weights are there for the next.
+    fn take_apart(&mut self, runner: Self::Runner);
+}
+
+/// A refused region, in the words of sizing.
+pub(crate) fn refused(error: &OutOfMemory) -> sizing::OutOfMemory {
+    let (OutOfMemory::Refused { component, bytes, .. } | OutOfMemory::Sealed { component, bytes }) = error;
+    // The system does not say how much was missing; one byte leaves the next attempt open.
+    sizing::OutOfMemory { component: (*component).into(), requested: *bytes, shortfall: 1 }
+}
+
+/// The host's cores.
+pub(crate) struct CpuBackend {
+    model: Arc<dyn Model>,
+    isa: Isa,
+    threads: usize,
+    /// While no runner holds them.
+    parts: Option<(CpuWeights, ThreadPool)>,
+}
+
+impl CpuBackend {
+    /// Loaded weights, and the threads that compute.
+    pub fn new(model: Arc<dyn Model>, isa: Isa, weights: CpuWeights, pool: ThreadPool) -> Self {
+        Self { model, isa, threads: pool.threads(), parts: Some((weights, pool)) }
+    }
+}
+
+impl Backend for CpuBackend {
+    type Runner = CpuRunner;
+
+    fn build(&mut self, ledger: &Arc<Ledger>, shape: &ModelShape, extent: Extent) -> Result<CpuRunner, Failure> {
+        let Extent { pools: Pools { pages, slots }, workspace, touch } = extent;
+        let memory = CpuMemory::map(ledger, shape, pages, slots, workspace, self.threads, touch);
+        let memory = memory.map_err(|error| refused(&error))?;
+        let Some((weights, pool)) = self.parts.take() else {
+            return Err(Failure::Other("a generation was built while another stands".into()));
+        };
+        Ok(CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory)))
+    }
+
+    fn workspace_peak(runner: &mut CpuRunner) -> usize {
+        runner.device().memory().workspace_peak()
+    }
+
+    fn take_apart(&mut self, runner: CpuRunner) {
+        let (weights, pool, _memory) = runner.into_device().into_parts();
+        self.parts = Some((weights, pool));
+    }
+}

@@ -1,0 +1,167 @@
+//! The GPU's part of a start: finding it, opening it, loading weights onto it.
+
+#[cfg(feature = "gpu")]
+use plimsoll_memory::Bytes;
+#[cfg(feature = "gpu")]
+use plimsoll_memory::host::MemoryBudget;
+
+use crate::api::options::{DeviceChoice, Options};
+use crate::plan::GpuLine;
+#[cfg(feature = "gpu")]
+use crate::plan::OwnMemory;
+
+/// The GPU that the operator chose, as planning sees it; absent: the host's cores carry out the steps.
+pub(super) fn line(options: &Options) -> Option<Result<GpuLine, String>> {
+    match options.device {
+        DeviceChoice::Cpu | DeviceChoice::Auto => None,
+        DeviceChoice::Gpu(index) => Some(found(index, options)),
+    }
+}
+
+/// Every GPU that is found, and software that stands for one, in words; nothing in a program without them.
+#[cfg(not(feature = "gpu"))]
+pub fn gpus() -> Option<Vec<String>> {
+    None
+}
+
+/// Every GPU that is found, and software that stands for one, in words; nothing in a program without them.
+#[cfg(feature = "gpu")]
+pub fn gpus() -> Option<Vec<String>> {
+    let words = |(i, adapter): (usize, plimsoll_gpu::Adapter)| {
+        let memory = match (adapter.is_software(), adapter.shares_memory(), adapter.memory()) {
+            (true, ..) => "software, which --device auto leaves aside".into(),
+            (_, true, _) => match adapter.working_set() {
+                Some(bytes) => format!("shares the machine's memory, {} of it at most", Bytes(bytes)),
+                None => "shares the machine's memory".into(),
+            },
+            (.., Some(memory)) => format!("{} of {} free", Bytes(memory.free()), Bytes(memory.total)),
+            (.., None) => "memory of its own, of which it says nothing".into(),
+        };
+        format!("gpu:{i} {} ({memory})", adapter.name())
+    };
+    Some(plimsoll_gpu::Adapter::all().into_iter().enumerate().map(words).collect())
+}
+
+#[cfg(not(feature = "gpu"))]
+fn found(_index: Option<usize>, _options: &Options) -> Result<GpuLine, String> {
+    Err("this program was built without GPUs: build it with --features gpu".into())
+}
+
+#[cfg(feature = "gpu")]
+pub(super) use open::{adapter, load};
+
+#[cfg(feature = "gpu")]
+fn found(index: Option<usize>, options: &Options) -> Result<GpuLine, String> {
+    let adapter = open::find(index, options.allow_software_gpu).map_err(|error| error.to_string())?;
+    let (name, software) = (adapter.name().to_owned(), adapter.is_software());
+    let own = match (adapter.shares_memory(), options.gpu_memory_budget) {
+        (true, None) => None,
+        // Tests have software stand for a GPU with memory of its own.
+        (true, Some(budget)) if software => {
+            Some(OwnMemory { bytes: budget.bytes(u64::MAX), source: "--gpu-memory-budget".into() })
+        }
+        (true, Some(_)) => {
+            return Err(format!("{name} shares the machine's memory: use --memory-budget, not --gpu-memory-budget"));
+        }
+        (false, budget) => Some(own_memory(&name, adapter.memory(), budget)?),
+    };
+    let working_set = adapter.working_set();
+    Ok(GpuLine { name, buffer: adapter.limits().buffer, software, own, working_set })
+}
+
+/// What this process may use of a GPU's own memory.
+#[cfg(feature = "gpu")]
+fn own_memory(
+    name: &str,
+    memory: Option<plimsoll_gpu::OwnMemory>,
+    budget: Option<MemoryBudget>,
+) -> Result<OwnMemory, String> {
+    let chosen = |bytes| OwnMemory { bytes, source: format!("--gpu-memory-budget, on {name}") };
+    let Some(memory) = memory else {
+        return Err(format!("{name} has memory of its own and does not say how much: use --device cpu"));
+    };
+    let budget = budget.map(|budget| budget.bytes(memory.free()));
+    let (total, bytes) = (Bytes(memory.total), memory.free());
+    let source = match memory.budget {
+        Some([may, used]) => {
+            let others = Bytes(memory.total.saturating_sub(may) + used);
+            format!("{total} of {name}, less {others} in use or kept by its driver")
+        }
+        None => format!("all of {name}, whose driver does not say what others use: see --gpu-memory-budget"),
+    };
+    Ok(match budget {
+        Some(budget) if budget <= bytes => chosen(budget),
+        Some(budget) => {
+            OwnMemory { bytes, source: format!("{source}; --gpu-memory-budget is more: {}", Bytes(budget)) }
+        }
+        None => OwnMemory { bytes, source },
+    })
+}
+
+#[cfg(feature = "gpu")]
+mod open {
+    use std::sync::Arc;
+
+    use plimsoll_device::{ThreadPool, WeightTable};
+    use plimsoll_formats::{Checkpoint, Sources};
+    use plimsoll_gpu::{Adapter, AdapterChoice, Context, GpuError, GpuWeights};
+    use plimsoll_memory::Ledger;
+    use plimsoll_models::Model;
+
+    use crate::api::cancel::Cancel;
+    use crate::api::options::{DeviceChoice, Options};
+    use crate::plan::GpuPlan;
+    use crate::runner::gpu::{GpuBackend, Load};
+    use crate::startup::StartError;
+
+    pub(super) fn find(index: Option<usize>, allow_software: bool) -> Result<Adapter, GpuError> {
+        Adapter::find(AdapterChoice { index, allow_software })
+    }
+
+    /// The GPU that the operator chose.
+    pub fn adapter(options: &Options) -> Result<Adapter, GpuError> {
+        match options.device {
+            DeviceChoice::Gpu(index) => find(index, options.allow_software_gpu),
+            DeviceChoice::Cpu | DeviceChoice::Auto => Err(GpuError::NoAdapter),
+        }
+    }
+
+    /// Opens the GPU and loads the weights onto it; the threads that pack them end with that.
+    pub fn load(
+        (model, weights, checkpoint): (Arc<dyn Model>, WeightTable, &Checkpoint),
+        (plan, adapter): (GpuPlan, &Adapter),
+        ledger: &Arc<Ledger>,
+        (options, threads): (&Options, usize),
+        progress: impl FnMut(u64),
+        cancel: &Cancel,
+    ) -> Result<GpuBackend, StartError> {
+        let again = reloads((weights.clone(), checkpoint.sources()), ledger, options, threads);
+        let mut context = Context::open(adapter)?;
+        let mut pool = ThreadPool::new(threads).map_err(StartError::Thread)?;
+        let stopped = || cancel.is_cancelled();
+        let weights = GpuWeights::load_unless(&mut context, weights, checkpoint, ledger, &mut pool, progress, stopped)?;
+        Ok(GpuBackend::new(model, plan, (context, weights), again))
+    }
+
+    /// The same after the device was lost, from files that are opened anew.
+    fn reloads(
+        (weights, sources): (WeightTable, Sources),
+        ledger: &Arc<Ledger>,
+        options: &Options,
+        threads: usize,
+    ) -> Load {
+        let (options, ledger) = (options.clone(), Arc::clone(ledger));
+        Arc::new(move || {
+            let words = |error: &dyn std::fmt::Display| error.to_string();
+            let checkpoint = sources.open().map_err(|error| words(&error))?;
+            let adapter = adapter(&options).map_err(|error| words(&error))?;
+            let mut context = Context::open(&adapter).map_err(|error| words(&error))?;
+            let mut pool = ThreadPool::new(threads).map_err(|error| words(&error))?;
+            let table = weights.clone();
+            let loaded =
+                GpuWeights::load_unless(&mut context, table, &checkpoint, &ledger, &mut pool, |_| {}, || false);
+            let loaded = loaded.map_err(|error| words(&error))?;
+            Ok((context, loaded))
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! The loop of the engine thread: take arrivals, run one step, react to memory pressure.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
+
+use super::{Worker, panic_message};
+use crate::runner::Runner;
+use crate::shared::Shared;
+
+/// How long an idle engine waits for an arrival before its next round.
+const IDLE_WAIT: Duration = Duration::from_millis(200);
+
+/// The same while prefixes are still on their way to the disk.
+const SAVING_WAIT: Duration = Duration::from_millis(2);
+
+/// Marks the engine as stopped on drop, also after a panic.
+struct Stopped(Arc<Shared>);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        self.0.stopped.store(true, Release);
+        self.0.cached.wake();
+    }
+}
+
+impl<R: Runner> Worker<R> {
+    /// Runs until every handle is dropped or a stop is requested.
+    pub fn run(mut self) {
+        let _stopped = Stopped(Arc::clone(&self.shared));
+        loop {
+            let open = self.wait();
+            self.round();
+            if self.shared.stop.load(Acquire) {
+                while let Ok(arrival) = self.arrivals.try_recv() {
+                    self.accept(arrival);
+                }
+                self.end_all("the server is shutting down");
+                self.flush_disk();
+                self.refresh_status();
+                break;
+            }
+            if !open && self.scheduler.is_empty() {
+                self.flush_disk();
+                break;
+            }
+        }
+    }
+
+    /// One round without waiting: arrivals, a step, memory pressure, unused memory. After a panic the requests in
+    /// flight start again.
+    pub fn round(&mut self) {
+        let clear = self.shared.cached.asked();
+        let round = catch_unwind(AssertUnwindSafe(|| {
+            if clear.is_some() {
+                self.cache.borrow_mut().clear();
+                self.clear_disk();
+                self.forget_outputs();
+                self.give_pages_back();
+            }
+            while let Ok(arrival) = self.arrivals.try_recv() {
+                self.accept(arrival);
+            }
+            self.cache.borrow_mut().advance((self.epoch.elapsed().as_secs() / 60) as u32);
+            self.run_iteration();
+            self.save_to_disk();
+            self.govern();
+            self.trim();
+        }));
+        if let Err(panic) = round {
+            self.shared.metrics.panics.inc();
+            let panic = panic_message(panic);
+            tracing::error!(panic, "the engine panicked outside any request");
+            self.start_over();
+        } else if !self.makes_progress() {
+            let limit = self.shared.watchdog.limit().as_secs_f64();
+            tracing::error!(
+                limit,
+                "no progress for the limit's seconds: all requests are requeued and the page tables rebuilt"
+            );
+            self.start_over();
+        }
+        self.recover_device();
+        self.refresh_status();
+        clear.into_iter().for_each(|asked| self.shared.cached.done(asked));
+    }
+
+    /// Waits for an arrival if there is no other work. False if every handle is dropped.
+    fn wait(&mut self) -> bool {
+        if !self.scheduler.is_empty() {
+            return true;
+        }
+        let wait = if self.saves_to_disk() { SAVING_WAIT } else { IDLE_WAIT };
+        match self.arrivals.recv_timeout(wait) {
+            Ok(arrival) => self.accept(arrival),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+        true
+    }
+}

@@ -1,0 +1,220 @@
+//! One iteration: plan a step, run it, deliver its tokens, remove finished sequences.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::time::{Duration, Instant};
+
+use plimsoll_device::{DeviceError, StepInput};
+use plimsoll_memory::faults::{self, Site};
+
+use super::{Worker, panic_message};
+use crate::memory::degradation::DegradationLevel;
+use crate::metrics::Metrics;
+use crate::runner::Runner;
+use crate::runner::step::reuse;
+use crate::schedule::scheduler::Seq;
+use crate::shared::Shared;
+use crate::speculation::pace::{Done, Next};
+use crate::worker::request_state::RequestState;
+
+/// How long the engine waits at a time for a grammar's mask, if every sequence waits for one.
+const HELD_WAIT: Duration = Duration::from_millis(5);
+
+impl<R: Runner> Worker<R> {
+    /// Removes abandoned sequences, plans a step, runs it and delivers; then computes layers of a long prompt.
+    pub(super) fn run_iteration(&mut self) {
+        let metrics = &self.shared.metrics;
+        self.scheduler.remove(
+            |seq| seq.work.abandoned(),
+            |_gone| {
+                metrics.aborted.inc();
+            },
+        );
+        self.drop_layers();
+        self.read_from_disk();
+        if self.scheduler.is_empty() || faults::asked(Site::NoStep) {
+            return;
+        }
+        self.encode();
+        self.pause_for_masks();
+        let began = Instant::now();
+        faults::site(Site::Scheduler);
+        let next = self.plan_step();
+        if !self.shares.is_empty() {
+            self.run_step(next, began);
+        } else if self.scheduler.layered().is_none() {
+            // All sequences wait for the encoder, for a grammar's mask, or for the disk.
+            if let Some(seq) = self.scheduler.running_mut().iter_mut().find(|seq| seq.held) {
+                seq.work.mask_ready(HELD_WAIT);
+            } else if self.scheduler.running().is_empty() || self.outputs_read().0 {
+                self.wait_for_disk(HELD_WAIT);
+            }
+            return self.retire();
+        }
+        self.advance_layers(next);
+        self.retire();
+        self.shared.metrics.step_seconds.observe(began.elapsed().as_secs_f64());
+        self.shared.status.steps.fetch_add(1, Release);
+    }
+
+    /// Pauses sequences whose grammar mask is not ready, also sequences that are about to start. The others go on. Each
+    /// sequence is checked twice: a later one may begin slow work that an earlier one must then wait for.
+    fn pause_for_masks(&mut self) {
+        for _ in 0..2 {
+            for seq in self.scheduler.soon_mut() {
+                seq.held = !seq.work.mask_ready(Duration::ZERO);
+            }
+        }
+    }
+
+    /// Runs the planned shares and delivers their tokens.
+    fn run_step(&mut self, next: Next, began: Instant) {
+        for share in &self.shares {
+            note_first_step(&mut self.scheduler.running_mut()[share.seq], share.start, began, &self.shared);
+        }
+        match self.forward() {
+            Ok(()) => {
+                let drafting = self.settle(next);
+                self.observe_pace(began, drafting);
+            }
+            Err(error) => self.quarantine(error),
+        }
+    }
+
+    /// Plans the next step: its shares, and whether it verifies and makes drafts.
+    pub(super) fn plan_step(&mut self) -> Next {
+        self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.held).count();
+        let paused = self.drafts_max == 0 || self.governor.level() >= DegradationLevel::SpeculationOff;
+        let next = if paused { Next::PLAIN } else { self.pace.next(self.decodes) };
+        if !next.check || !next.draft {
+            self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
+        }
+        self.scheduler.prompts_take(self.prefill_budget.rows(self.decodes));
+        let (shares, events) = self.scheduler.schedule();
+        self.shares.clear();
+        self.shares.extend_from_slice(shares);
+        self.shared.metrics.preemptions.inc_by(events.preempted);
+        next
+    }
+
+    /// Runs the shares as one step.
+    pub(super) fn forward(&mut self) -> Result<(), String> {
+        let mut media = std::mem::take(&mut self.media_rows);
+        let step = self.buffers.fill(&self.shares, self.scheduler.running(), &mut media);
+        let step = StepInput { media: &media, ..step };
+        let ran = run_guarded(&self.shared.metrics, || self.runner.forward(&step));
+        self.media_rows = reuse(media);
+        ran
+    }
+
+    /// After a step: delivers tokens, makes drafts, publishes prompts for others to share. Returns when drafting began.
+    pub(super) fn settle(&mut self, next: Next) -> Instant {
+        self.sample_rows();
+        for share in &self.shares {
+            self.scheduler.running_mut()[share.seq].work.wake_reader();
+        }
+        let drafting = Instant::now();
+        match self.limits.draft_head {
+            true => self.draft(next),
+            false if self.drafts_max > 0 => self.look_up(next),
+            false => {}
+        }
+        for share in &self.shares {
+            if !self.scheduler.running()[share.seq].work.failed() {
+                self.scheduler.publish(share.seq);
+            }
+        }
+        drafting
+    }
+
+    pub(super) fn observe_pace(&mut self, began: Instant, drafting: Instant) {
+        let now = Instant::now();
+        let shares = self.shares.iter().zip(&self.counted);
+        let decoding = shares.filter(|(share, _)| share.rows == 1 + share.drafts);
+        let (decodes, tokens) = decoding.fold((0, 0), |(n, tokens), (_, counted)| (n + 1, tokens + counted));
+        let rows: usize = self.shares.iter().map(|share| share.rows).sum();
+        let drafts: usize = self.shares.iter().map(|share| share.drafts).sum();
+        let (prompt_rows, seconds) = (rows - decodes - drafts, (now - began).as_secs_f64());
+        if let (0, Some(disk)) = (decodes, &mut self.disk) {
+            disk.computed(prompt_rows, seconds);
+        }
+        self.prefill_budget.observe(decodes, prompt_rows, seconds);
+        if self.drafts_max > 0 {
+            let draft_seconds = (now - drafting).as_secs_f64();
+            self.pace.observe(&Done { decodes, prompt_rows, drafts, tokens, seconds, draft_seconds });
+        }
+    }
+
+    /// After a failed step: a sequence that was alone in it fails. Otherwise each of the step's sequences will run
+    /// alone.
+    pub(super) fn quarantine(&mut self, error: String) {
+        self.shared.metrics.failed_steps.inc();
+        if self.scheduler.step_failed() {
+            tracing::error!(error, shares = self.shares.len(), "a step failed; running its sequences one by one");
+            return;
+        }
+        for share in &self.shares {
+            self.scheduler.running_mut()[share.seq].work.fail(error.clone());
+        }
+    }
+
+    /// Removes finished sequences. A failed sequence publishes nothing. After non-finite logits the whole prefix cache
+    /// is cleared: the bad values may have come from it.
+    pub(super) fn retire(&mut self) {
+        let metrics = &self.shared.metrics;
+        self.scheduler.remove(
+            |seq| seq.work.failed(),
+            |_gone| {
+                metrics.failed.inc();
+            },
+        );
+        for index in (0..self.scheduler.running().len()).rev() {
+            if self.scheduler.running()[index].work.finished() {
+                let seq = self.scheduler.finish(index);
+                self.pin(&seq);
+                self.shared.metrics.finished.inc();
+            }
+        }
+        if std::mem::take(&mut self.non_finite) {
+            tracing::error!("non-finite logits: prefix cache cleared");
+            self.cache.borrow_mut().doubt();
+            self.clear_disk();
+            self.forget_outputs();
+        }
+    }
+
+    /// Drops encoder outputs that no request holds; they are encoded again when needed.
+    pub(super) fn forget_outputs(&self) {
+        self.encoding.iter().for_each(|encoding| encoding.spec.outputs.clear());
+    }
+
+    pub(super) fn end_all(&mut self, message: &str) {
+        let metrics = &self.shared.metrics;
+        self.scheduler.remove(
+            |_| true,
+            |mut seq| {
+                seq.work.fail(message);
+                metrics.failed.inc();
+            },
+        );
+    }
+}
+
+/// Records a sequence's first step. `start`: prompt tokens that came from the cache.
+pub(super) fn note_first_step(seq: &mut Seq<RequestState>, start: usize, began: Instant, shared: &Shared) {
+    let first = seq.work.scheduled(began, start, &shared.metrics);
+    if first && seq.reuses() && shared.status.prefix_cache.load(Acquire) {
+        shared.cached.looked_up(start, seq.prompt_len);
+    }
+}
+
+/// Runs the runner's work. A panic in a kernel becomes an error.
+pub(super) fn run_guarded<T>(metrics: &Metrics, run: impl FnOnce() -> Result<T, DeviceError>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(result) => result.map_err(|error| error.to_string()),
+        Err(panic) => {
+            metrics.panics.inc();
+            Err(panic_message(panic))
+        }
+    }
+}

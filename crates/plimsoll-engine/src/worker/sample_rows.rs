@@ -1,0 +1,212 @@
+//! From logits to tokens: samples each row of a step in order, reports and delivers its token, and verifies drafts.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use plimsoll_memory::faults::{self, Site};
+
+use super::{Worker, panic_message};
+use crate::api::constraint::Unfit;
+use crate::api::error::Failure;
+use crate::api::output::TokenLogprobs;
+use crate::api::request::Request;
+use crate::runner::Runner;
+use crate::sampling::{LogprobError, SampleError, Sampler, TokenCounts, top_logprobs};
+use crate::schedule::scheduler::Share;
+
+impl<R: Runner> Worker<R> {
+    /// Samples and delivers the rows of the last step, and records how many rows of each share count.
+    pub(super) fn sample_rows(&mut self) {
+        self.counted.clear();
+        let (mut first_row, mut logit_row) = (0, 0);
+        for i in 0..self.shares.len() {
+            let share = self.shares[i];
+            let counted = match self.scheduler.running()[share.seq].pooled {
+                Some(_) => self.pool_share(share, first_row, logit_row),
+                None => self.sample_share(share, logit_row),
+            };
+            first_row += share.rows;
+            logit_row += share.logit_rows;
+            self.counted.push(counted);
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            let of_prompt = seq.prompt_len.saturating_sub(share.start).min(share.rows);
+            self.shared.metrics.prompt_tokens.inc_by(of_prompt as u64);
+            seq.drafts.clear();
+            self.delivered += 1;
+            if !seq.work.failed() {
+                self.scheduler.commit(share, counted);
+            }
+        }
+        self.shared.metrics.device_fetched_bytes.inc_by(self.runner.take_fetched());
+    }
+
+    /// Samples one share's rows. Its logits begin with row `logit_row`. Returns how many of its rows count: a draft
+    /// that differs from the token sampled before it ends them.
+    fn sample_share(&mut self, share: Share, logit_row: usize) -> usize {
+        let known = share.rows - share.drafts;
+        let first = share.rows - share.logit_rows;
+        let mut counted = known;
+        let mut hits = 0;
+        if share.drafts > 0 {
+            self.scheduler.running_mut()[share.seq].work.drafting().check(share.drafts);
+        }
+        for row in first..share.rows {
+            if row >= counted {
+                break;
+            }
+            let draft = (row + 1).checked_sub(known).filter(|draft| *draft < share.drafts);
+            let draft = draft.map(|draft| self.scheduler.running()[share.seq].drafts[draft]);
+            let deliver = || self.sample_row(share.seq, share.start + row, logit_row + row - first, draft);
+            let outcome = catch_unwind(AssertUnwindSafe(deliver));
+            let seq = &mut self.scheduler.running_mut()[share.seq];
+            match outcome {
+                Ok(Ok(hit)) => hits += usize::from(hit),
+                Ok(Err(failure)) => {
+                    self.non_finite |= matches!(failure, Failure::NonFinite(_));
+                    seq.work.fail(failure);
+                }
+                Err(panic) => {
+                    self.shared.metrics.panics.inc();
+                    seq.work.fail(panic_message(panic));
+                }
+            }
+            if hits > counted - known && !seq.work.finished() {
+                counted += 1;
+            }
+        }
+        if share.drafts > 0 {
+            self.speculation.checked(share.drafts, hits, &self.shared.metrics);
+            self.pace.checked(self.scheduler.running_mut()[share.seq].work.drafting().source, hits);
+        }
+        counted
+    }
+
+    /// Handles the logits at `position`: reports the next prompt token, or samples the next token. True if that equals
+    /// the `draft`.
+    fn sample_row(
+        &mut self,
+        index: usize,
+        position: usize,
+        logit_row: usize,
+        draft: Option<u32>,
+    ) -> Result<bool, Failure> {
+        let seq = &mut self.scheduler.running_mut()[index];
+        if seq.work.finished() {
+            return Ok(false);
+        }
+        if let (Some(n), true) = (seq.work.request.prompt_logprobs, position < seq.prompt_len) {
+            if position == 0 {
+                seq.work.prompt_logprobs(TokenLogprobs::default())?;
+            }
+            if position + 1 < seq.prompt_len {
+                let report = logprobs(self.runner.logits(logit_row), seq.tokens[position + 1], n)?;
+                seq.work.prompt_logprobs(report)?;
+            }
+            // Recomputing after a preemption must not report twice.
+            seq.logits_from = position + 1;
+        }
+        if position + 1 < seq.tokens.len() {
+            return Ok(false);
+        }
+        if seq.work.request.max_tokens == 0 {
+            seq.work.end_without_output();
+            return Ok(false);
+        }
+        let report = seq.work.request.logprobs;
+        if report.is_some() {
+            self.raw.clear();
+            self.raw.extend_from_slice(self.runner.logits(logit_row));
+        }
+        let (work, chooser) = (&mut seq.work, &mut Chooser { sampler: &mut self.sampler, eos: &self.eos });
+        let token = match draft.filter(|_| self.optimistic) {
+            Some(token) => token,
+            None => {
+                let (generated, position) = (work.generated, seq.tokens.len());
+                let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
+                let allowed = allowed?.flatten();
+                let unended = allowed.is_some() && generated < work.request.min_tokens;
+                let (request, counts) = (&work.request, &work.counts);
+                let likely = self.runner.candidates(logit_row);
+                let likely =
+                    likely.and_then(|found| chooser.tell(found, request, counts, generated, position, allowed));
+                let chosen = match likely {
+                    Some(token) => Ok(token),
+                    // What the most likely tokens do not tell is told by all.
+                    None => {
+                        let logits = self.runner.logits(logit_row);
+                        chooser.choose(logits, request, counts, generated, position, allowed)
+                    }
+                };
+                chosen.map_err(|error| match error {
+                    SampleError::NothingAllowed { .. } if unended => Unfit::Grammar(NOTHING_LEFT.into()).into(),
+                    SampleError::NotANumber { .. } => Failure::NonFinite(error.to_string()),
+                    error => Failure::Other(error.to_string()),
+                })?
+            }
+        };
+        let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
+        seq.tokens.push(token);
+        // Recomputing after a preemption needs no logits of positions with a known next token.
+        seq.logits_from = seq.tokens.len() - 1;
+        let hit = draft == Some(token);
+        if hit {
+            seq.work.drafting().hit();
+        }
+        seq.work.token(token, report, &self.tokenizer, &self.eos, &self.shared.metrics)?;
+        Ok(hit)
+    }
+}
+
+const NOTHING_LEFT: &str =
+    "the grammar allows only tokens here that end the output, and min_tokens does not let it end yet";
+
+/// Chooses a request's tokens, for the model and for its draft head: the same logits give the same token.
+pub(super) struct Chooser<'a> {
+    pub sampler: &'a mut Sampler,
+    pub eos: &'a [u32],
+}
+
+impl Chooser<'_> {
+    /// The same token as [`Self::choose`] gives, told from the most likely ones alone; `None` where these do not tell it.
+    pub fn tell(
+        &mut self,
+        found: &[[f32; 2]],
+        request: &Request,
+        counts: &TokenCounts,
+        generated: u32,
+        position: usize,
+        allowed: Option<&[u32]>,
+    ) -> Option<u32> {
+        let unended = generated < request.min_tokens;
+        let banned = |id| unended && (self.eos.contains(&id) || request.stop_token_ids.contains(&id));
+        self.sampler.sample_likely(found, &request.sampling, counts, position as u64, allowed, banned)
+    }
+
+    /// The token at `position`, after `generated` output tokens. `allowed`: the grammar's mask.
+    pub fn choose(
+        &mut self,
+        logits: &mut [f32],
+        request: &Request,
+        counts: &TokenCounts,
+        generated: u32,
+        position: usize,
+        allowed: Option<&[u32]>,
+    ) -> Result<u32, SampleError> {
+        if generated < request.min_tokens {
+            for id in self.eos.iter().chain(&request.stop_token_ids) {
+                logits.get_mut(*id as usize).into_iter().for_each(|logit| *logit = f32::NEG_INFINITY);
+            }
+        }
+        faults::site(Site::Sampler);
+        self.sampler.sample(logits, &request.sampling, counts, position as u64, allowed)
+    }
+}
+
+fn logprobs(logits: &[f32], chosen: u32, n: u32) -> Result<TokenLogprobs, Failure> {
+    let mut top = Vec::new();
+    top.try_reserve_exact(n as usize)?;
+    let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| match error {
+        LogprobError::NoDistribution { .. } => Failure::NonFinite(error.to_string()),
+        error => Failure::Other(error.to_string()),
+    })?;
+    Ok(TokenLogprobs { own: Some(own.logprob), top: top.into_boxed_slice() })
+}

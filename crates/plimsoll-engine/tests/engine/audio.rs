@@ -1,0 +1,172 @@
+//! A tower that hears beside one that sees, and one alone, in the engine: answers are the reference's whatever runs beside them, audio clips are found again
+//! by content, and nothing larger than what was proven comes in.
+
+use std::sync::Arc;
+
+use plimsoll_engine::media::MediaItem;
+use plimsoll_engine::{EngineHandle, Host, Options, Refusal, Request, Transcript, start};
+use plimsoll_formats::Checkpoint;
+use plimsoll_models::Grid;
+use plimsoll_text::Tokenizer;
+use serde_json::Value;
+
+use crate::common::heard::{audio, cases_of, played, request, small};
+use crate::common::senses::{all_is_back, as_the_reference, outputs_come_back, told_apart, towers_kept_to_their_plan};
+use crate::common::{collect, exact, fixtures, two_turns};
+
+fn engine(options: &Options) -> EngineHandle {
+    engine_of("omni", options)
+}
+
+fn engine_of(model: &str, options: &Options) -> EngineHandle {
+    let dir = fixtures().join("models").join(model);
+    let checkpoint = Checkpoint::open(&dir).unwrap();
+    let tokenizer = Arc::new(Tokenizer::from_file(&dir.join("tokenizer.json")).unwrap());
+    let host = Host::read(options).unwrap();
+    start(&checkpoint, tokenizer, options, &host, |_| {}).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn cases() -> Vec<Value> {
+    cases_of("omni")
+}
+
+fn right(model: &str) {
+    let engine = engine_of(model, &small(exact()));
+    for case in cases_of(model) {
+        as_the_reference(model, &case, &collect(engine.submit(request(&engine, &case, 12)).unwrap()));
+    }
+    towers_kept_to_their_plan(&engine);
+    all_is_back(&engine);
+    engine.stop();
+}
+
+#[test]
+fn qwen3_omni_hears_what_transformers_hears() {
+    right("omni");
+}
+
+#[test]
+fn qwen3_asr_hears_what_transformers_hears() {
+    right("asr");
+    let engine = engine_of("asr", &small(exact()));
+    let spec = engine.media().unwrap();
+    assert!(spec.image.is_none() && spec.video.is_none());
+    assert_eq!((spec.transcript(), spec.audio.as_ref().unwrap().rule.min_samples), (Some(Transcript::Tagged), 8000));
+    engine.stop();
+}
+
+#[test]
+fn i9_audio_in_company() {
+    in_company("omni");
+}
+
+#[test]
+fn i9_audio_in_company_of_a_model_that_only_hears() {
+    in_company("asr");
+}
+
+fn in_company(model: &str) {
+    let engine = |options: &Options| engine_of(model, options);
+    let cases = cases_of(model);
+    let alone: Vec<Vec<u32>> = {
+        let engine = engine(&small(exact()));
+        let answers =
+            cases.iter().map(|case| collect(engine.submit(request(&engine, case, 30)).unwrap()).ids).collect();
+        engine.stop();
+        answers
+    };
+    let tight = Options { max_total_token_num: Some(320), max_req_total_len: Some(256), ..exact() };
+    for options in [
+        // Chunks that end inside audio clips, several audio clips (and images) waiting at once, room for few pages.
+        Options { batch_max_tokens: 16, graph_max_batch_size: 8, running_max_req_size: 8, ..exact() },
+        Options { visual_infer_batch_size: 3, ..exact() },
+        Options { prefix_cache: false, ..tight.clone() },
+        tight,
+    ] {
+        let engine = engine(&small(options));
+        let readers: Vec<_> =
+            (0..15).map(|i| engine.submit(request(&engine, &cases[i % cases.len()], 30)).unwrap()).collect();
+        for (i, reader) in readers.into_iter().enumerate() {
+            let answer = collect(reader);
+            assert_eq!(
+                (answer.error, &answer.ids),
+                (None, &alone[i % cases.len()]),
+                "{}",
+                cases[i % cases.len()]["name"]
+            );
+        }
+        all_is_back(&engine);
+        engine.stop();
+    }
+}
+
+#[test]
+fn i9_a_second_turn_finds_what_it_would_compute() {
+    let [cached, plain] = [true, false].map(|prefix_cache| engine(&small(Options { prefix_cache, ..exact() })));
+    let cases = cases();
+    let is_film = |item: &Value| item["frames"].as_u64().is_some_and(|frames| frames > 2);
+    let film = cases.iter().find(|case| case["items"].as_array().unwrap().iter().any(is_film)).unwrap();
+    // Between whole steps, so that places have fractions that need rounding more than once on the way.
+    for thousandths in [311, 407, 533] {
+        let mut first = request(&cached, film, 100);
+        first.media.iter_mut().for_each(|item| {
+            item.seconds = item.seconds.map(|_| thousandths as f32 / 1000.0);
+        });
+        let (found, prompt) = two_turns(&cached, &plain, &first, &[5, 6, 7]);
+        assert!(found > prompt + 48, "{found} tokens are found again, {prompt} of them of the first prompt");
+    }
+    [cached, plain].iter().for_each(EngineHandle::stop);
+}
+
+#[test]
+fn two_audio_of_one_length_are_told_apart_and_one_is_found_again() {
+    let engine = engine(&small(exact()));
+    let case = &cases()[0];
+    let mine = request(&engine, case, 8);
+    let spec = engine.media().unwrap();
+    let mut theirs = mine.clone();
+    theirs.media[0] = audio(spec, &played(99, 5_000), mine.media[0].first as usize);
+    told_apart(&engine, &mine, &theirs);
+    engine.stop();
+}
+
+#[test]
+fn i6_nothing_longer_than_what_was_proven_comes_in() {
+    let engine = engine(&small(exact()));
+    let spec = engine.media().unwrap();
+    let audio = spec.audio.as_ref().unwrap();
+    assert_eq!((audio.rule.max_seconds, audio.tokens_max), (5, 65));
+    let case = &cases()[0];
+    let good = request(&engine, case, 1);
+    let words = |change: &dyn Fn(&mut MediaItem)| {
+        let mut bad = good.clone();
+        change(&mut bad.media[0]);
+        match engine.submit(bad) {
+            Err(Refusal::Invalid { message, .. }) => message,
+            other => panic!("{:?}", other.map(drop)),
+        }
+    };
+    let long = words(&|item| item.shape.tokens = 66);
+    assert!(long.contains("a sound has 66 tokens; 1 to 65 are allowed (--max-audio-seconds)"), "{long}");
+    let empty = words(&|item| item.shape.tokens = 0);
+    assert!(empty.contains("0 tokens"), "{empty}");
+    let lying = words(&|item| item.grid = Grid::audio(item.grid.width + 1));
+    assert!(lying.contains("do not agree"), "{lying}");
+    let square = words(&|item| item.grid = Grid { frames: 1, height: item.grid.width, width: 1 });
+    assert!(square.contains("do not agree"), "{square}");
+    let elsewhere = words(&|item| item.first += 1);
+    assert!(elsewhere.contains("is said to begin at token"), "{elsewhere}");
+    engine.stop();
+}
+
+#[test]
+fn audio_is_not_encoded_again_after_a_restart() {
+    let ask = |engine: &EngineHandle, other: bool| -> Vec<Request> {
+        let with_another_text = |mut request: Request| {
+            request.prompt[0] ^= u32::from(other);
+            request
+        };
+        cases().iter().map(|case| with_another_text(request(engine, case, 6))).collect()
+    };
+    outputs_come_back("omni", &small(exact()), engine, ask);
+}

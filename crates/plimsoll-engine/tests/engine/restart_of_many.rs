@@ -1,0 +1,97 @@
+//! Two hundred conversations of twenty turns over the prefix cache on disk, with a restart in the middle.
+
+use plimsoll_engine::{DiskCache, EngineHandle, Options, Request};
+
+use crate::common::{Answer, collect, engine, greedy};
+use crate::restart::{drafting, found, let_it_write, on_disk, same, stop, tokens};
+
+const CONVERSATIONS: usize = 200;
+const TURNS: usize = 20;
+/// Conversations that speak at once.
+const TOGETHER: usize = 8;
+/// A fifth of what all conversations come to.
+const POOL_TOKENS: u64 = 12 << 10;
+const NEW_TOKENS: u32 = 4;
+
+/// Memory for all conversations.
+fn forever() -> Options {
+    Options { state_checkpoints: 64, ..drafting(96 << 10, 0) }
+}
+
+/// Memory for some of them.
+fn small() -> Options {
+    Options { state_checkpoints: 8, ..drafting(POOL_TOKENS, 0) }
+}
+
+/// The prompt of a conversation's first turn: half of them begin with one system prompt.
+fn beginning(number: usize) -> Vec<u32> {
+    let own = tokens(1000 + number as u64, 6 + number as u64 % 23);
+    if number.is_multiple_of(2) { [tokens(7, 40), own].concat() } else { own }
+}
+
+/// All conversations, each in turn. `pause` comes before the next ones speak; `between` gets the engine after each turn and returns
+/// the one that goes on.
+fn converse(
+    mut engine: EngineHandle,
+    pause: impl Fn(&EngineHandle),
+    mut between: impl FnMut(usize, EngineHandle) -> EngineHandle,
+) -> Vec<Answer> {
+    let mut prompts: Vec<Vec<u32>> = (0..CONVERSATIONS).map(beginning).collect();
+    let mut answers = Vec::with_capacity(CONVERSATIONS * TURNS);
+    for turn in 0..TURNS {
+        for (group, prompts) in prompts.chunks_mut(TOGETHER).enumerate() {
+            let ask = |prompt: &Vec<u32>| Request { logprobs: Some(1), ..greedy(prompt, NEW_TOKENS) };
+            let readers: Vec<_> = prompts.iter().map(|prompt| engine.submit(ask(prompt)).unwrap()).collect();
+            for ((at, prompt), reader) in prompts.iter_mut().enumerate().zip(readers) {
+                let answer = collect(reader);
+                let seed = 10_000 + (turn * CONVERSATIONS + group * TOGETHER + at) as u64;
+                prompt.extend(&answer.ids);
+                prompt.extend(tokens(seed, 5 + seed % 7));
+                answers.push(answer);
+            }
+            pause(&engine);
+        }
+        engine = between(turn, engine);
+    }
+    drop(engine);
+    answers
+}
+
+fn outlive_a_restart(model: &str) {
+    let plain = engine(model, &Options { prefix_cache: false, ..small() });
+    let expected = converse(plain, |_| {}, |_, engine| engine);
+    let remembered = converse(engine(model, &forever()), |_| {}, |_, engine| engine);
+    same(&remembered, &expected, model);
+    let most = found(&remembered);
+    let temp = tempfile::tempdir().unwrap();
+    let dir = temp.path().join("cache");
+    let mut options = on_disk(&dir, &small());
+    options.disk_cache = options.disk_cache.map(|disk| DiskCache { bytes: 1 << 30, ..disk });
+    let mut reports = Vec::new();
+    let answers = converse(engine(model, &options), let_it_write, |turn, running| {
+        if turn != TURNS / 2 - 1 && turn != TURNS - 1 {
+            return running;
+        }
+        reports.push(running.cache_report().disk.unwrap());
+        stop(running, &dir);
+        engine(model, &options)
+    });
+    same(&answers, &expected, model);
+    let found = found(&answers);
+    println!(
+        "{model}: {found} of {most} tokens found ({:.2} %); {reports:?}",
+        f64::from(found) / f64::from(most) * 100.0
+    );
+    assert!(u64::from(found) * 100 >= u64::from(most) * 95, "{model}: {found} of {most}");
+    assert!(reports.iter().all(|disk| disk.misses.damaged == 0 && disk.bytes <= 1 << 30), "{reports:?}");
+}
+
+#[test]
+fn many_conversations_of_a_hybrid_model_outlive_a_restart() {
+    outlive_a_restart("qwen3.5");
+}
+
+#[test]
+fn many_conversations_of_a_windowed_model_outlive_a_restart() {
+    outlive_a_restart("gemma3");
+}

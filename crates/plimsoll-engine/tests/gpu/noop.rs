@@ -1,0 +1,119 @@
+//! Plans, ledger and refusals on a GPU of any kind, for which wgpu's `noop` stands: no driver is needed, and nothing is computed.
+
+use std::sync::Arc;
+
+use plimsoll_engine::{EngineHandle, Host, Options, StartError, start};
+use plimsoll_gpu::{NoopGpu, stand_in};
+use plimsoll_memory::{Component, faults};
+use plimsoll_text::Tokenizer;
+
+use super::common::{alone, ask, checkpoint, exact, fixtures, greedy, quiet};
+use super::{allocations, on_gpu};
+
+/// A GPU for as long as this lives.
+struct Standing;
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        stand_in(None);
+    }
+}
+
+/// A GPU with buffers of so many MiB, and so many MiB of its own, of which it is said that so many may be used.
+fn gpu(buffer: u64, own: Option<(u64, u64)>) -> Standing {
+    let own = own.map(|(total, may)| [total << 20, may << 20]);
+    stand_in(Some(NoopGpu { buffer: buffer << 20, own }));
+    Standing
+}
+
+fn options() -> Options {
+    Options { allow_software_gpu: false, max_total_token_num: None, ..on_gpu(exact()) }
+}
+
+/// A start, in which `loading` is called while weights are loaded.
+fn launch(model: &str, options: &Options, loading: impl FnMut(u64)) -> Result<EngineHandle, StartError> {
+    let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
+    start(&checkpoint(model), tokenizer, options, &Host::read(options).unwrap(), loading)
+}
+
+/// Whatever the model and the size of buffers: what is held is what was planned, under both lines.
+#[test]
+fn plans_are_kept_on_gpus_of_every_kind() {
+    let _alone = alone();
+    for (buffer, own) in [(64, None), (64, Some((600, 480))), (1024, Some((4096, 700)))] {
+        let _gpu = gpu(buffer, own);
+        for model in ["llama", "gemma3", "qwen3.5", "qwen3-moe", "nemotron-h-moe", "bert"] {
+            let what = format!("{model}, buffers of {buffer} MiB, {own:?}");
+            let options = Options { memory_budget: Some("700MiB".parse().unwrap()), ..options() };
+            let engine = launch(model, &options, |_| {}).unwrap_or_else(|error| panic!("{what}: {error}"));
+            let (plan, ledger) = (engine.plan(), engine.ledger());
+            assert_eq!(plan.device.as_ref().map(|device| device.limit), own.map(|(_, may)| may << 20), "{what}");
+            assert!(
+                plan.total() <= plan.limit && ledger.committed_on_device() <= plan.device_total(),
+                "{what}: {plan}"
+            );
+            let taken = allocations(&engine);
+            if model != "bert" {
+                let readers: Vec<_> = (0..6).map(|i| engine.submit(greedy(&[i, 1, 2, 3], 5)).unwrap()).collect();
+                readers.into_iter().for_each(|reader| assert_eq!(super::collect(reader).ids.len(), 5, "{what}"));
+            }
+            quiet(&engine);
+            assert_eq!((allocations(&engine), taken.1), (taken, 0), "{what}: no device memory is taken after ready");
+            for component in [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace] {
+                let row = ledger.row(component);
+                assert!(row.peak <= row.planned, "{what}: {row:?}");
+                let holds_nothing = match component {
+                    Component::KvPages => model == "bert",
+                    Component::StateSlots => !["qwen3.5", "nemotron-h-moe"].contains(&model),
+                    _ => false,
+                };
+                assert_eq!(row.committed == 0, holds_nothing, "{what}: {row:?}");
+            }
+        }
+    }
+}
+
+/// Another program takes memory of the GPU while weights are loaded: the start says what is missing, before the driver does.
+#[test]
+fn a_budget_that_shrinks_during_a_start_is_seen() {
+    let _alone = alone();
+    let _gpu = gpu(64, Some((600, 470)));
+    let plan = launch("llama", &options(), |_| {}).unwrap_or_else(|error| panic!("{error}")).plan().clone();
+    let shrunk = |may: u64| {
+        let _gpu = gpu(64, Some((600, 470)));
+        let loading = |_| stand_in(Some(NoopGpu { buffer: 64 << 20, own: Some([600 << 20, may]) }));
+        launch("llama", &options(), loading).map(|engine| engine.limits().max_total_token_num)
+    };
+    shrunk(plan.device_total()).unwrap_or_else(|error| panic!("{error}"));
+    let half = plan.bytes(Component::KvPages) / 2;
+    let error = shrunk(plan.device_total() - half).expect_err("half of the pool is missing").to_string();
+    assert!(error.contains("'kv_pages' asked for") && error.contains("--max-total-token-num"), "{error}");
+}
+
+/// Every buffer of a start is refused once, also those of states and windows: the start says which, or does without.
+#[test]
+fn every_buffer_of_a_start_may_be_refused_whatever_the_model() {
+    let _alone = alone();
+    let _gpu = gpu(64, Some((600, 480)));
+    let options = Options { max_total_token_num: Some(2048), ..options() };
+    for model in ["gemma3", "qwen3.5", "qwen3-moe"] {
+        let mut refused = 0;
+        for nth in 1.. {
+            faults::arm_regions(None, nth);
+            let started = launch(model, &options, |_| {});
+            let hit = faults::disarm_regions().hit;
+            match started {
+                Ok(engine) => assert_eq!(ask(&engine, greedy(&[1, 2, 3], 4)).ids.len(), 4, "{model}: refusal {nth}"),
+                Err(error) => {
+                    refused += 1;
+                    let error = error.to_string();
+                    assert!(error.contains("refused") || error.contains("memory"), "{model}, {nth}: {error}");
+                }
+            }
+            if hit == 0 {
+                break;
+            }
+        }
+        assert!(refused >= 8, "{model}: {refused} refusals");
+    }
+}

@@ -1,0 +1,235 @@
+//! Families of decoders that differ in facts only: one file a family, and a row of [`FAMILIES`].
+//!
+//! A family's file gives the names of its checkpoints, the defaults of its class, the meaning of its own keys, and the
+//! tensors that have other names than Llama's. No model code knows the family: `plimsoll-models` reads [`crate::Variant`].
+
+mod deepseek;
+mod ernie;
+mod experts;
+mod falcon_h1;
+mod gemma;
+mod gemma4;
+mod glm4;
+mod gpt_oss;
+mod granite;
+mod granite_hybrid;
+mod hunyuan;
+mod lfm2;
+mod ministral3;
+mod nemotron_h;
+mod olmo;
+mod phi3;
+mod smollm3;
+
+use crate::architecture::Architecture;
+use crate::config::ModelConfig;
+use crate::error::FormatError;
+use crate::gguf::keys::Keys;
+use crate::hf::json::Lookup;
+
+/// All of them.
+const FAMILIES: &[&Family] = &[
+    &smollm3::FAMILY,
+    &phi3::FAMILY,
+    &ministral3::FAMILY,
+    &granite::FAMILY,
+    &olmo::OLMO2,
+    &olmo::OLMO3,
+    &gemma::GEMMA2,
+    &gemma::GEMMA3,
+    &gemma4::FAMILY,
+    &gemma4::UNIFIED,
+    &gpt_oss::FAMILY,
+    &hunyuan::FAMILY,
+    &ernie::DENSE,
+    &ernie::MOE,
+    &glm4::DENSE,
+    &glm4::MOE,
+    &deepseek::DEEPSEEK,
+    &deepseek::GLM_FLASH,
+    &lfm2::DENSE,
+    &lfm2::MOE,
+    &falcon_h1::FAMILY,
+    &granite_hybrid::FAMILY,
+    &nemotron_h::FAMILY,
+];
+
+/// Parts of a layer, and whole names outside layers: the name in the file, the canonical name. `*` stands for a number in both.
+pub(crate) type Names = &'static [(&'static str, &'static str)];
+
+/// The facts of one family.
+pub(crate) struct Family {
+    /// The family, as messages call it. [`crate::Architecture::SUPPORTED`] has it too.
+    pub(crate) name: &'static str,
+    /// Values of `architectures` and `model_type` in `config.json`.
+    pub(crate) classes: &'static [&'static str],
+    /// Values of `general.architecture` in GGUF files.
+    pub(crate) gguf: &'static [&'static str],
+    /// What transformers assumes when a key is absent.
+    pub(crate) defaults: Defaults,
+    /// The family's own keys of `config.json`. The common ones have been read.
+    pub(crate) from_hf: fn(&Lookup, &mut ModelConfig) -> Result<(), FormatError>,
+    /// The family's own keys of GGUF metadata. The common ones have been read.
+    pub(crate) from_gguf: fn(&Keys, &mut ModelConfig) -> Result<(), FormatError>,
+    /// Parts of a layer with other names in Hugging Face checkpoints than the canonical ones.
+    pub(crate) hf_names: Names,
+    /// Parts of a layer with other names in GGUF files than `gguf::names` has.
+    pub(crate) gguf_names: Names,
+}
+
+/// Values that transformers assumes when a key is absent.
+#[derive(Clone, Copy)]
+pub(crate) struct Defaults {
+    pub(crate) heads: Option<usize>,
+    pub(crate) kv_heads: Option<usize>,
+    pub(crate) head_dim: Option<usize>,
+    pub(crate) vocab_size: Option<usize>,
+    /// Width of the plain feed-forward part.
+    pub(crate) intermediate: Option<usize>,
+    pub(crate) max_context: usize,
+    pub(crate) theta: f32,
+    pub(crate) local_theta: Option<f32>,
+    /// Share of a head that is rotated; none where the family rotates all of it and other shares are refused.
+    pub(crate) partial: Option<f32>,
+    pub(crate) sliding_window: Option<usize>,
+    pub(crate) activation: &'static str,
+    pub(crate) eps: f32,
+    pub(crate) tied: bool,
+    /// Whether KV heads and feed-forward widths may differ between layers, as the family reads them; otherwise that is refused.
+    pub(crate) uneven: bool,
+    /// Whether attention is latent: the family reads the widths of keys and values.
+    pub(crate) latent: bool,
+}
+
+impl Defaults {
+    /// Those of Llama.
+    pub(crate) const LLAMA: Self = Self {
+        heads: None,
+        kv_heads: None,
+        head_dim: None,
+        vocab_size: None,
+        intermediate: None,
+        max_context: 2048,
+        theta: 10_000.0,
+        local_theta: None,
+        partial: None,
+        sliding_window: None,
+        activation: "silu",
+        eps: 1e-6,
+        tied: false,
+        uneven: false,
+        latent: false,
+    };
+}
+
+/// The family whose checkpoints name this class or model type.
+pub(crate) fn of_class(class: &str) -> Option<&'static Family> {
+    FAMILIES.iter().copied().find(|family| family.classes.contains(&class))
+}
+
+/// The family of this GGUF architecture.
+pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Family> {
+    FAMILIES.iter().copied().find(|family| family.gguf.contains(&architecture))
+}
+
+/// The family of this name.
+pub(crate) fn named(name: &str) -> Option<&'static Family> {
+    FAMILIES.iter().copied().find(|family| family.name == name)
+}
+
+impl Architecture {
+    /// The name that GGUF files give the architecture: `gemma3`, `qwen35moe`.
+    pub fn gguf_name(&self) -> String {
+        match self {
+            Architecture::Other(name) => name.clone(),
+            Architecture::Decoder(name) => {
+                let family = named(name);
+                // Without a name of its own there, the family has that of its `model_type`.
+                let known = family.and_then(|family| family.gguf.first().or(family.classes.last()));
+                known.unwrap_or(name).to_string()
+            }
+            other => format!("{other:?}").replace('_', "").to_lowercase(),
+        }
+    }
+}
+
+/// The canonical name of `part`, a tensor of a layer or the module it belongs to, if the table has it.
+pub(crate) fn renamed(names: Names, part: &str) -> Option<String> {
+    names.iter().find_map(|(stored, canonical)| {
+        let (number, rest) = behind(stored, part)?;
+        (rest.is_empty() || rest.starts_with('.')).then(|| format!("{}{rest}", canonical.replace('*', number)))
+    })
+}
+
+/// The number that stands for `*` in `stored`, and what follows `stored` in `part`.
+fn behind<'a>(stored: &str, part: &'a str) -> Option<(&'a str, &'a str)> {
+    let Some((head, tail)) = stored.split_once('*') else { return Some(("", part.strip_prefix(stored)?)) };
+    let part = part.strip_prefix(head)?;
+    let (number, rest) = part.split_at(part.bytes().take_while(u8::is_ascii_digit).count());
+    Some((number, rest.strip_prefix(tail)?)).filter(|_| !number.is_empty())
+}
+
+/// The canonical name of the tensor or module `name` of a Hugging Face checkpoint.
+pub(crate) fn canonical(names: Names, name: &str) -> Option<String> {
+    match name.strip_prefix("model.layers.") {
+        Some(rest) => {
+            let (layer, part) = rest.split_once('.')?;
+            renamed(names, part).map(|part| format!("model.layers.{layer}.{part}"))
+        }
+        None => renamed(names, name),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_family_is_listed_as_supported_and_has_its_own_names() {
+        let mut classes: Vec<_> = FAMILIES.iter().flat_map(|family| family.classes.iter().chain(family.gguf)).collect();
+        let count = classes.len();
+        classes.sort_unstable();
+        classes.dedup();
+        let shared: usize =
+            FAMILIES.iter().map(|family| family.gguf.iter().filter(|a| family.classes.contains(a)).count()).sum();
+        assert_eq!(classes.len() + shared, count, "a class belongs to one family");
+        for family in FAMILIES {
+            assert!(Architecture::SUPPORTED.contains(family.name), "{}", family.name);
+        }
+    }
+
+    #[test]
+    fn parts_of_layers_are_renamed_as_wholes() {
+        let names: Names = &[("feed_forward.w1", "mlp.gate_proj")];
+        let of = |name| canonical(names, name);
+        assert_eq!(of("model.layers.3.feed_forward.w1.weight").as_deref(), Some("model.layers.3.mlp.gate_proj.weight"));
+        assert_eq!(of("model.layers.3.feed_forward.w1").as_deref(), Some("model.layers.3.mlp.gate_proj"));
+        assert_eq!((of("model.layers.3.feed_forward.w12.weight"), of("model.norm.weight")), (None, None));
+    }
+
+    #[test]
+    fn numbers_stay_and_names_outside_layers_are_whole() {
+        let names: Names = &[("experts.*.w1", "mlp.experts.*.gate_proj"), ("model.embedding_norm", "model.norm")];
+        let of = |name| canonical(names, name);
+        let gate = "model.layers.3.mlp.experts.17.gate_proj.weight";
+        assert_eq!(of("model.layers.3.experts.17.w1.weight").as_deref(), Some(gate));
+        assert_eq!(of("model.embedding_norm.weight").as_deref(), Some("model.norm.weight"));
+        let strangers =
+            ["model.layers.3.experts.w1.weight", "model.layers.3.experts.x.w1", "model.embedding_norms.weight"];
+        assert!(strangers.iter().all(|name| of(name).is_none()));
+    }
+
+    #[test]
+    fn names_are_those_of_gguf_and_of_messages() {
+        let names = [
+            (Architecture::Qwen3_5Moe, "qwen35moe", "Qwen3_5Moe"),
+            (Architecture::Decoder("Gemma 3"), "gemma3", "Gemma 3"),
+            (Architecture::Decoder("Gemma 4"), "gemma4", "Gemma 4"),
+            (Architecture::Decoder("GLM-4.5"), "glm4moe", "GLM-4.5"),
+            (Architecture::Decoder("OLMo 3"), "olmo3", "OLMo 3"),
+        ];
+        for (architecture, gguf, message) in names {
+            assert_eq!((architecture.gguf_name().as_str(), architecture.to_string().as_str()), (gguf, message));
+        }
+    }
+}

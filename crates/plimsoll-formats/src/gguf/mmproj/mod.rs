@@ -1,0 +1,136 @@
+//! The vision encoder of a GGUF model: it stands in a second file, which llama.cpp's converter calls `mmproj`.
+//!
+//! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
+//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma` has both for Gemma 3 and 4.
+
+mod beside;
+mod gemma;
+mod names;
+mod parts;
+mod tower;
+
+use super::{Opened, add_file};
+use crate::error::{FormatError, quote};
+use std::path::{Path, PathBuf};
+
+pub(crate) use beside::is_mmproj;
+use parts::Read;
+
+/// `general.architecture` of these files.
+const ARCHITECTURE: &str = "clip";
+
+/// Which file gives a GGUF model its vision encoder.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Mmproj {
+    /// An `mmproj` file beside the model, if there is one.
+    #[default]
+    Beside,
+    /// None: the model takes text only.
+    Off,
+    /// This file.
+    File(PathBuf),
+}
+
+/// What became of the vision encoder's file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum MmprojState {
+    /// There is none, or it was not asked for.
+    #[default]
+    None,
+    /// Its encoder is part of the checkpoint.
+    Loaded {
+        /// The file.
+        path: PathBuf,
+        /// How images are prepared.
+        processor: Processor,
+    },
+    /// A file beside the model that is for another model, or of an unknown type: the model takes text only.
+    LeftOut {
+        /// The file.
+        path: PathBuf,
+        /// Why, with the value that was found and the one that was expected.
+        why: String,
+    },
+}
+
+/// What an `mmproj` file says of the preparation of images. What it does not say has the family's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Processor {
+    /// Mean of each colour.
+    pub mean: Option<[f32; 3]>,
+    /// Standard deviation of each colour.
+    pub std: Option<[f32; 3]>,
+    /// Fewest pixels of an image after it is resized.
+    pub min_pixels: Option<u64>,
+    /// Most pixels of an image after it is resized.
+    pub max_pixels: Option<u64>,
+}
+
+/// Why a file gives no encoder.
+enum Refusal {
+    /// The file is sound, and not for this model.
+    Unfit(String),
+    /// The file cannot be read.
+    Broken(FormatError),
+}
+
+impl From<FormatError> for Refusal {
+    fn from(error: FormatError) -> Self {
+        Refusal::Broken(error)
+    }
+}
+
+/// Adds the vision encoder to a model, where there is one for it.
+///
+/// # Errors
+///
+/// A file that was named and does not fit the model; a file that is broken.
+pub(crate) fn attach(opened: &mut Opened, model: &Path, choice: &Mmproj) -> Result<MmprojState, FormatError> {
+    let path = match choice {
+        Mmproj::Off => return Ok(MmprojState::None),
+        Mmproj::File(path) => path.clone(),
+        Mmproj::Beside => match beside::find(model)? {
+            Some(path) => path,
+            None => return Ok(MmprojState::None),
+        },
+    };
+    let files = opened.files.len();
+    let read = add(opened, &path);
+    if read.is_err() {
+        opened.files.truncate(files);
+    }
+    let failed = |reason: String| Err(FormatError::Mmproj { path: path.clone(), reason });
+    match read {
+        Ok(processor) => Ok(MmprojState::Loaded { path, processor }),
+        Err(Refusal::Unfit(why)) if *choice == Mmproj::Beside => Ok(MmprojState::LeftOut { path, why }),
+        Err(Refusal::Unfit(why)) => failed(why),
+        // Its message names the file already.
+        Err(Refusal::Broken(error @ (FormatError::Io { .. } | FormatError::Changed { .. }))) => Err(error),
+        Err(Refusal::Broken(error)) => failed(error.to_string()),
+    }
+}
+
+/// Whether a file of this architecture is an `mmproj` file rather than a model.
+pub(super) fn is_encoder(architecture: &str) -> bool {
+    architecture == ARCHITECTURE
+}
+
+/// Maps the file and adds its encoder and its tensors to the model.
+fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
+    let header = add_file(&mut opened.files, path, None)?;
+    let architecture = header.meta.str("general.architecture").unwrap_or_default();
+    if !is_encoder(architecture) {
+        let found = quote(architecture);
+        return Err(Refusal::Unfit(format!(
+            "general.architecture is {found}; an mmproj file has {ARCHITECTURE:?}: give the file that holds the vision encoder"
+        )));
+    }
+    let Read { vision, sections, processor, swapped } =
+        tower::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
+    let entries = names::canonical(&vision, swapped, header.entries)?;
+    opened.directory = std::mem::take(&mut opened.directory).with(entries)?;
+    opened.config.vision = Some(vision);
+    opened.config.rope_sections = sections;
+    opened.config.check()?;
+    Ok(processor)
+}

@@ -1,0 +1,139 @@
+//! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.`.
+
+use super::{Refusal, gemma};
+use crate::directory::{Entry, Storage};
+use crate::error::{FormatError, quote};
+use crate::vision::{Tower, Vision};
+
+/// The patch embedding is a convolution over two frames, which the converter takes apart.
+const PATCHES: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
+
+/// How a family calls the parts of a layer and of a merger in transformers.
+struct Spelling {
+    up: &'static str,
+    down: &'static str,
+    merger_norm: &'static str,
+    merger: [&'static str; 2],
+}
+
+fn spelling(tower: Tower) -> Spelling {
+    let qwen2 = Spelling { up: "mlp.fc1", down: "mlp.fc2", merger_norm: "ln_q", merger: ["mlp.0", "mlp.2"] };
+    match tower {
+        Tower::Qwen2_5 => Spelling { up: "mlp.up_proj", down: "mlp.down_proj", ..qwen2 },
+        Tower::Qwen3 => Spelling {
+            up: "mlp.linear_fc1",
+            down: "mlp.linear_fc2",
+            merger_norm: "norm",
+            merger: ["linear_fc1", "linear_fc2"],
+        },
+        Tower::Qwen2 | Tower::Omni | Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Gemma4(_) => qwen2,
+    }
+}
+
+/// The vision encoder's tensors by their canonical names; those of an audio encoder are left out. `swapped`: the file calls each of
+/// a layer's two feed-forward projections by the other's name.
+pub(super) fn canonical(vision: &Vision, swapped: bool, entries: Vec<Entry>) -> Result<Vec<Entry>, Refusal> {
+    let mut named = Vec::with_capacity(entries.len());
+    let mut patches = [None, None];
+    for mut entry in entries {
+        let frame = PATCHES.iter().position(|name| *name == entry.name);
+        if let Some(frame) = frame.filter(|_| !gemma::is(vision.tower)) {
+            patches[frame] = Some(entry);
+            continue;
+        }
+        if entry.name.starts_with("a.") || entry.name.starts_with("mm.a.") {
+            continue;
+        }
+        let name = match gemma::is(vision.tower) {
+            true => gemma::renamed(vision.tower, swapped, &entry.name),
+            false => renamed(vision, swapped, &entry.name),
+        };
+        let Some(name) = name else {
+            let what =
+                format!("tensor {} in a vision encoder of this type; fetch another mmproj file", quote(&entry.name));
+            return Err(FormatError::Unsupported(what).into());
+        };
+        entry.name = name;
+        named.push(entry);
+    }
+    if gemma::is(vision.tower) {
+        return Ok(named);
+    }
+    match patches {
+        [Some(first), Some(second)] => named.push(joined(first, second)?),
+        patches => {
+            let missing = PATCHES.iter().zip(patches).find(|(_, entry)| entry.is_none()).map_or("", |(name, _)| name);
+            return Err(FormatError::Gguf(format!("tensor {missing:?} is missing")).into());
+        }
+    }
+    Ok(named)
+}
+
+/// One weight of shape [out, channels, 2, height, width] from its two frames.
+fn joined(first: Entry, second: Entry) -> Result<Entry, FormatError> {
+    let wrong = |what: String| FormatError::Gguf(format!("tensor {:?}: {what}", PATCHES[1]));
+    let (a, b) = (&first.info, &second.info);
+    if a.shape != b.shape || a.encoding != b.encoding {
+        return Err(wrong(format!(
+            "{:?} in shape {:?}, its twin {:?} in shape {:?}",
+            b.encoding, b.shape, a.encoding, a.shape
+        )));
+    }
+    let (Storage::Float(even), Storage::Float(odd)) = (&first.storage, &second.storage) else {
+        return Err(FormatError::Unsupported(format!(
+            "tensor {:?} is quantized; use an mmproj file in F16",
+            PATCHES[0]
+        )));
+    };
+    let [out, channels, height, width] = a.shape[..] else {
+        return Err(wrong(format!("shape {:?}, expected four dimensions", a.shape)));
+    };
+    let storage = Storage::Turns { parts: [even.clone(), odd.clone()], run: height };
+    let mut info = first.info.clone();
+    info.shape = vec![out, channels, 2, height, width];
+    info.bytes += b.bytes;
+    Ok(Entry { name: "visual.patch_embed.proj.weight".to_owned(), info, storage })
+}
+
+fn renamed(vision: &Vision, swapped: bool, name: &str) -> Option<String> {
+    let (module, leaf) = name.rsplit_once('.').filter(|(_, leaf)| ["weight", "bias"].contains(leaf))?;
+    let Spelling { up, down, merger_norm, merger } = spelling(vision.tower);
+    let (up, down) = if swapped { (down, up) } else { (up, down) };
+    if let Some((layer, part)) = module.strip_prefix("v.blk.").and_then(|rest| rest.split_once('.')) {
+        let layer: usize = layer.parse().ok()?;
+        let part = match part {
+            "ln1" => "norm1",
+            "ln2" => "norm2",
+            "attn_qkv" => "attn.qkv",
+            "attn_q" => "attn.q",
+            "attn_k" => "attn.k",
+            "attn_v" => "attn.v",
+            "attn_out" => "attn.proj",
+            "ffn_up" => up,
+            "ffn_down" => down,
+            "ffn_gate" if vision.tower == Tower::Qwen2_5 => "mlp.gate_proj",
+            _ => return None,
+        };
+        return Some(format!("visual.blocks.{layer}.{part}.{leaf}"));
+    }
+    if let Some((layer, part)) = module.strip_prefix("v.deepstack.").and_then(|rest| rest.split_once('.')) {
+        let layer: usize = layer.parse().ok()?;
+        let level = vision.deepstack.iter().position(|known| *known == layer)?;
+        let part = match part {
+            "norm" => "norm",
+            "fc1" => "linear_fc1",
+            "fc2" => "linear_fc2",
+            _ => return None,
+        };
+        return Some(format!("visual.deepstack_merger_list.{level}.{part}.{leaf}"));
+    }
+    let part = match module {
+        "v.patch_embd" if vision.table_side > 0 => "patch_embed.proj".to_owned(),
+        "v.position_embd" if vision.table_side > 0 => "pos_embed".to_owned(),
+        "v.post_ln" => format!("merger.{merger_norm}"),
+        "mm.0" => format!("merger.{}", merger[0]),
+        "mm.2" => format!("merger.{}", merger[1]),
+        _ => return None,
+    };
+    Some(format!("visual.{part}.{leaf}"))
+}

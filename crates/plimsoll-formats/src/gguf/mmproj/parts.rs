@@ -1,0 +1,119 @@
+//! What the metadata and the tensors of every `mmproj` file say alike.
+
+use super::{Processor, Refusal};
+use crate::bounds::{DEPTH_MAX, within};
+use crate::config::ModelConfig;
+use crate::directory::Entry;
+use crate::error::FormatError;
+use crate::gguf::keys::Keys;
+use crate::gguf::meta::GgufMeta;
+use crate::vision::{RopeSections, Vision};
+
+/// The epsilon of the norms of all these encoders.
+const EPS: f32 = 1e-6;
+
+/// What a file gives.
+pub(super) struct Read {
+    pub(super) vision: Vision,
+    /// Of the model's positions in time, height and width, where it has them.
+    pub(super) sections: Option<RopeSections>,
+    pub(super) processor: Processor,
+    /// Whether each of the two feed-forward projections has the other's name, as in files of old converters.
+    pub(super) swapped: bool,
+}
+
+/// Whether the encoder's vectors are as wide as the model's.
+pub(super) fn fits(width: Option<&usize>, config: &ModelConfig) -> Result<(), Refusal> {
+    let (width, hidden) = (width.copied().unwrap_or(0), config.hidden_size);
+    match width == hidden {
+        true => Ok(()),
+        false => Err(Refusal::Unfit(format!(
+            "its vectors have {width} numbers, the model's {hidden}: use the mmproj file of the same model"
+        ))),
+    }
+}
+
+/// How many layers there are, and the width of what passes them; their norms must have the one epsilon.
+pub(super) fn layers(keys: &Keys) -> Result<(usize, usize), Refusal> {
+    let depth = keys.need("block_count")?;
+    within("vision layers", depth, DEPTH_MAX)?;
+    let eps = keys.f32("attention.layer_norm_epsilon").unwrap_or(EPS);
+    if (eps - EPS).abs() > EPS / 1e3 {
+        let what = format!("attention.layer_norm_epsilon {eps} in a vision encoder; supported is {EPS}");
+        return Err(Refusal::Unfit(what));
+    }
+    Ok((depth, keys.need("embedding_length")?))
+}
+
+/// The colours of a pixel, and the side of a patch.
+pub(super) fn patch(tensors: &Tensors) -> Result<(usize, usize), FormatError> {
+    let patches = tensors.shape("v.patch_embd.weight")?;
+    match *patches {
+        [_, channels, _, patch] => Ok((channels, patch)),
+        _ => Err(FormatError::Gguf(format!("v.patch_embd.weight has shape {patches:?}"))),
+    }
+}
+
+/// How images are prepared.
+pub(super) fn processor(keys: &Keys) -> Result<Processor, FormatError> {
+    Ok(Processor {
+        mean: colours(keys, "image_mean")?,
+        std: colours(keys, "image_std")?,
+        min_pixels: keys.size("image_min_pixels")?.map(|pixels| pixels as u64),
+        max_pixels: keys.size("image_max_pixels")?.map(|pixels| pixels as u64),
+    })
+}
+
+/// The tensors of the file, by their names in it.
+pub(super) struct Tensors<'a>(pub(super) &'a [Entry]);
+
+impl Tensors<'_> {
+    /// Whether the file has a tensor.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|entry| entry.name == name)
+    }
+
+    /// The shape of one that it must have.
+    pub(super) fn shape(&self, name: &str) -> Result<&[usize], FormatError> {
+        let entry = self.0.iter().find(|entry| entry.name == name);
+        let entry = entry.ok_or_else(|| FormatError::Gguf(format!("tensor {name:?} is missing")))?;
+        Ok(&entry.info.shape)
+    }
+}
+
+/// The width of the feed-forward parts, and whether their names are swapped. Of Qwen2-VL the metadata has another model's width.
+pub(super) fn feed_forward(tensors: &Tensors, hidden: usize) -> Result<(usize, bool), FormatError> {
+    let (up, down) = (tensors.shape("v.blk.0.ffn_up.weight")?, tensors.shape("v.blk.0.ffn_down.weight")?);
+    let swapped = down.last() == Some(&hidden) && up.last() != Some(&hidden);
+    Ok((if swapped { down[0] } else { up[0] }, swapped))
+}
+
+/// Positions per side of the learned table.
+pub(super) fn table_side(tensors: &Tensors) -> Result<usize, FormatError> {
+    let shape = tensors.shape("v.position_embd.weight")?;
+    let positions = shape[0];
+    let side = positions.isqrt();
+    match side * side == positions {
+        true => Ok(side),
+        false => Err(FormatError::Config(format!("v.position_embd.weight: {positions} positions are no square"))),
+    }
+}
+
+/// Three numbers, one a colour.
+fn colours(keys: &Keys, key: &str) -> Result<Option<[f32; 3]>, FormatError> {
+    let path = keys.path(key);
+    if keys.meta.get(&path).is_none() {
+        return Ok(None);
+    }
+    let numbers = keys.meta.f32s(&path).and_then(|numbers| <[f32; 3]>::try_from(numbers).ok());
+    let numbers = numbers.filter(|numbers| numbers.iter().all(|number| number.is_finite()));
+    numbers.map(Some).ok_or_else(|| FormatError::Config(format!("{path} is not a list of three numbers")))
+}
+
+/// The id of a token that stands for media.
+pub(super) fn token(model: &GgufMeta, name: &str) -> Result<u32, Refusal> {
+    let tokens = model.strings("tokenizer.ggml.tokens");
+    let id = tokens.and_then(|tokens| tokens.iter().position(|token| token == name));
+    id.and_then(|id| u32::try_from(id).ok())
+        .ok_or_else(|| Refusal::Unfit(format!("the model's vocabulary lacks the token {name}, which stands for media")))
+}

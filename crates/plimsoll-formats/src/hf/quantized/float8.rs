@@ -1,0 +1,117 @@
+//! FP8 weights: `quantization_config` of the methods that write them, and a weight's numbers with their scales.
+//!
+//! Scales are one for all, one an output, or one a block: [n / rows of a block, k / columns of a block].
+
+use super::rules::{block, check_count, names, refused};
+use super::tensors::Tensors;
+use crate::decode::grouped::Scales;
+use crate::directory::{Entry, F8, Storage};
+use crate::encoding::{Encoding, TensorInfo};
+use crate::error::{FormatError, quote};
+use crate::hf::json::Lookup;
+use crate::hf::names::canonical;
+use crate::hf::safetensors::{Found, Kind};
+use crate::quantization::{F8Quant, Method, Pattern, Quantization, Scheme};
+use std::collections::BTreeMap;
+
+/// FP8 linear layers, but for the modules of these lists.
+fn plain(object: &Lookup, block: Option<[usize; 2]>, skipped: &[&str]) -> Result<Quantization, FormatError> {
+    let mut rules = Vec::new();
+    for key in skipped {
+        let skipped = names(object, key)?;
+        check_count(key, skipped.len(), 0)?;
+        // A star stands for any text (ModelOpt); a name, for all modules below it.
+        let text = |name: &str| name.trim_matches('*').to_owned();
+        rules.extend(skipped.iter().map(|name| (Pattern::Contains(text(name)), None)));
+    }
+    Ok(Quantization {
+        method: Method::F8,
+        default: Scheme::F8(F8Quant { block }),
+        experts_only: false,
+        embedding: false,
+        head: false,
+        overrides: BTreeMap::new(),
+        rules,
+    })
+}
+
+/// DeepSeek's and Qwen's form. Schemes of activations are left aside: activations are computed at a higher precision.
+pub(super) fn fp8(object: &Lookup) -> Result<Quantization, FormatError> {
+    for (key, known) in [("fmt", "e4m3"), ("expert_dtype", "fp8"), ("scale_fmt", "float")] {
+        if let Some(value) = object.str(key)?
+            && value != known
+            // Scales that are powers of two are floats as well; as bytes their tensors are refused.
+            && (key, value) != ("scale_fmt", "ue8m0")
+        {
+            return Err(refused(key, &format!("{value:?}"), &format!("supported is {known:?}")));
+        }
+    }
+    plain(object, block(object, "weight_block_size")?, &["modules_to_not_convert", "ignored_layers"])
+}
+
+/// FBGEMM's form: a scale an output.
+pub(super) fn fbgemm(object: &Lookup) -> Result<Quantization, FormatError> {
+    plain(object, None, &["modules_to_not_convert"])
+}
+
+/// ModelOpt's form, of its algorithms the one in FP8: a scale a tensor.
+pub(super) fn modelopt(object: &Lookup) -> Result<Quantization, FormatError> {
+    let algorithm = object.str("quant_algo")?.unwrap_or_default();
+    if algorithm != "FP8" {
+        let next = "supported is \"FP8\": use an FP8, AWQ, GPTQ or GGUF version of the model";
+        return Err(refused("quant_algo", &format!("{algorithm:?}"), next));
+    }
+    plain(object, None, &["ignore", "exclude_modules"])
+}
+
+/// A weight of FP8 numbers.
+pub(super) fn entry(numbers: &Found, declared: &Quantization, all: &Tensors<'_>) -> Result<Entry, FormatError> {
+    let wrong = |what: String| FormatError::Safetensors(format!("tensor {}: {what}", quote(&numbers.name)));
+    let module = numbers.name.strip_suffix(".weight").unwrap_or(&numbers.name);
+    let beside = |leaf: &str| all.find(&format!("{module}.{leaf}"));
+    let scales = beside("weight_scale_inv").or_else(|| beside("weight_scale"));
+    let scales = scales.ok_or_else(|| wrong("its weight_scale or weight_scale_inv is missing".to_owned()))?;
+    let Kind::Float(encoding) = scales.dtype else {
+        let what = format!("tensor {}: scales that are not F32, F16 or BF16", quote(&scales.name));
+        return Err(FormatError::Unsupported(format!("{what}; use a version with float scales")));
+    };
+    let unfit = || wrong(format!("scales {:?} for {:?} numbers", scales.shape, numbers.shape));
+    let Some((&cols, outer)) = numbers.shape.split_last() else { return Err(unfit()) };
+    let rows: usize = outer.iter().product();
+    let count: usize = scales.shape.iter().product();
+    let (places, block_rows, group) = match scales.shape.as_slice() {
+        _ if count == 1 => (Scales { encoding, row: 0, group: 0 }, rows, cols),
+        [.., 1] | [_] if count == rows => (Scales { encoding, row: 1, group: 0 }, 1, cols),
+        [above @ .., down, across] if above.len() + 1 == outer.len() && *above == outer[..above.len()] => {
+            let last = outer[above.len()];
+            let [own_rows, own_columns] = match declared.default {
+                Scheme::F8(F8Quant { block: Some(block) }) => block,
+                _ => [128, 128],
+            };
+            let sides = (fitting(cols, *across, own_columns), fitting(last, *down, own_rows));
+            let (Some(group), Some(block_rows)) = sides else { return Err(unfit()) };
+            // Rows of all experts are counted through: the blocks of one must not reach into the next.
+            if !above.is_empty() && !last.is_multiple_of(block_rows) {
+                return Err(wrong(format!("{last} outputs of an expert in blocks of {block_rows}")));
+            }
+            (Scales { encoding, row: *across, group: 1 }, block_rows, group)
+        }
+        _ => return Err(unfit()),
+    };
+    let bytes = numbers.span.range.len() + scales.span.range.len();
+    Ok(Entry {
+        name: canonical(&numbers.name),
+        info: TensorInfo { shape: numbers.shape.clone(), encoding: Encoding::F8 { group }, bytes: bytes as u64 },
+        storage: Storage::F8(Box::new(F8 {
+            numbers: numbers.span.clone(),
+            scales: (scales.span.clone(), places),
+            block_rows,
+        })),
+    })
+}
+
+/// The side of `blocks` blocks over `size` elements: the declared one if it fits, 128, or that of blocks of one size.
+fn fitting(size: usize, blocks: usize, declared: usize) -> Option<usize> {
+    let sides = [declared, 128, size.checked_div(blocks)?.max(1)];
+    sides.into_iter().find(|side| size.div_ceil(*side) == blocks).map(|side| side.min(size))
+}

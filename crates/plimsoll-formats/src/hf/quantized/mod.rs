@@ -1,0 +1,46 @@
+//! Quantized checkpoints: what `quantization_config` says, and the joining of a module's tensors into one.
+//!
+//! `rules` reads what methods share, `integers` AWQ, GPTQ and AutoRound, `compressed` compressed-tensors, `float8` FP8,
+//! `mlx` MLX, `micro` small floats with a byte of scale.
+//! `tensors` finds tensors by name, `join` gives each its canonical name; `grouped` measures the parts of integer formats.
+
+mod compressed;
+mod float8;
+mod grouped;
+mod integers;
+mod join;
+mod micro;
+mod mlx;
+mod rules;
+mod tensors;
+
+use super::json::Lookup;
+use crate::error::FormatError;
+use crate::quantization::Quantization;
+pub(super) use join::join;
+
+/// What runs in place of a quantized checkpoint that does not.
+const NEXT: &str =
+    "use a GGUF, MLX, AWQ, GPTQ, AutoRound, compressed-tensors or FP8 version of the model, or the model itself";
+
+impl Quantization {
+    /// Reads `quantization` (MLX) or `quantization_config`. What is not supported is refused by name.
+    pub(super) fn read(config: &Lookup) -> Result<Option<Quantization>, FormatError> {
+        let Some(object) = config.object("quantization")?.or(config.object("quantization_config")?) else {
+            return Ok(None);
+        };
+        let read = match object.str("quant_method")? {
+            None => mlx::read(&object),
+            Some("mxfp4") => Ok(mlx::gpt_oss()),
+            Some("awq") => integers::awq(&object),
+            Some("gptq") => integers::gptq(&object),
+            Some("auto-round" | "intel/auto-round") => integers::auto_round(&object),
+            Some("compressed-tensors") => compressed::read(&object),
+            Some("fp8") => float8::fp8(&object),
+            Some("fbgemm_fp8") => float8::fbgemm(&object),
+            Some("modelopt") => float8::modelopt(&object),
+            Some(method) => Err(rules::refused("quant_method", &format!("{method:?}"), NEXT)),
+        };
+        read.map(Some)
+    }
+}

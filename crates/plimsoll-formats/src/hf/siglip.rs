@@ -1,0 +1,48 @@
+//! The tower of a Gemma 3 checkpoint, with the defaults of transformers.
+
+use super::json::Lookup;
+use super::values::{activation, side, token};
+use crate::error::FormatError;
+use crate::vision::{MediaTokens, Tower, Vision};
+
+/// The class, or `model_type`.
+pub(super) fn is(name: &str) -> bool {
+    matches!(name, "Gemma3ForConditionalGeneration" | "gemma3")
+}
+
+/// Reads `vision_config` and what stands around it.
+pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
+    if let Some(eps) = vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
+        return Err(FormatError::Unsupported(format!("layer_norm_eps {eps} in a vision tower")));
+    }
+    let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
+    let (image, patch) = (side(vision, "image_size", 224)?, side(vision, "patch_size", 16)?);
+    let tokens = top.size("mm_tokens_per_image")?.unwrap_or(256);
+    let per_side = image.checked_div(patch).unwrap_or(0);
+    let merge = per_side.checked_div(tokens.isqrt()).unwrap_or(0);
+    if tokens.isqrt().pow(2) != tokens || merge * tokens.isqrt() != per_side || per_side * patch != image {
+        return Err(FormatError::Config(format!(
+            "mm_tokens_per_image: {tokens}; an image of {image} pixels in patches of {patch} pixels does not divide into so many equal squares"
+        )));
+    }
+    let image = token(top, "image_token_index", token(top, "image_token_id", 262_144)?)?;
+    Ok(Vision {
+        tower: Tower::Siglip,
+        depth: or("num_hidden_layers", 12)?,
+        hidden_size: or("hidden_size", 768)?,
+        heads: or("num_attention_heads", 12)?,
+        intermediate_size: or("intermediate_size", 3072)?,
+        act: activation(vision, "gelu_pytorch_tanh")?,
+        channels: or("num_channels", 3)?,
+        patch,
+        temporal: 1,
+        merge,
+        table_side: per_side,
+        deepstack: Vec::new(),
+        window: None,
+        full_layers: Vec::new(),
+        steps_per_second: None,
+        // There are no videos.
+        tokens: MediaTokens { image, video: image },
+    })
+}

@@ -1,0 +1,265 @@
+//! Where weights lie on a device with a largest buffer size: matrices in segments, all vectors in one buffer.
+//!
+//! A matrix that fits into no segment is cut between panels. A segment is as large as what lies in it, so that nothing is lost.
+
+use plimsoll_device::cpu::PANELS_PER_TASK;
+use plimsoll_device::{Calls, LinearId, VectorId, WeightTable};
+use plimsoll_kernels::PANEL;
+
+/// Matrices begin at multiples of so many bytes.
+const ALIGN: usize = 64;
+
+/// The most panels that one dispatch reaches.
+const PANELS_MAX: usize = 65_528;
+
+/// Bytes of weights that are on their way together while they are loaded, unless eight panels take more.
+const CHUNK_BYTES: usize = 4 << 20;
+
+/// Bytes of one recorded dispatch.
+pub const CALL_BYTES: usize = 128;
+
+/// Bytes of the staging buffer that loading takes, for as long as it lasts, and as many on the heap.
+pub fn load_bytes(table: &WeightTable) -> usize {
+    let widest = table.linears.iter().map(|linear| linear.packing.panel_bytes()).max().unwrap_or(0);
+    let vectors = table.vectors.iter().map(|vector| 4 * vector.len).max().unwrap_or(0);
+    CHUNK_BYTES.max(widest * PANELS_PER_TASK).max(vectors).next_multiple_of(256)
+}
+
+/// Neighbouring panels of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The segment that holds them.
+    pub segment: usize,
+    /// Where they begin in it, in bytes.
+    pub offset: usize,
+    /// The first of them.
+    pub first_panel: usize,
+    /// How many there are.
+    pub panels: usize,
+    /// Outputs that they have, padding left aside.
+    pub outputs: usize,
+}
+
+impl Piece {
+    /// The first of its outputs.
+    pub fn first_output(&self) -> usize {
+        self.first_panel * PANEL
+    }
+}
+
+/// Where every weight of a table lies.
+#[derive(Clone, Debug)]
+pub struct Segments {
+    pieces: Vec<Vec<Piece>>,
+    segments: Vec<usize>,
+    vectors: Vec<usize>,
+    vector_bytes: usize,
+    /// Words of the lookup table of experts.
+    lookup: Vec<u32>,
+    /// Where a set of experts begins in it, by its first matrix, counted in matrices; ascending.
+    sets: Vec<(usize, u32)>,
+}
+
+/// Words of the lookup table for each matrix of an expert.
+const LOOKUP_WORDS: usize = 3;
+
+/// A panel of a matrix does not fit into a segment.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+#[error(
+    "'{tensor}': {PANELS_PER_TASK} panels of {panel_bytes} bytes do not fit into one buffer of the GPU, which has {limit} bytes at most"
+)]
+pub struct TooWide {
+    /// The matrix.
+    pub tensor: String,
+    /// Bytes of one of its panels.
+    pub panel_bytes: usize,
+    /// Bytes of a segment, at most.
+    pub limit: usize,
+}
+
+impl Segments {
+    /// Divides the weights of `table` among segments of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// [`TooWide`]: a matrix has wider panels than a segment.
+    pub fn new(table: &WeightTable, limit: usize) -> Result<Self, TooWide> {
+        let mut segments: Vec<usize> = Vec::new();
+        let mut pieces = Vec::with_capacity(table.linears.len());
+        for linear in &table.linears {
+            let (packing, mut own) = (&linear.packing, Vec::with_capacity(1));
+            let panel_bytes = packing.panel_bytes();
+            let most = (limit / panel_bytes / PANELS_PER_TASK * PANELS_PER_TASK).min(PANELS_MAX);
+            if most == 0 {
+                return Err(TooWide { tensor: linear.name.to_string(), panel_bytes, limit });
+            }
+            let mut first_panel = 0;
+            while first_panel < packing.panels() {
+                let panels = (packing.panels() - first_panel).min(most);
+                let bytes = panels * panel_bytes;
+                if segments.last().is_none_or(|end| end.next_multiple_of(ALIGN) + bytes > limit) {
+                    segments.push(0);
+                }
+                let segment = segments.len() - 1;
+                let offset = segments[segment].next_multiple_of(ALIGN);
+                segments[segment] = offset + bytes;
+                let outputs = (packing.out() - first_panel * PANEL).min(panels * PANEL);
+                own.push(Piece { segment, offset, first_panel, panels, outputs });
+                first_panel += panels;
+            }
+            pieces.push(own);
+        }
+        let mut vector_bytes = 0;
+        let place = |vector: &plimsoll_device::weights::VectorDecl| {
+            let offset = vector_bytes;
+            vector_bytes = (offset + vector.len * size_of::<f32>()).next_multiple_of(ALIGN);
+            offset
+        };
+        let vectors = table.vectors.iter().map(place);
+        let vectors: Vec<usize> = vectors.collect();
+        let (lookup, sets) = lookup(table, &pieces, &vectors, limit)?;
+        Ok(Self { pieces, segments, vectors, vector_bytes: vector_bytes.max(ALIGN), lookup, sets })
+    }
+
+    /// Bytes of each segment.
+    pub fn segments(&self) -> &[usize] {
+        &self.segments
+    }
+
+    /// Bytes of the buffer of vectors.
+    pub fn vector_bytes(&self) -> usize {
+        self.vector_bytes
+    }
+
+    /// Bytes of all buffers.
+    pub fn bytes(&self) -> usize {
+        self.segments.iter().sum::<usize>() + self.vector_bytes + self.lookup_bytes()
+    }
+
+    /// Dispatches that a step records at most, which asks for so much: a matrix is multiplied piece by piece, those of experts at most
+    /// once for each segment.
+    pub fn dispatches(&self, calls: Calls) -> usize {
+        let pieces = self.pieces.iter().map(Vec::len).max().unwrap_or(1).max(1);
+        calls.plain * pieces + calls.grouped * self.segments.len()
+    }
+
+    /// Bytes of the lookup table of experts, which is never empty.
+    pub fn lookup_bytes(&self) -> usize {
+        (self.lookup.len() * size_of::<u32>()).max(ALIGN)
+    }
+
+    /// The lookup table of experts: for each matrix of a set its segment and the number of its packing, where it begins there in words,
+    /// and 1 more than where its bias lies among the vectors, or 0.
+    pub fn lookup(&self) -> &[u32] {
+        &self.lookup
+    }
+
+    /// The number of a set's first matrix in the lookup table.
+    ///
+    /// # Panics
+    /// When no set of experts begins with it: a bug.
+    pub fn experts(&self, first: LinearId) -> u32 {
+        let found = self.sets.binary_search_by_key(&first.index(), |set| set.0);
+        self.sets[found.expect("a set of experts that was declared")].1
+    }
+
+    /// The first word of the lookup table for the matrix with this number.
+    pub fn segment_word(&self, number: u32) -> u32 {
+        self.lookup[number as usize * LOOKUP_WORDS]
+    }
+
+    /// Where the panels of a matrix lie, in order.
+    pub fn pieces(&self, id: LinearId) -> &[Piece] {
+        &self.pieces[id.index()]
+    }
+
+    /// Byte offset of a vector in its buffer.
+    pub fn vector(&self, id: VectorId) -> usize {
+        self.vectors[id.index()]
+    }
+
+    /// Pieces of every matrix, by its place in the table.
+    pub fn all(&self) -> &[Vec<Piece>] {
+        &self.pieces
+    }
+
+    /// Byte offset of every vector, by its place in the table.
+    pub fn vectors(&self) -> &[usize] {
+        &self.vectors
+    }
+}
+
+/// The lookup table of experts, and where each set begins in it.
+type Lookup = (Vec<u32>, Vec<(usize, u32)>);
+
+fn lookup(table: &WeightTable, pieces: &[Vec<Piece>], vectors: &[usize], limit: usize) -> Result<Lookup, TooWide> {
+    let (mut words, mut sets, mut kinds) = (Vec::new(), Vec::new(), Vec::new());
+    for set in &table.experts {
+        sets.push((set.start, (words.len() / LOOKUP_WORDS) as u32));
+        for i in set.clone() {
+            let linear = &table.linears[i];
+            let [piece] = pieces[i][..] else {
+                // All of an expert's panels lie together.
+                let panel_bytes = linear.packing.panel_bytes();
+                return Err(TooWide { tensor: linear.name.to_string(), panel_bytes, limit });
+            };
+            let kind = linear.packing.kind();
+            let number = kinds.iter().position(|known| *known == kind).unwrap_or(kinds.len());
+            if number == kinds.len() {
+                kinds.push(kind);
+            }
+            let bias = linear.bias.map_or(0, |bias| vectors[bias.index()] / size_of::<f32>() + 1);
+            words.extend([(piece.segment | number << 16) as u32, (piece.offset / 4) as u32, bias as u32]);
+        }
+    }
+    sets.sort_unstable();
+    Ok((words, sets))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use plimsoll_device::{Declare, DtypePolicy};
+    use plimsoll_formats::Checkpoint;
+
+    use super::*;
+
+    fn table(model: &str) -> WeightTable {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model);
+        let checkpoint = Checkpoint::open(&path).unwrap();
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        declare.finish()
+    }
+
+    #[test]
+    fn every_panel_lies_in_one_segment_and_no_two_overlap() {
+        let table = table("llama");
+        let widest = table.linears.iter().map(|linear| linear.packing.panel_bytes()).max().unwrap();
+        for limit in [widest * PANELS_PER_TASK, 100_000, 1 << 30] {
+            let segments = Segments::new(&table, limit).unwrap();
+            assert!(segments.segments().iter().all(|bytes| *bytes <= limit), "{limit}");
+            let mut taken: Vec<(usize, usize, usize)> = Vec::new();
+            for (linear, pieces) in table.linears.iter().zip(segments.all()) {
+                let mut next = 0;
+                for piece in pieces {
+                    assert_eq!((piece.first_panel, piece.offset % ALIGN), (next, 0));
+                    assert!(piece.first_panel.is_multiple_of(PANELS_PER_TASK));
+                    next += piece.panels;
+                    let end = piece.offset + piece.panels * linear.packing.panel_bytes();
+                    taken.push((piece.segment, piece.offset, end));
+                }
+                assert_eq!(next, linear.packing.panels());
+                assert_eq!(pieces.iter().map(|piece| piece.outputs).sum::<usize>(), linear.packing.out());
+            }
+            taken.sort_unstable();
+            assert!(taken.windows(2).all(|two| two[0].0 < two[1].0 || two[0].2 <= two[1].1), "{limit}");
+        }
+    }
+
+    #[test]
+    fn a_panel_wider_than_a_buffer_is_refused_by_name() {
+        let error = Segments::new(&table("llama"), 4096).unwrap_err();
+        assert!(error.to_string().contains(&error.tensor) && error.to_string().contains("4096"), "{error}");
+    }
+}

@@ -1,0 +1,427 @@
+//! Decoders that differ from Llama in facts only: where norms stand, which layers rotate and slide, what is multiplied.
+//!
+//! The facts are [`plimsoll_formats::Variant`]; a family's file is in `plimsoll-formats/src/family`. This file declares the
+//! layers that follow from them and runs them.
+
+use plimsoll_device::{
+    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvDtype, KvShape, Mode, ModelShape,
+    StateShape, StepInput, VectorId,
+};
+use plimsoll_formats::{Mixer as MixerKind, ModelConfig, Norms, RopeScaling, Tower};
+
+use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
+use crate::decoder::Rotary;
+use crate::dense::Dense;
+use crate::latent::LatentBlock;
+use crate::mamba::MambaBlock;
+use crate::moe::MoeBlock;
+use crate::parallel::ParallelBlock;
+use crate::per_layer::{PerLayerBlock, PerLayerInputs, layer_scalar};
+use crate::rope::rope;
+use crate::short_conv::ShortConvBlock;
+use crate::{Model, Output, Pass, Vision, vision};
+use mixer::Mixer;
+
+mod mixer;
+
+/// The norms around one half of a layer, where the family has them.
+#[derive(Clone, Copy)]
+struct HalfNorms {
+    before: Option<VectorId>,
+    after: Option<VectorId>,
+}
+
+enum Transform {
+    Dense(Dense),
+    Experts(MoeBlock),
+    /// Both, of the same residual stream.
+    Beside(Box<Beside>),
+}
+
+/// Experts beside a plain feed-forward part. Each has norms of its own, and so has the router.
+struct Beside {
+    dense: FeedForward,
+    dense_after: VectorId,
+    experts: MoeBlock,
+    experts_before: VectorId,
+    experts_after: VectorId,
+    router_norm: VectorId,
+}
+
+struct Layer {
+    mixer_norms: HalfNorms,
+    mixer: Option<Mixer>,
+    transform_norms: HalfNorms,
+    transform: Option<Transform>,
+    per_layer: Option<PerLayerBlock>,
+    /// What the layer's result is multiplied with.
+    scalar: Option<f32>,
+    /// Which of the step's rotary angles it takes: those of global or sliding layers, or none.
+    angles: Option<usize>,
+    sliding: bool,
+}
+
+/// Angles of global and of sliding layers.
+const GLOBAL: usize = 0;
+const LOCAL: usize = 1;
+
+/// Such a decoder.
+pub struct Family {
+    ends: Ends,
+    layers: Vec<Layer>,
+    /// From this layer on no layer has keys and values of its own; the number of layers, where the last one has.
+    first_reader: usize,
+    global: Rotary,
+    /// The frequencies of sliding layers, where they differ.
+    local: Option<VectorId>,
+    per_layer: Option<PerLayerInputs>,
+    residual_scale: f32,
+    eps: f32,
+    rotary_dim: usize,
+    widest_norm: usize,
+    state: Option<StateShape>,
+    vision: Option<Box<dyn Vision>>,
+    /// Whether an image's tokens see each other in sliding layers alone.
+    global_is_causal: bool,
+}
+
+/// Layers of each kind that have been declared.
+#[derive(Default)]
+struct Counts {
+    attention: usize,
+    recurrent: usize,
+}
+
+/// Declares a checkpoint of such a family.
+pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
+    let ends = Ends::declare(config, declare)?;
+    let mut counts = Counts::default();
+    let layers = (0..config.layers).map(|layer| declare_layer(config, layer, &mut counts, declare));
+    let layers = layers.collect::<Result<Vec<_>, DeclareError>>()?;
+    let mixers = || layers.iter().filter_map(|layer| layer.mixer.as_ref());
+    let state = mixers().find_map(|mixer| mixer.state_shape(counts.recurrent));
+    let widest_norm = mixers().map(|mixer| mixer.norm_width(config)).max().unwrap_or(0);
+    let global = Rotary::declare(config, declare)?;
+    let local = has_local_angles(config)
+        .then(|| declare.values(rope(config.rotary_dim, config.rope_local_theta, &RopeScaling::None).inv_freq));
+    let per_layer = PerLayerInputs::declare(config, declare)?;
+    Ok(Box::new(Family {
+        ends,
+        layers,
+        first_reader: config.layers - config.variant.shared_kv_layers,
+        global,
+        local,
+        per_layer,
+        residual_scale: config.variant.residual_scale,
+        eps: config.norm_eps,
+        rotary_dim: config.rotary_dim,
+        widest_norm: widest_norm.max(config.variant.per_layer_input.map_or(0, |input| input.width)),
+        state,
+        vision: vision::declare(config, declare)?,
+        global_is_causal: config.vision.as_ref().is_some_and(|vision| matches!(vision.tower, Tower::Gemma4(_))),
+    }))
+}
+
+/// Whether sliding layers rotate otherwise than global ones.
+fn has_local_angles(config: &ModelConfig) -> bool {
+    config.layer_is_sliding.contains(&true) && config.variant.local_rope
+}
+
+fn declare_layer(
+    config: &ModelConfig,
+    layer: usize,
+    counts: &mut Counts,
+    declare: &mut Declare<'_>,
+) -> Result<Layer, DeclareError> {
+    let prefix = format!("model.layers.{layer}");
+    let norms = |before: Option<&str>, after: Option<&str>, declare: &mut Declare<'_>| {
+        let mut one = |name: Option<&str>| {
+            let name = name.map(|name| format!("{prefix}.{name}.weight"));
+            name.map(|name| norm(config, &name, config.hidden_size, declare)).transpose()
+        };
+        Ok::<_, DeclareError>(HalfNorms { before: one(before)?, after: one(after)? })
+    };
+    let (input, post) = (Some("input_layernorm"), Some("post_attention_layernorm"));
+    let after = Some("post_feedforward_layernorm");
+    let (mixer_norms, transform_norms) = match config.variant.norms {
+        Norms::Before => (norms(input, None, declare)?, norms(post, None, declare)?),
+        Norms::After => (norms(None, post, declare)?, norms(None, after, declare)?),
+        Norms::Single => {
+            let norms = norms(input, None, declare)?;
+            (norms, norms)
+        }
+        Norms::Around => (norms(input, post, declare)?, norms(Some("pre_feedforward_layernorm"), after, declare)?),
+    };
+    let (sliding, source) = (config.slides(layer), config.kv_source(layer));
+    let mixer = match config.variant.mixer(layer) {
+        MixerKind::Attention => {
+            counts.attention += 1;
+            let cache = source.unwrap_or(counts.attention - 1);
+            let place = AttentionPlace { cache, sliding, shared: source.is_some() };
+            Some(match config.variant.latent {
+                Some(latent) => Mixer::Latent(Box::new(LatentBlock::declare(config, latent, &prefix, cache, declare)?)),
+                None => Mixer::Attention(AttentionBlock::declare(config, &prefix, place, declare)?),
+            })
+        }
+        MixerKind::ShortConv => {
+            counts.recurrent += 1;
+            Some(Mixer::ShortConv(ShortConvBlock::declare(config, &prefix, counts.recurrent - 1, declare)?))
+        }
+        MixerKind::Mamba => {
+            counts.recurrent += 1;
+            Some(Mixer::Mamba(MambaBlock::declare(config, &prefix, counts.recurrent - 1, declare)?))
+        }
+        MixerKind::Parallel => {
+            (counts.attention, counts.recurrent) = (counts.attention + 1, counts.recurrent + 1);
+            let places = [counts.attention - 1, counts.recurrent - 1];
+            Some(Mixer::Parallel(Box::new(ParallelBlock::declare(config, &prefix, places, declare)?)))
+        }
+        MixerKind::None => None,
+    };
+    let transform = match config.variant.transforms(layer) {
+        true => Some(declare_transform(config, layer, &prefix, declare)?),
+        false => None,
+    };
+    let per_layer = PerLayerBlock::declare(config, &prefix, declare)?;
+    let scalar = if config.variant.layer_scalar { Some(layer_scalar(&prefix, declare)?) } else { None };
+    let angles = if sliding && has_local_angles(config) { LOCAL } else { GLOBAL };
+    let angles = config.variant.rotates(layer).then_some(angles);
+    Ok(Layer { mixer_norms, mixer, transform_norms, transform, per_layer, scalar, angles, sliding })
+}
+
+fn declare_transform(
+    config: &ModelConfig,
+    layer: usize,
+    prefix: &str,
+    declare: &mut Declare<'_>,
+) -> Result<Transform, DeclareError> {
+    let mlp = format!("{prefix}.mlp");
+    let experts = config.experts.as_ref().filter(|experts| experts.layers[layer]);
+    let experts = experts.map(|experts| MoeBlock::declare(config, experts, &mlp, declare)).transpose()?;
+    Ok(match experts {
+        Some(mut experts) if config.variant.mlp_beside_experts => {
+            let mut norm = |name: &str| norm(config, &format!("{prefix}.{name}"), config.hidden_size, declare);
+            let dense_after = norm("post_feedforward_layernorm_1.weight")?;
+            let experts_before = norm("pre_feedforward_layernorm_2.weight")?;
+            let experts_after = norm("post_feedforward_layernorm_2.weight")?;
+            let router_norm = norm("mlp.gate.scale")?;
+            experts.logit_scale = (config.hidden_size as f32).powf(-0.5);
+            let dense = feed_forward(config, &mlp, config.mlp_width(layer), declare)?;
+            Transform::Beside(Box::new(Beside {
+                dense,
+                dense_after,
+                experts,
+                experts_before,
+                experts_after,
+                router_norm,
+            }))
+        }
+        Some(experts) => Transform::Experts(experts),
+        None => {
+            // MLX's converter gives it the common names.
+            let shared = config.variant.dense_is_shared && !declare.has(&format!("{mlp}.gate_proj.weight"));
+            let mlp = if shared { format!("{mlp}.shared_expert") } else { mlp };
+            Transform::Dense(Dense::declare(config, &mlp, config.mlp_width(layer), declare)?)
+        }
+    })
+}
+
+impl Family {
+    /// Adds the result of half a layer to the residual stream: `part` joins `x`.
+    fn join(&self, device: &mut dyn Device, x: Buf, part: Buf, after: Option<VectorId>) {
+        if let Some(after) = after {
+            device.rms_norm(part, part, after, self.eps);
+        }
+        if self.residual_scale != 1.0 {
+            device.scale_rows(part, &|_| self.residual_scale);
+        }
+        device.add(x, part);
+    }
+
+    /// Where half a layer writes: to `part` where more is done to it, or straight to the residual stream.
+    fn target(&self, norms: HalfNorms, x: Buf, part: Buf) -> (Buf, Mode) {
+        match norms.after.is_some() || self.residual_scale != 1.0 {
+            true => (part, Mode::Store),
+            false => (x, Mode::Add),
+        }
+    }
+
+    /// One layer, over all rows of `step`.
+    fn layer(
+        &self,
+        layer: &Layer,
+        device: &mut dyn Device,
+        pass: &mut Pass,
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let i = pass.layer;
+        let (rows, cols) = (pass.x.rows, pass.x.cols);
+        let (normed, part) = (device.temp(rows, cols)?, device.temp(rows, cols)?);
+        if let Some(mixer) = &layer.mixer {
+            self.mix(layer, mixer, device, pass, [normed, part], step)?;
+        }
+        let mut bf16_rows = step.bf16_rows;
+        if i + 1 == self.layers.len() && pass.x.rows == step.tokens.len() {
+            (pass.x, bf16_rows) = self.ends.wanted(device, pass.x, i, step);
+        }
+        let rows = pass.x.rows;
+        let [normed, part] = [normed.span(0, rows), part.span(0, rows)];
+        self.transform(layer, device, pass.x, [normed, part], bf16_rows)?;
+        if let Some((block, all)) = layer.per_layer.as_ref().zip(pass.per_layer).filter(|_| rows > 0) {
+            let kept = (rows != all.rows).then_some(step.logit_rows);
+            block.forward(device, pass.x, (all, i), kept, part, bf16_rows)?;
+        }
+        if let Some(scalar) = layer.scalar {
+            device.scale_rows(pass.x, &|_| scalar);
+        }
+        Ok(())
+    }
+
+    /// The first half of a layer; the two temporaries have the shape of the hidden state.
+    fn mix(
+        &self,
+        layer: &Layer,
+        mixer: &Mixer,
+        device: &mut dyn Device,
+        pass: &Pass,
+        [normed, part]: [Buf; 2],
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let norms = layer.mixer_norms;
+        let (out, mode) = self.target(norms, pass.x, part);
+        let input = input(norms, pass.x, normed, self.eps);
+        let angles = layer.angles.map(|which| pass.angles[which].expect("taken when the step began"));
+        match mixer {
+            Mixer::Attention(attention) => attention.forward(device, input, angles, out, mode, step)?,
+            Mixer::Latent(latent) => {
+                let angles = pass.angles[GLOBAL].expect("taken when the step began");
+                latent.forward(device, input, angles, out, mode, step)?;
+            }
+            Mixer::ShortConv(conv) => conv.forward(device, input, out, mode, step)?,
+            Mixer::Mamba(mamba) => mamba.forward(device, input, out, mode, step)?,
+            Mixer::Parallel(both) => return both.forward(device, input, angles, [pass.x, part], step),
+        }
+        if mode == Mode::Store {
+            self.join(device, pass.x, part, norms.after);
+        }
+        Ok(())
+    }
+
+    /// The second half of a layer; the two temporaries have the shape of `x`.
+    fn transform(
+        &self,
+        layer: &Layer,
+        device: &mut dyn Device,
+        x: Buf,
+        [normed, part]: [Buf; 2],
+        bf16_rows: usize,
+    ) -> Result<(), DeviceError> {
+        let Some(transform) = layer.transform.as_ref().filter(|_| x.rows > 0) else { return Ok(()) };
+        let norms = layer.transform_norms;
+        let (out, mode) = self.target(norms, x, part);
+        let input = input(norms, x, normed, self.eps);
+        match transform {
+            Transform::Dense(dense) => dense.forward(device, input, out, mode, bf16_rows)?,
+            Transform::Experts(experts) => {
+                if let Some(norm) = norms.before {
+                    device.rms_norm(normed, x, norm, self.eps);
+                }
+                experts.forward(device, input.x, out, mode, bf16_rows)?;
+            }
+            Transform::Beside(beside) => self.beside(beside, device, input, out, x, bf16_rows)?,
+        }
+        if mode == Mode::Store {
+            self.join(device, x, part, norms.after);
+        }
+        Ok(())
+    }
+
+    /// `out = dense(input) + experts(x)`, each normed. The rows of `input` are overwritten.
+    fn beside(
+        &self,
+        beside: &Beside,
+        device: &mut dyn Device,
+        input: Input,
+        out: Buf,
+        x: Buf,
+        bf16_rows: usize,
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        device.feed_forward(&beside.dense, input, out, Mode::Store, bf16_rows)?;
+        device.rms_norm(out, out, beside.dense_after, self.eps);
+        let (normed, mixed) = (input.x, device.temp(x.rows, x.cols)?);
+        device.rms_norm(mixed, x, beside.router_norm, self.eps);
+        device.rms_norm(normed, x, beside.experts_before, self.eps);
+        beside.experts.forward_routed(device, mixed, normed, mixed, Mode::Store, bf16_rows)?;
+        device.rms_norm(mixed, mixed, beside.experts_after, self.eps);
+        device.add(out, mixed);
+        device.release(scope);
+        Ok(())
+    }
+}
+
+/// What half a layer reads: the residual stream, or its norm, which is made in `normed`.
+fn input(norms: HalfNorms, x: Buf, normed: Buf, eps: f32) -> Input {
+    match norms.before {
+        Some(norm) => Input::normed(normed, x, norm, eps),
+        None => x.into(),
+    }
+}
+
+impl Model for Family {
+    fn begin(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Pass, DeviceError> {
+        let x = self.ends.embed(device, step)?;
+        let scope = device.mark();
+        let global = self.global.angles(device, step)?;
+        let local = match self.local {
+            Some(frequencies) => {
+                let angles = device.temp(x.rows, self.rotary_dim)?;
+                device.rope_angles(angles, frequencies, step.positions, 1.0);
+                Some(angles)
+            }
+            None => None,
+        };
+        let per_layer = self.per_layer.as_ref().map(|inputs| inputs.of_step(device, x, step)).transpose()?;
+        Ok(Pass { per_layer, ..Pass::new(x, scope, [Some(global), local]) })
+    }
+
+    fn advance(
+        &self,
+        device: &mut dyn Device,
+        pass: &mut Pass,
+        step: &StepInput<'_>,
+    ) -> Result<Option<Output>, DeviceError> {
+        let (i, layer, scope) = (pass.layer, &self.layers[pass.layer], device.mark());
+        // Rows without logits are there for their keys and values.
+        let wanted = step.wanted().filter(|_| i >= self.first_reader);
+        if wanted.is_some() && i == self.first_reader {
+            pass.keep(device, step.logit_rows);
+        }
+        if pass.x.rows > 0 {
+            let step = wanted.as_ref().unwrap_or(step);
+            let causal = StepInput { ends: &[], ..*step };
+            let sees_ahead = layer.sliding || !self.global_is_causal;
+            self.layer(layer, device, pass, if sees_ahead { step } else { &causal })?;
+        }
+        device.release(scope);
+        match pass.passed(device, self.layers.len()) {
+            true => self.ends.output(device, pass.x, step).map(Some),
+            false => Ok(None),
+        }
+    }
+
+    fn shape(&self, dtype: KvDtype) -> ModelShape {
+        let layers = self.layers.iter().filter_map(|layer| layer.mixer.as_ref()?.kv());
+        let kv = KvShape::of(dtype, self.state.is_some(), layers);
+        let hidden = self.ends.hidden.max(self.widest_norm);
+        ModelShape { kv, state: self.state, hidden, encoder: self.encoders(), bf16: false }
+    }
+
+    fn vision(&self) -> Option<&dyn Vision> {
+        self.vision.as_deref()
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.ends.vocab
+    }
+}

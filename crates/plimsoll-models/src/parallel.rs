@@ -1,0 +1,70 @@
+//! Attention and Mamba-2 side by side in one layer: both read the same normed rows, and what they make is added, each with a factor of
+//! its own.
+//!
+//! Reference: transformers, `modeling_falcon_h1.py`.
+
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, Input, KvLayer, Mode, StateShape, StepInput};
+use plimsoll_formats::ModelConfig;
+
+use crate::block::{AttentionBlock, AttentionPlace};
+use crate::mamba::MambaBlock;
+
+/// Weights of one such layer.
+pub struct ParallelBlock {
+    attention: AttentionBlock,
+    mamba: MambaBlock,
+    /// What the result of each is multiplied with.
+    scales: [f32; 2],
+}
+
+impl ParallelBlock {
+    /// Declares `{prefix}.self_attn.*` and `{prefix}.mamba.*`; `cache` counts layers of attention, `index` recurrent ones.
+    pub fn declare(
+        config: &ModelConfig,
+        prefix: &str,
+        [cache, index]: [usize; 2],
+        declare: &mut Declare<'_>,
+    ) -> Result<Self, DeclareError> {
+        let place = AttentionPlace { cache, sliding: false, shared: false };
+        Ok(Self {
+            attention: AttentionBlock::declare(config, prefix, place, declare)?,
+            mamba: MambaBlock::declare(config, prefix, index, declare)?,
+            scales: config.variant.parallel_scales,
+        })
+    }
+
+    /// What the layer keeps in the cache.
+    pub fn kv(&self) -> Option<KvLayer> {
+        self.attention.kv()
+    }
+
+    /// What a slot keeps of `layers` such layers.
+    pub fn state_shape(&self, layers: usize) -> StateShape {
+        self.mamba.state_shape(layers)
+    }
+
+    /// Elements that are normed together within.
+    pub fn norm_width(&self) -> usize {
+        self.mamba.norm_width()
+    }
+
+    /// `x += attention(input) · scale + mamba(input) · scale`; `part` has the shape of `x` and is overwritten.
+    pub fn forward(
+        &self,
+        device: &mut dyn Device,
+        input: Input,
+        angles: Option<Buf>,
+        [x, part]: [Buf; 2],
+        step: &StepInput<'_>,
+    ) -> Result<(), DeviceError> {
+        let input: Input = input.ready(device).into();
+        let [of_attention, of_mamba] = self.scales;
+        self.mamba.forward(device, input, part, Mode::Store, step)?;
+        device.scale_rows(part, &|_| of_mamba);
+        device.add(x, part);
+        self.attention.forward(device, input, angles, part, Mode::Store, step)?;
+        device.scale_rows(part, &|_| of_attention);
+        device.add(x, part);
+        Ok(())
+    }
+}

@@ -1,0 +1,356 @@
+//! The tower of Gemma 4: images of any aspect, with a learned and a rotary position for each axis. The mean of a square of patches
+//! becomes a token.
+//!
+//! Reference: transformers, `modeling_gemma4.py`. [`crate::EncoderInput`] has the patches of a token side by side from the start. Each
+//! image is computed by itself. In the larger sizes an image's tokens see each other in the language model's sliding layers:
+//! [`Vision::tokens_see_each_other`].
+
+use plimsoll_device::{
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece,
+    VectorId,
+};
+use plimsoll_formats::{Gemma4, RopeScaling, Vision as Config};
+
+use super::order::Order;
+use super::parts::{embed, mean};
+use crate::block::activation;
+use crate::rope::rope;
+use crate::tower::spec;
+use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
+
+/// Epsilon of every norm.
+const EPS: f32 = 1e-6;
+/// Base of the rotary frequencies.
+const THETA: f32 = 100.0;
+/// The quarters of a stored head, in the order in which a head is packed: what turns by one angle stands half a head apart then, as
+/// [`Device::rope`] has it, and the first half of the angles is that of columns.
+const QUARTERS: [usize; 4] = [0, 2, 1, 3];
+
+/// The least and the greatest number.
+type Bounds = [f32; 2];
+
+/// A linear layer that keeps its input and its output within bounds.
+struct Clipped {
+    matrix: LinearId,
+    /// Bounds of the input and of the output, in the sizes that have them.
+    bounds: Option<[Bounds; 2]>,
+}
+
+/// One layer.
+struct Layer {
+    attention_norm: VectorId,
+    q: Clipped,
+    k: Clipped,
+    v: Clipped,
+    o: Clipped,
+    q_norm: VectorId,
+    k_norm: VectorId,
+    attention_after: VectorId,
+    mlp_norm: VectorId,
+    gate: Clipped,
+    up: Clipped,
+    down: Clipped,
+    mlp_after: VectorId,
+}
+
+/// What tokens are shifted by and multiplied with before the projection.
+struct Standard {
+    /// One row: the shift.
+    shift: VectorId,
+    scale: VectorId,
+}
+
+/// Weights of a tower.
+pub struct Gemma4Tower {
+    config: Config,
+    sees_ahead: bool,
+    patch: LinearId,
+    /// Positions of columns, then as many of rows.
+    positions: LinearId,
+    rows_from: usize,
+    inv_freq: VectorId,
+    /// The axis of every frequency.
+    axes: Vec<u8>,
+    layers: Vec<Layer>,
+    act: Activation,
+    attention: Attention,
+    /// Ones: the weights of norms that have none, of a head and of a row.
+    plain_head: VectorId,
+    plain_row: VectorId,
+    standard: Option<Standard>,
+    projection: LinearId,
+    order: Order,
+    /// Width of the model.
+    out: usize,
+}
+
+impl Clipped {
+    /// Declares `{prefix}.linear.weight`, made of these rows (all, in their order, where there are none), and its bounds.
+    fn declare(
+        prefix: &str,
+        (out, k): (usize, usize),
+        rows: &[RowPiece],
+        clipped: bool,
+        declare: &mut Declare<'_>,
+    ) -> Result<Self, DeclareError> {
+        let name = format!("{prefix}.linear.weight");
+        let matrix = match rows {
+            [] => declare.linear(&name, out, k)?,
+            pieces => declare.linear_rows(&name, &[out, k], pieces, k)?,
+        };
+        let bounds = match clipped {
+            true => Some([bounds(prefix, "input", declare)?, bounds(prefix, "output", declare)?]),
+            false => None,
+        };
+        Ok(Self { matrix, bounds })
+    }
+
+    /// `out = linear(x)`. `scratch` has the shape of `x` and is overwritten where there are bounds; it may be `x`.
+    fn apply(&self, device: &mut dyn Device, x: Buf, scratch: Buf, out: Buf) -> Result<(), DeviceError> {
+        let Some([input, output]) = self.bounds else { return device.linear(x, &[(self.matrix, out)], Mode::Store) };
+        if scratch != x {
+            device.take(scratch, x, 0);
+        }
+        device.clamp(scratch, input[0], input[1]);
+        device.linear(scratch, &[(self.matrix, out)], Mode::Store)?;
+        device.clamp(out, output[0], output[1]);
+        Ok(())
+    }
+}
+
+/// `{prefix}.{side}_min` and `{prefix}.{side}_max`; without weights none.
+fn bounds(prefix: &str, side: &str, declare: &Declare<'_>) -> Result<Bounds, DeclareError> {
+    let one = |end: &str, plan: f32| {
+        let name = format!("{prefix}.{side}_{end}");
+        match declare.read_vector(&name)?.as_deref() {
+            Some([bound]) => Ok(*bound),
+            Some(other) => Err(DeclareError::Shape { name, found: vec![other.len()], expected: vec![1] }),
+            None if declare.is_plan() => Ok(plan),
+            None => Err(DeclareError::Missing(name)),
+        }
+    };
+    let (low, high) = (one("min", f32::NEG_INFINITY)?, one("max", f32::INFINITY)?);
+    match low <= high {
+        true => Ok([low, high]),
+        false => Err(DeclareError::Unsupported(format!("'{prefix}': {side}s are kept within {low} and {high}"))),
+    }
+}
+
+impl Layer {
+    fn declare(vision: &Config, own: Gemma4, prefix: &str, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let (hidden, width) = (vision.hidden_size, vision.intermediate_size);
+        let (quarter, clipped) = (vision.head_dim() / 4, own.clipped);
+        let quarters: Vec<usize> =
+            (0..vision.heads).flat_map(|head| QUARTERS.map(|part| (4 * head + part) * quarter)).collect();
+        let turned: Vec<RowPiece> = quarters.iter().map(|first| RowPiece::span(*first, quarter)).collect();
+        let linear = |name: &str, shape: (usize, usize), rows: &[RowPiece], declare: &mut Declare<'_>| {
+            Clipped::declare(&format!("{prefix}.{name}_proj"), shape, rows, clipped, declare)
+        };
+        let square = (hidden, hidden);
+        let q = linear("self_attn.q", square, &turned, declare)?;
+        let k = linear("self_attn.k", square, &turned, declare)?;
+        let v = linear("self_attn.v", square, &[], declare)?;
+        let o = linear("self_attn.o", square, &[], declare)?;
+        let gate = linear("mlp.gate", (width, hidden), &[], declare)?;
+        let up = linear("mlp.up", (width, hidden), &[], declare)?;
+        let down = linear("mlp.down", (hidden, width), &[], declare)?;
+        let mut norm = |name: &str| declare.vector(&format!("{prefix}.{name}.weight"), hidden, 0.0);
+        let [attention_norm, attention_after] = [norm("input_layernorm")?, norm("post_attention_layernorm")?];
+        let [mlp_norm, mlp_after] = [norm("pre_feedforward_layernorm")?, norm("post_feedforward_layernorm")?];
+        let mut head = |name: &str| head_norm(&format!("{prefix}.self_attn.{name}.weight"), 4 * quarter, declare);
+        let (q_norm, k_norm) = (head("q_norm")?, head("k_norm")?);
+        Ok(Self { attention_norm, q, k, v, o, q_norm, k_norm, attention_after, mlp_norm, gate, up, down, mlp_after })
+    }
+}
+
+/// The weights of a head's norm, in the order in which heads are packed.
+fn head_norm(name: &str, head_dim: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
+    let weights = match declare.read_vector(name)? {
+        Some(weights) if weights.len() == head_dim => weights,
+        Some(other) => {
+            let (name, found) = (name.to_owned(), vec![other.len()]);
+            return Err(DeclareError::Shape { name, found, expected: vec![head_dim] });
+        }
+        None if declare.is_plan() => vec![1.0; head_dim],
+        None => return Err(DeclareError::Missing(name.to_owned())),
+    };
+    let quarter = head_dim / 4;
+    Ok(declare.values(QUARTERS.iter().flat_map(|part| &weights[part * quarter..][..quarter]).copied().collect()))
+}
+
+impl Standard {
+    fn declare(hidden: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let name = "visual.std_bias";
+        let scale = declare.vector("visual.std_scale", hidden, 0.0)?;
+        let bias = match declare.read_vector(name)? {
+            Some(bias) if bias.len() == hidden => bias,
+            Some(other) => {
+                let (name, found) = (name.to_owned(), vec![other.len()]);
+                return Err(DeclareError::Shape { name, found, expected: vec![hidden] });
+            }
+            None if declare.is_plan() => vec![0.0; hidden],
+            None => return Err(DeclareError::Missing(name.to_owned())),
+        };
+        Ok(Self { shift: declare.values(bias.iter().map(|bias| -bias).collect()), scale })
+    }
+}
+
+impl Gemma4Tower {
+    /// Declares `visual.*`, giving rows for a model of width `out`.
+    pub fn declare(vision: Config, own: Gemma4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let (hidden, head_dim) = (vision.hidden_size, vision.head_dim());
+        let window = [vision.channels, vision.patch, vision.patch];
+        let patch = declare.convolution("visual.patch_embedder.input_proj", hidden, &window, false)?;
+        let table = [2, own.positions, hidden];
+        let positions = declare.linear_rows(
+            "visual.patch_embedder.position_embedding_table",
+            &table,
+            &[RowPiece::span(0, 2 * own.positions)],
+            hidden,
+        )?;
+        let mut layers = Vec::with_capacity(vision.depth);
+        for layer in 0..vision.depth {
+            layers.push(Layer::declare(&vision, own, &format!("visual.encoder.layers.{layer}"), declare)?);
+        }
+        // Both axes have the same frequencies: those of a head of half the width.
+        let inv_freq = rope(head_dim / 2, THETA, &RopeScaling::None).inv_freq;
+        let axes = [[2].repeat(inv_freq.len()), [1].repeat(inv_freq.len())].concat();
+        Ok(Self {
+            sees_ahead: own.sees_ahead,
+            patch,
+            positions,
+            rows_from: own.positions,
+            inv_freq: declare.values([inv_freq.as_slice(), inv_freq.as_slice()].concat()),
+            axes,
+            layers,
+            act: activation(vision.act),
+            attention: Attention { scale: 1.0, ..spec(vision.heads, head_dim) },
+            plain_head: declare.values(vec![1.0; head_dim]),
+            plain_row: declare.values(vec![1.0; hidden]),
+            standard: if own.standardize { Some(Standard::declare(hidden, declare)?) } else { None },
+            projection: declare.linear("visual.projector.embedding_projection.weight", out, hidden)?,
+            order: Order { merge: vision.merge, window: None },
+            out,
+            config: vision,
+        })
+    }
+
+    /// The embeddings of all patches.
+    fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
+        embed(device, images.patches, (self.patch, self.patch_width()), x)?;
+        device.add_blended(x, self.positions, &|row| {
+            let (_, y, x) = self.order.patch(images.grids, row);
+            let nothing = (0, 0.0);
+            [(x as u32, 1.0), ((self.rows_from + y) as u32, 1.0), nothing, nothing]
+        });
+        Ok(())
+    }
+
+    /// `x += norm(attention(norm(x)))`; `normed` and `scratch` have the shape of `x` and are overwritten.
+    fn attend(
+        &self,
+        layer: &Layer,
+        device: &mut dyn Device,
+        [x, normed, scratch, angles]: [Buf; 4],
+        grids: &[Grid],
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let head_dim = self.config.head_dim();
+        device.rms_norm(normed, x, layer.attention_norm, EPS);
+        let (q, k, v) = (device.temp(x.rows, x.cols)?, device.temp(x.rows, x.cols)?, device.temp(x.rows, x.cols)?);
+        for (linear, norm, out) in
+            [(&layer.q, layer.q_norm, q), (&layer.k, layer.k_norm, k), (&layer.v, self.plain_head, v)]
+        {
+            linear.apply(device, normed, scratch, out)?;
+            let heads = out.reshape(head_dim);
+            device.rms_norm(heads, heads, norm, EPS);
+        }
+        device.rope(q, angles, head_dim, false);
+        device.rope(k, angles, head_dim, false);
+        // The projections have used up the normed rows: what attention gives takes their place.
+        device.attend_all(&self.attention, normed, q, k, v, &mut self.order.whole_frames(grids))?;
+        layer.o.apply(device, normed, normed, q)?;
+        device.rms_norm(q, q, layer.attention_after, EPS);
+        device.add(x, q);
+        device.release(scope);
+        Ok(())
+    }
+
+    /// `x += norm(mlp(norm(x)))`; `normed` and `scratch` have the shape of `x` and are overwritten.
+    fn transform(
+        &self,
+        layer: &Layer,
+        device: &mut dyn Device,
+        [x, normed, scratch]: [Buf; 3],
+    ) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        device.rms_norm(normed, x, layer.mlp_norm, EPS);
+        let width = self.config.intermediate_size;
+        let (gate, up) = (device.temp(x.rows, width)?, device.temp(x.rows, width)?);
+        layer.gate.apply(device, normed, scratch, gate)?;
+        layer.up.apply(device, normed, normed, up)?;
+        device.glu(gate, up, self.act);
+        layer.down.apply(device, gate, gate, scratch)?;
+        device.rms_norm(scratch, scratch, layer.mlp_after, EPS);
+        device.add(x, scratch);
+        device.release(scope);
+        Ok(())
+    }
+}
+
+impl Vision for Gemma4Tower {
+    fn place_rule(&self) -> Option<PlaceRule> {
+        None
+    }
+
+    fn tokens_see_each_other(&self) -> bool {
+        self.sees_ahead
+    }
+}
+
+impl Encoder for Gemma4Tower {
+    fn patch_width(&self) -> usize {
+        self.config.patch_width()
+    }
+
+    fn output_width(&self) -> usize {
+        self.out
+    }
+
+    fn shape(&self) -> EncoderShape {
+        EncoderShape::new(self.config.head_dim(), self.config.hidden_size)
+    }
+
+    fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
+        let grids = images.grids;
+        let (hidden, block) = (self.config.hidden_size, self.order.block());
+        let rows: usize = grids.iter().map(Grid::patches).sum();
+        let output = device.temp(rows / block, self.out)?;
+        let scope = device.mark();
+        let x = device.temp(rows, hidden)?;
+        self.embed(device, images, x)?;
+        let angles = device.temp(rows, 2 * self.axes.len())?;
+        let places = |row: usize| {
+            let (_, y, x) = self.order.patch(grids, row);
+            [0.0, y as f32, x as f32]
+        };
+        device.rope_angles_by_axis(angles, self.inv_freq, &self.axes, &places, 1.0);
+        let (normed, scratch) = (device.temp(rows, hidden)?, device.temp(rows, hidden)?);
+        for layer in &self.layers {
+            self.attend(layer, device, [x, normed, scratch, angles], grids)?;
+            self.transform(layer, device, [x, normed, scratch])?;
+        }
+        // The layers' buffers are used up: tokens take their place.
+        let tokens = normed.span(0, output.rows);
+        mean(device, x, block, tokens)?;
+        device.scale_rows(tokens, &|_| (hidden as f64).sqrt() as f32);
+        if let Some(standard) = &self.standard {
+            device.add_rows(tokens, standard.shift, &|_| 0);
+            device.multiply(tokens, standard.scale);
+        }
+        device.rms_norm(tokens, tokens, self.plain_row, EPS);
+        device.linear(tokens, &[(self.projection, output)], Mode::Store)?;
+        device.release(scope);
+        Ok(output)
+    }
+}

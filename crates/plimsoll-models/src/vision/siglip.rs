@@ -1,0 +1,123 @@
+//! The tower of Gemma 3: SigLIP over images of one size, with learned positions alone. The mean of a square of patches becomes a
+//! token.
+//!
+//! Reference: transformers, `modeling_siglip.py` and `modeling_gemma3.py`. [`crate::EncoderInput`] has the patches of a token side by
+//! side from the start. In the language model an image's tokens see each other: [`Vision::tokens_see_each_other`].
+
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode};
+use plimsoll_formats::Vision as Config;
+
+use super::order::Order;
+use super::parts;
+use crate::tower::{Layer, Norm};
+use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
+
+/// Weights of a tower.
+pub struct SiglipTower {
+    config: Config,
+    patch: LinearId,
+    /// The positions of an image's patches, from left to right and from top to bottom.
+    positions: LinearId,
+    layers: Vec<Layer>,
+    last_norm: Norm,
+    /// Of tokens, before the projection.
+    token_norm: Norm,
+    projection: LinearId,
+    order: Order,
+    /// Width of the model.
+    out: usize,
+}
+
+impl SiglipTower {
+    /// Declares `visual.*`, giving rows for a model of width `out`.
+    pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let hidden = vision.hidden_size;
+        let window = [vision.channels, vision.patch, vision.patch];
+        let patch = declare.convolution("visual.embeddings.patch_embedding", hidden, &window, true)?;
+        let rows = vision.table_side * vision.table_side;
+        let positions = declare.linear("visual.embeddings.position_embedding.weight", rows, hidden)?;
+        let mut layers = Vec::with_capacity(vision.depth);
+        for layer in 0..vision.depth {
+            layers.push(parts::layer(&vision, &format!("visual.encoder.layers.{layer}"), declare)?);
+        }
+        let last_norm = parts::layer_norm("visual.post_layernorm", hidden, declare)?;
+        // The norm is one of the language model's kind, which stores weights less one; llama.cpp's converter adds it.
+        let whole = "visual.projector.soft_emb_norm.weight";
+        let weight = match declare.has(whole) {
+            true => declare.vector(whole, hidden, 0.0)?,
+            false => declare.vector("visual.projector.mm_soft_emb_norm.weight", hidden, 1.0)?,
+        };
+        let name = "visual.projector.mm_input_projection_weight";
+        let projection = declare.turned(name, &[hidden, out], (0, 0, 1), (out, hidden), None)?;
+        Ok(Self {
+            patch,
+            positions,
+            layers,
+            token_norm: Norm { weight, bias: None, eps: last_norm.eps },
+            last_norm,
+            projection,
+            order: Order { merge: vision.merge, window: None },
+            out,
+            config: vision,
+        })
+    }
+
+    /// The embeddings of all patches.
+    fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
+        parts::embed(device, images.patches, (self.patch, self.patch_width()), x)?;
+        let side = self.config.table_side;
+        device.add_blended(x, self.positions, &|row| {
+            let (_, y, x) = self.order.patch(images.grids, row);
+            let nothing = (0, 0.0);
+            [((y * side + x) as u32, 1.0), nothing, nothing, nothing]
+        });
+        Ok(())
+    }
+}
+
+impl Vision for SiglipTower {
+    fn place_rule(&self) -> Option<PlaceRule> {
+        None
+    }
+
+    fn tokens_see_each_other(&self) -> bool {
+        true
+    }
+}
+
+impl Encoder for SiglipTower {
+    fn patch_width(&self) -> usize {
+        self.config.patch_width()
+    }
+
+    fn output_width(&self) -> usize {
+        self.out
+    }
+
+    fn shape(&self) -> EncoderShape {
+        EncoderShape::new(self.config.head_dim(), self.config.hidden_size)
+    }
+
+    fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
+        let side = self.config.table_side;
+        let whole = |grid: &Grid| (grid.frames, grid.height, grid.width) == (1, side, side);
+        assert!(images.grids.iter().all(whole), "images of {side} × {side} patches");
+        let rows = images.grids.len() * side * side;
+        let output = device.temp(rows / self.order.block(), self.out)?;
+        let scope = device.mark();
+        let x = device.temp(rows, self.config.hidden_size)?;
+        self.embed(device, images, x)?;
+        let normed = device.temp(x.rows, x.cols)?;
+        for layer in &self.layers {
+            layer.forward(device, x, normed, None, self.order.whole_frames(images.grids))?;
+        }
+        self.last_norm.apply(device, normed, x);
+        // The residual stream is used up: tokens take its place.
+        let tokens = x.span(0, output.rows);
+        parts::mean(device, normed, self.order.block(), tokens)?;
+        self.token_norm.apply(device, tokens, tokens);
+        device.linear(tokens, &[(self.projection, output)], Mode::Store)?;
+        device.release(scope);
+        Ok(output)
+    }
+}

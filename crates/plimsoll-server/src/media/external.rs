@@ -1,0 +1,95 @@
+//! Files that ffmpeg reads before they are measured: a video gets its size and frames, an audio track becomes WAV.
+
+use std::sync::Arc;
+
+use plimsoll_media::Modality;
+use plimsoll_media::ffmpeg::{Container, Ffmpeg, Film, RUN_BYTES};
+
+use super::decode::{Wanted, decoder};
+use super::measure::audio_limits;
+use super::medium::{Medium, Source};
+use super::refused::refused;
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult, cut};
+use crate::state::model::ModelState;
+use crate::state::server::{Phase, reached};
+
+/// What ffmpeg makes of a file.
+enum Seen {
+    Film(Film),
+    Wave(Vec<u8>),
+}
+
+/// Has ffmpeg read the files that are its own, one at a time, where the operator allows it. `held` follows the files' bytes.
+pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
+    let Some(ffmpeg) = &state.server.config.media.ffmpeg else { return Ok(()) };
+    let mut phase = state.server.phase.subscribe();
+    for medium in media {
+        let Some(bytes) = external(medium) else { continue };
+        let file = std::mem::take(bytes);
+        let (file, seen) = tokio::select! {
+            biased;
+            done = run(state, ffmpeg.clone(), (&medium.param, medium.kind), file, held) => done?,
+            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+        };
+        let file = match seen {
+            Seen::Film(film) => {
+                medium.film = Some(film);
+                file
+            }
+            Seen::Wave(wave) => wave,
+        };
+        medium.sources = vec![Source::Bytes(file)];
+    }
+    Ok(())
+}
+
+/// The bytes of a medium that ffmpeg is to read.
+fn external(medium: &mut Medium) -> Option<&mut Vec<u8>> {
+    let whole = medium.listed.is_none() && medium.kind != Modality::Image;
+    match medium.sources.as_mut_slice() {
+        [Source::Bytes(bytes)] if whole && Container::of(bytes).is_some() => Some(bytes),
+        _ => None,
+    }
+}
+
+async fn run(
+    state: &Arc<ModelState>,
+    ffmpeg: Ffmpeg,
+    (param, kind): (&str, Modality),
+    file: Vec<u8>,
+    held: &mut Held,
+) -> ApiResult<(Vec<u8>, Seen)> {
+    let (Some(spec), Some(budget)) = (state.served.engine.media(), &state.media_pipeline.decode_budget) else {
+        return Err(ApiError::internal("internal error: media input reached a model without an encoder"));
+    };
+    let config = &state.server.config.media;
+    let audio = spec.audio.as_ref().filter(|_| kind == Modality::Audio);
+    let audio = audio.map(|audio| (audio.rule.rate as u32, audio_limits(audio, config)));
+    let wave_bytes = audio.map_or(0, |(rate, limits)| Ffmpeg::audio_bytes(rate, &limits).min(limits.file_bytes));
+    let work = RUN_BYTES + file.len() as u64 + wave_bytes;
+    let work = budget.take(work, &[], config.room_timeout).await.map_err(|error| refused(param, &error))?;
+    let decoder = decoder(state, kind).await?;
+    let (wanted, image, share) = (Wanted::default(), config.image, held.split(file.capacity() as u64));
+    let stop = wanted.stop();
+    let reading = tokio::task::spawn_blocking(move || {
+        // Held until ffmpeg has ended, also if the client has disconnected.
+        let _own = (decoder, work);
+        let seen = match audio {
+            Some((rate, limits)) => ffmpeg.audio(&file, rate, &limits, &stop).map(Seen::Wave),
+            None => ffmpeg.film(&file, &image, &stop).map(Seen::Film),
+        };
+        (file, share, seen)
+    });
+    let (file, share, seen) = reading.await.map_err(|_| state.server.panicked("reading a file with ffmpeg"))?;
+    held.join(share);
+    state.media_pipeline.counts.ffmpeg_runs.inc();
+    let seen = seen.map_err(|error| {
+        state.media_pipeline.counts.refused.inc();
+        refused(param, &error)
+    })?;
+    if let Seen::Wave(wave) = &seen {
+        held.grow_for(param, (wave.capacity() as u64).saturating_sub(file.capacity() as u64))?;
+    }
+    Ok((file, seen))
+}

@@ -1,0 +1,45 @@
+//! What a running request keeps for its spans.
+
+use std::sync::Arc;
+
+use plimsoll_engine::{FinishReason, Watch};
+
+use super::span::{Asked, CHOICES, Choice, cut};
+use super::{Parent, Trace};
+use crate::state::model::ModelState;
+use crate::state::server::ServerState;
+
+/// The spans-to-be of a request that is traced.
+pub(crate) struct Spans {
+    pub server: Arc<ServerState>,
+    pub trace: Trace,
+    pub model: String,
+    pub asked: Option<Asked>,
+    pub finished: [Option<FinishReason>; CHOICES],
+    pub parts: [Option<Choice>; CHOICES],
+    /// Of the first choices. They keep the requests' bytes, so they are dropped with the readers.
+    pub watches: Vec<Watch>,
+}
+
+impl Spans {
+    /// None where nothing is exported or the trace is not sampled.
+    pub fn begin(state: &ModelState, parent: Option<Parent>) -> Option<Box<Self>> {
+        let trace = state.server.tracer.as_ref()?.begin(parent)?;
+        Some(Box::new(Self {
+            server: Arc::clone(&state.server),
+            trace,
+            model: cut(state.served.names.first().map_or("", String::as_str)).into(),
+            asked: None,
+            finished: [None; CHOICES],
+            parts: [None; CHOICES],
+            watches: Vec::new(),
+        }))
+    }
+
+    /// Reads the progress of the choices, and drops the views.
+    pub fn unwatch(&mut self) {
+        for (part, watch) in self.parts.iter_mut().zip(self.watches.drain(..)) {
+            *part = Some(watch.snapshot().into());
+        }
+    }
+}

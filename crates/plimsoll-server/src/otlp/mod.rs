@@ -1,0 +1,124 @@
+//! OpenTelemetry traces (`--otlp-endpoint`): the spans of each finished request, with the GenAI semantic conventions.
+//!
+//! A request gives its record to a bounded queue when it ends, and never waits. One thread makes spans of the records
+//! and posts them to the collector. Records that find the queue full, and batches that the collector does not take, are
+//! dropped and counted. Not here: prompts and answers. No span holds content.
+
+mod config;
+mod export;
+mod live;
+mod parent;
+mod proto;
+mod span;
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::time::Duration;
+
+pub use config::{OtlpConfig, Sampler};
+pub(crate) use live::Spans;
+pub(crate) use parent::Parent;
+pub(crate) use span::{Asked, CHOICES as TRACED_CHOICES, Record};
+
+use crate::http::error::ServeError;
+use crate::http::ids::Ids;
+
+/// Records that wait for the exporter.
+const QUEUE: usize = 512;
+/// Records of one export, hence the largest batch.
+const BATCH: usize = 32;
+/// Heap bytes of one record besides itself: ids, model, route.
+const RECORD_HEAP_BYTES: usize = 512;
+/// Heap bytes of one record's spans, as messages and encoded.
+const SPANS_BYTES: usize = 24 << 10;
+/// Heap bytes of the HTTP client with one connection, TLS included.
+const CLIENT_BYTES: usize = 512 << 10;
+
+/// The most heap bytes that tracing takes, beside so many requests that run.
+pub(crate) fn heap_bytes_max(running: u32) -> u64 {
+    let record = size_of::<export::Message>() + size_of::<Record>() + RECORD_HEAP_BYTES;
+    let live = size_of::<Spans>() + RECORD_HEAP_BYTES;
+    (QUEUE * record + BATCH * SPANS_BYTES + CLIENT_BYTES + running as usize * live) as u64
+}
+
+/// Threads: the exporter, and one that resolves the collector's name for it.
+pub(crate) const OTLP_THREADS: usize = 2;
+
+/// A server that ends waits so long for the last export.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Figures for the metrics.
+#[derive(Debug, Default)]
+pub(crate) struct Exported {
+    pub spans: AtomicU64,
+    /// Spans that reached no collector.
+    pub dropped: AtomicU64,
+    /// Exports that failed, those that are tried again included.
+    pub failures: AtomicU64,
+}
+
+/// The server's end of the exporter.
+pub(crate) struct Tracer {
+    sampler: Sampler,
+    ids: Ids,
+    sender: SyncSender<export::Message>,
+    pub exported: Arc<Exported>,
+}
+
+impl Tracer {
+    /// Starts the exporter.
+    pub fn open(config: &OtlpConfig) -> Result<Self, ServeError> {
+        let (sender, messages) = sync_channel(QUEUE);
+        let exported = Arc::<Exported>::default();
+        let exporter = export::Exporter::new(config, Arc::clone(&exported));
+        let thread = std::thread::Builder::new().name("plimsoll-otlp".into());
+        let spawned = thread.spawn(move || exporter.run(&messages));
+        spawned.map_err(|error| ServeError::Config(format!("the thread that exports traces: {error}")))?;
+        Ok(Self { sampler: config.sampler, ids: Ids::default(), sender, exported })
+    }
+
+    /// The trace of a new request: the client's or a new one. None when it is not sampled.
+    pub fn begin(&self, parent: Option<Parent>) -> Option<Trace> {
+        let id = parent.map_or_else(|| self.id().to_be_bytes(), |parent| parent.trace_id);
+        let sampled = self.sampler.samples(&id, parent.map(|parent| parent.sampled));
+        sampled.then_some(Trace { id, parent: parent.map(|parent| parent.span_id) })
+    }
+
+    fn id(&self) -> u128 {
+        (u128::from(self.ids.next()) << 64 | u128::from(self.ids.next())).max(1)
+    }
+
+    /// Hands over a request that has ended.
+    pub fn end(&self, record: Record) {
+        let spans = record.span_count();
+        if self.sender.try_send(export::Message::Record(Box::new(record))).is_err() {
+            self.exported.dropped.fetch_add(spans, Relaxed);
+        }
+    }
+
+    /// Waits, for a moment at most, until what has ended is exported.
+    pub fn flush(&self) {
+        let (done, wait) = sync_channel(1);
+        if self.sender.try_send(export::Message::Flush(done)).is_ok() {
+            // A slow collector does not delay the shutdown any longer: the spans that are left are lost.
+            let _ = wait.recv_timeout(FLUSH_TIMEOUT);
+        }
+    }
+}
+
+/// The trace that a request belongs to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trace {
+    pub id: [u8; 16],
+    /// The client's span.
+    pub parent: Option<[u8; 8]>,
+}
+
+impl Trace {
+    /// The id as logs and headers write it.
+    pub fn text(&self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.id))
+    }
+}

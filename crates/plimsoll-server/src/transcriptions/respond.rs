@@ -1,0 +1,178 @@
+//! A transcription's answer: whole, or as a stream of pieces and the whole text at its end.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use plimsoll_engine::Delta;
+use serde::Serialize;
+
+use super::request::Format;
+use super::tagged::Tagged;
+use crate::conversation::active::ActiveRequest;
+use crate::conversation::choices::Collected;
+use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::stream::Shape;
+use crate::conversation::submission::Submission;
+use crate::http::json::json;
+use crate::http::sse::Events;
+use crate::state::model::ModelState;
+
+/// What the model was given to hear.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard {
+    tokens: u64,
+    /// In whole frames of the spectrogram.
+    seconds: f64,
+}
+
+impl Heard {
+    /// The audio of a submission before its media are decoded.
+    pub fn of(state: &ModelState, submission: &Submission) -> Self {
+        let tokens = submission.measured.iter().map(|medium| medium.shape.tokens).sum();
+        let frames: usize = submission.measured.iter().map(|medium| medium.grid.patches()).sum();
+        let rule = state.served.engine.media().and_then(|spec| spec.audio.as_ref()).map(|audio| &audio.rule);
+        Self { tokens, seconds: rule.map_or(0.0, |rule| frames as f64 * rule.hop as f64 / rule.rate as f64) }
+    }
+}
+
+#[derive(Serialize)]
+struct Usage {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    input_tokens: u64,
+    input_token_details: InputDetails,
+    output_tokens: u64,
+    total_tokens: u64,
+}
+
+#[derive(Serialize)]
+struct InputDetails {
+    audio_tokens: u64,
+    text_tokens: u64,
+}
+
+impl Usage {
+    fn of(request: &ActiveRequest, heard: Heard) -> Self {
+        let usage = request.usage();
+        let text_tokens = usage.prompt_tokens.saturating_sub(heard.tokens);
+        Self {
+            kind: "tokens",
+            input_tokens: usage.prompt_tokens,
+            input_token_details: InputDetails { audio_tokens: heard.tokens, text_tokens },
+            output_tokens: usage.completion_tokens,
+            total_tokens: usage.total_tokens,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration: Option<f64>,
+    text: &'a str,
+    usage: Usage,
+}
+
+/// The whole answer.
+pub(super) fn whole(
+    mut request: ActiveRequest,
+    mut collected: Vec<Collected>,
+    (format, tagged): (Format, bool),
+    language: Option<&str>,
+    heard: Heard,
+) -> Response {
+    let held = request.take_held();
+    let mut reading = Reading::new(&request.submission.rules);
+    let (mut text, mut tagged) = (String::new(), Tagged::new(tagged));
+    for choice in &mut collected {
+        let end = ReplyEnd::of(choice.finish, choice.stop_reason.as_deref());
+        let parts = reading.read(std::mem::take(&mut choice.text), end, &request.state.server.ids);
+        parts.iter().filter_map(content).for_each(|piece| text.push_str(&tagged.push(piece)));
+    }
+    text.push_str(&tagged.end());
+    let verbose = format == Format::Verbose;
+    if format == Format::Text {
+        text.push('\n');
+        let kind = HeaderValue::from_static("text/plain; charset=utf-8");
+        return ([(header::CONTENT_TYPE, kind)], Body::from(text)).into_response();
+    }
+    let answer = Answer {
+        task: verbose.then_some("transcribe"),
+        language: language.or(tagged.language.as_deref()).filter(|_| verbose).map(str::to_lowercase),
+        duration: verbose.then_some(heard.seconds),
+        text: &text,
+        usage: Usage::of(&request, heard),
+    };
+    json(&answer, held)
+}
+
+fn content(part: &Part) -> Option<&str> {
+    match part {
+        Part::Content(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// The stream's state.
+pub(super) struct Stream {
+    reading: Reading,
+    tagged: Tagged,
+    text: String,
+    heard: Heard,
+}
+
+#[derive(Serialize)]
+struct Piece<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    delta: &'a str,
+}
+
+#[derive(Serialize)]
+struct Done<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    text: &'a str,
+    usage: Usage,
+}
+
+impl Stream {
+    pub fn new(request: &ActiveRequest, heard: Heard, tagged: bool) -> Self {
+        let (reading, tagged) = (Reading::new(&request.submission.rules), Tagged::new(tagged));
+        Self { reading, tagged, text: String::new(), heard }
+    }
+
+    fn show(&mut self, piece: String, out: &mut Events) {
+        if !piece.is_empty() {
+            self.text.push_str(&piece);
+            out.push(&Piece { kind: "transcript.text.delta", delta: &piece });
+        }
+    }
+}
+
+impl Shape for Stream {
+    fn open(&mut self, _request: &ActiveRequest, out: &mut Events) {
+        out.comment();
+    }
+
+    fn delta(&mut self, request: &ActiveRequest, _choice: usize, delta: Delta, out: &mut Events) {
+        let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
+        for part in self.reading.read(delta.text, end, &request.state.server.ids) {
+            if let Some(piece) = content(&part) {
+                let piece = self.tagged.push(piece);
+                self.show(piece, out);
+            }
+        }
+    }
+
+    fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
+        let rest = self.tagged.end();
+        self.show(rest, out);
+        let usage = Usage::of(request, self.heard);
+        out.push(&Done { kind: "transcript.text.done", text: &self.text, usage });
+    }
+}

@@ -1,0 +1,108 @@
+//! What is shown of an answer: on a terminal wrapped and with the reasoning dimmed, elsewhere the answer as it is.
+
+use std::io::{IsTerminal, stdin, stdout};
+
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+use super::answer::Piece;
+use super::wrap::Wrap;
+use crate::output::{say, say_part};
+
+/// Columns of a terminal that does not say.
+const COLUMNS: usize = 80;
+
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[0m";
+
+/// Shows one answer.
+pub struct Screen {
+    terminal: bool,
+    wrap: Wrap,
+    reasoning: bool,
+    ends_line: bool,
+    _quiet: Option<Quiet>,
+}
+
+impl Screen {
+    /// For an answer that begins now.
+    pub fn new() -> Self {
+        let terminal = stdout().is_terminal();
+        let quiet = (terminal && stdin().is_terminal()).then(Quiet::begin).flatten();
+        Self { terminal, wrap: Wrap::default(), reasoning: false, ends_line: true, _quiet: quiet }
+    }
+
+    /// Shows a piece.
+    pub fn show(&mut self, piece: Piece<'_>) {
+        let (text, reasoning) = match piece {
+            Piece::Content(text) => (text, false),
+            Piece::Reasoning(text) => (text, true),
+        };
+        if !self.terminal {
+            if !reasoning {
+                self.put(text);
+            }
+            return;
+        }
+        if reasoning != self.reasoning {
+            self.turn(reasoning);
+        }
+        let shown = self.wrap.push(text, columns());
+        self.put(&shown);
+    }
+
+    /// Between reasoning and answer.
+    fn turn(&mut self, reasoning: bool) {
+        let rest = self.wrap.end(columns());
+        self.put(&rest);
+        match reasoning {
+            true => say_part!("{DIM}"),
+            false => say_part!("{PLAIN}{}\n", if self.ends_line { "" } else { "\n" }),
+        }
+        self.reasoning = reasoning;
+    }
+
+    /// Ends the answer's last line.
+    pub fn end(&mut self) {
+        let rest = self.wrap.end(columns());
+        self.put(&rest);
+        if self.reasoning {
+            say_part!("{PLAIN}");
+        }
+        if !self.ends_line {
+            say!("");
+        }
+    }
+
+    fn put(&mut self, text: &str) {
+        if !text.is_empty() {
+            say_part!("{text}");
+            self.ends_line = text.ends_with('\n');
+        }
+    }
+}
+
+/// Columns of the terminal at this moment: it may be resized while an answer comes.
+fn columns() -> usize {
+    let size = tcgetwinsize(stdout()).ok();
+    size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+}
+
+/// Keys are not echoed while an answer is shown. Signals still work.
+struct Quiet(Termios);
+
+impl Quiet {
+    fn begin() -> Option<Self> {
+        let before = tcgetattr(stdin()).ok()?;
+        let mut quiet = before.clone();
+        quiet.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(stdin(), OptionalActions::Now, &quiet).ok()?;
+        Some(Self(before))
+    }
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        // A terminal that has gone needs no setting.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &self.0);
+    }
+}

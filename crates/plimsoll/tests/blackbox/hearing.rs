@@ -1,0 +1,141 @@
+//! Qwen3-ASR served, a model that only hears: audio in chats and transcriptions, with the prompts and answers of transformers.
+
+use base64::Engine as _;
+use serde_json::{Value, json};
+
+use crate::http::request_of;
+use crate::product::{Server, eventually, fixture, run};
+
+const MODEL: &str = "asr";
+const PATH: &str = "/v1/audio/transcriptions";
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+/// The sound that `tools/fixturelib/omni.py` makes by the same formula, as a WAV file of 16 bits.
+fn wave(item: &Value) -> Vec<u8> {
+    let (seed, count) = (number(&item["seed"]) as i64, number(&item["samples"]) as i64);
+    let at = |i: i64| {
+        let rising = (i * (i / 37 + 40 + seed)) % 16_001 - 8_000;
+        let beating = (i * 911 + (i / 800) * seed * 733) % 4_001 - 2_000;
+        (rising + beating) as i16
+    };
+    let (bytes, rate) = (2 * count as u32, 16_000_u32);
+    let mut file = Vec::new();
+    file.extend(b"RIFF");
+    file.extend((36 + bytes).to_le_bytes());
+    file.extend(b"WAVEfmt ");
+    file.extend(16_u32.to_le_bytes());
+    // PCM, one channel.
+    file.extend([1_u16, 1].map(u16::to_le_bytes).as_flattened());
+    file.extend([rate, 2 * rate].map(u32::to_le_bytes).as_flattened());
+    file.extend([2_u16, 16].map(u16::to_le_bytes).as_flattened());
+    file.extend(b"data");
+    file.extend(bytes.to_le_bytes());
+    (0..count).for_each(|i| file.extend(at(i).to_le_bytes()));
+    file
+}
+
+fn cases() -> Vec<Value> {
+    let text = std::fs::read(fixture(MODEL).join("reference.json")).expect("a reference");
+    let all: Value = serde_json::from_slice(&text).expect("JSON");
+    all["cases"].as_array().expect("cases").clone()
+}
+
+fn serve() -> Server {
+    let exact = ["--dtype", "f32", "--kv-dtype", "f32", "--max-total-token-num", "4096", "--max-audio-seconds", "10"];
+    Server::start_model(&fixture(MODEL), &exact)
+}
+
+/// A form with a file and these texts, and its answer.
+fn transcribe(server: &Server, file: &[u8], texts: &[(&str, &str)]) -> String {
+    let mut body = Vec::new();
+    for (name, text) in texts {
+        body.extend(format!("--edge\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{text}\r\n").bytes());
+    }
+    body.extend(b"--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n");
+    body.extend_from_slice(file);
+    body.extend(b"\r\n--edge--\r\n");
+    let answer = request_of(server.address, "POST", PATH, "multipart/form-data; boundary=edge", &body);
+    let answer = answer.expect("an answer");
+    let status = answer.status;
+    let text = answer.text();
+    assert_eq!(status, 200, "{text}");
+    text
+}
+
+/// The case's sounds in a chat. If the case names a language, the answer begins with it.
+fn chat(case: &Value) -> Value {
+    let audio = |item: &Value| {
+        let data = base64::engine::general_purpose::STANDARD.encode(wave(item));
+        json!({"type": "input_audio", "input_audio": {"format": "wav", "data": data}})
+    };
+    let parts: Vec<Value> = case["items"].as_array().expect("items").iter().map(audio).collect();
+    let mut messages = vec![json!({"role": "user", "content": parts})];
+    let begun = case["text"].as_str().expect("a prompt").rsplit('\n').next().expect("a line").to_owned();
+    let continues = !begun.is_empty();
+    if continues {
+        messages.push(json!({"role": "assistant", "content": begun}));
+    }
+    json!({"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "logprobs": true,
+           "continue_final_message": continues, "add_generation_prompt": !continues})
+}
+
+#[test]
+fn a_model_that_only_hears_answers_as_transformers_does() {
+    let server = serve();
+    for case in cases() {
+        let answer = server.ask("/v1/chat/completions", &chat(&case));
+        let name = &case["name"];
+        assert_eq!(number(&answer["usage"]["prompt_tokens"]), case["ids"].as_array().unwrap().len() as u64, "{name}");
+        assert_eq!(answer["choices"][0]["token_ids"], case["greedy"], "{name}");
+        let found = answer["choices"][0]["logprobs"]["content"].as_array().expect("log-probabilities");
+        for (found, expected) in found.iter().zip(case["greedy_logprobs"].as_array().unwrap()) {
+            let (found, expected) = (found["logprob"].as_f64().unwrap(), expected.as_f64().unwrap());
+            assert!((found - expected).abs() < 2e-3, "{name}: {found} instead of {expected}");
+        }
+    }
+    eventually("everything is given back", || server.at_rest());
+    for row in server.memory()["components"].as_array().expect("components") {
+        assert!(number(&row["peak_bytes"]) <= number(&row["planned_bytes"]), "I2: {row}");
+    }
+    let refused = server.post(
+        "/v1/chat/completions",
+        &json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}),
+    );
+    let status = refused.status;
+    assert_eq!(status, 400, "{}", refused.text());
+}
+
+#[test]
+fn a_transcription_asks_the_model_as_its_processor_does() {
+    let server = serve();
+    for case in cases().iter().filter(|case| case["items"].as_array().expect("items").len() == 1) {
+        let said = server.ask("/v1/chat/completions", &chat(case))["choices"][0]["message"]["content"].clone();
+        let file = wave(&case["items"][0]);
+        // One case names the language.
+        let begun = case["text"].as_str().expect("a prompt").contains("language English<asr_text>");
+        let language: &[(&str, &str)] = if begun { &[("language", "en")] } else { &[] };
+        let with = |more: (&'static str, &'static str)| [language, &[("max_tokens", "12"), more][..]].concat();
+        let answer = transcribe(&server, &file, &with(("response_format", "verbose_json")));
+        let answer: Value = serde_json::from_str(&answer).expect("JSON");
+        assert_eq!(answer["text"], said, "{}", case["name"]);
+        assert_eq!(number(&answer["usage"]["input_tokens"]), case["ids"].as_array().unwrap().len() as u64);
+        assert_eq!(answer["language"], if begun { json!("english") } else { Value::Null });
+        let stream = transcribe(&server, &file, &with(("stream", "true")));
+        let event = |line: &str| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok();
+        let done = stream.lines().rev().find_map(event).expect("an event");
+        assert_eq!((&done["type"], &done["text"]), (&json!("transcript.text.done"), &said), "{stream}");
+    }
+    eventually("everything is given back", || server.at_rest());
+}
+
+#[test]
+fn users_with_audio_are_planned() {
+    let path = fixture(MODEL);
+    let said =
+        run(&["plan", path.to_str().expect("UTF-8"), "--users", "4", "--context", "512", "--audio-seconds", "5"])
+            .good();
+    assert!(said.contains("4 users x 512 tokens"), "{said}");
+}

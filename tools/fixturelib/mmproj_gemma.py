@@ -1,0 +1,160 @@
+"""Gemma 3 and Gemma 4 that see, as the two GGUF files that llama.cpp's converter makes: model.gguf and mmproj.gguf.
+
+What the converter changes beyond gguf_export.py, and we with it: the encoder's tensors are called `v.*` and `mm.*`; the norm before
+Gemma 3's projection has 1 added; Gemma 4's patch embedding becomes a convolution, and its bounds have one dimension. The number of
+patches per side of a token is written where it is not the published one.
+
+The reference (as in vision.py) is the model that the files' dequantized values make, read back with those changes undone. Pictures
+are prepared by the processor of the same model in the transformers layout.
+"""
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Q
+from gguf.quants import dequantize, quantize
+from tokenizers import AddedToken, Tokenizer
+
+from . import budget, checkpoint, gemma4_tensors, gguf_export, models, reference, siglip, vision
+from .mmproj import finish
+
+# name → (where the model is, the model, type of the text's matrices, type of the encoder's)
+FILES = {
+    "vl-gguf-gemma3": (siglip, "vl-gemma3", Q.F16, Q.F16),
+    "vl-gguf-gemma4": (budget, "vl-gemma4", Q.F16, Q.BF16),
+    "vl-gguf-gemma4-e2b": (budget, "vl-gemma4-e2b", Q.F16, Q.F16),
+}
+PARTS = {
+    "embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd", "post_layernorm": "v.post_ln",
+    "mm_input_projection": "mm.input_projection", "mm_soft_emb_norm": "mm.soft_emb_norm", "embedding_projection": "mm.input_projection",
+    "patch_embedder.input_proj": "v.patch_embd", "patch_embedder.position_embedding_table": "v.position_embd",
+}
+LAYER = {
+    "layer_norm1": "ln1", "layer_norm2": "ln2", "self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
+    "input_layernorm": "ln1", "pre_feedforward_layernorm": "ln2", "post_attention_layernorm": "attn_post_norm",
+    "post_feedforward_layernorm": "ffn_post_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_out", **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+}
+TOWERS = ("model.vision_tower.", "model.multi_modal_projector.", "model.embed_vision.")
+
+
+def gguf_name(key: str) -> str:
+    """The name of one of the encoder's tensors in mmproj.gguf."""
+    name = next(key.removeprefix(prefix) for prefix in TOWERS if key.startswith(prefix))
+    name = name.replace(".linear.weight", ".weight").replace("projection_weight", "projection.weight")
+    name = name.removesuffix(".weight") + ".weight" if name.endswith("_table") else name
+    if name.startswith("std_"):
+        return f"v.{name}"
+    module, leaf = name.rsplit(".", 1)
+    if module.startswith("encoder.layers."):
+        _, _, layer, part = module.split(".", 3)
+        return f"v.blk.{layer}.{LAYER[part]}.{leaf}"
+    return f"{PARTS[module]}.{leaf}"
+
+
+def changed(key: str, w: np.ndarray, raw: dict, back: bool) -> np.ndarray:
+    """What the converter does to one of the encoder's tensors, or the inverse."""
+    if key.endswith("soft_emb_norm.weight"):
+        return w + np.float32(-1 if back else 1)
+    if key.endswith("input_proj.weight"):
+        patch = raw["vision_config"]["patch_size"]
+        if back:
+            return w.transpose(0, 2, 3, 1).reshape(len(w), -1)
+        return w.reshape(len(w), patch, patch, 3).transpose(0, 3, 1, 2)
+    if back:
+        return w.reshape(()) if key.endswith(("_min", "_max")) else w
+    return w.reshape(1) if w.ndim == 0 else w
+
+
+def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
+    """mmproj.gguf; what a reader gets, by the names of the state dictionary."""
+    about, width, four = raw["vision_config"], raw["text_config"]["hidden_size"], raw["model_type"] == "gemma4"
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_clip_has_vision_encoder(True)
+    writer.add_string("clip.vision.projector_type" if four else "clip.projector_type", "gemma4v" if four else "gemma3")
+    writer.add_vision_projection_dim(width)
+    writer.add_vision_image_size(224 if four else about["image_size"])
+    writer.add_vision_patch_size(about["patch_size"])
+    writer.add_vision_embedding_length(about["hidden_size"])
+    writer.add_vision_feed_forward_length(about["intermediate_size"])
+    writer.add_vision_block_count(about["num_hidden_layers"])
+    writer.add_vision_head_count(about["num_attention_heads"])
+    writer.add_vision_attention_layernorm_eps(1e-6)
+    writer.add_vision_image_mean([0.0 if four else 0.5] * 3)
+    writer.add_vision_image_std([1.0 if four else 0.5] * 3)
+    if four:
+        # Not in published files, whose budget is the default one.
+        writer.add_vision_max_pixels(budget.BUDGET * (about["patch_size"] * about["pooling_kernel_size"]) ** 2)
+    else:
+        writer.add_vision_use_gelu(True)
+        writer.add_vision_projector_scale_factor(about["image_size"] // about["patch_size"] // int(raw["mm_tokens_per_image"] ** 0.5))
+    exact = {}
+    for key, tensor in tensors.items():
+        w, target = np.ascontiguousarray(changed(key, tensor.float().numpy(), raw, False)), gguf_name(key)
+        kind = matrix if w.ndim >= 2 else Q.F32
+        if w.ndim > 2 or "position_embd" in target:
+            kind = Q.F32
+        if target == "mm.input_projection.weight" and not four:
+            kind = Q.F16
+        data = np.ascontiguousarray(quantize(w, kind))
+        writer.add_tensor(target, data, raw_dtype=kind)
+        back = np.array(dequantize(data, kind), dtype=np.float32).reshape(w.shape)
+        exact[key] = torch.from_numpy(np.ascontiguousarray(changed(key, back, raw, True)))
+        assert torch.allclose(exact[key], tensor.float(), atol=0.05), key
+    finish(writer)
+    return exact
+
+
+def write_text(path, raw: dict, name: str, tensors: dict, tokenizer, source, matrix: Q) -> dict:
+    """model.gguf; what a reader gets."""
+    text = raw["text_config"]
+    writer = gguf.GGUFWriter(path, gguf_export.ARCHITECTURES[text["model_type"]])
+    gguf_export.write_metadata(writer, text, name, tokenizer, source.EXTRA, source.CHAT_TEMPLATE)
+    gguf_export.write_tensors(writer, text, tensors, (matrix, matrix, {}))
+    finish(writer)
+    return gguf_export.read_back(path, text, tensors)
+
+
+def as_file(text: dict) -> dict:
+    """The text model's configuration that a file can express: every sixth layer of Gemma 3 is global. In float32 throughout."""
+    text = {"model_type": "gemma3_text", **{k: v for k, v in text.items() if k != "dtype"}}
+    if text["model_type"] == "gemma3_text":
+        text |= {"num_hidden_layers": 6, "sliding_window_pattern": 6}
+    return gguf_export.config_for(text)
+
+
+@torch.no_grad()
+def make(name: str, folder, tokenizer, seed: int) -> None:
+    """One pair of files with its reference."""
+    source, original, text_kind, encoder_kind = FILES[name]
+    raw = source.MODELS[original]
+    raw = {**raw, "text_config": as_file(raw["text_config"])}
+    config = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
+    config._attn_implementation = "eager"
+    model = getattr(transformers, raw["architectures"][0])(config).float().eval()
+    vision.fill(model, raw["text_config"], seed)
+    if raw["model_type"] == "gemma4":
+        gemma4_tensors.fill_buffers(model, seed, getattr(torch, vision.DTYPE))
+    extended = Tokenizer.from_str(tokenizer.to_str())
+    extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in source.EXTRA])
+    encoder, text = {}, {}
+    for key, tensor in models.state(model).items():
+        if key.startswith(TOWERS):
+            encoder[key] = tensor
+        else:
+            text[key.replace("model.language_model.", "model.")] = tensor.float()
+    checkpoint.fresh(folder)
+    exact = write_encoder(folder / "mmproj.gguf", raw, encoder, encoder_kind)
+    for key, tensor in write_text(folder / "model.gguf", raw, name, text, extended, source, text_kind).items():
+        exact[key.replace("model.", "model.language_model.", 1)] = tensor.reshape(text[key].shape)
+    exact["lm_head.weight"] = exact["model.language_model.embed_tokens.weight"]
+    model.load_state_dict(exact, strict=True)
+    model.name_or_path = str(folder.parent / original)
+    made = vision.cases_of(model, None, raw, extended, getattr(source, "STILL", source.CASES), source.case)
+    made_with = f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager"
+    reference.dump({"model": name, "made_with": made_with, "cases": made}, folder / "reference.json")
+    size = sum(f.stat().st_size for f in folder.iterdir())
+    print(f"{name:26} {size / 1000:7.0f} kB   {type(model).__name__}", flush=True)
