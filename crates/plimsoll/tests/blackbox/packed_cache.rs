@@ -55,9 +55,10 @@ fn servers_that_start_at_once_keep_one_file_and_the_next_start_says_that_it_maps
     assert!(held > 0, "its pages count");
     let log = stop(next);
     assert!(log.contains("mapped from") && log.contains("every byte checked") && !log.contains(" packed\""), "{log}");
-    // A server with another instruction set packs a file of its own.
+    // A server with another instruction set packs a file of its own. Its text may differ: a matrix unit computes prompts in bf16.
     let (text, mapped) = said(&start(&dir, &["--isa", "portable"]));
-    assert_eq!((text, mapped, files(Path::new(&dir))), (said_first[0].0.clone(), false, 2));
+    assert_eq!((mapped, files(Path::new(&dir))), (false, 2));
+    assert_eq!(said(&start(&dir, &["--isa", "portable"])), (text, true));
     let doctor: Value = serde_json::from_str(
         &run(&["doctor", fixture("llama").to_str().unwrap(), "--json", "--port", "0", "--packed-cache", &dir]).stdout,
     )
