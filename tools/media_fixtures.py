@@ -27,6 +27,7 @@ from transformers.image_processing_backends import TorchvisionBackend
 from transformers.image_transforms import convert_to_rgb
 from transformers.models.gemma4.image_processing_gemma4 import Gemma4ImageProcessor, get_aspect_ratio_preserving_size
 from transformers.models.got_ocr2 import image_processing_got_ocr2 as tiles
+from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
 from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
@@ -74,6 +75,16 @@ PIECES = [
     {"max_tiles": 3, "use_thumbnail": False, "max_pixels_tolerance": 1.3},
     {"encoder_patch_size": 14, "downsample_factor": 3, "tile_size": 378, "min_image_tokens": 9, "max_image_tokens": 60},
     {"do_image_splitting": False},
+]
+
+
+# Of squares, with the patches of the tower and those on a side of a token: Idefics3, the smaller and the larger SmolVLM, none cut.
+SQUARES = [
+    ({}, 14, 2),
+    ({"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}, 16, 4),
+    ({"size": {"longest_edge": 1536}, "max_image_size": {"longest_edge": 384}}, 14, 3),
+    ({"size": {"longest_edge": 100}, "max_image_size": {"longest_edge": 32}}, 4, 2),
+    ({"do_image_splitting": False}, 14, 2),
 ]
 
 
@@ -129,6 +140,18 @@ def budget_rows(config: dict, rng: random.Random) -> list:
         most = processor.max_soft_tokens * pool**2
         high, wide = get_aspect_ratio_preserving_size(h, w, patch, most, pool)
         rows.append([h, w, high, wide, high * wide // (patch * pool) ** 2])
+    return rows
+
+
+def square_rows(config: dict, rng: random.Random) -> list:
+    """Of each size the first size, the canvas, and rows and columns of squares."""
+    one, rows = Idefics3ImageProcessor(**config), []
+    side = one.max_image_size["longest_edge"]
+    blank = lambda h, w: SimpleNamespace(shape=(1, 3, h, w), size=lambda: (1, 3, h, w))  # noqa: E731
+    for h, w in sizes(rng, 110):
+        first = one.resize(blank(h, w), one.size)
+        canvas = one.resize_for_vision_encoder(blank(*first), side) if one.do_image_splitting else (side, side)
+        rows.append([h, w, *first, *canvas, canvas[0] // side, canvas[1] // side])
     return rows
 
 
@@ -386,9 +409,13 @@ def main() -> None:
         "audio": audio_rows(rng),
         "resize": resize_rows(),
         "resize_bilinear": resize_rows("BILINEAR"),
+        "resize_lanczos": resize_rows("LANCZOS"),
         "patches": patched,
         "pieces": [{"config": c, "rows": piece_rows(c, random.Random(21))} for c in PIECES],
         "piece_patches": pieces_patched,
+        "squares": [
+            {"config": c, "patch": patch, "merge": merge, "rows": square_rows(c, random.Random(22))} for c, patch, merge in SQUARES
+        ],
         "budgets": [{"config": c, "rows": budget_rows(c, rng)} for c in BUDGETS],
     }
     text = json.dumps(made, separators=(",", ":")).replace("]],", "]],\n").replace("],[", "],\n[")

@@ -5,7 +5,6 @@ model places tokens by their index, so there are no `places`. `text` is the prom
 """
 
 import torch
-import transformers
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 
 from . import families, reference, vision
@@ -65,6 +64,9 @@ CASES = {
     "two": [(0, 70, 20), (0, 16, 16)],
 }
 
+# Those that are not cut: a GGUF file says nothing of tiles.
+STILL = ["aligned", "small", "strip"]
+
 
 def processors(raw: dict):
     """The image processor. The published files say that it does not resize, which it does all the same."""
@@ -88,15 +90,8 @@ def blocks(values: torch.Tensor, grid: list[int], patch: int, merge: int) -> tor
 @torch.no_grad()
 def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str, items=None, made_by=None) -> dict | None:
     """One case; none if a choice on its greedy path is nearly a tie. `made_by`: an image processor other than the files'."""
-    processor = transformers.AutoProcessor.from_pretrained(model.name_or_path)
-    processor.image_processor = made_by or processor.image_processor
     items = items or CASES[name]
-    shots = [torch.from_numpy(vision.picture(seed + i, 0, h, w)).permute(2, 0, 1) for i, (_, h, w) in enumerate(items)]
-    parts = [{"type": "image"} for _ in items]
-    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": tail}]}]
-    text = processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    made = processor(text=[text], images=[shots], return_tensors="pt")
-    ids = made["input_ids"][0].tolist()
+    text, ids, made = vision.asked(model, items, seed, tail, made_by)
     media = {key: made[key] for key in ("pixel_values", "spatial_shapes", "pixel_attention_mask")}
     grids = [[1, *shape] for shape in media["spatial_shapes"].tolist()]
     merge, patch = raw["downsample_factor"], raw["vision_config"]["patch_size"]

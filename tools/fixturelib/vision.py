@@ -6,7 +6,7 @@ every token's `places` (time, height, width) and the place `next` after the prom
 `PATCH_STEP`-th), the tower's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
 of the first token, and `greedy` with its `greedy_logprobs`. Transformers computes all of it in float32 from the files.
 
-InternVL is in tiled.py, Gemma 3 in siglip.py, LFM2-VL in lfm2_vl.py, Gemma 4 in budget.py.
+InternVL is in tiled.py, Gemma 3 in siglip.py, Idefics3 in idefics3.py, LFM2-VL in lfm2_vl.py, Gemma 4 in budget.py.
 
 The draft head of vl-qwen3.5 (as in hybrid.py) sees the embedding of the next token, which may be a picture's, at its own row's place:
 `mtp` holds its choice for every position (-1 where that is nearly a tie) and the `top5` at the last.
@@ -180,9 +180,10 @@ def processors(raw: dict):
 # Processors around image processors that are told how many tokens a picture has, and where a configuration says it.
 AROUND = {
     "internvl": ("image_seq_length", "InternVLProcessor"), "gemma3": ("mm_tokens_per_image", "Gemma3Processor"),
-    "lfm2_vl": (None, "Lfm2VlProcessor"),
+    "lfm2_vl": (None, "Lfm2VlProcessor"), "smolvlm": ("image_seq_len", "Idefics3Processor"),
+    "idefics3": ("image_seq_len", "Idefics3Processor"),
 }
-TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.", "embed_vision.", "audio_tower.")
+TOWERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "embed_vision.", "audio_tower.")
 # Families whose text model is known by its own `model_type`, and whose state dictionary has the published names.
 OWN_NAMES = ("gemma4",)
 
@@ -304,6 +305,19 @@ def greedy_path(logits_after) -> dict | None:
     return {"top5": top, "greedy": greedy, "greedy_logprobs": lps}
 
 
+def asked(model, items: list, seed: int, tail: str, made_by=None):
+    """The prompt with these pictures as the chat template writes it, its ids, and what the processor of the model's files makes of both.
+    `made_by`: an image processor other than the files'."""
+    processor = transformers.AutoProcessor.from_pretrained(model.name_or_path)
+    processor.image_processor = made_by or processor.image_processor
+    shots = [torch.from_numpy(picture(seed + i, 0, h, w)).permute(2, 0, 1) for i, (_, h, w) in enumerate(items)]
+    parts = [{"type": "image"} for _ in items]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": tail}]}]
+    text = processor.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    made = processor(text=[text], images=[shots], return_tensors="pt")
+    return text, made["input_ids"][0].tolist(), made
+
+
 def case(
     model, head, raw: dict, tokenizer, name: str, seed: int, tail: str, items=None, made_by=None,
 ) -> dict | None:
@@ -394,7 +408,8 @@ def write(name, raw, folder, tokenizer, seed, extra, named, template, processors
         (folder / f"{file}.json").write_text(json.dumps(dict(sorted(values.items())), indent=2) + "\n")
     if raw["model_type"] in AROUND:
         key, kind = AROUND[raw["model_type"]]
-        processor = {**({"image_seq_length": raw[key]} if key else {}), "processor_class": kind}
+        said = "image_seq_len" if key == "image_seq_len" else "image_seq_length"
+        processor = {**({said: raw[key]} if key else {}), "processor_class": kind}
         (folder / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
     head = draft_head(raw, model, seed)
     checkpoint.write_tensors(folder, on_disk(raw, model, head))

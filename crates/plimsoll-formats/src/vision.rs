@@ -19,6 +19,9 @@ pub enum Tower {
     Intern(Intern),
     /// Gemma 3: SigLIP over images of one size, learned positions alone; the mean of some patches is a token.
     Siglip,
+    /// Idefics3 and SmolVLM: SigLIP over tiles of one size, learned positions alone; the patches of a token side by side go through one
+    /// projection.
+    Idefics3,
     /// LFM2-VL: SigLIP 2 over images of any grid, learned positions that are resized to each; the patches of a token side by side go
     /// through two projections.
     Siglip2(Siglip2),
@@ -87,7 +90,7 @@ pub struct Vision {
     pub temporal: usize,
     /// Patches per side of a token.
     pub merge: usize,
-    /// Positions per side of the learned table, for InternVL and Gemma 3 the patches per side of every image; 0 without one.
+    /// Positions per side of the learned table, for InternVL, Gemma 3 and Idefics3 the patches per side of every image; 0 without one.
     pub table_side: usize,
     /// Layers after which the stream also goes to the model's first layers, one for one.
     pub deepstack: Vec<usize>,

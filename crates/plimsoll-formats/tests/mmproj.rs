@@ -261,9 +261,9 @@ fn a_broken_file_stops_the_start_unless_it_is_left_out() {
     assert!(Pair::new(&flat, &seeing("qwen3vl_merger")).refusal(&Mmproj::Beside).contains("rope.dimension_sections"));
 }
 
-/// The encoders of Gemma 3 and 4 under the names of transformers, of which none is left over.
+/// The encoders of Gemma 3, Gemma 4 and LFM2-VL under the names of transformers, of which none is left over.
 #[test]
-fn gemmas_encoders_have_the_names_of_transformers() {
+fn encoders_of_images_alone_have_the_names_of_transformers() {
     let open = |name: &str| {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
         Checkpoint::open(&root.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -272,6 +272,8 @@ fn gemmas_encoders_have_the_names_of_transformers() {
         ("vl-gguf-gemma3/model.gguf", "vl-gemma3"),
         ("vl-gguf-gemma4/model.gguf", "vl-gemma4"),
         ("vl-gguf-gemma4-e2b/model.gguf", "vl-gemma4-e2b"),
+        ("vl-gguf-lfm2/model.gguf", "vl-lfm2"),
+        ("vl-gguf-lfm2-bare/model.gguf", "vl-lfm2-bare"),
     ] {
         let (file, whole) = (open(file), open(whole));
         let (of_file, of_whole) = (file.config.vision.clone().unwrap(), whole.config.vision.clone().unwrap());
@@ -286,8 +288,8 @@ fn gemmas_encoders_have_the_names_of_transformers() {
             let found = found.unwrap_or_else(|| panic!("{name} is missing"));
             let of_bounds = name.ends_with("_min") || name.ends_with("_max");
             // A scalar has one dimension there, and a patch its own.
-            let same =
-                found == info.shape || of_bounds && found == [1] || name.contains("input_proj") && found.len() == 4;
+            let of_patch = name.contains("input_proj") || name.contains("patch_embedding");
+            let same = found == info.shape || of_bounds && found == [1] || of_patch && found.len() == 4;
             assert!(same, "{name}: {found:?} for {:?}", info.shape);
             compared += 1;
         }

@@ -4,7 +4,9 @@ use plimsoll_media::Size;
 use plimsoll_media::geometry::config::Fields;
 use plimsoll_media::geometry::frames::Wanted;
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{AudioWindows, ImageRule, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Tiles};
+use plimsoll_media::geometry::{
+    AudioWindows, ImageRule, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Squares, Tiles,
+};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -194,6 +196,26 @@ fn pieces_are_as_in_transformers() {
 }
 
 #[test]
+fn squares_are_as_in_transformers() {
+    let mut cut = 0;
+    for group in golden("squares") {
+        let [patch, merge] = ["patch", "merge"].map(|key| number(&group[key]).unwrap());
+        let rule = Squares::new(&files(&group["config"]), patch, merge).unwrap();
+        for row in rows(&group) {
+            let of = size(&row[0], &row[1]);
+            let fit = rule.fit(of).unwrap();
+            let found = (fit.steps.unwrap().first, fit.canvas);
+            assert_eq!(found, (size(&row[2], &row[3]), size(&row[4], &row[5])), "{of:?} under {rule:?}");
+            let grid = fit.cut.map_or((1, 1), |cut| (cut.rows, cut.columns));
+            assert_eq!((Some(grid.0), Some(grid.1)), (number(&row[6]), number(&row[7])), "{of:?} under {rule:?}");
+            assert!(fit.shape.sequences <= rule.squares_max(), "{of:?} under {rule:?}");
+            cut += u64::from(fit.cut.is_some());
+        }
+    }
+    assert!(cut > 300, "{cut} are cut");
+}
+
+#[test]
 fn fewer_pixels_or_tokens_are_fewer_tiles_then_smaller_images() {
     let rule = Pieces::new(&files(&serde_json::json!({}))).unwrap();
     let all = (rule.pieces_max(), rule.tokens_max(), rule.pixels());
@@ -230,7 +252,7 @@ fn what_processors_leave_out_is_refused_by_name() {
         (r#"{"do_normalize": false}"#, "do_normalize"),
         (r#"{"do_rescale": false}"#, "do_rescale"),
         (r#"{"do_resize": false}"#, "do_resize"),
-        (r#"{"resample": 1}"#, "resample"),
+        (r#"{"resample": 4}"#, "resample"),
         (r#"{"do_pan_and_scan": true}"#, "do_pan_and_scan"),
     ] {
         assert!(read(text).unwrap_err().to_string().contains(name), "{text}");

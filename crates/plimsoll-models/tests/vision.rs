@@ -7,8 +7,8 @@ use common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, referen
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
 use plimsoll_formats::{Gemma4, Tower, Vision as Config};
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{ImageRule, Patches, Pieces, ProcessorFiles, Tiles};
-use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, pieces, resize, tiles};
+use plimsoll_media::geometry::{ImageRule, Patches, Pieces, ProcessorFiles, Squares, Tiles};
+use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, pieces, resize, squares, tiles};
 use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem, Vision};
 use serde_json::Value;
 
@@ -76,6 +76,13 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
         _ => Normalize::new(fields, Normalize::CLIP).unwrap(),
     };
     let (rule, shots) = match tower {
+        Tower::Idefics3 => {
+            let rule = Squares::new(&files, 4, 2).unwrap();
+            let fit = rule.fit(shots[0].size).unwrap();
+            let shot = shots.into_iter().next().unwrap();
+            let made = squares(shot, fit.steps.unwrap(), fit.canvas, fit.size, fit.filter);
+            return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
+        }
         Tower::Siglip2(_) => {
             let rule = Pieces::new(&files).unwrap();
             let fit = ImageRule::Pieces(rule.clone()).fit(shots[0].size).unwrap();
@@ -312,6 +319,7 @@ fn check_plan(model: &str) {
     let one = Grid { frames: 1, height: 4, width: 4 };
     let grids = match config(model).tower {
         Tower::Siglip => [Grid { height: 6, width: 6, ..one }; 3],
+        Tower::Idefics3 => [one; 3],
         Tower::Gemma4(_) => {
             [(1, 21, 30), (1, 3, 210), (3, 12, 6)].map(|(frames, height, width)| Grid { frames, height, width })
         }
@@ -357,6 +365,11 @@ models! { check:
     gguf_gemma3 "vl-gguf-gemma3",
     gguf_gemma4 "vl-gguf-gemma4",
     gguf_gemma4_e2b "vl-gguf-gemma4-e2b",
+    smolvlm "vl-smolvlm",
+    idefics3 "vl-idefics3",
+    gguf_smolvlm "vl-gguf-smolvlm",
+    gguf_lfm2 "vl-gguf-lfm2",
+    gguf_lfm2_bare "vl-gguf-lfm2-bare",
 }
 
 models! { check_head:
@@ -372,6 +385,7 @@ models! { check_company:
     company_of_intern "vl-intern",
     company_of_gemma3 "vl-gemma3",
     company_of_lfm2 "vl-lfm2",
+    company_of_idefics3 "vl-idefics3",
     company_of_gemma4 "vl-gemma4",
     company_of_gemma4_e2b "vl-gemma4-e2b",
     company_of_gguf_gemma4 "vl-gguf-gemma4",
@@ -385,11 +399,13 @@ models! { check_plan:
     plan_of_intern "vl-intern-rms",
     plan_of_gemma3 "vl-gemma3",
     plan_of_lfm2 "vl-lfm2",
+    plan_of_smolvlm "vl-smolvlm",
     plan_of_lfm2_bare "vl-lfm2-bare",
     plan_of_gemma4 "vl-gemma4",
     plan_of_gemma4_e2b "vl-gemma4-e2b",
     plan_of_gguf_gemma3 "vl-gguf-gemma3",
     plan_of_gguf_gemma4 "vl-gguf-gemma4",
+    plan_of_gguf_lfm2 "vl-gguf-lfm2",
     plan_of_gguf_qwen3 "vl-gguf-qwen3",
     plan_of_gguf_qwen2_5 "vl-gguf-qwen2.5",
 }

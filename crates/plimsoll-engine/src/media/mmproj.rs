@@ -41,6 +41,25 @@ fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64))
                 put("max_soft_tokens", json!(pixels / (config.patch * config.merge).pow(2) as u64));
             }
         }
+        Tower::Idefics3 => {
+            put("max_image_size", json!({"longest_edge": config.table_side * config.patch}));
+            put(
+                "size",
+                json!({"longest_edge": processor.longest.unwrap_or(4 * config.table_side as u64 * config.patch as u64)}),
+            );
+        }
+        Tower::Siglip2(_) => {
+            put("encoder_patch_size", json!(config.patch));
+            put("downsample_factor", json!(config.merge));
+            let token = (config.patch * config.merge).pow(2) as u64;
+            for (key, pixels) in
+                [("min_image_tokens", processor.min_pixels), ("max_image_tokens", processor.max_pixels)]
+            {
+                if let Some(pixels) = pixels {
+                    put(key, json!(pixels / token));
+                }
+            }
+        }
         _ => {
             put("merge_size", json!(config.merge));
             put("temporal_patch_size", json!(config.temporal));

@@ -9,6 +9,9 @@ use plimsoll_memory::Component;
 use super::*;
 use crate::plan::{Blueprint, EnginePlan, Line, PlanError};
 
+#[path = "plan_pieces_tests.rs"]
+mod pieces;
+
 fn fixture_of(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)
 }
@@ -107,51 +110,6 @@ fn a30_no_cut_into_tiles_takes_more_than_the_worst_case() {
     // A context too short for one tile does not fail the plan; only requests with images are refused.
     let media = planned_of(model, &Options { max_req_total_len: Some(3), ..short }).unwrap().1.media.unwrap();
     assert_eq!((media.image_tokens(), media.video.unwrap().tokens_max), (4, 4));
-}
-
-#[test]
-fn a30_no_piece_takes_more_than_the_worst_case() {
-    let model = "vl-lfm2";
-    let options = Options { max_video_frames: None, ..options() };
-    let (blueprint, plan) = planned_of(model, &options).unwrap();
-    let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.vision().unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
-    let image = media.image.as_ref().unwrap();
-    let ImageRule::Pieces(rule) = &image.rule else { panic!("{model} is cut into pieces") };
-    let mut sizes: Vec<Size> = (1..90).flat_map(|h| (1..90).map(move |w| Size::new(h, w))).collect();
-    sizes.extend((1..20).flat_map(|h| (1..400).step_by(3).flat_map(move |w| [Size::new(h, w), Size::new(w, h)])));
-    let (mut pieces, mut tokens, mut pages) = (Vec::new(), 0u64, 0u64);
-    for fit in sizes.into_iter().filter_map(|size| image.rule.fit(size).ok()) {
-        let own: Vec<Size> = (0..fit.images).map(|_| fit.size).chain(fit.cut.and_then(|cut| cut.whole)).collect();
-        let own_tokens = |size: &Size| rule.piece(*size).tokens;
-        assert_eq!(own.iter().map(own_tokens).sum::<u64>(), fit.shape.tokens, "{fit:?}");
-        tokens = tokens.max(fit.shape.tokens);
-        let own_pages = own.iter().map(|size| own_tokens(size).div_ceil(OUTPUT_PAGE_ROWS as u64));
-        pages = pages.max(own_pages.sum());
-        pieces.extend(own.iter().map(|size| (size.height as usize / 4, size.width as usize / 4)));
-    }
-    pieces.sort_unstable();
-    pieces.dedup();
-    let grids = pieces.iter().map(|(height, width)| Grid { frames: 1, height: *height, width: *width });
-    let dearest = grids.map(|grid| planner.run(&[grid]).unwrap().0).max().unwrap();
-    assert_eq!(dearest, media.workspace, "the worst case is one that occurs");
-    // Four tiles of four tokens and the whole of up to six, each on a page of its own.
-    assert_eq!((media.image_tokens(), tokens), (22, 4 * 4 + 6));
-    assert_eq!((media.item_pages() as u64, pages), (5, 5));
-    // Pixels buy tiles, then larger whole images.
-    for (pixels, tokens) in [(1 << 20, 22), (3 * 256, 18), (2 * 256, 14), (511, 6), (200, 3), (128, 2)] {
-        let options = Options { max_image_pixels: Some(pixels), ..options.clone() };
-        assert_eq!(planned_of(model, &options).unwrap().1.media.unwrap().image_tokens(), tokens, "{pixels} pixels");
-    }
-    let none = Options { max_image_pixels: Some(127), ..options.clone() };
-    let error = planned_of(model, &none).err().unwrap().to_string();
-    assert!(error.contains("--max-image-pixels leaves 127 pixels"), "{error}");
-    // A context too short for one image does not fail the plan; only requests with images are refused.
-    for (context, tokens) in [(14, 14), (13, 6), (3, 3)] {
-        let short = Options { max_req_total_len: Some(context), ..options.clone() };
-        assert_eq!(planned_of(model, &short).unwrap().1.media.unwrap().image_tokens(), tokens, "{context} tokens");
-    }
 }
 
 #[test]

@@ -111,6 +111,7 @@ impl MediaRules {
             Some(Tower::Qwen3) => Spelling::Timed,
             Some(Tower::Intern(_)) => framed(tokenizer()?.as_deref())?,
             Some(Tower::Siglip) => paragraph(tokenizer()?.as_deref())?,
+            Some(Tower::Idefics3) => spelling::squares(),
             Some(Tower::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
             Some(Tower::Gemma4(_)) => between(tokenizer()?.as_deref())?,
             Some(Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni) | None => Spelling::Plain,
@@ -177,6 +178,7 @@ impl MediaRules {
             }
             Tower::Siglip => (Some(tiles(files, config, options, context)?), None),
             Tower::Siglip2(_) => (Some(pieces::image(files, config, options, [ITEM_TOKENS_MAX, context])?), None),
+            Tower::Idefics3 => (Some(pieces::squares(files, config, options, [ITEM_TOKENS_MAX, context])?), None),
             // A model without a token for videos takes none.
             Tower::Gemma4(_) if config.tokens.video == config.tokens.image => {
                 (Some(image(files, config, options, context)?), None)
@@ -195,7 +197,7 @@ fn defaults(config: &VisionConfig) -> String {
         let side = config.table_side * config.patch;
         return format!(r#"{{"size": {{"height": {side}, "width": {side}}}}}"#);
     }
-    if let Tower::Siglip2(_) = config.tower {
+    if let Tower::Siglip2(_) | Tower::Idefics3 = config.tower {
         return pieces::defaults(config);
     }
     let (patch, merge, temporal) = (config.patch, config.merge, config.temporal);

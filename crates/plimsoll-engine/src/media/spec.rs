@@ -90,6 +90,14 @@ pub enum Spelling {
         /// The word before the whole image.
         whole: String,
     },
+    /// Squares of an image that are encoded one by one stand behind a word and their row and column, each row in a line of its own; the
+    /// whole image stands between that word and, behind its own, the same word again. Idefics3.
+    Squares {
+        /// The word around.
+        around: String,
+        /// The word before the whole image.
+        whole: String,
+    },
     /// Images stand between two words. So do the frames of a video, each in a line with its number; what a template writes for a
     /// video is a word that the model never sees. InternVL.
     Framed {
@@ -171,6 +179,7 @@ impl ImageSpec {
     fn item_tokens(&self) -> u64 {
         match &self.rule {
             ImageRule::Pieces(rule) => rule.piece_tokens(),
+            ImageRule::Squares(rule) => rule.square_tokens,
             _ => self.tokens_max,
         }
     }

@@ -31,6 +31,11 @@ pub(super) fn pieces(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     Ok(Spelling::Pieces { start, end, whole })
 }
 
+/// The same of Idefics3, whose words are its processor's.
+pub(super) fn squares() -> Spelling {
+    Spelling::Squares { around: "<fake_token_around_image>".to_owned(), whole: "<global-img>".to_owned() }
+}
+
 /// The same of Gemma 4.
 pub(super) fn between(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     // The processor adds the word for videos to the tokenizer, by this name.

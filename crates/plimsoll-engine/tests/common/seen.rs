@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use plimsoll_engine::media::{MediaItem, MediaSpec, Pixels};
 use plimsoll_engine::{EngineHandle, Options, Request};
-use plimsoll_media::geometry::ImageRule;
-use plimsoll_media::image::{Rgb, pieces, resize, tiles};
+use plimsoll_media::geometry::{Fit, ImageRule};
+use plimsoll_media::image::{Rgb, pieces, resize, squares, tiles};
 use plimsoll_media::{ContentKey, Size};
 use plimsoll_models::Grid;
 use serde_json::Value;
@@ -42,13 +42,18 @@ pub fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, secon
 /// The same as a request has it: an image that is encoded in pieces is an item each. Where they begin is not said yet.
 fn items(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, seconds: Option<f32>) -> Vec<MediaItem> {
     let rule = &spec.image.as_ref().unwrap().rule;
-    let (ImageRule::Pieces(rule), Ok(fit)) = (rule, rule.fit(frames[0].size)) else {
-        return vec![item(spec, frames, video, 0, seconds)];
+    let made = match (rule, rule.fit(frames[0].size)) {
+        (ImageRule::Squares(_), Ok(Fit { canvas, size, filter, steps: Some(steps), .. })) => {
+            squares(frames[0].clone(), steps, canvas, size, filter)
+        }
+        (ImageRule::Pieces(_), Ok(Fit { canvas, size, filter, cut: Some(cut), .. })) => {
+            pieces(&frames[0], canvas, size, cut.whole, filter)
+        }
+        _ => return vec![item(spec, frames, video, 0, seconds)],
     };
-    let Some(cut) = fit.cut else { return vec![item(spec, frames, video, 0, seconds)] };
     let piece = |(nth, frame): (usize, Rgb)| {
         let content = [frames[0].data.as_slice(), &[nth as u8]].concat();
-        let side = |pixels: u32| (u64::from(pixels) / rule.patches.patch) as usize;
+        let side = |pixels: u32| (u64::from(pixels) / rule.patches().patch) as usize;
         let Size { height, width } = frame.size;
         let staged = spec.staging.reserve(frame.data.len() as u64).unwrap();
         let shape = rule.piece(frame.size);
@@ -57,7 +62,7 @@ fn items(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, seconds: Option<f32>) 
         let grid = Grid { frames: 1, height: side(height), width: side(width) };
         MediaItem { key, shape, grid, first: 0, seconds: None, pixels }
     };
-    pieces(&frames[0], fit.canvas, fit.size, cut.whole, fit.filter).into_iter().enumerate().map(piece).collect()
+    made.into_iter().enumerate().map(piece).collect()
 }
 
 /// A case of a reference, as a request.

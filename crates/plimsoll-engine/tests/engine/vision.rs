@@ -67,6 +67,12 @@ fn lfm2_vl_sees_what_transformers_sees() {
 }
 
 #[test]
+fn smolvlm_and_idefics3_see_what_transformers_sees() {
+    right("vl-smolvlm");
+    right("vl-idefics3");
+}
+
+#[test]
 fn gemma4_sees_what_transformers_sees() {
     right("vl-gemma4");
     right("vl-gemma4-e2b");
@@ -74,8 +80,9 @@ fn gemma4_sees_what_transformers_sees() {
 
 #[test]
 fn gguf_models_see_what_transformers_sees_by_the_same_weights() {
-    for family in ["qwen3.5", "qwen3.5-moe", "qwen3", "qwen3-moe", "qwen2.5", "qwen2", "gemma3", "gemma4", "gemma4-e2b"]
-    {
+    let qwen = ["qwen3.5", "qwen3.5-moe", "qwen3", "qwen3-moe", "qwen2.5", "qwen2"];
+    let of_images_alone = ["gemma3", "gemma4", "gemma4-e2b", "smolvlm", "lfm2", "lfm2-bare"];
+    for family in qwen.into_iter().chain(of_images_alone) {
         right(&format!("vl-gguf-{family}"));
     }
 }
@@ -93,6 +100,11 @@ fn i9_whatever_runs_beside_tiles() {
 #[test]
 fn i9_whatever_runs_beside_pieces() {
     beside("vl-lfm2");
+}
+
+#[test]
+fn i9_whatever_runs_beside_squares() {
+    beside("vl-idefics3");
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use super::audio;
 use super::encoder;
 use super::hybrid;
+use super::idefics3;
 use super::intern;
 use super::json::{Lookup, read_object, whole};
 use super::rope;
@@ -97,7 +98,7 @@ impl Family {
             },
         };
         // A tower before any language model, which says itself what it is.
-        let wraps = intern::is(name) || siglip2::is(name) || MISTRAL3.contains(&name);
+        let wraps = idefics3::is(name) || intern::is(name) || siglip2::is(name) || MISTRAL3.contains(&name);
         let model = if wraps { text.str("model_type")?.unwrap_or(name) } else { name };
         let mistral = matches!(model, "MistralForCausalLM" | "MistralModel" | "mistral");
         let architecture = match model {

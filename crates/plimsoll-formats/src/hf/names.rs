@@ -74,8 +74,16 @@ fn without_prefix(name: &str) -> String {
             return rest.to_owned();
         }
     }
+    // Idefics3 and SmolVLM.
+    let inner = name.strip_prefix("model.").unwrap_or(name);
+    if let Some(rest) = inner.strip_prefix("text_model.") {
+        return format!("model.{rest}");
+    }
+    if let Some(rest) = inner.strip_prefix("connector.modality_projection.") {
+        return format!("visual.projector.{rest}");
+    }
     // A tower, by any of its names.
-    for prefix in ["model.visual.", "model.vision_tower.", "vision_tower."] {
+    for prefix in ["model.visual.", "model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model."] {
         let rest = name.strip_prefix(prefix).unwrap_or_default();
         let rest = rest.strip_prefix("vision_model.").unwrap_or(rest);
         if TOWER_PARTS.iter().any(|part| rest.starts_with(part)) {
@@ -133,6 +141,10 @@ mod tests {
             ("vision_tower.patch_embed.proj.weight", "visual.patch_embed.proj.weight"),
             ("model.vision_tower.encoder.layer.3.lambda_1", "visual.encoder.layer.3.lambda_1"),
             ("vision_tower.embeddings.cls_token", "visual.embeddings.cls_token"),
+            ("model.vision_model.post_layernorm.bias", "visual.post_layernorm.bias"),
+            ("model.vision_model.encoder.layers.3.mlp.fc1.bias", "visual.encoder.layers.3.mlp.fc1.bias"),
+            ("model.connector.modality_projection.proj.weight", "visual.projector.proj.weight"),
+            ("model.text_model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
             ("multi_modal_projector.linear_1.bias", "visual.projector.linear_1.bias"),
             ("multi_modal_projector.mm_soft_emb_norm.weight", "visual.projector.mm_soft_emb_norm.weight"),
             ("vision_tower.vision_model.post_layernorm.bias", "visual.post_layernorm.bias"),

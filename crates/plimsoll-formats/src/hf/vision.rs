@@ -2,6 +2,7 @@
 
 use super::audio;
 use super::gemma4;
+use super::idefics3;
 use super::intern;
 use super::json::{Lookup, whole};
 use super::siglip;
@@ -81,6 +82,10 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
     }
     if let Some(vision) = top.object("vision_config")?.filter(|_| siglip::is(name)) {
         config.vision = Some(siglip::read(&vision, top)?);
+        return Ok(());
+    }
+    if let Some(vision) = top.object("vision_config")?.filter(|_| idefics3::is(name)) {
+        config.vision = Some(idefics3::read(&vision, top)?);
         return Ok(());
     }
     let kind = top.str("model_type")?.unwrap_or_default();

@@ -44,6 +44,9 @@ pub struct Fields {
     pub(crate) min_patches: Option<u64>,
     pub(crate) max_patches: Option<u64>,
     pub(crate) image_seq_length: Option<u64>,
+    pub(crate) image_seq_len: Option<u64>,
+    #[serde(default)]
+    pub(crate) max_image_size: SizeField,
     pub(crate) hop_length: Option<u64>,
     pub(crate) n_fft: Option<u64>,
     pub(crate) min_length: Option<u64>,
@@ -133,7 +136,7 @@ fn seen(value: Option<Value>) -> Result<Fields, MediaError> {
     }
     match fields.resample {
         Some(other) if Filter::of_pillow(other).is_none() => {
-            let why = format!("{other} is not supported, only 2 (bilinear) and 3 (bicubic)");
+            let why = format!("{other} is not supported, only 1 (Lanczos), 2 (bilinear) and 3 (bicubic)");
             Err(MediaError::BadConfig { key: "resample", why })
         }
         _ => Ok(fields),

@@ -10,6 +10,7 @@ pub mod frontier;
 pub mod patches;
 pub mod pieces;
 pub mod rule;
+pub mod squares;
 pub mod tiles;
 pub mod video;
 
@@ -19,6 +20,7 @@ pub use frames::Sampling;
 pub use patches::Patches;
 pub use pieces::{Cut, Pieces};
 pub use rule::{Fit, ImageRule, VideoRule};
+pub use squares::{Squares, Steps};
 pub use tiles::{TileVideo, Tiles};
 pub use video::PatchVideo;
 

@@ -65,6 +65,12 @@ impl Patches {
         Ok(Self { patch, merge, temporal: 1, min_pixels, max_pixels, window: None, filter, fills: true })
     }
 
+    /// What the encoder sees of an image that has been resized to this size.
+    pub fn piece(&self, size: Size) -> Shape {
+        let side = |pixels: u32| u64::from(pixels) / self.factor();
+        self.shape_of(Modality::Image, 1, side(size.height), side(size.width))
+    }
+
     /// Tokens of the most pixels.
     pub(crate) fn budget(&self) -> u64 {
         self.max_pixels / (self.factor() * self.factor())

@@ -169,19 +169,15 @@ impl Pieces {
         Ok(Some(Cut { columns, rows, whole }))
     }
 
-    /// What the encoder sees of a piece of this size.
-    pub fn piece(&self, size: Size) -> Shape {
-        let side = |pixels: u32| u64::from(pixels) / self.patches.factor();
-        self.patches.shape_of(Modality::Image, 1, side(size.height), side(size.width))
-    }
-
     /// What the encoder sees of an image of this size, all its pieces together.
     pub fn shape(&self, size: Size) -> Result<Shape, MediaError> {
-        let (Some(tiles), Some(cut)) = (&self.tiles, self.cut(size)?) else { return Ok(self.piece(self.whole(size)?)) };
-        let tile = self.piece(tiles.tile);
+        let (Some(tiles), Some(cut)) = (&self.tiles, self.cut(size)?) else {
+            return Ok(self.patches.piece(self.whole(size)?));
+        };
+        let tile = self.patches.piece(tiles.tile);
         let count = cut.columns * cut.rows;
         let all = Shape { rows: count * tile.rows, sequences: count, tokens: count * tile.tokens, ..tile };
-        let Some(whole) = cut.whole.map(|whole| self.piece(whole)) else { return Ok(all) };
+        let Some(whole) = cut.whole.map(|whole| self.patches.piece(whole)) else { return Ok(all) };
         Ok(Shape {
             modality: Modality::Image,
             rows: all.rows + whole.rows,

@@ -1,7 +1,7 @@
 //! The families' rules that fit images and videos to their encoders, side by side. Planning, measuring and preparing
 //! all ask here and do not depend on the family.
 
-use super::{Cut, PatchVideo, Patches, Pieces, Sampling, TileVideo, Tiles};
+use super::{Cut, PatchVideo, Patches, Pieces, Sampling, Squares, Steps, TileVideo, Tiles};
 use crate::image::Filter;
 use crate::{MediaError, Shape, Size};
 
@@ -14,6 +14,8 @@ pub enum ImageRule {
     Tiles(Tiles),
     /// Resized, or cut into tiles that are encoded one by one.
     Pieces(Pieces),
+    /// Cut into squares of one size that are encoded one by one, a square of the whole behind them.
+    Squares(Squares),
 }
 
 /// How a video processor makes videos fit.
@@ -42,6 +44,25 @@ pub struct Fit {
     pub filter: Filter,
     /// Where the images, and perhaps the whole one behind them, are encoded one by one.
     pub cut: Option<Cut>,
+    /// Where the image is resized several times.
+    pub steps: Option<Steps>,
+}
+
+impl Fit {
+    /// Pixels that are held at once while an image of this size becomes what the tower sees, which is not counted: the image, what a
+    /// resize has made of one side, and its result.
+    pub fn held(&self, image: Size) -> u64 {
+        let resize = |from: Size, to: Size| from.pixels() + u64::from(from.height) * u64::from(to.width) + to.pixels();
+        if let Some(Steps { first, square }) = self.steps {
+            let steps = [(image, first), (first, self.canvas), (self.canvas, square)];
+            return steps.into_iter().map(|(from, to)| resize(from, to)).max().unwrap_or(0);
+        }
+        let behind = self.cut.and_then(|cut| cut.whole).map_or(0, |whole| whole.width);
+        let halfway = u64::from(image.height) * u64::from(self.canvas.width.max(behind));
+        // Of an image that is not cut, the canvas is what the tower sees.
+        let canvas = if self.canvas == self.size { 0 } else { self.canvas.pixels() };
+        image.pixels() + halfway + canvas
+    }
 }
 
 impl ImageRule {
@@ -51,6 +72,7 @@ impl ImageRule {
             Self::Patches(rule) => rule,
             Self::Tiles(rule) => &rule.patches,
             Self::Pieces(rule) => &rule.patches,
+            Self::Squares(rule) => &rule.patches,
         }
     }
 
@@ -59,6 +81,7 @@ impl ImageRule {
         match self {
             Self::Patches(_) | Self::Pieces(_) => None,
             Self::Tiles(rule) => Some(rule.tile),
+            Self::Squares(rule) => Some(rule.seen()),
         }
     }
 
@@ -68,6 +91,7 @@ impl ImageRule {
             Self::Patches(rule) => (rule.min_pixels, rule.max_pixels),
             Self::Tiles(rule) => (rule.min_tiles * rule.tile.pixels(), rule.max_tiles * rule.tile.pixels()),
             Self::Pieces(rule) => rule.pixels(),
+            Self::Squares(rule) => rule.pixels(),
         }
     }
 
@@ -82,6 +106,7 @@ impl ImageRule {
                 rule.with_max_tiles(tiles).map(Self::Tiles)
             }
             Self::Pieces(rule) => Ok(Self::Pieces(rule.limited(pixels))),
+            Self::Squares(rule) => Ok(Self::Squares(rule.limited(pixels))),
         }
     }
 
@@ -91,26 +116,37 @@ impl ImageRule {
             Self::Patches(rule) => {
                 let resized = rule.resize(size)?;
                 let (shape, filter) = (rule.shape(size)?, rule.filter);
-                Ok(Fit { canvas: resized, size: resized, images: 1, groups: 1, shape, filter, cut: None })
+                Ok(Fit { canvas: resized, size: resized, images: 1, groups: 1, shape, filter, cut: None, steps: None })
             }
             Self::Tiles(rule) => {
                 let ((columns, rows), shape) = (rule.grid(size)?, rule.shape(size)?);
                 let Size { height, width } = rule.tile;
                 let canvas = Size { height: height * rows as u32, width: width * columns as u32 };
                 let (tiles, filter) = (shape.sequences, rule.patches.filter);
-                Ok(Fit { canvas, size: rule.tile, images: tiles, groups: tiles, shape, filter, cut: None })
+                Ok(Fit { canvas, size: rule.tile, images: tiles, groups: tiles, shape, filter, cut: None, steps: None })
             }
             Self::Pieces(rule) => {
                 let (cut, shape, filter) = (rule.cut(size)?, rule.shape(size)?, rule.patches.filter);
                 let (Some(tiles), Some(cut)) = (&rule.tiles, cut) else {
                     let whole = rule.whole(size)?;
-                    return Ok(Fit { canvas: whole, size: whole, images: 1, groups: 1, shape, filter, cut: None });
+                    return Ok(Fit {
+                        canvas: whole,
+                        size: whole,
+                        images: 1,
+                        groups: 1,
+                        shape,
+                        filter,
+                        cut: None,
+                        steps: None,
+                    });
                 };
                 let Size { height, width } = tiles.tile;
                 let canvas = Size { height: height * cut.rows as u32, width: width * cut.columns as u32 };
                 let count = cut.columns * cut.rows;
-                Ok(Fit { canvas, size: tiles.tile, images: count, groups: count, shape, filter, cut: Some(cut) })
+                let (size, cut) = (tiles.tile, Some(cut));
+                Ok(Fit { canvas, size, images: count, groups: count, shape, filter, cut, steps: None })
             }
+            Self::Squares(rule) => rule.fit(size),
         }
     }
 
@@ -119,7 +155,13 @@ impl ImageRule {
         match self {
             Self::Patches(_) | Self::Tiles(_) => 1,
             Self::Pieces(rule) => rule.pieces_max(),
+            Self::Squares(rule) => rule.squares_max(),
         }
+    }
+
+    /// What the encoder sees of one of the pieces that are encoded one by one.
+    pub fn piece(&self, size: Size) -> Shape {
+        self.patches().piece(size)
     }
 }
 
@@ -163,12 +205,30 @@ impl VideoRule {
                 let resized = rule.resize(frames, size)?;
                 let (groups, shape) = (frames.div_ceil(rule.patches.temporal), rule.shape(frames, size)?);
                 let filter = rule.patches.filter;
-                Ok(Fit { canvas: resized, size: resized, images: frames, groups, shape, filter, cut: None })
+                Ok(Fit {
+                    canvas: resized,
+                    size: resized,
+                    images: frames,
+                    groups,
+                    shape,
+                    filter,
+                    cut: None,
+                    steps: None,
+                })
             }
             Self::Tiles(rule) => {
                 let (tile, shape) = (rule.frame.tile, rule.shape(frames)?);
                 let filter = rule.frame.patches.filter;
-                Ok(Fit { canvas: tile, size: tile, images: frames, groups: frames, shape, filter, cut: None })
+                Ok(Fit {
+                    canvas: tile,
+                    size: tile,
+                    images: frames,
+                    groups: frames,
+                    shape,
+                    filter,
+                    cut: None,
+                    steps: None,
+                })
             }
         }
     }

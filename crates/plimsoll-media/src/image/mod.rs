@@ -17,7 +17,7 @@ pub use decode::{Rgb, decode, frames};
 pub use header::Format;
 pub use patchify::{Normalize, patchify, patchify_len};
 pub use resize::{Filter, resize};
-pub use tile::{pieces, tiles};
+pub use tile::{pieces, squares, tiles};
 
 use crate::error::contained;
 use crate::{MediaError, Size};

@@ -1,9 +1,10 @@
-//! The bicubic and bilinear resize with antialiasing of torchvision, bit for bit.
+//! The bicubic, bilinear and Lanczos resize with antialiasing of torchvision, bit for bit.
 //!
 //! Two passes over bytes, across first, each with weights in 16-bit fixed point: the definition of PyTorch's kernel for 8-bit
 //! images, which is what the Hugging Face processors run. Pillow's own resize has finer weights and differs by up to 1 of
 //! 255 where it makes its passes in the same order.
 
+use std::f64::consts::PI;
 use std::ops::Range;
 
 use super::Rgb;
@@ -20,12 +21,15 @@ pub enum Filter {
     /// A cubic over four pixels.
     #[default]
     Bicubic,
+    /// A windowed sinc over six pixels.
+    Lanczos,
 }
 
 impl Filter {
     /// The filter with this number in Pillow and in the files of processors.
     pub(crate) fn of_pillow(number: u64) -> Option<Self> {
         match number {
+            1 => Some(Self::Lanczos),
             2 => Some(Self::Bilinear),
             3 => Some(Self::Bicubic),
             _ => None,
@@ -37,6 +41,7 @@ impl Filter {
         match self {
             Self::Bilinear => 1.0,
             Self::Bicubic => 2.0,
+            Self::Lanczos => 3.0,
         }
     }
 
@@ -45,6 +50,7 @@ impl Filter {
         match self {
             Self::Bilinear => (1.0 - x.abs()).max(0.0),
             Self::Bicubic => cubic(x),
+            Self::Lanczos => lanczos(x),
         }
     }
 }
@@ -133,4 +139,10 @@ fn cubic(x: f64) -> f64 {
     } else {
         0.0
     }
+}
+
+/// The sinc, in a window that is the sinc's middle.
+fn lanczos(x: f64) -> f64 {
+    let sinc = |x: f64| if x == 0.0 { 1.0 } else { (x * PI).sin() / (x * PI) };
+    if (-3.0..3.0).contains(&x) { sinc(x) * sinc(x / 3.0) } else { 0.0 }
 }

@@ -2,6 +2,7 @@
 
 use super::{Filter, Rgb, resize};
 use crate::Size;
+use crate::geometry::Steps;
 
 /// The tiles of an image that is resized to `canvas`, which is made of them: from left to right and from top to bottom; of several, the
 /// whole image at the size of one tile comes last. As many as [`crate::geometry::Tiles::shape`] says.
@@ -20,6 +21,18 @@ pub fn pieces(image: &Rgb, canvas: Size, tile: Size, whole: Option<Size>, filter
     cut
 }
 
+/// The squares of an image and, behind several, the whole image as a square: how Idefics3 sees. The image is resized to the first size,
+/// from there to `canvas`, and from there to a square. Of each square the first `seen` rows and columns are kept.
+pub fn squares(image: Rgb, steps: Steps, canvas: Size, seen: Size, filter: Filter) -> Vec<Rgb> {
+    let first = if image.size == steps.first { image } else { resize(&image, steps.first, filter) };
+    let canvas = if first.size == canvas { first } else { resize(&first, canvas, filter) };
+    let mut all = parts(&canvas, steps.square, seen);
+    if all.len() > 1 {
+        all.extend(parts(&resize(&canvas, steps.square, filter), steps.square, seen));
+    }
+    all
+}
+
 fn small(image: &Rgb, to: Size, filter: Filter) -> Rgb {
     let mut whole = resize(image, to, filter);
     whole.data.shrink_to_fit();
@@ -27,16 +40,20 @@ fn small(image: &Rgb, to: Size, filter: Filter) -> Rgb {
 }
 
 fn cut(image: &Rgb, canvas: Size, tile: Size, filter: Filter) -> Vec<Rgb> {
+    parts(&resize(image, canvas, filter), tile, tile)
+}
+
+/// The first `seen` rows and columns of every tile.
+fn parts(canvas: &Rgb, tile: Size, seen: Size) -> Vec<Rgb> {
     let Size { height, width } = tile;
-    let (columns, rows) = (canvas.width / width, canvas.height / height);
-    let canvas = resize(image, canvas, filter);
+    let (columns, rows) = (canvas.size.width / width, canvas.size.height / height);
     (0..rows * columns)
         .map(|nth| (nth / columns * height, nth % columns * width))
         .map(|(top, left)| {
-            let row = |y: u32| &canvas.data[3 * (y * canvas.size.width + left) as usize..][..3 * width as usize];
-            let mut data = Vec::with_capacity(3 * tile.pixels() as usize);
-            (top..top + height).for_each(|y| data.extend_from_slice(row(y)));
-            Rgb { size: tile, data }
+            let row = |y: u32| &canvas.data[3 * (y * canvas.size.width + left) as usize..][..3 * seen.width as usize];
+            let mut data = Vec::with_capacity(3 * seen.pixels() as usize);
+            (top..top + seen.height).for_each(|y| data.extend_from_slice(row(y)));
+            Rgb { size: seen, data }
         })
         .collect()
 }

@@ -26,7 +26,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
     let Some(vision) = config.vision.clone() else { return Ok(None) };
     let first = match vision.tower {
         Tower::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
-        Tower::Siglip | Tower::Siglip2(_) => "visual.embeddings.patch_embedding.weight",
+        Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 => "visual.embeddings.patch_embedding.weight",
         Tower::Gemma4(_) => "visual.patch_embedder.input_proj.weight",
         Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
     };
@@ -36,7 +36,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
     Ok(Some(match vision.tower {
         Tower::Intern(intern) => Box::new(InternTower::declare(vision, intern, config.hidden_size, declare)?),
         Tower::Gemma4(own) => Box::new(Gemma4Tower::declare(vision, own, config.hidden_size, declare)?),
-        Tower::Siglip => Box::new(SiglipTower::declare(vision, config.hidden_size, declare)?),
+        Tower::Siglip | Tower::Idefics3 => Box::new(SiglipTower::declare(vision, config.hidden_size, declare)?),
         Tower::Siglip2(_) => Box::new(Siglip2Tower::declare(vision, config.hidden_size, declare)?),
         _ => Box::new(VisionTower::declare(vision, config.hidden_size, declare)?),
     }))

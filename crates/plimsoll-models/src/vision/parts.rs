@@ -37,7 +37,9 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
     let mut matrix =
         |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.mlp.{name}"), out, k);
     let (gate, up, down) = match vision.tower {
-        Tower::Qwen2 | Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Gemma4(_) => (None, "fc1", "fc2"),
+        Tower::Qwen2 | Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 | Tower::Gemma4(_) => {
+            (None, "fc1", "fc2")
+        }
         Tower::Qwen2_5 => (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj"),
         Tower::Qwen3 | Tower::Omni => (None, "linear_fc1", "linear_fc2"),
     };
@@ -60,7 +62,7 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
             let names = ["attention.projection_layer", "layernorm_before", "layernorm_after"];
             ([one("q")?, one("k")?, one("v")?], names)
         }
-        Tower::Siglip | Tower::Siglip2(_) => {
+        Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 => {
             let mut one =
                 |name: &str| declare.linear_with_bias(&format!("{prefix}.self_attn.{name}_proj"), hidden, hidden);
             ([one("q")?, one("k")?, one("v")?], ["self_attn.out_proj", "layer_norm1", "layer_norm2"])
@@ -160,7 +162,7 @@ impl Merger {
         let (own_norm, up, down) = match vision.tower {
             Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni => ("ln_q", "mlp.0", "mlp.2"),
             Tower::Qwen3 => ("norm", "linear_fc1", "linear_fc2"),
-            Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Gemma4(_) => {
+            Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 | Tower::Gemma4(_) => {
                 ("layer_norm", "linear_1", "linear_2")
             }
         };

@@ -1,11 +1,12 @@
-//! The tower of Gemma 3: SigLIP over images of one size, with learned positions alone. The mean of a square of patches becomes a
-//! token.
+//! The towers of Gemma 3 and Idefics3 (SmolVLM): SigLIP over images of one size, with learned positions alone. A square of patches
+//! becomes a token: in Gemma 3 by their mean, in Idefics3 side by side.
 //!
-//! Reference: transformers, `modeling_siglip.py` and `modeling_gemma3.py`. [`crate::EncoderInput`] has the patches of a token side by
-//! side from the start. In the language model an image's tokens see each other: [`Vision::tokens_see_each_other`].
+//! Reference: transformers, `modeling_siglip.py`, `modeling_gemma3.py` and `modeling_idefics3.py`. [`crate::EncoderInput`] has the
+//! patches of a token side by side from the start. In Gemma 3's language model an image's tokens see each other:
+//! [`Vision::tokens_see_each_other`].
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode};
-use plimsoll_formats::Vision as Config;
+use plimsoll_formats::{Tower, Vision as Config};
 
 use super::order::Order;
 use super::parts;
@@ -16,12 +17,12 @@ use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 pub struct SiglipTower {
     config: Config,
     patch: LinearId,
-    /// The positions of an image's patches, from left to right and from top to bottom.
+    /// The learned positions, from left to right and from top to bottom.
     positions: LinearId,
     layers: Vec<Layer>,
     last_norm: Norm,
-    /// Of tokens, before the projection.
-    token_norm: Norm,
+    /// Of means, before the projection. None: a token has its patches side by side.
+    token_norm: Option<Norm>,
     projection: LinearId,
     order: Order,
     /// Width of the model.
@@ -41,19 +42,28 @@ impl SiglipTower {
             layers.push(parts::layer(&vision, &format!("visual.encoder.layers.{layer}"), declare)?);
         }
         let last_norm = parts::layer_norm("visual.post_layernorm", hidden, declare)?;
-        // The norm is one of the language model's kind, which stores weights less one; llama.cpp's converter adds it.
-        let whole = "visual.projector.soft_emb_norm.weight";
-        let weight = match declare.has(whole) {
-            true => declare.vector(whole, hidden, 0.0)?,
-            false => declare.vector("visual.projector.mm_soft_emb_norm.weight", hidden, 1.0)?,
+        let (token_norm, projection) = match vision.tower {
+            Tower::Idefics3 => {
+                let width = hidden * vision.merge * vision.merge;
+                (None, declare.linear("visual.projector.proj.weight", out, width)?)
+            }
+            _ => {
+                // The norm is one of the language model's kind, which stores weights less one; llama.cpp's converter adds it.
+                let whole = "visual.projector.soft_emb_norm.weight";
+                let weight = match declare.has(whole) {
+                    true => declare.vector(whole, hidden, 0.0)?,
+                    false => declare.vector("visual.projector.mm_soft_emb_norm.weight", hidden, 1.0)?,
+                };
+                let name = "visual.projector.mm_input_projection_weight";
+                let projection = declare.turned(name, &[hidden, out], (0, 0, 1), (out, hidden), None)?;
+                (Some(Norm { weight, bias: None, eps: last_norm.eps }), projection)
+            }
         };
-        let name = "visual.projector.mm_input_projection_weight";
-        let projection = declare.turned(name, &[hidden, out], (0, 0, 1), (out, hidden), None)?;
         Ok(Self {
             patch,
             positions,
             layers,
-            token_norm: Norm { weight, bias: None, eps: last_norm.eps },
+            token_norm,
             last_norm,
             projection,
             order: Order { merge: vision.merge, window: None },
@@ -62,7 +72,8 @@ impl SiglipTower {
         })
     }
 
-    /// The embeddings of all patches.
+    /// The embeddings of all patches. Idefics3's reference finds places by shares of a row, whose rounding gives some a place twice: not
+    /// in tables of published models, which have 26, 27 or 32 places a side.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         parts::embed(device, images.patches, (self.patch, self.patch_width()), x)?;
         let side = self.config.table_side;
@@ -81,7 +92,7 @@ impl Vision for SiglipTower {
     }
 
     fn tokens_see_each_other(&self) -> bool {
-        true
+        self.config.tower == Tower::Siglip
     }
 }
 
@@ -95,7 +106,8 @@ impl Encoder for SiglipTower {
     }
 
     fn shape(&self) -> EncoderShape {
-        EncoderShape::new(self.config.head_dim(), self.config.hidden_size)
+        let side_by_side = if self.token_norm.is_none() { self.order.block() } else { 1 };
+        EncoderShape::new(self.config.head_dim(), self.config.hidden_size * side_by_side)
     }
 
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
@@ -112,10 +124,16 @@ impl Encoder for SiglipTower {
             layer.forward(device, x, normed, None, self.order.whole_frames(images.grids))?;
         }
         self.last_norm.apply(device, normed, x);
-        // The residual stream is used up: tokens take its place.
-        let tokens = x.span(0, output.rows);
-        parts::mean(device, normed, self.order.block(), tokens)?;
-        self.token_norm.apply(device, tokens, tokens);
+        let tokens = match self.token_norm {
+            None => normed.reshape(normed.cols * self.order.block()),
+            Some(norm) => {
+                // The residual stream is used up: tokens take its place.
+                let tokens = x.span(0, output.rows);
+                parts::mean(device, normed, self.order.block(), tokens)?;
+                norm.apply(device, tokens, tokens);
+                tokens
+            }
+        };
         device.linear(tokens, &[(self.projection, output)], Mode::Store)?;
         device.release(scope);
         Ok(output)

@@ -227,7 +227,9 @@ impl Rig {
                 let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.tower, vision.table_side)) {
                     _ if sense == EncoderKind::Audio => vec![Grid::audio(4096)],
                     Some((Tower::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }].to_vec(),
-                    Some((Tower::Siglip, side)) => vec![Grid { frames: 1, height: side, width: side }; 8],
+                    Some((Tower::Siglip | Tower::Idefics3, side)) => {
+                        vec![Grid { frames: 1, height: side, width: side }; 8]
+                    }
                     Some((Tower::Gemma4(_), _)) => vec![Grid { frames: 1, height: 66, width: 66 }],
                     _ => vec![Grid { frames: 1, height: 64, width: 64 }],
                 };

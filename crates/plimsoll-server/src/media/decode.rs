@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use plimsoll_engine::{AudioSpec, MediaItem, Pixels};
 use plimsoll_media::audio::{self, AudioLimits, resample};
 use plimsoll_media::ffmpeg::Ffmpeg;
-use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, pieces, resize, tiles};
+use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, pieces, resize, squares, tiles};
 use plimsoll_media::{ContentKey, MediaError, Modality, Staged};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
@@ -158,6 +158,10 @@ fn pixels(
         image.data.shrink_to_fit();
         image
     };
+    if let Some(steps) = medium.steps {
+        let image = decode(&medium.files[0], limits)?;
+        return Ok(squares(image, steps, medium.canvas, medium.tile, medium.filter));
+    }
     if let Some(cut) = medium.cut {
         let image = decode(&medium.files[0], limits)?;
         return Ok(pieces(&image, medium.canvas, medium.tile, cut.whole, medium.filter));

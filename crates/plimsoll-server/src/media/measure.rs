@@ -4,7 +4,7 @@
 use plimsoll_engine::{AudioSpec, Grid, MediaSpec, Spelling, VideoSpec};
 use plimsoll_media::audio::{self, AudioLimits, resampled_len};
 use plimsoll_media::ffmpeg::{Film, RUN_BYTES};
-use plimsoll_media::geometry::{Cut, Fit, ImageRule};
+use plimsoll_media::geometry::{Cut, Fit, ImageRule, Steps};
 use plimsoll_media::image::{Filter, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
@@ -54,6 +54,8 @@ pub(crate) struct Measured {
     pub(super) runs: u64,
     /// How an image is cut, if its pieces are encoded one by one.
     pub(super) cut: Option<Cut>,
+    /// What it is resized to on the way, if there are several steps.
+    pub(super) steps: Option<Steps>,
     /// Those pieces, one a placeholder.
     pub(super) pieces: Vec<Piece>,
 }
@@ -147,19 +149,13 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
     // Another release of ffmpeg may decode to other pixels.
     let ffmpeg = limits.ffmpeg.as_ref().filter(|_| medium.film.is_some()).map_or("", |ffmpeg| ffmpeg.version());
     let parameters = format!("{} {ffmpeg}", spec.parameters);
-    let Fit { canvas, size, images, groups, shape, filter, cut } = fit;
+    let Fit { canvas, size, images, groups, shape, filter, cut, steps } = fit;
     let behind = cut.and_then(|cut| cut.whole);
     if shape.tokens > tokens_max {
         let (what, asked, flag) = (wanted.noun(), shape.tokens, wanted.flag());
         return Err(MediaError::OverLimit { what, asked, limit: tokens_max, unit: "tokens", flag });
     }
-    let decoding = |header: &Look| {
-        // Bytes of the decoded image, of the image after resizing one side, and of the canvas that is cut into tiles.
-        let widest = canvas.width.max(behind.map_or(0, |whole| whole.width));
-        let halfway = u64::from(header.size.height) * u64::from(widest);
-        let whole = if canvas == size { 0 } else { canvas.pixels() };
-        header.decode_bytes.max(header.beside_bytes + RGB * (header.size.pixels() + halfway + whole))
-    };
+    let decoding = |header: &Look| header.decode_bytes.max(header.beside_bytes + RGB * fit.held(header.size));
     Ok(Measured {
         key: key(&parameters, wanted, &files, canvas, frames.as_deref()),
         param: medium.param,
@@ -178,6 +174,7 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
         tile: size,
         runs,
         cut,
+        steps,
         pieces,
     })
 }
@@ -219,6 +216,7 @@ fn measure_audio(
         tile: Size::new(0, 0),
         runs: 1,
         cut: None,
+        steps: None,
         pieces: Vec::new(),
     })
 }
@@ -280,13 +278,13 @@ fn measure_image(rule: &ImageRule, pixels_max: Option<u64>, size: Size) -> Resul
         None => rule.clone(),
     };
     let (patch, fit) = (rule.patches().patch, rule.fit(size)?);
-    let pieces = match (&rule, fit.cut) {
-        (ImageRule::Pieces(rule), Some(cut)) => {
+    let pieces = match fit.cut {
+        Some(cut) => {
             let sizes = (0..fit.images).map(|_| fit.size).chain(cut.whole);
             let grid = |size| grid(1, size, patch);
             sizes.map(|size| Piece { size, grid: grid(size), shape: rule.piece(size), first: 0 }).collect()
         }
-        _ => Vec::new(),
+        None => Vec::new(),
     };
     let runs = (pieces.len() as u64).max(1);
     Ok(Plan { fit, patch, pieces, frames: None, times: Vec::new(), seconds: None, runs })

@@ -83,6 +83,7 @@ impl<'a> Placeholders<'a> {
             Spelling::Pieces { start, end, whole } => {
                 in_pieces(&prompt, media, pad(Modality::Image), [start, end, whole])
             }
+            Spelling::Squares { around, whole } => in_squares(&prompt, media, pad(Modality::Image), [around, whole]),
             Spelling::Framed { start, end, video } => {
                 let pad = pad(Modality::Image);
                 let whole = format!("{start}{pad}{end}");
@@ -195,12 +196,7 @@ fn framed(
 
 /// Images between two words, the pieces of each behind their own.
 fn in_pieces(prompt: &str, media: &[Measured], pad: &str, [start, end, whole]: [&str; 3]) -> String {
-    let mut spelled = String::with_capacity(prompt.len());
-    let mut rest = prompt;
-    for medium in media {
-        let Some(at) = rest.find(pad).filter(|_| !pad.is_empty()) else { break };
-        spelled.push_str(&rest[..at]);
-        rest = &rest[at + pad.len()..];
+    each(prompt, media, pad, |medium, spelled| {
         spelled.push_str(start);
         match &medium.cut {
             Some(cut) => {
@@ -215,6 +211,34 @@ fn in_pieces(prompt: &str, media: &[Measured], pad: &str, [start, end, whole]: [
             None => spelled.push_str(pad),
         }
         spelled.push_str(end);
+    })
+}
+
+/// Rows of squares in lines, each square behind a word, and the whole image behind an empty line.
+fn in_squares(prompt: &str, media: &[Measured], pad: &str, [around, whole]: [&str; 2]) -> String {
+    each(prompt, media, pad, |medium, spelled| {
+        if let Some(cut) = &medium.cut {
+            for row in 1..=cut.rows {
+                for column in 1..=cut.columns {
+                    spelled.push_str(&format!("{around}<row_{row}_col_{column}>{pad}"));
+                }
+                spelled.push('\n');
+            }
+            spelled.push('\n');
+        }
+        spelled.push_str(&format!("{around}{whole}{pad}{around}"));
+    })
+}
+
+/// The prompt with `spell` written in place of each image's placeholder.
+fn each(prompt: &str, media: &[Measured], pad: &str, spell: impl Fn(&Measured, &mut String)) -> String {
+    let mut spelled = String::with_capacity(prompt.len());
+    let mut rest = prompt;
+    for medium in media {
+        let Some(at) = rest.find(pad).filter(|_| !pad.is_empty()) else { break };
+        spelled.push_str(&rest[..at]);
+        rest = &rest[at + pad.len()..];
+        spell(medium, &mut spelled);
     }
     spelled.push_str(rest);
     spelled

@@ -76,6 +76,7 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
         tile: Size::new(4, 4),
         runs: times.len().max(1) as u64,
         cut: None,
+        steps: None,
         pieces: Vec::new(),
     }
 }
@@ -106,6 +107,18 @@ fn pieces_stand_behind_their_places_and_begin_where_they_do() {
     assert_eq!((media[0].first, media[1].first), (1, 4));
     let first: Vec<u32> = media[1].pieces.iter().map(|piece| piece.first).collect();
     assert_eq!((first, &all[8..10]), (vec![4, 9, 14], &[72, IMAGE][..]));
+}
+
+#[test]
+fn squares_stand_in_rows_before_the_whole_image() {
+    let tokenizer = tokenizer();
+    let [around, whole] = ["<f>", "<g>"].map(str::to_owned);
+    let spec = MediaSpec { spelling: Spelling::Squares { around, whole }, video: None, ..spec() };
+    let media = [measured(Modality::Image, 2, &[]), cut()];
+    let spelled = Placeholders::new(&spec, &tokenizer).spell("a<|image_pad|>b<|image_pad|>c".into(), &media);
+    let expected =
+        "a<f><g><|image_pad|><f>b<f><row_1_col_1><|image_pad|><f><row_1_col_2><|image_pad|>\n\n<f><g><|image_pad|><f>c";
+    assert_eq!(spelled, expected);
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! The vision encoder of a GGUF model: it stands in a second file, which llama.cpp's converter calls `mmproj`.
 //!
 //! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
-//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma` has both for Gemma 3 and 4.
+//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `idefics3` and `lfm2`
+//! have both for the families of their names.
 
 mod beside;
 mod gemma;
+mod idefics3;
+mod lfm2;
 mod names;
 mod parts;
 mod tower;
@@ -64,6 +67,8 @@ pub struct Processor {
     pub min_pixels: Option<u64>,
     /// Most pixels of an image after it is resized.
     pub max_pixels: Option<u64>,
+    /// The longer side of an image after it is resized, before it is cut.
+    pub longest: Option<u64>,
 }
 
 /// Why a file gives no encoder.

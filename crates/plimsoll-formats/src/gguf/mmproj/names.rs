@@ -1,6 +1,6 @@
 //! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.`.
 
-use super::{Refusal, gemma};
+use super::{Refusal, gemma, idefics3, lfm2};
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::vision::{Tower, Vision};
@@ -26,7 +26,13 @@ fn spelling(tower: Tower) -> Spelling {
             merger_norm: "norm",
             merger: ["linear_fc1", "linear_fc2"],
         },
-        Tower::Qwen2 | Tower::Omni | Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Gemma4(_) => qwen2,
+        Tower::Qwen2
+        | Tower::Omni
+        | Tower::Intern(_)
+        | Tower::Siglip
+        | Tower::Siglip2(_)
+        | Tower::Idefics3
+        | Tower::Gemma4(_) => qwen2,
     }
 }
 
@@ -37,16 +43,19 @@ pub(super) fn canonical(vision: &Vision, swapped: bool, entries: Vec<Entry>) -> 
     let mut patches = [None, None];
     for mut entry in entries {
         let frame = PATCHES.iter().position(|name| *name == entry.name);
-        if let Some(frame) = frame.filter(|_| !gemma::is(vision.tower)) {
+        if let Some(frame) = frame.filter(|_| vision.temporal == PATCHES.len()) {
             patches[frame] = Some(entry);
             continue;
         }
         if entry.name.starts_with("a.") || entry.name.starts_with("mm.a.") {
             continue;
         }
-        let name = match gemma::is(vision.tower) {
-            true => gemma::renamed(vision.tower, swapped, &entry.name),
-            false => renamed(vision, swapped, &entry.name),
+        let name = match vision.tower {
+            Tower::Siglip => gemma::siglip_renamed(swapped, &entry.name),
+            Tower::Gemma4(_) => gemma::gemma4_renamed(swapped, &entry.name),
+            Tower::Idefics3 => idefics3::renamed(swapped, &entry.name),
+            Tower::Siglip2(_) => lfm2::renamed(swapped, &entry.name),
+            _ => renamed(vision, swapped, &entry.name),
         };
         let Some(name) = name else {
             let what =
@@ -56,7 +65,7 @@ pub(super) fn canonical(vision: &Vision, swapped: bool, entries: Vec<Entry>) -> 
         entry.name = name;
         named.push(entry);
     }
-    if gemma::is(vision.tower) {
+    if vision.temporal != PATCHES.len() {
         return Ok(named);
     }
     match patches {

@@ -1,16 +1,19 @@
 //! What the metadata and the tensors of every `mmproj` file say alike.
 
 use super::{Processor, Refusal};
+use crate::activation::Activation;
 use crate::bounds::{DEPTH_MAX, within};
 use crate::config::ModelConfig;
 use crate::directory::Entry;
 use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::gguf::meta::GgufMeta;
-use crate::vision::{RopeSections, Vision};
+use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 
 /// The epsilon of the norms of all these encoders.
 const EPS: f32 = 1e-6;
+/// The key of the patches per side of a token, in encoders of images alone.
+pub(super) const SCALE_FACTOR: &str = "projector.scale_factor";
 
 /// What a file gives.
 pub(super) struct Read {
@@ -20,6 +23,15 @@ pub(super) struct Read {
     pub(super) processor: Processor,
     /// Whether each of the two feed-forward projections has the other's name, as in files of old converters.
     pub(super) swapped: bool,
+}
+
+/// What differs between encoders of images alone.
+pub(super) struct Own {
+    pub(super) tower: Tower,
+    pub(super) merge: usize,
+    pub(super) table_side: usize,
+    /// The token that stands for an image.
+    pub(super) image: u32,
 }
 
 /// Whether the encoder's vectors are as wide as the model's.
@@ -61,6 +73,7 @@ pub(super) fn processor(keys: &Keys) -> Result<Processor, FormatError> {
         std: colours(keys, "image_std")?,
         min_pixels: keys.size("image_min_pixels")?.map(|pixels| pixels as u64),
         max_pixels: keys.size("image_max_pixels")?.map(|pixels| pixels as u64),
+        longest: keys.size("preproc_image_size")?.map(|pixels| pixels as u64),
     })
 }
 
@@ -116,4 +129,86 @@ pub(super) fn token(model: &GgufMeta, name: &str) -> Result<u32, Refusal> {
     let id = tokens.and_then(|tokens| tokens.iter().position(|token| token == name));
     id.and_then(|id| u32::try_from(id).ok())
         .ok_or_else(|| Refusal::Unfit(format!("the model's vocabulary lacks the token {name}, which stands for media")))
+}
+
+/// Reads what encoders of images alone have alike, and what is a family's `own`.
+pub(super) fn of_images(
+    keys: &Keys,
+    tensors: &Tensors,
+    own: impl FnOnce() -> Result<Own, Refusal>,
+) -> Result<Read, Refusal> {
+    let (depth, hidden_size) = layers(keys)?;
+    let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
+    let (channels, patch) = patch(tensors)?;
+    let Own { tower, merge, table_side, image } = own()?;
+    let vision = Vision {
+        tower,
+        depth,
+        hidden_size,
+        heads: keys.need("attention.head_count")?,
+        intermediate_size,
+        act: Activation::GeluTanh,
+        channels,
+        patch,
+        temporal: 1,
+        merge,
+        table_side,
+        deepstack: Vec::new(),
+        window: None,
+        full_layers: Vec::new(),
+        steps_per_second: None,
+        tokens: MediaTokens { image, video: image },
+    };
+    Ok(Read { vision, sections: None, processor: processor(keys)?, swapped })
+}
+
+/// The canonical name of a tensor in a layer, by the name of its part there; the outer option is none for tensors outside of layers.
+pub(super) fn of_layer(
+    swapped: bool,
+    name: &str,
+    part_name: fn(&str, &str) -> Option<String>,
+) -> Option<Option<String>> {
+    let (layer, rest) = name.strip_prefix("v.blk.")?.split_once('.')?;
+    let known = || {
+        let layer: usize = layer.parse().ok()?;
+        let (part, leaf) = rest.rsplit_once('.')?;
+        let part = match part {
+            "ffn_up" if swapped => "ffn_down",
+            "ffn_down" if swapped => "ffn_up",
+            part => part,
+        };
+        Some(format!("visual.encoder.layers.{layer}.{}", part_name(part, leaf)?))
+    };
+    Some(known())
+}
+
+/// The canonical name of a tensor of SigLIP, without its projector.
+pub(super) fn siglip_name(swapped: bool, name: &str) -> Option<String> {
+    if let Some(found) = of_layer(swapped, name, siglip_part) {
+        return found;
+    }
+    let known = match name {
+        "v.patch_embd.weight" => "embeddings.patch_embedding.weight",
+        "v.patch_embd.bias" => "embeddings.patch_embedding.bias",
+        "v.position_embd.weight" => "embeddings.position_embedding.weight",
+        "v.post_ln.weight" => "post_layernorm.weight",
+        "v.post_ln.bias" => "post_layernorm.bias",
+        _ => return None,
+    };
+    Some(format!("visual.{known}"))
+}
+
+fn siglip_part(part: &str, leaf: &str) -> Option<String> {
+    let part = match part {
+        "ln1" => "layer_norm1",
+        "ln2" => "layer_norm2",
+        "attn_q" => "self_attn.q_proj",
+        "attn_k" => "self_attn.k_proj",
+        "attn_v" => "self_attn.v_proj",
+        "attn_out" => "self_attn.out_proj",
+        "ffn_up" => "mlp.fc1",
+        "ffn_down" => "mlp.fc2",
+        _ => return None,
+    };
+    ["weight", "bias"].contains(&leaf).then(|| format!("{part}.{leaf}"))
 }

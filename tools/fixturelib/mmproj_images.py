@@ -1,8 +1,8 @@
-"""Gemma 3 and Gemma 4 that see, as the two GGUF files that llama.cpp's converter makes: model.gguf and mmproj.gguf.
+"""Gemma 3, Gemma 4, SmolVLM and LFM2-VL as the two GGUF files that llama.cpp's converter makes: model.gguf and mmproj.gguf.
 
 What the converter changes beyond gguf_export.py, and we with it: the encoder's tensors are called `v.*` and `mm.*`; the norm before
-Gemma 3's projection has 1 added; Gemma 4's patch embedding becomes a convolution, and its bounds have one dimension. The number of
-patches per side of a token is written where it is not the published one.
+Gemma 3's projection has 1 added; the patch embedding of Gemma 4 and LFM2-VL becomes a convolution, and Gemma 4's bounds have one
+dimension. The number of patches per side of a token is written where it is not the published one, and so are the bounds of images.
 
 The reference (as in vision.py) is the model that the files' dequantized values make, read back with those changes undone. Pictures
 are prepared by the processor of the same model in the transformers layout.
@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer
 
-from . import budget, checkpoint, gemma4_tensors, gguf_export, models, reference, siglip, vision
+from . import budget, checkpoint, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, reference, siglip, vision
 from .mmproj import finish
 
 # name → (where the model is, the model, type of the text's matrices, type of the encoder's)
@@ -24,11 +24,17 @@ FILES = {
     "vl-gguf-gemma3": (siglip, "vl-gemma3", Q.F16, Q.F16),
     "vl-gguf-gemma4": (budget, "vl-gemma4", Q.F16, Q.BF16),
     "vl-gguf-gemma4-e2b": (budget, "vl-gemma4-e2b", Q.F16, Q.F16),
+    "vl-gguf-smolvlm": (idefics3, "vl-smolvlm", Q.F16, Q.F16),
+    "vl-gguf-lfm2": (lfm2_vl, "vl-lfm2", Q.F16, Q.F16),
+    "vl-gguf-lfm2-bare": (lfm2_vl, "vl-lfm2-bare", Q.Q8_0, Q.BF16),
 }
+PROJECTORS = {"gemma3": "gemma3", "gemma4": "gemma4v", "lfm2_vl": "lfm2", "smolvlm": "idefics3"}
 PARTS = {
     "embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd", "post_layernorm": "v.post_ln",
     "mm_input_projection": "mm.input_projection", "mm_soft_emb_norm": "mm.soft_emb_norm", "embedding_projection": "mm.input_projection",
     "patch_embedder.input_proj": "v.patch_embd", "patch_embedder.position_embedding_table": "v.position_embd",
+    "layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2",
+    "modality_projection.proj": "mm.model.fc",
 }
 LAYER = {
     "layer_norm1": "ln1", "layer_norm2": "ln2", "self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
@@ -37,7 +43,7 @@ LAYER = {
     "self_attn.o_proj": "attn_out", **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
 }
-TOWERS = ("model.vision_tower.", "model.multi_modal_projector.", "model.embed_vision.")
+TOWERS = ("model.vision_tower.", "model.vision_model.", "model.multi_modal_projector.", "model.connector.", "model.embed_vision.")
 
 
 def gguf_name(key: str) -> str:
@@ -58,7 +64,7 @@ def changed(key: str, w: np.ndarray, raw: dict, back: bool) -> np.ndarray:
     """What the converter does to one of the encoder's tensors, or the inverse."""
     if key.endswith("soft_emb_norm.weight"):
         return w + np.float32(-1 if back else 1)
-    if key.endswith("input_proj.weight"):
+    if key.endswith("input_proj.weight") or raw["model_type"] == "lfm2_vl" and key.endswith("patch_embedding.weight"):
         patch = raw["vision_config"]["patch_size"]
         if back:
             return w.transpose(0, 2, 3, 1).reshape(len(w), -1)
@@ -70,14 +76,15 @@ def changed(key: str, w: np.ndarray, raw: dict, back: bool) -> np.ndarray:
 
 def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     """mmproj.gguf; what a reader gets, by the names of the state dictionary."""
-    about, width, four = raw["vision_config"], raw["text_config"]["hidden_size"], raw["model_type"] == "gemma4"
+    about, width, kind = raw["vision_config"], raw["text_config"]["hidden_size"], raw["model_type"]
+    four, patch = kind == "gemma4", about["patch_size"]
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_has_vision_encoder(True)
-    writer.add_string("clip.vision.projector_type" if four else "clip.projector_type", "gemma4v" if four else "gemma3")
+    writer.add_string("clip.vision.projector_type" if four else "clip.projector_type", PROJECTORS[kind])
     writer.add_vision_projection_dim(width)
-    writer.add_vision_image_size(224 if four else about["image_size"])
-    writer.add_vision_patch_size(about["patch_size"])
+    writer.add_vision_image_size({"gemma4": 224, "lfm2_vl": 256}.get(kind) or about["image_size"])
+    writer.add_vision_patch_size(patch)
     writer.add_vision_embedding_length(about["hidden_size"])
     writer.add_vision_feed_forward_length(about["intermediate_size"])
     writer.add_vision_block_count(about["num_hidden_layers"])
@@ -87,21 +94,31 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     writer.add_vision_image_std([1.0 if four else 0.5] * 3)
     if four:
         # Not in published files, whose budget is the default one.
-        writer.add_vision_max_pixels(budget.BUDGET * (about["patch_size"] * about["pooling_kernel_size"]) ** 2)
+        writer.add_vision_max_pixels(budget.BUDGET * (patch * about["pooling_kernel_size"]) ** 2)
     else:
         writer.add_vision_use_gelu(True)
-        writer.add_vision_projector_scale_factor(about["image_size"] // about["patch_size"] // int(raw["mm_tokens_per_image"] ** 0.5))
+    if kind == "gemma3":
+        writer.add_vision_projector_scale_factor(about["image_size"] // patch // int(raw["mm_tokens_per_image"] ** 0.5))
+    if kind == "smolvlm":
+        writer.add_vision_projector_scale_factor(raw["scale_factor"])
+        writer.add_vision_preproc_image_size(idefics3.longest(raw))
+    if kind == "lfm2_vl":
+        writer.add_vision_projector_scale_factor(raw["downsample_factor"])
+        (image, _), _ = lfm2_vl.processors(raw)
+        token = (patch * raw["downsample_factor"]) ** 2
+        writer.add_vision_min_pixels(image["min_image_tokens"] * token)
+        writer.add_vision_max_pixels(image["max_image_tokens"] * token)
     exact = {}
     for key, tensor in tensors.items():
         w, target = np.ascontiguousarray(changed(key, tensor.float().numpy(), raw, False)), gguf_name(key)
-        kind = matrix if w.ndim >= 2 else Q.F32
+        stored = matrix if w.ndim >= 2 else Q.F32
         if w.ndim > 2 or "position_embd" in target:
-            kind = Q.F32
+            stored = Q.F32
         if target == "mm.input_projection.weight" and not four:
-            kind = Q.F16
-        data = np.ascontiguousarray(quantize(w, kind))
-        writer.add_tensor(target, data, raw_dtype=kind)
-        back = np.array(dequantize(data, kind), dtype=np.float32).reshape(w.shape)
+            stored = Q.F16
+        data = np.ascontiguousarray(quantize(w, stored))
+        writer.add_tensor(target, data, raw_dtype=stored)
+        back = np.array(dequantize(data, stored), dtype=np.float32).reshape(w.shape)
         exact[key] = torch.from_numpy(np.ascontiguousarray(changed(key, back, raw, True)))
         assert torch.allclose(exact[key], tensor.float(), atol=0.05), key
     finish(writer)
@@ -111,11 +128,16 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
 def write_text(path, raw: dict, name: str, tensors: dict, tokenizer, source, matrix: Q) -> dict:
     """model.gguf; what a reader gets."""
     text = raw["text_config"]
-    writer = gguf.GGUFWriter(path, gguf_export.ARCHITECTURES[text["model_type"]])
-    gguf_export.write_metadata(writer, text, name, tokenizer, source.EXTRA, source.CHAT_TEMPLATE)
+    writer = gguf.GGUFWriter(path, gguf_export.ARCHITECTURES.get(text["model_type"], text["model_type"]))
+    gguf_export.write_metadata(writer, text, name, tokenizer, tokens(source), source.CHAT_TEMPLATE)
     gguf_export.write_tensors(writer, text, tensors, (matrix, matrix, {}))
     finish(writer)
     return gguf_export.read_back(path, text, tensors)
+
+
+def tokens(source) -> list[str]:
+    """The tokens that a model has beside those of all."""
+    return source.EXTRA + getattr(source, "PLACES", [])
 
 
 def as_file(text: dict) -> dict:
@@ -139,18 +161,19 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     if raw["model_type"] == "gemma4":
         gemma4_tensors.fill_buffers(model, seed, getattr(torch, vision.DTYPE))
     extended = Tokenizer.from_str(tokenizer.to_str())
-    extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in source.EXTRA])
+    extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in tokens(source)])
+    language = "model.text_model." if raw["model_type"] == "smolvlm" else "model.language_model."
     encoder, text = {}, {}
     for key, tensor in models.state(model).items():
         if key.startswith(TOWERS):
             encoder[key] = tensor
         else:
-            text[key.replace("model.language_model.", "model.")] = tensor.float()
+            text[key.replace(language, "model.")] = tensor.float()
     checkpoint.fresh(folder)
     exact = write_encoder(folder / "mmproj.gguf", raw, encoder, encoder_kind)
     for key, tensor in write_text(folder / "model.gguf", raw, name, text, extended, source, text_kind).items():
-        exact[key.replace("model.", "model.language_model.", 1)] = tensor.reshape(text[key].shape)
-    exact["lm_head.weight"] = exact["model.language_model.embed_tokens.weight"]
+        exact[key.replace("model.", language, 1)] = tensor.reshape(text[key].shape)
+    exact["lm_head.weight"] = exact[f"{language}embed_tokens.weight"]
     model.load_state_dict(exact, strict=True)
     model.name_or_path = str(folder.parent / original)
     made = vision.cases_of(model, None, raw, extended, getattr(source, "STILL", source.CASES), source.case)

@@ -1,0 +1,73 @@
+//! The plan of images whose pieces are encoded one by one.
+
+use super::*;
+
+#[test]
+fn a30_no_piece_takes_more_than_the_worst_case() {
+    let model = "vl-lfm2";
+    let options = Options { max_video_frames: None, ..options() };
+    let (blueprint, plan) = planned_of(model, &options).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let tower = blueprint.model.vision().unwrap();
+    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    let image = media.image.as_ref().unwrap();
+    let ImageRule::Pieces(rule) = &image.rule else { panic!("{model} is cut into pieces") };
+    let mut sizes: Vec<Size> = (1..90).flat_map(|h| (1..90).map(move |w| Size::new(h, w))).collect();
+    sizes.extend((1..20).flat_map(|h| (1..400).step_by(3).flat_map(move |w| [Size::new(h, w), Size::new(w, h)])));
+    let (mut pieces, mut tokens, mut pages) = (Vec::new(), 0u64, 0u64);
+    for fit in sizes.into_iter().filter_map(|size| image.rule.fit(size).ok()) {
+        let own: Vec<Size> = (0..fit.images).map(|_| fit.size).chain(fit.cut.and_then(|cut| cut.whole)).collect();
+        let own_tokens = |size: &Size| rule.patches.piece(*size).tokens;
+        assert_eq!(own.iter().map(own_tokens).sum::<u64>(), fit.shape.tokens, "{fit:?}");
+        tokens = tokens.max(fit.shape.tokens);
+        let own_pages = own.iter().map(|size| own_tokens(size).div_ceil(OUTPUT_PAGE_ROWS as u64));
+        pages = pages.max(own_pages.sum());
+        pieces.extend(own.iter().map(|size| (size.height as usize / 4, size.width as usize / 4)));
+    }
+    pieces.sort_unstable();
+    pieces.dedup();
+    let grids = pieces.iter().map(|(height, width)| Grid { frames: 1, height: *height, width: *width });
+    let dearest = grids.map(|grid| planner.run(&[grid]).unwrap().0).max().unwrap();
+    assert_eq!(dearest, media.workspace, "the worst case is one that occurs");
+    // Four tiles of four tokens and the whole of up to six, each on a page of its own.
+    assert_eq!((media.image_tokens(), tokens), (22, 4 * 4 + 6));
+    assert_eq!((media.item_pages() as u64, pages), (5, 5));
+    // Pixels buy tiles, then larger whole images.
+    for (pixels, tokens) in [(1 << 20, 22), (3 * 256, 18), (2 * 256, 14), (511, 6), (200, 3), (128, 2)] {
+        let options = Options { max_image_pixels: Some(pixels), ..options.clone() };
+        assert_eq!(planned_of(model, &options).unwrap().1.media.unwrap().image_tokens(), tokens, "{pixels} pixels");
+    }
+    let none = Options { max_image_pixels: Some(127), ..options.clone() };
+    let error = planned_of(model, &none).err().unwrap().to_string();
+    assert!(error.contains("--max-image-pixels leaves 127 pixels"), "{error}");
+    // A context too short for one image does not fail the plan; only requests with images are refused.
+    for (context, tokens) in [(14, 14), (13, 6), (3, 3)] {
+        let short = Options { max_req_total_len: Some(context), ..options.clone() };
+        assert_eq!(planned_of(model, &short).unwrap().1.media.unwrap().image_tokens(), tokens, "{context} tokens");
+    }
+}
+
+#[test]
+fn squares_are_planned_one_by_one_and_pixels_buy_more_of_them() {
+    let model = "vl-smolvlm";
+    let all = Options { max_image_pixels: None, ..options() };
+    let (blueprint, plan) = planned_of(model, &all).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let planner = Planner { tower: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
+    let square = Grid { frames: 1, height: 4, width: 4 };
+    assert_eq!(media.workspace, planner.run(&[square]).unwrap().0, "room for one, not for ten");
+    // Nine squares of four tokens and the whole image, each on a page of its own.
+    assert_eq!((media.image_tokens(), media.item_pages()), (40, 10));
+    for (pixels, tokens) in [(1 << 20, 40), (48 * 48, 40), (48 * 48 - 1, 20), (32 * 32, 20), (32 * 32 - 1, 4), (256, 4)]
+    {
+        let options = Options { max_image_pixels: Some(pixels), ..all.clone() };
+        assert_eq!(planned_of(model, &options).unwrap().1.media.unwrap().image_tokens(), tokens, "{pixels} pixels");
+    }
+    let none = Options { max_image_pixels: Some(255), ..all.clone() };
+    let error = planned_of(model, &none).err().unwrap().to_string();
+    assert!(error.contains("--max-image-pixels leaves 255 pixels"), "{error}");
+    for (context, tokens) in [(40, 40), (39, 20), (19, 4), (3, 4)] {
+        let short = Options { max_req_total_len: Some(context), ..all.clone() };
+        assert_eq!(planned_of(model, &short).unwrap().1.media.unwrap().image_tokens(), tokens, "{context} tokens");
+    }
+}

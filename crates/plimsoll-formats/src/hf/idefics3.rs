@@ -1,0 +1,48 @@
+//! The tower of an Idefics3 or a SmolVLM checkpoint, with the defaults of transformers.
+
+use super::json::Lookup;
+use super::values::{activation, side, token};
+use crate::error::FormatError;
+use crate::vision::{MediaTokens, Tower, Vision};
+
+/// The class, or `model_type`.
+pub(super) fn is(name: &str) -> bool {
+    matches!(name, "Idefics3ForConditionalGeneration" | "idefics3" | "SmolVLMForConditionalGeneration" | "smolvlm")
+}
+
+/// Reads `vision_config` and what stands around it.
+pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
+    if let Some(eps) = vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
+        return Err(FormatError::Unsupported(format!("layer_norm_eps {eps} in a vision tower; supported is 1e-6")));
+    }
+    let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
+    let (image, patch) = (side(vision, "image_size", 224)?, side(vision, "patch_size", 32)?);
+    let merge = top.size("scale_factor")?.unwrap_or(2);
+    // The pixels that are left over are not seen.
+    let table_side = image.checked_div(patch).unwrap_or(0);
+    if table_side == 0 || merge == 0 || !table_side.is_multiple_of(merge) {
+        return Err(FormatError::Config(format!(
+            "scale_factor: {merge}; an image of {image} pixels in patches of {patch} pixels does not divide into such squares"
+        )));
+    }
+    let image = token(top, "image_token_id", 128_257)?;
+    Ok(Vision {
+        tower: Tower::Idefics3,
+        depth: or("num_hidden_layers", 12)?,
+        hidden_size: or("hidden_size", 1152)?,
+        heads: or("num_attention_heads", 16)?,
+        intermediate_size: or("intermediate_size", 3072)?,
+        act: activation(vision, "gelu_pytorch_tanh")?,
+        channels: or("num_channels", 3)?,
+        patch,
+        temporal: 1,
+        merge,
+        table_side,
+        deepstack: Vec::new(),
+        window: None,
+        full_layers: Vec::new(),
+        steps_per_second: None,
+        // Frames of videos are images to it; a video as such is not supported.
+        tokens: MediaTokens { image, video: image },
+    })
+}
