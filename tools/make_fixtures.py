@@ -8,7 +8,7 @@
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
 gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, gemma4.py, latent.py, known.py, encoders.py, vision.py, tiled.py,
-siglip.py, idefics3.py, lfm2_vl.py, budget.py, omni.py, asr.py, mmproj.py, mmproj_images.py.
+siglip.py, idefics3.py, pixtral.py, lfm2_vl.py, budget.py, omni.py, asr.py, mmproj.py, mmproj_images.py.
 """
 
 import argparse
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
     asr, budget, checkpoint, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, mlx_affine, mmproj,
-    mmproj_images, models, omni, packed_forms, reference, siglip, tiled, vision,
+    mmproj_images, models, omni, packed_forms, pixtral, reference, siglip, tiled, vision,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -152,6 +152,8 @@ def jobs(tokenizer):
         yield name, lambda name=name: siglip.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in idefics3.MODELS:
         yield name, lambda name=name: idefics3.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in pixtral.MODELS:
+        yield name, lambda name=name: pixtral.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in lfm2_vl.MODELS:
         yield name, lambda name=name: lfm2_vl.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in budget.MODELS:

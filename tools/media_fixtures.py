@@ -31,6 +31,8 @@ from transformers.models.idefics3.image_processing_idefics3 import Idefics3Image
 from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.pixtral import image_processing_pixtral as pixtral
+from transformers.models.pixtral.image_processing_pixtral import PixtralImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
@@ -88,6 +90,14 @@ SQUARES = [
 ]
 
 
+# Of sides, with the patches of the tower and those on a side of a token: Mistral 3, Pixtral alone, a small one.
+LONGEST = [
+    ({"size": {"longest_edge": 1540}}, 14, 2),
+    ({}, 16, 1),
+    ({"size": {"longest_edge": 100}}, 4, 3),
+]
+
+
 BUDGETS = [
     {}, {"max_soft_tokens": 70}, {"max_soft_tokens": 1120}, {"max_soft_tokens": 140, "patch_size": 3, "pooling_kernel_size": 2},
 ]
@@ -140,6 +150,16 @@ def budget_rows(config: dict, rng: random.Random) -> list:
         most = processor.max_soft_tokens * pool**2
         high, wide = get_aspect_ratio_preserving_size(h, w, patch, most, pool)
         rows.append([h, w, high, wide, high * wide // (patch * pool) ** 2])
+    return rows
+
+
+def longest_rows(config: dict, patch: int, rng: random.Random) -> list:
+    """Of each size the size that the picture is given; none where nothing is left of a side."""
+    one, rows = PixtralImageProcessor(**config), []
+    for h, w in sizes(rng, 110):
+        blank = np.broadcast_to(np.uint8(0), (3, h, w))
+        size = pixtral.get_resize_output_image_size(blank, one.size["longest_edge"], patch, "channels_first")
+        rows.append([h, w, *(size if min(size) else (None, None))])
     return rows
 
 
@@ -415,6 +435,10 @@ def main() -> None:
         "piece_patches": pieces_patched,
         "squares": [
             {"config": c, "patch": patch, "merge": merge, "rows": square_rows(c, random.Random(22))} for c, patch, merge in SQUARES
+        ],
+        "longest": [
+            {"config": c, "patch": patch, "merge": merge, "rows": longest_rows(c, patch * merge, random.Random(23))}
+            for c, patch, merge in LONGEST
         ],
         "budgets": [{"config": c, "rows": budget_rows(c, rng)} for c in BUDGETS],
     }

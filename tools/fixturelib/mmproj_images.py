@@ -1,7 +1,7 @@
-"""Gemma 3, Gemma 4, SmolVLM and LFM2-VL as the two GGUF files that llama.cpp's converter makes: model.gguf and mmproj.gguf.
+"""Gemma 3, Gemma 4, Mistral 3, Idefics3 and LFM2-VL as the two GGUF files that llama.cpp's converter makes: model.gguf and mmproj.gguf.
 
 What the converter changes beyond gguf_export.py, and we with it: the encoder's tensors are called `v.*` and `mm.*`; the norm before
-Gemma 3's projection has 1 added; the patch embedding of Gemma 4 and LFM2-VL becomes a convolution, and Gemma 4's bounds have one
+Gemma 3's projection has 1 added; the rows of Mistral 3's queries and keys are interleaved as `llama`'s; the patch embedding of Gemma 4 and LFM2-VL becomes a convolution, and Gemma 4's bounds have one
 dimension. The number of patches per side of a token is written where it is not the published one, and so are the bounds of images.
 
 The reference (as in vision.py) is the model that the files' dequantized values make, read back with those changes undone. Pictures
@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer
 
-from . import budget, checkpoint, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, reference, siglip, vision
+from . import budget, checkpoint, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, pixtral, reference, siglip, vision
 from .mmproj import finish
 
 # name → (where the model is, the model, type of the text's matrices, type of the encoder's)
@@ -24,22 +24,26 @@ FILES = {
     "vl-gguf-gemma3": (siglip, "vl-gemma3", Q.F16, Q.F16),
     "vl-gguf-gemma4": (budget, "vl-gemma4", Q.F16, Q.BF16),
     "vl-gguf-gemma4-e2b": (budget, "vl-gemma4-e2b", Q.F16, Q.F16),
-    "vl-gguf-smolvlm": (idefics3, "vl-smolvlm", Q.F16, Q.F16),
+    "vl-gguf-idefics3": (idefics3, "vl-idefics3", Q.F16, Q.F16),
+    "vl-gguf-mistral3": (pixtral, "vl-mistral3", Q.F16, Q.F16),
     "vl-gguf-lfm2": (lfm2_vl, "vl-lfm2", Q.F16, Q.F16),
     "vl-gguf-lfm2-bare": (lfm2_vl, "vl-lfm2-bare", Q.Q8_0, Q.BF16),
 }
-PROJECTORS = {"gemma3": "gemma3", "gemma4": "gemma4v", "lfm2_vl": "lfm2", "smolvlm": "idefics3"}
+PROJECTORS = {"gemma3": "gemma3", "gemma4": "gemma4v", "lfm2_vl": "lfm2", "mistral3": "pixtral", "idefics3": "idefics3"}
 PARTS = {
     "embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd", "post_layernorm": "v.post_ln",
     "mm_input_projection": "mm.input_projection", "mm_soft_emb_norm": "mm.soft_emb_norm", "embedding_projection": "mm.input_projection",
     "patch_embedder.input_proj": "v.patch_embd", "patch_embedder.position_embedding_table": "v.position_embd",
     "layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2",
-    "modality_projection.proj": "mm.model.fc",
+    "modality_projection.proj": "mm.model.fc", "patch_conv": "v.patch_embd", "ln_pre": "v.pre_ln", "norm": "mm.input_norm",
+    "patch_merger.merging_layer": "mm.patch_merger",
 }
 LAYER = {
     "layer_norm1": "ln1", "layer_norm2": "ln2", "self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
     "input_layernorm": "ln1", "pre_feedforward_layernorm": "ln2", "post_attention_layernorm": "attn_post_norm",
     "post_feedforward_layernorm": "ffn_post_norm", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "attention_norm": "ln1", "ffn_norm": "ln2", "attention.o_proj": "attn_out", **{f"attention.{x}_proj": f"attn_{x}" for x in "qkv"},
+    **{f"feed_forward.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
     "self_attn.o_proj": "attn_out", **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
 }
@@ -54,7 +58,7 @@ def gguf_name(key: str) -> str:
     if name.startswith("std_"):
         return f"v.{name}"
     module, leaf = name.rsplit(".", 1)
-    if module.startswith("encoder.layers."):
+    if module.startswith(("encoder.layers.", "transformer.layers.")):
         _, _, layer, part = module.split(".", 3)
         return f"v.blk.{layer}.{LAYER[part]}.{leaf}"
     return f"{PARTS[module]}.{leaf}"
@@ -69,6 +73,10 @@ def changed(key: str, w: np.ndarray, raw: dict, back: bool) -> np.ndarray:
         if back:
             return w.transpose(0, 2, 3, 1).reshape(len(w), -1)
         return w.reshape(len(w), patch, patch, 3).transpose(0, 3, 1, 2)
+    if raw["model_type"] == "mistral3" and key.endswith(("q_proj.weight", "k_proj.weight")):
+        heads = raw["vision_config"]["num_attention_heads"]
+        halves = (heads, -1, 2) if back else (heads, 2, -1)
+        return w.reshape(*halves, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
     if back:
         return w.reshape(()) if key.endswith(("_min", "_max")) else w
     return w.reshape(1) if w.ndim == 0 else w
@@ -83,23 +91,32 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     writer.add_clip_has_vision_encoder(True)
     writer.add_string("clip.vision.projector_type" if four else "clip.projector_type", PROJECTORS[kind])
     writer.add_vision_projection_dim(width)
-    writer.add_vision_image_size({"gemma4": 224, "lfm2_vl": 256}.get(kind) or about["image_size"])
+    # Of Mistral 3 what the processor's file says, which is the same in published models.
+    sides = {"gemma4": 224, "lfm2_vl": 256, "mistral3": 45}
+    writer.add_vision_image_size(sides.get(kind) or about["image_size"])
     writer.add_vision_patch_size(patch)
     writer.add_vision_embedding_length(about["hidden_size"])
     writer.add_vision_feed_forward_length(about["intermediate_size"])
     writer.add_vision_block_count(about["num_hidden_layers"])
     writer.add_vision_head_count(about["num_attention_heads"])
-    writer.add_vision_attention_layernorm_eps(1e-6)
-    writer.add_vision_image_mean([0.0 if four else 0.5] * 3)
-    writer.add_vision_image_std([1.0 if four else 0.5] * 3)
+    # Of Idefics3 what the converter writes where the configuration says nothing: transformers computes with 1e-6 then.
+    writer.add_vision_attention_layernorm_eps(1e-5 if kind in ("mistral3", "idefics3") else 1e-6)
+    (plain, _), _ = pixtral.processors(raw) if kind == "mistral3" else ((None, None), None)
+    writer.add_vision_image_mean(plain["image_mean"] if plain else [0.0 if four else 0.5] * 3)
+    writer.add_vision_image_std(plain["image_std"] if plain else [1.0 if four else 0.5] * 3)
     if four:
         # Not in published files, whose budget is the default one.
         writer.add_vision_max_pixels(budget.BUDGET * (patch * about["pooling_kernel_size"]) ** 2)
+    elif kind == "mistral3":
+        writer.add_vision_use_silu(True)
+        writer.add_vision_spatial_merge_size(raw["spatial_merge_size"])
+        # A row of the text's embeddings, for programs that do not look it up there.
+        writer.add_tensor("v.token_embd.img_break", np.zeros(width, dtype=np.float32))
     else:
         writer.add_vision_use_gelu(True)
     if kind == "gemma3":
         writer.add_vision_projector_scale_factor(about["image_size"] // patch // int(raw["mm_tokens_per_image"] ** 0.5))
-    if kind == "smolvlm":
+    if kind == "idefics3":
         writer.add_vision_projector_scale_factor(raw["scale_factor"])
         writer.add_vision_preproc_image_size(idefics3.longest(raw))
     if kind == "lfm2_vl":
@@ -143,6 +160,9 @@ def tokens(source) -> list[str]:
 def as_file(text: dict) -> dict:
     """The text model's configuration that a file can express: every sixth layer of Gemma 3 is global. In float32 throughout."""
     text = {"model_type": "gemma3_text", **{k: v for k, v in text.items() if k != "dtype"}}
+    if text["model_type"] == "mistral":
+        # Of the architecture `llama` in files.
+        text = {k: v for k, v in text.items() if k != "sliding_window"} | {"model_type": "llama"}
     if text["model_type"] == "gemma3_text":
         text |= {"num_hidden_layers": 6, "sliding_window_pattern": 6}
     return gguf_export.config_for(text)
@@ -162,7 +182,7 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
         gemma4_tensors.fill_buffers(model, seed, getattr(torch, vision.DTYPE))
     extended = Tokenizer.from_str(tokenizer.to_str())
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in tokens(source)])
-    language = "model.text_model." if raw["model_type"] == "smolvlm" else "model.language_model."
+    language = "model.text_model." if raw["model_type"] == "idefics3" else "model.language_model."
     encoder, text = {}, {}
     for key, tensor in models.state(model).items():
         if key.startswith(TOWERS):
@@ -173,7 +193,8 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     exact = write_encoder(folder / "mmproj.gguf", raw, encoder, encoder_kind)
     for key, tensor in write_text(folder / "model.gguf", raw, name, text, extended, source, text_kind).items():
         exact[key.replace("model.", language, 1)] = tensor.reshape(text[key].shape)
-    exact["lm_head.weight"] = exact[f"{language}embed_tokens.weight"]
+    if raw["tie_word_embeddings"]:
+        exact["lm_head.weight"] = exact[f"{language}embed_tokens.weight"]
     model.load_state_dict(exact, strict=True)
     model.name_or_path = str(folder.parent / original)
     made = vision.cases_of(model, None, raw, extended, getattr(source, "STILL", source.CASES), source.case)

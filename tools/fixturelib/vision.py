@@ -6,7 +6,7 @@ every token's `places` (time, height, width) and the place `next` after the prom
 `PATCH_STEP`-th), the tower's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
 of the first token, and `greedy` with its `greedy_logprobs`. Transformers computes all of it in float32 from the files.
 
-InternVL is in tiled.py, Gemma 3 in siglip.py, Idefics3 in idefics3.py, LFM2-VL in lfm2_vl.py, Gemma 4 in budget.py.
+InternVL is in tiled.py, Gemma 3 in siglip.py, Mistral 3 in pixtral.py, Idefics3 in idefics3.py, LFM2-VL in lfm2_vl.py, Gemma 4 in budget.py.
 
 The draft head of vl-qwen3.5 (as in hybrid.py) sees the embedding of the next token, which may be a picture's, at its own row's place:
 `mtp` holds its choice for every position (-1 where that is nearly a tie) and the `top5` at the last.
@@ -181,7 +181,7 @@ def processors(raw: dict):
 AROUND = {
     "internvl": ("image_seq_length", "InternVLProcessor"), "gemma3": ("mm_tokens_per_image", "Gemma3Processor"),
     "lfm2_vl": (None, "Lfm2VlProcessor"), "smolvlm": ("image_seq_len", "Idefics3Processor"),
-    "idefics3": ("image_seq_len", "Idefics3Processor"),
+    "idefics3": ("image_seq_len", "Idefics3Processor"), "mistral3": ("spatial_merge_size", "PixtralProcessor"),
 }
 TOWERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "embed_vision.", "audio_tower.")
 # Families whose text model is known by its own `model_type`, and whose state dictionary has the published names.
@@ -251,8 +251,9 @@ def on_disk(raw: dict, model, head) -> dict[str, torch.Tensor]:
     """All tensors by their published names."""
     out = {} if head is None else {f"mtp.{k}": v.to(getattr(torch, DTYPE)) for k, v in head.state_dict().items()}
     for name, tensor in models.state(model).items():
-        if raw["model_type"] in ("internvl", "gemma3"):
+        if raw["model_type"] in ("internvl", "gemma3", "mistral3"):
             name = name.removeprefix("model.").replace("language_model.", "language_model.model.")
+            name = f"language_model.{name}" if name.startswith("lm_head.") else name
             name = name.replace("vision_tower.", "vision_tower.vision_model.") if raw["model_type"] == "gemma3" else name
         elif raw["model_type"] == "lfm2_vl":
             name = name.replace("vision_tower.", "vision_tower.vision_model.")
@@ -408,8 +409,9 @@ def write(name, raw, folder, tokenizer, seed, extra, named, template, processors
         (folder / f"{file}.json").write_text(json.dumps(dict(sorted(values.items())), indent=2) + "\n")
     if raw["model_type"] in AROUND:
         key, kind = AROUND[raw["model_type"]]
-        said = "image_seq_len" if key == "image_seq_len" else "image_seq_length"
-        processor = {**({said: raw[key]} if key else {}), "processor_class": kind}
+        said = key if key in ("image_seq_len", "spatial_merge_size") else "image_seq_length"
+        patch = {"patch_size": raw["vision_config"]["patch_size"]} if key == "spatial_merge_size" else {}
+        processor = {**({said: raw[key]} if key else {}), **patch, "processor_class": kind}
         (folder / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
     head = draft_head(raw, model, seed)
     checkpoint.write_tensors(folder, on_disk(raw, model, head))

@@ -19,9 +19,12 @@ pub enum Tower {
     Intern(Intern),
     /// Gemma 3: SigLIP over images of one size, learned positions alone; the mean of some patches is a token.
     Siglip,
-    /// Idefics3 and SmolVLM: SigLIP over tiles of one size, learned positions alone; the patches of a token side by side go through one
-    /// projection.
+    /// Idefics3 and SmolVLM: SigLIP over squares of one size, with learned positions alone. The patches of a token, side by side, go
+    /// through one projection.
     Idefics3,
+    /// Mistral 3 and Ministral 3: Pixtral, with root-mean-square norms, gated feed-forward parts and rotary positions alone. The patches
+    /// of a token, side by side, go through three projections.
+    Pixtral(Pixtral),
     /// LFM2-VL: SigLIP 2 over images of any grid, learned positions that are resized to each; the patches of a token side by side go
     /// through two projections.
     Siglip2(Siglip2),
@@ -54,6 +57,15 @@ pub struct Intern {
     pub attention_bias: bool,
     /// Whether a norm, never a root-mean-square one, follows the last layer.
     pub last_norm: bool,
+}
+
+/// What differs among the towers of Mistral 3.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pixtral {
+    /// Whether the last two projections have biases.
+    pub projector_bias: bool,
+    /// Whether the numbers of a rotary pair are neighbours, as in GGUF files.
+    pub rope_interleaved: bool,
 }
 
 /// What differs among the towers of LFM2-VL: the two projections.
@@ -130,6 +142,21 @@ const GROUP_MAX: usize = 16;
 const TABLE_SIDE_MAX: usize = 4096;
 /// Most learned positions of an axis.
 const POSITIONS_MAX: usize = 1 << 16;
+
+/// Patches on a side of Idefics3's squares of which transformers gives some the same position, by the rounding of its 32-bit
+/// arithmetic: `torch.bucketize(torch.arange(n) * (1 / torch.tensor(n)), torch.arange(1 / n, 1, 1 / n), right=True)`. Published models
+/// have 26, 27 or 32. Beyond the last no side was looked at.
+const SHARED_PLACES: [usize; 19] = [19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59, 61, 62, 67, 68];
+
+/// Refuses sides of [`SHARED_PLACES`].
+pub(crate) fn distinct_places(side: usize) -> Result<(), FormatError> {
+    match SHARED_PLACES.contains(&side) || side > SHARED_PLACES[18] {
+        true => Err(FormatError::Unsupported(format!(
+            "squares of {side} patches on a side, some of which share a position; supported are 26, 27, 32 and others up to 66"
+        ))),
+        false => Ok(()),
+    }
+}
 
 impl Vision {
     /// Numbers of a patch.

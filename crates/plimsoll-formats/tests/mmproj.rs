@@ -112,9 +112,9 @@ fn a_file_for_another_model_is_left_out_and_refused_where_it_is_named() {
     let cases = [
         (
             changed(|e| {
-                e.str("clip.projector_type", "pixtral");
+                e.str("clip.projector_type", "minicpmv");
             }),
-            "clip.projector_type is \"pixtral\"; supported are qwen2vl_merger",
+            "clip.projector_type is \"minicpmv\"; supported are qwen2vl_merger",
         ),
         (
             changed(|e| {
@@ -261,7 +261,7 @@ fn a_broken_file_stops_the_start_unless_it_is_left_out() {
     assert!(Pair::new(&flat, &seeing("qwen3vl_merger")).refusal(&Mmproj::Beside).contains("rope.dimension_sections"));
 }
 
-/// The encoders of Gemma 3, Gemma 4 and LFM2-VL under the names of transformers, of which none is left over.
+/// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM and Mistral 3 under the names of transformers, of which none is left over.
 #[test]
 fn encoders_of_images_alone_have_the_names_of_transformers() {
     let open = |name: &str| {
@@ -273,13 +273,20 @@ fn encoders_of_images_alone_have_the_names_of_transformers() {
         ("vl-gguf-gemma4/model.gguf", "vl-gemma4"),
         ("vl-gguf-gemma4-e2b/model.gguf", "vl-gemma4-e2b"),
         ("vl-gguf-lfm2/model.gguf", "vl-lfm2"),
+        ("vl-gguf-idefics3/model.gguf", "vl-idefics3"),
+        ("vl-gguf-mistral3/model.gguf", "vl-mistral3"),
         ("vl-gguf-lfm2-bare/model.gguf", "vl-lfm2-bare"),
     ] {
         let (file, whole) = (open(file), open(whole));
         let (of_file, of_whole) = (file.config.vision.clone().unwrap(), whole.config.vision.clone().unwrap());
         // The file has no token of videos.
         assert_eq!(of_file.tokens.image, of_whole.tokens.image);
-        assert_eq!(Vision { tokens: of_whole.tokens, ..of_file }, of_whole);
+        let mut of_file = Vision { tokens: of_whole.tokens, ..of_file };
+        if let Tower::Pixtral(own) = &mut of_file.tower {
+            // The converter interleaves rows.
+            assert!(std::mem::take(&mut own.rope_interleaved));
+        }
+        assert_eq!(of_file, of_whole);
         assert_eq!(file.config.rope_sections, None);
         let shape = |checkpoint: &Checkpoint, name: &str| checkpoint.tensor(name).map(|info| info.shape.clone());
         let mut compared = 0;
@@ -288,12 +295,12 @@ fn encoders_of_images_alone_have_the_names_of_transformers() {
             let found = found.unwrap_or_else(|| panic!("{name} is missing"));
             let of_bounds = name.ends_with("_min") || name.ends_with("_max");
             // A scalar has one dimension there, and a patch its own.
-            let of_patch = name.contains("input_proj") || name.contains("patch_embedding");
+            let of_patch = ["input_proj", "patch_embedding", "patch_conv"].iter().any(|part| name.contains(part));
             let same = found == info.shape || of_bounds && found == [1] || of_patch && found.len() == 4;
             assert!(same, "{name}: {found:?} for {:?}", info.shape);
             compared += 1;
         }
-        assert!(compared > 30, "{compared}");
+        assert!(compared > 20, "{compared}");
     }
 }
 

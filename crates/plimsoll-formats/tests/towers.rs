@@ -3,7 +3,9 @@
 mod common;
 
 use common::open_config;
-use plimsoll_formats::{Activation, Architecture, Intern, MediaTokens, ModelConfig, RopeSections, Tower, Vision};
+use plimsoll_formats::{
+    Activation, Architecture, Intern, MediaTokens, ModelConfig, Pixtral, RopeSections, Tower, Vision,
+};
 
 fn opened(json: &str) -> Result<ModelConfig, String> {
     open_config(json).map(|checkpoint| checkpoint.config).map_err(|error| error.to_string())
@@ -196,5 +198,71 @@ fn towers_that_cannot_be_are_refused() {
     ] {
         let refusal = qwen3(text, tower).expect_err(part);
         assert!(refusal.contains(part), "{part}: {refusal}");
+    }
+}
+
+/// Mistral Small 3.1, with members of the whole and of its tower added.
+fn mistral3(top: &str, tower: &str) -> Result<ModelConfig, String> {
+    opened(&format!(
+        r#"{{"architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
+            "multimodal_projector_bias": false, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
+            "text_config": {{"head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768, "model_type": "mistral",
+                "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+                "rope_theta": 1000000000.0, "vocab_size": 131072}},
+            "vision_config": {{"head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540,
+                "intermediate_size": 4096, "model_type": "pixtral", "num_attention_heads": 16, "num_channels": 3,
+                "num_hidden_layers": 24, "patch_size": 14{tower}}}, "vision_feature_layer": -1{top}}}"#
+    ))
+}
+
+#[test]
+fn mistral3_as_it_is_published_and_what_is_refused() {
+    let vision = mistral3("", "").expect("it opens").vision.expect("it sees");
+    assert_eq!(vision.tower, Tower::Pixtral(Pixtral { projector_bias: false, rope_interleaved: false }));
+    assert_eq!((vision.patch, vision.merge, vision.depth, vision.head_dim()), (14, 2, 24, 64));
+    assert_eq!((vision.act, vision.tokens), (Activation::Silu, MediaTokens { image: 10, video: 10 }));
+    for (top, tower, words) in [
+        (r#", "vision_feature_layer": -2"#, "", "vision_feature_layer other than -1"),
+        (r#", "projector_hidden_act": "relu""#, "", "projector_hidden_act \"relu\""),
+        ("", r#", "rope_theta": 5000.0"#, "rope_theta 5000"),
+        ("", r#", "rope_parameters": {"rope_type": "yarn"}"#, "rope_type \"yarn\""),
+        ("", r#", "head_dim": 9223372036854775808"#, "head"),
+        (r#", "spatial_merge_size": 0"#, "", "spatial_merge_size"),
+    ] {
+        let refused = mistral3(top, tower).expect_err("refused");
+        assert!(refused.contains(words), "{top} {tower}: {refused}");
+    }
+}
+
+/// SmolVLM-500M, with members of the whole and of its tower added.
+fn smolvlm(top: &str, tower: &str) -> Result<ModelConfig, String> {
+    opened(&format!(
+        r#"{{"architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": 49190, "model_type": "idefics3",
+            "scale_factor": 4, "text_config": {{"architectures": ["VLlama3ForCausalLM"], "hidden_size": 960,
+                "intermediate_size": 2560, "model_type": "llama", "num_attention_heads": 15, "num_hidden_layers": 32,
+                "num_key_value_heads": 5, "rope_theta": 100000, "vocab_size": 49280}},
+            "vision_config": {{"hidden_size": 768, "image_size": 512, "model_type": "idefics3",
+                "num_attention_heads": 12, "patch_size": 16{tower}}}{top}}}"#
+    ))
+}
+
+#[test]
+fn smolvlm_as_it_is_published_and_what_is_refused() {
+    let config = smolvlm("", "").expect("it opens");
+    let vision = config.vision.expect("it sees");
+    assert_eq!((config.architecture, vision.tower), (Architecture::Llama, Tower::Idefics3));
+    assert_eq!((vision.table_side, vision.merge, vision.depth, vision.intermediate_size), (32, 4, 12, 3072));
+    // 2.2B: six pixels of each side are not seen.
+    let larger = smolvlm(r#", "scale_factor": 3"#, r#", "image_size": 384, "patch_size": 14"#).expect("it opens");
+    assert_eq!(larger.vision.map(|vision| (vision.table_side, vision.merge)), Some((27, 3)));
+    for (top, tower, words) in [
+        ("", r#", "layer_norm_eps": 1e-5"#, "layer_norm_eps 0.00001"),
+        (r#", "scale_factor": 5"#, "", "scale_factor: 5"),
+        (r#", "scale_factor": 0"#, "", "scale_factor: 0"),
+        ("", r#", "patch_size": 0"#, "scale_factor: 4"),
+        ("", r#", "image_size": 640"#, "squares of 40 patches on a side"),
+    ] {
+        let refused = smolvlm(top, tower).expect_err("refused");
+        assert!(refused.contains(words), "{top} {tower}: {refused}");
     }
 }

@@ -8,7 +8,9 @@ mod common;
 use std::time::Instant;
 
 use common::fixture;
-use plimsoll_media::image::{ImageLimits, decode, frames, probe};
+use plimsoll_media::Size;
+use plimsoll_media::geometry::{ImageRule, Longest, Pieces, ProcessorFiles, Squares, Tiles};
+use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, pieces, probe, resize, squares, tiles};
 use plimsoll_memory::heap::{self, CountingHeap};
 
 #[global_allocator]
@@ -165,6 +167,40 @@ fn within(what: &str, bytes: &[u8]) {
     assert!(cost <= said, "{what}: {cost} of {said}");
 }
 
+/// An image becomes what an encoder sees in no more memory than its fit says, beside what the encoder sees.
+fn resizes() {
+    let files = |text| ProcessorFiles::read(Some(text), None, Some(r#"{"image_seq_length": 256}"#)).unwrap();
+    let published = r#"{"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}"#;
+    let rules = [
+        ImageRule::Squares(Squares::new(&files(published), 16, 4).unwrap()),
+        ImageRule::Longest(Longest::new(&files(r#"{"size": {"longest_edge": 1540}}"#), 14, 2).unwrap()),
+        ImageRule::Pieces(Pieces::new(&files("{}")).unwrap()),
+        ImageRule::Tiles(Tiles::new(&files(r#"{"size": {"height": 448, "width": 448}}"#), 14, 2).unwrap()),
+    ];
+    let sizes = [(1725, 1700), (125, 1825), (3000, 4000), (48, 48), (1, 1500), (1, 50_000), (50_000, 1)];
+    let mut resized = 0;
+    for (rule, (height, width)) in rules.iter().flat_map(|rule| sizes.map(|size| (rule, size))) {
+        let size = Size { height, width };
+        let Ok(fit) = rule.fit(size) else { continue };
+        heap::restart_peak();
+        let before = heap::in_use();
+        let image = Rgb { size, data: vec![7; 3 * size.pixels() as usize] };
+        let made = match (fit.steps, fit.cut) {
+            (Some(steps), _) => squares(image, steps, fit.canvas, fit.size, fit.filter),
+            (None, Some(cut)) => pieces(&image, fit.canvas, fit.size, cut.whole, fit.filter),
+            (None, None) if fit.canvas != fit.size => tiles(&image, fit.canvas, fit.size, fit.filter),
+            (None, None) => vec![resize(&image, fit.size, fit.filter)],
+        };
+        let seen: u64 = made.iter().map(|image| image.data.len() as u64).sum();
+        let (cost, said) = (heap::peak() - before, fit.held_bytes(size) + seen);
+        println!("{height} × {width}: {cost} of {said} bytes, {} images", made.len());
+        // Beside them a list of the images.
+        assert!(cost <= said + 4096, "{height} × {width}: {cost} of {said} bytes, {rule:?}");
+        resized += 1;
+    }
+    assert!(resized > 18, "{resized}");
+}
+
 fn groups_of_codes() {
     const ALL: u32 = 1 << 16;
     let words = "it has 65536 groups of prefix codes for 1 blocks that could use them";
@@ -247,6 +283,7 @@ fn debris() {
 
 #[test]
 fn t31_decoding_takes_no_more_than_is_said() {
+    resizes();
     groups_of_codes();
     liars_in_frames();
     more_than_pixels();

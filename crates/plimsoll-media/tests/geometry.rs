@@ -5,7 +5,7 @@ use plimsoll_media::geometry::config::Fields;
 use plimsoll_media::geometry::frames::Wanted;
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{
-    AudioWindows, ImageRule, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Squares, Tiles,
+    AudioWindows, ImageRule, Longest, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Squares, Tiles,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -193,6 +193,26 @@ fn pieces_are_as_in_transformers() {
         }
     }
     assert!(compared > 600 && cut > 100, "{compared}, {cut} of them cut");
+}
+
+#[test]
+fn longest_sides_are_as_in_transformers() {
+    let mut refused = 0;
+    for group in golden("longest") {
+        let [patch, merge] = ["patch", "merge"].map(|key| number(&group[key]).unwrap());
+        let rule = Longest::new(&files(&group["config"]), patch, merge).unwrap();
+        for row in rows(&group) {
+            let of = size(&row[0], &row[1]);
+            let Ok(fit) = rule.fit(of) else {
+                assert!(row[2].is_null(), "{of:?} is refused under {rule:?}");
+                refused += 1;
+                continue;
+            };
+            assert_eq!(fit.size, size(&row[2], &row[3]), "{of:?} under {rule:?}");
+            assert!(fit.shape.tokens <= rule.tokens_on_a_side().pow(2), "{of:?} under {rule:?}");
+        }
+    }
+    assert!((1..100).contains(&refused), "{refused} are refused");
 }
 
 #[test]

@@ -56,6 +56,7 @@ fn layer(audio: &Config, prefix: &str, declare: &mut Declare<'_>) -> Result<Laye
         mlp_norm: norm(&format!("{prefix}.final_layer_norm"), hidden, declare)?,
         mlp: Mlp { gate: None, up, down, width, act: activation(audio.act) },
         scales: None,
+        rope_interleaved: false,
         head_dim,
         spec: spec(audio.heads, head_dim),
     })

@@ -94,6 +94,8 @@ pub(crate) struct Layer {
     pub mlp: Mlp,
     /// What attention and feed-forward part are multiplied with before they join, where the family does so.
     pub scales: Option<[VectorId; 2]>,
+    /// Whether the numbers of a rotary pair are neighbours.
+    pub rope_interleaved: bool,
     pub head_dim: usize,
     pub spec: Attention,
 }
@@ -120,7 +122,7 @@ impl Layer {
                 device.rms_norm(heads, heads, norms[i], self.attention_norm.eps);
             }
             if let Some(angles) = angles {
-                device.rope(heads, angles, self.head_dim, false);
+                device.rope(heads, angles, self.head_dim, self.rope_interleaved);
             }
         }
         // The projections have used up the normed rows: what attention gives takes their place.

@@ -7,7 +7,7 @@ use common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, referen
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
 use plimsoll_formats::{Gemma4, Tower, Vision as Config};
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{ImageRule, Patches, Pieces, ProcessorFiles, Squares, Tiles};
+use plimsoll_media::geometry::{ImageRule, Longest, Patches, Pieces, ProcessorFiles, Squares, Tiles};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, pieces, resize, squares, tiles};
 use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem, Vision};
 use serde_json::Value;
@@ -76,10 +76,16 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
         _ => Normalize::new(fields, Normalize::CLIP).unwrap(),
     };
     let (rule, shots) = match tower {
+        Tower::Pixtral(_) => {
+            let rule = Longest::new(&files, 4, config(model).merge as u64).unwrap();
+            let shots = shots.iter().map(|shot| resize(shot, rule.fit(shot.size).unwrap().size, rule.patches.filter));
+            let shots: Vec<Rgb> = shots.collect();
+            (rule.patches, shots)
+        }
         Tower::Idefics3 => {
             let rule = Squares::new(&files, 4, 2).unwrap();
-            let fit = rule.fit(shots[0].size).unwrap();
-            let shot = shots.into_iter().next().unwrap();
+            let [shot] = shots.try_into().expect("one image");
+            let fit = rule.fit(shot.size).unwrap();
             let made = squares(shot, fit.steps.unwrap(), fit.canvas, fit.size, fit.filter);
             return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
         }
@@ -365,9 +371,12 @@ models! { check:
     gguf_gemma3 "vl-gguf-gemma3",
     gguf_gemma4 "vl-gguf-gemma4",
     gguf_gemma4_e2b "vl-gguf-gemma4-e2b",
+    mistral3 "vl-mistral3",
+    mistral3_other "vl-mistral3-other",
     smolvlm "vl-smolvlm",
     idefics3 "vl-idefics3",
-    gguf_smolvlm "vl-gguf-smolvlm",
+    gguf_idefics3 "vl-gguf-idefics3",
+    gguf_mistral3 "vl-gguf-mistral3",
     gguf_lfm2 "vl-gguf-lfm2",
     gguf_lfm2_bare "vl-gguf-lfm2-bare",
 }
@@ -386,6 +395,7 @@ models! { check_company:
     company_of_gemma3 "vl-gemma3",
     company_of_lfm2 "vl-lfm2",
     company_of_idefics3 "vl-idefics3",
+    company_of_mistral3 "vl-mistral3",
     company_of_gemma4 "vl-gemma4",
     company_of_gemma4_e2b "vl-gemma4-e2b",
     company_of_gguf_gemma4 "vl-gguf-gemma4",
@@ -400,6 +410,9 @@ models! { check_plan:
     plan_of_gemma3 "vl-gemma3",
     plan_of_lfm2 "vl-lfm2",
     plan_of_smolvlm "vl-smolvlm",
+    plan_of_mistral3 "vl-mistral3",
+    plan_of_gguf_mistral3 "vl-gguf-mistral3",
+    plan_of_gguf_idefics3 "vl-gguf-idefics3",
     plan_of_lfm2_bare "vl-lfm2-bare",
     plan_of_gemma4 "vl-gemma4",
     plan_of_gemma4_e2b "vl-gemma4-e2b",

@@ -16,13 +16,17 @@ fn published_video(tower: Tower) -> Option<(u64, u64)> {
     (tower == Tower::Qwen3).then_some((4_096, 25_165_824))
 }
 
+/// The longer side of an image of Mistral 3, and the squares on a side of an image of SmolVLM, in published models.
+const LONGEST: u64 = 1540;
+const SQUARES: u64 = 4;
+
 /// The texts of `preprocessor_config.json` and of `video_preprocessor_config.json`, where videos have a file of their own.
-pub(super) fn files(config: &Vision, processor: &Processor) -> [Option<String>; 2] {
+pub(super) fn files(config: &Vision, processor: &Processor) -> (String, Option<String>) {
     let (min, max) = published(config.tower);
     let (min, max) = (processor.min_pixels.unwrap_or(min), processor.max_pixels.unwrap_or(max));
     let image = text(config, processor, (min, max));
     let video = published_video(config.tower).map(|pixels| text(config, processor, pixels));
-    [Some(image), video]
+    (image, video)
 }
 
 fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64)) -> String {
@@ -41,12 +45,14 @@ fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64))
                 put("max_soft_tokens", json!(pixels / (config.patch * config.merge).pow(2) as u64));
             }
         }
+        Tower::Pixtral(_) => {
+            put("size", json!({"longest_edge": processor.side.unwrap_or(LONGEST)}));
+        }
         Tower::Idefics3 => {
-            put("max_image_size", json!({"longest_edge": config.table_side * config.patch}));
-            put(
-                "size",
-                json!({"longest_edge": processor.longest.unwrap_or(4 * config.table_side as u64 * config.patch as u64)}),
-            );
+            let side = processor.side.unwrap_or((config.table_side * config.patch) as u64);
+            let longest = processor.longest.unwrap_or(side.saturating_mul(SQUARES).min(4096));
+            put("max_image_size", json!({"longest_edge": side}));
+            put("size", json!({"longest_edge": longest}));
         }
         Tower::Siglip2(_) => {
             put("encoder_patch_size", json!(config.patch));

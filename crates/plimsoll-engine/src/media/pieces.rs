@@ -1,8 +1,9 @@
-//! How images are prepared that are encoded in pieces: LFM2-VL, Idefics3 and SmolVLM.
+//! How images are prepared that are encoded in pieces (LFM2-VL, Idefics3 and SmolVLM), or have a bound on their sides (Mistral 3): as
+//! the processor says, made no larger than asked, or than the usual tokens where nothing is asked, or than a request can carry.
 
-use plimsoll_formats::{Tower, Vision as VisionConfig};
+use plimsoll_formats::Vision as VisionConfig;
 use plimsoll_media::MediaError;
-use plimsoll_media::geometry::{ImageRule, Pieces, ProcessorFiles, Squares};
+use plimsoll_media::geometry::{ImageRule, Longest, Pieces, ProcessorFiles, Squares};
 use plimsoll_media::image::Normalize;
 
 use super::plan::image_bounds;
@@ -10,80 +11,92 @@ use super::spec::ImageSpec;
 use crate::api::options::Options;
 use crate::plan::error::PlanError;
 
-/// A processor's file that says what the tower's configuration does.
-pub(super) fn defaults(config: &VisionConfig) -> String {
-    let (patch, merge) = (config.patch, config.merge);
-    if config.tower == Tower::Idefics3 {
-        // Published models cut images into up to four by four squares.
-        let side = patch * config.table_side;
-        let longest = (4 * side).min(4096);
-        return format!(
-            r#"{{"max_image_size": {{"longest_edge": {side}}}, "size": {{"longest_edge": {longest}}}, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}}"#
-        );
-    }
-    format!(r#"{{"encoder_patch_size": {patch}, "downsample_factor": {merge}}}"#)
+/// What a rule is bounded by.
+pub(super) struct Limits<'a> {
+    pub options: &'a Options,
+    /// Tokens of an image where nothing is asked.
+    pub usual: u64,
+    /// Tokens of a request.
+    pub context: u64,
 }
 
-/// As the processor says, made no larger than asked, or than the usual tokens where nothing is asked, or than a request can carry.
+/// Means and deviations of a processor that names none.
+type Defaults = [[f64; 3]; 2];
+
+impl Limits<'_> {
+    /// A rule whose images have at least `least` pixels, with fewer pixels or tokens.
+    fn bound<R>(
+        &self,
+        rule: &R,
+        least: u64,
+        limited: fn(&R, u64) -> R,
+        carried_in: fn(&R, u64) -> R,
+    ) -> Result<R, PlanError> {
+        let rule = match self.options.max_image_pixels {
+            Some(asked) if asked < least => {
+                let problem = format!("leaves {asked} pixels; this model's processor makes {least} at least");
+                return Err(PlanError::Option { flag: "--max-image-pixels", problem });
+            }
+            Some(asked) => limited(rule, asked),
+            None => carried_in(rule, self.usual),
+        };
+        // A context too short for one image does not fail the plan; only requests with images are refused.
+        Ok(carried_in(&rule, self.context))
+    }
+}
+
+fn spec(
+    (rule, tokens_max): (ImageRule, u64),
+    (files, means): (&ProcessorFiles, Defaults),
+    config: &VisionConfig,
+) -> Result<ImageSpec, PlanError> {
+    let normalize = Normalize::new(&files.image, means)?;
+    let bounds = image_bounds(&rule);
+    Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
+}
+
+/// LFM2-VL.
 pub(super) fn image(
     files: &ProcessorFiles,
     config: &VisionConfig,
-    options: &Options,
-    [usual, context]: [u64; 2],
+    limits: &Limits<'_>,
 ) -> Result<ImageSpec, PlanError> {
     let rule = Pieces::new(files)?;
     let (said, is) = ([rule.patches.patch, rule.patches.merge], [config.patch, config.merge]);
     if said.iter().zip(is).any(|(said, is)| *said != is as u64) {
-        let why = format!("the processor says {said:?}, the tower {is:?}");
+        let why = format!("the processor says {said:?}, the encoder {is:?}");
         return Err(MediaError::BadConfig { key: "encoder_patch_size, downsample_factor", why }.into());
     }
-    let rule = match asked(options, rule.patches.min_pixels)? {
-        Some(pixels) => rule.limited(pixels),
-        None => rule.carried_in(usual),
-    };
-    // A context too short for one image does not fail the plan; only requests with images are refused.
-    let rule = rule.carried_in(context);
+    let rule = limits.bound(&rule, rule.patches.min_pixels, Pieces::limited, Pieces::carried_in)?;
     let tokens_max = rule.tokens_max();
-    let rule = ImageRule::Pieces(rule);
-    let normalize = Normalize::new(&files.image, Normalize::HALVES)?;
-    let bounds = image_bounds(&rule);
-    Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
+    spec((ImageRule::Pieces(rule), tokens_max), (files, Normalize::HALVES), config)
 }
 
-/// The most pixels that are asked for, which must be at least so many.
-fn asked(options: &Options, least: u64) -> Result<Option<u64>, PlanError> {
-    match options.max_image_pixels {
-        Some(asked) if asked < least => {
-            let problem = format!("leaves {asked} pixels; this model's processor makes {least} at least");
-            Err(PlanError::Option { flag: "--max-image-pixels", problem })
-        }
-        asked => Ok(asked),
-    }
-}
-
-/// As the processor of Idefics3 says, made no larger than asked, or than the usual tokens where nothing is asked, or than a request can
-/// carry.
+/// Idefics3 and SmolVLM.
 pub(super) fn squares(
     files: &ProcessorFiles,
     config: &VisionConfig,
-    options: &Options,
-    [usual, context]: [u64; 2],
+    limits: &Limits<'_>,
 ) -> Result<ImageSpec, PlanError> {
     let rule = Squares::new(files, config.patch as u64, config.merge as u64)?;
     let (said, is) = (rule.side / config.patch as u64, config.table_side as u64);
     if said != is {
-        let why = format!("squares of {} pixels have {said} patches on a side, the tower has {is}", rule.side);
+        let why = format!("squares of {} pixels have {said} patches on a side, the encoder has {is}", rule.side);
         return Err(MediaError::BadConfig { key: "max_image_size", why }.into());
     }
-    let rule = match asked(options, rule.pixels().0)? {
-        Some(pixels) => rule.limited(pixels),
-        None => rule.carried_in(usual),
-    };
-    // A context too short for one image does not fail the plan; only requests with images are refused.
-    let rule = rule.carried_in(context);
+    let rule = limits.bound(&rule, rule.pixels().0, Squares::limited, Squares::carried_in)?;
     let tokens_max = rule.squares_max() * rule.square_tokens;
-    let rule = ImageRule::Squares(rule);
-    let normalize = Normalize::new(&files.image, Normalize::HALVES)?;
-    let bounds = image_bounds(&rule);
-    Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
+    spec((ImageRule::Squares(rule), tokens_max), (files, Normalize::HALVES), config)
+}
+
+/// Mistral 3.
+pub(super) fn longest(
+    files: &ProcessorFiles,
+    config: &VisionConfig,
+    limits: &Limits<'_>,
+) -> Result<ImageSpec, PlanError> {
+    let rule = Longest::new(files, config.patch as u64, config.merge as u64)?;
+    let rule = limits.bound(&rule, rule.pixels().0, Longest::limited, Longest::carried_in)?;
+    let tokens_max = rule.tokens_on_a_side().pow(2);
+    spec((ImageRule::Longest(rule), tokens_max), (files, Normalize::CLIP), config)
 }

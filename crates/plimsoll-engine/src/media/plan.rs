@@ -168,6 +168,10 @@ pub(super) fn largest_images(rule: &ImageRule, tokens_max: u64) -> Vec<Candidate
         ImageRule::Tiles(rule) => vec![tiled(&rule.patches, rule.worst())],
         ImageRule::Pieces(rule) => along(&rule.patches, Modality::Image, 1, &rule.largest(), u64::MAX),
         ImageRule::Squares(rule) => vec![tiled(&rule.patches, rule.shape())],
+        ImageRule::Longest(rule) => {
+            let side = rule.tokens_on_a_side();
+            vec![tiled(&rule.patches, rule.patches.shape_of(Modality::Image, 1, side, side))]
+        }
     }
 }
 
@@ -177,6 +181,7 @@ pub(super) fn image_bounds(rule: &ImageRule) -> Arc<[Grid]> {
         ImageRule::Patches(patches) => patches.frontier(),
         ImageRule::Pieces(pieces) => pieces.largest(),
         ImageRule::Tiles(tiles) => return [tiled(&tiles.patches, tiles.worst()).grid].into(),
+        ImageRule::Longest(longest) => [(longest.tokens_on_a_side(), longest.tokens_on_a_side())].into(),
         ImageRule::Squares(squares) => return [tiled(&squares.patches, squares.shape()).grid].into(),
     };
     let side = |tokens: u64| (tokens * rule.patches().merge) as usize;

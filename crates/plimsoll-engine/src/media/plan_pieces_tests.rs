@@ -48,6 +48,35 @@ fn a30_no_piece_takes_more_than_the_worst_case() {
 }
 
 #[test]
+fn the_largest_square_is_the_worst_of_images_with_a_longest_side() {
+    let model = "vl-mistral3";
+    let all = Options { max_image_pixels: None, ..options() };
+    let (blueprint, plan) = planned_of(model, &all).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let planner = Planner { tower: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
+    let image = media.image.as_ref().unwrap();
+    // 45 pixels are six tokens of 8.
+    assert_eq!(media.image_tokens(), 36);
+    let sizes = (1..70).flat_map(|h| (1..70).map(move |w| Size::new(h, w)));
+    let mut grids: Vec<(u32, u32)> = sizes
+        .filter_map(|size| image.rule.fit(size).ok())
+        .map(|fit| (fit.size.height / 4, fit.size.width / 4))
+        .collect();
+    grids.sort_unstable();
+    grids.dedup();
+    let run = |(height, width): (u32, u32)| {
+        planner.run(&[Grid { frames: 1, height: height as usize, width: width as usize }]).unwrap().0
+    };
+    assert_eq!(grids.into_iter().map(run).max(), Some(media.workspace));
+    for (pixels, tokens) in [(1 << 20, 36), (48 * 48, 36), (48 * 48 - 1, 25), (64, 1)] {
+        let options = Options { max_image_pixels: Some(pixels), ..all.clone() };
+        assert_eq!(planned_of(model, &options).unwrap().1.media.unwrap().image_tokens(), tokens, "{pixels} pixels");
+    }
+    let short = Options { max_req_total_len: Some(20), ..all };
+    assert_eq!(planned_of(model, &short).unwrap().1.media.unwrap().image_tokens(), 16);
+}
+
+#[test]
 fn squares_are_planned_one_by_one_and_pixels_buy_more_of_them() {
     let model = "vl-smolvlm";
     let all = Options { max_image_pixels: None, ..options() };

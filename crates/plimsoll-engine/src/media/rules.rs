@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_device::{KvShape, WeightTable};
-use plimsoll_formats::{Audio as AudioConfig, AudioTask, Checkpoint, MmprojState, Tower, Vision as VisionConfig};
+use plimsoll_formats::{
+    Audio as AudioConfig, AudioTask, Checkpoint, MmprojState, Processor, Tower, Vision as VisionConfig,
+};
 use plimsoll_media::MediaError;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::video::Budget;
@@ -15,7 +17,7 @@ use plimsoll_models::Model;
 
 use super::agree::{agree, agree_on_positions, agree_on_tiles};
 use super::mmproj;
-use super::pieces;
+use super::pieces::{self, Limits};
 use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
 use super::spec::{AudioSpec, ImageSpec, Spelling, Transcript, VideoSpec};
 use super::spelling::{self, between, framed, paragraph};
@@ -83,8 +85,8 @@ impl MediaRules {
         }
         let [own, video, outer] = match (checkpoint.mmproj(), config) {
             (MmprojState::Loaded { processor, .. }, Some(config)) => {
-                let [own, video] = mmproj::files(config, processor);
-                [own, video, None]
+                let (own, video) = mmproj::files(config, processor);
+                [Some(own), video, None]
             }
             _ => [
                 file(checkpoint, "preprocessor_config.json")?,
@@ -111,6 +113,7 @@ impl MediaRules {
             Some(Tower::Qwen3) => Spelling::Timed,
             Some(Tower::Intern(_)) => framed(tokenizer()?.as_deref())?,
             Some(Tower::Siglip) => paragraph(tokenizer()?.as_deref())?,
+            Some(Tower::Pixtral(_)) => spelling::rows(outer.as_deref())?,
             Some(Tower::Idefics3) => spelling::squares(),
             Some(Tower::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
             Some(Tower::Gemma4(_)) => between(tokenizer()?.as_deref())?,
@@ -171,14 +174,16 @@ impl MediaRules {
         tokens_max: u64,
     ) -> Result<(Option<ImageSpec>, Option<VideoSpec>), PlanError> {
         let files = &self.files;
+        let limits = Limits { options, usual: ITEM_TOKENS_MAX, context };
         Ok(match config.tower {
             Tower::Intern(_) => {
                 let image = tiles(files, config, options, context)?;
                 (Some(image), tile_video(files, config, options, tokens_max)?)
             }
             Tower::Siglip => (Some(tiles(files, config, options, context)?), None),
-            Tower::Siglip2(_) => (Some(pieces::image(files, config, options, [ITEM_TOKENS_MAX, context])?), None),
-            Tower::Idefics3 => (Some(pieces::squares(files, config, options, [ITEM_TOKENS_MAX, context])?), None),
+            Tower::Siglip2(_) => (Some(pieces::image(files, config, &limits)?), None),
+            Tower::Pixtral(_) => (Some(pieces::longest(files, config, &limits)?), None),
+            Tower::Idefics3 => (Some(pieces::squares(files, config, &limits)?), None),
             // A model without a token for videos takes none.
             Tower::Gemma4(_) if config.tokens.video == config.tokens.image => {
                 (Some(image(files, config, options, context)?), None)
@@ -197,8 +202,8 @@ fn defaults(config: &VisionConfig) -> String {
         let side = config.table_side * config.patch;
         return format!(r#"{{"size": {{"height": {side}, "width": {side}}}}}"#);
     }
-    if let Tower::Siglip2(_) | Tower::Idefics3 = config.tower {
-        return pieces::defaults(config);
+    if let Tower::Siglip2(_) | Tower::Idefics3 | Tower::Pixtral(_) = config.tower {
+        return mmproj::files(config, &Processor::default()).0;
     }
     let (patch, merge, temporal) = (config.patch, config.merge, config.temporal);
     if let Tower::Gemma4(_) = config.tower {

@@ -90,6 +90,13 @@ pub enum Spelling {
         /// The word before the whole image.
         whole: String,
     },
+    /// The tokens of an image stand in rows. One token follows each row, another the last. Mistral 3.
+    Rows {
+        /// The token after a row.
+        next: String,
+        /// The token after the last row.
+        end: String,
+    },
     /// Squares of an image that are encoded one by one stand behind a word and their row and column, each row in a line of its own; the
     /// whole image stands between that word and, behind its own, the same word again. Idefics3.
     Squares {

@@ -5,23 +5,29 @@ use plimsoll_media::MediaError;
 use super::spec::Spelling;
 use crate::plan::error::PlanError;
 
+/// The file that names most words.
+const TOKENIZER: &str = "tokenizer_config.json";
+
 /// The words around images, as the tokenizer's configuration names them.
 pub(super) fn framed(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
-    let [start, end, video] =
-        words(tokenizer, [("start_image_token", "<img>"), ("end_image_token", "</img>"), ("video_token", "<video>")])?;
+    let [start, end, video] = words(
+        (TOKENIZER, tokenizer),
+        [("start_image_token", "<img>"), ("end_image_token", "</img>"), ("video_token", "<video>")],
+    )?;
     Ok(Spelling::Framed { start, end, video })
 }
 
 /// The same of Gemma 3.
 pub(super) fn paragraph(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
-    let [start, end] = words(tokenizer, [("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>")])?;
+    let [start, end] =
+        words((TOKENIZER, tokenizer), [("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>")])?;
     Ok(Spelling::Paragraph { start, end })
 }
 
 /// The same of LFM2-VL.
 pub(super) fn pieces(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     let [start, end, whole] = words(
-        tokenizer,
+        (TOKENIZER, tokenizer),
         [
             ("image_start_token", "<|image_start|>"),
             ("image_end_token", "<|image_end|>"),
@@ -29,6 +35,15 @@ pub(super) fn pieces(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
         ],
     )?;
     Ok(Spelling::Pieces { start, end, whole })
+}
+
+/// The same of Mistral 3, whose words the processor's file may name.
+pub(super) fn rows(processor: Option<&str>) -> Result<Spelling, PlanError> {
+    let [next, end] = words(
+        ("processor_config.json", processor),
+        [("image_break_token", "[IMG_BREAK]"), ("image_end_token", "[IMG_END]")],
+    )?;
+    Ok(Spelling::Rows { next, end })
 }
 
 /// The same of Idefics3, whose words are its processor's.
@@ -39,17 +54,17 @@ pub(super) fn squares() -> Spelling {
 /// The same of Gemma 4.
 pub(super) fn between(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     // The processor adds the word for videos to the tokenizer, by this name.
-    let [start, end] = words(tokenizer, [("boi_token", "<|image>"), ("eoi_token", "<image|>")])?;
+    let [start, end] = words((TOKENIZER, tokenizer), [("boi_token", "<|image>"), ("eoi_token", "<image|>")])?;
     Ok(Spelling::Clocked { start, end, video: "<|video|>".to_owned() })
 }
 
-/// Words by their names in the tokenizer's configuration, or by default.
+/// Words by their names in a file, or by default.
 fn words<const N: usize>(
-    tokenizer: Option<&str>,
+    file: (&'static str, Option<&str>),
     names: [(&'static str, &'static str); N],
 ) -> Result<[String; N], PlanError> {
-    let key = "tokenizer_config.json";
-    let parsed = tokenizer.map(serde_json::from_str::<serde_json::Value>).transpose();
+    let (key, text) = file;
+    let parsed = text.map(serde_json::from_str::<serde_json::Value>).transpose();
     let parsed = parsed.map_err(|why| MediaError::BadConfig { key, why: why.to_string() })?.unwrap_or_default();
     let word = |name: &str, default: &str| {
         let named = [&parsed, &parsed["extra_special_tokens"], &parsed["model_specific_special_tokens"]];

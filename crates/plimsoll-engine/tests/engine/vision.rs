@@ -73,6 +73,12 @@ fn smolvlm_and_idefics3_see_what_transformers_sees() {
 }
 
 #[test]
+fn mistral3_sees_what_transformers_sees() {
+    right("vl-mistral3");
+    right("vl-mistral3-other");
+}
+
+#[test]
 fn gemma4_sees_what_transformers_sees() {
     right("vl-gemma4");
     right("vl-gemma4-e2b");
@@ -81,7 +87,7 @@ fn gemma4_sees_what_transformers_sees() {
 #[test]
 fn gguf_models_see_what_transformers_sees_by_the_same_weights() {
     let qwen = ["qwen3.5", "qwen3.5-moe", "qwen3", "qwen3-moe", "qwen2.5", "qwen2"];
-    let of_images_alone = ["gemma3", "gemma4", "gemma4-e2b", "smolvlm", "lfm2", "lfm2-bare"];
+    let of_images_alone = ["gemma3", "gemma4", "gemma4-e2b", "idefics3", "mistral3", "lfm2", "lfm2-bare"];
     for family in qwen.into_iter().chain(of_images_alone) {
         right(&format!("vl-gguf-{family}"));
     }
@@ -105,6 +111,11 @@ fn i9_whatever_runs_beside_pieces() {
 #[test]
 fn i9_whatever_runs_beside_squares() {
     beside("vl-idefics3");
+}
+
+#[test]
+fn i9_whatever_runs_beside_rows_of_tokens() {
+    beside("vl-mistral3");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::hybrid;
 use super::idefics3;
 use super::intern;
 use super::json::{Lookup, read_object, whole};
+use super::pixtral;
 use super::rope;
 use super::siglip2;
 use super::values::{activation, dtype, layer_types};
@@ -71,9 +72,6 @@ pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>)
 /// The names of a family whose routers, unlike those of its language models, have no key for renormalising.
 const QWEN3_VL_MOE: [&str; 3] = ["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"];
 
-/// The names of a vision model around a Mistral, which says itself what it is.
-const MISTRAL3: [&str; 2] = ["Mistral3ForConditionalGeneration", "mistral3"];
-
 /// What the defaults of a class depend on.
 struct Family {
     /// The class, or `model_type` where none is named.
@@ -98,7 +96,7 @@ impl Family {
             },
         };
         // A tower before any language model, which says itself what it is.
-        let wraps = idefics3::is(name) || intern::is(name) || siglip2::is(name) || MISTRAL3.contains(&name);
+        let wraps = idefics3::is(name) || intern::is(name) || siglip2::is(name) || pixtral::is(name);
         let model = if wraps { text.str("model_type")?.unwrap_or(name) } else { name };
         let mistral = matches!(model, "MistralForCausalLM" | "MistralModel" | "mistral");
         let architecture = match model {

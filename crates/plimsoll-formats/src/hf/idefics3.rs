@@ -3,7 +3,7 @@
 use super::json::Lookup;
 use super::values::{activation, side, token};
 use crate::error::FormatError;
-use crate::vision::{MediaTokens, Tower, Vision};
+use crate::vision::{MediaTokens, Tower, Vision, distinct_places};
 
 /// The class, or `model_type`.
 pub(super) fn is(name: &str) -> bool {
@@ -25,6 +25,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
             "scale_factor: {merge}; an image of {image} pixels in patches of {patch} pixels does not divide into such squares"
         )));
     }
+    distinct_places(table_side)?;
     let image = token(top, "image_token_id", 128_257)?;
     Ok(Vision {
         tower: Tower::Idefics3,

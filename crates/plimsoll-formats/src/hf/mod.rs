@@ -1,7 +1,7 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
-//! module, `config`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `siglip`, `siglip2` and `gemma4` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! module, `config`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `pixtral`, `siglip`, `siglip2` and `gemma4` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
@@ -12,6 +12,7 @@ mod idefics3;
 mod intern;
 pub(crate) mod json;
 mod names;
+mod pixtral;
 mod quantized;
 mod rope;
 mod safetensors;

@@ -24,7 +24,10 @@ pub(super) fn canonical(name: &str) -> String {
 }
 
 /// How the names of a tower's tensors begin: those of the Qwens, then InternVL's, SigLIP's and Gemma 4's.
-const TOWER_PARTS: [&str; 14] = [
+const TOWER_PARTS: [&str; 17] = [
+    "patch_conv.",
+    "ln_pre.",
+    "transformer.layers.",
     "patch_embed.",
     "pos_embed.",
     "blocks.",
@@ -91,9 +94,9 @@ fn without_prefix(name: &str) -> String {
         }
     }
     let projector = name.strip_prefix("model.").unwrap_or(name).strip_prefix("multi_modal_projector.");
-    if let Some(rest) =
-        projector.filter(|rest| ["layer_norm.", "linear_", "mm_"].iter().any(|part| rest.starts_with(part)))
-    {
+    if let Some(rest) = projector.filter(|rest| {
+        ["layer_norm.", "linear_", "mm_", "norm.", "patch_merger."].iter().any(|part| rest.starts_with(part))
+    }) {
         return format!("visual.projector.{rest}");
     }
     let embedder = name.strip_prefix("model.").unwrap_or(name).strip_prefix("embed_vision.");
@@ -143,6 +146,9 @@ mod tests {
             ("vision_tower.embeddings.cls_token", "visual.embeddings.cls_token"),
             ("model.vision_model.post_layernorm.bias", "visual.post_layernorm.bias"),
             ("model.vision_model.encoder.layers.3.mlp.fc1.bias", "visual.encoder.layers.3.mlp.fc1.bias"),
+            ("vision_tower.transformer.layers.3.ffn_norm.weight", "visual.transformer.layers.3.ffn_norm.weight"),
+            ("model.vision_tower.patch_conv.weight", "visual.patch_conv.weight"),
+            ("multi_modal_projector.norm.weight", "visual.projector.norm.weight"),
             ("model.connector.modality_projection.proj.weight", "visual.projector.proj.weight"),
             ("model.text_model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight"),
             ("multi_modal_projector.linear_1.bias", "visual.projector.linear_1.bias"),

@@ -5,6 +5,7 @@ use super::gemma4;
 use super::idefics3;
 use super::intern;
 use super::json::{Lookup, whole};
+use super::pixtral;
 use super::siglip;
 use super::siglip2;
 use super::values::{activation, side, token};
@@ -86,6 +87,11 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
     }
     if let Some(vision) = top.object("vision_config")?.filter(|_| idefics3::is(name)) {
         config.vision = Some(idefics3::read(&vision, top)?);
+        return Ok(());
+    }
+    let pixtral = |vision: &Lookup| vision.str("model_type").is_ok_and(|kind| kind.unwrap_or("pixtral") == "pixtral");
+    if let Some(vision) = top.object("vision_config")?.filter(|vision| pixtral::is(name) && pixtral(vision)) {
+        config.vision = Some(pixtral::read(&vision, top)?);
         return Ok(());
     }
     let kind = top.str("model_type")?.unwrap_or_default();

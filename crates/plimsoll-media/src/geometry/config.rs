@@ -32,6 +32,7 @@ pub struct Fields {
     pub(crate) max_pixels: Option<u64>,
     #[serde(default)]
     pub(crate) size: SizeField,
+    #[serde(default, deserialize_with = "side")]
     pub(crate) patch_size: Option<u64>,
     pub(crate) temporal_patch_size: Option<u64>,
     pub(crate) merge_size: Option<u64>,
@@ -45,6 +46,7 @@ pub struct Fields {
     pub(crate) max_patches: Option<u64>,
     pub(crate) image_seq_length: Option<u64>,
     pub(crate) image_seq_len: Option<u64>,
+    pub(crate) spatial_merge_size: Option<u64>,
     #[serde(default)]
     pub(crate) max_image_size: SizeField,
     pub(crate) hop_length: Option<u64>,
@@ -74,6 +76,21 @@ pub struct Fields {
     pub(crate) max_image_tokens: Option<u64>,
     pub(crate) max_pixels_tolerance: Option<f64>,
     pub(crate) use_image_special_tokens: Option<bool>,
+}
+
+/// A side that may be given for each axis; they must be equal.
+fn side<'de, D: serde::Deserializer<'de>>(source: D) -> Result<Option<u64>, D::Error> {
+    let value = Value::deserialize(source)?;
+    let axis = |key: &str| value.get(key).and_then(Value::as_u64);
+    match (&value, value.as_u64()) {
+        (Value::Null, _) => Ok(None),
+        (_, Some(side)) => Ok(Some(side)),
+        (Value::Object(_), None) if axis("height").is_some() && axis("height") == axis("width") => Ok(axis("height")),
+        _ => {
+            let why = format!("patch_size is {value}; supported are a whole number, or equal height and width");
+            Err(serde::de::Error::custom(why))
+        }
+    }
 }
 
 /// `size` in all its spellings.

@@ -234,3 +234,13 @@ pub(crate) fn size_of_sides((height, width): (u64, u64)) -> Result<Size, MediaEr
         _ => Err(over("pixels on a side", height.max(width), u64::from(u32::MAX))),
     }
 }
+
+/// Height and width of an image, which has pixels and no side that is too long.
+pub(crate) fn sides(size: Size) -> Result<(u64, u64), MediaError> {
+    let (h, w) = (u64::from(size.height), u64::from(size.width));
+    match (h * w, h.max(w)) {
+        (0, _) => Err(MediaError::Malformed { what: "an image", why: format!("{w} × {h} has no pixels") }),
+        (_, longest) if longest > SIDE_MAX => Err(over("pixels on a side", longest, SIDE_MAX)),
+        _ => Ok((h, w)),
+    }
+}

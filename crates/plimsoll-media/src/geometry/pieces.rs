@@ -2,7 +2,7 @@
 //! through the encoder by itself: LFM2-VL.
 
 use super::config::{Fields, ProcessorFiles, within};
-use super::patches::{SIDE_MAX, over, scale, size_of_sides};
+use super::patches::{over, scale, sides, size_of_sides};
 use super::{Patches, Tiles, round_half_even};
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
@@ -185,15 +185,6 @@ impl Pieces {
             longest: all.longest.max(whole.longest),
             tokens: all.tokens + whole.tokens,
         })
-    }
-}
-
-fn sides(size: Size) -> Result<(u64, u64), MediaError> {
-    let (h, w) = (u64::from(size.height), u64::from(size.width));
-    match (h * w, h.max(w)) {
-        (0, _) => Err(MediaError::Malformed { what: "an image", why: format!("{w} × {h} has no pixels") }),
-        (_, longest) if longest > SIDE_MAX => Err(over("pixels on a side", longest, SIDE_MAX)),
-        _ => Ok((h, w)),
     }
 }
 

@@ -1,9 +1,12 @@
 //! The families' rules that fit images and videos to their encoders, side by side. Planning, measuring and preparing
 //! all ask here and do not depend on the family.
 
-use super::{Cut, PatchVideo, Patches, Pieces, Sampling, Squares, Steps, TileVideo, Tiles};
-use crate::image::Filter;
+use super::{Cut, Longest, PatchVideo, Patches, Pieces, Sampling, Squares, Steps, TileVideo, Tiles};
+use crate::image::{Filter, resize_bytes};
 use crate::{MediaError, Shape, Size};
+
+/// Bytes of a pixel.
+const RGB: u64 = 3;
 
 /// How an image processor makes images fit.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +17,8 @@ pub enum ImageRule {
     Tiles(Tiles),
     /// Resized, or cut into tiles that are encoded one by one.
     Pieces(Pieces),
+    /// Resized, keeping their aspect, with a bound on the longer side.
+    Longest(Longest),
     /// Cut into squares of one size that are encoded one by one, a square of the whole behind them.
     Squares(Squares),
 }
@@ -49,19 +54,22 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// Pixels that are held at once while an image of this size becomes what the tower sees, which is not counted: the image, what a
-    /// resize has made of one side, and its result.
-    pub fn held(&self, image: Size) -> u64 {
-        let resize = |from: Size, to: Size| from.pixels() + u64::from(from.height) * u64::from(to.width) + to.pixels();
+    /// Images that are resized and seen whole: so many, in so many groups.
+    pub(super) fn whole(size: Size, (images, groups): (u64, u64), shape: Shape, filter: Filter) -> Self {
+        Self { canvas: size, size, images, groups, shape, filter, cut: None, steps: None }
+    }
+
+    /// Bytes that are held at once while an image of this size is resized, without the images that the tower sees.
+    pub fn held_bytes(&self, image: Size) -> u64 {
+        let resize = |from: Size, to: Size| from.pixels() * RGB + resize_bytes(from, to, self.filter);
+        let canvas = |to: Size| if to == self.size { 0 } else { to.pixels() * RGB };
         if let Some(Steps { first, square }) = self.steps {
+            // The last step makes the whole image behind the squares.
             let steps = [(image, first), (first, self.canvas), (self.canvas, square)];
-            return steps.into_iter().map(|(from, to)| resize(from, to)).max().unwrap_or(0);
+            return steps.into_iter().map(|(from, to)| resize(from, to) + to.pixels() * RGB).max().unwrap_or(0);
         }
-        let behind = self.cut.and_then(|cut| cut.whole).map_or(0, |whole| whole.width);
-        let halfway = u64::from(image.height) * u64::from(self.canvas.width.max(behind));
-        // Of an image that is not cut, the canvas is what the tower sees.
-        let canvas = if self.canvas == self.size { 0 } else { self.canvas.pixels() };
-        image.pixels() + halfway + canvas
+        let behind = self.cut.and_then(|cut| cut.whole).map_or(0, |whole| resize(image, whole));
+        (resize(image, self.canvas) + canvas(self.canvas)).max(behind)
     }
 }
 
@@ -72,6 +80,7 @@ impl ImageRule {
             Self::Patches(rule) => rule,
             Self::Tiles(rule) => &rule.patches,
             Self::Pieces(rule) => &rule.patches,
+            Self::Longest(rule) => &rule.patches,
             Self::Squares(rule) => &rule.patches,
         }
     }
@@ -79,7 +88,7 @@ impl ImageRule {
     /// The only size that the tower sees, where there is one.
     pub fn tile(&self) -> Option<Size> {
         match self {
-            Self::Patches(_) | Self::Pieces(_) => None,
+            Self::Patches(_) | Self::Pieces(_) | Self::Longest(_) => None,
             Self::Tiles(rule) => Some(rule.tile),
             Self::Squares(rule) => Some(rule.seen()),
         }
@@ -91,6 +100,7 @@ impl ImageRule {
             Self::Patches(rule) => (rule.min_pixels, rule.max_pixels),
             Self::Tiles(rule) => (rule.min_tiles * rule.tile.pixels(), rule.max_tiles * rule.tile.pixels()),
             Self::Pieces(rule) => rule.pixels(),
+            Self::Longest(rule) => rule.pixels(),
             Self::Squares(rule) => rule.pixels(),
         }
     }
@@ -106,6 +116,7 @@ impl ImageRule {
                 rule.with_max_tiles(tiles).map(Self::Tiles)
             }
             Self::Pieces(rule) => Ok(Self::Pieces(rule.limited(pixels))),
+            Self::Longest(rule) => Ok(Self::Longest(rule.limited(pixels))),
             Self::Squares(rule) => Ok(Self::Squares(rule.limited(pixels))),
         }
     }
@@ -116,36 +127,27 @@ impl ImageRule {
             Self::Patches(rule) => {
                 let resized = rule.resize(size)?;
                 let (shape, filter) = (rule.shape(size)?, rule.filter);
-                Ok(Fit { canvas: resized, size: resized, images: 1, groups: 1, shape, filter, cut: None, steps: None })
+                Ok(Fit::whole(resized, (1, 1), shape, filter))
             }
             Self::Tiles(rule) => {
                 let ((columns, rows), shape) = (rule.grid(size)?, rule.shape(size)?);
                 let Size { height, width } = rule.tile;
                 let canvas = Size { height: height * rows as u32, width: width * columns as u32 };
                 let (tiles, filter) = (shape.sequences, rule.patches.filter);
-                Ok(Fit { canvas, size: rule.tile, images: tiles, groups: tiles, shape, filter, cut: None, steps: None })
+                Ok(Fit { canvas, ..Fit::whole(rule.tile, (tiles, tiles), shape, filter) })
             }
             Self::Pieces(rule) => {
                 let (cut, shape, filter) = (rule.cut(size)?, rule.shape(size)?, rule.patches.filter);
                 let (Some(tiles), Some(cut)) = (&rule.tiles, cut) else {
                     let whole = rule.whole(size)?;
-                    return Ok(Fit {
-                        canvas: whole,
-                        size: whole,
-                        images: 1,
-                        groups: 1,
-                        shape,
-                        filter,
-                        cut: None,
-                        steps: None,
-                    });
+                    return Ok(Fit::whole(whole, (1, 1), shape, filter));
                 };
                 let Size { height, width } = tiles.tile;
                 let canvas = Size { height: height * cut.rows as u32, width: width * cut.columns as u32 };
                 let count = cut.columns * cut.rows;
-                let (size, cut) = (tiles.tile, Some(cut));
-                Ok(Fit { canvas, size, images: count, groups: count, shape, filter, cut, steps: None })
+                Ok(Fit { canvas, cut: Some(cut), ..Fit::whole(tiles.tile, (count, count), shape, filter) })
             }
+            Self::Longest(rule) => rule.fit(size),
             Self::Squares(rule) => rule.fit(size),
         }
     }
@@ -153,7 +155,7 @@ impl ImageRule {
     /// The most pieces of an image that are encoded one by one.
     pub fn pieces_max(&self) -> u64 {
         match self {
-            Self::Patches(_) | Self::Tiles(_) => 1,
+            Self::Patches(_) | Self::Tiles(_) | Self::Longest(_) => 1,
             Self::Pieces(rule) => rule.pieces_max(),
             Self::Squares(rule) => rule.squares_max(),
         }
@@ -205,30 +207,12 @@ impl VideoRule {
                 let resized = rule.resize(frames, size)?;
                 let (groups, shape) = (frames.div_ceil(rule.patches.temporal), rule.shape(frames, size)?);
                 let filter = rule.patches.filter;
-                Ok(Fit {
-                    canvas: resized,
-                    size: resized,
-                    images: frames,
-                    groups,
-                    shape,
-                    filter,
-                    cut: None,
-                    steps: None,
-                })
+                Ok(Fit::whole(resized, (frames, groups), shape, filter))
             }
             Self::Tiles(rule) => {
                 let (tile, shape) = (rule.frame.tile, rule.shape(frames)?);
                 let filter = rule.frame.patches.filter;
-                Ok(Fit {
-                    canvas: tile,
-                    size: tile,
-                    images: frames,
-                    groups: frames,
-                    shape,
-                    filter,
-                    cut: None,
-                    steps: None,
-                })
+                Ok(Fit::whole(tile, (frames, frames), shape, filter))
             }
         }
     }

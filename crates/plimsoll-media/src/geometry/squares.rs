@@ -2,7 +2,7 @@
 //! encoder by itself: Idefics3 and SmolVLM.
 
 use super::config::{ProcessorFiles, within};
-use super::patches::{SIDE_MAX, over, size_of_sides};
+use super::patches::{sides, size_of_sides};
 use super::{Cut, Fit, Patches};
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
@@ -69,7 +69,8 @@ impl Squares {
 
     /// The most squares on a side of an image.
     fn most(&self) -> u64 {
-        if self.splits { self.longest.div_ceil(self.side) } else { 1 }
+        // The shorter side is even: of a square image it may be one pixel longer.
+        if self.splits { (self.longest + self.longest % 2).div_ceil(self.side) } else { 1 }
     }
 
     /// The most squares of an image, the whole image among them.
@@ -94,19 +95,14 @@ impl Squares {
     }
 
     fn with_most(&self, most: u64) -> Self {
-        let longest = if self.splits { self.longest.min(most.max(1) * self.side) } else { self.longest };
+        let even = |longest: u64| if longest > 1 { longest - longest % 2 } else { longest };
+        let longest = if self.splits { self.longest.min(even(most.max(1) * self.side)) } else { self.longest };
         Self { longest, ..self.clone() }
     }
 
     /// What becomes of an image of this size.
     pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
-        let (h, w) = (u64::from(size.height), u64::from(size.width));
-        if h * w == 0 {
-            return Err(MediaError::Malformed { what: "an image", why: format!("{w} × {h} has no pixels") });
-        }
-        if h.max(w) > SIDE_MAX {
-            return Err(over("pixels on a side", h.max(w), SIDE_MAX));
-        }
+        let (h, w) = sides(size)?;
         let first = rescaled((h, w), self.longest);
         let canvas = if self.splits { whole_squares(first, self.side) } else { (self.side, self.side) };
         let (rows, columns) = (canvas.0 / self.side, canvas.1 / self.side);
@@ -151,7 +147,8 @@ fn rescaled((h, w): (u64, u64), longest: u64) -> (u64, u64) {
 /// Both sides become whole squares, the longer one first.
 fn whole_squares((h, w): (u64, u64), side: u64) -> (u64, u64) {
     let aspect = w as f64 / h as f64;
-    let up = |pixels: u64| pixels.div_ceil(side) * side;
+    // A quotient may be rounded down to nothing.
+    let up = |pixels: u64| pixels.max(1).div_ceil(side) * side;
     match w >= h {
         true => (up((up(w) as f64 / aspect) as u64), up(w)),
         false => (up(h), up((up(h) as f64 * aspect) as u64)),
@@ -191,6 +188,16 @@ mod tests {
                 assert_eq!(fit.cut.map_or(1, |cut| cut.pieces()), fit.shape.sequences);
             }
         }
+        // Odd sides, of which the shorter becomes one pixel longer, and a quotient that is rounded down to nothing.
+        let odd = |longest: u64, side: u64| {
+            let config =
+                format!(r#"{{"size": {{"longest_edge": {longest}}}, "max_image_size": {{"longest_edge": {side}}}}}"#);
+            Squares::new(&ProcessorFiles::read(Some(&config), None, None).unwrap(), 1, 1).unwrap()
+        };
+        let fit = odd(81, 27).fit(Size::new(500, 500)).unwrap();
+        assert_eq!((fit.shape.sequences, odd(81, 27).squares_max()), (17, 17), "{fit:?}");
+        assert_eq!(odd(81, 27).limited(81 * 81).squares_max(), 10);
+        assert_eq!(odd(49, 49).fit(Size::new(4900, 1)).unwrap().canvas, Size::new(49, 49));
         let whole = rule(r#"{"do_image_splitting": false, "max_image_size": {"longest_edge": 16}}"#);
         let fit = whole.fit(Size::new(100, 3)).unwrap();
         assert_eq!((fit.canvas, fit.cut, fit.shape.tokens), (Size::new(16, 16), None, 4));

@@ -16,7 +16,7 @@ mod webp;
 pub use decode::{Rgb, decode, frames};
 pub use header::Format;
 pub use patchify::{Normalize, patchify, patchify_len};
-pub use resize::{Filter, resize};
+pub use resize::{Filter, resize, resize_bytes};
 pub use tile::{pieces, squares, tiles};
 
 use crate::error::contained;

@@ -85,13 +85,33 @@ pub fn resize(image: &Rgb, to: Size, filter: Filter) -> Rgb {
     Rgb { size: to, data }
 }
 
+/// The most weights of an output position.
+fn most_weights(from: usize, to: usize, filter: Filter) -> usize {
+    let stretch = (from as f64 / to as f64).max(1.0);
+    (2.0 * filter.support() * stretch).ceil() as usize + 2
+}
+
+/// Bytes that [`resize`] takes beside the image and its result: the image after its first pass, and weights.
+pub fn resize_bytes(from: Size, to: Size, filter: Filter) -> u64 {
+    let weights = |from: u32, to: u32| match from == to {
+        true => 0,
+        false => {
+            let each = most_weights(from as usize, to as usize, filter) * (size_of::<f64>() + size_of::<i32>());
+            u64::from(to) * (each + size_of::<Range<usize>>()) as u64
+        }
+    };
+    let halfway = 3 * u64::from(from.height) * u64::from(to.width);
+    let sums = 3 * (size_of::<i32>() as u64) * u64::from(to.width);
+    halfway + weights(from.width, to.width).max(weights(from.height, to.height) + sums)
+}
+
 impl Weights {
     fn new(from: usize, to: usize, filter: Filter) -> Self {
         let scale = from as f64 / to as f64;
         let stretch = scale.max(1.0);
         let support = filter.support() * stretch;
         let mut spans = Vec::with_capacity(to);
-        let mut exact: Vec<f64> = Vec::new();
+        let mut exact: Vec<f64> = Vec::with_capacity(to * most_weights(from, to, filter));
         for i in 0..to {
             let center = scale * (i as f64 + 0.5);
             let first = (center - support + 0.5).max(0.0) as usize;

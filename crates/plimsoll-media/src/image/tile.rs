@@ -24,8 +24,9 @@ pub fn pieces(image: &Rgb, canvas: Size, tile: Size, whole: Option<Size>, filter
 /// The squares of an image and, behind several, the whole image as a square: how Idefics3 sees. The image is resized to the first size,
 /// from there to `canvas`, and from there to a square. Of each square the first `seen` rows and columns are kept.
 pub fn squares(image: Rgb, steps: Steps, canvas: Size, seen: Size, filter: Filter) -> Vec<Rgb> {
-    let first = if image.size == steps.first { image } else { resize(&image, steps.first, filter) };
-    let canvas = if first.size == canvas { first } else { resize(&first, canvas, filter) };
+    // Each step takes its image: two are held at a time.
+    let step = |image: Rgb, to: Size| if image.size == to { image } else { resize(&image, to, filter) };
+    let canvas = step(step(image, steps.first), canvas);
     let mut all = parts(&canvas, steps.square, seen);
     if all.len() > 1 {
         all.extend(parts(&resize(&canvas, steps.square, filter), steps.square, seen));

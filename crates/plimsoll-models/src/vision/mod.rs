@@ -4,6 +4,7 @@ mod gemma4;
 mod intern;
 mod order;
 mod parts;
+mod pixtral;
 mod places;
 mod siglip;
 mod siglip2;
@@ -15,6 +16,7 @@ use plimsoll_formats::{ModelConfig, Tower};
 use crate::Vision;
 use gemma4::Gemma4Tower;
 use intern::InternTower;
+use pixtral::PixtralTower;
 use siglip::SiglipTower;
 use siglip2::Siglip2Tower;
 use tower::VisionTower;
@@ -27,6 +29,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
     let first = match vision.tower {
         Tower::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
         Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 => "visual.embeddings.patch_embedding.weight",
+        Tower::Pixtral(_) => "visual.patch_conv.weight",
         Tower::Gemma4(_) => "visual.patch_embedder.input_proj.weight",
         Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
     };
@@ -37,6 +40,10 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
         Tower::Intern(intern) => Box::new(InternTower::declare(vision, intern, config.hidden_size, declare)?),
         Tower::Gemma4(own) => Box::new(Gemma4Tower::declare(vision, own, config.hidden_size, declare)?),
         Tower::Siglip | Tower::Idefics3 => Box::new(SiglipTower::declare(vision, config.hidden_size, declare)?),
+        Tower::Pixtral(own) => {
+            let model = (config.hidden_size, config.norm_eps);
+            Box::new(PixtralTower::declare(vision, own, model, declare)?)
+        }
         Tower::Siglip2(_) => Box::new(Siglip2Tower::declare(vision, config.hidden_size, declare)?),
         _ => Box::new(VisionTower::declare(vision, config.hidden_size, declare)?),
     }))

@@ -37,11 +37,9 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
     let mut matrix =
         |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.mlp.{name}"), out, k);
     let (gate, up, down) = match vision.tower {
-        Tower::Qwen2 | Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 | Tower::Gemma4(_) => {
-            (None, "fc1", "fc2")
-        }
         Tower::Qwen2_5 => (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj"),
         Tower::Qwen3 | Tower::Omni => (None, "linear_fc1", "linear_fc2"),
+        _ => (None, "fc1", "fc2"),
     };
     let (up, down) = (matrix(up, width, hidden)?, matrix(down, hidden, width)?);
     Ok(Mlp { gate, up, down, width, act: activation(vision.act) })
@@ -101,6 +99,7 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
         mlp_norm: norm(vision, &mlp_norm, hidden, declare)?,
         mlp: mlp(vision, prefix, declare)?,
         scales,
+        rope_interleaved: false,
         head_dim,
         spec: spec(vision.heads, head_dim),
     })
@@ -162,9 +161,7 @@ impl Merger {
         let (own_norm, up, down) = match vision.tower {
             Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni => ("ln_q", "mlp.0", "mlp.2"),
             Tower::Qwen3 => ("norm", "linear_fc1", "linear_fc2"),
-            Tower::Intern(_) | Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 | Tower::Gemma4(_) => {
-                ("layer_norm", "linear_1", "linear_2")
-            }
+            _ => ("layer_norm", "linear_1", "linear_2"),
         };
         let own_norm = format!("{prefix}.{own_norm}");
         let mut of_tokens = || -> Result<Norm, DeclareError> {

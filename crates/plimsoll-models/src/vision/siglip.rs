@@ -72,8 +72,7 @@ impl SiglipTower {
         })
     }
 
-    /// The embeddings of all patches. Idefics3's reference finds places by shares of a row, whose rounding gives some a place twice: not
-    /// in tables of published models, which have 26, 27 or 32 places a side.
+    /// The embeddings of all patches.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         parts::embed(device, images.patches, (self.patch, self.patch_width()), x)?;
         let side = self.config.table_side;

@@ -230,7 +230,7 @@ impl Rig {
                     Some((Tower::Siglip | Tower::Idefics3, side)) => {
                         vec![Grid { frames: 1, height: side, width: side }; 8]
                     }
-                    Some((Tower::Gemma4(_), _)) => vec![Grid { frames: 1, height: 66, width: 66 }],
+                    Some((Tower::Gemma4(_) | Tower::Pixtral(_), _)) => vec![Grid { frames: 1, height: 66, width: 66 }],
                     _ => vec![Grid { frames: 1, height: 64, width: 64 }],
                 };
                 tower.encode(&mut encode, &EncoderInput { grids: &grids, patches: &[] }).unwrap();

@@ -56,7 +56,7 @@ pub(crate) struct Measured {
     pub(super) cut: Option<Cut>,
     /// What it is resized to on the way, if there are several steps.
     pub(super) steps: Option<Steps>,
-    /// Those pieces, one a placeholder.
+    /// The pieces that are encoded one by one, one a placeholder.
     pub(super) pieces: Vec<Piece>,
 }
 
@@ -155,7 +155,7 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
         let (what, asked, flag) = (wanted.noun(), shape.tokens, wanted.flag());
         return Err(MediaError::OverLimit { what, asked, limit: tokens_max, unit: "tokens", flag });
     }
-    let decoding = |header: &Look| header.decode_bytes.max(header.beside_bytes + RGB * fit.held(header.size));
+    let decoding = |header: &Look| header.decode_bytes.max(header.beside_bytes + fit.held_bytes(header.size));
     Ok(Measured {
         key: key(&parameters, wanted, &files, canvas, frames.as_deref()),
         param: medium.param,
@@ -286,7 +286,11 @@ fn measure_image(rule: &ImageRule, pixels_max: Option<u64>, size: Size) -> Resul
         }
         None => Vec::new(),
     };
-    let runs = (pieces.len() as u64).max(1);
+    let runs = match &rule {
+        // One a row of tokens.
+        ImageRule::Longest(rule) => u64::from(fit.size.height) / rule.patches.factor(),
+        _ => (pieces.len() as u64).max(1),
+    };
     Ok(Plan { fit, patch, pieces, frames: None, times: Vec::new(), seconds: None, runs })
 }
 

@@ -83,6 +83,13 @@ impl<'a> Placeholders<'a> {
             Spelling::Pieces { start, end, whole } => {
                 in_pieces(&prompt, media, pad(Modality::Image), [start, end, whole])
             }
+            Spelling::Rows { next, end } => each(&prompt, media, pad(Modality::Image), |medium, spelled| {
+                let pad = pad(Modality::Image);
+                for row in 1..=medium.runs {
+                    spelled.push_str(pad);
+                    spelled.push_str(if row < medium.runs { next } else { end });
+                }
+            }),
             Spelling::Squares { around, whole } => in_squares(&prompt, media, pad(Modality::Image), [around, whole]),
             Spelling::Framed { start, end, video } => {
                 let pad = pad(Modality::Image);

@@ -110,6 +110,19 @@ fn pieces_stand_behind_their_places_and_begin_where_they_do() {
 }
 
 #[test]
+fn rows_of_tokens_have_a_word_behind_each() {
+    let tokenizer = tokenizer();
+    let [next, end] = ["<n>", "<e>"].map(str::to_owned);
+    let spec = MediaSpec { spelling: Spelling::Rows { next, end }, video: None, ..spec() };
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    let mut media = [Measured { runs: 3, ..measured(Modality::Image, 6, &[]) }];
+    let spelled = placeholders.spell("a<|image_pad|>b".into(), &media);
+    assert_eq!(spelled, "a<|image_pad|><n><|image_pad|><n><|image_pad|><e>b");
+    let all = placeholders.expand("messages", vec![70, IMAGE, 71, IMAGE, 71, IMAGE, 72], &mut media, 10).unwrap();
+    assert_eq!(all, [70, IMAGE, IMAGE, 71, IMAGE, IMAGE, 71, IMAGE, IMAGE, 72]);
+}
+
+#[test]
 fn squares_stand_in_rows_before_the_whole_image() {
     let tokenizer = tokenizer();
     let [around, whole] = ["<f>", "<g>"].map(str::to_owned);

@@ -54,7 +54,7 @@ fn words(case: &Value) -> &str {
     let text =
         text.split("<|im_end|>").next().and_then(|turn| turn.split("<end_of_utterance>").next()).expect("a turn");
     let text = text.trim_start_matches("<|im_start|>User:");
-    let marks = ["<|video|>", "<|image|>", "<start_of_image>", "<image>"];
+    let marks = ["<|video|>", "<|image|>", "<start_of_image>", "<image>", "[IMG]"];
     let line = text.rsplit('\n').next().expect("a line");
     marks.iter().fold(line, |line, mark| line.trim_start_matches(mark))
 }
@@ -91,7 +91,8 @@ fn tiles_are_answered_as_transformers_does_alone_and_in_company() {
     let interns = [("vl-intern", 6), ("vl-intern-rms", 6)];
     let gemmas = [("vl-gemma3", 3), ("vl-gemma4", 5), ("vl-gemma4-e2b", 5)];
     let pieces = [("vl-lfm2", 5), ("vl-lfm2-bare", 5), ("vl-smolvlm", 4), ("vl-idefics3", 4)];
-    for (model, count) in interns.into_iter().chain(gemmas).chain(pieces) {
+    let rows = [("vl-mistral3", 5), ("vl-mistral3-other", 5)];
+    for (model, count) in interns.into_iter().chain(gemmas).chain(pieces).chain(rows) {
         let server = serve(model, &["--visual-infer-batch-size", "3"]);
         let cases = cases(model);
         let kinds = "aligned, odd, two; of InternVL a strip; of LFM2-VL small, a strip; of some a video, both";
@@ -123,7 +124,9 @@ fn tiles_are_answered_as_transformers_does_alone_and_in_company() {
 
 #[test]
 fn tiles_come_through_every_api() {
-    ["vl-intern", "vl-gemma3", "vl-gemma4", "vl-lfm2", "vl-smolvlm"].into_iter().for_each(through_every_api);
+    ["vl-intern", "vl-gemma3", "vl-gemma4", "vl-lfm2", "vl-smolvlm", "vl-mistral3"]
+        .into_iter()
+        .for_each(through_every_api);
 }
 
 fn through_every_api(model: &str) {

@@ -3,7 +3,9 @@
 //! Reference: llama.cpp, `conversion/gemma.py`, `tools/mtmd/models/siglip.cpp` and `gemma4v.cpp`.
 
 use super::Refusal;
-use super::parts::{Own, Read, SCALE_FACTOR, Tensors, fits, of_images, of_layer, siglip_name, table_side, token};
+use super::parts::{
+    EPS, Own, Read, SCALE_FACTOR, Tensors, fits, of_images, of_layer, scale, siglip_name, table_side, token,
+};
 use crate::config::ModelConfig;
 use crate::error::FormatError;
 use crate::gguf::keys::Keys;
@@ -21,12 +23,9 @@ pub(super) const GEMMA4: Tower =
 /// Reads Gemma 3's encoder.
 pub(super) fn siglip(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
     fits(tensors.shape("mm.input_projection.weight")?.last(), config)?;
-    of_images(keys, tensors, || {
-        let (side, merge) = (table_side(tensors)?, keys.size(SCALE_FACTOR)?.unwrap_or(MERGE));
-        if merge == 0 || !side.is_multiple_of(merge) {
-            let key = keys.path(SCALE_FACTOR);
-            return Err(FormatError::Config(format!("{key} is {merge}, which does not divide {side} patches")).into());
-        }
+    of_images(keys, tensors, &EPS, || {
+        let side = table_side(tensors)?;
+        let merge = scale(keys, side, MERGE)?;
         Ok(Own { tower: Tower::Siglip, merge, table_side: side, image: token(model, "<image_soft_token>")? })
     })
 }
@@ -35,7 +34,7 @@ pub(super) fn siglip(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &
 /// see each other in all sizes but those with an embedding for each layer.
 pub(super) fn gemma4(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
     fits(tensors.shape("mm.input_projection.weight")?.first(), config)?;
-    of_images(keys, tensors, || {
+    of_images(keys, tensors, &EPS, || {
         let table = tensors.shape("v.position_embd.weight")?;
         let &[2, positions, _] = table else {
             return Err(FormatError::Gguf(format!("v.position_embd.weight has shape {table:?}")).into());
@@ -64,8 +63,9 @@ pub(super) fn siglip_renamed(swapped: bool, name: &str) -> Option<String> {
 
 /// The canonical name of a tensor of Gemma 4.
 pub(super) fn gemma4_renamed(swapped: bool, name: &str) -> Option<String> {
-    if let Some(found) = of_layer(swapped, name, gemma4_part) {
-        return found;
+    if let Some(name) = name.strip_prefix("v.blk.") {
+        let (layer, part, leaf) = of_layer(swapped, name)?;
+        return Some(format!("visual.encoder.layers.{layer}.{}", gemma4_part(part, leaf)?));
     }
     let known = match name {
         "v.patch_embd.weight" => "patch_embedder.input_proj.weight",

@@ -3,25 +3,25 @@
 //! Reference: llama.cpp, `conversion/smolvlm.py` and `tools/mtmd/models/siglip.cpp`.
 
 use super::Refusal;
-use super::parts::{Own, Read, SCALE_FACTOR, Tensors, fits, of_images, siglip_name, table_side, token};
+use super::parts::{Own, Read, Tensors, fits, of_images, scale, siglip_name, table_side, token};
 use crate::config::ModelConfig;
-use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::gguf::meta::GgufMeta;
-use crate::vision::Tower;
+use crate::vision::{Tower, distinct_places};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 2;
+/// The epsilon of the norms. The converter writes the second where the configuration says nothing; transformers computes with the
+/// first then, and so does this encoder.
+const EPS: [f32; 2] = [1e-6, 1e-5];
 
 /// Reads the encoder.
 pub(super) fn read(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
     fits(tensors.shape("mm.model.fc.weight")?.first(), config)?;
-    of_images(keys, tensors, || {
-        let (side, merge) = (table_side(tensors)?, keys.size(SCALE_FACTOR)?.unwrap_or(MERGE));
-        if merge == 0 || !side.is_multiple_of(merge) {
-            let key = keys.path(SCALE_FACTOR);
-            return Err(FormatError::Config(format!("{key} is {merge}, which does not divide {side} patches")).into());
-        }
+    of_images(keys, tensors, &EPS, || {
+        let side = table_side(tensors)?;
+        distinct_places(side)?;
+        let merge = scale(keys, side, MERGE)?;
         Ok(Own { tower: Tower::Idefics3, merge, table_side: side, image: token(model, "<image>")? })
     })
 }

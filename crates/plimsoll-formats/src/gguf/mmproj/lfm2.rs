@@ -3,7 +3,7 @@
 //! Reference: llama.cpp, `conversion/lfm2.py` and `tools/mtmd/models/siglip.cpp`.
 
 use super::Refusal;
-use super::parts::{Own, Read, SCALE_FACTOR, Tensors, fits, of_images, siglip_name, table_side, token};
+use super::parts::{EPS, Own, Read, SCALE_FACTOR, Tensors, fits, of_images, siglip_name, table_side, token};
 use crate::config::ModelConfig;
 use crate::gguf::keys::Keys;
 use crate::gguf::meta::GgufMeta;
@@ -19,7 +19,7 @@ pub(super) const LFM2: Tower =
 /// Reads the encoder.
 pub(super) fn read(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
-    of_images(keys, tensors, || {
+    of_images(keys, tensors, &EPS, || {
         let tower = Tower::Siglip2(Siglip2 {
             projector_width: tensors.shape("mm.1.weight")?[0],
             projector_norm: tensors.has("mm.input_norm.weight"),

@@ -1,8 +1,8 @@
 //! The vision encoder of a GGUF model: it stands in a second file, which llama.cpp's converter calls `mmproj`.
 //!
 //! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
-//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `idefics3` and `lfm2`
-//! have both for the families of their names.
+//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `idefics3`, `lfm2`
+//! and `pixtral` have both for the families of their names.
 
 mod beside;
 mod gemma;
@@ -10,6 +10,7 @@ mod idefics3;
 mod lfm2;
 mod names;
 mod parts;
+mod pixtral;
 mod tower;
 
 use super::{Opened, add_file};
@@ -69,6 +70,8 @@ pub struct Processor {
     pub max_pixels: Option<u64>,
     /// The longer side of an image after it is resized, before it is cut.
     pub longest: Option<u64>,
+    /// The side of what the encoder sees, or the longest that it may have.
+    pub side: Option<u64>,
 }
 
 /// Why a file gives no encoder.

@@ -1,6 +1,6 @@
 //! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.`.
 
-use super::{Refusal, gemma, idefics3, lfm2};
+use super::{Refusal, gemma, idefics3, lfm2, pixtral};
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::vision::{Tower, Vision};
@@ -26,13 +26,7 @@ fn spelling(tower: Tower) -> Spelling {
             merger_norm: "norm",
             merger: ["linear_fc1", "linear_fc2"],
         },
-        Tower::Qwen2
-        | Tower::Omni
-        | Tower::Intern(_)
-        | Tower::Siglip
-        | Tower::Siglip2(_)
-        | Tower::Idefics3
-        | Tower::Gemma4(_) => qwen2,
+        _ => qwen2,
     }
 }
 
@@ -47,12 +41,13 @@ pub(super) fn canonical(vision: &Vision, swapped: bool, entries: Vec<Entry>) -> 
             patches[frame] = Some(entry);
             continue;
         }
-        if entry.name.starts_with("a.") || entry.name.starts_with("mm.a.") {
+        if entry.name.starts_with("a.") || entry.name.starts_with("mm.a.") || entry.name == pixtral::IMG_BREAK {
             continue;
         }
         let name = match vision.tower {
             Tower::Siglip => gemma::siglip_renamed(swapped, &entry.name),
             Tower::Gemma4(_) => gemma::gemma4_renamed(swapped, &entry.name),
+            Tower::Pixtral(_) => pixtral::renamed(swapped, &entry.name),
             Tower::Idefics3 => idefics3::renamed(swapped, &entry.name),
             Tower::Siglip2(_) => lfm2::renamed(swapped, &entry.name),
             _ => renamed(vision, swapped, &entry.name),

@@ -10,8 +10,8 @@ use crate::gguf::keys::Keys;
 use crate::gguf::meta::GgufMeta;
 use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 
-/// The epsilon of the norms of all these encoders.
-const EPS: f32 = 1e-6;
+/// The epsilon of the norms of most encoders.
+pub(super) const EPS: [f32; 1] = [1e-6];
 /// The key of the patches per side of a token, in encoders of images alone.
 pub(super) const SCALE_FACTOR: &str = "projector.scale_factor";
 
@@ -45,13 +45,14 @@ pub(super) fn fits(width: Option<&usize>, config: &ModelConfig) -> Result<(), Re
     }
 }
 
-/// How many layers there are, and the width of what passes them; their norms must have the one epsilon.
-pub(super) fn layers(keys: &Keys) -> Result<(usize, usize), Refusal> {
+/// How many layers there are, and the width of what passes them; their norms must have one of the supported epsilons.
+pub(super) fn layers(keys: &Keys, supported: &[f32]) -> Result<(usize, usize), Refusal> {
     let depth = keys.need("block_count")?;
     within("vision layers", depth, DEPTH_MAX)?;
-    let eps = keys.f32("attention.layer_norm_epsilon").unwrap_or(EPS);
-    if (eps - EPS).abs() > EPS / 1e3 {
-        let what = format!("attention.layer_norm_epsilon {eps} in a vision encoder; supported is {EPS}");
+    let eps = keys.f32("attention.layer_norm_epsilon").unwrap_or(supported[0]);
+    if supported.iter().all(|known| (eps - known).abs() > known / 1e3) {
+        let supported = supported.iter().map(f32::to_string).collect::<Vec<_>>().join(" or ");
+        let what = format!("attention.layer_norm_epsilon {eps} in a vision encoder; supported is {supported}");
         return Err(Refusal::Unfit(what));
     }
     Ok((depth, keys.need("embedding_length")?))
@@ -74,6 +75,7 @@ pub(super) fn processor(keys: &Keys) -> Result<Processor, FormatError> {
         min_pixels: keys.size("image_min_pixels")?.map(|pixels| pixels as u64),
         max_pixels: keys.size("image_max_pixels")?.map(|pixels| pixels as u64),
         longest: keys.size("preproc_image_size")?.map(|pixels| pixels as u64),
+        side: keys.size("image_size")?.map(|pixels| pixels as u64),
     })
 }
 
@@ -99,6 +101,18 @@ pub(super) fn feed_forward(tensors: &Tensors, hidden: usize) -> Result<(usize, b
     let (up, down) = (tensors.shape("v.blk.0.ffn_up.weight")?, tensors.shape("v.blk.0.ffn_down.weight")?);
     let swapped = down.last() == Some(&hidden) && up.last() != Some(&hidden);
     Ok((if swapped { down[0] } else { up[0] }, swapped))
+}
+
+/// Patches per side of a token, which divide `side` patches; `default` where the file does not say it.
+pub(super) fn scale(keys: &Keys, side: usize, default: usize) -> Result<usize, FormatError> {
+    let merge = keys.size(SCALE_FACTOR)?.unwrap_or(default);
+    match merge > 0 && side.is_multiple_of(merge) {
+        true => Ok(merge),
+        false => {
+            let key = keys.path(SCALE_FACTOR);
+            Err(FormatError::Config(format!("{key} is {merge}, which does not divide {side} patches")))
+        }
+    }
 }
 
 /// Positions per side of the learned table.
@@ -135,9 +149,10 @@ pub(super) fn token(model: &GgufMeta, name: &str) -> Result<u32, Refusal> {
 pub(super) fn of_images(
     keys: &Keys,
     tensors: &Tensors,
+    eps: &[f32],
     own: impl FnOnce() -> Result<Own, Refusal>,
 ) -> Result<Read, Refusal> {
-    let (depth, hidden_size) = layers(keys)?;
+    let (depth, hidden_size) = layers(keys, eps)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
     let (channels, patch) = patch(tensors)?;
     let Own { tower, merge, table_side, image } = own()?;
@@ -162,30 +177,24 @@ pub(super) fn of_images(
     Ok(Read { vision, sections: None, processor: processor(keys)?, swapped })
 }
 
-/// The canonical name of a tensor in a layer, by the name of its part there; the outer option is none for tensors outside of layers.
-pub(super) fn of_layer(
-    swapped: bool,
-    name: &str,
-    part_name: fn(&str, &str) -> Option<String>,
-) -> Option<Option<String>> {
-    let (layer, rest) = name.strip_prefix("v.blk.")?.split_once('.')?;
-    let known = || {
-        let layer: usize = layer.parse().ok()?;
-        let (part, leaf) = rest.rsplit_once('.')?;
-        let part = match part {
-            "ffn_up" if swapped => "ffn_down",
-            "ffn_down" if swapped => "ffn_up",
-            part => part,
-        };
-        Some(format!("visual.encoder.layers.{layer}.{}", part_name(part, leaf)?))
+/// The number of a layer, and a tensor's part and leaf in it, of a name behind `v.blk.`. The two feed-forward projections have each
+/// other's names where they are swapped.
+pub(super) fn of_layer(swapped: bool, name: &str) -> Option<(usize, &str, &str)> {
+    let (layer, rest) = name.split_once('.')?;
+    let (part, leaf) = rest.rsplit_once('.')?;
+    let part = match part {
+        "ffn_up" if swapped => "ffn_down",
+        "ffn_down" if swapped => "ffn_up",
+        part => part,
     };
-    Some(known())
+    Some((layer.parse().ok()?, part, leaf))
 }
 
 /// The canonical name of a tensor of SigLIP, without its projector.
 pub(super) fn siglip_name(swapped: bool, name: &str) -> Option<String> {
-    if let Some(found) = of_layer(swapped, name, siglip_part) {
-        return found;
+    if let Some(name) = name.strip_prefix("v.blk.") {
+        let (layer, part, leaf) = of_layer(swapped, name)?;
+        return Some(format!("visual.encoder.layers.{layer}.{}", siglip_part(part, leaf)?));
     }
     let known = match name {
         "v.patch_embd.weight" => "embeddings.patch_embedding.weight",

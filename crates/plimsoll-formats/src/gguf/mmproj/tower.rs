@@ -2,8 +2,8 @@
 //!
 //! Some sizes are read off the tensors, because old files have other numbers in the metadata.
 
-use super::parts::{Read, Tensors, feed_forward, fits, layers, patch, processor, table_side, token};
-use super::{Refusal, gemma, idefics3, lfm2};
+use super::parts::{EPS, Read, Tensors, feed_forward, fits, layers, patch, processor, table_side, token};
+use super::{Refusal, gemma, idefics3, lfm2, pixtral};
 use crate::activation::Activation;
 use crate::config::ModelConfig;
 use crate::directory::Entry;
@@ -13,7 +13,7 @@ use crate::gguf::meta::{GgufMeta, GgufValue};
 use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 
 /// One row a type of projector: the encoder's design, and the architectures of the models that it belongs to.
-const PROJECTORS: [(&str, Tower, &[&str]); 7] = [
+const PROJECTORS: [(&str, Tower, &[&str]); 8] = [
     ("qwen2vl_merger", Tower::Qwen2, &["qwen2vl"]),
     ("qwen2.5vl_merger", Tower::Qwen2_5, &["qwen2vl"]),
     ("qwen3vl_merger", Tower::Qwen3, &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"]),
@@ -21,6 +21,7 @@ const PROJECTORS: [(&str, Tower, &[&str]); 7] = [
     ("gemma4v", gemma::GEMMA4, &["gemma4"]),
     ("lfm2", lfm2::LFM2, &["lfm2", "lfm2moe"]),
     ("idefics3", Tower::Idefics3, &["llama"]),
+    ("pixtral", pixtral::PIXTRAL, &["llama", "mistral3"]),
 ];
 
 /// Side in pixels of Qwen2.5-VL's windows. Converters do not write it.
@@ -40,12 +41,13 @@ pub(super) fn read(
     match tower {
         Tower::Siglip => return gemma::siglip(&keys, &tensors, model, config),
         Tower::Gemma4(_) => return gemma::gemma4(&keys, &tensors, model, config),
+        Tower::Pixtral(_) => return pixtral::read(&keys, &tensors, model, config),
         Tower::Idefics3 => return idefics3::read(&keys, &tensors, model, config),
         Tower::Siglip2(_) => return lfm2::read(&keys, &tensors, model, config),
         _ => {}
     }
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
-    let (depth, hidden_size) = layers(&keys)?;
+    let (depth, hidden_size) = layers(&keys, &EPS)?;
     let (intermediate_size, swapped) = feed_forward(&tensors, hidden_size)?;
     let (channels, patch) = patch(&tensors)?;
     let (window, full_layers) = if tower == Tower::Qwen2_5 { windows(&keys, depth)? } else { (None, Vec::new()) };
