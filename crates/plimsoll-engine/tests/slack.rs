@@ -101,7 +101,7 @@ struct Before {
 fn submit_together(engine: &EngineHandle, requests: &[Request]) -> (Vec<Reader>, Before) {
     /// What the first say while the prompts of the others are computed is less. When they end, the others lack so many tokens: fewer
     /// pages than the slack that is allowed.
-    const AHEAD: u64 = 40;
+    const AHEAD: u64 = 24;
     let metrics = engine.metrics();
     for _ in 0..100 {
         let before = Before { heap: heap::in_use(), finished: metrics.finished.get() };
@@ -162,7 +162,8 @@ fn check(case: &Case) {
         max_waiting: 64,
         max_total_token_num: Some(pages as u64 * 16),
         max_req_total_len: Some(prompt + output as usize),
-        threads: Some(2),
+        // Of two cores the other is the thread's that submits.
+        threads: Some(1),
         request_bytes: running as u64 * price,
         tokenizer_bytes: Some(tokenizer_measured),
         ..Options::default()
