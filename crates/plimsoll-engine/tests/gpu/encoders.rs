@@ -97,6 +97,13 @@ fn towers_of_one_size_do_too() {
 
 #[test]
 #[ignore = "external"]
+fn encoders_of_squares_and_of_rows_of_tokens_do_too() {
+    let _alone = alone();
+    ["vl-idefics3", "vl-mistral3"].into_iter().for_each(|model| sees(model).right());
+}
+
+#[test]
+#[ignore = "external"]
 fn a_tower_that_bounds_its_activations_does_too() {
     let _alone = alone();
     sees("vl-gemma4-e2b").right();
