@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "llama": "llama", "qwen3_moe": "qwen3moe", "gpt_oss": "gpt-oss", "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe",
 }
 CHUNK = 8 << 20  # Random bytes that are drawn at once; a larger tensor repeats them.
-UNUSED = 5  # A token type of GGUF.
+NORMAL = 1  # A token type of GGUF: answers of random weights have text, without which clients wait for one.
 FULL_ATTENTION_EVERY = 4
 
 Tensor = tuple[str, tuple[int, ...], Q]  # name, shape with the input width last, type
@@ -164,7 +164,7 @@ def tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
     writer.add_tokenizer_model(of("ggml.model"))
     writer.add_tokenizer_pre(of("ggml.pre"))
     writer.add_token_list(tokens + [f"[PAD{i}]" for i in range(len(tokens), vocab)])
-    writer.add_token_types(types + [UNUSED] * (vocab - len(types)))
+    writer.add_token_types(types + [NORMAL] * (vocab - len(types)))
     writer.add_token_merges(of("ggml.merges"))
     writer.add_eos_token_id(of("ggml.eos_token_id"))
     writer.add_add_bos_token(False)
