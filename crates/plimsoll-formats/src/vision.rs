@@ -159,6 +159,28 @@ pub(crate) fn distinct_places(side: usize) -> Result<(), FormatError> {
 }
 
 impl Vision {
+    /// An encoder of images one by one, without what only videos, windows or deepstack need. Its sizes are still to be filled in.
+    pub(crate) fn of_images(tower: Tower, tokens: MediaTokens) -> Self {
+        Self {
+            tower,
+            depth: 0,
+            hidden_size: 0,
+            heads: 0,
+            intermediate_size: 0,
+            act: Activation::GeluTanh,
+            channels: 3,
+            patch: 0,
+            temporal: 1,
+            merge: 1,
+            table_side: 0,
+            deepstack: Vec::new(),
+            window: None,
+            full_layers: Vec::new(),
+            steps_per_second: None,
+            tokens,
+        }
+    }
+
     /// Numbers of a patch.
     pub fn patch_width(&self) -> usize {
         self.channels * self.temporal * self.patch * self.patch

@@ -41,13 +41,13 @@ pub(super) fn read(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Visio
         }
     }
     let sees_ahead = text.str("use_bidirectional_attention")? == Some("vision");
+    let tower = Tower::Gemma4(Gemma4 {
+        positions: or("position_embedding_size", 10_240)?,
+        clipped: flag("use_clipped_linears")?,
+        standardize: flag("standardize")?,
+        sees_ahead,
+    });
     Ok(Vision {
-        tower: Tower::Gemma4(Gemma4 {
-            positions: or("position_embedding_size", 10_240)?,
-            clipped: flag("use_clipped_linears")?,
-            standardize: flag("standardize")?,
-            sees_ahead,
-        }),
         depth: or("num_hidden_layers", 16)?,
         hidden_size,
         heads,
@@ -55,16 +55,13 @@ pub(super) fn read(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Visio
         act: activation_of(vision.str("hidden_activation")?.unwrap_or("gelu_pytorch_tanh"))?,
         channels: 3,
         patch: side(vision, "patch_size", 16)?,
-        temporal: 1,
         merge: or("pooling_kernel_size", 3)?,
-        table_side: 0,
-        deepstack: Vec::new(),
-        window: None,
-        full_layers: Vec::new(),
-        steps_per_second: None,
-        tokens: MediaTokens {
-            image: token(top, "image_token_id", 258_880)?,
-            video: token(top, "video_token_id", 258_884)?,
-        },
+        ..Vision::of_images(
+            tower,
+            MediaTokens {
+                image: token(top, "image_token_id", 258_880)?,
+                video: token(top, "video_token_id", 258_884)?,
+            },
+        )
     })
 }

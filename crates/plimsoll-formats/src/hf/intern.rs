@@ -1,7 +1,7 @@
 //! The tower of an InternVL checkpoint in the form of transformers, with its defaults.
 
 use super::json::Lookup;
-use super::values::{activation, side, token};
+use super::values::{activation, check_layer_norm_eps, check_projector, side, token};
 use crate::error::{FormatError, quote};
 use crate::vision::{Intern, MediaTokens, Tower, Vision};
 
@@ -30,13 +30,13 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
     }
     // A frame of a video is written as an image is.
     let context = token(top, "image_token_id", 151_667)?;
+    let tower = Tower::Intern(Intern {
+        rms_norm,
+        qk_norm: flag("use_qk_norm", false)?,
+        attention_bias: flag("attention_bias", false)?,
+        last_norm: !flag("use_mean_pooling", true)?,
+    });
     Ok(Vision {
-        tower: Tower::Intern(Intern {
-            rms_norm,
-            qk_norm: flag("use_qk_norm", false)?,
-            attention_bias: flag("attention_bias", false)?,
-            last_norm: !flag("use_mean_pooling", true)?,
-        }),
         depth: or("num_hidden_layers", 24)?,
         hidden_size: or("hidden_size", 1024)?,
         heads: or("num_attention_heads", 16)?,
@@ -44,14 +44,9 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         act: activation(vision, "gelu")?,
         channels: or("num_channels", 3)?,
         patch,
-        temporal: 1,
         merge: merge as usize,
         table_side: image / patch,
-        deepstack: Vec::new(),
-        window: None,
-        full_layers: Vec::new(),
-        steps_per_second: None,
-        tokens: MediaTokens { image: context, video: context },
+        ..Vision::of_images(tower, MediaTokens { image: context, video: context })
     })
 }
 
@@ -61,16 +56,8 @@ fn refuse(vision: &Lookup, top: &Lookup) -> Result<(), FormatError> {
     if vision.bool("use_absolute_position_embeddings")? == Some(false) {
         return unsupported("use_absolute_position_embeddings: false".to_owned());
     }
-    if let Some(eps) = vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
-        return unsupported(format!("layer_norm_eps {eps} in a vision tower"));
-    }
-    match top.str("projector_hidden_act")?.unwrap_or("gelu") {
-        "gelu" => {}
-        other => return unsupported(format!("projector_hidden_act {}", quote(other))),
-    }
-    if top.get("vision_feature_layer").is_some_and(|layer| layer.as_i64() != Some(-1)) {
-        return unsupported("vision_feature_layer other than -1".to_owned());
-    }
+    check_layer_norm_eps(vision)?;
+    check_projector(top)?;
     match top.str("vision_feature_select_strategy")?.unwrap_or("default") {
         "default" => Ok(()),
         other => unsupported(format!("vision_feature_select_strategy {}", quote(other))),

@@ -1,7 +1,7 @@
 //! The tower of a Mistral 3 or Ministral 3 checkpoint, with the defaults of transformers.
 
 use super::json::Lookup;
-use super::values::{activation, side, token};
+use super::values::{activation, check_projector, side, token};
 use crate::error::{FormatError, quote};
 use crate::vision::{MediaTokens, Pixtral, Tower, Vision};
 
@@ -10,9 +10,15 @@ pub(super) fn is(name: &str) -> bool {
     matches!(name, "Mistral3ForConditionalGeneration" | "mistral3")
 }
 
+/// Whether the tower is Pixtral's.
+pub(super) fn has_tower(vision: &Lookup) -> bool {
+    vision.str("model_type").is_ok_and(|kind| kind.unwrap_or("pixtral") == "pixtral")
+}
+
 /// Reads `vision_config` and what stands around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
-    refuse(vision, top)?;
+    check_rope(vision)?;
+    check_projector(top)?;
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
     let (hidden_size, heads) = (or("hidden_size", 1024)?, or("num_attention_heads", 16)?);
     if let Some(head_dim) = vision.size("head_dim")?.filter(|head_dim| head_dim.checked_mul(heads) != Some(hidden_size))
@@ -22,11 +28,11 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         )));
     }
     let image = token(top, "image_token_index", token(top, "image_token_id", 10)?)?;
+    let tower = Tower::Pixtral(Pixtral {
+        projector_bias: top.bool("multimodal_projector_bias")?.unwrap_or(false),
+        rope_interleaved: false,
+    });
     Ok(Vision {
-        tower: Tower::Pixtral(Pixtral {
-            projector_bias: top.bool("multimodal_projector_bias")?.unwrap_or(false),
-            rope_interleaved: false,
-        }),
         depth: or("num_hidden_layers", 24)?,
         hidden_size,
         heads,
@@ -34,20 +40,14 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         act: activation(vision, "gelu")?,
         channels: or("num_channels", 3)?,
         patch: side(vision, "patch_size", 14)?,
-        temporal: 1,
         merge: top.size("spatial_merge_size")?.unwrap_or(2),
-        table_side: 0,
-        deepstack: Vec::new(),
-        window: None,
-        full_layers: Vec::new(),
-        steps_per_second: None,
         // There are no videos.
-        tokens: MediaTokens { image, video: image },
+        ..Vision::of_images(tower, MediaTokens { image, video: image })
     })
 }
 
-/// What no code here does.
-fn refuse(vision: &Lookup, top: &Lookup) -> Result<(), FormatError> {
+/// Refuses rotary positions that the tower does not have.
+fn check_rope(vision: &Lookup) -> Result<(), FormatError> {
     let unsupported = |what: String| Err(FormatError::Unsupported(what));
     let rope = vision.object("rope_parameters")?;
     let kind = rope.as_ref().map(|rope| rope.str("rope_type")).transpose()?.flatten();
@@ -58,11 +58,5 @@ fn refuse(vision: &Lookup, top: &Lookup) -> Result<(), FormatError> {
     if let Some(theta) = theta.or(vision.f32("rope_theta")?).filter(|theta| *theta != 10_000.0) {
         return unsupported(format!("rope_theta {theta} in a vision tower; supported is 10000"));
     }
-    if top.get("vision_feature_layer").is_some_and(|layer| layer.as_i64() != Some(-1)) {
-        return unsupported("vision_feature_layer other than -1".to_owned());
-    }
-    match top.str("projector_hidden_act")?.unwrap_or("gelu") {
-        "gelu" => Ok(()),
-        other => unsupported(format!("projector_hidden_act {}; supported is gelu", quote(other))),
-    }
+    Ok(())
 }

@@ -1,7 +1,7 @@
 //! The tower of a Gemma 3 checkpoint, with the defaults of transformers.
 
 use super::json::Lookup;
-use super::values::{activation, side, token};
+use super::values::{activation, check_layer_norm_eps, side, token};
 use crate::error::FormatError;
 use crate::vision::{MediaTokens, Tower, Vision};
 
@@ -12,9 +12,7 @@ pub(super) fn is(name: &str) -> bool {
 
 /// Reads `vision_config` and what stands around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
-    if let Some(eps) = vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
-        return Err(FormatError::Unsupported(format!("layer_norm_eps {eps} in a vision tower")));
-    }
+    check_layer_norm_eps(vision)?;
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
     let (image, patch) = (side(vision, "image_size", 224)?, side(vision, "patch_size", 16)?);
     let tokens = top.size("mm_tokens_per_image")?.unwrap_or(256);
@@ -26,8 +24,8 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         )));
     }
     let image = token(top, "image_token_index", token(top, "image_token_id", 262_144)?)?;
+    let tower = Tower::Siglip;
     Ok(Vision {
-        tower: Tower::Siglip,
         depth: or("num_hidden_layers", 12)?,
         hidden_size: or("hidden_size", 768)?,
         heads: or("num_attention_heads", 12)?,
@@ -35,14 +33,9 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         act: activation(vision, "gelu_pytorch_tanh")?,
         channels: or("num_channels", 3)?,
         patch,
-        temporal: 1,
         merge,
         table_side: per_side,
-        deepstack: Vec::new(),
-        window: None,
-        full_layers: Vec::new(),
-        steps_per_second: None,
         // There are no videos.
-        tokens: MediaTokens { image, video: image },
+        ..Vision::of_images(tower, MediaTokens { image, video: image })
     })
 }

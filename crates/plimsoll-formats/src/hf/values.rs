@@ -50,6 +50,27 @@ pub(super) fn token(top: &Lookup, key: &str, default: u32) -> Result<u32, Format
     }
 }
 
+/// Refuses an epsilon of a tower's layer norms that no tower here has.
+pub(super) fn check_layer_norm_eps(vision: &Lookup) -> Result<(), FormatError> {
+    match vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
+        Some(eps) => {
+            Err(FormatError::Unsupported(format!("layer_norm_eps {eps} in a vision tower; supported is 1e-6")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses projectors that take another layer than the tower's last, or have another activation than GELU.
+pub(super) fn check_projector(top: &Lookup) -> Result<(), FormatError> {
+    if top.get("vision_feature_layer").is_some_and(|layer| layer.as_i64() != Some(-1)) {
+        return Err(FormatError::Unsupported("vision_feature_layer other than -1".to_owned()));
+    }
+    match top.str("projector_hidden_act")?.unwrap_or("gelu") {
+        "gelu" => Ok(()),
+        other => Err(FormatError::Unsupported(format!("projector_hidden_act {}; supported is gelu", quote(other)))),
+    }
+}
+
 /// A side that may be given for each axis; they must be equal.
 pub(super) fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, FormatError> {
     let Some(sides) = vision.get(key).and_then(|value| value.as_array()) else {

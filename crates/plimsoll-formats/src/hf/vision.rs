@@ -77,30 +77,9 @@ fn family(name: &str) -> Option<Defaults> {
 
 /// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &str) -> Result<(), FormatError> {
-    if let Some(vision) = top.object("vision_config")?.filter(|_| intern::is(name)) {
-        config.vision = Some(intern::read(&vision, top)?);
-        return Ok(());
-    }
-    if let Some(vision) = top.object("vision_config")?.filter(|_| siglip::is(name)) {
-        config.vision = Some(siglip::read(&vision, top)?);
-        return Ok(());
-    }
-    if let Some(vision) = top.object("vision_config")?.filter(|_| idefics3::is(name)) {
-        config.vision = Some(idefics3::read(&vision, top)?);
-        return Ok(());
-    }
-    let pixtral = |vision: &Lookup| vision.str("model_type").is_ok_and(|kind| kind.unwrap_or("pixtral") == "pixtral");
-    if let Some(vision) = top.object("vision_config")?.filter(|vision| pixtral::is(name) && pixtral(vision)) {
-        config.vision = Some(pixtral::read(&vision, top)?);
-        return Ok(());
-    }
-    let kind = top.str("model_type")?.unwrap_or_default();
-    if let Some(vision) = top.object("vision_config")?.filter(|_| siglip2::is(name) || siglip2::is(kind)) {
-        config.vision = Some(siglip2::read(&vision, top)?);
-        return Ok(());
-    }
-    if let Some(vision) = top.object("vision_config")?.filter(|_| gemma4::is(name)) {
-        config.vision = Some(gemma4::read(&vision, top, text)?);
+    let Some(vision) = top.object("vision_config")? else { return Ok(()) };
+    if let Some(tower) = of_own_family(&vision, top, text, name)? {
+        config.vision = Some(tower);
         return Ok(());
     }
     // Without a class, `name` is the text model's.
@@ -108,7 +87,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
         Some(defaults) => Some(defaults),
         None => top.str("model_type")?.and_then(family),
     };
-    let (Some(vision), Some(defaults)) = (top.object("vision_config")?, defaults) else { return Ok(()) };
+    let Some(defaults) = defaults else { return Ok(()) };
     let tower = read(&vision, top, &defaults)?;
     let out = match defaults.tower {
         // Its configuration calls the width of the output so.
@@ -122,6 +101,22 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
     config.rope_sections = Some(sections(text, &defaults)?);
     config.vision = Some(tower);
     Ok(())
+}
+
+/// The tower of a family that has a module of its own; none for the Qwens, and for families without towers.
+fn of_own_family(vision: &Lookup, top: &Lookup, text: &Lookup, name: &str) -> Result<Option<Vision>, FormatError> {
+    let read = match () {
+        () if intern::is(name) => intern::read(vision, top),
+        () if siglip::is(name) => siglip::read(vision, top),
+        () if idefics3::is(name) => idefics3::read(vision, top),
+        () if pixtral::is(name) && pixtral::has_tower(vision) => pixtral::read(vision, top),
+        () if siglip2::is(name) || siglip2::is(top.str("model_type")?.unwrap_or_default()) => {
+            siglip2::read(vision, top)
+        }
+        () if gemma4::is(name) => gemma4::read(vision, top, text),
+        () => return Ok(None),
+    };
+    read.map(Some)
 }
 
 fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, FormatError> {

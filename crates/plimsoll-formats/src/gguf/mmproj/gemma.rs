@@ -4,37 +4,38 @@
 
 use super::Refusal;
 use super::parts::{
-    EPS, Own, Read, SCALE_FACTOR, Tensors, fits, of_images, of_layer, scale, siglip_name, table_side, token,
+    EPS, File, Own, Read, SCALE_FACTOR, fits, of_images, of_layer, scale, siglip_name, table_side, token,
 };
-use crate::config::ModelConfig;
+use crate::activation::Activation;
 use crate::error::FormatError;
-use crate::gguf::keys::Keys;
-use crate::gguf::meta::GgufMeta;
-use crate::vision::{Gemma4, Tower};
+use crate::vision::{Gemma4, Tower, Vision};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 4;
 const GEMMA4_MERGE: usize = 3;
 
-/// Gemma 4 before its file is read.
-pub(super) const GEMMA4: Tower =
-    Tower::Gemma4(Gemma4 { positions: 0, clipped: false, standardize: false, sees_ahead: false });
-
 /// Reads Gemma 3's encoder.
-pub(super) fn siglip(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
-    fits(tensors.shape("mm.input_projection.weight")?.last(), config)?;
-    of_images(keys, tensors, &EPS, || {
-        let side = table_side(tensors)?;
-        let merge = scale(keys, side, MERGE)?;
-        Ok(Own { tower: Tower::Siglip, merge, table_side: side, image: token(model, "<image_soft_token>")? })
+pub(super) fn siglip(file: &File<'_>) -> Result<Read, Refusal> {
+    fits(file.tensors.shape("mm.input_projection.weight")?.last(), file.config)?;
+    of_images(file, &EPS, || {
+        let table_side = table_side(&file.tensors)?;
+        Ok(Own {
+            tower: Tower::Siglip,
+            act: Activation::GeluTanh,
+            merge: scale(&file.keys, table_side, MERGE)?,
+            table_side,
+            image: token(file.model, "<image_soft_token>")?,
+            renamed: siglip_renamed,
+        })
     })
 }
 
 /// Reads Gemma 4's encoder. What the file does not hold is that of published models: the activation, and that the tokens of an image
 /// see each other in all sizes but those with an embedding for each layer.
-pub(super) fn gemma4(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
+pub(super) fn gemma4(file: &File<'_>) -> Result<Read, Refusal> {
+    let File { keys, tensors, model, config } = file;
     fits(tensors.shape("mm.input_projection.weight")?.first(), config)?;
-    of_images(keys, tensors, &EPS, || {
+    of_images(file, &EPS, || {
         let table = tensors.shape("v.position_embd.weight")?;
         let &[2, positions, _] = table else {
             return Err(FormatError::Gguf(format!("v.position_embd.weight has shape {table:?}")).into());
@@ -46,12 +47,19 @@ pub(super) fn gemma4(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &
             standardize: tensors.has("v.std_bias"),
             sees_ahead: config.variant.per_layer_input.is_none(),
         });
-        Ok(Own { tower, merge: keys.size(SCALE_FACTOR)?.unwrap_or(GEMMA4_MERGE), table_side: 0, image })
+        Ok(Own {
+            tower,
+            act: Activation::GeluTanh,
+            merge: keys.size(SCALE_FACTOR)?.unwrap_or(GEMMA4_MERGE),
+            table_side: 0,
+            image,
+            renamed: gemma4_renamed,
+        })
     })
 }
 
 /// The canonical name of a tensor of Gemma 3.
-pub(super) fn siglip_renamed(swapped: bool, name: &str) -> Option<String> {
+fn siglip_renamed(_: &Vision, swapped: bool, name: &str) -> Option<String> {
     let known = match name {
         "mm.input_projection.weight" => "mm_input_projection_weight",
         // Its weights are whole here, not less one.
@@ -62,7 +70,7 @@ pub(super) fn siglip_renamed(swapped: bool, name: &str) -> Option<String> {
 }
 
 /// The canonical name of a tensor of Gemma 4.
-pub(super) fn gemma4_renamed(swapped: bool, name: &str) -> Option<String> {
+fn gemma4_renamed(_: &Vision, swapped: bool, name: &str) -> Option<String> {
     if let Some(name) = name.strip_prefix("v.blk.") {
         let (layer, part, leaf) = of_layer(swapped, name)?;
         return Some(format!("visual.encoder.layers.{layer}.{}", gemma4_part(part, leaf)?));

@@ -3,11 +3,9 @@
 //! Reference: llama.cpp, `conversion/smolvlm.py` and `tools/mtmd/models/siglip.cpp`.
 
 use super::Refusal;
-use super::parts::{Own, Read, Tensors, fits, of_images, scale, siglip_name, table_side, token};
-use crate::config::ModelConfig;
-use crate::gguf::keys::Keys;
-use crate::gguf::meta::GgufMeta;
-use crate::vision::{Tower, distinct_places};
+use super::parts::{File, Own, Read, fits, of_images, scale, siglip_name, table_side, token};
+use crate::activation::Activation;
+use crate::vision::{Tower, Vision, distinct_places};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 2;
@@ -16,18 +14,24 @@ const MERGE: usize = 2;
 const EPS: [f32; 2] = [1e-6, 1e-5];
 
 /// Reads the encoder.
-pub(super) fn read(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
-    fits(tensors.shape("mm.model.fc.weight")?.first(), config)?;
-    of_images(keys, tensors, &EPS, || {
-        let side = table_side(tensors)?;
-        distinct_places(side)?;
-        let merge = scale(keys, side, MERGE)?;
-        Ok(Own { tower: Tower::Idefics3, merge, table_side: side, image: token(model, "<image>")? })
+pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
+    fits(file.tensors.shape("mm.model.fc.weight")?.first(), file.config)?;
+    of_images(file, &EPS, || {
+        let table_side = table_side(&file.tensors)?;
+        distinct_places(table_side)?;
+        Ok(Own {
+            tower: Tower::Idefics3,
+            act: Activation::GeluTanh,
+            merge: scale(&file.keys, table_side, MERGE)?,
+            table_side,
+            image: token(file.model, "<image>")?,
+            renamed,
+        })
     })
 }
 
 /// The canonical name of a tensor.
-pub(super) fn renamed(swapped: bool, name: &str) -> Option<String> {
+fn renamed(_: &Vision, swapped: bool, name: &str) -> Option<String> {
     match name {
         "mm.model.fc.weight" => Some("visual.projector.proj.weight".to_owned()),
         _ => siglip_name(swapped, name),

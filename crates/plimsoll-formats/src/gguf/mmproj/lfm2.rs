@@ -3,35 +3,36 @@
 //! Reference: llama.cpp, `conversion/lfm2.py` and `tools/mtmd/models/siglip.cpp`.
 
 use super::Refusal;
-use super::parts::{EPS, Own, Read, SCALE_FACTOR, Tensors, fits, of_images, siglip_name, table_side, token};
-use crate::config::ModelConfig;
-use crate::gguf::keys::Keys;
-use crate::gguf::meta::GgufMeta;
-use crate::vision::{Siglip2, Tower};
+use super::parts::{EPS, File, Own, Read, SCALE_FACTOR, fits, of_images, siglip_name, table_side, token};
+use crate::activation::Activation;
+use crate::vision::{Siglip2, Tower, Vision};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 2;
 
-/// The encoder before its file is read.
-pub(super) const LFM2: Tower =
-    Tower::Siglip2(Siglip2 { projector_width: 0, projector_norm: false, projector_bias: false });
-
 /// Reads the encoder.
-pub(super) fn read(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
+pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
+    let File { keys, tensors, model, config } = file;
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
-    of_images(keys, tensors, &EPS, || {
+    of_images(file, &EPS, || {
         let tower = Tower::Siglip2(Siglip2 {
             projector_width: tensors.shape("mm.1.weight")?[0],
             projector_norm: tensors.has("mm.input_norm.weight"),
             projector_bias: tensors.has("mm.1.bias"),
         });
-        let merge = keys.size(SCALE_FACTOR)?.unwrap_or(MERGE);
-        Ok(Own { tower, merge, table_side: table_side(tensors)?, image: token(model, "<image>")? })
+        Ok(Own {
+            tower,
+            act: Activation::GeluTanh,
+            merge: keys.size(SCALE_FACTOR)?.unwrap_or(MERGE),
+            table_side: table_side(tensors)?,
+            image: token(model, "<image>")?,
+            renamed,
+        })
     })
 }
 
 /// The canonical name of a tensor.
-pub(super) fn renamed(swapped: bool, name: &str) -> Option<String> {
+fn renamed(_: &Vision, swapped: bool, name: &str) -> Option<String> {
     let known = match name {
         "mm.input_norm.weight" => "layer_norm.weight",
         "mm.input_norm.bias" => "layer_norm.bias",

@@ -133,9 +133,9 @@ fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
             "general.architecture is {found}; an mmproj file has {ARCHITECTURE:?}: give the file that holds the vision encoder"
         )));
     }
-    let Read { vision, sections, processor, swapped } =
-        tower::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
-    let entries = names::canonical(&vision, swapped, header.entries)?;
+    let read = tower::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
+    let entries = names::canonical(&read, header.entries)?;
+    let Read { vision, sections, processor, .. } = read;
     opened.directory = std::mem::take(&mut opened.directory).with(entries)?;
     opened.config.vision = Some(vision);
     opened.config.rope_sections = sections;

@@ -1,6 +1,7 @@
 //! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.`.
 
-use super::{Refusal, gemma, idefics3, lfm2, pixtral};
+use super::parts::Read;
+use super::{Refusal, pixtral};
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::vision::{Tower, Vision};
@@ -32,7 +33,8 @@ fn spelling(tower: Tower) -> Spelling {
 
 /// The vision encoder's tensors by their canonical names; those of an audio encoder are left out. `swapped`: the file calls each of
 /// a layer's two feed-forward projections by the other's name.
-pub(super) fn canonical(vision: &Vision, swapped: bool, entries: Vec<Entry>) -> Result<Vec<Entry>, Refusal> {
+pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, Refusal> {
+    let vision = &read.vision;
     let mut named = Vec::with_capacity(entries.len());
     let mut patches = [None, None];
     for mut entry in entries {
@@ -44,15 +46,7 @@ pub(super) fn canonical(vision: &Vision, swapped: bool, entries: Vec<Entry>) -> 
         if entry.name.starts_with("a.") || entry.name.starts_with("mm.a.") || entry.name == pixtral::IMG_BREAK {
             continue;
         }
-        let name = match vision.tower {
-            Tower::Siglip => gemma::siglip_renamed(swapped, &entry.name),
-            Tower::Gemma4(_) => gemma::gemma4_renamed(swapped, &entry.name),
-            Tower::Pixtral(_) => pixtral::renamed(swapped, &entry.name),
-            Tower::Idefics3 => idefics3::renamed(swapped, &entry.name),
-            Tower::Siglip2(_) => lfm2::renamed(swapped, &entry.name),
-            _ => renamed(vision, swapped, &entry.name),
-        };
-        let Some(name) = name else {
+        let Some(name) = (read.renamed)(vision, read.swapped, &entry.name) else {
             let what =
                 format!("tensor {} in a vision encoder of this type; fetch another mmproj file", quote(&entry.name));
             return Err(FormatError::Unsupported(what).into());
@@ -99,7 +93,8 @@ fn joined(first: Entry, second: Entry) -> Result<Entry, FormatError> {
     Ok(Entry { name: "visual.patch_embed.proj.weight".to_owned(), info, storage })
 }
 
-fn renamed(vision: &Vision, swapped: bool, name: &str) -> Option<String> {
+/// The canonical name of a tensor of the Qwens.
+pub(super) fn qwen(vision: &Vision, swapped: bool, name: &str) -> Option<String> {
     let (module, leaf) = name.rsplit_once('.').filter(|(_, leaf)| ["weight", "bias"].contains(leaf))?;
     let Spelling { up, down, merger_norm, merger } = spelling(vision.tower);
     let (up, down) = if swapped { (down, up) } else { (up, down) };

@@ -15,6 +15,14 @@ pub(super) const EPS: [f32; 1] = [1e-6];
 /// The key of the patches per side of a token, in encoders of images alone.
 pub(super) const SCALE_FACTOR: &str = "projector.scale_factor";
 
+/// An `mmproj` file, and the model that it is for.
+pub(super) struct File<'a> {
+    pub(super) keys: Keys<'a>,
+    pub(super) tensors: Tensors<'a>,
+    pub(super) model: &'a GgufMeta,
+    pub(super) config: &'a ModelConfig,
+}
+
 /// What a file gives.
 pub(super) struct Read {
     pub(super) vision: Vision,
@@ -23,15 +31,20 @@ pub(super) struct Read {
     pub(super) processor: Processor,
     /// Whether each of the two feed-forward projections has the other's name, as in files of old converters.
     pub(super) swapped: bool,
+    /// The canonical name of a tensor, from the encoder, `swapped` and the name in the file.
+    pub(super) renamed: fn(&Vision, bool, &str) -> Option<String>,
 }
 
 /// What differs between encoders of images alone.
 pub(super) struct Own {
     pub(super) tower: Tower,
+    pub(super) act: Activation,
     pub(super) merge: usize,
     pub(super) table_side: usize,
     /// The token that stands for an image.
     pub(super) image: u32,
+    /// As in [`Read`].
+    pub(super) renamed: fn(&Vision, bool, &str) -> Option<String>,
 }
 
 /// Whether the encoder's vectors are as wide as the model's.
@@ -147,34 +160,27 @@ pub(super) fn token(model: &GgufMeta, name: &str) -> Result<u32, Refusal> {
 
 /// Reads what encoders of images alone have alike, and what is a family's `own`.
 pub(super) fn of_images(
-    keys: &Keys,
-    tensors: &Tensors,
+    File { keys, tensors, .. }: &File<'_>,
     eps: &[f32],
     own: impl FnOnce() -> Result<Own, Refusal>,
 ) -> Result<Read, Refusal> {
     let (depth, hidden_size) = layers(keys, eps)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
     let (channels, patch) = patch(tensors)?;
-    let Own { tower, merge, table_side, image } = own()?;
+    let Own { tower, act, merge, table_side, image, renamed } = own()?;
     let vision = Vision {
-        tower,
         depth,
         hidden_size,
         heads: keys.need("attention.head_count")?,
         intermediate_size,
-        act: Activation::GeluTanh,
+        act,
         channels,
         patch,
-        temporal: 1,
         merge,
         table_side,
-        deepstack: Vec::new(),
-        window: None,
-        full_layers: Vec::new(),
-        steps_per_second: None,
-        tokens: MediaTokens { image, video: image },
+        ..Vision::of_images(tower, MediaTokens { image, video: image })
     };
-    Ok(Read { vision, sections: None, processor: processor(keys)?, swapped })
+    Ok(Read { vision, sections: None, processor: processor(keys)?, swapped, renamed })
 }
 
 /// The number of a layer, and a tensor's part and leaf in it, of a name behind `v.blk.`. The two feed-forward projections have each

@@ -4,56 +4,39 @@
 //! key projections, so that the numbers of a rotary pair are neighbours.
 
 use super::Refusal;
-use super::parts::{Read, Tensors, feed_forward, fits, layers, of_layer, patch, processor, token};
+use super::parts::{File, Own, Read, fits, of_images, of_layer, token};
 use crate::activation::Activation;
-use crate::config::ModelConfig;
-use crate::gguf::keys::Keys;
-use crate::gguf::meta::GgufMeta;
-use crate::vision::{MediaTokens, Pixtral, Tower, Vision};
+use crate::vision::{Pixtral, Tower, Vision};
 
 /// The epsilon of the tower's norms.
 const EPS: [f32; 1] = [1e-5];
 /// The embedding of a word of the model, for programs that do not look it up there.
 pub(super) const IMG_BREAK: &str = "v.token_embd.img_break";
 
-/// The encoder before its file is read.
-pub(super) const PIXTRAL: Tower = Tower::Pixtral(Pixtral { projector_bias: false, rope_interleaved: true });
-
 /// Reads the encoder.
-pub(super) fn read(keys: &Keys, tensors: &Tensors, model: &GgufMeta, config: &ModelConfig) -> Result<Read, Refusal> {
+pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
+    let File { keys, tensors, model, config } = file;
     if !tensors.has("mm.patch_merger.weight") {
         let why =
             "it has no mm.patch_merger.weight, as Pixtral 12B; supported are the encoders of Mistral 3 and Ministral 3";
         return Err(Refusal::Unfit(why.to_owned()));
     }
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
-    let (depth, hidden_size) = layers(keys, &EPS)?;
-    let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
-    let (channels, patch) = patch(tensors)?;
-    let image = token(model, "[IMG]")?;
-    let vision = Vision {
-        tower: Tower::Pixtral(Pixtral { projector_bias: tensors.has("mm.1.bias"), rope_interleaved: true }),
-        depth,
-        hidden_size,
-        heads: keys.need("attention.head_count")?,
-        intermediate_size,
-        act: if keys.meta.bool("clip.use_silu") == Some(true) { Activation::Silu } else { Activation::Gelu },
-        channels,
-        patch,
-        temporal: 1,
-        merge: keys.size("spatial_merge_size")?.unwrap_or(1),
-        table_side: 0,
-        deepstack: Vec::new(),
-        window: None,
-        full_layers: Vec::new(),
-        steps_per_second: None,
-        tokens: MediaTokens { image, video: image },
-    };
-    Ok(Read { vision, sections: None, processor: processor(keys)?, swapped })
+    of_images(file, &EPS, || {
+        let silu = keys.meta.bool("clip.use_silu") == Some(true);
+        Ok(Own {
+            tower: Tower::Pixtral(Pixtral { projector_bias: tensors.has("mm.1.bias"), rope_interleaved: true }),
+            act: if silu { Activation::Silu } else { Activation::Gelu },
+            merge: keys.size("spatial_merge_size")?.unwrap_or(1),
+            table_side: 0,
+            image: token(model, "[IMG]")?,
+            renamed,
+        })
+    })
 }
 
 /// The canonical name of a tensor.
-pub(super) fn renamed(swapped: bool, name: &str) -> Option<String> {
+fn renamed(_: &Vision, swapped: bool, name: &str) -> Option<String> {
     if let Some(name) = name.strip_prefix("v.blk.") {
         let (layer, known, leaf) = of_layer(swapped, name)?;
         return Some(format!("visual.transformer.layers.{layer}.{}", part(known, leaf)?));

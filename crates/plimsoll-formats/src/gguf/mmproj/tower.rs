@@ -2,8 +2,8 @@
 //!
 //! Some sizes are read off the tensors, because old files have other numbers in the metadata.
 
-use super::parts::{EPS, Read, Tensors, feed_forward, fits, layers, patch, processor, table_side, token};
-use super::{Refusal, gemma, idefics3, lfm2, pixtral};
+use super::parts::{EPS, File, Read, Tensors, feed_forward, fits, layers, patch, processor, table_side, token};
+use super::{Refusal, gemma, idefics3, lfm2, names, pixtral};
 use crate::activation::Activation;
 use crate::config::ModelConfig;
 use crate::directory::Entry;
@@ -12,16 +12,19 @@ use crate::gguf::keys::Keys;
 use crate::gguf::meta::{GgufMeta, GgufValue};
 use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 
-/// One row a type of projector: the encoder's design, and the architectures of the models that it belongs to.
-const PROJECTORS: [(&str, Tower, &[&str]); 8] = [
-    ("qwen2vl_merger", Tower::Qwen2, &["qwen2vl"]),
-    ("qwen2.5vl_merger", Tower::Qwen2_5, &["qwen2vl"]),
-    ("qwen3vl_merger", Tower::Qwen3, &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"]),
-    ("gemma3", Tower::Siglip, &["gemma3"]),
-    ("gemma4v", gemma::GEMMA4, &["gemma4"]),
-    ("lfm2", lfm2::LFM2, &["lfm2", "lfm2moe"]),
-    ("idefics3", Tower::Idefics3, &["llama"]),
-    ("pixtral", pixtral::PIXTRAL, &["llama", "mistral3"]),
+/// Reads a family's encoder.
+type Reader = fn(&File<'_>) -> Result<Read, Refusal>;
+
+/// One row a type of projector: what reads the encoder, and the architectures of the models that it belongs to.
+const PROJECTORS: [(&str, Reader, &[&str]); 8] = [
+    ("qwen2vl_merger", |file| qwen(Tower::Qwen2, file), &["qwen2vl"]),
+    ("qwen2.5vl_merger", |file| qwen(Tower::Qwen2_5, file), &["qwen2vl"]),
+    ("qwen3vl_merger", |file| qwen(Tower::Qwen3, file), &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"]),
+    ("gemma3", gemma::siglip, &["gemma3"]),
+    ("gemma4v", gemma::gemma4, &["gemma4"]),
+    ("lfm2", lfm2::read, &["lfm2", "lfm2moe"]),
+    ("idefics3", idefics3::read, &["llama"]),
+    ("pixtral", pixtral::read, &["llama", "mistral3"]),
 ];
 
 /// Side in pixels of Qwen2.5-VL's windows. Converters do not write it.
@@ -36,28 +39,25 @@ pub(super) fn read(
     model: &GgufMeta,
     config: &ModelConfig,
 ) -> Result<Read, Refusal> {
-    let tower = design(meta, model)?;
-    let (tensors, keys) = (Tensors(entries), Keys { meta, prefix: "clip.vision" });
-    match tower {
-        Tower::Siglip => return gemma::siglip(&keys, &tensors, model, config),
-        Tower::Gemma4(_) => return gemma::gemma4(&keys, &tensors, model, config),
-        Tower::Pixtral(_) => return pixtral::read(&keys, &tensors, model, config),
-        Tower::Idefics3 => return idefics3::read(&keys, &tensors, model, config),
-        Tower::Siglip2(_) => return lfm2::read(&keys, &tensors, model, config),
-        _ => {}
-    }
+    let read = reader(meta, model)?;
+    read(&File { keys: Keys { meta, prefix: "clip.vision" }, tensors: Tensors(entries), model, config })
+}
+
+/// Reads the encoder of a Qwen.
+fn qwen(tower: Tower, file: &File<'_>) -> Result<Read, Refusal> {
+    let File { keys, tensors, model, config } = file;
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
-    let (depth, hidden_size) = layers(&keys, &EPS)?;
-    let (intermediate_size, swapped) = feed_forward(&tensors, hidden_size)?;
-    let (channels, patch) = patch(&tensors)?;
-    let (window, full_layers) = if tower == Tower::Qwen2_5 { windows(&keys, depth)? } else { (None, Vec::new()) };
+    let (depth, hidden_size) = layers(keys, &EPS)?;
+    let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
+    let (channels, patch) = patch(tensors)?;
+    let (window, full_layers) = if tower == Tower::Qwen2_5 { windows(keys, depth)? } else { (None, Vec::new()) };
     let vision = Vision {
         tower,
         depth,
         hidden_size,
         heads: keys.need("attention.head_count")?,
         intermediate_size,
-        act: match (meta.bool("clip.use_silu"), meta.bool("clip.use_gelu")) {
+        act: match (keys.meta.bool("clip.use_silu"), keys.meta.bool("clip.use_gelu")) {
             (Some(true), _) => Activation::Silu,
             (_, Some(true)) => Activation::GeluTanh,
             _ => Activation::GeluQuick,
@@ -66,18 +66,19 @@ pub(super) fn read(
         patch,
         temporal: 2,
         merge: keys.size("spatial_merge_size")?.unwrap_or(2),
-        table_side: if tower == Tower::Qwen3 { table_side(&tensors)? } else { 0 },
-        deepstack: deepstack(&keys, depth, model)?,
+        table_side: if tower == Tower::Qwen3 { table_side(tensors)? } else { 0 },
+        deepstack: deepstack(keys, depth, model)?,
         window,
         full_layers,
         steps_per_second: (tower == Tower::Qwen2_5).then_some(STEPS_PER_SECOND),
         tokens: MediaTokens { image: token(model, "<|image_pad|>")?, video: token(model, "<|video_pad|>")? },
     };
-    Ok(Read { vision, sections: Some(sections(model, tower)?), processor: processor(&keys)?, swapped })
+    let (sections, processor) = (Some(sections(model, tower)?), processor(keys)?);
+    Ok(Read { vision, sections, processor, swapped, renamed: names::qwen })
 }
 
-/// The encoder's design, if it is a known one and for this model.
-fn design(meta: &GgufMeta, model: &GgufMeta) -> Result<Tower, Refusal> {
+/// What reads the encoder, if it is of a known type and for this model.
+fn reader(meta: &GgufMeta, model: &GgufMeta) -> Result<Reader, Refusal> {
     let known = || PROJECTORS.map(|(name, ..)| name).join(", ");
     if meta.bool("clip.has_vision_encoder") == Some(false) {
         let next = "images need a file with a vision encoder";
@@ -87,12 +88,12 @@ fn design(meta: &GgufMeta, model: &GgufMeta) -> Result<Tower, Refusal> {
     let Some(name) = named else {
         return Err(FormatError::Gguf("clip.projector_type is missing".to_owned()).into());
     };
-    let Some((_, tower, architectures)) = PROJECTORS.iter().find(|(known, ..)| *known == name) else {
+    let Some((_, reader, architectures)) = PROJECTORS.iter().find(|(known, ..)| *known == name) else {
         return Err(Refusal::Unfit(format!("clip.projector_type is {}; supported are {}", quote(name), known())));
     };
     let own = model.str("general.architecture").unwrap_or_default();
     match architectures.contains(&own) {
-        true => Ok(*tower),
+        true => Ok(*reader),
         false => Err(Refusal::Unfit(format!(
             "clip.projector_type {name:?} is for the architectures {}, the model's is {}: use the mmproj file of the same model",
             architectures.join(", "),
