@@ -105,6 +105,31 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
     })
 }
 
+/// SigLIP without what follows its last norm.
+pub(super) struct Siglip {
+    pub patch: LinearId,
+    /// The learned positions, from left to right and from top to bottom.
+    pub positions: LinearId,
+    pub layers: Vec<Layer>,
+    pub last_norm: Norm,
+}
+
+impl Siglip {
+    /// Declares its parts of `visual.*`.
+    pub fn declare(vision: &Vision, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let hidden = vision.hidden_size;
+        let window = [vision.channels, vision.patch, vision.patch];
+        let patch = declare.convolution("visual.embeddings.patch_embedding", hidden, &window, true)?;
+        let rows = vision.table_side * vision.table_side;
+        let positions = declare.linear("visual.embeddings.position_embedding.weight", rows, hidden)?;
+        let mut layers = Vec::with_capacity(vision.depth);
+        for nth in 0..vision.depth {
+            layers.push(layer(vision, &format!("visual.encoder.layers.{nth}"), declare)?);
+        }
+        Ok(Self { patch, positions, layers, last_norm: layer_norm("visual.post_layernorm", hidden, declare)? })
+    }
+}
+
 /// `out = matrix(patches)`, of patches of `width` numbers that come from outside.
 pub(super) fn embed(
     device: &mut dyn Device,

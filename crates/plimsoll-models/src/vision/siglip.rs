@@ -10,17 +10,13 @@ use plimsoll_formats::{Tower, Vision as Config};
 
 use super::order::Order;
 use super::parts;
-use crate::tower::{Layer, Norm};
+use crate::tower::Norm;
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Weights of a tower.
 pub struct SiglipTower {
     config: Config,
-    patch: LinearId,
-    /// The learned positions, from left to right and from top to bottom.
-    positions: LinearId,
-    layers: Vec<Layer>,
-    last_norm: Norm,
+    body: parts::Siglip,
     /// Of means, before the projection. None: a token has its patches side by side.
     token_norm: Option<Norm>,
     projection: LinearId,
@@ -33,15 +29,7 @@ impl SiglipTower {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
-        let window = [vision.channels, vision.patch, vision.patch];
-        let patch = declare.convolution("visual.embeddings.patch_embedding", hidden, &window, true)?;
-        let rows = vision.table_side * vision.table_side;
-        let positions = declare.linear("visual.embeddings.position_embedding.weight", rows, hidden)?;
-        let mut layers = Vec::with_capacity(vision.depth);
-        for layer in 0..vision.depth {
-            layers.push(parts::layer(&vision, &format!("visual.encoder.layers.{layer}"), declare)?);
-        }
-        let last_norm = parts::layer_norm("visual.post_layernorm", hidden, declare)?;
+        let body = parts::Siglip::declare(&vision, declare)?;
         let (token_norm, projection) = match vision.tower {
             Tower::Idefics3 => {
                 let width = hidden * vision.merge * vision.merge;
@@ -56,15 +44,12 @@ impl SiglipTower {
                 };
                 let name = "visual.projector.mm_input_projection_weight";
                 let projection = declare.turned(name, &[hidden, out], (0, 0, 1), (out, hidden), None)?;
-                (Some(Norm { weight, bias: None, eps: last_norm.eps }), projection)
+                (Some(Norm { weight, bias: None, eps: body.last_norm.eps }), projection)
             }
         };
         Ok(Self {
-            patch,
-            positions,
-            layers,
+            body,
             token_norm,
-            last_norm,
             projection,
             order: Order { merge: vision.merge, window: None },
             out,
@@ -74,9 +59,9 @@ impl SiglipTower {
 
     /// The embeddings of all patches.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
-        parts::embed(device, images.patches, (self.patch, self.patch_width()), x)?;
+        parts::embed(device, images.patches, (self.body.patch, self.patch_width()), x)?;
         let side = self.config.table_side;
-        device.add_blended(x, self.positions, &|row| {
+        device.add_blended(x, self.body.positions, &|row| {
             let (_, y, x) = self.order.patch(images.grids, row);
             let nothing = (0, 0.0);
             [((y * side + x) as u32, 1.0), nothing, nothing, nothing]
@@ -119,10 +104,10 @@ impl Encoder for SiglipTower {
         let x = device.temp(rows, self.config.hidden_size)?;
         self.embed(device, images, x)?;
         let normed = device.temp(x.rows, x.cols)?;
-        for layer in &self.layers {
+        for layer in &self.body.layers {
             layer.forward(device, x, normed, None, self.order.whole_frames(images.grids))?;
         }
-        self.last_norm.apply(device, normed, x);
+        self.body.last_norm.apply(device, normed, x);
         let tokens = match self.token_norm {
             None => normed.reshape(normed.cols * self.order.block()),
             Some(norm) => {

@@ -4,12 +4,11 @@
 //! Reference: transformers, `modeling_siglip2.py` and `modeling_lfm2_vl.py`. [`crate::EncoderInput`] has the patches of a token side
 //! by side from the start, in the order of the reference's pixel unshuffle.
 
-use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId};
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape};
 use plimsoll_formats::Vision as Config;
 
 use super::order::Order;
 use super::parts::{self, Merger};
-use crate::tower::{Layer, Norm};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Rows of a table that a device blends at once.
@@ -18,11 +17,7 @@ const BLENDED: usize = 4;
 /// Weights of a tower.
 pub struct Siglip2Tower {
     config: Config,
-    patch: LinearId,
-    /// The learned positions, from left to right and from top to bottom.
-    positions: LinearId,
-    layers: Vec<Layer>,
-    last_norm: Norm,
+    body: parts::Siglip,
     projector: Merger,
     order: Order,
     /// Width of the model.
@@ -32,20 +27,9 @@ pub struct Siglip2Tower {
 impl Siglip2Tower {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let hidden = vision.hidden_size;
-        let window = [vision.channels, vision.patch, vision.patch];
-        let patch = declare.convolution("visual.embeddings.patch_embedding", hidden, &window, true)?;
-        let rows = vision.table_side * vision.table_side;
-        let positions = declare.linear("visual.embeddings.position_embedding.weight", rows, hidden)?;
-        let mut layers = Vec::with_capacity(vision.depth);
-        for layer in 0..vision.depth {
-            layers.push(parts::layer(&vision, &format!("visual.encoder.layers.{layer}"), declare)?);
-        }
+        let body = parts::Siglip::declare(&vision, declare)?;
         Ok(Self {
-            patch,
-            positions,
-            layers,
-            last_norm: parts::layer_norm("visual.post_layernorm", hidden, declare)?,
+            body,
             projector: Merger::declare(&vision, "visual.projector", true, out, declare)?,
             order: Order { merge: vision.merge, window: None },
             out,
@@ -55,7 +39,7 @@ impl Siglip2Tower {
 
     /// The embeddings of all patches.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
-        parts::embed(device, images.patches, (self.patch, self.patch_width()), x)?;
+        parts::embed(device, images.patches, (self.body.patch, self.patch_width()), x)?;
         let mut first = 0;
         for grid in images.grids {
             self.add_positions(device, *grid, x.span(first, grid.patches()));
@@ -70,7 +54,7 @@ impl Siglip2Tower {
         let side = self.config.table_side;
         let all = Axis::most(grid.height, side) * Axis::most(grid.width, side);
         for at in (0..all).step_by(BLENDED) {
-            device.add_blended(x, self.positions, &|row| {
+            device.add_blended(x, self.body.positions, &|row| {
                 let (_, y, x) = self.order.patch(&[grid], row);
                 let (rows, columns) = (Axis::new(y, grid.height, side), Axis::new(x, grid.width, side));
                 std::array::from_fn(|i| {
@@ -151,10 +135,10 @@ impl Encoder for Siglip2Tower {
         let x = device.temp(rows, self.config.hidden_size)?;
         self.embed(device, images, x)?;
         let normed = device.temp(x.rows, x.cols)?;
-        for layer in &self.layers {
+        for layer in &self.body.layers {
             layer.forward(device, x, normed, None, self.order.whole_frames(images.grids))?;
         }
-        self.last_norm.apply(device, x, x);
+        self.body.last_norm.apply(device, x, x);
         self.projector.forward(device, x, normed, output)?;
         device.release(scope);
         Ok(output)
