@@ -3,6 +3,7 @@
 
 use super::config::{ProcessorFiles, within};
 use super::patches::{sides, size_of_sides};
+use super::tiles::with_thumbnail;
 use super::{Cut, Fit, Patches};
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
@@ -43,8 +44,8 @@ impl Squares {
         let longest = within("size.longest_edge", fields.size.longest_edge, 4 * 364, 1..=LONGEST)?;
         let patch = within("patch_size", Some(patch), 14, 1..=side)?;
         let merge = within("scale_factor", Some(merge), 2, 1..=16)?;
-        let seen = side / patch * patch;
         let rows = side / patch;
+        let seen = rows * patch;
         if !rows.is_multiple_of(merge) {
             let why = format!("{rows} patches are no multiple of {merge}");
             return Err(MediaError::BadConfig { key: "max_image_size.longest_edge", why });
@@ -75,7 +76,7 @@ impl Squares {
 
     /// The most squares of an image, the whole image among them.
     pub fn squares_max(&self) -> u64 {
-        with_whole(self.most())
+        with_thumbnail(self.most().pow(2))
     }
 
     /// The fewest and the most pixels that an image is given, without the whole image behind its squares.
@@ -91,7 +92,7 @@ impl Squares {
     /// The same with at most this many tokens, as far as one square allows it.
     pub fn carried_in(&self, tokens: u64) -> Self {
         let squares = tokens / self.square_tokens;
-        self.with_most((1..=self.most()).rev().find(|most| with_whole(*most) <= squares).unwrap_or(1))
+        self.with_most((1..=self.most()).rev().find(|most| with_thumbnail(most.pow(2)) <= squares).unwrap_or(1))
     }
 
     fn with_most(&self, most: u64) -> Self {
@@ -109,7 +110,7 @@ impl Squares {
         let count = rows * columns;
         let seen = self.seen();
         let one = self.shape();
-        let squares = if count > 1 { count + 1 } else { 1 };
+        let squares = with_thumbnail(count);
         Ok(Fit {
             canvas: size_of_sides(canvas)?,
             size: seen,
@@ -127,11 +128,6 @@ impl Squares {
         let side = self.square_tokens.isqrt();
         self.patches.shape_of(Modality::Image, 1, side, side)
     }
-}
-
-/// Squares of a grid of so many on a side, with the whole image behind several.
-fn with_whole(most: u64) -> u64 {
-    if most > 1 { most * most + 1 } else { 1 }
 }
 
 /// The longer side becomes `longest`, the other keeps the aspect and is even. The steps and their rounding are the reference's.

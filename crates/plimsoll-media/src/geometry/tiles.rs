@@ -155,6 +155,6 @@ fn tile_tokens(files: &ProcessorFiles) -> Result<u64, MediaError> {
 }
 
 /// An image of more than one tile comes with a thumbnail.
-fn with_thumbnail(tiles: u64) -> u64 {
+pub(super) fn with_thumbnail(tiles: u64) -> u64 {
     tiles + u64::from(tiles > 1)
 }
