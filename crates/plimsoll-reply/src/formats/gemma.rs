@@ -2,7 +2,7 @@
 //! and Gemma 4's `<|tool_call>call:name{key:<|"|>text<|"|>}<tool_call|>`. Arguments are turned into JSON as they come.
 
 use super::tagged::escape;
-use super::{Format, NAME_BYTES_MAX, is_name};
+use super::{Format, NAME_BYTES_MAX, broken_call_ends, is_name};
 use crate::event::Outlet;
 use crate::hold::{HELD_BYTES_MAX, hold};
 use crate::watch::Watch;
@@ -102,17 +102,8 @@ impl Format for Gemma {
                 }
             },
             State::Broken => {
-                let mut text = String::new();
-                let marker = self.watch.step(c, &mut text);
-                out.arguments(&text);
-                match marker {
-                    Some(marker) if marker == self.markers[1] => {
-                        out.skip();
-                        out.end();
-                        self.state = State::Text;
-                    }
-                    Some(marker) => out.arguments(marker),
-                    None => {}
+                if broken_call_ends(&mut self.watch, c, self.markers[1], out) {
+                    self.state = State::Text;
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Hermes and Qwen: `<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>`.
 
-use super::Format;
 use super::call::{JsonCall, Progress};
+use super::{Format, broken_call_ends};
 use crate::event::Outlet;
 use crate::watch::Watch;
 
@@ -86,17 +86,8 @@ impl Format for Hermes {
                 }
             },
             State::Broken => {
-                let mut text = String::new();
-                let marker = self.watch.step(c, &mut text);
-                out.arguments(&text);
-                match marker {
-                    Some(CLOSE) => {
-                        out.skip();
-                        out.end();
-                        self.state = State::Text;
-                    }
-                    Some(marker) => out.arguments(marker),
-                    None => {}
+                if broken_call_ends(&mut self.watch, c, CLOSE, out) {
+                    self.state = State::Text;
                 }
             }
         }

@@ -21,6 +21,7 @@ pub(crate) use tagged::{GLM, QWEN_XML, Tagged};
 
 use crate::event::Outlet;
 use crate::json::{Scanner, Step};
+use crate::watch::Watch;
 
 /// The longest name of a tool, in bytes.
 const NAME_BYTES_MAX: usize = 256;
@@ -55,6 +56,25 @@ impl Format for Plain {
 fn is_name(text: &str) -> bool {
     let legal = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
     !text.is_empty() && text.len() <= NAME_BYTES_MAX && text.chars().all(legal)
+}
+
+/// Takes a character of a call whose arguments are none: they go out as they come. True: `close` has ended the call.
+fn broken_call_ends(watch: &mut Watch, c: char, close: &str, out: &mut Outlet) -> bool {
+    let mut text = String::new();
+    let marker = watch.step(c, &mut text);
+    out.arguments(&text);
+    match marker {
+        Some(marker) if marker == close => {
+            out.skip();
+            out.end();
+            true
+        }
+        Some(marker) => {
+            out.arguments(marker);
+            false
+        }
+        None => false,
+    }
 }
 
 /// Arguments that stand in the text as JSON: they go out as they come.

@@ -2,7 +2,7 @@
 //! turned into JSON as they come.
 
 use super::tagged::escape;
-use super::{Format, NAME_BYTES_MAX, is_name};
+use super::{Format, NAME_BYTES_MAX, broken_call_ends, is_name};
 use crate::event::Outlet;
 use crate::hold::{HELD_BYTES_MAX, hold};
 use crate::watch::Watch;
@@ -107,17 +107,8 @@ impl Format for Pythonic {
                 }
             },
             State::Broken => {
-                let mut text = String::new();
-                let marker = self.watch.step(c, &mut text);
-                out.arguments(&text);
-                match marker {
-                    Some(END) => {
-                        out.skip();
-                        out.end();
-                        self.state = State::Text;
-                    }
-                    Some(marker) => out.arguments(marker),
-                    None => {}
+                if broken_call_ends(&mut self.watch, c, END, out) {
+                    self.state = State::Text;
                 }
             }
         }
