@@ -1,10 +1,12 @@
 //! A collector of OTLP traces on a loopback port, which reads protobuf with its own eyes and can misbehave.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use super::request::next_request;
 
 /// What it does with an export.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,25 +93,8 @@ impl Collector {
 
 fn connection(mut stream: TcpStream, seen: &Mutex<Seen>, manner: &Mutex<Manner>) {
     let mut bytes = Vec::new();
-    loop {
-        let end = loop {
-            if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
-            }
-            if !more(&mut stream, &mut bytes) {
-                return;
-            }
-        };
-        let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_ascii_lowercase();
-        let length = head.split("content-length: ").nth(1).unwrap().split("\r\n").next().unwrap();
-        let length: usize = length.parse().unwrap();
-        while bytes.len() < end + length {
-            if !more(&mut stream, &mut bytes) {
-                return;
-            }
-        }
-        let body = bytes[end..end + length].to_vec();
-        bytes.drain(..end + length);
+    while let Some((head, body)) = next_request(&mut stream, &mut bytes) {
+        assert!(head.contains("content-length: "), "{head}");
         let how = *manner.lock().unwrap();
         let mut said = Vec::new();
         let status = match how {
@@ -139,14 +124,6 @@ fn connection(mut stream: TcpStream, seen: &Mutex<Seen>, manner: &Mutex<Manner>)
             return;
         }
     }
-}
-
-/// Reads on; false at the end.
-fn more(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> bool {
-    let mut buffer = [0; 64 << 10];
-    let n = stream.read(&mut buffer).unwrap_or(0);
-    bytes.extend_from_slice(&buffer[..n]);
-    n > 0
 }
 
 /// A field's value on the wire.

@@ -4,6 +4,7 @@
 mod answer;
 pub mod collector;
 pub mod http2;
+pub mod request;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};

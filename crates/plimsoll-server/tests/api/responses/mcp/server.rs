@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio_rustls::rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::common::PATIENCE;
+use crate::common::request::{more, next_request};
 
 /// How the server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,25 +121,8 @@ fn accepted(stream: TcpStream, seen: &Mutex<Vec<Came>>, traits: &Traits) {
 
 fn connection(mut stream: impl Read + Write, seen: &Mutex<Vec<Came>>, traits: &Traits) {
     let mut bytes = Vec::new();
-    loop {
-        let end = loop {
-            if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
-                break at + 4;
-            }
-            if !more(&mut stream, &mut bytes) {
-                return;
-            }
-        };
-        let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_ascii_lowercase();
-        let length = head.split("content-length: ").nth(1).map_or("0", |rest| rest.split("\r\n").next().unwrap());
-        let length: usize = length.parse().unwrap();
-        while bytes.len() < end + length {
-            if !more(&mut stream, &mut bytes) {
-                return;
-            }
-        }
-        let body: Value = serde_json::from_slice(&bytes[end..end + length]).unwrap_or_default();
-        bytes.drain(..end + length);
+    while let Some((head, body)) = next_request(&mut stream, &mut bytes) {
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let method = body["method"].as_str().unwrap_or(head.split(' ').next().unwrap()).to_owned();
         let times = {
             let mut seen = seen.lock().unwrap();
@@ -236,7 +220,7 @@ fn answered(
         Manner::Garbles => whole(200, json, "certainly! {"),
         Manner::Status(status) => whole(status, "text/plain", "no"),
         Manner::Hangs => {
-            while more(stream, &mut Vec::new()) {}
+            while more(stream, &mut Vec::new()).is_some() {}
             return false;
         }
         Manner::Streams | Manner::BreaksOff => {
@@ -248,7 +232,7 @@ fn answered(
             std::thread::sleep(Duration::from_millis(20));
             let event = format!("event: message\ndata: {}\n\n", answer(result));
             let sent = stream.write_all(event.as_bytes()).is_ok();
-            while sent && more(stream, &mut Vec::new()) {}
+            while sent && more(stream, &mut Vec::new()).is_some() {}
             return false;
         }
         Manner::Asks(rounds) => {
@@ -258,12 +242,4 @@ fn answered(
         }
     };
     stream.write_all(text.as_bytes()).is_ok()
-}
-
-/// Reads on; false at the end.
-fn more(stream: &mut impl Read, bytes: &mut Vec<u8>) -> bool {
-    let mut buffer = [0; 16 << 10];
-    let n = stream.read(&mut buffer).unwrap_or(0);
-    bytes.extend_from_slice(&buffer[..n]);
-    n > 0
 }
