@@ -104,6 +104,16 @@ fn mutated(file: &str, mut text: String, rows: &[Mutation]) -> String {
     if file == "crates/plimsoll-memory/src/lib.rs" { text + SWITCH } else { text }
 }
 
+/// The workspace's manifest with a version of its own.
+///
+/// Cargo names intermediate files by package and version. With the same version the copy's files would replace those of the
+/// source, and a later build would take them for its own.
+fn renamed(manifest: &str) -> String {
+    let version = format!("\nversion = \"{}\"\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(manifest.matches(&version).count(), 1, "one line gives the version of all crates");
+    manifest.replace(&version, &version.replace("\"\n", "-mutated\"\n"))
+}
+
 /// Copies `folder` of the source to `copy`, with the mutations. A file that would not change is not written, so that a second run
 /// builds little.
 fn copy(folder: &str, copy: &Path, rows: &[Mutation]) {
@@ -122,6 +132,9 @@ fn copy(folder: &str, copy: &Path, rows: &[Mutation]) {
         if name.ends_with(".rs") {
             bytes = mutated(&file, String::from_utf8(bytes).expect("UTF-8"), rows).into_bytes();
         }
+        if file == "Cargo.toml" {
+            bytes = renamed(&String::from_utf8(bytes).expect("UTF-8")).into_bytes();
+        }
         let to = copy.join(&file);
         if fs::read(&to).ok().as_ref() != Some(&bytes) {
             fs::write(to, bytes).expect("a file in the build directory");
@@ -131,7 +144,7 @@ fn copy(folder: &str, copy: &Path, rows: &[Mutation]) {
 
 /// Builds these tests from a copy of the source with all mutations. Gives the test binary's path.
 ///
-/// It shares the intermediate files of the build that made this test. The whole workspace is named, as there, so that dependencies
+/// It shares the built dependencies of the build that made this test. The whole workspace is named, as there, so that they
 /// have the same features: only the copied crates are built.
 fn build() -> PathBuf {
     let root = repository().join("target/museum");
@@ -142,7 +155,7 @@ fn build() -> PathBuf {
     outside_of_cargo(&mut command);
     command.current_dir(&root).stderr(Stdio::inherit());
     command.env("CARGO_BUILD_BUILD_DIR", shared).env("CARGO_TARGET_DIR", root.join("target"));
-    command.args(["test", "--workspace", "--test", "museum", "--no-run", "--locked", "--message-format", "json"]);
+    command.args(["test", "--workspace", "--test", "museum", "--no-run", "--offline", "--message-format", "json"]);
     let output = command.output().expect("cargo starts");
     assert!(output.status.success(), "the copy with mutations does not build");
     let messages = String::from_utf8(output.stdout).expect("UTF-8");
