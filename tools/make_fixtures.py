@@ -8,7 +8,7 @@
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
 gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, gemma4.py, latent.py, known.py, encoders.py, vision.py, tiled.py,
-siglip.py, idefics3.py, pixtral.py, lfm2_vl.py, budget.py, omni.py, asr.py, mmproj.py, mmproj_images.py.
+siglip.py, idefics3.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, asr.py, mmproj.py, mmproj_images.py.
 """
 
 import argparse
@@ -20,8 +20,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
-    asr, budget, checkpoint, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, mlx_affine, mmproj,
-    mmproj_images, models, omni, packed_forms, pixtral, reference, siglip, tiled, vision,
+    asr, budget, checkpoint, conformer, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, mlx_affine, mmproj,
+    mmproj_images, models, omni, packed_forms, pixtral, reference, siglip, tiled, unified, vision,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -148,6 +148,10 @@ def jobs(tokenizer):
         yield name, lambda name=name: asr.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in tiled.MODELS:
         yield name, lambda name=name: tiled.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in conformer.MODELS:
+        yield name, lambda name=name: conformer.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in unified.MODELS:
+        yield name, lambda name=name: unified.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in siglip.MODELS:
         yield name, lambda name=name: siglip.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in idefics3.MODELS:

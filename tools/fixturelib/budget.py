@@ -103,8 +103,8 @@ def joined(items, of_pictures: list, of_videos: list) -> list:
     return [next(videos if frames else pictures) for frames, _, _ in items]
 
 
-def seen(made, items) -> tuple[list, list]:
-    """Grids and patches of the items, from what the processor has made."""
+def seen(made, items, ordered=blocks) -> tuple[list, list]:
+    """Grids and patches of the items, from what the processor has made; `ordered` puts the patches of one picture in a tower's order."""
     grids, patches = [], []
     at = {"video": 0, "picture": 0}
     for frames, _, _ in items:
@@ -115,14 +115,16 @@ def seen(made, items) -> tuple[list, list]:
         shots = [(v[(p >= 0).all(-1)], p[(p >= 0).all(-1)]) for v, p in zip(values[own], places[own])]
         width, height = (int(shots[0][1].max(0).values[axis]) + 1 for axis in (0, 1))
         grids.append([count, height, width])
-        patches.append(torch.cat([blocks(v, p) for v, p in shots]))
+        patches.append(torch.cat([ordered(v, p) for v, p in shots]))
     return grids, patches
 
 
 @torch.no_grad()
-def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str) -> dict | None:
-    """One case; none if a choice on its greedy path is nearly a tie."""
-    processor = whole_processor(model.name_or_path)
+def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str, own=(whole_processor, blocks, POOL)) -> dict | None:
+    """One case; none if a choice on its greedy path is nearly a tie. `own`: the processor, the order of patches, and patches per side of
+    a token."""
+    made_of, ordered, pool = own
+    processor = made_of(model.name_or_path)
     items = CASES[name]
     shots = [
         torch.stack([torch.from_numpy(vision.picture(seed + i, at, h, w)).permute(2, 0, 1) for at in range(max(n, 1))])
@@ -138,8 +140,8 @@ def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str) -
     made = processor(text=[text], return_tensors="pt", **media)
     ids = made["input_ids"][0].tolist()
     kinds = lambda ids: [{vision.IMAGE: 1, vision.VIDEO: 2}.get(i, 0) for i in ids]  # noqa: E731
-    grids, patches = seen(made, items)
-    tokens = sum(n * h * w for n, h, w in grids) // POOL**2
+    grids, patches = seen(made, items, ordered)
+    tokens = sum(n * h * w for n, h, w in grids) // pool**2
     assert sum(kind > 0 for kind in kinds(ids)) == tokens
     assert made["mm_token_type_ids"][0].tolist() == kinds(ids)
     sampled = [reference.short(v) for one in patches for v in one[::vision.PATCH_STEP]]

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer
 
-from . import budget, checkpoint, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, pixtral, reference, siglip, vision
+from . import budget, checkpoint, conformer, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, pixtral, reference, siglip, vision
 from .mmproj import finish
 
 # name → (where the model is, the model, type of the text's matrices, type of the encoder's)
@@ -24,6 +24,7 @@ FILES = {
     "vl-gguf-gemma3": (siglip, "vl-gemma3", Q.F16, Q.F16),
     "vl-gguf-gemma4": (budget, "vl-gemma4", Q.F16, Q.BF16),
     "vl-gguf-gemma4-e2b": (budget, "vl-gemma4-e2b", Q.F16, Q.F16),
+    "vl-gguf-gemma4-audio": (conformer, "vl-gemma4-audio", Q.F16, Q.F16),
     "vl-gguf-idefics3": (idefics3, "vl-idefics3", Q.F16, Q.F16),
     "vl-gguf-mistral3": (pixtral, "vl-mistral3", Q.F16, Q.F16),
     "vl-gguf-lfm2": (lfm2_vl, "vl-lfm2", Q.F16, Q.F16),
@@ -48,10 +49,41 @@ LAYER = {
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
 }
 TOWERS = ("model.vision_tower.", "model.vision_model.", "model.multi_modal_projector.", "model.connector.", "model.embed_vision.")
+HEARS = ("model.audio_tower.", "model.embed_audio.")
+# Gemma 4's audio encoder: the parts, and those of a layer.
+AUDIO = {
+    "audio_tower.subsample_conv_projection.layer0.conv": "a.conv1d.0", "audio_tower.subsample_conv_projection.layer1.conv": "a.conv1d.1",
+    "audio_tower.subsample_conv_projection.layer0.norm": "a.conv1d.0.norm",
+    "audio_tower.subsample_conv_projection.layer1.norm": "a.conv1d.1.norm",
+    "audio_tower.subsample_conv_projection.input_proj_linear": "a.input_projection", "audio_tower.output_proj": "a.pre_encode.out",
+    "embed_audio.embedding_projection": "mm.a.input_projection",
+}
+AUDIO_LAYER = {
+    **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"}, "self_attn.post": "attn_out", "self_attn.relative_k_proj": "attn_k_rel",
+    "self_attn.per_dim_scale": "per_dim_scale", "norm_pre_attn": "attn_pre_norm", "norm_post_attn": "attn_post_norm", "norm_out": "ln2",
+    "lconv1d.pre_layer_norm": "conv_norm", "lconv1d.conv_norm": "norm_conv", "lconv1d.depthwise_conv1d": "conv_dw",
+    "lconv1d.linear_start": "conv_pw1", "lconv1d.linear_end": "conv_pw2",
+}
+for at, end in ((1, ""), (2, "_1")):
+    parts = {"ffw_layer_1": "ffn_up", "ffw_layer_2": "ffn_down", "pre_layer_norm": "ffn_norm", "post_layer_norm": "ffn_post_norm"}
+    AUDIO_LAYER |= {f"feed_forward{at}.{ours}": f"{theirs}{end}" for ours, theirs in parts.items()}
+
+
+def audio_name(key: str) -> str:
+    """The name of one of the audio encoder's tensors."""
+    name = key.removeprefix("model.").replace(".linear.", ".")
+    name = f"{name}.weight" if name.endswith("per_dim_scale") else name
+    module, leaf = name.rsplit(".", 1)
+    if module.startswith("audio_tower.layers."):
+        _, _, layer, part = module.split(".", 3)
+        return f"a.blk.{layer}.{AUDIO_LAYER[part]}.{leaf}"
+    return f"{AUDIO[module]}.{leaf}"
 
 
 def gguf_name(key: str) -> str:
     """The name of one of the encoder's tensors in mmproj.gguf."""
+    if key.startswith(HEARS):
+        return audio_name(key)
     name = next(key.removeprefix(prefix) for prefix in TOWERS if key.startswith(prefix))
     name = name.replace(".linear.weight", ".weight").replace("projection_weight", "projection.weight")
     name = name.removesuffix(".weight") + ".weight" if name.endswith("_table") else name
@@ -77,6 +109,10 @@ def changed(key: str, w: np.ndarray, raw: dict, back: bool) -> np.ndarray:
         heads = raw["vision_config"]["num_attention_heads"]
         halves = (heads, -1, 2) if back else (heads, 2, -1)
         return w.reshape(*halves, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
+    if key.endswith("per_dim_scale"):
+        return np.log(np.expm1(w)) if back else np.log1p(np.exp(w))
+    if key.endswith("depthwise_conv1d.weight"):
+        return w[:, None] if back else w[:, 0]
     if back:
         return w.reshape(()) if key.endswith(("_min", "_max")) else w
     return w.reshape(1) if w.ndim == 0 else w
@@ -125,11 +161,15 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
         token = (patch * raw["downsample_factor"]) ** 2
         writer.add_vision_min_pixels(image["min_image_tokens"] * token)
         writer.add_vision_max_pixels(image["max_image_tokens"] * token)
+    if any(key.startswith(HEARS) for key in tensors):
+        write_audio(writer, raw["audio_config"])
     exact = {}
     for key, tensor in tensors.items():
         w, target = np.ascontiguousarray(changed(key, tensor.float().numpy(), raw, False)), gguf_name(key)
         stored = matrix if w.ndim >= 2 else Q.F32
         if w.ndim > 2 or "position_embd" in target:
+            stored = Q.F32
+        if target.startswith(("a.conv1d", "a.input_projection")) or ".conv_dw" in target:
             stored = Q.F32
         if target == "mm.input_projection.weight" and not four:
             stored = Q.F16
@@ -140,6 +180,18 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
         assert torch.allclose(exact[key], tensor.float(), atol=0.05), key
     finish(writer)
     return exact
+
+
+def write_audio(writer: gguf.GGUFWriter, about: dict) -> None:
+    """What the file says of the audio encoder."""
+    writer.add_clip_has_audio_encoder(True)
+    writer.add_clip_audio_projector_type("gemma4a")
+    writer.add_audio_block_count(about["num_hidden_layers"])
+    writer.add_audio_embedding_length(about["hidden_size"])
+    writer.add_audio_feed_forward_length(4 * about["hidden_size"])
+    writer.add_audio_head_count(about["num_attention_heads"])
+    writer.add_audio_num_mel_bins(about["subsampling_conv_channels"][0])
+    writer.add_audio_attention_layernorm_eps(1e-6)
 
 
 def write_text(path, raw: dict, name: str, tensors: dict, tokenizer, source, matrix: Q) -> dict:
@@ -172,7 +224,7 @@ def as_file(text: dict) -> dict:
 def make(name: str, folder, tokenizer, seed: int) -> None:
     """One pair of files with its reference."""
     source, original, text_kind, encoder_kind = FILES[name]
-    raw = source.MODELS[original]
+    raw = getattr(source, "IN_FILE", source.MODELS)[original]
     raw = {**raw, "text_config": as_file(raw["text_config"])}
     config = transformers.AutoConfig.for_model(raw["model_type"], **{k: v for k, v in raw.items() if k != "model_type"})
     config._attn_implementation = "eager"
@@ -185,7 +237,7 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     language = "model.text_model." if raw["model_type"] == "idefics3" else "model.language_model."
     encoder, text = {}, {}
     for key, tensor in models.state(model).items():
-        if key.startswith(TOWERS):
+        if key.startswith((*TOWERS, *HEARS)):
             encoder[key] = tensor
         else:
             text[key.replace(language, "model.")] = tensor.float()

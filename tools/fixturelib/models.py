@@ -189,7 +189,7 @@ def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
     zero_centred = gemma or raw["model_type"].startswith(("qwen3_next", "qwen3_5"))
     parts = name.split(".")
     last, owner = parts[-1], parts[-2]
-    if raw["model_type"] == "gemma4_text":
+    if raw["model_type"] in ("gemma4_text", "gemma4_unified_text"):
         special = gemma4_tensors.tensor(name, noise)
         if special is not None:
             return special

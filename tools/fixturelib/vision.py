@@ -183,12 +183,12 @@ AROUND = {
     "lfm2_vl": (None, "Lfm2VlProcessor"), "smolvlm": ("image_seq_len", "Idefics3Processor"),
     "idefics3": ("image_seq_len", "Idefics3Processor"), "mistral3": ("spatial_merge_size", "PixtralProcessor"),
 }
-TOWERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "embed_vision.", "audio_tower.")
+TOWERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "embed_vision.", "embed_audio.", "audio_tower.")
 # Families whose text model is known by its own `model_type`, and whose state dictionary has the published names.
-OWN_NAMES = ("gemma4",)
+OWN_NAMES = ("gemma4", "gemma4_unified")
 
 
-LEARNED = ("position_embeddings", "cls_token", "position_embedding_table")
+LEARNED = ("position_embeddings", "cls_token", "position_embedding_table", "pos_embedding")
 
 
 def fill(model, text: dict, seed: int) -> None:

@@ -14,8 +14,8 @@ pub use crate::buf::Buf;
 use crate::weights::{LinearId, VectorId};
 pub use batch::{CANDIDATE_BLOCK, CANDIDATES_MAX, MediaRows, NO_STATE, SeqSpan, StepInput};
 pub use layers::{
-    Activation, Attention, CausalConv, Experts, FeedForward, GatedDelta, Input, Norm, Rotary, Scoring, SelectiveScan,
-    Unfold,
+    Activation, Attention, CausalConv, Experts, FeedForward, GatedDelta, Input, Near, Norm, Rotary, Scoring,
+    SelectiveScan, Unfold,
 };
 
 /// A position in the step arena to return to.
@@ -223,6 +223,18 @@ pub trait Device {
         v: Buf,
         sequences: &mut dyn Iterator<Item = (usize, usize)>,
     ) -> Result<(), DeviceError>;
+
+    /// Every row attends to itself and the rows before it in its sequence, as many as `spec` says. Beside its key each of them has one
+    /// for its distance, which is the same for all: row d of `distances`, which has a row for every distance from 0 on. Shapes and
+    /// `sequences` as for [`Self::attend_all`]; nothing is kept.
+    fn attend_near(
+        &mut self,
+        spec: &Near,
+        out: Buf,
+        qkv: [Buf; 3],
+        distances: Buf,
+        sequences: &mut dyn Iterator<Item = (usize, usize)>,
+    );
 
     /// Convolves each sequence's rows of `x` over time, in place, from the inputs in the sequence's slot on, and leaves the last inputs
     /// in the slots that the step names. With gates, `x` is multiplied with the first before the convolution and with the second after

@@ -18,8 +18,8 @@ mod work;
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
     Activation, Attention, Blend, Buf, CANDIDATE_BLOCK, CANDIDATES_MAX, CausalConv, Device, DeviceError, Experts,
-    FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Norm, Places, Rotary, Scoring, SelectiveScan,
-    SeqSpan, StepInput, Unfold,
+    FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Near, Norm, Places, Rotary, Scoring,
+    SelectiveScan, SeqSpan, StepInput, Unfold,
 };
 pub use experts::{GPU_EXPERT_ROWS, GPU_EXPERTS_MAX, GpuExperts};
 pub use kv::{
@@ -27,7 +27,7 @@ pub use kv::{
     parse_kv_dtype,
 };
 pub use plan_device::{PlanDevice, ROW_WORDS};
-pub use plimsoll_kernels::Isa;
+pub use plimsoll_kernels::{Isa, NEAR_MAX};
 pub use pool::ThreadPool;
 pub use weights::{
     Bf16Rows, Change, ComputeDtype, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, Target, VectorId,

@@ -9,7 +9,7 @@ use plimsoll_memory::step::StepStack;
 use crate::device::ordered;
 use crate::device::{
     Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, GatedDelta, Input, Mark, Mode,
-    NO_STATE, Places, Rotary, SelectiveScan, StepInput, Unfold,
+    NO_STATE, Near, Places, Rotary, SelectiveScan, StepInput, Unfold,
 };
 use crate::experts::{GPU_EXPERTS_MAX, GpuExperts, Space};
 use crate::kv::{KvShape, PAGE_TOKENS, encoder_layout};
@@ -293,6 +293,21 @@ impl Device for PlanDevice<'_> {
             self.work.flops += 4 * (rows * rows * q.cols) as u64;
         }
         Ok(())
+    }
+
+    fn attend_near(
+        &mut self,
+        spec: &Near,
+        _out: Buf,
+        [q, ..]: [Buf; 3],
+        _distances: Buf,
+        _sequences: &mut dyn Iterator<Item = (usize, usize)>,
+    ) {
+        self.calls.plain += 1;
+        if !std::mem::replace(&mut self.rows_uploaded, true) {
+            self.upload += ENCODER_TABLES * ROW_WORDS * q.rows;
+        }
+        self.work.flops += 6 * (q.rows * spec.rows * q.cols) as u64;
     }
 
     fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {

@@ -1,11 +1,11 @@
 //! What a configuration says of an audio tower, and the bounds it must keep.
 
 use crate::activation::Activation;
-use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
+use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, positive, within, wrong};
 use crate::error::FormatError;
 
-/// The audio tower of Qwen3-Omni and Qwen3-ASR: three convolutions over windows of a spectrogram, then layers that attend in larger windows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An audio tower: what all have, and what its family has.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Audio {
     /// Layers.
     pub depth: usize,
@@ -15,18 +15,36 @@ pub struct Audio {
     pub heads: usize,
     /// Width between the projections of a feed-forward part.
     pub intermediate_size: usize,
-    /// The activation of the feed-forward parts and before the last projection.
+    /// The activation of the feed-forward parts, and of Qwen before the last projection.
     pub act: Activation,
-    /// Mel bands of a spectrogram frame.
+    /// Mel bands of a spectrogram frame; samples of a frame where it is one of those.
     pub bands: usize,
+    /// The token that stands for a part of an audio clip in a prompt.
+    pub placeholder: u32,
+    /// The family's own part.
+    pub tower: AudioTower,
+}
+
+/// The family of an audio tower.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AudioTower {
+    /// Qwen3-Omni and Qwen3-ASR.
+    Windows(AudioWindows),
+    /// Gemma 4 E2B and E4B.
+    Conformer(Conformer),
+    /// Gemma 4 Unified: a frame is the samples of a token, which go through a projection. There are no layers.
+    Samples,
+}
+
+/// Three convolutions over windows of a spectrogram, then layers that attend in larger windows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AudioWindows {
     /// Channels of the convolutions.
     pub channels: usize,
     /// Half the spectrogram frames that are convolved together.
     pub half_window: usize,
     /// Spectrogram frames that attend to each other: whole convolution windows.
     pub attention_window: usize,
-    /// The token that stands for a part of an audio clip in a prompt.
-    pub placeholder: u32,
     /// What the model does with audio without an instruction.
     pub task: AudioTask,
 }
@@ -40,24 +58,47 @@ pub enum AudioTask {
     Transcribe,
 }
 
+/// Two convolutions over a whole spectrogram, then layers of attention to the rows before, a causal convolution, and two feed-forward
+/// parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conformer {
+    /// Channels of the two convolutions. The first has as many as there are bands.
+    pub channels: [usize; 2],
+    /// Inputs of a layer's causal convolution.
+    pub taps: usize,
+    /// Rows that a row attends to, itself included.
+    pub seen: usize,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub cap: f32,
+    /// What the result of a feed-forward part is multiplied with.
+    pub residual: f32,
+    /// What residual sums stay between: this and its negative.
+    pub bound: f32,
+    /// Whether linear layers keep their inputs and outputs within bounds of the checkpoint.
+    pub clipped: bool,
+    /// Width of what the tower gives to the projection.
+    pub output: usize,
+}
+
 /// Most mel bands.
 const BANDS_MAX: usize = 1024;
+/// Most samples of a token.
+const SAMPLES_MAX: usize = 1 << 16;
 /// Most channels of the convolutions: each multiplies with nine points of each.
 const CHANNELS_MAX: usize = 1 << 14;
 /// Most frames of half a window.
 const HALF_WINDOW_MAX: usize = 4096;
 /// Most frames that attend to each other.
 const ATTENTION_MAX: usize = 1 << 20;
+/// Most inputs of a causal convolution.
+const TAPS_MAX: usize = 64;
+/// Most rows that a row attends to, where there is a key for each distance.
+const SEEN_MAX: usize = 64;
 
-impl Audio {
+impl AudioWindows {
     /// Spectrogram frames that are convolved together.
     pub fn window(&self) -> usize {
         2 * self.half_window
-    }
-
-    /// Elements of a head.
-    pub fn head_dim(&self) -> usize {
-        self.hidden_size / self.heads
     }
 
     /// What the three convolutions, each of which halves it, leave of a length.
@@ -71,20 +112,72 @@ impl Audio {
         frames / window * Self::convolved(window) + Self::convolved(frames % window)
     }
 
+    fn check(&self, bands: usize) -> Result<(), FormatError> {
+        within("downsample_hidden_size", self.channels, CHANNELS_MAX)?;
+        within("n_window", self.half_window, HALF_WINDOW_MAX)?;
+        within("n_window_infer", self.attention_window, ATTENTION_MAX)?;
+        within("width of a convolved frame", self.channels * Self::convolved(bands), INTERMEDIATE_MAX)?;
+        if self.attention_window < self.window() {
+            let (infer, window) = (self.attention_window, self.window());
+            return wrong(format!("n_window_infer: {infer} frames are less than a window of {window}"));
+        }
+        Ok(())
+    }
+}
+
+impl Conformer {
+    /// What the two convolutions, each of which halves it, leave of a length.
+    pub fn convolved(length: usize) -> usize {
+        length.div_ceil(2).div_ceil(2)
+    }
+
+    fn check(&self, bands: usize) -> Result<(), FormatError> {
+        within("subsampling_conv_channels", self.channels[0], CHANNELS_MAX)?;
+        within("subsampling_conv_channels", self.channels[1], CHANNELS_MAX)?;
+        within("width of a convolved frame", self.channels[1] * Self::convolved(bands), INTERMEDIATE_MAX)?;
+        within("conv_kernel_size", self.taps, TAPS_MAX)?;
+        within("attention_context_left", self.seen, SEEN_MAX)?;
+        within("output_proj_dims", self.output, HIDDEN_MAX)?;
+        positive("attention_logit_cap", self.cap, f32::MAX)?;
+        positive("residual_weight", self.residual, f32::MAX)?;
+        positive("gradient_clipping", self.bound, f32::MAX)?;
+        if self.channels[0] != bands {
+            let what = format!("subsampling_conv_channels: {} for {bands} mel bands", self.channels[0]);
+            return wrong(format!("{what}; there are as many of both"));
+        }
+        Ok(())
+    }
+}
+
+impl Audio {
+    /// Elements of a head.
+    pub fn head_dim(&self) -> usize {
+        self.hidden_size / self.heads
+    }
+
+    /// Rows that the tower makes of a spectrogram of so many frames.
+    pub fn rows(&self, frames: usize) -> usize {
+        match &self.tower {
+            AudioTower::Windows(windows) => windows.rows(frames),
+            AudioTower::Conformer(_) => Conformer::convolved(frames),
+            AudioTower::Samples => frames,
+        }
+    }
+
     /// Checks every size against its bound, and that the parts fit together.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
+        if self.tower == AudioTower::Samples {
+            return within("audio_embed_dim", self.bands, SAMPLES_MAX);
+        }
         within("audio layers", self.depth, DEPTH_MAX)?;
         within("audio hidden size", self.hidden_size, HIDDEN_MAX)?;
         within("audio heads", self.heads, HEADS_MAX)?;
         within("audio intermediate size", self.intermediate_size, INTERMEDIATE_MAX)?;
         within("num_mel_bins", self.bands, BANDS_MAX)?;
-        within("downsample_hidden_size", self.channels, CHANNELS_MAX)?;
-        within("n_window", self.half_window, HALF_WINDOW_MAX)?;
-        within("n_window_infer", self.attention_window, ATTENTION_MAX)?;
-        within("width of a convolved frame", self.channels * Self::convolved(self.bands), INTERMEDIATE_MAX)?;
-        if self.attention_window < self.window() {
-            let (infer, window) = (self.attention_window, self.window());
-            return wrong(format!("n_window_infer: {infer} frames are less than a window of {window}"));
+        match &self.tower {
+            AudioTower::Windows(windows) => windows.check(self.bands)?,
+            AudioTower::Conformer(conformer) => conformer.check(self.bands)?,
+            AudioTower::Samples => {}
         }
         // Positions are sines and cosines, one more than half of each.
         if !self.hidden_size.is_multiple_of(self.heads) || !self.hidden_size.is_multiple_of(2) || self.hidden_size < 4 {

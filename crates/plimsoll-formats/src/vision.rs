@@ -44,6 +44,8 @@ pub struct Gemma4 {
     pub standardize: bool,
     /// Whether an image's tokens see each other in the language model's sliding layers.
     pub sees_ahead: bool,
+    /// Whether there are no layers: a token is one patch, which goes through a projection (Unified).
+    pub unified: bool,
 }
 
 /// What differs among the towers of InternVL.
@@ -193,10 +195,7 @@ impl Vision {
 
     /// Checks every size against its bound, and that the parts fit together.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
-        within("vision layers", self.depth, DEPTH_MAX)?;
         within("vision hidden size", self.hidden_size, HIDDEN_MAX)?;
-        within("vision heads", self.heads, HEADS_MAX)?;
-        within("vision intermediate size", self.intermediate_size, INTERMEDIATE_MAX)?;
         within("in_channels", self.channels, 16)?;
         within("patch_size", self.patch, PATCH_MAX)?;
         within("temporal_patch_size", self.temporal, GROUP_MAX)?;
@@ -207,11 +206,9 @@ impl Vision {
         if let Tower::Gemma4(own) = self.tower {
             within("position_embedding_size", own.positions, POSITIONS_MAX)?;
         }
-        if !self.hidden_size.is_multiple_of(self.heads) || !self.head_dim().is_multiple_of(4) {
-            let (heads, hidden) = (self.heads, self.hidden_size);
-            return wrong(format!("{heads} vision heads of {hidden} elements together cannot be rotated in two axes"));
+        if !matches!(self.tower, Tower::Gemma4(Gemma4 { unified: true, .. })) {
+            self.check_layers()?;
         }
-        within("vision head width", self.head_dim(), HEAD_DIM_MAX)?;
         if let Some(layer) = self.deepstack.iter().chain(&self.full_layers).find(|layer| **layer >= self.depth) {
             return wrong(format!("layer {layer} of a vision tower of {}", self.depth));
         }
@@ -228,6 +225,18 @@ impl Vision {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Checks what only a tower with layers has.
+    fn check_layers(&self) -> Result<(), FormatError> {
+        within("vision layers", self.depth, DEPTH_MAX)?;
+        within("vision heads", self.heads, HEADS_MAX)?;
+        within("vision intermediate size", self.intermediate_size, INTERMEDIATE_MAX)?;
+        if !self.hidden_size.is_multiple_of(self.heads) || !self.head_dim().is_multiple_of(4) {
+            let (heads, hidden) = (self.heads, self.hidden_size);
+            return wrong(format!("{heads} vision heads of {hidden} elements together cannot be rotated in two axes"));
+        }
+        within("vision head width", self.head_dim(), HEAD_DIM_MAX)
     }
 }
 

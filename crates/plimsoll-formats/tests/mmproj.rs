@@ -4,7 +4,9 @@
 mod common;
 
 use common::{GgufWriter, TempDir, seeing, seeing_model, values};
-use plimsoll_formats::{Activation, Checkpoint, Mmproj, MmprojState, RopeSections, Tower, Vision};
+use plimsoll_formats::{
+    Activation, Audio, AudioTower, Checkpoint, Conformer, Mmproj, MmprojState, RopeSections, Tower, Vision,
+};
 use std::path::PathBuf;
 
 /// A model with an encoder beside it.
@@ -259,6 +261,26 @@ fn a_broken_file_stops_the_start_unless_it_is_left_out() {
     let mut flat = seeing_model("qwen3vl");
     flat.keys.retain(|(key, ..)| key != "qwen3vl.rope.dimension_sections");
     assert!(Pair::new(&flat, &seeing("qwen3vl_merger")).refusal(&Mmproj::Beside).contains("rope.dimension_sections"));
+}
+
+/// The audio encoder of Gemma 4 under the names of transformers, and what the file says of it.
+#[test]
+fn an_audio_encoder_stands_beside_that_of_images() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
+    let file = Checkpoint::open(&root.join("vl-gguf-gemma4-audio/model.gguf")).expect("it opens");
+    let whole = Checkpoint::open(&root.join("vl-gemma4-audio")).expect("it opens");
+    let (of_file, of_whole) = (file.config.audio.clone().unwrap(), whole.config.audio.clone().unwrap());
+    let (AudioTower::Conformer(own), AudioTower::Conformer(other)) = (&of_file.tower, &of_whole.tower) else {
+        panic!("two conformers: {of_file:?}")
+    };
+    assert_eq!((own.seen, own.cap, own.taps, own.bound), (12, 50.0, 5, 1e10), "what published models have");
+    let changed = Conformer { seen: other.seen, cap: other.cap, taps: other.taps, bound: other.bound, ..own.clone() };
+    assert_eq!(Audio { tower: AudioTower::Conformer(changed), ..of_file.clone() }, of_whole);
+    let names = |checkpoint: &Checkpoint| {
+        let all = checkpoint.tensors().map(|(name, _)| name.replace("per_dim_factor", "per_dim_scale"));
+        all.filter(|name| name.starts_with("audio.")).collect::<std::collections::BTreeSet<_>>()
+    };
+    assert_eq!(names(&file), names(&whole));
 }
 
 /// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM and Mistral 3 under the names of transformers, of which none is left over.

@@ -28,18 +28,24 @@ impl Kernel for Softmax<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let max = greatest(s, self.x);
-        let mut sum = s.zero();
-        for part in self.x.chunks_mut(LANES) {
-            let shifted = s.sub(s.load_part(part, f32::NEG_INFINITY), s.splat(max));
-            let e = math::exp(s, shifted);
-            sum = s.add(sum, e);
-            s.store_part(part, e);
-        }
-        let factor = s.splat(1.0 / s.sum(sum));
-        for part in self.x.chunks_mut(LANES) {
-            let y = s.mul(s.load_part(part, 0.0), factor);
-            s.store_part(part, y);
-        }
+        softmax_of(s, self.x);
+    }
+}
+
+/// The softmax as a part of another kernel.
+#[inline(always)]
+pub(crate) fn softmax_of<S: Simd>(s: S, x: &mut [f32]) {
+    let max = greatest(s, x);
+    let mut sum = s.zero();
+    for part in x.chunks_mut(LANES) {
+        let shifted = s.sub(s.load_part(part, f32::NEG_INFINITY), s.splat(max));
+        let e = math::exp(s, shifted);
+        sum = s.add(sum, e);
+        s.store_part(part, e);
+    }
+    let factor = s.splat(1.0 / s.sum(sum));
+    for part in x.chunks_mut(LANES) {
+        let y = s.mul(s.load_part(part, 0.0), factor);
+        s.store_part(part, y);
     }
 }

@@ -5,7 +5,7 @@ use plimsoll_media::geometry::config::Fields;
 use plimsoll_media::geometry::frames::Wanted;
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{
-    AudioWindows, ImageRule, Longest, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Squares, Tiles,
+    AudioRule, ImageRule, Longest, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Squares, Tiles,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -315,7 +315,7 @@ fn t36_a_requests_own_number_of_tiles_is_checked_at_both_ends() {
 
 #[test]
 fn audio_become_as_many_tokens_as_in_transformers() {
-    let rule = AudioWindows::new(&files(&serde_json::json!({})).audio, 50, 800, 7200).unwrap();
+    let rule = AudioRule::windows(&files(&serde_json::json!({})).audio, 50, 800, 7200).unwrap();
     for row in golden("audio") {
         let (samples, tokens) = (number(&row[0]).unwrap(), number(&row[1]).unwrap());
         let shape = rule.shape(samples);

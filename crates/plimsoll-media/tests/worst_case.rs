@@ -1,7 +1,7 @@
 //! A30: the worst case is the maximum over all legal sizes, found by trying them.
 
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{AudioWindows, PatchVideo, Patches, ProcessorFiles, Tiles};
+use plimsoll_media::geometry::{AudioRule, PatchVideo, Patches, ProcessorFiles, Tiles};
 use plimsoll_media::image::Filter;
 use plimsoll_media::{MediaError, Shape, Size};
 use proptest::prelude::*;
@@ -139,7 +139,7 @@ fn a30_tiles_and_audio_by_exhaustion() {
         let found = sizes.map(|size| rule.shape(size).unwrap().tokens).max().unwrap();
         assert_eq!(found, rule.worst().tokens, "at most {most}");
     }
-    let rule = AudioWindows::new(&ProcessorFiles::default().audio, 50, 800, 60).unwrap();
+    let rule = AudioRule::windows(&ProcessorFiles::default().audio, 50, 800, 60).unwrap();
     let mut longest = 0;
     for samples in (201..=60 * 16_000).step_by(160) {
         let tokens = rule.shape(samples).unwrap().tokens;

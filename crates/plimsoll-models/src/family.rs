@@ -19,7 +19,7 @@ use crate::parallel::ParallelBlock;
 use crate::per_layer::{PerLayerBlock, PerLayerInputs, layer_scalar};
 use crate::rope::rope;
 use crate::short_conv::ShortConvBlock;
-use crate::{Model, Output, Pass, Vision, vision};
+use crate::{Encoder, Model, Output, Pass, Vision, audio, vision};
 use mixer::Mixer;
 
 mod mixer;
@@ -81,6 +81,7 @@ pub struct Family {
     widest_norm: usize,
     state: Option<StateShape>,
     vision: Option<Box<dyn Vision>>,
+    audio: Option<Box<dyn Encoder>>,
     /// Whether an image's tokens see each other in sliding layers alone.
     global_is_causal: bool,
 }
@@ -118,6 +119,7 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
         widest_norm: widest_norm.max(config.variant.per_layer_input.map_or(0, |input| input.width)),
         state,
         vision: vision::declare(config, declare)?,
+        audio: audio::declare(config, declare)?,
         global_is_causal: config.vision.as_ref().is_some_and(|vision| matches!(vision.tower, Tower::Gemma4(_))),
     }))
 }
@@ -419,6 +421,10 @@ impl Model for Family {
 
     fn vision(&self) -> Option<&dyn Vision> {
         self.vision.as_deref()
+    }
+
+    fn audio(&self) -> Option<&dyn Encoder> {
+        self.audio.as_deref()
     }
 
     fn vocab_size(&self) -> usize {

@@ -8,6 +8,7 @@
 pub mod audio;
 pub mod bert;
 pub mod block;
+mod clipped;
 pub mod decoder;
 pub mod delta;
 pub mod dense;

@@ -9,15 +9,18 @@ mod played;
 use common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, reference};
 use played::played;
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
-use plimsoll_formats::{Audio, Vision};
+use plimsoll_formats::{Audio, AudioTower, Vision};
 use plimsoll_media::Size;
 use plimsoll_media::audio::Mel;
-use plimsoll_media::geometry::{AudioWindows, Patches, ProcessorFiles};
+use plimsoll_media::geometry::{AudioRule, Patches, ProcessorFiles};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
 use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem};
 use serde_json::Value;
 
 const MODEL: &str = "omni";
+const CONFORMER: &str = "vl-gemma4-audio";
+const UNIFIED: &str = "vl-gemma4-unified-audio";
+const CONFORMER_IN_FILES: &str = "vl-gguf-gemma4-audio";
 /// Largest difference allowed between a log-probability and its reference.
 const LOGPROB_TOLERANCE: f64 = 2e-3;
 /// Largest difference allowed between a number of a tower's output and its reference, as a share of the row's largest.
@@ -39,13 +42,27 @@ fn towers() -> (Vision, Audio) {
     (config.vision.clone().expect("a vision tower"), config.audio.clone().expect("an audio tower"))
 }
 
-fn rule() -> AudioWindows {
-    let (_, audio) = towers();
-    AudioWindows::new(&files().audio, audio.half_window as u64, audio.attention_window as u64, 60).unwrap()
+fn rule() -> AudioRule {
+    rule_of(&files(), &towers().1)
+}
+
+/// Frames and tokens as the feature extractor and the tower say.
+fn rule_of(files: &ProcessorFiles, audio: &Audio) -> AudioRule {
+    let windows = match &audio.tower {
+        AudioTower::Windows(windows) => windows,
+        AudioTower::Conformer(_) => return AudioRule::whole(&files.audio, 60).unwrap(),
+        AudioTower::Samples => return AudioRule::samples(&files.audio, audio.bands as u64, 60).unwrap(),
+    };
+    let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
+    AudioRule::windows(&files.audio, half, together, 60).unwrap()
 }
 
 fn spectrogram(samples: &[f32], bands: usize) -> Vec<f32> {
-    let mel = Mel::new(&rule(), bands);
+    spectrogram_of(&rule(), samples, bands)
+}
+
+fn spectrogram_of(rule: &AudioRule, samples: &[f32], bands: usize) -> Vec<f32> {
+    let mel = Mel::new(rule, bands);
     let mut out = vec![0.0; mel.frames(samples.len()) * bands];
     mel.spectrogram(samples, &mut out);
     out
@@ -219,15 +236,34 @@ fn check_answer(rig: &mut Rig, value: &Value, part: &Part) -> f64 {
 /// Qwen3-ASR: a model that only hears. Short clips are filled up with silence.
 #[test]
 fn a_model_that_only_hears_answers_as_the_reference() {
-    let model = "asr";
+    assert!(Rig::new("asr", false).model.vision().is_none());
+    answers_as_the_reference("asr");
+}
+
+/// Gemma 4 E2B and E4B.
+#[test]
+fn a_conformer_hears_what_transformers_hears() {
+    for model in [CONFORMER, CONFORMER_IN_FILES] {
+        assert!(Rig::new(model, false).model.vision().is_some());
+        answers_as_the_reference(model);
+    }
+}
+
+/// Gemma 4 Unified: samples as they are.
+#[test]
+fn samples_through_a_projection_are_the_references() {
+    answers_as_the_reference(UNIFIED);
+}
+
+/// A prompt of sounds alone.
+fn answers_as_the_reference(model: &str) {
     let mut rig = Rig::new(model, false);
-    assert!(rig.model.vision().is_none());
     let config = checkpoint(model).config.audio.clone().expect("an audio tower");
-    let text = std::fs::read_to_string(folder(model).join("processor_config.json")).unwrap();
-    let files = ProcessorFiles::read(None, None, Some(&text)).unwrap();
-    let rule = AudioWindows::new(&files.audio, config.half_window as u64, config.attention_window as u64, 60).unwrap();
-    let rule = rule.filled_up(&files.audio, 0).unwrap();
-    for pair in reference(model)["lengths"].as_array().unwrap() {
+    // Of a GGUF model there is none.
+    let text = std::fs::read_to_string(folder(model).join("processor_config.json")).ok();
+    let files = ProcessorFiles::read(None, None, text.as_deref()).unwrap();
+    let rule = rule_of(&files, &config).filled_up(&files.audio, 0).unwrap();
+    for pair in reference(model)["lengths"].as_array().into_iter().flatten() {
         assert_eq!(rule.shape(pair[0].as_u64().unwrap()).unwrap().tokens, pair[1].as_u64().unwrap(), "{pair}");
     }
     let mel = Mel::new(&rule, config.bands);
@@ -283,13 +319,18 @@ fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
 /// Every audio clip alone, all of them, and all of them in another order: the same bits.
 #[test]
 fn no_audio_depends_on_its_company() {
-    let mut rig = Rig::new(MODEL, false);
-    let bands = towers().1.bands;
+    not_of_its_company(MODEL, &rule());
+    not_of_its_company(CONFORMER, &AudioRule::whole(&ProcessorFiles::default().audio, 30).unwrap());
+}
+
+fn not_of_its_company(model: &str, rule: &AudioRule) {
+    let mut rig = Rig::new(model, false);
+    let bands = checkpoint(model).config.audio.as_ref().expect("an audio tower").bands;
     let clips: Vec<(Grid, Vec<f32>)> = [201, 5_000, 15_999, 16_000, 16_160, 33_000, 70_000]
         .into_iter()
         .enumerate()
         .map(|(seed, samples)| {
-            let values = spectrogram(&played(seed as i64, samples), bands);
+            let values = spectrogram_of(rule, &played(seed as i64, samples), bands);
             (Grid::audio(values.len() / bands), values)
         })
         .collect();
@@ -318,11 +359,16 @@ fn lengths_are_the_processors() {
     }
 }
 
-/// The published feature extractor's numbers, at 128 bands.
+/// The published feature extractors' numbers, at 128 bands.
 #[test]
 fn spectrograms_are_the_published_extractors() {
-    let value = &reference(MODEL)["mel"];
-    let found = spectrogram(&played(value["seed"].as_i64().unwrap(), number(&value["samples"])), 128);
+    published_spectrogram(MODEL, &rule());
+    published_spectrogram(CONFORMER, &AudioRule::whole(&ProcessorFiles::default().audio, 30).unwrap());
+}
+
+fn published_spectrogram(model: &str, rule: &AudioRule) {
+    let value = &reference(model)["mel"];
+    let found = spectrogram_of(rule, &played(value["seed"].as_i64().unwrap(), number(&value["samples"])), 128);
     let expected = numbers(&value["values"]);
     assert_eq!(found.len().div_ceil(MEL_STEP), expected.len());
     let off = found.iter().step_by(MEL_STEP).zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
@@ -333,7 +379,13 @@ fn spectrograms_are_the_published_extractors() {
 /// The plan is what is taken, to the byte, never less for a longer audio clip; and audio clips together take no more than the sum.
 #[test]
 fn the_plan_is_what_is_taken() {
-    let checkpoint = checkpoint(MODEL);
+    planned_is_taken(MODEL);
+    planned_is_taken(CONFORMER);
+    planned_is_taken(UNIFIED);
+}
+
+fn planned_is_taken(model: &str) {
+    let checkpoint = checkpoint(model);
     let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
     let built = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
     let table = declare.finish();
@@ -345,7 +397,7 @@ fn the_plan_is_what_is_taken() {
     };
     let lengths = [3, 99, 100, 101, 250, 401];
     for frames in lengths {
-        let mut rig = Rig::new(MODEL, false);
+        let mut rig = Rig::new(model, false);
         rig.encode(EncoderKind::Audio, &[Grid::audio(frames)], &vec![0.5; frames * tower.patch_width()]);
         let scratch = plimsoll_device::cpu::scratch_bytes(&rig.shape, 2);
         let own = planned(&[Grid::audio(frames)]);

@@ -197,12 +197,14 @@ fn the_tower_of_lfm2_vl_is_planned_from_its_configuration() {
 }
 
 /// The towers of Gemma 4, in millions: patches of 3 · 16 · 16, 10,240 positions for each axis, layers, and a projection to the model's
-/// width. 16 layers of 4 · 768² and 3 · 768 · 3,072; 27 of 4 · 1,152² and 3 · 1,152 · 4,304.
+/// width. 16 layers of 4 · 768² and 3 · 768 · 3,072; 27 of 4 · 1,152² and 3 · 1,152 · 4,304. E2B's audio encoder: two convolutions, 12
+/// layers of 2 · 2 · 1,024 · 4,096 and 8 · 1,024², three projections.
 #[test]
 fn the_towers_of_gemma_4_are_planned_from_their_configurations() {
-    for (name, millions, sees_ahead) in
-        [("gemma-4-e2b", [0.59, 15.73, 151.0, 1.18], false), ("gemma-4-31b", [0.88, 23.59, 544.94, 6.19], true)]
-    {
+    for (name, millions, sees_ahead) in [
+        ("gemma-4-e2b", [0.59 + 307.05, 15.73, 151.0, 1.18], false),
+        ("gemma-4-31b", [0.88, 23.59, 544.94, 6.19], true),
+    ] {
         let bytes = |name: String| {
             let checkpoint = config(&name);
             let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);

@@ -72,6 +72,7 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
     let fields = if video { &files.video } else { &files.image };
     let tower = config(model).tower;
     let normalize = match tower {
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::plain(fields).unwrap(),
         Tower::Gemma4(_) => Normalize::centred(fields).unwrap(),
         _ => Normalize::new(fields, Normalize::CLIP).unwrap(),
     };
@@ -98,8 +99,9 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
             };
             return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
         }
-        Tower::Gemma4(_) => {
+        Tower::Gemma4(own) => {
             let rule = Patches::filling(fields, 280).unwrap();
+            let rule = if own.unified { rule.of_whole_tokens() } else { rule };
             let shots = shots.iter().map(|shot| resize(shot, rule.resize(shot.size).unwrap(), rule.filter)).collect();
             (rule, shots)
         }
@@ -362,6 +364,7 @@ models! { check:
     lfm2_bare "vl-lfm2-bare",
     gemma4 "vl-gemma4",
     gemma4_e2b "vl-gemma4-e2b",
+    gemma4_unified "vl-gemma4-unified",
     gguf_qwen3_5 "vl-gguf-qwen3.5",
     gguf_qwen3_5_moe "vl-gguf-qwen3.5-moe",
     gguf_qwen3 "vl-gguf-qwen3",
@@ -398,6 +401,7 @@ models! { check_company:
     company_of_mistral3 "vl-mistral3",
     company_of_gemma4 "vl-gemma4",
     company_of_gemma4_e2b "vl-gemma4-e2b",
+    company_of_gemma4_unified "vl-gemma4-unified",
     company_of_gguf_gemma4 "vl-gguf-gemma4",
 }
 

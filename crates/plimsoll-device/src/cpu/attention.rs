@@ -11,8 +11,8 @@ use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayou
 use super::arena::Arena;
 use super::cut::TASKS_PER_THREAD;
 use super::{CpuDevice, CpuWeights, rope_style};
-use crate::device::{Attention, Buf, Device, Rotary, SeqSpan, StepInput};
-use crate::kv::{CachedLayer, KvGroup, PAGE_TOKENS, encoder_layout};
+use crate::device::{Attention, Buf, Device, Rotary, StepInput};
+use crate::kv::{CachedLayer, KvGroup, PAGE_TOKENS};
 use tasks::{ROWS_MAX, Share, Tasks, UNITS_PER_THREAD, task_rows};
 
 mod tasks;
@@ -48,26 +48,6 @@ impl CpuDevice {
         assert!(offset + len <= workspace.len(), "pages inside the workspace");
         let base = workspace.as_mut_ptr().wrapping_add(offset);
         Place { base, len, stride, layout, group: KvGroup::Whole, causal: false }
-    }
-
-    /// One sequence of an encoder, its keys and values at byte `keys` of the workspace and the list of their pages at `list`.
-    pub(super) fn attend_sequence(
-        &mut self,
-        spec: &Attention,
-        (out, q, k, v): (Buf, Buf, Buf, Buf),
-        keys: usize,
-        list: usize,
-    ) {
-        assert_eq!((q.cols, k.cols, v.cols), (out.cols, q.cols, k.cols), "as many heads of keys as of queries");
-        let pages = k.rows.div_ceil(PAGE_TOKENS);
-        // SAFETY: the workspace outlives this operation, and nothing else accesses these words.
-        let list = unsafe { self.arena().words(list, pages) };
-        (0..).zip(&mut *list).for_each(|(id, page)| *page = id);
-        let seqs = [SeqSpan { first_row: 0, rows: k.rows, start: 0, pages_at: 0, pages, seen_from: 0, state: None }];
-        let step = StepInput { seqs: &seqs, pages: list, ..StepInput::default() };
-        let place = self.in_workspace(keys, pages, encoder_layout(spec.heads, k.cols / spec.heads));
-        self.store_kv(&place, None, k, v, &step);
-        self.attend(&place, spec, out, q, &step);
     }
 
     /// Writes every row's keys and values to its place, and before that makes them and the queries ready, if it is said how. Tasks divide

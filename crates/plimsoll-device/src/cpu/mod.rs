@@ -9,6 +9,7 @@ mod candidates;
 mod conv;
 mod cut;
 mod delta;
+mod encoder;
 mod experts;
 mod feed_forward;
 mod linear;
@@ -25,9 +26,8 @@ use plimsoll_kernels::{self as kernels, Isa, RopeStyle};
 use crate::device::ordered::linear_rows;
 use crate::device::{
     Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark,
-    Mode, Places, Rotary, SelectiveScan, StepInput, Unfold,
+    Mode, Near, Places, Rotary, SelectiveScan, StepInput, Unfold,
 };
-use crate::plan_device::{sequence_bytes, within};
 use crate::pool::ThreadPool;
 use crate::weights::{LinearId, VectorId};
 use arena::Arena;
@@ -288,14 +288,7 @@ impl Device for CpuDevice {
         v: Buf,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        let scope = self.mark();
-        let (layout, bytes) = within(spec, q, k, step);
-        let offset = self.memory.stack.take(bytes)?;
-        let place = self.in_workspace(offset, step.pages.len(), layout);
-        self.store_kv(&place, None, k, v, step);
-        self.attend(&place, spec, out, q, step);
-        self.release(scope);
-        Ok(())
+        self.run_within(spec, [out, q, k, v], step)
     }
 
     fn attend_all(
@@ -307,15 +300,21 @@ impl Device for CpuDevice {
         v: Buf,
         sequences: &mut dyn Iterator<Item = (usize, usize)>,
     ) -> Result<(), DeviceError> {
-        for (first, rows) in sequences {
-            let [out, q, k, v] = [out, q, k, v].map(|all| all.span(first, rows));
-            let scope = self.mark();
-            let [keys, pages] = sequence_bytes(spec, k);
-            let (keys, pages) = (self.memory.stack.take(keys)?, self.memory.stack.take(pages)?);
-            self.attend_sequence(spec, (out, q, k, v), keys, pages);
-            self.release(scope);
+        for rows in sequences {
+            self.attend_sequence(spec, [out, q, k, v], rows)?;
         }
         Ok(())
+    }
+
+    fn attend_near(
+        &mut self,
+        spec: &Near,
+        out: Buf,
+        qkv: [Buf; 3],
+        distances: Buf,
+        sequences: &mut dyn Iterator<Item = (usize, usize)>,
+    ) {
+        self.run_near(spec, out, qkv, distances, sequences);
     }
 
     fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {

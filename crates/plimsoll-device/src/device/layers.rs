@@ -42,6 +42,17 @@ pub struct Attention {
     pub sinks: Option<VectorId>,
 }
 
+/// What a layer does in which a row attends to the few rows before it ([`Device::attend_near`]).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Near {
+    /// Heads of queries, keys and values.
+    pub heads: usize,
+    /// Rows that a row attends to, itself included: [`plimsoll_kernels::NEAR_MAX`] at most.
+    pub rows: usize,
+    /// Scores become `cap * tanh(score / cap)`.
+    pub cap: f32,
+}
+
 /// What is done to the heads of queries and keys before they meet: each normalised, where the family does so, then rotated
 /// ([`Device::rope`]).
 #[derive(Clone, Copy, Debug)]

@@ -6,6 +6,7 @@
 
 mod agree;
 mod check;
+mod hearing;
 mod mmproj;
 mod pieces;
 mod placed;

@@ -4,23 +4,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_device::{KvShape, WeightTable};
 use plimsoll_formats::{
-    Audio as AudioConfig, AudioTask, Checkpoint, MmprojState, Processor, Tower, Vision as VisionConfig,
+    Audio as AudioConfig, AudioTower, Checkpoint, Gemma4, MmprojState, Processor, Tower, Vision as VisionConfig,
 };
 use plimsoll_media::MediaError;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::video::Budget;
-use plimsoll_media::geometry::{
-    AudioWindows, ImageRule, PatchVideo, Patches, ProcessorFiles, TileVideo, Tiles, VideoRule,
-};
+use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, TileVideo, Tiles, VideoRule};
 use plimsoll_media::image::Normalize;
 use plimsoll_models::Model;
 
 use super::agree::{agree, agree_on_positions, agree_on_tiles};
-use super::mmproj;
 use super::pieces::{self, Limits};
 use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
-use super::spec::{AudioSpec, ImageSpec, Spelling, Transcript, VideoSpec};
+use super::spec::{ImageSpec, Spelling, VideoSpec};
 use super::spelling::{self, between, framed, paragraph};
+use super::{hearing, mmproj};
 use crate::api::options::Options;
 use crate::plan::error::PlanError;
 
@@ -29,8 +27,6 @@ use crate::plan::error::PlanError;
 const ITEM_TOKENS_MAX: u64 = 4096;
 /// Tokens of an image of Gemma 4, where its processor's file does not say it.
 const IMAGE_TOKENS: u64 = 280;
-/// Samples to which Qwen3-ASR's feature extractor fills up an audio clip.
-const SHORTEST_SAMPLES: u64 = 8000;
 /// Largest file of a processor's configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
@@ -109,7 +105,9 @@ impl MediaRules {
         }
         let outer = outer.or_else(|| config.and_then(sequence_length).filter(|_| !checkpoint.has_data()));
         let tokenizer = || file(checkpoint, "tokenizer_config.json");
+        let gemma = audio.is_some_and(|audio| !matches!(audio.tower, AudioTower::Windows(_)));
         let spelling = match config.map(|config| config.tower) {
+            None if gemma => between(tokenizer()?.as_deref())?,
             Some(Tower::Qwen3) => Spelling::Timed,
             Some(Tower::Intern(_)) => framed(tokenizer()?.as_deref())?,
             Some(Tower::Siglip) => paragraph(tokenizer()?.as_deref())?,
@@ -121,7 +119,9 @@ impl MediaRules {
         };
         let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
         Ok(Some(Self {
-            audio: audio.map(|audio| mel(&files, audio).map(|mel| (audio.clone(), Arc::new(mel)))).transpose()?,
+            audio: audio
+                .map(|audio| hearing::mel(&files, audio).map(|mel| (audio.clone(), Arc::new(mel))))
+                .transpose()?,
             files,
             spelling,
             config: config.cloned(),
@@ -146,7 +146,9 @@ impl MediaRules {
             None => (None, None),
         };
         let audio = match (&self.audio, model.audio()) {
-            (Some((config, mel)), Some(_)) => audio(&self.files, config, mel, options, context)?,
+            (Some((config, mel)), Some(_)) => {
+                hearing::spec(&self.files, config, mel, &Limits { options, usual: ITEM_TOKENS_MAX, context })?
+            }
             _ => None,
         };
         let (batch, spelling) = (options.visual_infer_batch_size.max(1), self.spelling.clone());
@@ -228,6 +230,7 @@ fn image(
     context: u64,
 ) -> Result<ImageSpec, PlanError> {
     let rule = match config.tower {
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => Patches::filling(&files.image, IMAGE_TOKENS)?.of_whole_tokens(),
         Tower::Gemma4(_) => Patches::filling(&files.image, IMAGE_TOKENS)?,
         _ => Patches::image(&files.image, config.window.map(|pixels| pixels as u64))?,
     };
@@ -246,6 +249,7 @@ fn image(
     let tokens = largest_images(&rule, context);
     let tokens_max = tokens.iter().map(|candidate| candidate.shape.tokens).max().unwrap_or(0);
     let normalize = match config.tower {
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::plain(&files.image)?,
         Tower::Gemma4(_) => Normalize::centred(&files.image)?,
         _ => Normalize::new(&files.image, Normalize::CLIP)?,
     };
@@ -326,6 +330,7 @@ fn video(
     let window = config.window.map(|pixels| pixels as u64);
     let mut rule = match config.tower {
         Tower::Omni => PatchVideo::omni(files, window)?,
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => PatchVideo::filling(files)?.of_whole_tokens(),
         Tower::Gemma4(_) => PatchVideo::filling(files)?,
         _ => PatchVideo::new(&files.video, budget, window)?,
     };
@@ -349,88 +354,10 @@ fn video(
         rule.sampling.max_frames = rule.sampling.max_frames.min(most);
     }
     let normalize = match config.tower {
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::plain(&files.video)?,
         Tower::Gemma4(_) => Normalize::centred(&files.video)?,
         _ => Normalize::new(&files.video, means)?,
     };
     let (rule, placeholder) = (VideoRule::Patches(rule), config.tokens.video);
     Ok(VideoSpec { rule, normalize, placeholder, tokens_max, bounds: [].into() })
-}
-
-/// What makes spectrograms, as the feature extractor says and the tower wants them.
-fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, PlanError> {
-    let bands = files.audio.bands().unwrap_or(config.bands as u64);
-    if bands != config.bands as u64 {
-        let why = format!("the feature extractor says {bands}, the tower {}", config.bands);
-        return Err(MediaError::BadConfig { key: "feature_size, num_mel_bins", why }.into());
-    }
-    Ok(Mel::new(&windows(files, config, 1)?, config.bands))
-}
-
-/// The spectrogram's frames and the tower's windows, with audio clips of so many seconds at most.
-fn windows(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<AudioWindows, MediaError> {
-    let rule = AudioWindows::new(&files.audio, config.half_window as u64, config.attention_window as u64, seconds)?;
-    match config.task {
-        AudioTask::Any => Ok(rule),
-        AudioTask::Transcribe => rule.filled_up(&files.audio, SHORTEST_SAMPLES),
-    }
-}
-
-/// How audio clips are prepared: as the feature extractor says, no longer than asked or than a request can carry; none if not even a second
-/// can be carried.
-fn audio(
-    files: &ProcessorFiles,
-    config: &AudioConfig,
-    mel: &Arc<Mel>,
-    options: &Options,
-    context: u64,
-) -> Result<Option<AudioSpec>, PlanError> {
-    let rule = windows(files, config, options.max_audio_seconds.unwrap_or(ITEM_TOKENS_MAX))?;
-    let most = if options.max_audio_seconds.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
-    let Some(rule) = rule.carried_in(most) else { return Ok(None) };
-    agree_on_rows(&rule, config)?;
-    let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
-    let transcript = match config.task {
-        AudioTask::Any => Transcript::Instructed,
-        AudioTask::Transcribe => Transcript::Tagged,
-    };
-    Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule, transcript }))
-}
-
-/// An audio clip's tokens are counted before the tower sees it: it must make as many rows of every legal audio clip.
-fn agree_on_rows(rule: &AudioWindows, config: &AudioConfig) -> Result<(), PlanError> {
-    let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
-    let apart = (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
-    let Some((frames, (said, made))) = apart else { return Ok(()) };
-    let why = format!("{frames} frames of audio are counted as {said} tokens, the tower makes {made}");
-    Err(MediaError::BadConfig { key: "n_window", why }.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use plimsoll_formats::Activation;
-
-    use super::*;
-
-    #[test]
-    fn what_is_counted_is_what_the_tower_makes() {
-        let tower = |half_window| AudioConfig {
-            depth: 1,
-            hidden_size: 24,
-            heads: 2,
-            intermediate_size: 40,
-            act: Activation::Gelu,
-            bands: 20,
-            channels: 6,
-            half_window,
-            attention_window: 200,
-            placeholder: 390,
-            task: AudioTask::Any,
-        };
-        for own in [1, 7, 50, 100] {
-            let rule = windows(&ProcessorFiles::default(), &tower(own), 60).unwrap();
-            agree_on_rows(&rule, &tower(own)).unwrap();
-            let error = agree_on_rows(&rule, &tower(own + 1)).unwrap_err().to_string();
-            assert!(error.contains("frames of audio are counted as"), "{error}");
-        }
-    }
 }

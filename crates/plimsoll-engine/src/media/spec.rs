@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_media::audio::Mel;
-use plimsoll_media::geometry::{AudioWindows, ImageRule, Patches, VideoRule};
+use plimsoll_media::geometry::{AudioRule, ImageRule, Patches, VideoRule};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Size, Staged, Staging};
 use plimsoll_models::{EncoderKind, Grid, PlaceRule};
@@ -115,7 +115,8 @@ pub enum Spelling {
         /// The word for a video.
         video: String,
     },
-    /// Images stand between two words. So do the frames of a video, each behind the minute and second at which it is shown. Gemma 4.
+    /// Images stand between two words. So do the frames of a video, each behind the minute and second at which it is shown. Audio clips
+    /// stand between two words of their own. Gemma 4.
     Clocked {
         /// The word before.
         start: String,
@@ -123,6 +124,8 @@ pub enum Spelling {
         end: String,
         /// What a template writes for a video.
         video: String,
+        /// The words before and after an audio clip.
+        sound: [String; 2],
     },
 }
 
@@ -161,7 +164,7 @@ pub struct VideoSpec {
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioSpec {
     /// The spectrogram's frames and the tower's windows.
-    pub rule: AudioWindows,
+    pub rule: AudioRule,
     /// Makes spectrograms.
     pub mel: Arc<Mel>,
     /// The placeholder token.

@@ -54,8 +54,10 @@ pub(super) fn squares() -> Spelling {
 /// The same of Gemma 4.
 pub(super) fn between(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     // The processor adds the word for videos to the tokenizer, by this name.
-    let [start, end] = words((TOKENIZER, tokenizer), [("boi_token", "<|image>"), ("eoi_token", "<image|>")])?;
-    Ok(Spelling::Clocked { start, end, video: "<|video|>".to_owned() })
+    let names =
+        [("boi_token", "<|image>"), ("eoi_token", "<image|>"), ("boa_token", "<|audio>"), ("eoa_token", "<audio|>")];
+    let [start, end, sound_start, sound_end] = words((TOKENIZER, tokenizer), names)?;
+    Ok(Spelling::Clocked { start, end, video: "<|video|>".to_owned(), sound: [sound_start, sound_end] })
 }
 
 /// Words by their names in a file, or by default.

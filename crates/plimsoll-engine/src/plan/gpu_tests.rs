@@ -169,7 +169,9 @@ fn what_encoders_take_is_part_of_the_plan() {
         let media = Options { max_image_pixels: Some(8192), max_video_frames: Some(8), ..rows };
         Options { max_audio_seconds: Some(5), media_bytes: 4 << 20, ..media }
     };
-    for model in ["vl-qwen2", "vl-qwen2.5", "vl-qwen3", "vl-qwen3.5", "vl-gemma3", "vl-intern", "asr", "omni"] {
+    for model in
+        ["vl-qwen2", "vl-qwen2.5", "vl-qwen3", "vl-qwen3.5", "vl-gemma3", "vl-gemma4-audio", "vl-intern", "asr", "omni"]
+    {
         let planned = plan(model, 128 << 20, options()).unwrap_or_else(|error| panic!("{model}: {error}"));
         let (gpu, media) = (planned.gpu.as_ref().unwrap(), planned.media.as_ref().unwrap());
         let needs = [media.workspace, 4 * media.transfers.upload, 4 * media.transfers.output];

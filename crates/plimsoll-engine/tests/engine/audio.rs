@@ -56,6 +56,27 @@ fn qwen3_asr_hears_what_transformers_hears() {
 }
 
 #[test]
+fn gemma_4_hears_what_transformers_hears() {
+    right("vl-gemma4-audio");
+    let engine = engine_of("vl-gemma4-audio", &small(exact()));
+    let spec = engine.media().unwrap();
+    assert!(spec.image.is_some() && spec.video.is_some());
+    assert_eq!(spec.transcript(), Some(Transcript::Instructed));
+    engine.stop();
+}
+
+#[test]
+fn gemma_4_unified_hears_what_transformers_hears() {
+    right("vl-gemma4-unified-audio");
+}
+
+#[test]
+fn i9_audio_in_company_of_gemma_4() {
+    in_company("vl-gemma4-audio");
+    in_company("vl-gemma4-unified-audio");
+}
+
+#[test]
 fn i9_audio_in_company() {
     in_company("omni");
 }

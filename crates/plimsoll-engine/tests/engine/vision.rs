@@ -82,6 +82,7 @@ fn mistral3_sees_what_transformers_sees() {
 fn gemma4_sees_what_transformers_sees() {
     right("vl-gemma4");
     right("vl-gemma4-e2b");
+    right("vl-gemma4-unified");
 }
 
 #[test]
@@ -138,6 +139,7 @@ fn i9_images_that_are_not_cut() {
 fn i9_images_that_fill_a_budget() {
     beside("vl-gemma4");
     beside("vl-gemma4-e2b");
+    beside("vl-gemma4-unified");
 }
 
 #[test]
@@ -154,6 +156,7 @@ fn i9_an_answer_that_goes_on_from_the_middle_of_a_cached_image() {
     goes_on_from_the_middle("vl-gemma3", 9);
     goes_on_from_the_middle("vl-gemma4", 70);
     goes_on_from_the_middle("vl-gemma4-e2b", 70);
+    goes_on_from_the_middle("vl-gemma4-unified", 70);
 }
 
 /// `image`: tokens of the image in the model's first case.
@@ -181,7 +184,7 @@ fn goes_on_from_the_middle(model: &str, image: usize) {
 
 #[test]
 fn i9_turn_by_turn_behind_images() {
-    for model in ["vl-gemma4", "vl-gemma4-e2b"] {
+    for model in ["vl-gemma4", "vl-gemma4-e2b", "vl-gemma4-unified"] {
         let [cached, plain] =
             [true, false].map(|prefix_cache| engine(model, &small(Options { prefix_cache, ..exact() })));
         for case in cases(model) {

@@ -120,7 +120,7 @@ fn manual_quantized_towers_do_too() {
 #[ignore = "external"]
 fn models_hear_what_transformers_hears() {
     let _alone = alone();
-    hears("asr").right();
+    ["asr", "vl-gemma4-audio"].into_iter().for_each(|model| hears(model).right());
 }
 
 #[test]

@@ -1,8 +1,9 @@
-//! `audio_config` of a Qwen3-Omni thinker, or of Qwen3-ASR → its tower, with the defaults of transformers.
+//! `audio_config` of a Qwen3-Omni thinker, of Qwen3-ASR or of Gemma 4 → its tower, with the defaults of transformers.
 
+use super::gemma4;
 use super::json::Lookup;
 use super::values::{activation_of, token};
-use crate::audio::{Audio, AudioTask};
+use crate::audio::{Audio, AudioTask, AudioTower, AudioWindows};
 use crate::config::ModelConfig;
 use crate::error::FormatError;
 
@@ -53,6 +54,16 @@ const TURN_END: u32 = 151_645;
 /// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<(), FormatError> {
     let kind = top.str("model_type")?.unwrap_or_default();
+    let gemma: Option<fn(&Lookup, &Lookup) -> Result<Audio, FormatError>> = match [name, kind] {
+        names if names.into_iter().any(gemma4::is) => Some(gemma4::read_audio),
+        names if names.into_iter().any(gemma4::is_unified) => Some(gemma4::read_unified_audio),
+        _ => None,
+    };
+    if let Some(read) = gemma {
+        let audio = top.object("audio_config")?;
+        config.audio = audio.map(|audio| read(&audio, top)).transpose()?;
+        return Ok(());
+    }
     let defaults = if is(name) || is(kind) {
         OMNI
     } else if is_asr(name) || is_asr(kind) {
@@ -84,11 +95,13 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         intermediate_size: or("encoder_ffn_dim", defaults.intermediate)?,
         act: activation_of(audio.str("activation_function")?.unwrap_or("gelu"))?,
         bands: or("num_mel_bins", 128)?,
-        channels: or("downsample_hidden_size", 480)?,
-        half_window: or("n_window", 50)?,
-        attention_window: or("n_window_infer", 800)?,
         placeholder: token(top, "audio_token_id", defaults.placeholder)?,
-        task: defaults.task,
+        tower: AudioTower::Windows(AudioWindows {
+            channels: or("downsample_hidden_size", 480)?,
+            half_window: or("n_window", 50)?,
+            attention_window: or("n_window_infer", 800)?,
+            task: defaults.task,
+        }),
     });
     Ok(())
 }

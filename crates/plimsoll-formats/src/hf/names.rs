@@ -44,11 +44,23 @@ const TOWER_PARTS: [&str; 17] = [
     "std_scale",
 ];
 
+/// The name of a tensor of Gemma 4's `embed_vision`, which holds the projection alone, or all that Unified has.
+fn embedder_name(rest: &str) -> Option<String> {
+    let projector = rest.strip_prefix("multimodal_embedder.").unwrap_or(rest);
+    if projector.starts_with("embedding_projection.") {
+        return Some(format!("visual.projector.{projector}"));
+    }
+    ["patch_", "pos_"].iter().any(|part| rest.starts_with(part)).then(|| format!("visual.{rest}"))
+}
+
 fn without_prefix(name: &str) -> String {
     // Of a model that also talks, the part that reads, sees, hears and writes.
     let name = name.strip_prefix("thinker.").unwrap_or(name);
-    if let Some(rest) = name.strip_prefix("model.").unwrap_or(name).strip_prefix("audio_tower.") {
-        return format!("audio.{rest}");
+    let inner = name.strip_prefix("model.").unwrap_or(name);
+    for (prefix, own) in [("audio_tower.", "audio"), ("embed_audio.", "audio.projector")] {
+        if let Some(rest) = inner.strip_prefix(prefix) {
+            return format!("{own}.{rest}");
+        }
     }
     // The draft head, which some converters move into the language model.
     for prefix in ["language_model.mtp.", "model.language_model.mtp.", "language_model.model.mtp.", "model.mtp."] {
@@ -100,8 +112,8 @@ fn without_prefix(name: &str) -> String {
         return format!("visual.projector.{rest}");
     }
     let embedder = name.strip_prefix("model.").unwrap_or(name).strip_prefix("embed_vision.");
-    if let Some(rest) = embedder.filter(|rest| rest.starts_with("embedding_projection.")) {
-        return format!("visual.projector.{rest}");
+    if let Some(name) = embedder.and_then(embedder_name) {
+        return name;
     }
     // A bare text model, saved without its head.
     const BARE: [&str; 6] = [
@@ -156,6 +168,11 @@ mod tests {
             ("vision_tower.vision_model.post_layernorm.bias", "visual.post_layernorm.bias"),
             ("model.vision_tower.encoder.layers.3.mlp.fc1.bias", "visual.encoder.layers.3.mlp.fc1.bias"),
             ("model.embed_vision.embedding_projection.weight", "visual.projector.embedding_projection.weight"),
+            ("model.embed_vision.patch_ln1.bias", "visual.patch_ln1.bias"),
+            (
+                "model.embed_vision.multimodal_embedder.embedding_projection.weight",
+                "visual.projector.embedding_projection.weight",
+            ),
             ("model.vision_tower.std_bias", "visual.std_bias"),
             (
                 "model.vision_tower.encoder.layers.3.mlp.up_proj.input_max",
@@ -164,6 +181,7 @@ mod tests {
             ("vision_tower.patch_embedder.input_proj.weight", "visual.patch_embedder.input_proj.weight"),
             ("thinker.audio_tower.layers.0.fc1.bias", "audio.layers.0.fc1.bias"),
             ("model.audio_tower.conv2d1.weight", "audio.conv2d1.weight"),
+            ("model.embed_audio.embedding_projection.weight", "audio.projector.embedding_projection.weight"),
             ("thinker.visual.merger_list.0.ln_q.bias", "visual.merger_list.0.ln_q.bias"),
             ("model.visual.merger_list.0.mlp.2.bias", "visual.merger_list.0.mlp.2.bias"),
             ("thinker.model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.weight"),

@@ -114,6 +114,7 @@ fn of_own_family(vision: &Lookup, top: &Lookup, text: &Lookup, name: &str) -> Re
             siglip2::read(vision, top)
         }
         () if gemma4::is(name) => gemma4::read(vision, top, text),
+        () if gemma4::is_unified(name) => gemma4::read_unified(vision, top, text),
         () => return Ok(None),
     };
     read.map(Some)

@@ -1,7 +1,7 @@
 //! What encoders of images and audio ask for, as dispatches.
 
 use plimsoll_device::weights::VectorSource;
-use plimsoll_device::{Attention, Blend, Buf, LinearId, Mode, Unfold, VectorId};
+use plimsoll_device::{Attention, Blend, Buf, LinearId, Mode, Near, Unfold, VectorId};
 
 use super::operations::{by_row, elements};
 use super::{GpuDevice, at};
@@ -140,6 +140,17 @@ impl GpuDevice {
             spec.softcap.unwrap_or(0.0).to_bits(),
         ];
         self.call(Kernel::Within(head_dim), by_row(q.rows * spec.heads), &params);
+    }
+
+    /// Attention to the rows before, with a key for every distance.
+    pub(super) fn run_near(&mut self, spec: &Near, out: Buf, [q, k, v]: [Buf; 3], distances: Buf, table: u32) {
+        let shape = |x: Buf| (x.rows, x.cols);
+        assert_eq!([shape(q), shape(k), shape(v)], [shape(out); 3], "one shape");
+        assert!(distances.rows >= spec.rows && distances.cols == q.cols, "a key for every distance");
+        let (rows, heads) = (spec.rows as u32, spec.heads as u32);
+        let sizes = [q.rows as u32, heads, q.cols as u32 / heads, rows, spec.cap.to_bits()];
+        let params = [at(out), at(q), at(k), at(v), at(distances), table];
+        self.call(Kernel::Near, by_row(q.rows * spec.heads), &[params.as_slice(), &sizes].concat());
     }
 
     pub(super) fn run_unfold(&mut self, out: Buf, x: Buf, spec: &Unfold) {

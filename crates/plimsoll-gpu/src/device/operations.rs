@@ -2,7 +2,7 @@
 
 use plimsoll_device::{
     Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, GatedDelta, Input, KvDtype, LinearId,
-    Mark, Mode, Places, Rotary, SelectiveScan, StepInput, Unfold, VectorId,
+    Mark, Mode, Near, Places, Rotary, SelectiveScan, StepInput, Unfold, VectorId,
 };
 
 use super::{GpuDevice, at};
@@ -251,6 +251,18 @@ impl Device for GpuDevice {
         let table = self.table_of(sequences, q.rows);
         self.attend_in_rows(spec, [out, q, k, v], table);
         Ok(())
+    }
+
+    fn attend_near(
+        &mut self,
+        spec: &Near,
+        out: Buf,
+        qkv: [Buf; 3],
+        distances: Buf,
+        sequences: &mut dyn Iterator<Item = (usize, usize)>,
+    ) {
+        let table = self.table_of(sequences, out.rows);
+        self.run_near(spec, out, qkv, distances, table);
     }
 
     fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {

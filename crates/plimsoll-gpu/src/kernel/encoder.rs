@@ -1,6 +1,7 @@
 //! Kernels that encoders of images and audio need beside those of language models.
 
 use super::elements::each;
+use super::sized;
 
 /// `count` elements of rows of `cols`, which lie at `rows` of what was sent, behind the place in the arena of each. `add`: to what is there.
 pub const PLACE: &[&str] = &["rows", "cols", "count", "add"];
@@ -9,6 +10,10 @@ pub const PLACE: &[&str] = &["rows", "cols", "count", "add"];
 /// end in `0` are of the outer axis, those in `1` of the inner.
 pub const UNFOLD: &[&str] =
     &["out", "x", "count", "channels", "inner", "outer", "windows", "taps0", "taps1", "step0", "step1", "pad0", "pad1"];
+
+/// `rows` rows of `heads` heads of `dim` elements, each of which sees `seen` rows of its sequence at most, itself included. Row d of
+/// `distances` is the key of distance d; `table` says where a row stands in its sequence.
+pub const NEAR: &[&str] = &["out", "q", "k", "v", "distances", "table", "rows", "heads", "dim", "seen", "cap_f"];
 
 pub(super) fn place() -> String {
     let body = "let row = p.rows + i / p.cols * (p.cols + 1u);
@@ -36,4 +41,62 @@ pub(super) fn unfold() -> String {
     }
     arena[p.out + i] = value;";
     each("", body)
+}
+
+/// A workgroup makes a head of a row. Every thread makes a score, then every thread some elements: [`plimsoll_kernels::NEAR_MAX`] is as
+/// many as there are threads.
+pub(super) fn near() -> String {
+    const { assert!(plimsoll_kernels::NEAR_MAX == super::THREADS as usize) };
+    sized(
+        "
+var<workgroup> scores: array<f32, $THREADS>;
+fn hyperbolic(x: f32) -> f32 {
+    let e = exp(2.0 * clamp(x, -15.0, 15.0));
+    return (e - 1.0) / (e + 1.0);
+}
+@compute @workgroup_size($THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let one = group.y * $WIDTHu + group.x;
+    let head = one % p.heads;
+    let row = one / p.heads;
+    if (row >= p.rows) {
+        return;
+    }
+    let width = p.heads * p.dim;
+    let count = min(p.seen, sent[p.table + 4u * row] + 1u);
+    let first = row + 1u - count;
+    let query = p.q + row * width + head * p.dim;
+    if (thread < count) {
+        let key = p.k + (first + thread) * width + head * p.dim;
+        let distance = p.distances + (count - 1u - thread) * width + head * p.dim;
+        var score = 0.0;
+        for (var d = 0u; d < p.dim; d++) {
+            score = fma(arena[query + d], arena[key + d] + arena[distance + d], score);
+        }
+        scores[thread] = p.cap_f * hyperbolic(score / p.cap_f);
+    }
+    workgroupBarrier();
+    var top = scores[0];
+    for (var j = 1u; j < count; j++) {
+        top = max(top, scores[j]);
+    }
+    workgroupBarrier();
+    if (thread < count) {
+        scores[thread] = exp(scores[thread] - top);
+    }
+    workgroupBarrier();
+    var total = 0.0;
+    for (var j = 0u; j < count; j++) {
+        total = total + scores[j];
+    }
+    for (var d = thread; d < p.dim; d += $THREADSu) {
+        var sum = 0.0;
+        for (var j = 0u; j < count; j++) {
+            sum = fma(scores[j], arena[p.v + (first + j) * width + head * p.dim + d], sum);
+        }
+        arena[p.out + row * width + head * p.dim + d] = sum / total;
+    }
+}
+",
+    )
 }

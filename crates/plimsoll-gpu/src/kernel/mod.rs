@@ -117,6 +117,8 @@ pub enum Kernel {
     Place,
     /// The windows of a convolution as rows.
     Unfold,
+    /// Attends to the rows before, with a key for every distance.
+    Near,
     /// Moves ascending rows to the beginning.
     KeepRows,
     /// The greatest of every block of rows' elements.
@@ -149,7 +151,7 @@ impl Kernel {
     ];
 
     /// Those of an encoder of images or audio, and of a model that takes what it makes, beside attention.
-    pub const ENCODER: [Kernel; 3] = [Kernel::Place, Kernel::Unfold, Kernel::Clamp];
+    pub const ENCODER: [Kernel; 4] = [Kernel::Place, Kernel::Unfold, Kernel::Clamp, Kernel::Near];
 
     /// Those of a mixture of experts, beside products.
     pub const ROUTING: [Kernel; 4] = [Kernel::Route, Kernel::ScaleChoices, Kernel::Group, Kernel::Combine];
@@ -171,6 +173,7 @@ impl Kernel {
             Self::KeepRows => rows::KEEP,
             Self::Place => encoder::PLACE,
             Self::Unfold => encoder::UNFOLD,
+            Self::Near => encoder::NEAR,
             Self::BlockMaxima | Self::Candidates => candidates::CANDIDATES,
             Self::Rope => elements::ROPE,
             Self::Store(_) => attention::STORE,
@@ -237,6 +240,7 @@ impl Kernel {
             Self::Gather => elements::gather(),
             Self::Place => encoder::place(),
             Self::Unfold => encoder::unfold(),
+            Self::Near => encoder::near(),
         };
         self.head() + &body
     }

@@ -1,7 +1,7 @@
 //! What encoders of images and audio ask for, and what takes their outputs.
 
 use plimsoll_device::{
-    Attention, EncoderShape, KvDtype, KvLayer, KvShape, Mode, ModelShape, SeqSpan, StepInput, Unfold,
+    Attention, EncoderShape, KvDtype, KvLayer, KvShape, Mode, ModelShape, Near, SeqSpan, StepInput, Unfold,
 };
 
 use super::common::random::Random;
@@ -51,6 +51,44 @@ fn rows_attend_to_their_sequence() {
             assert_eq!(attend(&mut gpu, heads, &[*rows], &own), got[first..first + rows], "{what}: {rows} alone");
             first += rows;
         }
+    }
+}
+
+#[test]
+#[ignore = "external"]
+fn rows_attend_to_the_rows_before() {
+    let _alone = alone();
+    let (table, ..) = vectors();
+    let (checkpoint, shape) = (checkpoint("llama"), small_shape());
+    let (mut cpu, mut gpu) = (cpu(&table, &checkpoint, &shape), gpu(&table, &checkpoint, &shape));
+    for (heads, width, seen, lengths) in
+        [(1, 5, 1, &[3][..]), (2, 12, 5, &[33, 1, 4]), (3, 16, 12, &[40, 5]), (1, 72, 64, &[90])]
+    {
+        let mut random = Random::new(width as u64);
+        let rows: usize = lengths.iter().sum();
+        let qkv: [_; 3] = std::array::from_fn(|_| random.rows(rows, heads * width));
+        let distances = random.rows(seen, heads * width);
+        let run = |device: &mut dyn Rig, lengths: &[usize], qkv: &[Vec<Vec<f32>>; 3]| {
+            let scope = device.mark();
+            let [q, k, v] = qkv.each_ref().map(|rows| device.put_rows(rows));
+            let (keys, out) = (device.put_rows(&distances), device.temp(q.rows, q.cols).unwrap());
+            let mut first = 0;
+            let mut sequences = lengths.iter().map(|rows| {
+                first += rows;
+                (first - rows, *rows)
+            });
+            let near = Near { heads, rows: seen, cap: 2.0 };
+            device.attend_near(&near, out, [q, k, v], keys, &mut sequences);
+            let rows = device.rows_of(&[out]).remove(0);
+            device.release(scope);
+            rows
+        };
+        let what = format!("{lengths:?} rows of {heads} heads of {width} that see {seen}");
+        let expected = run(&mut cpu, lengths, &qkv);
+        let got = run(&mut gpu, lengths, &qkv);
+        close(&what, &got, &expected, 1e-5);
+        let alone = qkv.each_ref().map(|all| all[..lengths[0]].to_vec());
+        assert_eq!(run(&mut gpu, &lengths[..1], &alone), got[..lengths[0]], "{what}: the first alone");
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sound → the log-mel spectrogram that Whisper's feature extractor makes (transformers, `feature_extraction_whisper.py`).
+//! Sound → the log-mel spectrogram that a feature extractor makes: Whisper's (transformers, `feature_extraction_whisper.py`), which the
+//! Qwens use, or Gemma 4's (`feature_extraction_gemma4.py`).
 //!
 //! Every audio clip by itself: the extractor's numbers for a batch of one. In a batch it pads the shorter ones with silence, so that
 //! their last frames would depend on their company.
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlannerScalar};
 
-use crate::geometry::AudioWindows;
+use crate::geometry::{AudioCut, AudioRule, WholeFrames};
 
 /// Where mel bands end, whatever the rate.
 const HIGHEST_HZ: f64 = 8000.0;
@@ -30,77 +31,123 @@ struct Band {
 /// Its transform is the scalar one, in double precision: what a spectrogram says depends on no instruction set.
 #[derive(Clone)]
 pub struct Mel {
+    rule: AudioRule,
     fft: Arc<dyn Fft<f64>>,
-    hop: usize,
     window: Vec<f32>,
     bands: Vec<Band>,
 }
 
 impl fmt::Debug for Mel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bands = self.bands.len();
-        f.debug_struct("Mel").field("fft", &self.window.len()).field("hop", &self.hop).field("bands", &bands).finish()
+        f.debug_struct("Mel").field("rule", &self.rule).field("bands", &self.bands()).finish()
     }
 }
 
 impl PartialEq for Mel {
-    /// Transform and window follow from the number of samples.
+    /// Transform and window follow from the rule.
     fn eq(&self, other: &Self) -> bool {
-        (self.window.len(), self.hop, &self.bands) == (other.window.len(), other.hop, &other.bands)
+        (&self.rule, &self.bands) == (&other.rule, &other.bands)
     }
 }
 
 impl Mel {
     /// Of so many bands, by the transform that `rule` names.
-    pub fn new(rule: &AudioWindows, bands: usize) -> Self {
-        let n = rule.fft as usize;
-        let hann = |i: usize| (0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / n as f64).cos()) as f32;
+    pub fn new(rule: &AudioRule, bands: usize) -> Self {
+        let (n, window, bands) = match &rule.cut {
+            AudioCut::Windows(windows) => (windows.fft, windows.fft, slaney(windows.fft as usize, rule.rate, bands)),
+            AudioCut::Whole(whole) => (whole.fft, whole.frame, htk(whole, rule.rate, bands)),
+            AudioCut::Samples(_) => (1, 0, Vec::new()),
+        };
+        let hann = |i: u64| (0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / window as f64).cos()) as f32;
         Self {
-            fft: FftPlannerScalar::new().plan_fft_forward(n),
-            hop: rule.hop as usize,
-            window: (0..n).map(hann).collect(),
-            bands: triangles(n, rule.rate as f64, bands),
+            rule: rule.clone(),
+            fft: FftPlannerScalar::new().plan_fft_forward(n as usize),
+            window: (0..window).map(hann).collect(),
+            bands,
         }
     }
 
-    /// Bands of a frame.
+    /// Bands of a frame; of samples as they are, samples.
     pub fn bands(&self) -> usize {
-        self.bands.len()
+        match self.rule.cut {
+            AudioCut::Samples(samples) => samples as usize,
+            _ => self.bands.len(),
+        }
     }
 
     /// Frames of an audio clip.
     pub fn frames(&self, samples: usize) -> usize {
-        samples / self.hop
+        self.rule.frames(samples as u64) as usize
     }
 
-    /// The spectrogram of an audio clip at the extractor's rate, [frames, bands]; more than half a transform of samples is needed.
+    /// The spectrogram of an audio clip at the extractor's rate, [frames, bands]. It is long enough for a frame, and of Whisper's for
+    /// more than half a transform.
     ///
     /// # Panics
     /// When `out` has no room for just that, or there are too few samples.
     pub fn spectrogram(&self, samples: &[f32], out: &mut [f32]) {
-        let (n, bands) = (self.window.len(), self.bands.len());
-        assert_eq!(out.len(), self.frames(samples.len()) * bands, "a value for every frame and band");
-        assert!(samples.len() > n / 2, "samples to reflect");
-        let mut spectrum = vec![Complex::default(); n];
+        assert_eq!(out.len(), self.frames(samples.len()) * self.bands(), "a value for every frame and band");
+        match &self.rule.cut {
+            AudioCut::Windows(windows) => {
+                let before = windows.fft as usize / 2;
+                assert!(samples.len() > before, "samples to reflect");
+                let mut loudest = f32::NEG_INFINITY;
+                let heard = |at: usize| reflected(samples, at, before);
+                self.transform(heard, out, |_, band, power| {
+                    let value = f64::from((band.sum(power) as f32).max(FLOOR)).log10() as f32;
+                    loudest = loudest.max(value);
+                    value
+                });
+                out.iter_mut().for_each(|value| *value = (value.max(loudest - RANGE) + 4.0) / 4.0);
+            }
+            AudioCut::Samples(_) => {
+                out[..samples.len()].copy_from_slice(samples);
+                out[samples.len()..].fill(0.0);
+            }
+            AudioCut::Whole(whole) => {
+                let (before, scale) = (whole.frame as usize / 2, whole.scale as f32);
+                let heard = |at: usize| at.checked_sub(before).map_or(0.0, |at| samples[at] * scale);
+                self.transform(heard, out, |i, band, power| {
+                    let value = (band.sum(|k| power(k).sqrt()) + whole.floor).ln();
+                    let [mean, deviation] = whole.per_bin.as_ref().map_or([0.0, 1.0], |[m, d]| [m[i], d[i]]);
+                    ((value - mean) / deviation) as f32
+                });
+            }
+        }
+    }
+
+    /// Sets every value of `out` to what `value` makes of a band, its number, and the power at each frequency of a frame. `heard` is the
+    /// sound, the first frame's first sample first.
+    fn transform(
+        &self,
+        heard: impl Fn(usize) -> f32,
+        out: &mut [f32],
+        mut value: impl FnMut(usize, &Band, &dyn Fn(usize) -> f64) -> f32,
+    ) {
+        let (bands, hop) = (self.bands(), self.rule.hop as usize);
+        let mut spectrum = vec![Complex::default(); self.fft.len()];
         let mut scratch = vec![Complex::default(); self.fft.get_inplace_scratch_len()];
-        let mut loudest = f32::NEG_INFINITY;
         // Two frames go through one transform, as its real and its imaginary part.
         for (pair, out) in out.chunks_mut(2 * bands).enumerate() {
-            for (i, value) in spectrum.iter_mut().enumerate() {
-                let at = |frame: usize| f64::from(self.window[i] * reflected(samples, frame * self.hop + i, n / 2));
-                *value = Complex::new(at(2 * pair), if out.len() > bands { at(2 * pair + 1) } else { 0.0 });
+            spectrum.fill(Complex::default());
+            for (i, (point, window)) in spectrum.iter_mut().zip(&self.window).enumerate() {
+                let at = |frame: usize| f64::from(window * heard(frame * hop + i));
+                *point = Complex::new(at(2 * pair), if out.len() > bands { at(2 * pair + 1) } else { 0.0 });
             }
             self.fft.process_with_scratch(&mut spectrum, &mut scratch);
             for (part, out) in out.chunks_exact_mut(bands).enumerate() {
-                for (band, out) in self.bands.iter().zip(out) {
-                    let terms = band.weights.iter().zip(band.first..);
-                    let sum: f64 = terms.map(|(weight, k)| f64::from(*weight) * power(&spectrum, k, part)).sum();
-                    *out = f64::from((sum as f32).max(FLOOR)).log10() as f32;
-                    loudest = loudest.max(*out);
+                for (i, (band, out)) in self.bands.iter().zip(out).enumerate() {
+                    *out = value(i, band, &|k| power(&spectrum, k, part));
                 }
             }
         }
-        out.iter_mut().for_each(|value| *value = (value.max(loudest - RANGE) + 4.0) / 4.0);
+    }
+}
+
+impl Band {
+    /// The sum of what `of` says of each frequency, by its weight.
+    fn sum(&self, of: impl Fn(usize) -> f64) -> f64 {
+        self.weights.iter().zip(self.first..).map(|(weight, k)| f64::from(*weight) * of(k)).sum()
     }
 }
 
@@ -127,16 +174,38 @@ fn hertz_of(mel: f64) -> f64 {
 }
 
 /// Triangles of equal area, evenly spaced on Slaney's scale.
-fn triangles(n: usize, rate: f64, bands: usize) -> Vec<Band> {
+fn slaney(n: usize, rate: u64, bands: usize) -> Vec<Band> {
     let highest = mel_of(HIGHEST_HZ);
     let corner = |i: usize| hertz_of(highest * i as f64 / (bands + 1) as f64);
+    triangles(n, rate, bands, corner, |[low, _, high]| 2.0 / (high - low))
+}
+
+/// Triangles of equal height, evenly spaced on HTK's scale.
+fn htk(frames: &WholeFrames, rate: u64, bands: usize) -> Vec<Band> {
+    let [lowest, highest] = frames.hertz.map(|hertz| 2595.0 * (1.0 + hertz / 700.0).log10());
+    let corner = |i: usize| {
+        let mel = lowest + (highest - lowest) * i as f64 / (bands + 1) as f64;
+        700.0 * (10.0_f64.powf(mel / 2595.0) - 1.0)
+    };
+    triangles(frames.fft as usize, rate, bands, corner, |_| 1.0)
+}
+
+/// Triangles between every three neighbours of the corners, each as high as `height` says.
+fn triangles(
+    n: usize,
+    rate: u64,
+    bands: usize,
+    corner: impl Fn(usize) -> f64,
+    height: impl Fn([f64; 3]) -> f64,
+) -> Vec<Band> {
     let bins = n / 2 + 1;
-    let bin = |k: usize| rate / 2.0 * k as f64 / (bins - 1) as f64;
+    let bin = |k: usize| rate as f64 / 2.0 * k as f64 / (bins - 1) as f64;
     let band = |i: usize| {
-        let [low, middle, high] = [corner(i), corner(i + 1), corner(i + 2)];
+        let corners = [corner(i), corner(i + 1), corner(i + 2)];
+        let [low, middle, high] = corners;
         let weight = |k: usize| {
             let slope = ((bin(k) - low) / (middle - low)).min((high - bin(k)) / (high - middle)).max(0.0);
-            (slope * 2.0 / (high - low)) as f32
+            (slope * height(corners)) as f32
         };
         let first = (0..bins).find(|k| weight(*k) > 0.0).unwrap_or(0);
         Band { first, weights: (first..bins).map(weight).take_while(|weight| *weight > 0.0).collect() }
@@ -157,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_tone_is_in_its_band() {
-        let rule = AudioWindows::new(&crate::geometry::ProcessorFiles::default().audio, 50, 800, 60).unwrap();
+        let rule = AudioRule::windows(&crate::geometry::ProcessorFiles::default().audio, 50, 800, 60).unwrap();
         let mel = Mel::new(&rule, 128);
         for hertz in [300.0, 1000.0, 5000.0] {
             let tone: Vec<f32> =

@@ -1,40 +1,144 @@
-//! Sound cut into windows of a spectrogram: Qwen3-Omni, Qwen3-ASR.
+//! Sound cut into frames of a spectrogram, and those into tokens: Qwen3-Omni, Qwen3-ASR, Gemma 4.
 
 use super::config::{Fields, within};
 use crate::{MediaError, Modality, Shape};
 
-/// The spectrogram and convolution windows of an audio encoder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AudioWindows {
+/// What an audio encoder sees of an audio clip.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AudioRule {
     /// Samples per second that the encoder wants.
     pub rate: u64,
-    /// Samples per frame of the spectrogram.
+    /// Samples from one frame of the spectrogram to the next.
     pub hop: u64,
+    /// Shorter audio clips are padded with silence to this many samples.
+    pub min_samples: u64,
+    /// Longest audio clip in seconds.
+    pub max_seconds: u64,
+    /// How frames are made and what becomes of them.
+    pub cut: AudioCut,
+}
+
+/// How frames are made and what becomes of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AudioCut {
+    /// Whisper's frames, in the middle of the samples of one transform. Windows of them are convolved, and those attend in windows.
+    Windows(AudioWindows),
+    /// Frames that begin half a frame before the first sample; four become a token.
+    Whole(WholeFrames),
+    /// A frame is so many samples, and a token. The last one ends in silence. Gemma 4 Unified.
+    Samples(u64),
+}
+
+/// The windows of Qwen3-Omni and Qwen3-ASR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioWindows {
     /// Samples of one transform; less than half of it cannot be transformed.
     pub fft: u64,
     /// Spectrogram frames per convolution window.
     pub window: u64,
     /// Spectrogram frames per attention window.
     pub attention_window: u64,
-    /// Shorter audio clips are padded with silence to this many samples.
-    pub min_samples: u64,
-    /// Longest audio clip in seconds.
-    pub max_seconds: u64,
 }
 
-impl AudioWindows {
+/// The frames of Gemma 4.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WholeFrames {
+    /// Samples of a frame.
+    pub frame: u64,
+    /// Samples of one transform; what is more than a frame's is silent.
+    pub fft: u64,
+    /// Lowest and highest frequency of all bands.
+    pub hertz: [f64; 2],
+    /// What is added to a band's magnitude, so that silence has a logarithm.
+    pub floor: f64,
+    /// What samples are multiplied with.
+    pub scale: f64,
+    /// Means and deviations of the bands, where the model has them.
+    pub per_bin: Option<[Vec<f64>; 2]>,
+}
+
+/// Longest audio clip of Gemma 4 in seconds: its feature extractor cuts off what is more.
+const WHOLE_SECONDS_MAX: u64 = 30;
+
+impl WholeFrames {
+    fn new(fields: &Fields, rate: u64) -> Result<(Self, u64), MediaError> {
+        let samples = |key, millis: Option<f64>, default: f64| {
+            let millis = millis.unwrap_or(default);
+            within(key, Some((rate as f64 * millis / 1000.0).round_ties_even() as u64), 0, 2..=16_384)
+        };
+        let frame = samples("frame_length_ms", fields.frame_length_ms, 20.0)?;
+        let hop = samples("hop_length_ms", fields.hop_length_ms, 10.0)?;
+        let unsupported =
+            |key, value: String| Err(MediaError::BadConfig { key, why: format!("{value} is not supported") });
+        for (key, value) in [("preemphasis", fields.preemphasis), ("dither", fields.dither)] {
+            if let Some(value) = value.filter(|value| *value != 0.0) {
+                return unsupported(key, value.to_string());
+            }
+        }
+        let hertz = [fields.min_frequency.unwrap_or(0.0), fields.max_frequency.unwrap_or(8000.0)];
+        if !(0.0 <= hertz[0] && hertz[0] < hertz[1] && hertz[1] <= rate as f64 / 2.0) {
+            return unsupported("min_frequency, max_frequency", format!("{} to {} Hz", hertz[0], hertz[1]));
+        }
+        let floor = fields.mel_floor.unwrap_or(1e-3);
+        if !(floor > 0.0 && floor <= 1.0) {
+            return unsupported("mel_floor", floor.to_string());
+        }
+        let scale = fields.input_scale_factor.unwrap_or(1.0);
+        if !scale.is_finite() {
+            return unsupported("input_scale_factor", scale.to_string());
+        }
+        let longer = fields.fft_overdrive == Some(true);
+        let fft = frame.next_power_of_two() << u32::from(longer);
+        let per_bin = match (&fields.per_bin_mean, &fields.per_bin_stddev) {
+            (None, None) => None,
+            (mean, deviation) => {
+                let bands = fields.feature_size.unwrap_or(128) as usize;
+                let both = [(mean, 0.0), (deviation, 1.0)];
+                let both = both.map(|(given, default)| given.clone().unwrap_or_else(|| vec![default; bands]));
+                if both.iter().any(|values| values.len() != bands) {
+                    return unsupported("per_bin_mean, per_bin_stddev", format!("another length than {bands}"));
+                }
+                Some(both)
+            }
+        };
+        Ok((Self { frame, fft, hertz, floor, scale, per_bin }, hop))
+    }
+}
+
+impl AudioRule {
     /// The feature extractor of a checkpoint, the audio configuration's `n_window` and `n_window_infer`, and the limit.
-    pub fn new(fields: &Fields, n_window: u64, n_window_infer: u64, max_seconds: u64) -> Result<Self, MediaError> {
+    pub fn windows(fields: &Fields, n_window: u64, n_window_infer: u64, max_seconds: u64) -> Result<Self, MediaError> {
         let window = 2 * within("n_window", Some(n_window), 50, 1..=4096)?;
         Ok(Self {
-            rate: within("sampling_rate", fields.sampling_rate, 16_000, 1000..=384_000)?,
+            rate: rate(fields)?,
             hop: within("hop_length", fields.hop_length, 160, 1..=16_384)?,
-            fft: within("n_fft", fields.n_fft, 400, 1..=65_536)?,
-            window,
             min_samples: 0,
-            attention_window: within("n_window_infer", Some(n_window_infer), 400, window..=1 << 20)?,
-            max_seconds: within("--max-audio-seconds", Some(max_seconds), 0, 1..=86_400)?,
+            max_seconds: seconds(max_seconds)?,
+            cut: AudioCut::Windows(AudioWindows {
+                fft: within("n_fft", fields.n_fft, 400, 1..=65_536)?,
+                window,
+                attention_window: within("n_window_infer", Some(n_window_infer), 400, window..=1 << 20)?,
+            }),
         })
+    }
+
+    /// The feature extractor of Gemma 4, and the limit, which is half a minute at most.
+    pub fn whole(fields: &Fields, max_seconds: u64) -> Result<Self, MediaError> {
+        let rate = rate(fields)?;
+        let (frames, hop) = WholeFrames::new(fields, rate)?;
+        let max_seconds = seconds(max_seconds)?.min(WHOLE_SECONDS_MAX);
+        Ok(Self { rate, hop, min_samples: 0, max_seconds, cut: AudioCut::Whole(frames) })
+    }
+
+    /// Tokens of so many samples: Gemma 4 Unified.
+    pub fn samples(fields: &Fields, samples: u64, max_seconds: u64) -> Result<Self, MediaError> {
+        let said = fields.audio_samples_per_token.unwrap_or(samples);
+        if said != samples {
+            let why = format!("the feature extractor says {said}, the model {samples}");
+            return Err(MediaError::BadConfig { key: "audio_samples_per_token, audio_embed_dim", why });
+        }
+        let (rate, max_seconds) = (rate(fields)?, seconds(max_seconds)?);
+        Ok(Self { rate, hop: samples, min_samples: 0, max_seconds, cut: AudioCut::Samples(samples) })
     }
 
     /// The same rule with clips padded to the samples that the feature extractor names, or else to `default`.
@@ -61,7 +165,11 @@ impl AudioWindows {
                 flag: Modality::Audio.flag(),
             });
         }
-        if samples <= self.fft / 2 || samples < self.hop {
+        let too_few = match &self.cut {
+            AudioCut::Windows(windows) => samples <= windows.fft / 2,
+            AudioCut::Whole(_) | AudioCut::Samples(_) => false,
+        };
+        if too_few || self.frames(samples) == 0 {
             let why = format!("{samples} samples are too few to transform");
             return Err(MediaError::Malformed { what: Modality::Audio.noun(), why });
         }
@@ -75,13 +183,24 @@ impl AudioWindows {
 
     /// Frames of the spectrogram of an audio clip of `samples` samples.
     pub fn frames(&self, samples: u64) -> u64 {
-        samples / self.hop
+        match &self.cut {
+            AudioCut::Windows(_) => samples / self.hop,
+            // A frame counts when the sample behind it is there.
+            AudioCut::Whole(frames) => match (samples + frames.frame / 2).checked_sub(frames.frame + 1) {
+                Some(room) => room / self.hop + 1,
+                None => 0,
+            },
+            AudioCut::Samples(each) => samples.div_ceil(*each),
+        }
     }
 
     /// Tokens of a spectrogram of `frames` frames.
     pub fn tokens(&self, frames: u64) -> u64 {
-        let (whole, rest) = (frames / self.window, frames % self.window);
-        whole * halved_thrice(self.window) + halved_thrice(rest)
+        match &self.cut {
+            AudioCut::Windows(windows) => windows.tokens(frames),
+            AudioCut::Whole(_) => frames.div_ceil(2).div_ceil(2),
+            AudioCut::Samples(_) => frames,
+        }
     }
 
     /// Frames of the longest audio clip.
@@ -98,11 +217,29 @@ impl AudioWindows {
 
     fn shape_of(&self, samples: u64) -> Shape {
         let tokens = self.tokens(self.frames(samples));
-        let windows = self.attention_window / self.window * halved_thrice(self.window);
-        // One row per token: the convolutions run window by window before the layers.
-        let sequences = tokens.div_ceil(windows);
-        Shape { modality: Modality::Audio, rows: tokens, sequences, longest: tokens.min(windows), tokens }
+        // Rows that attend to each other. One row per token: the convolutions run before the layers.
+        let together = match &self.cut {
+            AudioCut::Windows(windows) => windows.attention_window / windows.window * halved_thrice(windows.window),
+            AudioCut::Whole(_) | AudioCut::Samples(_) => tokens,
+        };
+        let sequences = tokens.div_ceil(together.max(1));
+        Shape { modality: Modality::Audio, rows: tokens, sequences, longest: tokens.min(together), tokens }
     }
+}
+
+impl AudioWindows {
+    fn tokens(&self, frames: u64) -> u64 {
+        let (whole, rest) = (frames / self.window, frames % self.window);
+        whole * halved_thrice(self.window) + halved_thrice(rest)
+    }
+}
+
+fn rate(fields: &Fields) -> Result<u64, MediaError> {
+    within("sampling_rate", fields.sampling_rate, 16_000, 1000..=384_000)
+}
+
+fn seconds(max_seconds: u64) -> Result<u64, MediaError> {
+    within("--max-audio-seconds", Some(max_seconds), 0, 1..=86_400)
 }
 
 /// Frames left of a window after three convolutions of stride two.

@@ -65,6 +65,12 @@ impl Patches {
         Ok(Self { patch, merge, temporal: 1, min_pixels, max_pixels, window: None, filter, fills: true })
     }
 
+    /// The same with patches as large as tokens: Gemma 4 Unified.
+    #[must_use]
+    pub fn of_whole_tokens(self) -> Self {
+        Self { patch: self.patch * self.merge, merge: 1, ..self }
+    }
+
     /// What the encoder sees of an image that has been resized to this size.
     pub fn piece(&self, size: Size) -> Shape {
         let side = |pixels: u32| u64::from(pixels) / self.factor();

@@ -64,6 +64,12 @@ impl PatchVideo {
         Ok(Self { patches, budget: Budget::Frame, sampling, capped_tokens: None })
     }
 
+    /// The same with patches as large as tokens: Gemma 4 Unified.
+    #[must_use]
+    pub fn of_whole_tokens(self) -> Self {
+        Self { patches: self.patches.of_whole_tokens(), ..self }
+    }
+
     fn or(defaults: Defaults, fields: &Fields, budget: Budget, window: Option<u64>) -> Result<Self, MediaError> {
         let Defaults { patch, pixels, tokens } = defaults;
         // Qwen3-VL's video processor, unlike the others, has no short spelling of the bounds.

@@ -27,12 +27,22 @@ impl Normalize {
         Self::of(fields, mean, std)
     }
 
-    /// The same for Gemma 4: a processor that leaves values between 0 and 1, unless told otherwise, and a model that moves them to
-    /// between -1 and 1.
-    pub fn centred(fields: &Fields) -> Result<Self, MediaError> {
+    /// The same for Gemma 4 Unified: a processor that leaves values between 0 and 1, unless told otherwise.
+    pub fn plain(fields: &Fields) -> Result<Self, MediaError> {
+        let [mean, std] = Self::given(fields);
+        Self::of(fields, mean, std)
+    }
+
+    /// Means and deviations of a processor that normalizes only where it is told to.
+    fn given(fields: &Fields) -> [[f64; 3]; 2] {
         let given = fields.do_normalize == Some(true);
         let or = |values: Option<[f64; 3]>, plain: f64| values.filter(|_| given).unwrap_or([plain; 3]);
-        let (mean, std) = (or(fields.image_mean, 0.0), or(fields.image_std, 1.0));
+        [or(fields.image_mean, 0.0), or(fields.image_std, 1.0)]
+    }
+
+    /// The same for Gemma 4's towers, which move values to between -1 and 1.
+    pub fn centred(fields: &Fields) -> Result<Self, MediaError> {
+        let [mean, std] = Self::given(fields);
         let mean = std::array::from_fn(|i| mean[i] + 0.5 * std[i]);
         Self::of(fields, mean, std.map(|std| 0.5 * std))
     }

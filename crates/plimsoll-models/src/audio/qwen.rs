@@ -1,4 +1,4 @@
-//! The audio tower of Qwen3-Omni and Qwen3-ASR: a spectrogram's frames become embeddings that stand among a text's.
+//! The audio tower of Qwen3-Omni and Qwen3-ASR.
 //!
 //! Reference: transformers, `modeling_qwen3_omni_moe.py`, `modeling_qwen3_asr.py`. Windows of a spectrogram go through three
 //! convolutions, each of which halves time and bands, and get positions of their own; then all of an audio clip's rows go through the layers, attending in larger
@@ -8,27 +8,15 @@
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, Unfold, VectorId,
 };
-use plimsoll_formats::{Audio as Config, AudioTask, ModelConfig};
+use plimsoll_formats::{Audio, AudioTask, AudioWindows as Config};
 
+use super::{PAD, STEP, TAPS};
 use crate::block::activation;
 use crate::tower::{Layer, Mlp, Norm, spec};
 use crate::{Encoder, EncoderInput};
 
 /// Longest wavelength of the positions, as a factor of the shortest.
 const TIMESCALE: f64 = 10_000.0;
-/// Points of a window of every convolution, how far apart they begin, and how far outside: each halves.
-const TAPS: usize = 3;
-const STEP: usize = 2;
-const PAD: usize = 1;
-
-/// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
-pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Encoder>>, DeclareError> {
-    let Some(audio) = config.audio.clone() else { return Ok(None) };
-    if !declare.is_plan() && !declare.has("audio.conv2d1.weight") {
-        return Ok(None);
-    }
-    Ok(Some(Box::new(AudioTower::declare(audio, config.hidden_size, declare)?)))
-}
 
 /// Epsilon of every norm.
 const EPS: f32 = 1e-5;
@@ -40,7 +28,7 @@ fn norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, D
 }
 
 /// Declares `{prefix}.*`, a layer.
-fn layer(audio: &Config, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
+fn layer(audio: &Audio, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
     let (hidden, width, head_dim) = (audio.hidden_size, audio.intermediate_size, audio.head_dim());
     let mut matrix = |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.{name}"), out, k);
     let mut projection = |name: &str| matrix(&format!("self_attn.{name}"), hidden, hidden);
@@ -63,8 +51,12 @@ fn layer(audio: &Config, prefix: &str, declare: &mut Declare<'_>) -> Result<Laye
 }
 
 /// Weights of a tower.
-struct AudioTower {
+pub struct Tower {
     config: Config,
+    /// Mel bands.
+    bands: usize,
+    hidden: usize,
+    head_dim: usize,
     /// The three convolutions.
     convolutions: [LinearId; 3],
     /// From all channels and bands of a moment to a row.
@@ -80,10 +72,10 @@ struct AudioTower {
     out: usize,
 }
 
-impl AudioTower {
+impl Tower {
     /// Declares `audio.*`, giving rows for a model of width `out`.
-    fn declare(audio: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let (hidden, channels) = (audio.hidden_size, audio.channels);
+    pub fn declare(audio: &Audio, own: &Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let (hidden, channels) = (audio.hidden_size, own.channels);
         let mut convolution = |name: &str, from: usize| {
             declare.convolution(&format!("audio.{name}"), channels, &[from, TAPS, TAPS], true)
         };
@@ -92,7 +84,7 @@ impl AudioTower {
         let frame = declare.linear("audio.conv_out.weight", hidden, channels * Config::convolved(audio.bands))?;
         let mut layers = Vec::with_capacity(audio.depth);
         for i in 0..audio.depth {
-            layers.push(layer(&audio, &format!("audio.layers.{i}"), declare)?);
+            layers.push(layer(audio, &format!("audio.layers.{i}"), declare)?);
         }
         // transformers names Qwen3-ASR's last projections as those of vision encoders; the published files do not.
         let named = "visual.projector.linear_1.weight";
@@ -103,14 +95,17 @@ impl AudioTower {
         Ok(Self {
             convolutions,
             frame,
-            positions: declare.values(positions(Config::convolved(audio.window()), hidden)),
+            positions: declare.values(positions(Config::convolved(own.window()), hidden)),
             layers,
             last_norm: norm("audio.ln_post", hidden, declare)?,
             up: declare.linear_with_bias(up, hidden, hidden)?,
             down: declare.linear_with_bias(down, out, hidden)?,
             act: activation(audio.act),
             out,
-            config: audio,
+            bands: audio.bands,
+            hidden,
+            head_dim: audio.head_dim(),
+            config: own.clone(),
         })
     }
 
@@ -126,7 +121,7 @@ impl AudioTower {
 
     /// The rows of one audio clip without their positions: `x` has room for just those.
     fn convolve(&self, device: &mut dyn Device, frames: usize, patches: &[f32], x: Buf) -> Result<(), DeviceError> {
-        let (bands, window) = (self.config.bands, self.config.window());
+        let (bands, window) = (self.bands, self.config.window());
         let wide = self.config.channels * Config::convolved(bands);
         let together = window * self.windows_together();
         for first in (0..frames).step_by(together) {
@@ -161,7 +156,7 @@ impl AudioTower {
         out: Buf,
     ) -> Result<(), DeviceError> {
         let scope = device.mark();
-        let (mut bands, mut moments, channels) = (self.config.bands, width, self.config.channels);
+        let (mut bands, mut moments, channels) = (self.bands, width, self.config.channels);
         let spectrum = device.temp(own, bands)?;
         device.place(spectrum, 0, values, bands, 0, Mode::Store);
         let mut plane = spectrum.reshape(1);
@@ -200,9 +195,9 @@ fn positions(rows: usize, width: usize) -> Vec<f32> {
     (0..rows).flat_map(row).collect()
 }
 
-impl Encoder for AudioTower {
+impl Encoder for Tower {
     fn patch_width(&self) -> usize {
-        self.config.bands
+        self.bands
     }
 
     fn output_width(&self) -> usize {
@@ -210,11 +205,11 @@ impl Encoder for AudioTower {
     }
 
     fn shape(&self) -> EncoderShape {
-        EncoderShape::new(self.config.head_dim(), self.config.hidden_size)
+        EncoderShape::new(self.head_dim, self.hidden)
     }
 
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
-        let (hidden, bands) = (self.config.hidden_size, self.config.bands);
+        let (hidden, bands) = (self.hidden, self.bands);
         let clips = || images.grids.iter().map(|grid| grid.patches());
         let rows: usize = clips().map(|frames| self.config.rows(frames)).sum();
         let output = device.temp(rows, self.out)?;

@@ -14,6 +14,7 @@ use plimsoll_formats::{Gemma4, RopeScaling, Vision as Config};
 use super::order::Order;
 use super::parts::{embed, mean};
 use crate::block::activation;
+use crate::clipped::Clipped;
 use crate::rope::rope;
 use crate::tower::spec;
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
@@ -25,16 +26,6 @@ const THETA: f32 = 100.0;
 /// The quarters of a stored head, in the order in which a head is packed: what turns by one angle stands half a head apart then, as
 /// [`Device::rope`] has it, and the first half of the angles is that of columns.
 const QUARTERS: [usize; 4] = [0, 2, 1, 3];
-
-/// The least and the greatest number.
-type Bounds = [f32; 2];
-
-/// A linear layer that keeps its input and its output within bounds.
-struct Clipped {
-    matrix: LinearId,
-    /// Bounds of the input and of the output, in the sizes that have them.
-    bounds: Option<[Bounds; 2]>,
-}
 
 /// One layer.
 struct Layer {
@@ -82,58 +73,6 @@ pub struct Gemma4Tower {
     order: Order,
     /// Width of the model.
     out: usize,
-}
-
-impl Clipped {
-    /// Declares `{prefix}.linear.weight`, made of these rows (all, in their order, where there are none), and its bounds.
-    fn declare(
-        prefix: &str,
-        (out, k): (usize, usize),
-        rows: &[RowPiece],
-        clipped: bool,
-        declare: &mut Declare<'_>,
-    ) -> Result<Self, DeclareError> {
-        let name = format!("{prefix}.linear.weight");
-        let matrix = match rows {
-            [] => declare.linear(&name, out, k)?,
-            pieces => declare.linear_rows(&name, &[out, k], pieces, k)?,
-        };
-        let bounds = match clipped {
-            true => Some([bounds(prefix, "input", declare)?, bounds(prefix, "output", declare)?]),
-            false => None,
-        };
-        Ok(Self { matrix, bounds })
-    }
-
-    /// `out = linear(x)`. `scratch` has the shape of `x` and is overwritten where there are bounds; it may be `x`.
-    fn apply(&self, device: &mut dyn Device, x: Buf, scratch: Buf, out: Buf) -> Result<(), DeviceError> {
-        let Some([input, output]) = self.bounds else { return device.linear(x, &[(self.matrix, out)], Mode::Store) };
-        if scratch != x {
-            device.take(scratch, x, 0);
-        }
-        device.clamp(scratch, input[0], input[1]);
-        device.linear(scratch, &[(self.matrix, out)], Mode::Store)?;
-        device.clamp(out, output[0], output[1]);
-        Ok(())
-    }
-}
-
-/// `{prefix}.{side}_min` and `{prefix}.{side}_max`; without weights none.
-fn bounds(prefix: &str, side: &str, declare: &Declare<'_>) -> Result<Bounds, DeclareError> {
-    let one = |end: &str, plan: f32| {
-        let name = format!("{prefix}.{side}_{end}");
-        match declare.read_vector(&name)?.as_deref() {
-            Some([bound]) => Ok(*bound),
-            Some(other) => Err(DeclareError::Shape { name, found: vec![other.len()], expected: vec![1] }),
-            None if declare.is_plan() => Ok(plan),
-            None => Err(DeclareError::Missing(name)),
-        }
-    };
-    let (low, high) = (one("min", f32::NEG_INFINITY)?, one("max", f32::INFINITY)?);
-    match low <= high {
-        true => Ok([low, high]),
-        false => Err(DeclareError::Unsupported(format!("'{prefix}': {side}s are kept within {low} and {high}"))),
-    }
 }
 
 impl Layer {

@@ -9,9 +9,10 @@ mod places;
 mod siglip;
 mod siglip2;
 mod tower;
+mod unified;
 
 use plimsoll_device::{Declare, DeclareError};
-use plimsoll_formats::{ModelConfig, Tower};
+use plimsoll_formats::{Gemma4, ModelConfig, Tower};
 
 use crate::Vision;
 use gemma4::Gemma4Tower;
@@ -20,6 +21,7 @@ use pixtral::PixtralTower;
 use siglip::SiglipTower;
 use siglip2::Siglip2Tower;
 use tower::VisionTower;
+use unified::UnifiedTower;
 
 pub use places::{After, PlaceRule, PlacedItem, TextLine};
 
@@ -30,6 +32,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
         Tower::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
         Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 => "visual.embeddings.patch_embedding.weight",
         Tower::Pixtral(_) => "visual.patch_conv.weight",
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => "visual.patch_dense.weight",
         Tower::Gemma4(_) => "visual.patch_embedder.input_proj.weight",
         Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
     };
@@ -38,6 +41,9 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
     }
     Ok(Some(match vision.tower {
         Tower::Intern(intern) => Box::new(InternTower::declare(vision, intern, config.hidden_size, declare)?),
+        Tower::Gemma4(own @ Gemma4 { unified: true, .. }) => {
+            Box::new(UnifiedTower::declare(vision, own, config.hidden_size, declare)?)
+        }
         Tower::Gemma4(own) => Box::new(Gemma4Tower::declare(vision, own, config.hidden_size, declare)?),
         Tower::Siglip | Tower::Idefics3 => Box::new(SiglipTower::declare(vision, config.hidden_size, declare)?),
         Tower::Pixtral(own) => {

@@ -78,7 +78,7 @@ impl<'a> Placeholders<'a> {
             Spelling::Timed => timed(prompt, media, pad(Modality::Video)),
             Spelling::Paragraph { start, end } => {
                 let pad = pad(Modality::Image);
-                framed(&prompt, media, (start, ""), &format!("\n\n{start}{pad}{end}\n\n"), |_| String::new())
+                each(&prompt, media, start, |_, spelled| spelled.push_str(&format!("\n\n{start}{pad}{end}\n\n")))
             }
             Spelling::Pieces { start, end, whole } => {
                 in_pieces(&prompt, media, pad(Modality::Image), [start, end, whole])
@@ -95,17 +95,28 @@ impl<'a> Placeholders<'a> {
                 let pad = pad(Modality::Image);
                 let whole = format!("{start}{pad}{end}");
                 let frame = |n: u64| format!("Frame{n}: {whole}");
-                let frames = |medium: &Measured| (1..=medium.runs).map(frame).collect::<Vec<_>>().join("\n");
-                framed(&prompt, media, (pad, video), &whole, frames)
+                let spell = |medium: &Measured| match medium.shape.modality {
+                    Modality::Video => (1..=medium.runs).map(frame).collect::<Vec<_>>().join("\n"),
+                    _ => whole.clone(),
+                };
+                replaced(&prompt, media, |kind| if kind == Modality::Video { video } else { pad }, spell)
             }
-            Spelling::Clocked { start, end, video } => {
-                let (image, frame) = (pad(Modality::Image), pad(Modality::Video));
+            Spelling::Clocked { start, end, video, sound: [before, after] } => {
+                let (image, frame, clip) = (pad(Modality::Image), pad(Modality::Video), pad(Modality::Audio));
                 let clock = |seconds: &f64| {
                     let seconds = *seconds as u64;
                     format!("{:02}:{:02} {start}{frame}{end}", seconds / 60, seconds % 60)
                 };
-                let frames = |medium: &Measured| medium.times.iter().map(clock).collect::<Vec<_>>().join(" ");
-                framed(&prompt, media, (image, video), &format!("{start}{image}{end}"), frames)
+                let word = |kind| match kind {
+                    Modality::Image => image,
+                    Modality::Video => video,
+                    Modality::Audio => clip,
+                };
+                replaced(&prompt, media, word, |medium| match medium.shape.modality {
+                    Modality::Image => format!("{start}{image}{end}"),
+                    Modality::Video => medium.times.iter().map(clock).collect::<Vec<_>>().join(" "),
+                    Modality::Audio => format!("{before}{clip}{after}"),
+                })
             }
         }
     }
@@ -176,26 +187,21 @@ fn timed(prompt: String, media: &[Measured], pad: &str) -> String {
     stamped
 }
 
-/// What a template writes for an image becomes `whole`, and what it writes for a video its `frames`.
-fn framed(
+/// The prompt with what `spell` says in place of the word that stands for each medium.
+fn replaced<'w>(
     prompt: &str,
     media: &[Measured],
-    (image, video): (&str, &str),
-    whole: &str,
-    frames: impl Fn(&Measured) -> String,
+    word: impl Fn(Modality) -> &'w str,
+    spell: impl Fn(&Measured) -> String,
 ) -> String {
     let mut spelled = String::with_capacity(prompt.len());
     let mut rest = prompt;
     for medium in media {
-        let moves = medium.shape.modality == Modality::Video;
-        let word = if moves { video } else { image };
+        let word = word(medium.shape.modality);
         let Some(at) = rest.find(word).filter(|_| !word.is_empty()) else { break };
         spelled.push_str(&rest[..at]);
         rest = &rest[at + word.len()..];
-        match moves {
-            true => spelled.push_str(&frames(medium)),
-            false => spelled.push_str(whole),
-        }
+        spelled.push_str(&spell(medium));
     }
     spelled.push_str(rest);
     spelled
@@ -237,18 +243,18 @@ fn in_squares(prompt: &str, media: &[Measured], pad: &str, [around, whole]: [&st
     })
 }
 
-/// The prompt with `spell` written in place of each image's placeholder.
+/// The prompt with what `spell` writes in place of each image's placeholder.
 fn each(prompt: &str, media: &[Measured], pad: &str, spell: impl Fn(&Measured, &mut String)) -> String {
-    let mut spelled = String::with_capacity(prompt.len());
-    let mut rest = prompt;
-    for medium in media {
-        let Some(at) = rest.find(pad).filter(|_| !pad.is_empty()) else { break };
-        spelled.push_str(&rest[..at]);
-        rest = &rest[at + pad.len()..];
-        spell(medium, &mut spelled);
-    }
-    spelled.push_str(rest);
-    spelled
+    replaced(
+        prompt,
+        media,
+        |_| pad,
+        |medium| {
+            let mut spelled = String::new();
+            spell(medium, &mut spelled);
+            spelled
+        },
+    )
 }
 
 impl Guarded {

@@ -1,4 +1,4 @@
-//! Qwen3-ASR served, a model that only hears: audio in chats and transcriptions, with the prompts and answers of transformers.
+//! Models that hear, served: audio in chats and transcriptions, with the prompts and answers of transformers.
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -6,7 +6,10 @@ use serde_json::{Value, json};
 use crate::http::request_of;
 use crate::product::{Server, eventually, fixture, run};
 
+/// Qwen3-ASR, which only hears.
 const MODEL: &str = "asr";
+/// Gemma 4, which also sees.
+const GEMMA: &str = "vl-gemma4-audio";
 const PATH: &str = "/v1/audio/transcriptions";
 
 fn number(value: &Value) -> u64 {
@@ -37,15 +40,15 @@ fn wave(item: &Value) -> Vec<u8> {
     file
 }
 
-fn cases() -> Vec<Value> {
-    let text = std::fs::read(fixture(MODEL).join("reference.json")).expect("a reference");
+fn cases(model: &str) -> Vec<Value> {
+    let text = std::fs::read(fixture(model).join("reference.json")).expect("a reference");
     let all: Value = serde_json::from_slice(&text).expect("JSON");
     all["cases"].as_array().expect("cases").clone()
 }
 
-fn serve() -> Server {
+fn serve(model: &str) -> Server {
     let exact = ["--dtype", "f32", "--kv-dtype", "f32", "--max-total-token-num", "4096", "--max-audio-seconds", "10"];
-    Server::start_model(&fixture(MODEL), &exact)
+    Server::start_model(&fixture(model), &exact)
 }
 
 /// A form with a file and these texts, and its answer.
@@ -71,9 +74,13 @@ fn chat(case: &Value) -> Value {
         let data = base64::engine::general_purpose::STANDARD.encode(wave(item));
         json!({"type": "input_audio", "input_audio": {"format": "wav", "data": data}})
     };
-    let parts: Vec<Value> = case["items"].as_array().expect("items").iter().map(audio).collect();
+    let mut parts: Vec<Value> = case["items"].as_array().expect("items").iter().map(audio).collect();
+    let prompt = case["text"].as_str().expect("a prompt");
+    // What the user says after the sounds, and what the answer begins with.
+    let said = prompt.rsplit_once("<|audio|>").and_then(|(_, rest)| rest.split_once("<|im_end|>"));
+    parts.extend(said.map(|(said, _)| json!({"type": "text", "text": said})));
     let mut messages = vec![json!({"role": "user", "content": parts})];
-    let begun = case["text"].as_str().expect("a prompt").rsplit('\n').next().expect("a line").to_owned();
+    let begun = prompt.rsplit('\n').next().expect("a line").to_owned();
     let continues = !begun.is_empty();
     if continues {
         messages.push(json!({"role": "assistant", "content": begun}));
@@ -84,8 +91,30 @@ fn chat(case: &Value) -> Value {
 
 #[test]
 fn a_model_that_only_hears_answers_as_transformers_does() {
-    let server = serve();
-    for case in cases() {
+    let server = answers_as_transformers(MODEL);
+    let refused = server.post(
+        "/v1/chat/completions",
+        &json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}),
+    );
+    let status = refused.status;
+    assert_eq!(status, 400, "{}", refused.text());
+}
+
+#[test]
+fn gemma_4_hears_what_transformers_hears() {
+    answers_as_transformers("vl-gemma4-unified-audio");
+    let server = answers_as_transformers(GEMMA);
+    let long = json!({"kind": "sound", "seed": 3, "samples": 16_000 * 11});
+    let data = base64::engine::general_purpose::STANDARD.encode(wave(&long));
+    let content = json!([{"type": "input_audio", "input_audio": {"format": "wav", "data": data}}]);
+    let refused = server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": content}]}));
+    let (status, text) = (refused.status, refused.text());
+    assert!(status == 400 && text.contains("11 seconds; the limit is 10 (--max-audio-seconds)"), "{status}: {text}");
+}
+
+fn answers_as_transformers(model: &str) -> Server {
+    let server = serve(model);
+    for case in cases(model) {
         let answer = server.ask("/v1/chat/completions", &chat(&case));
         let name = &case["name"];
         assert_eq!(number(&answer["usage"]["prompt_tokens"]), case["ids"].as_array().unwrap().len() as u64, "{name}");
@@ -100,18 +129,13 @@ fn a_model_that_only_hears_answers_as_transformers_does() {
     for row in server.memory()["components"].as_array().expect("components") {
         assert!(number(&row["peak_bytes"]) <= number(&row["planned_bytes"]), "I2: {row}");
     }
-    let refused = server.post(
-        "/v1/chat/completions",
-        &json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]}),
-    );
-    let status = refused.status;
-    assert_eq!(status, 400, "{}", refused.text());
+    server
 }
 
 #[test]
 fn a_transcription_asks_the_model_as_its_processor_does() {
-    let server = serve();
-    for case in cases().iter().filter(|case| case["items"].as_array().expect("items").len() == 1) {
+    let server = serve(MODEL);
+    for case in cases(MODEL).iter().filter(|case| case["items"].as_array().expect("items").len() == 1) {
         let said = server.ask("/v1/chat/completions", &chat(case))["choices"][0]["message"]["content"].clone();
         let file = wave(&case["items"][0]);
         // One case names the language.

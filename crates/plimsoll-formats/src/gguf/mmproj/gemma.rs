@@ -2,10 +2,10 @@
 //!
 //! Reference: llama.cpp, `conversion/gemma.py`, `tools/mtmd/models/siglip.cpp` and `gemma4v.cpp`.
 
-use super::Refusal;
 use super::parts::{
     EPS, File, Own, Read, SCALE_FACTOR, fits, of_images, of_layer, scale, siglip_name, table_side, token,
 };
+use super::{Refusal, gemma_audio};
 use crate::activation::Activation;
 use crate::error::FormatError;
 use crate::vision::{Gemma4, Tower, Vision};
@@ -35,7 +35,7 @@ pub(super) fn siglip(file: &File<'_>) -> Result<Read, Refusal> {
 pub(super) fn gemma4(file: &File<'_>) -> Result<Read, Refusal> {
     let File { keys, tensors, model, config } = file;
     fits(tensors.shape("mm.input_projection.weight")?.first(), config)?;
-    of_images(file, &EPS, || {
+    let read = of_images(file, &EPS, || {
         let table = tensors.shape("v.position_embd.weight")?;
         let &[2, positions, _] = table else {
             return Err(FormatError::Gguf(format!("v.position_embd.weight has shape {table:?}")).into());
@@ -46,6 +46,7 @@ pub(super) fn gemma4(file: &File<'_>) -> Result<Read, Refusal> {
             clipped: tensors.has("v.blk.0.attn_q.input_max"),
             standardize: tensors.has("v.std_bias"),
             sees_ahead: config.variant.per_layer_input.is_none(),
+            unified: false,
         });
         Ok(Own {
             tower,
@@ -55,7 +56,8 @@ pub(super) fn gemma4(file: &File<'_>) -> Result<Read, Refusal> {
             image,
             renamed: gemma4_renamed,
         })
-    })
+    })?;
+    Ok(Read { audio: gemma_audio::read(file)?, ..read })
 }
 
 /// The canonical name of a tensor of Gemma 3.

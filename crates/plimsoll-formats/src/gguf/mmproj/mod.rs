@@ -1,4 +1,4 @@
-//! The vision encoder of a GGUF model: it stands in a second file, which llama.cpp's converter calls `mmproj`.
+//! The encoders of a GGUF model: they stand in a second file, which llama.cpp's converter calls `mmproj`.
 //!
 //! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
 //! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `idefics3`, `lfm2`
@@ -6,6 +6,7 @@
 
 mod beside;
 mod gemma;
+mod gemma_audio;
 mod idefics3;
 mod lfm2;
 mod names;
@@ -88,7 +89,7 @@ impl From<FormatError> for Refusal {
     }
 }
 
-/// Adds the vision encoder to a model, where there is one for it.
+/// Adds the encoders to a model, where there are some for it.
 ///
 /// # Errors
 ///
@@ -135,9 +136,10 @@ fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
     }
     let read = tower::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
     let entries = names::canonical(&read, header.entries)?;
-    let Read { vision, sections, processor, .. } = read;
+    let Read { vision, audio, sections, processor, .. } = read;
     opened.directory = std::mem::take(&mut opened.directory).with(entries)?;
     opened.config.vision = Some(vision);
+    opened.config.audio = audio;
     opened.config.rope_sections = sections;
     opened.config.check()?;
     Ok(processor)

@@ -1,7 +1,7 @@
 //! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.`.
 
 use super::parts::Read;
-use super::{Refusal, pixtral};
+use super::{Refusal, gemma_audio, pixtral};
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::vision::{Tower, Vision};
@@ -31,8 +31,7 @@ fn spelling(tower: Tower) -> Spelling {
     }
 }
 
-/// The vision encoder's tensors by their canonical names; those of an audio encoder are left out. `swapped`: the file calls each of
-/// a layer's two feed-forward projections by the other's name.
+/// The encoders' tensors by their canonical names; those of an audio encoder of an unknown type are left out.
 pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, Refusal> {
     let vision = &read.vision;
     let mut named = Vec::with_capacity(entries.len());
@@ -43,12 +42,16 @@ pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, 
             patches[frame] = Some(entry);
             continue;
         }
-        if entry.name.starts_with("a.") || entry.name.starts_with("mm.a.") || entry.name == pixtral::IMG_BREAK {
+        let heard = entry.name.starts_with("a.") || entry.name.starts_with("mm.a.");
+        if heard && read.audio.is_none() || entry.name == pixtral::IMG_BREAK {
             continue;
         }
-        let Some(name) = (read.renamed)(vision, read.swapped, &entry.name) else {
-            let what =
-                format!("tensor {} in a vision encoder of this type; fetch another mmproj file", quote(&entry.name));
+        let name = match heard {
+            true => gemma_audio::renamed(&entry.name),
+            false => (read.renamed)(vision, read.swapped, &entry.name),
+        };
+        let Some(name) = name else {
+            let what = format!("tensor {} in an encoder of this type; fetch another mmproj file", quote(&entry.name));
             return Err(FormatError::Unsupported(what).into());
         };
         entry.name = name;

@@ -2,6 +2,7 @@
 
 use super::{Processor, Refusal};
 use crate::activation::Activation;
+use crate::audio::Audio;
 use crate::bounds::{DEPTH_MAX, within};
 use crate::config::ModelConfig;
 use crate::directory::Entry;
@@ -26,6 +27,8 @@ pub(super) struct File<'a> {
 /// What a file gives.
 pub(super) struct Read {
     pub(super) vision: Vision,
+    /// The audio encoder, where the file has one of a known type.
+    pub(super) audio: Option<Audio>,
     /// Of the model's positions in time, height and width, where it has them.
     pub(super) sections: Option<RopeSections>,
     pub(super) processor: Processor,
@@ -180,7 +183,7 @@ pub(super) fn of_images(
         table_side,
         ..Vision::of_images(tower, MediaTokens { image, video: image })
     };
-    Ok(Read { vision, sections: None, processor: processor(keys)?, swapped, renamed })
+    Ok(Read { vision, audio: None, sections: None, processor: processor(keys)?, swapped, renamed })
 }
 
 /// The number of a layer, and a tensor's part and leaf in it, of a name behind `v.blk.`. The two feed-forward projections have each

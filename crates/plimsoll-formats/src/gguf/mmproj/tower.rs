@@ -74,7 +74,7 @@ fn qwen(tower: Tower, file: &File<'_>) -> Result<Read, Refusal> {
         tokens: MediaTokens { image: token(model, "<|image_pad|>")?, video: token(model, "<|video_pad|>")? },
     };
     let (sections, processor) = (Some(sections(model, tower)?), processor(keys)?);
-    Ok(Read { vision, sections, processor, swapped, renamed: names::qwen })
+    Ok(Read { vision, audio: None, sections, processor, swapped, renamed: names::qwen })
 }
 
 /// What reads the encoder, if it is of a known type and for this model.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use plimsoll_engine::testing::{letters, limits};
 use plimsoll_engine::{AudioSpec, Limits, MediaSpec, Request, Spelling, Transcript};
 use plimsoll_media::audio::Mel;
-use plimsoll_media::geometry::{AudioWindows, ProcessorFiles};
+use plimsoll_media::geometry::{AudioRule, ProcessorFiles};
 use plimsoll_media::{OutputPool, Staging};
 use serde_json::{Value, json};
 
@@ -18,7 +18,7 @@ const TEMPLATE: &str = "{%- for m in messages %}<|im_start|>{{ m.role }}\n{% if 
 {% endif %}{% endfor %}{%- endif %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 fn hearing() -> (Server, MediaSpec) {
-    let rule = AudioWindows::new(&ProcessorFiles::default().audio, 50, 200, 2).unwrap();
+    let rule = AudioRule::windows(&ProcessorFiles::default().audio, 50, 200, 2).unwrap();
     let mel = Arc::new(Mel::new(&rule, 8));
     let spec = MediaSpec {
         image: None,

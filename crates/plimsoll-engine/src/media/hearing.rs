@@ -1,0 +1,102 @@
+//! How audio clips are prepared: as the feature extractor's file and the tower's configuration say.
+
+use std::sync::Arc;
+
+use plimsoll_formats::{Audio as AudioConfig, AudioTask, AudioTower};
+use plimsoll_media::MediaError;
+use plimsoll_media::audio::Mel;
+use plimsoll_media::geometry::{AudioRule, ProcessorFiles};
+
+use super::pieces::Limits;
+use super::spec::{AudioSpec, Transcript};
+use crate::plan::error::PlanError;
+
+/// Samples to which Qwen3-ASR's feature extractor fills up an audio clip.
+const SHORTEST_SAMPLES: u64 = 8000;
+
+/// What makes spectrograms, as the feature extractor says and the tower wants them.
+pub(super) fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, PlanError> {
+    let bands = files.audio.bands().unwrap_or(config.bands as u64);
+    if bands != config.bands as u64 {
+        let why = format!("the feature extractor says {bands}, the tower {}", config.bands);
+        return Err(MediaError::BadConfig { key: "feature_size, num_mel_bins", why }.into());
+    }
+    Ok(Mel::new(&rule(files, config, 1)?, config.bands))
+}
+
+/// The spectrogram's frames and the tower's windows, with audio clips of so many seconds at most.
+fn rule(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<AudioRule, MediaError> {
+    let windows = match &config.tower {
+        AudioTower::Windows(windows) => windows,
+        AudioTower::Conformer(_) => return AudioRule::whole(&files.audio, seconds),
+        AudioTower::Samples => return AudioRule::samples(&files.audio, config.bands as u64, seconds),
+    };
+    let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
+    let rule = AudioRule::windows(&files.audio, half, together, seconds)?;
+    match windows.task {
+        AudioTask::Any => Ok(rule),
+        AudioTask::Transcribe => rule.filled_up(&files.audio, SHORTEST_SAMPLES),
+    }
+}
+
+/// How audio clips are prepared: as the feature extractor says, no longer than asked or than a request can carry; none if not even a second
+/// can be carried.
+pub(super) fn spec(
+    files: &ProcessorFiles,
+    config: &AudioConfig,
+    mel: &Arc<Mel>,
+    limits: &Limits<'_>,
+) -> Result<Option<AudioSpec>, PlanError> {
+    let Limits { options, usual, context } = *limits;
+    let rule = rule(files, config, options.max_audio_seconds.unwrap_or(usual))?;
+    let most = if options.max_audio_seconds.is_some() { context } else { context.min(usual) };
+    let Some(rule) = rule.carried_in(most) else { return Ok(None) };
+    agree_on_rows(&rule, config)?;
+    let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
+    let transcript = match &config.tower {
+        AudioTower::Windows(windows) if windows.task == AudioTask::Transcribe => Transcript::Tagged,
+        _ => Transcript::Instructed,
+    };
+    Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule, transcript }))
+}
+
+/// An audio clip's tokens are counted before the tower sees it: it must make as many rows of every legal audio clip.
+fn agree_on_rows(rule: &AudioRule, config: &AudioConfig) -> Result<(), PlanError> {
+    let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
+    let apart = (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
+    let Some((frames, (said, made))) = apart else { return Ok(()) };
+    let why = format!("{frames} frames of audio are counted as {said} tokens, the tower makes {made}");
+    Err(MediaError::BadConfig { key: "n_window", why }.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use plimsoll_formats::{Activation, AudioWindows};
+
+    use super::*;
+
+    #[test]
+    fn what_is_counted_is_what_the_tower_makes() {
+        let tower = |half_window| AudioConfig {
+            depth: 1,
+            hidden_size: 24,
+            heads: 2,
+            intermediate_size: 40,
+            act: Activation::Gelu,
+            bands: 20,
+            placeholder: 390,
+            tower: AudioTower::Windows(AudioWindows {
+                channels: 6,
+                half_window,
+                attention_window: 200,
+                task: AudioTask::Any,
+            }),
+        };
+        for own in [1, 7, 50, 100] {
+            let rule = rule(&ProcessorFiles::default(), &tower(own), 60).unwrap();
+            agree_on_rows(&rule, &tower(own)).unwrap();
+            let error = agree_on_rows(&rule, &tower(own + 1)).unwrap_err().to_string();
+            assert!(error.contains("frames of audio are counted as"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Audio towers: a spectrogram's frames become embeddings that stand among a text's. One file a family.
+
+use plimsoll_device::{Declare, DeclareError};
+use plimsoll_formats::{AudioTower, ModelConfig};
+
+use crate::Encoder;
+
+mod gemma4;
+mod qwen;
+mod unified;
+
+/// Points of a window of every convolution of a spectrogram, how far apart they begin, and how far outside: each halves.
+const TAPS: usize = 3;
+const STEP: usize = 2;
+const PAD: usize = 1;
+
+/// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
+pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Encoder>>, DeclareError> {
+    let Some(audio) = &config.audio else { return Ok(None) };
+    let (first, out) = (first_weight(&audio.tower), config.hidden_size);
+    if !declare.is_plan() && !declare.has(first) {
+        return Ok(None);
+    }
+    Ok(Some(match &audio.tower {
+        AudioTower::Windows(own) => Box::new(qwen::Tower::declare(audio, own, out, declare)?),
+        AudioTower::Conformer(own) => Box::new(gemma4::Tower::declare(audio, own, out, declare)?),
+        AudioTower::Samples => Box::new(unified::Tower::declare(audio.bands, out, declare)?),
+    }))
+}
+
+/// A tensor that every checkpoint with the tower has.
+fn first_weight(tower: &AudioTower) -> &'static str {
+    match tower {
+        AudioTower::Windows(_) => "audio.conv2d1.weight",
+        AudioTower::Conformer(_) => "audio.subsample_conv_projection.layer0.conv.weight",
+        AudioTower::Samples => "audio.projector.embedding_projection.weight",
+    }
+}

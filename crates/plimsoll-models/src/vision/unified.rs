@@ -1,0 +1,137 @@
+//! What Gemma 4 Unified has in place of a tower: the patch of a token goes through a projection and gets a position for each axis.
+//!
+//! Reference: transformers, `modeling_gemma4_unified.py`. A patch is as large as a token here: there is nothing to merge.
+
+use plimsoll_device::{
+    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece, VectorId,
+};
+use plimsoll_formats::{Gemma4, Vision as Config};
+
+use super::order::Order;
+use crate::tower::Norm;
+use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
+
+/// Epsilon of the norms that subtract the mean.
+const EPS: f32 = 1e-5;
+/// Epsilon of the norm before the projection.
+const LAST_EPS: f32 = 1e-6;
+/// Elements of a head, where nothing attends: any width that devices have.
+const HEAD: usize = 16;
+
+/// Weights.
+pub struct UnifiedTower {
+    config: Config,
+    sees_ahead: bool,
+    patch_norm: Norm,
+    patch: LinearId,
+    dense_norm: Norm,
+    /// For every position its row of columns and its row of rows.
+    positions: LinearId,
+    place_norm: Norm,
+    /// Ones: the weights of the last norm.
+    plain: VectorId,
+    projection: LinearId,
+    /// Width of the model.
+    out: usize,
+}
+
+impl UnifiedTower {
+    /// Declares `visual.*`, giving rows for a model of width `out`.
+    pub fn declare(vision: Config, own: Gemma4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let hidden = vision.hidden_size;
+        let window = [vision.channels, vision.patch, vision.patch];
+        let patch_norm = Norm {
+            weight: patch_vector("visual.patch_ln1.weight", &vision, 1.0, declare)?,
+            bias: Some(patch_vector("visual.patch_ln1.bias", &vision, 0.0, declare)?),
+            eps: EPS,
+        };
+        let norm = |name: &str, declare: &mut Declare<'_>| {
+            let mut part = |leaf: &str| declare.vector(&format!("visual.{name}.{leaf}"), hidden, 0.0);
+            Ok::<_, DeclareError>(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: EPS })
+        };
+        let positions = [RowPiece::span(0, 2 * own.positions)];
+        Ok(Self {
+            sees_ahead: own.sees_ahead,
+            patch_norm,
+            patch: declare.convolution("visual.patch_dense", hidden, &window, true)?,
+            dense_norm: norm("patch_ln2", declare)?,
+            positions: declare.linear_rows("visual.pos_embedding", &[own.positions, 2, hidden], &positions, hidden)?,
+            place_norm: norm("pos_norm", declare)?,
+            plain: declare.values(vec![1.0; hidden]),
+            projection: declare.linear("visual.projector.embedding_projection.weight", out, hidden)?,
+            out,
+            config: vision,
+        })
+    }
+}
+
+/// A number for every value of a patch. Points with all their colours are stored one after another; here colours are.
+fn patch_vector(
+    name: &str,
+    vision: &Config,
+    default: f32,
+    declare: &mut Declare<'_>,
+) -> Result<VectorId, DeclareError> {
+    let (width, channels) = (vision.patch_width(), vision.channels);
+    let stored = match declare.read_vector(name)? {
+        Some(stored) if stored.len() == width => stored,
+        Some(other) => {
+            let (name, found) = (name.to_owned(), vec![other.len()]);
+            return Err(DeclareError::Shape { name, found, expected: vec![width] });
+        }
+        None if declare.is_plan() => vec![default; width],
+        None => return Err(DeclareError::Missing(name.to_owned())),
+    };
+    let points = width / channels;
+    Ok(declare.values((0..width).map(|i| stored[i % points * channels + i / points]).collect()))
+}
+
+impl Vision for UnifiedTower {
+    fn place_rule(&self) -> Option<PlaceRule> {
+        None
+    }
+
+    fn tokens_see_each_other(&self) -> bool {
+        self.sees_ahead
+    }
+}
+
+impl Encoder for UnifiedTower {
+    fn patch_width(&self) -> usize {
+        self.config.patch_width()
+    }
+
+    fn output_width(&self) -> usize {
+        self.out
+    }
+
+    fn shape(&self) -> EncoderShape {
+        EncoderShape::new(HEAD, self.patch_width().max(self.config.hidden_size))
+    }
+
+    fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
+        let (grids, width) = (images.grids, self.patch_width());
+        let rows: usize = grids.iter().map(Grid::patches).sum();
+        let output = device.temp(rows, self.out)?;
+        let scope = device.mark();
+        let x = device.temp(rows, self.config.hidden_size)?;
+        let inner = device.mark();
+        let patches = device.temp(rows, width)?;
+        device.place(patches, 0, images.patches, width, 0, Mode::Store);
+        self.patch_norm.apply(device, patches, patches);
+        device.linear(patches, &[(self.patch, x)], Mode::Store)?;
+        device.release(inner);
+        self.dense_norm.apply(device, x, x);
+        let order = Order { merge: 1, window: None };
+        device.add_blended(x, self.positions, &|row| {
+            let (_, y, x) = order.patch(grids, row);
+            let nothing = (0, 0.0);
+            [(2 * x as u32, 1.0), (2 * y as u32 + 1, 1.0), nothing, nothing]
+        });
+        self.place_norm.apply(device, x, x);
+        device.rms_norm(x, x, self.plain, LAST_EPS);
+        device.linear(x, &[(self.projection, output)], Mode::Store)?;
+        device.release(scope);
+        Ok(output)
+    }
+}
