@@ -200,7 +200,7 @@ pub trait Device {
 
     /// Attends among the rows of each sequence of this step, before and after, as an encoder does: shapes as for
     /// [`Self::attention`], but keys and values lie in the workspace for the length of this operation, in as many pages as the step
-    /// names. Every sequence starts at position 0 and is there as a whole.
+    /// names. Every sequence starts at position 0 and is there as a whole. A row sees what [`Attention::seen_within`] says.
     fn attend_within(
         &mut self,
         spec: &Attention,

@@ -9,7 +9,7 @@ use plimsoll_memory::step::StepStack;
 use crate::device::ordered;
 use crate::device::{
     Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, GatedDelta, Input, Mark, Mode,
-    NO_STATE, Near, Places, Rotary, SelectiveScan, StepInput, Unfold,
+    NO_STATE, Near, Places, Rotary, SelectiveScan, SeqSpan, StepInput, Unfold,
 };
 use crate::experts::{GPU_EXPERTS_MAX, GpuExperts, Space};
 use crate::kv::{KvShape, PAGE_TOKENS, encoder_layout};
@@ -44,6 +44,8 @@ pub struct PlanDevice<'a> {
     upload: usize,
     /// The current step's table of rows is part of the upload already.
     rows_uploaded: bool,
+    /// So is that of rows that see a window of an encoder's sequence.
+    windows_uploaded: bool,
     /// So are its sequences and slots.
     slots_uploaded: bool,
     calls: Calls,
@@ -63,6 +65,7 @@ impl<'a> PlanDevice<'a> {
             missing,
             upload,
             rows_uploaded,
+            windows_uploaded: false,
             slots_uploaded,
             calls: Calls::default(),
         }
@@ -248,11 +251,13 @@ impl Device for PlanDevice<'_> {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
         self.calls.plain += 1;
-        if !std::mem::replace(&mut self.rows_uploaded, true) {
-            self.upload += ROW_WORDS * q.rows;
-        }
-        if spec.window.is_some() {
-            self.not_on_gpu("windows of an encoder");
+        // Rows of a window have a table of their own, which every such layer sends before it finds it sent already.
+        let (sent, tables) = match spec.window {
+            Some(_) => (&mut self.windows_uploaded, 2),
+            None => (&mut self.rows_uploaded, 1),
+        };
+        if !std::mem::replace(sent, true) {
+            self.upload += tables * ROW_WORDS * q.rows;
         }
         // On a GPU keys and values stay in their rows.
         if !self.weights.on_gpu() {
@@ -260,7 +265,8 @@ impl Device for PlanDevice<'_> {
             self.stack.take(within(spec, q, k, step).1)?;
             self.release(scope);
         }
-        let pairs: usize = step.seqs.iter().map(|seq| seq.rows * seq.rows).sum();
+        let seen = |seq: &SeqSpan| (0..seq.rows).map(|row| spec.seen_within(row, seq.rows).len()).sum::<usize>();
+        let pairs: usize = step.seqs.iter().map(seen).sum();
         self.work.flops += 4 * (pairs * q.cols) as u64;
         Ok(())
     }

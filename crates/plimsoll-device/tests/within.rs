@@ -39,12 +39,12 @@ fn filled(seed: u64, rows: usize) -> [Vec<Vec<f32>>; 3] {
     std::array::from_fn(|_| (0..rows).map(|_| random.floats(WIDTH)).collect())
 }
 
-fn spec() -> Attention {
-    Attention { layer: 0, heads: HEADS, scale: 0.25, window: None, softcap: None, sinks: None }
+fn spec(window: Option<usize>) -> Attention {
+    Attention { layer: 0, heads: HEADS, scale: 0.25, window, softcap: None, sinks: None }
 }
 
 /// What the rows of each sequence come to, in one step.
-fn run(lengths: &[usize], seeds: &[u64], threads: usize, isa: Isa) -> Vec<Vec<u32>> {
+fn run(lengths: &[usize], seeds: &[u64], window: Option<usize>, threads: usize, isa: Isa) -> Vec<Vec<u32>> {
     let checkpoint = checkpoint("llama");
     let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
     let shape = encoder();
@@ -55,22 +55,25 @@ fn run(lengths: &[usize], seeds: &[u64], threads: usize, isa: Isa) -> Vec<Vec<u3
     let [q, k, v] = [0, 1, 2].map(|i| matrix(&mut device, &part(i)));
     let out = device.temp(q.rows, WIDTH).unwrap();
     let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
-    device.attend_within(&spec(), out, q, k, v, &step).unwrap();
+    device.attend_within(&spec(window), out, q, k, v, &step).unwrap();
     // The same on the planner's device: as much workspace, to the byte.
     let mut plan = PlanDevice::new(&table, &shape.kv);
     let [pq, pk, pv] = [(); 3].map(|()| plan.temp(q.rows, WIDTH).unwrap());
     let planned_out = plan.temp(q.rows, WIDTH).unwrap();
-    plan.attend_within(&spec(), planned_out, pq, pk, pv, &step).unwrap();
+    plan.attend_within(&spec(window), planned_out, pq, pk, pv, &step).unwrap();
     let scratch = plimsoll_device::cpu::scratch_bytes(&shape, threads);
     let workspace = plan.high_water() + scratch.next_multiple_of(64);
     assert!(device.memory().workspace_peak().abs_diff(workspace) < 64, "planned {workspace}");
     rows(&mut device, out)
 }
 
-/// softmax(q·k / 4)·v of one sequence, in double precision.
-fn twin([q, k, v]: &[Vec<Vec<f32>>; 3]) -> Vec<Vec<f64>> {
+/// softmax(q·k / 4)·v of one sequence, in double precision; a row sees `window / 2` rows to either side.
+fn twin([q, k, v]: &[Vec<Vec<f32>>; 3], window: Option<usize>) -> Vec<Vec<f64>> {
     let head = |row: &[f32], h: usize| row[h * DIM..][..DIM].iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
-    let one = |q: &Vec<f32>| {
+    let one = |(row, q): (usize, &Vec<f32>)| {
+        let reach = window.map_or(q.len() + k.len(), |window| window / 2);
+        let near = |(other, _): &(usize, &Vec<f32>)| row.abs_diff(*other) <= reach;
+        let [k, v] = [k, v].map(|all| all.iter().enumerate().filter(near).map(|(_, x)| x).collect::<Vec<_>>());
         (0..HEADS)
             .flat_map(|h| {
                 let q = head(q, h);
@@ -79,30 +82,32 @@ fn twin([q, k, v]: &[Vec<Vec<f32>>; 3]) -> Vec<Vec<f64>> {
                 let top = scores.iter().copied().fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|score| (score - top).exp()).collect();
                 let sum: f64 = weights.iter().sum();
+                let v = &v;
                 (0..DIM)
-                    .map(move |d| weights.iter().zip(v).map(|(w, v)| w / sum * f64::from(v[h * DIM + d])).sum::<f64>())
+                    .map(|d| weights.iter().zip(v).map(|(w, v)| w / sum * f64::from(v[h * DIM + d])).sum::<f64>())
                     .collect::<Vec<f64>>()
             })
             .collect()
     };
-    q.iter().map(one).collect()
+    q.iter().enumerate().map(one).collect()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_row_sees_its_whole_sequence_and_nothing_else(
+    fn every_row_sees_its_sequence_or_a_window_of_it_and_nothing_else(
         lengths in prop::collection::vec(1usize..90, 1..7), seed in 0u64..1000, threads in 1usize..4,
+        window in prop::option::of(1usize..70),
     ) {
         let seeds: Vec<u64> = (0..lengths.len() as u64).map(|i| seed * 10 + i).collect();
-        let together = run(&lengths, &seeds, threads, Isa::detect());
-        prop_assert_eq!(&run(&lengths, &seeds, 1, Isa::Portable), &together);
+        let together = run(&lengths, &seeds, window, threads, Isa::detect());
+        prop_assert_eq!(&run(&lengths, &seeds, window, 1, Isa::Portable), &together);
         let mut first = 0;
         for (length, seed) in lengths.iter().zip(&seeds) {
             let own = &together[first..first + length];
-            prop_assert_eq!(&run(&[*length], &[*seed], 2, Isa::detect())[..], own);
-            for (row, expected) in own.iter().zip(twin(&filled(*seed, *length))) {
+            prop_assert_eq!(&run(&[*length], &[*seed], window, 2, Isa::detect())[..], own);
+            for (row, expected) in own.iter().zip(twin(&filled(*seed, *length), window)) {
                 for (bits, expected) in row.iter().zip(expected) {
                     let found = f64::from(f32::from_bits(*bits));
                     prop_assert!((found - expected).abs() <= 2e-6, "{} instead of {}", found, expected);
@@ -115,9 +120,11 @@ proptest! {
 
 #[test]
 fn a_long_sequence_is_cut_among_threads_without_a_trace() {
-    let alone = run(&[1500], &[3], 1, Isa::detect());
-    for threads in 2..=4 {
-        assert!(run(&[1500], &[3], threads, Isa::detect()) == alone, "{threads} threads");
+    for window in [None, Some(1200)] {
+        let alone = run(&[1500], &[3], window, 1, Isa::detect());
+        for threads in 2..=4 {
+            assert!(run(&[1500], &[3], window, threads, Isa::detect()) == alone, "{threads} threads");
+        }
     }
 }
 

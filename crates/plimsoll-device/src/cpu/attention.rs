@@ -5,6 +5,8 @@
 //! Positions are cut at absolute places, the same ones for every number of threads. Partial results are joined in the
 //! order in which one task joins them. No bit of the result depends on which way was taken.
 
+use std::ops::Range;
+
 use arrayvec::ArrayVec;
 use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayout, KvPages, Queries, RopeStyle, Span};
 
@@ -259,13 +261,20 @@ impl Job<'_> {
         // Several sequences are one unit, and begin with their first rows.
         let rows = share.seqs.iter().flat_map(|seq| (share.first..seq.rows).map(move |row| (seq, row)));
         for (seq, row) in rows.take(share.rows) {
-            let own = seq.start + if self.causal { row + 1 } else { seq.rows };
-            let end = self.ends.get(seq.first_row + row).map_or(own, |end| (*end as usize).max(own));
+            let Range { start: first, end } =
+                if self.causal { self.seen(seq, row) } else { self.spec.seen_within(row, seq.rows) };
             assert!(end <= seq.pages * PAGE_TOKENS, "{end} positions in {} pages", seq.pages);
-            // A window limits earlier positions only.
-            let first = self.spec.window.map_or(0, |window| own.saturating_sub(window)).max(seq.seen_from);
             spans.push(Span { pages_at: seq.pages_at as u32, first: first as u32, end: end as u32 });
         }
+    }
+
+    /// The positions that a row of a decoder sees.
+    fn seen(&self, seq: &SeqSpan, row: usize) -> Range<usize> {
+        let own = seq.start + row + 1;
+        let end = self.ends.get(seq.first_row + row).map_or(own, |end| (*end as usize).max(own));
+        // A window limits earlier positions only.
+        let first = self.spec.window.map_or(0, |window| own.saturating_sub(window)).max(seq.seen_from);
+        first..end
     }
 
     /// A share's rows and its cache.

@@ -1,5 +1,7 @@
 //! What layers do, apart from their data.
 
+use std::ops::Range;
+
 use super::{Buf, Device, DeviceError, Mode};
 use crate::kv::StateShape;
 use crate::weights::{LinearId, VectorId};
@@ -34,12 +36,20 @@ pub struct Attention {
     pub heads: usize,
     /// Scores are multiplied by this.
     pub scale: f32,
-    /// A position sees this many positions at most, itself included.
+    /// A position sees this many positions at most, itself included. In an encoder it sees half as many to either side, and itself.
     pub window: Option<usize>,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// A logit for each query head. It takes part in the softmax, and has no value.
     pub sinks: Option<VectorId>,
+}
+
+impl Attention {
+    /// The positions that `position` sees in an encoder, of a sequence of `length` positions.
+    pub fn seen_within(&self, position: usize, length: usize) -> Range<usize> {
+        let reach = self.window.map_or(length, |window| window / 2);
+        position.saturating_sub(reach)..length.min(position + reach + 1)
+    }
 }
 
 /// What a layer does in which a row attends to the few rows before it ([`Device::attend_near`]).

@@ -24,7 +24,7 @@ impl PlanDevice<'_> {
 
     /// Begins a step: what it sends and asks for is counted from here on.
     pub fn begin_step(&mut self) {
-        (self.upload, self.rows_uploaded, self.slots_uploaded) = (0, false, false);
+        (self.upload, self.rows_uploaded, self.windows_uploaded, self.slots_uploaded) = (0, false, false, false);
         self.calls = Calls::default();
     }
 

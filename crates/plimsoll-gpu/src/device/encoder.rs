@@ -1,7 +1,7 @@
 //! What encoders of images and audio ask for, as dispatches.
 
 use plimsoll_device::weights::VectorSource;
-use plimsoll_device::{Attention, Blend, Buf, LinearId, Mode, Near, Unfold, VectorId};
+use plimsoll_device::{Attention, Blend, Buf, LinearId, Mode, Near, StepInput, Unfold, VectorId};
 
 use super::operations::{by_row, elements};
 use super::{GpuDevice, at};
@@ -107,6 +107,24 @@ impl GpuDevice {
             self.record.send((0..rows as u32).flat_map(|row| [row, 0, 0, rows as u32]));
         }
         assert_eq!(next, all, "every row belongs to a sequence");
+        self.known_table(sent)
+    }
+
+    /// Sends what each row of a step sees through a window, unless it is sent already.
+    pub(super) fn windows_of(&mut self, spec: &Attention, step: &StepInput<'_>) -> u32 {
+        let sent = self.record.words();
+        for seq in step.seqs {
+            let words = |row: usize| {
+                let seen = spec.seen_within(row, seq.rows);
+                [row, 0, seen.start, seen.end].map(|word| word as u32)
+            };
+            self.record.send((0..seq.rows).flat_map(words));
+        }
+        self.known_table(sent)
+    }
+
+    /// The table that was sent at `sent`, or an equal one that was sent before it.
+    fn known_table(&mut self, sent: u32) -> u32 {
         let words = self.record.words() - sent;
         for [before, length] in self.sent_tables.iter().copied().flatten() {
             if length == words && self.record.since(before).starts_with(self.record.since(sent)) {

@@ -234,7 +234,10 @@ impl Device for GpuDevice {
         v: Buf,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        let table = self.rows_of(step, false).table;
+        let table = match spec.window {
+            Some(_) => self.windows_of(spec, step),
+            None => self.rows_of(step, false).table,
+        };
         self.attend_in_rows(spec, [out, q, k, v], table);
         Ok(())
     }

@@ -197,7 +197,7 @@ const IN_PAGES: [&str; 3] = [
 /// In rows of the arena.
 const IN_ROWS: [&str; 3] = [
     "let last = sent[p.table + row * $ROWu + 3u] - 1u;
-    let first = 0u;
+    let first = sent[p.table + row * $ROWu + 2u];
     let part = (row - sent[p.table + row * $ROWu]) * p.kv_cols + head / p.group * $DIMu;",
     "p.k + part + own * p.kv_cols",
     "p.v + part + (base + j) * p.kv_cols",

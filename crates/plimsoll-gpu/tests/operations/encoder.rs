@@ -122,6 +122,42 @@ fn tables_of_two_kinds_of_layers_are_sent_once() {
     close("layers in turn", &run(&mut gpu), &run(&mut cpu), 1e-5);
 }
 
+/// Two layers with a window, one without between them, as ModernBERT has them.
+#[test]
+#[ignore = "external"]
+fn rows_attend_through_a_window_of_their_sequence() {
+    let _alone = alone();
+    let (table, ..) = vectors();
+    let lengths = [33, 1, 90, 5];
+    let shape = ModelShape { encoder: Some(EncoderShape::new(16, 64)), ..small_shape() };
+    let (mut cpu, mut gpu) = (cpu(&table, &checkpoint("llama"), &shape), gpu(&table, &checkpoint("llama"), &shape));
+    let qkv: [_; 3] = std::array::from_fn(|i| Random::new(i as u64).rows(lengths.iter().sum(), 48));
+    let (mut seqs, mut pages) = (Vec::new(), 0);
+    for rows in lengths {
+        let first_row = seqs.last().map_or(0, |seq: &SeqSpan| seq.first_row + seq.rows);
+        let count = rows.div_ceil(16);
+        seqs.push(SeqSpan { first_row, rows, start: 0, pages_at: pages, pages: count, seen_from: 0, state: None });
+        pages += count;
+    }
+    let ids: Vec<u32> = (0..pages as u32).collect();
+    for window in [1, 7, 64] {
+        let run = |device: &mut dyn Rig| {
+            let scope = device.mark();
+            let [q, k, v] = qkv.each_ref().map(|rows| device.put_rows(rows));
+            let outs = [(); 3].map(|()| device.temp(q.rows, q.cols).unwrap());
+            let step = StepInput { seqs: &seqs, pages: &ids, ..StepInput::default() };
+            for (out, window) in outs.into_iter().zip([Some(window), None, Some(window)]) {
+                let spec = Attention { layer: 0, heads: 3, scale: 0.25, window, softcap: None, sinks: None };
+                device.attend_within(&spec, out, q, k, v, &step).unwrap();
+            }
+            let rows = device.rows_of(&outs).concat();
+            device.release(scope);
+            rows
+        };
+        close(&format!("a window of {window}"), &run(&mut gpu), &run(&mut cpu), 1e-5);
+    }
+}
+
 #[test]
 #[ignore = "external"]
 fn blended_rows_of_packed_tables() {
