@@ -1,4 +1,5 @@
-"""Tiny encoders: BERT with sentence-transformers' files, a BERT cross-encoder, a RoBERTa; and pooled states of a decoder.
+"""Tiny encoders: BERT with sentence-transformers' files, a BERT cross-encoder, a RoBERTa, ModernBERT, nomic-bert in both of its
+forms; and pooled states of a decoder.
 
 reference.json holds `texts` (`text`; its `ids` with special tokens; `first`, the hidden state of the first position; `mean`, that
 of all positions in the mean) and, of the cross-encoder, `pairs` (`a`, `b`, `ids`, token `types`, the classifier's `logit`).
@@ -37,6 +38,79 @@ BASE = {
     "vocab_size": VOCAB_SIZE,
 }
 
+# Sizes that are no powers of two, and windows that are shorter than the texts.
+MODERN = {
+    "architectures": ["ModernBertModel"],
+    "classifier_pooling": "mean",
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "hidden_activation": "gelu",
+    "hidden_size": 48,
+    "id2label": {"0": "LABEL_0"},
+    "intermediate_size": 80,
+    "local_attention": 10,
+    "local_rope_theta": 100.0,
+    "max_position_embeddings": 96,
+    "model_type": "modernbert",
+    "norm_bias": False,
+    "norm_eps": 1e-5,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 4,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "vocab_size": VOCAB_SIZE,
+}
+# Keys of the code that published checkpoints bring along. It makes the feed-forward part a multiple of 256 wide.
+NOMIC_ORIGINAL = {
+    "activation_function": "swiglu",
+    "architectures": ["NomicBertModel"],
+    "causal": False,
+    "layer_norm_epsilon": 1e-4,
+    "max_trained_positions": 96,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "model_type": "nomic_bert",
+    "n_embd": 48,
+    "n_head": 3,
+    "n_inner": 200,
+    "n_layer": 2,
+    "n_positions": 192,
+    "pad_vocab_size_multiple": 64,
+    "parallel_block": False,
+    "parallel_block_tied_norm": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 70,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": 2,
+    "type_vocab_size": 2,
+    "use_rms_norm": False,
+    "vocab_size": VOCAB_SIZE - 3,
+}
+NOMIC = {
+    "architectures": ["NomicBertForSequenceClassification"],
+    "hidden_act": "silu",
+    "hidden_size": 48,
+    "id2label": {"0": "LABEL_0"},
+    "intermediate_size": 80,
+    "layer_norm_eps": 1e-4,
+    "max_position_embeddings": 96,
+    "model_type": "nomic_bert",
+    "num_attention_heads": 3,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "rope_parameters": {"rope_theta": 70.0, "rope_type": "default"},
+    "type_vocab_size": 2,
+    "vocab_size": VOCAB_SIZE,
+}
+# What transformers calls the keys of the original form.
+NOMIC_KEYS = {
+    "hidden_size": "n_embd", "layer_norm_eps": "layer_norm_epsilon", "max_position_embeddings": "max_trained_positions",
+    "num_attention_heads": "n_head", "num_hidden_layers": "n_layer", "type_vocab_size": "type_vocab_size",
+}
+
 # name → (config.json, dtype on disk)
 MODELS: dict[str, tuple[dict, str]] = {
     "bert": ({**BASE, "architectures": ["BertModel"], "position_embedding_type": "absolute"}, "bfloat16"),
@@ -52,6 +126,24 @@ MODELS: dict[str, tuple[dict, str]] = {
         },
         "float16",
     ),
+    "bert-modern": (MODERN, "float16"),
+    "bert-modern-mean": ({**MODERN, "architectures": ["ModernBertForSequenceClassification"], "local_attention": 7}, "bfloat16"),
+    # The form of transformers 5, with every bias, and with two kinds of layers in an order of its own.
+    "bert-modern-biased": (
+        {
+            **{k: v for k, v in MODERN.items() if not k.startswith(("global_", "local_rope"))},
+            "architectures": ["ModernBertForSequenceClassification"], "attention_bias": True, "classifier_bias": True,
+            "classifier_activation": "silu", "classifier_pooling": "cls", "hidden_activation": "gelu_pytorch_tanh", "mlp_bias": True,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"], "norm_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 5000.0, "rope_type": "default"},
+                "sliding_attention": {"rope_theta": 30.0, "rope_type": "default"},
+            },
+        },
+        "float16",
+    ),
+    "bert-nomic": (NOMIC_ORIGINAL, "float16"),
+    "bert-nomic-cross": (NOMIC, "bfloat16"),
 }
 
 TEXTS = [
@@ -88,7 +180,7 @@ def build_tokenizer() -> Tokenizer:
 
 def _tensor(seed: int, name: str, shape) -> np.ndarray:
     noise = _normal(seed, name, shape)
-    if "LayerNorm" in name:
+    if "norm" in name.lower():
         return noise * 0.2 + (0.0 if name.endswith("bias") else 1.0)
     if name.endswith("bias"):
         return 0.3 * noise
@@ -101,13 +193,17 @@ def _tensor(seed: int, name: str, shape) -> np.ndarray:
 def make(name: str, folder: Path, seed: int) -> None:
     """One encoder, its side files and its numbers."""
     raw, dtype = MODELS[name]
-    tokenizer = build_tokenizer()
+    # The trainer does not give the same vocabulary twice: the later fixtures take the one of `bert` as it is.
+    shared = folder.parent / "bert" / "tokenizer.json"
+    own = name in ("bert", "bert-cross", "bert-roberta")
+    tokenizer = build_tokenizer() if own else Tokenizer.from_file(str(shared))
     for inner in (folder / "1_Pooling").glob("*"):
         inner.unlink()
     if (folder / "1_Pooling").is_dir():
         (folder / "1_Pooling").rmdir()
     checkpoint.fresh(folder)
-    config = transformers.AutoConfig.for_model(raw["model_type"]).__class__.from_dict(dict(raw))
+    kind = transformers.AutoConfig.for_model(raw["model_type"]).__class__
+    config = kind.from_dict(of_original(raw) if "n_embd" in raw else dict(raw))
     config._attn_implementation = "eager"
     kind = getattr(transformers, raw["architectures"][0])
     model = kind(config).float().eval()
@@ -119,23 +215,60 @@ def make(name: str, folder: Path, seed: int) -> None:
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     side = {"cls_token": "[CLS]", "sep_token": "[SEP]", "tokenizer_class": "BertTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(side, indent=2) + "\n")
-    if name == "bert":
-        write_modules(folder)
+    if name in ("bert", "bert-modern", "bert-nomic"):
+        write_modules(folder, raw.get("hidden_size", raw.get("n_embd")), cls=name == "bert-modern")
     # A pooler that nobody asks for stays out of the files of models without a head, as some publish them.
+    scores = raw["architectures"][0].endswith("ForSequenceClassification")
     tensors = {k: v.to(getattr(torch, dtype)).contiguous() for k, v in sorted(model.named_parameters())
-               if name == "bert-cross" or not k.startswith("pooler.")}
+               if scores or not k.startswith("pooler.")}
+    if "n_embd" in raw:
+        tensors = with_original_names(tensors)
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    loaded = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    loaded, info = kind.from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    loaded.eval()
+    assert all(key.startswith("pooler.") for key in info["missing_keys"]) and not info["unexpected_keys"], info
     result = {"model": name, "texts": [one(loaded, tokenizer, t) for t in TEXTS]}
-    if name == "bert-cross":
+    if scores:
         result["pairs"] = [pair(loaded, tokenizer, a, b) for a, b in PAIRS]
     reference.dump(result, folder / "reference.json")
     size = sum(f.stat().st_size for f in folder.rglob("*") if f.is_file())
     print(f"{name:26} {size / 1000:7.0f} kB", flush=True)
 
 
-def write_modules(folder: Path) -> None:
-    """The files that sentence-transformers keeps beside a model: mean pooling, then normalization."""
+def of_original(raw: dict) -> dict:
+    """What transformers calls the original form of nomic-bert's configuration."""
+    renamed = {new: raw[old] for new, old in NOMIC_KEYS.items()}
+    up = lambda size, step: -(-size // step) * step  # noqa: E731
+    rope = {"rope_theta": float(raw["rotary_emb_base"]), "rope_type": "default"}
+    return {
+        **renamed, "hidden_act": "silu", "intermediate_size": up(raw["n_inner"], 256), "rope_parameters": rope,
+        "vocab_size": up(raw["vocab_size"], raw["pad_vocab_size_multiple"]),
+    }
+
+
+def with_original_names(tensors: dict) -> dict:
+    """The tensors of a nomic-bert under the names of published checkpoints, queries, keys and values in one."""
+    names = {
+        "embeddings.LayerNorm": "emb_ln", "self_attn.o_proj": "attn.out_proj", "mlp.up_proj": "mlp.fc11", "mlp.gate_proj": "mlp.fc12",
+        "mlp.down_proj": "mlp.fc2", "post_attention_layernorm": "norm1", "post_mlp_layernorm": "norm2", "layers.": "encoder.layers.",
+    }
+    out = {}
+    for name, tensor in tensors.items():
+        if ".self_attn.q_proj." in name:
+            rows = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            name, tensor = name.replace("self_attn.q_proj", "attn.Wqkv"), torch.cat(rows)
+        elif ".self_attn.k_proj." in name or ".self_attn.v_proj." in name:
+            continue
+        for new, old in names.items():
+            name = name.replace(new, old)
+        out[name] = tensor.contiguous()
+    return out
+
+
+def write_modules(folder: Path, width: int, cls: bool) -> None:
+    """The files that sentence-transformers keeps beside a model: pooling, then normalization."""
     kinds = ["Transformer", "Pooling", "Normalize"]
     paths = ["", "1_Pooling", "2_Normalize"]
     modules = [
@@ -144,7 +277,7 @@ def write_modules(folder: Path) -> None:
     ]
     (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}
+    pooling = {"word_embedding_dimension": width, "pooling_mode_cls_token": cls, "pooling_mode_mean_tokens": not cls}
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling, indent=2) + "\n")
 
 
@@ -155,7 +288,7 @@ def _short(values) -> list[float]:
 def one(model, tokenizer: Tokenizer, given: str) -> dict:
     """A text's hidden states, of the first position and in the mean."""
     ids = tokenizer.encode(given).ids
-    base = getattr(model, "bert", model)
+    base = next((getattr(model, part) for part in ("bert", "nomic_bert", "model") if hasattr(model, part)), model)
     hidden = base(input_ids=torch.tensor([ids])).last_hidden_state[0]
     return {"text": given, "ids": ids, "first": _short(hidden[0]), "mean": _short(hidden.double().mean(dim=0))}
 
@@ -163,7 +296,8 @@ def one(model, tokenizer: Tokenizer, given: str) -> dict:
 def pair(model, tokenizer: Tokenizer, a: str, b: str) -> dict:
     """What the classifier says of two texts."""
     encoded = tokenizer.encode(a, b)
-    out = model(input_ids=torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids]))
+    types = {} if model.config.model_type == "modernbert" else {"token_type_ids": torch.tensor([encoded.type_ids])}
+    out = model(input_ids=torch.tensor([encoded.ids]), **types)
     return {"a": a, "b": b, "ids": encoded.ids, "types": encoded.type_ids, "logit": reference.short(out.logits[0, 0])}
 
 

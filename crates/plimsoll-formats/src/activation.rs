@@ -15,4 +15,6 @@ pub enum Activation {
     ClampedSwish,
     /// `max(x, 0)²`.
     ReluSquared,
+    /// `tanh(x)`, of a classifier.
+    Tanh,
 }

@@ -61,7 +61,7 @@ pub use architecture::Architecture;
 pub use audio::{Audio, AudioTask, AudioTower, AudioWindows, Conformer};
 pub use bounds::VOCAB_MAX;
 pub use checkpoint::{Checkpoint, DRAFT_PREFIX, Sources};
-pub use config::{DeltaNet, Encoder, Experts, LongRope, ModelConfig, RopeScaling, Routing, YarnScaling};
+pub use config::{Classifier, DeltaNet, Encoder, Experts, LongRope, ModelConfig, RopeScaling, Routing, YarnScaling};
 pub use encoding::{Codebook, Dtype, Encoding, QuantLayout, ScaleKind, TensorInfo};
 pub use error::FormatError;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue, Mmproj, MmprojState, Processor};

@@ -219,6 +219,8 @@ fn models_with_missing_operations_are_named() {
         ("qwen3.5", None),
         ("nemotron-h-moe", None),
         ("bert", None),
+        ("bert-modern-mean", None),
+        ("bert-nomic", None),
         ("vl-qwen2.5", None),
         ("gptq-llama-actorder", Some("columns ordered by activation")),
     ] {

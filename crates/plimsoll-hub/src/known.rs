@@ -165,6 +165,20 @@ pub const KNOWN: &[Known] = &[
         config!("multilingual-e5-small"),
     ),
     checkpoint(
+        "nomic-embed-text-v1.5",
+        (Kind::Embeddings, 137),
+        APACHE,
+        "nomic-ai/nomic-embed-text-v1.5",
+        config!("nomic-embed-text-v1.5"),
+    ),
+    checkpoint(
+        "gte-modernbert-base",
+        (Kind::Embeddings, 149),
+        APACHE,
+        "Alibaba-NLP/gte-modernbert-base",
+        config!("gte-modernbert-base"),
+    ),
+    checkpoint(
         "qwen3-embedding-0.6b",
         (Kind::Embeddings, 596),
         APACHE,
@@ -177,6 +191,13 @@ pub const KNOWN: &[Known] = &[
         APACHE,
         "cross-encoder/ms-marco-MiniLM-L6-v2",
         config!("ms-marco-minilm-l6"),
+    ),
+    checkpoint(
+        "gte-reranker-modernbert-base",
+        (Kind::Rerank, 150),
+        APACHE,
+        "Alibaba-NLP/gte-reranker-modernbert-base",
+        config!("gte-reranker-modernbert-base"),
     ),
     checkpoint(
         "bge-reranker-v2-m3",

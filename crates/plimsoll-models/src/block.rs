@@ -243,7 +243,7 @@ impl AttentionBlock {
 
 /// Declares the query, key and value projections of `{prefix}`: three matrices, or rows of one. No query projection where it is
 /// stored together with a gate; no key projection where the layer reads another layer's keys, no value projection where values are keys.
-fn projections(
+pub(crate) fn projections(
     config: &ModelConfig,
     prefix: &str,
     place: AttentionPlace,
@@ -318,6 +318,7 @@ pub(crate) fn activation(act: ConfigActivation) -> Activation {
         ConfigActivation::ReluSquared => Activation::ReluSquared,
         ConfigActivation::GeluQuick => Activation::GeluQuick,
         ConfigActivation::GeluTanh => Activation::GeluTanh,
+        ConfigActivation::Tanh => Activation::Tanh,
     }
 }
 

@@ -125,7 +125,7 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
 }
 
 /// Whether sliding layers rotate otherwise than global ones.
-fn has_local_angles(config: &ModelConfig) -> bool {
+pub(crate) fn has_local_angles(config: &ModelConfig) -> bool {
     config.layer_is_sliding.contains(&true) && config.variant.local_rope
 }
 

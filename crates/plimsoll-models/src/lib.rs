@@ -6,7 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod audio;
-pub mod bert;
 pub mod block;
 mod clipped;
 pub mod decoder;
@@ -27,6 +26,7 @@ pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod rope;
 pub mod short_conv;
+pub mod text_encoder;
 mod tower;
 pub mod vision;
 
@@ -267,7 +267,9 @@ pub fn build(
         Architecture::Qwen3Next => qwen3_next::build(config, declare, with_drafter),
         Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => qwen3_5::build(config, declare, with_drafter),
         Architecture::Decoder(_) => family::build(config, declare),
-        Architecture::Bert | Architecture::Roberta => bert::build(config, declare),
+        Architecture::Bert | Architecture::Roberta | Architecture::ModernBert | Architecture::NomicBert => {
+            text_encoder::build(config, declare)
+        }
         Architecture::Other(name) => Err(DeclareError::Unsupported(format!(
             "architecture '{name}' is not supported; supported are {}",
             Architecture::SUPPORTED

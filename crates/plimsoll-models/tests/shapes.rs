@@ -116,6 +116,47 @@ fn published_sizes_are_planned_from_their_configurations() {
     }
 }
 
+/// Configuration; parameters in millions, as model cards give them; elements of a weight in bytes; layers with a window.
+const ENCODERS: [(&str, f64, f64, usize); 3] = [
+    ("gte-modernbert-base.json", 149.01, 2.0, 14),
+    ("gte-reranker-modernbert-base.json", 149.61, 2.0, 14),
+    ("nomic-embed-text-v1.5.json", 136.73, 4.0, 0),
+];
+
+#[test]
+fn published_encoders_are_planned_from_their_configurations() {
+    for (name, millions, element, windows) in ENCODERS {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let (weights, shape) = (declare.finish(), model.shape(KvDtype::F16));
+        let found = weights.bytes as f64 / element / 1e6;
+        assert!((found / millions - 1.0).abs() < 2e-3, "{name}: {found} million parameters");
+        assert_eq!(checkpoint.config.layer_is_sliding.iter().filter(|sliding| **sliding).count(), windows, "{name}");
+        assert_eq!((shape.kv.layers().len(), shape.encoder.unwrap().head_dim()), (0, 64), "{name}");
+        assert_eq!(checkpoint.config.max_context, 8192, "{name}");
+        let rows = 512;
+        let (tokens, positions) = (vec![0; rows], (0..rows as u32).collect::<Vec<_>>());
+        let pages: Vec<u32> = (0..(rows / PAGE_TOKENS) as u32).collect();
+        let span = SeqSpan { first_row: 0, rows, start: 0, pages_at: 0, pages: pages.len(), seen_from: 0, state: None };
+        let step = StepInput {
+            tokens: &tokens,
+            positions: &positions,
+            types: &tokens,
+            seqs: &[span],
+            pages: &pages,
+            logit_rows: &[0],
+            ..StepInput::default()
+        };
+        let mut device = PlanDevice::new(&weights, &shape.kv);
+        let output = model.forward(&mut device, &step).unwrap();
+        let labels = checkpoint.config.encoder.unwrap().labels.unwrap_or(0);
+        assert_eq!((output.logits.cols, output.hidden.cols), (labels, 768), "{name}");
+        // Rows of the widest layer: the hidden state, its norm, gate and up projection; or queries, keys and values.
+        assert!(device.high_water() < rows * 4 * (2 * 768 + 2 * 3072 + 768), "{name}: {}", device.high_water());
+    }
+}
+
 /// Configuration; weights of two bytes, in millions: the embedding, what each layer has for it, all layers; keys and values of a token
 /// in bytes: those kept for the whole context, those of the window.
 const GEMMA_4: [(&str, [f64; 3], usize, usize); 4] = [

@@ -75,6 +75,31 @@ fn roberta() {
     check("bert-roberta");
 }
 
+#[test]
+fn modernbert() {
+    check("bert-modern");
+}
+
+#[test]
+fn a_modernbert_that_scores_the_mean() {
+    check("bert-modern-mean");
+}
+
+#[test]
+fn a_modernbert_with_biases_and_two_kinds_of_layers_in_its_own_order() {
+    check("bert-modern-biased");
+}
+
+#[test]
+fn nomic_bert_in_its_original_form() {
+    check("bert-nomic");
+}
+
+#[test]
+fn nomic_bert_with_a_classifier() {
+    check("bert-nomic-cross");
+}
+
 /// A tokenizer may type the second text of a pair for a model that has one kind of token.
 #[test]
 fn a_second_kind_of_token_that_the_model_lacks_is_the_first() {
@@ -130,23 +155,23 @@ fn prompt(seed: u32, len: usize, vocab: u32) -> Vec<u32> {
 #[test]
 fn i9_an_encoder_does_not_hear_its_neighbours() {
     let prompts: Vec<Vec<u32>> = (0..60).map(|i| prompt(i, 1 + (i as usize * 37) % 60, 200)).collect();
-    let alone: Vec<Vec<f32>> = {
-        let engine = engine("bert", &encoder());
-        let alone = prompts.iter().map(|prompt| embed(&engine, prompt, Pooling::Mean)).collect();
-        engine.stop();
-        alone
-    };
-    for (threads, rows) in [(1, 64), (2, 64), (3, 90)] {
-        let options = Options { threads: Some(threads), batch_max_tokens: rows, ..encoder() };
-        let engine = engine("bert", &options);
-        let readers: Vec<_> =
-            prompts.iter().map(|prompt| engine.submit(pooled(prompt, Embed::new(Pooling::Mean))).unwrap()).collect();
-        let together: Vec<Vec<f32>> = readers.into_iter().map(|reader| values(collect(reader))).collect();
-        assert!(together == alone, "{threads} threads, {rows} rows");
-        let steps = engine.status().steps.load(Acquire);
-        assert!(steps < prompts.len() as u64, "{steps} steps: short inputs share one");
-        quiet(&engine);
-        engine.stop();
+    let whole = || Embed::new(Pooling::Mean);
+    for (model, embed) in [("bert", whole()), ("bert-modern", whole()), ("bert-modern-mean", Embed::pair(None))] {
+        let ask_alone = |engine: &EngineHandle, prompt: &Vec<u32>| values(ask(engine, pooled(prompt, embed)));
+        let roomy = engine(model, &encoder());
+        let alone: Vec<Vec<f32>> = prompts.iter().map(|prompt| ask_alone(&roomy, prompt)).collect();
+        roomy.stop();
+        for (threads, rows) in [(1, 64), (2, 64), (3, 90)] {
+            let options = Options { threads: Some(threads), batch_max_tokens: rows, ..encoder() };
+            let engine = engine(model, &options);
+            let readers: Vec<_> = prompts.iter().map(|prompt| engine.submit(pooled(prompt, embed)).unwrap()).collect();
+            let together: Vec<Vec<f32>> = readers.into_iter().map(|reader| values(collect(reader))).collect();
+            assert!(together == alone, "{model}: {threads} threads, {rows} rows");
+            let steps = engine.status().steps.load(Acquire);
+            assert!(steps < prompts.len() as u64, "{model}: {steps} steps: short inputs share one");
+            quiet(&engine);
+            engine.stop();
+        }
     }
 }
 
@@ -229,46 +254,53 @@ fn what_cannot_be_is_refused_with_its_limit() {
     decoder.stop();
 }
 
+/// What is planned for an encoder is proven at its start, and a crowd takes no more.
+fn plan_and_prove(model: &str, rows: usize, running: usize) {
+    let folder = fixtures().join("models").join(model);
+    let checkpoint = Checkpoint::open(&folder).unwrap();
+    let options =
+        Options { batch_max_tokens: rows, graph_max_batch_size: running, running_max_req_size: running, ..encoder() };
+    let host = Host::read(&options).unwrap();
+    let planned = Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 2, &host.line).unwrap();
+    let bytes = |component| planned.plan.bytes(component);
+    assert_eq!((bytes(Component::KvPages), bytes(Component::PrefixIndex), planned.pages), (0, 0, 0));
+    let tokenizer = Arc::new(Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap());
+    let engine = start(&checkpoint, tokenizer, &options, &host, |_| {}).unwrap();
+    // The largest step took what was planned for it.
+    let proven = engine.proven_workspace_bytes().unwrap();
+    assert!(
+        proven <= planned.workspace as u64 && planned.workspace as u64 - proven < 64,
+        "{model}: {proven} of {}",
+        planned.workspace
+    );
+    assert_eq!(*engine.limits(), planned.limits, "I8");
+    let row = engine.ledger().row(Component::KvPages);
+    assert_eq!((row.planned, row.committed), (0, 0));
+    let most = engine.limits().max_req_total_len as usize;
+    let whole = engine.limits().labels == 0;
+    let kind = if whole { Embed::new(Pooling::Mean) } else { Embed::pair(None) };
+    let readers: Vec<_> = (0..64)
+        .map(|i| pooled(&prompt(i, 1 + (i as usize * 29) % most, 200), kind))
+        .map(|request| engine.submit(request).unwrap())
+        .collect();
+    let width = if whole { checkpoint.config.hidden_size } else { 1 };
+    readers.into_iter().for_each(|reader| assert_eq!(values(collect(reader)).len(), width));
+    for row in engine.ledger().rows() {
+        assert!(row.committed <= row.planned || row.component == Component::ProcessBaseline, "{row:?}");
+    }
+    quiet(&engine);
+    engine.stop();
+}
+
 #[test]
 fn an_encoder_is_planned_without_a_pool_and_proven() {
+    for model in ["bert", "bert-cross", "bert-modern", "bert-modern-mean", "bert-nomic", "bert-nomic-cross"] {
+        for (rows, running) in [(64, 16), (200, 3), (8, 8), (512, 64)] {
+            plan_and_prove(model, rows, running);
+        }
+    }
     let checkpoint = Checkpoint::open(&fixtures().join("models/bert")).unwrap();
     let blueprint = |options: &Options| Blueprint::new(&checkpoint, options).unwrap();
-    for (rows, running) in [(64, 16), (200, 3), (8, 8), (512, 64)] {
-        let options = Options {
-            batch_max_tokens: rows,
-            graph_max_batch_size: running,
-            running_max_req_size: running,
-            ..encoder()
-        };
-        let host = Host::read(&options).unwrap();
-        let planned = blueprint(&options).plan(&options, 2, &host.line).unwrap();
-        let bytes = |component| planned.plan.bytes(component);
-        assert_eq!((bytes(Component::KvPages), bytes(Component::PrefixIndex), planned.pages), (0, 0, 0));
-        let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/bert/tokenizer.json")).unwrap());
-        let engine = start(&checkpoint, tokenizer, &options, &host, |_| {}).unwrap();
-        // The largest step took what was planned for it.
-        let proven = engine.proven_workspace_bytes().unwrap();
-        assert!(
-            proven <= planned.workspace as u64 && planned.workspace as u64 - proven < 64,
-            "{proven} of {}",
-            planned.workspace
-        );
-        assert_eq!(*engine.limits(), planned.limits, "I8");
-        let row = engine.ledger().row(Component::KvPages);
-        assert_eq!((row.planned, row.committed), (0, 0));
-        // A crowd takes no more than was proven.
-        let most = engine.limits().max_req_total_len as usize;
-        let readers: Vec<_> = (0..64)
-            .map(|i| pooled(&prompt(i, 1 + (i as usize * 29) % most, 200), Embed::new(Pooling::Mean)))
-            .map(|request| engine.submit(request).unwrap())
-            .collect();
-        readers.into_iter().for_each(|reader| assert_eq!(values(collect(reader)).len(), 32));
-        for row in engine.ledger().rows() {
-            assert!(row.committed <= row.planned || row.component == Component::ProcessBaseline, "{row:?}");
-        }
-        quiet(&engine);
-        engine.stop();
-    }
     let pinned = exact();
     let host = Host::read(&pinned).unwrap();
     let words = blueprint(&pinned).plan(&pinned, 2, &host.line).err().expect("refused").to_string();

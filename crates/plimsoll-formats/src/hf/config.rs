@@ -53,7 +53,7 @@ pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>)
     };
     let generation = Lookup { inner: generation, outer: None };
     if family.architecture.is_encoder() {
-        let config = encoder::build(&lookup, family.architecture)?;
+        let config = encoder::build(&lookup, &family.architecture)?;
         return config.check().map(|()| config);
     }
     let name = family.name.clone();
@@ -153,7 +153,12 @@ impl Family {
                 Defaults { kv_heads: Some(8), max_context: 131_072, sliding_window: Some(4096), ..base }
             }
             Architecture::Decoder(name) => family::named(name).map_or(base, |family| family.defaults),
-            Architecture::Llama | Architecture::Bert | Architecture::Roberta | Architecture::Other(_) => base,
+            Architecture::Llama
+            | Architecture::Bert
+            | Architecture::Roberta
+            | Architecture::ModernBert
+            | Architecture::NomicBert
+            | Architecture::Other(_) => base,
             Architecture::Qwen2 | Architecture::Qwen3Moe => {
                 Defaults { max_context: 32_768, sliding_window: Some(4096), ..base }
             }

@@ -54,7 +54,7 @@ pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
 fn names_of(config: &ModelConfig) -> Option<Names> {
     match &config.architecture {
         Architecture::Decoder(name) => family::named(name).map(|family| family.hf_names),
-        _ => None,
+        other => encoder::names(other),
     }
 }
 

@@ -84,6 +84,9 @@ fn without_prefix(name: &str) -> String {
         return format!("model.{rest}");
     }
     // An encoder below a head.
+    if let Some(rest) = name.strip_prefix("nomic_bert.") {
+        return without_prefix(rest);
+    }
     for prefix in ["bert.", "roberta."] {
         if let Some(rest) = name.strip_prefix(prefix) {
             return rest.to_owned();
@@ -148,6 +151,8 @@ mod tests {
             ("embed_tokens_per_layer.weight", "model.embed_tokens_per_layer.weight"),
             ("model.language_model.layers.1.experts.down_proj", "model.layers.1.experts.down_proj.weight"),
             ("lm_head.weight", "lm_head.weight"),
+            ("nomic_bert.layers.3.mlp.up_proj.weight", "model.layers.3.mlp.up_proj.weight"),
+            ("nomic_bert.pooler.dense.bias", "pooler.dense.bias"),
             ("backbone.layers.0.mixer.D", "model.layers.0.mixer.D"),
             ("model.vision_tower.norm.weight", "model.vision_tower.norm.weight"),
             ("vision_tower.vision_model.head.weight", "vision_tower.vision_model.head.weight"),

@@ -1,0 +1,181 @@
+//! `config.json` of encoders → the model configuration, with the defaults of transformers: one file a family, and a row of [`FAMILIES`].
+//!
+//! A family's file gives the names of its classes, the meaning of its keys, and its names of tensors. No model code knows
+//! the family: `plimsoll-models` reads [`crate::Encoder`].
+
+mod bert;
+mod modernbert;
+mod nomic_bert;
+
+use super::json::Lookup;
+use super::values::{activation_of, dtype};
+use crate::activation::Activation;
+use crate::architecture::Architecture;
+use crate::bounds::LAYERS_MAX;
+use crate::config::{Classifier, Encoder, ModelConfig, RopeScaling};
+use crate::error::FormatError;
+use crate::family::Names;
+use crate::quantization::Quantization;
+use crate::variant::Variant;
+use serde_json::Value;
+
+/// All of them.
+const FAMILIES: &[&Family] = &[&bert::BERT, &bert::ROBERTA, &modernbert::FAMILY, &nomic_bert::FAMILY];
+
+/// The facts of one family.
+struct Family {
+    architecture: Architecture,
+    /// Values of `architectures` and `model_type`.
+    classes: &'static [&'static str],
+    /// The family's own keys.
+    read: fn(&Lookup) -> Result<ModelConfig, FormatError>,
+    /// Tensors with other names than the canonical ones, which are those of decoders where these have the same part.
+    names: Names,
+}
+
+/// Sizes that every family has, each under names of its own.
+struct Sizes {
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    intermediate: usize,
+    vocab: usize,
+    max_context: usize,
+    eps: f32,
+    activation: Activation,
+}
+
+/// The encoder of that class or `model_type`.
+pub(super) fn architecture(name: &str) -> Option<Architecture> {
+    let family = FAMILIES.iter().find(|family| family.classes.contains(&name))?;
+    Some(family.architecture.clone())
+}
+
+/// The names that the family has for its tensors, if it is one of encoders.
+pub(super) fn names(architecture: &Architecture) -> Option<Names> {
+    FAMILIES.iter().find(|family| family.architecture == *architecture).map(|family| family.names)
+}
+
+/// The whole configuration of an encoder.
+pub(super) fn build(config: &Lookup, architecture: &Architecture) -> Result<ModelConfig, FormatError> {
+    for key in ["is_decoder", "add_cross_attention"] {
+        refuse_true(config, key)?;
+    }
+    let family = FAMILIES.iter().find(|family| family.architecture == *architecture);
+    let family = family.ok_or_else(|| FormatError::unknown_architecture("architecture", &architecture.to_string()))?;
+    (family.read)(config)
+}
+
+/// A configuration of these sizes. Layers attend to everything and rotate nothing, and there are no biases.
+fn base(
+    config: &Lookup,
+    architecture: Architecture,
+    sizes: &Sizes,
+    encoder: Encoder,
+) -> Result<ModelConfig, FormatError> {
+    let Sizes { hidden, layers, heads, .. } = *sizes;
+    let head_dim = hidden.checked_div(heads).unwrap_or(0);
+    if head_dim * heads != hidden {
+        return Err(FormatError::Config(format!("{heads} heads do not divide a hidden size of {hidden}")));
+    }
+    if layers > LAYERS_MAX {
+        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
+    }
+    Ok(ModelConfig {
+        hidden_size: hidden,
+        layers,
+        heads,
+        kv_heads: heads,
+        head_dim,
+        // Where nothing is rotated, the bounds of a rotated part hold for a whole head.
+        rotary_dim: head_dim,
+        intermediate_size: sizes.intermediate,
+        experts: None,
+        delta_net: None,
+        encoder: Some(encoder),
+        vision: None,
+        audio: None,
+        draft_layers: 0,
+        attention_gate: false,
+        vocab_size: sizes.vocab,
+        norm_eps: sizes.eps,
+        rope_theta: 1.0,
+        rope_local_theta: 1.0,
+        rope_scaling: RopeScaling::None,
+        rope_sections: None,
+        rope_interleaved: false,
+        max_context: sizes.max_context,
+        sliding_window: None,
+        layer_is_sliding: vec![false; layers],
+        attention_bias: false,
+        attention_output_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        variant: Variant::default(),
+        tie_word_embeddings: true,
+        hidden_act: sizes.activation,
+        query_scale: (head_dim as f64).powf(-0.5) as f32,
+        embedding_scale: 1.0,
+        norm_weight_offset: 0.0,
+        attn_logit_softcap: None,
+        final_logit_softcap: None,
+        bos_token_id: None,
+        eos_token_ids: Vec::new(),
+        torch_dtype: dtype(config)?,
+        quantization: Quantization::read(config)?,
+        architecture,
+    })
+}
+
+/// What an encoder has that norms behind each half of a layer, without positions, token types and gates.
+fn plain(config: &Lookup) -> Result<Encoder, FormatError> {
+    Ok(Encoder {
+        positions: 0,
+        first_position: 0,
+        token_types: 0,
+        norms_before: false,
+        norm_bias: true,
+        gated: false,
+        labels: labels(config)?,
+        sigmoid: !score_as_is(config),
+        classifier: Classifier { mean: false, activation: Activation::Tanh, bias: true, norm: false },
+    })
+}
+
+/// Refuses a key that changes the answer when it is true.
+fn refuse_true(config: &Lookup, key: &str) -> Result<(), FormatError> {
+    match config.bool(key)? {
+        Some(true) => Err(FormatError::Unsupported(format!("{key} in an encoder"))),
+        _ => Ok(()),
+    }
+}
+
+/// A size under this key that must be there and is not 0.
+fn token_types(config: &Lookup) -> Result<usize, FormatError> {
+    match config.size("type_vocab_size")?.unwrap_or(2) {
+        0 => Err(FormatError::Config("type_vocab_size: 0, allowed are 1 and more".to_owned())),
+        count => Ok(count),
+    }
+}
+
+/// How many scores the classifier gives; none for a model without one.
+fn labels(config: &Lookup) -> Result<Option<usize>, FormatError> {
+    let class = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
+    if !class.is_some_and(|class| class.ends_with("ForSequenceClassification")) {
+        return Ok(None);
+    }
+    let named = config.get("id2label").and_then(Value::as_object).map(serde_json::Map::len);
+    Ok(Some(config.size("num_labels")?.or(named).unwrap_or(2)))
+}
+
+/// Whether sentence-transformers, in its old spelling or its new one, says that scores are reported as they are.
+fn score_as_is(config: &Lookup) -> bool {
+    let new = config.get("sentence_transformers").and_then(|value| value.get("activation_fn"));
+    let old = config.get("sbert_ce_default_activation_function");
+    new.or(old).and_then(Value::as_str).is_some_and(|name| name.ends_with("Identity"))
+}
+
+/// The activation under this key.
+fn activation(config: &Lookup, key: &str, default: &str) -> Result<Activation, FormatError> {
+    activation_of(config.str(key)?.unwrap_or(default))
+}

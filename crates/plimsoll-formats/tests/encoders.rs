@@ -1,0 +1,135 @@
+//! Configurations of encoders: what their keys mean, and which of their values are refused by name.
+
+mod common;
+
+use common::open_config;
+use plimsoll_formats::{Activation, Architecture, ModelConfig};
+use serde_json::{Map, Value, json};
+
+const MODERN: &str = r#"{"architectures": ["ModernBertModel"], "hidden_size": 64, "num_attention_heads": 4}"#;
+const NOMIC: &str = r#"{"architectures": ["NomicBertModel"], "hidden_size": 64, "num_attention_heads": 4}"#;
+const ORIGINAL: &str = r#"{"architectures": ["NomicBertModel"], "activation_function": "swiglu", "mlp_fc1_bias": false,
+    "mlp_fc2_bias": false, "n_embd": 64, "n_head": 4, "n_inner": 200, "n_layer": 2, "n_positions": 8192,
+    "pad_vocab_size_multiple": 64, "qkv_proj_bias": false, "rotary_emb_base": 500, "rotary_emb_fraction": 1.0, "vocab_size": 130}"#;
+
+/// A configuration with members replaced or added.
+fn with(base: &str, extra: Value) -> Result<ModelConfig, String> {
+    let mut object: Map<String, Value> = serde_json::from_str(base).expect("the test's JSON is right");
+    object.extend(extra.as_object().expect("an object").clone());
+    open_config(&Value::Object(object).to_string()).map(|opened| opened.config).map_err(|error| error.to_string())
+}
+
+fn refused(base: &str, cases: &[(Value, &str)]) {
+    for (extra, part) in cases {
+        let refusal = with(base, extra.clone()).expect_err(part);
+        assert!(refusal.contains(part), "{refusal:?} does not say {part:?}");
+    }
+}
+
+#[test]
+fn modernbert_has_the_defaults_of_transformers() {
+    let config = with(MODERN, json!({})).expect("it opens");
+    assert_eq!(config.architecture, Architecture::ModernBert);
+    assert_eq!(
+        (config.layers, config.intermediate_size, config.vocab_size, config.max_context),
+        (22, 1152, 50_368, 8192)
+    );
+    assert_eq!((config.rope_theta, config.rope_local_theta, config.norm_eps), (160_000.0, 10_000.0, 1e-5));
+    assert_eq!((config.sliding_window, config.hidden_act), (Some(128), Activation::Gelu));
+    let global: Vec<usize> = (0..22).filter(|layer| !config.layer_is_sliding[*layer]).collect();
+    assert_eq!(global, [0, 3, 6, 9, 12, 15, 18, 21]);
+    assert!(!config.attention_bias && !config.attention_output_bias && !config.mlp_bias);
+    let encoder = config.encoder.expect("an encoder");
+    assert!(encoder.norms_before && encoder.gated && !encoder.norm_bias && encoder.labels.is_none());
+    assert!(!encoder.classifier.mean && !encoder.classifier.bias && encoder.classifier.norm);
+    assert_eq!((encoder.positions, encoder.token_types), (0, 0));
+}
+
+#[test]
+fn modernbert_reads_its_layers_and_bases_in_either_form() {
+    let kinds: Vec<&str> =
+        (0..22).map(|layer| if layer == 1 { "full_attention" } else { "sliding_attention" }).collect();
+    let rope = json!({"full_attention": {"rope_theta": 5e5}, "sliding_attention": {"rope_theta": 20.0}});
+    let new = with(MODERN, json!({"layer_types": kinds, "rope_parameters": rope})).expect("it opens");
+    assert_eq!((new.rope_theta, new.rope_local_theta), (5e5, 20.0));
+    assert_eq!(new.layer_is_sliding.iter().filter(|sliding| !**sliding).count(), 1);
+    let old = json!({"global_attn_every_n_layers": 11, "global_rope_theta": 5e5, "local_rope_theta": 20.0});
+    let old = with(MODERN, old).expect("it opens");
+    assert_eq!((old.rope_theta, old.rope_local_theta), (5e5, 20.0));
+    assert!(!old.layer_is_sliding[11] && old.layer_is_sliding[12]);
+}
+
+#[test]
+fn modernbert_refuses_what_would_change_the_answer() {
+    refused(
+        MODERN,
+        &[
+            (json!({"classifier_pooling": "max"}), "classifier_pooling \"max\"; supported are cls and mean"),
+            (json!({"hidden_activation": "relu"}), "activation \"relu\""),
+            (json!({"classifier_activation": "tanhshrink"}), "activation \"tanhshrink\""),
+            (json!({"global_attn_every_n_layers": 0}), "global_attn_every_n_layers is 0"),
+            (json!({"layer_types": ["full_attention"]}), "layer_types is not a list of 22 texts"),
+            (json!({"local_attention": 0}), "sliding window: 0"),
+            (json!({"local_rope_theta": null}), "local_rope_theta null"),
+            (json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}), "rope_scaling in ModernBERT"),
+            (json!({"rope_parameters": {"full_attention": {"rope_type": "dynamic"}}}), "rope type \"dynamic\""),
+            (json!({"num_attention_heads": 5}), "5 heads do not divide a hidden size of 64"),
+            (json!({"is_decoder": true}), "is_decoder"),
+        ],
+    );
+}
+
+#[test]
+fn nomic_bert_is_read_in_both_forms() {
+    let config = with(NOMIC, json!({})).expect("it opens");
+    assert_eq!(config.architecture, Architecture::NomicBert);
+    assert_eq!(
+        (config.layers, config.intermediate_size, config.vocab_size, config.max_context),
+        (12, 3072, 30_528, 2048)
+    );
+    assert_eq!((config.rope_theta, config.norm_eps, config.hidden_act), (1000.0, 1e-12, Activation::Silu));
+    let encoder = config.encoder.expect("an encoder");
+    assert!(!encoder.norms_before && encoder.gated && encoder.norm_bias);
+    assert_eq!((encoder.positions, encoder.token_types), (0, 2));
+    let dynamic = json!({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 50.0}});
+    assert_eq!(with(NOMIC, dynamic).expect("it opens").rope_theta, 50.0);
+
+    let config = with(ORIGINAL, json!({})).expect("it opens");
+    // The published code rounds the width up to a multiple of 256, and the vocabulary to one of 64.
+    assert_eq!((config.layers, config.intermediate_size, config.vocab_size, config.max_context), (2, 256, 192, 8192));
+    assert_eq!((config.rope_theta, config.norm_eps, config.hidden_act), (500.0, 1e-5, Activation::Silu));
+    let scaled = with(ORIGINAL, json!({"rotary_scaling_factor": 2})).expect("it opens");
+    assert_eq!(scaled.max_context, 2048, "longer texts rotate otherwise");
+    assert_eq!(with(ORIGINAL, json!({"activation_function": "geglu"})).expect("it opens").hidden_act, Activation::Gelu);
+}
+
+#[test]
+fn nomic_bert_refuses_what_would_change_the_answer() {
+    refused(
+        NOMIC,
+        &[
+            (json!({"head_dim": 32}), "head_dim 32 with 4 heads of a hidden size of 64"),
+            (json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0}}), "rope_parameters of nomic-bert"),
+            (json!({"type_vocab_size": 0}), "type_vocab_size: 0"),
+        ],
+    );
+    let flags =
+        ["prenorm", "parallel_block", "parallel_block_tied_norm", "causal", "use_rms_norm", "rotary_emb_interleaved"];
+    for flag in flags {
+        let refusal = with(ORIGINAL, json!({flag: true})).expect_err(flag);
+        assert!(refusal.contains(flag), "{refusal}");
+    }
+    refused(
+        ORIGINAL,
+        &[
+            (json!({"activation_function": "gelu"}), "activation_function \"gelu\" of nomic-bert"),
+            (json!({"qkv_proj_bias": true}), "qkv_proj_bias other than false"),
+            (json!({"mlp_fc1_bias": null}), "mlp_fc1_bias other than false"),
+            (json!({"rotary_emb_fraction": 0.5}), "rotary_emb_fraction other than 1"),
+            (json!({"rotary_emb_scale_base": 512}), "rotary_emb_scale_base"),
+            (json!({"num_heads_kv": 2}), "num_heads_kv other than n_head"),
+            (json!({"moe_every_n_layers": 2}), "moe_every_n_layers"),
+            (json!({"architectures": ["NomicBertForSequenceClassification"]}), "a classifier in the original form"),
+        ],
+    );
+}
