@@ -1,12 +1,13 @@
 """Tiny encoders: BERT with sentence-transformers' files, a BERT cross-encoder, a RoBERTa, ModernBERT, nomic-bert in both of its
-forms; and pooled states of a decoder.
+forms, EmbeddingGemma with and without dense layers; and pooled states of a decoder.
 
 reference.json holds `texts` (`text`; its `ids` with special tokens; `first`, the hidden state of the first position; `mean`, that
-of all positions in the mean) and, of the cross-encoder, `pairs` (`a`, `b`, `ids`, token `types`, the classifier's `logit`).
+of all positions in the mean; or `dense`, what dense layers make of the mean) and, of the cross-encoder, `pairs` (`a`, `b`, `ids`, token `types`, the classifier's `logit`).
 pooling_reference.json holds `prompts` of the decoder qwen3: `ids`, `last` and `mean` after the final norm.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,29 @@ NOMIC = {
     "type_vocab_size": 2,
     "vocab_size": VOCAB_SIZE,
 }
+# A Gemma 3 of which every position sees those before and after it. The window is odd.
+GEMMA = {
+    "architectures": ["Gemma3TextModel"],
+    "head_dim": 32,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 96,
+    "intermediate_size": 96,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 96,
+    "model_type": "gemma3_text",
+    "num_attention_heads": 3,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 24,
+    "rms_norm_eps": 1e-6,
+    "rope_local_base_freq": 30.0,
+    "rope_theta": 5000.0,
+    "sliding_window": 9,
+    "use_bidirectional_attention": True,
+    "vocab_size": VOCAB_SIZE,
+}
+# Inputs, outputs, bias, activation of dense layers.
+DENSE = [(96, 112, True, "Tanh"), (112, 48, False, "Identity")]
 # What transformers calls the keys of the original form.
 NOMIC_KEYS = {
     "hidden_size": "n_embd", "layer_norm_eps": "layer_norm_epsilon", "max_position_embeddings": "max_trained_positions",
@@ -144,6 +168,8 @@ MODELS: dict[str, tuple[dict, str]] = {
     ),
     "bert-nomic": (NOMIC_ORIGINAL, "float16"),
     "bert-nomic-cross": (NOMIC, "bfloat16"),
+    "embeddinggemma": (GEMMA, "bfloat16"),
+    "embeddinggemma-bare": ({**GEMMA, "sliding_window": 12, "num_attention_heads": 2, "num_key_value_heads": 2}, "float16"),
 }
 
 TEXTS = [
@@ -178,10 +204,10 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _tensor(seed: int, name: str, shape) -> np.ndarray:
+def _tensor(seed: int, name: str, shape, zero_centred: bool = False) -> np.ndarray:
     noise = _normal(seed, name, shape)
     if "norm" in name.lower():
-        return noise * 0.2 + (0.0 if name.endswith("bias") else 1.0)
+        return noise * 0.2 + (0.0 if name.endswith("bias") or zero_centred else 1.0)
     if name.endswith("bias"):
         return 0.3 * noise
     if "embeddings" in name:
@@ -197,10 +223,8 @@ def make(name: str, folder: Path, seed: int) -> None:
     shared = folder.parent / "bert" / "tokenizer.json"
     own = name in ("bert", "bert-cross", "bert-roberta")
     tokenizer = build_tokenizer() if own else Tokenizer.from_file(str(shared))
-    for inner in (folder / "1_Pooling").glob("*"):
-        inner.unlink()
-    if (folder / "1_Pooling").is_dir():
-        (folder / "1_Pooling").rmdir()
+    for module in ("1_Pooling", "2_Dense", "3_Dense"):
+        shutil.rmtree(folder / module, ignore_errors=True)
     checkpoint.fresh(folder)
     kind = transformers.AutoConfig.for_model(raw["model_type"]).__class__
     config = kind.from_dict(of_original(raw) if "n_embd" in raw else dict(raw))
@@ -208,15 +232,16 @@ def make(name: str, folder: Path, seed: int) -> None:
     kind = getattr(transformers, raw["architectures"][0])
     model = kind(config).float().eval()
     for parameter, tensor in model.named_parameters():
-        value = torch.from_numpy(np.ascontiguousarray(_tensor(seed, parameter, tensor.shape), dtype=np.float32))
+        value = torch.from_numpy(np.ascontiguousarray(_tensor(seed, parameter, tensor.shape, raw["model_type"] == "gemma3_text"), dtype=np.float32))
         tensor.copy_(value.to(getattr(torch, dtype)).float())
     written = {**raw, "torch_dtype": dtype, "transformers_version": "4.51.0"}
     (folder / "config.json").write_text(json.dumps(dict(sorted(written.items())), indent=2) + "\n")
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     side = {"cls_token": "[CLS]", "sep_token": "[SEP]", "tokenizer_class": "BertTokenizer"}
     (folder / "tokenizer_config.json").write_text(json.dumps(side, indent=2) + "\n")
-    if name in ("bert", "bert-modern", "bert-nomic"):
-        write_modules(folder, raw.get("hidden_size", raw.get("n_embd")), cls=name == "bert-modern")
+    dense = [] if name != "embeddinggemma" else [_dense(seed, number, layer, dtype) for number, layer in enumerate(DENSE)]
+    if name in ("bert", "bert-modern", "bert-nomic", "embeddinggemma"):
+        write_modules(folder, raw.get("hidden_size", raw.get("n_embd")), name == "bert-modern", dense)
     # A pooler that nobody asks for stays out of the files of models without a head, as some publish them.
     scores = raw["architectures"][0].endswith("ForSequenceClassification")
     tensors = {k: v.to(getattr(torch, dtype)).contiguous() for k, v in sorted(model.named_parameters())
@@ -224,12 +249,14 @@ def make(name: str, folder: Path, seed: int) -> None:
     if "n_embd" in raw:
         tensors = with_original_names(tensors)
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    # transformers has other names for the keys of the original form.
+    given = {"config": config} if "n_embd" in raw else {}
     loaded, info = kind.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True, **given
     )
     loaded.eval()
     assert all(key.startswith("pooler.") for key in info["missing_keys"]) and not info["unexpected_keys"], info
-    result = {"model": name, "texts": [one(loaded, tokenizer, t) for t in TEXTS]}
+    result = {"model": name, "texts": [one(loaded, tokenizer, t, dense) for t in TEXTS]}
     if scores:
         result["pairs"] = [pair(loaded, tokenizer, a, b) for a, b in PAIRS]
     reference.dump(result, folder / "reference.json")
@@ -267,10 +294,37 @@ def with_original_names(tensors: dict) -> dict:
     return out
 
 
-def write_modules(folder: Path, width: int, cls: bool) -> None:
-    """The files that sentence-transformers keeps beside a model: pooling, then normalization."""
-    kinds = ["Transformer", "Pooling", "Normalize"]
-    paths = ["", "1_Pooling", "2_Normalize"]
+def _dense(seed: int, number: int, layer: tuple, dtype: str) -> tuple[dict, dict]:
+    """A dense layer: its configuration, and its tensors as they are stored."""
+    inputs, outputs, bias, activation = layer
+    shapes = {"linear.weight": (outputs, inputs), **({"linear.bias": (outputs,)} if bias else {})}
+    tensors = {name: torch.from_numpy(_tensor(seed, f"dense.{number}.{name}", shape)) for name, shape in shapes.items()}
+    modules = {"Tanh": "activation", "Identity": "linear"}
+    config = {
+        "activation_function": f"torch.nn.modules.{modules[activation]}.{activation}", "bias": bias, "in_features": inputs,
+        "out_features": outputs,
+    }
+    return config, {name: tensor.to(getattr(torch, dtype)).contiguous() for name, tensor in tensors.items()}
+
+
+def _through_dense(x: torch.Tensor, dense: list) -> torch.Tensor:
+    """What dense layers make of a pooled state."""
+    for config, tensors in dense:
+        values = {name: tensor.double() for name, tensor in tensors.items()}
+        x = values["linear.weight"] @ x + values.get("linear.bias", 0.0)
+        x = torch.tanh(x) if config["activation_function"].endswith("Tanh") else x
+    return x
+
+
+def write_modules(folder: Path, width: int, cls: bool, dense: list) -> None:
+    """The files that sentence-transformers keeps beside a model: pooling, then dense layers, then normalization."""
+    kinds = ["Transformer", "Pooling", *["Dense"] * len(dense), "Normalize"]
+    paths = [f"{number}_{kind}" if number else "" for number, kind in enumerate(kinds)]
+    for number, (config, tensors) in enumerate(dense):
+        inner = folder / paths[2 + number]
+        inner.mkdir(exist_ok=True)
+        (inner / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_file(tensors, str(inner / "model.safetensors"), metadata={"format": "pt"})
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(zip(kinds, paths))
@@ -285,12 +339,15 @@ def _short(values) -> list[float]:
     return [reference.short(x) for x in values]
 
 
-def one(model, tokenizer: Tokenizer, given: str) -> dict:
-    """A text's hidden states, of the first position and in the mean."""
+def one(model, tokenizer: Tokenizer, given: str, dense: list) -> dict:
+    """A text's hidden states, of the first position and in the mean; or what dense layers make of the latter."""
     ids = tokenizer.encode(given).ids
     base = next((getattr(model, part) for part in ("bert", "nomic_bert", "model") if hasattr(model, part)), model)
     hidden = base(input_ids=torch.tensor([ids])).last_hidden_state[0]
-    return {"text": given, "ids": ids, "first": _short(hidden[0]), "mean": _short(hidden.double().mean(dim=0))}
+    mean = hidden.double().mean(dim=0)
+    if dense:
+        return {"text": given, "ids": ids, "dense": _short(_through_dense(mean, dense))}
+    return {"text": given, "ids": ids, "first": _short(hidden[0]), "mean": _short(mean)}
 
 
 def pair(model, tokenizer: Tokenizer, a: str, b: str) -> dict:

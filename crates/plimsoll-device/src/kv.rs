@@ -229,18 +229,27 @@ pub struct EncoderShape {
     pub head_dims: [usize; 2],
     /// Width of the widest row that is normalised or blended.
     pub widest: usize,
+    /// Query heads to a key/value head, at most.
+    pub queries: usize,
 }
 
 impl EncoderShape {
     /// One encoder.
     pub fn new(head_dim: usize, widest: usize) -> Self {
-        Self { head_dims: [head_dim; 2], widest }
+        Self { head_dims: [head_dim; 2], widest, queries: 1 }
+    }
+
+    /// The same with key/value heads that so many query heads share.
+    #[must_use]
+    pub fn shared(self, queries: usize) -> Self {
+        Self { queries, ..self }
     }
 
     /// Two encoders beside one model.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self { head_dims: [self.head_dims[0], other.head_dims[0]], widest: self.widest.max(other.widest) }
+        let (widest, queries) = (self.widest.max(other.widest), self.queries.max(other.queries));
+        Self { head_dims: [self.head_dims[0], other.head_dims[0]], widest, queries }
     }
 
     /// Elements of the widest head.

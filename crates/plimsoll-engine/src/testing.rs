@@ -98,6 +98,7 @@ pub fn limits() -> Limits {
         encoder: false,
         embedding_size: 8,
         labels: 0,
+        dense: false,
         token_types: 0,
     }
 }

@@ -86,7 +86,15 @@ fn experts_and_recurrent_layers_do_too() {
 fn encoders_give_the_hidden_states_of_transformers() {
     let _alone = alone();
     let options = on_gpu(Options { max_total_token_num: None, ..exact() });
-    for model in ["bert", "bert-roberta", "bert-cross", "bert-modern", "bert-modern-mean", "bert-nomic-cross"] {
+    for model in [
+        "bert",
+        "bert-roberta",
+        "bert-cross",
+        "bert-modern",
+        "bert-modern-mean",
+        "bert-nomic-cross",
+        "embeddinggemma-bare",
+    ] {
         let (engine, reference) = (engine(model, &options), reference(model));
         let pooled = |prompt: &[u32], embed| Request { max_tokens: 0, embed: Some(embed), ..greedy(prompt, 1) };
         let off = |found: &[f32], expected: &serde_json::Value| {

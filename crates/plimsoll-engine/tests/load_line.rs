@@ -78,7 +78,7 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
         let model = entry.unwrap().file_name().into_string().unwrap();
         let mtp = model.starts_with("mtp-") || ["qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&model.as_str());
         let options = Options { enable_mtp: mtp, mtp_num_draft_tokens: 2, ..exact() };
-        let encoder = model.starts_with("bert");
+        let encoder = model.starts_with("bert") || model.starts_with("embedding");
         let options = Options { max_total_token_num: options.max_total_token_num.filter(|_| !encoder), ..options };
         // The 70 tokens of an image of Gemma 4 are computed in one step.
         let batch_max_tokens = options.batch_max_tokens.max(if model.contains("gemma4") { 96 } else { 0 });
@@ -86,7 +86,8 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
         let mut host = Host::read(&options).unwrap();
         host.lease_dir = Some(memory_leases("i2"));
         let engine = launch(&model, &options, &host).unwrap_or_else(|e| panic!("{model}: {e}"));
-        let embed = encoder.then(|| Embed::new(Pooling::Mean));
+        let pooling = if engine.limits().dense { Pooling::Dense } else { Pooling::Mean };
+        let embed = encoder.then(|| Embed::new(pooling));
         let max_tokens = if encoder { 0 } else { 20 };
         ask(&engine, Request { embed, max_tokens, ..greedy(&[1, 2, 3], 20) });
         for row in engine.ledger().rows() {

@@ -8,8 +8,9 @@ use crate::architecture::Architecture;
 use crate::audio::Audio;
 use crate::bounds::{
     CONTEXT_MAX, DRAFT_LAYERS_MAX, EXPERTS_MAX, EXPERTS_TOTAL_MAX, GROUPS_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX,
-    INTERMEDIATE_MAX, KINDS_MAX, LAYERS_MAX, TAPS_MAX, VOCAB_MAX, positive, within, wrong,
+    INTERMEDIATE_MAX, LAYERS_MAX, TAPS_MAX, VOCAB_MAX, positive, within, wrong,
 };
+use crate::encoder::Encoder;
 use crate::encoding::{Dtype, Encoding};
 use crate::error::FormatError;
 use crate::quantization::Quantization;
@@ -90,43 +91,6 @@ pub struct DeltaNet {
     pub tiled: bool,
     /// Per layer, whether it is recurrent.
     pub layers: Vec<bool>,
-}
-
-/// What an encoder has besides its layers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Encoder {
-    /// Rows of the table of positions; 0: there is none, and queries and keys are rotated.
-    pub positions: usize,
-    /// The row of the first position: RoBERTa counts after its padding token.
-    pub first_position: usize,
-    /// Rows of the table of token types (first and second text of a pair); 0 without one.
-    pub token_types: usize,
-    /// Whether norms stand before each half of a layer, and one behind all layers; otherwise one stands behind each half. The first
-    /// attention has none before it: the embeddings are normed.
-    pub norms_before: bool,
-    /// Whether norms have biases.
-    pub norm_bias: bool,
-    /// Whether feed-forward parts have a gate.
-    pub gated: bool,
-    /// Scores that the classifier gives, where there is one.
-    pub labels: Option<usize>,
-    /// Whether a score goes through the logistic function before it is reported.
-    pub sigmoid: bool,
-    /// What the classifier does, where there is one.
-    pub classifier: Classifier,
-}
-
-/// What a classifier does between the hidden states and the scores: a matrix and an activation, and then perhaps a norm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Classifier {
-    /// Whether it reads the mean of all positions; otherwise the first one.
-    pub mean: bool,
-    /// The activation.
-    pub activation: Activation,
-    /// Whether the matrix has a bias.
-    pub bias: bool,
-    /// Whether a norm follows.
-    pub norm: bool,
 }
 
 /// How rotary frequencies are stretched beyond the context of pre-training.
@@ -308,10 +272,7 @@ impl ModelConfig {
         }
         within("draft layers", self.draft_layers + 1, DRAFT_LAYERS_MAX + 1)?;
         self.experts.as_ref().map_or(Ok(()), |experts| experts.check(self.layers))?;
-        if let Some(encoder) = self.encoder {
-            within("type_vocab_size", encoder.token_types.max(1), KINDS_MAX)?;
-            within("labels", encoder.labels.unwrap_or(1), KINDS_MAX)?;
-        }
+        self.encoder.map_or(Ok(()), |encoder| encoder.check())?;
         self.delta_net.as_ref().map_or(Ok(()), |delta| delta.check(self.layers))?;
         if self.layer_is_sliding.len() != self.layers {
             return wrong(format!("{} layer types for {} layers", self.layer_is_sliding.len(), self.layers));

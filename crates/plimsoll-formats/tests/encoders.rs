@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::open_config;
-use plimsoll_formats::{Activation, Architecture, ModelConfig};
+use common::{TempDir, open_config};
+use plimsoll_formats::{Activation, Architecture, Checkpoint, Dense, DenseLayer, ModelConfig};
 use serde_json::{Map, Value, json};
 
 const MODERN: &str = r#"{"architectures": ["ModernBertModel"], "hidden_size": 64, "num_attention_heads": 4}"#;
@@ -132,4 +132,68 @@ fn nomic_bert_refuses_what_would_change_the_answer() {
             (json!({"architectures": ["NomicBertForSequenceClassification"]}), "a classifier in the original form"),
         ],
     );
+}
+
+const GEMMA: &str = r#"{"architectures": ["Gemma3TextModel"], "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
+    "head_dim": 16, "num_hidden_layers": 2, "sliding_window": 512, "use_bidirectional_attention": true}"#;
+
+#[test]
+fn a_gemma_that_sees_later_positions_is_an_encoder() {
+    let config = with(GEMMA, json!({})).expect("it opens");
+    let encoder = config.encoder.expect("an encoder");
+    assert_eq!((config.sliding_window, encoder.labels, encoder.dense), (Some(512), None, None));
+    assert!(with(GEMMA, json!({"use_bidirectional_attention": false})).expect("it opens").encoder.is_none());
+    let cases = [
+        (json!({"architectures": ["Gemma3ForCausalLM"]}), "bidirectional attention"),
+        (json!({"is_causal": false}), "bidirectional attention"),
+    ];
+    refused(GEMMA, &cases);
+}
+
+/// A directory for planning: a configuration, `modules.json` and the folders that it names.
+fn modules(kinds: &[&str], folders: &[(&str, &str)]) -> Result<Option<Dense>, String> {
+    let dir = TempDir::new();
+    dir.write("config.json", GEMMA);
+    let module = |(number, kind): (usize, &&str)| json!({"type": format!("sentence_transformers.models.{kind}"), "path": format!("{number}_{kind}")});
+    dir.write("modules.json", Value::from(kinds.iter().enumerate().map(module).collect::<Vec<_>>()).to_string());
+    for (folder, config) in folders {
+        std::fs::create_dir(dir.0.join(folder)).expect("a new folder");
+        dir.write(&format!("{folder}/config.json"), config);
+    }
+    let opened = Checkpoint::open(&dir.0).map_err(|error| error.to_string())?;
+    Ok(opened.config.encoder.expect("an encoder").dense)
+}
+
+#[test]
+fn dense_layers_are_read_from_the_folders_that_modules_json_names() {
+    let (mean, first) = (r#"{"pooling_mode_mean_tokens": true}"#, r#"{"pooling_mode_cls_token": true}"#);
+    let wide = r#"{"in_features": 64, "out_features": 96, "bias": false,
+        "activation_function": "torch.nn.modules.linear.Identity"}"#;
+    let tanh = r#"{"in_features": 96, "out_features": 32}"#;
+    let kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"];
+    let found = modules(&kinds, &[("1_Pooling", mean), ("2_Dense", wide), ("3_Dense", tanh)]).expect("it opens");
+    let dense = found.expect("dense layers");
+    let layers = [DenseLayer { width: 96, bias: false, tanh: false }, DenseLayer { width: 32, bias: true, tanh: true }];
+    assert_eq!((dense.mean, dense.layers, dense.width()), (true, layers.map(Some), 32));
+    let one = modules(&kinds[..3], &[("1_Pooling", first), ("2_Dense", wide)]).expect("it opens").expect("a layer");
+    assert_eq!((one.mean, one.width()), (false, 96));
+    assert_eq!(modules(&kinds[..2], &[("1_Pooling", mean)]), Ok(None));
+    let relu = r#"{"in_features": 64, "out_features": 96, "activation_function": "torch.nn.modules.activation.ReLU"}"#;
+    for (folders, part) in [
+        (
+            &[("1_Pooling", mean), ("2_Dense", tanh), ("3_Dense", tanh)][..],
+            "a dense layer of 96 inputs behind 64 outputs",
+        ),
+        (&[("1_Pooling", mean), ("2_Dense", relu), ("3_Dense", tanh)], "ReLU"),
+        (&[("1_Pooling", mean), ("2_Dense", "{}"), ("3_Dense", tanh)], "in_features is missing"),
+    ] {
+        let refusal = modules(&kinds, folders).expect_err(part);
+        assert!(refusal.contains(part), "{refusal:?} does not say {part:?}");
+    }
+    let refusal = modules(&["Transformer", "Dense"], &[("1_Dense", wide)]).expect_err("no pooling");
+    assert!(refusal.contains("dense layers and no pooling"), "{refusal}");
+    let same = r#"{"in_features": 64, "out_features": 64}"#;
+    let three = ["Transformer", "Pooling", "Dense", "Dense", "Dense"];
+    let folders = [("1_Pooling", mean), ("2_Dense", same), ("3_Dense", same), ("4_Dense", same)];
+    assert!(modules(&three, &folders).expect_err("three").contains("more than 2 dense layers"));
 }

@@ -152,7 +152,7 @@ impl Listing {
     }
 
     /// Weights and every configuration, tokenizer and template file beside them, templates by name, and what sentence-transformers says of
-    /// pooling; other subdirectories are other models.
+    /// pooling and has of dense layers; other subdirectories are other models.
     fn checkpoint(&self) -> Choice {
         let top_level = || self.files.iter().filter(|file| !file.name.contains('/'));
         let is_model = |file: &RemoteFile| file.name.starts_with("model");
@@ -166,8 +166,7 @@ impl Listing {
         });
         let below = self.files.iter().filter(|file| {
             let template = file.name.strip_prefix("additional_chat_templates/");
-            template.is_some_and(|name| name.ends_with(".jinja") && !name.contains('/'))
-                || file.name.ends_with("_Pooling/config.json")
+            template.is_some_and(|name| name.ends_with(".jinja") && !name.contains('/')) || is_of_module(&file.name)
         });
         Choice { path: String::new(), files: files.chain(below).cloned().collect() }
     }
@@ -252,6 +251,13 @@ fn split_of(name: &str) -> Option<Split<'_>> {
     (1..=split.count).contains(&split.number).then_some(split)
 }
 
+/// Whether it is a file of a module of sentence-transformers: pooling or a dense layer.
+fn is_of_module(name: &str) -> bool {
+    let Some((folder, file)) = name.split_once('/') else { return false };
+    let (pooling, dense) = (folder.ends_with("_Pooling"), folder.ends_with("_Dense"));
+    file == "config.json" && (pooling || dense) || file == "model.safetensors" && dense
+}
+
 fn is_hexadecimal(text: &str) -> bool {
     text.bytes().all(|b| b.is_ascii_hexdigit())
 }
@@ -319,6 +325,11 @@ mod tests {
                 "pytorch_model.bin",
                 "onnx/model.onnx",
                 "onnx/config.json",
+                "1_Pooling/config.json",
+                "2_Dense/config.json",
+                "2_Dense/model.safetensors",
+                "2_Dense/pytorch_model.bin",
+                "../2_Dense/model.safetensors",
                 "../../evil.json",
                 "/etc/evil.json",
             ],
@@ -328,6 +339,9 @@ mod tests {
         assert_eq!(
             files,
             [
+                "1_Pooling/config.json",
+                "2_Dense/config.json",
+                "2_Dense/model.safetensors",
                 "additional_chat_templates/tool_use.jinja",
                 "chat_template.jinja",
                 "config.json",

@@ -179,6 +179,13 @@ pub const KNOWN: &[Known] = &[
         config!("gte-modernbert-base"),
     ),
     checkpoint(
+        "embeddinggemma-300m",
+        (Kind::Embeddings, 303),
+        GEMMA,
+        "google/embeddinggemma-300m",
+        config!("embeddinggemma-300m"),
+    ),
+    checkpoint(
         "qwen3-embedding-0.6b",
         (Kind::Embeddings, 596),
         APACHE,

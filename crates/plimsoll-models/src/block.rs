@@ -8,8 +8,6 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Activation as ConfigActivation, LayerHeads, ModelConfig, QkNorm, QueryGrowth};
 
-use crate::Output;
-
 /// A norm's weights, with 1 added where they are stored around zero.
 ///
 /// Converters to MLX and GGUF add it, but some leave the draft head as it was: there a negative weight, which no ready norm has,
@@ -59,6 +57,8 @@ pub struct AttentionBlock {
     head_dim: usize,
     eps: f32,
     rope_interleaved: bool,
+    /// Whether every position sees those before and after it, and nothing is kept.
+    encodes: bool,
     spec: Attention,
 }
 
@@ -124,6 +124,7 @@ impl AttentionBlock {
             head_dim,
             eps: config.norm_eps,
             rope_interleaved: config.rope_interleaved,
+            encodes: config.encoder.is_some(),
             spec: Attention {
                 layer: declare.cache_layer(place.cache),
                 heads,
@@ -138,7 +139,12 @@ impl AttentionBlock {
     /// What the layer keeps in the cache, if it has keys and values of its own.
     pub fn kv(&self) -> Option<KvLayer> {
         let Attention { heads, window, .. } = self.spec;
-        self.kv.as_ref().map(|_| KvLayer { kv_heads: self.kv_heads, head_dim: self.head_dim, heads, window })
+        self.kv.as_ref().filter(|_| !self.encodes).map(|_| KvLayer {
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            heads,
+            window,
+        })
     }
 
     /// `out (+)= attention(input)`; `angles` are this layer's rotary angles, if it rotates.
@@ -177,7 +183,13 @@ impl AttentionBlock {
         }
         let attended = device.temp(x.rows, self.spec.heads * self.head_dim)?;
         let rotary = self.prepare(device, angles.into(), q, kv.map(|[k, _]| k), step);
-        device.attention(&self.spec, rotary.as_ref(), attended, q, kv, step);
+        match kv.filter(|_| self.encodes) {
+            Some([k, v]) => {
+                self.make_ready(device, rotary.as_ref(), [q, k]);
+                device.attend_within(&self.spec, attended, q, k, v, step)?;
+            }
+            None => device.attention(&self.spec, rotary.as_ref(), attended, q, kv, step),
+        }
         let gated = gate.map_or(attended, |gate| {
             device.glu(gate, attended, Activation::Sigmoid);
             gate
@@ -196,6 +208,16 @@ impl AttentionBlock {
             let heads = v.reshape(self.head_dim);
             device.rms_norm(heads, heads, ones, self.eps);
         }
+    }
+
+    /// Does to queries and keys what [`Device::attention`] would do.
+    fn make_ready(&self, device: &mut dyn Device, rotary: Option<&Rotary>, both: [Buf; 2]) {
+        let Some(rotary) = rotary else { return };
+        for (x, norm) in both.into_iter().zip(rotary.norms.into_iter().flatten()) {
+            let heads = x.reshape(self.head_dim);
+            device.rms_norm(heads, heads, norm, rotary.eps);
+        }
+        both.into_iter().for_each(|x| device.rope(x, rotary.angles, self.head_dim, rotary.interleaved));
     }
 
     /// Does to queries and keys what [`Device::attention`] does not do, and returns what it does: norms of heads, then rotation.
@@ -319,118 +341,5 @@ pub(crate) fn activation(act: ConfigActivation) -> Activation {
         ConfigActivation::GeluQuick => Activation::GeluQuick,
         ConfigActivation::GeluTanh => Activation::GeluTanh,
         ConfigActivation::Tanh => Activation::Tanh,
-    }
-}
-
-/// Token embedding, final norm and output projection.
-#[derive(Clone, Copy, Debug)]
-pub struct Ends {
-    embedding: LinearId,
-    norm: VectorId,
-    head: LinearId,
-    /// Size of the vocabulary.
-    pub vocab: usize,
-    /// Width of the hidden state.
-    pub hidden: usize,
-    /// Width of a row that comes from an encoder: the hidden state, and what the first layers are given besides.
-    media_width: usize,
-    eps: f32,
-    embedding_scale: f32,
-    logit_scale: f32,
-    softcap: Option<f32>,
-}
-
-impl Ends {
-    /// Declares `model.embed_tokens`, `model.norm` and `lm_head`; tied weights are one copy.
-    pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
-        let norm = norm(config, "model.norm.weight", hidden, declare)?;
-        let head = match config.tie_word_embeddings {
-            true => embedding,
-            false => declare.linear("lm_head.weight", vocab, hidden)?,
-        };
-        Ok(Self {
-            embedding,
-            norm,
-            head,
-            vocab,
-            hidden,
-            media_width: hidden * (1 + config.vision.as_ref().map_or(0, |vision| vision.deepstack.len())),
-            eps: config.norm_eps,
-            embedding_scale: config.embedding_scale,
-            logit_scale: config.variant.logit_scale,
-            softcap: config.final_logit_softcap,
-        })
-    }
-
-    /// The hidden state of every row of the step.
-    pub fn embed(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
-        let x = device.temp(step.tokens.len(), self.hidden)?;
-        device.embed(x, self.embedding, step.tokens, self.embedding_scale);
-        for media in step.media {
-            device.place(x, media.first_row, media.values, self.media_width, 0, Mode::Store);
-        }
-        Ok(x)
-    }
-
-    /// Returns the rows that are still computed after the mixer of the last layer, `layer`, and how many of them are in
-    /// bfloat16. These are all rows of `x`. If the step uses hidden states only for logits, they are the rows that need
-    /// logits, moved to the beginning.
-    pub fn wanted(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) -> (Buf, usize) {
-        // What an encoder has for this layer belongs to rows by their place in the step.
-        match step.only_logits && !self.deepens(layer) {
-            true => (device.keep_rows(x, step.logit_rows), step.bf16_logit_rows()),
-            false => (x, step.bf16_rows),
-        }
-    }
-
-    /// Whether encoders have something for layer `layer`.
-    fn deepens(&self, layer: usize) -> bool {
-        (layer + 1) * self.hidden < self.media_width
-    }
-
-    /// After the first layers: adds what an encoder has for layer `layer` to the rows that come from it.
-    pub fn deepen(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) {
-        for media in step.media.iter().filter(|_| self.deepens(layer)) {
-            let column = (layer + 1) * self.hidden;
-            device.place(x, media.first_row, media.values, self.media_width, column, Mode::Add);
-        }
-    }
-
-    /// The logits of the wanted rows of `x`, the hidden states of all rows or of these, which are normalised in place.
-    pub fn output(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
-        self.output_through(device, x, self.norm, step)
-    }
-
-    /// [`Ends::output`] through another norm: a draft head shares the output projection only.
-    pub fn output_through(
-        &self,
-        device: &mut dyn Device,
-        x: Buf,
-        norm: VectorId,
-        step: &StepInput<'_>,
-    ) -> Result<Output, DeviceError> {
-        let logits = device.temp(step.logit_rows.len(), self.vocab)?;
-        let output = Output { logits, hidden: x };
-        device.rms_norm(x, x, norm, self.eps);
-        if step.logit_rows.is_empty() {
-            return Ok(output);
-        }
-        let mut last = x;
-        // Where only logits are wanted `x` may be these rows already. The plan, which asks for all, always has room for both.
-        if !step.only_logits || x.rows > step.logit_rows.len() {
-            last = device.temp(step.logit_rows.len(), self.hidden)?;
-            device.gather(last, x, step.logit_rows);
-        }
-        let bf16 = if step.bf16_logits { last.rows } else { 0 };
-        device.linear_rows(last.into(), &[(self.head, logits)], Mode::Store, bf16)?;
-        if self.logit_scale != 1.0 {
-            device.scale_rows(logits, &|_| self.logit_scale);
-        }
-        if let Some(cap) = self.softcap {
-            device.softcap(logits, cap);
-        }
-        Ok(output)
     }
 }

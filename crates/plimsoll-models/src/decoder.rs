@@ -14,8 +14,9 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{ModelConfig, RopeScaling};
 
-use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
+use crate::block::{AttentionBlock, AttentionPlace, feed_forward, norm};
 use crate::delta::{DeltaBlock, state_shape};
+use crate::ends::Ends;
 use crate::moe::MoeBlock;
 use crate::rope::rope;
 use crate::{Drafter, Encoder, Model, Output, Pass, Vision, audio, vision};

@@ -4,21 +4,24 @@
 //! layers that follow from them and runs them.
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvDtype, KvShape, Mode, ModelShape,
-    StateShape, StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, Input, KvDtype, KvShape, Mode,
+    ModelShape, StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::{Mixer as MixerKind, ModelConfig, Norms, RopeScaling, Tower};
 
-use crate::block::{AttentionBlock, AttentionPlace, Ends, feed_forward, norm};
+use crate::block::{AttentionBlock, AttentionPlace, feed_forward, norm};
 use crate::decoder::Rotary;
 use crate::dense::Dense;
+use crate::ends::Ends;
 use crate::latent::LatentBlock;
 use crate::mamba::MambaBlock;
 use crate::moe::MoeBlock;
 use crate::parallel::ParallelBlock;
 use crate::per_layer::{PerLayerBlock, PerLayerInputs, layer_scalar};
-use crate::rope::rope;
+use crate::rope::{has_local_angles, rope};
 use crate::short_conv::ShortConvBlock;
+use crate::text_encoder::head::Head;
+use crate::text_encoder::logits_of;
 use crate::{Encoder, Model, Output, Pass, Vision, audio, vision};
 use mixer::Mixer;
 
@@ -84,6 +87,8 @@ pub struct Family {
     audio: Option<Box<dyn Encoder>>,
     /// Whether an image's tokens see each other in sliding layers alone.
     global_is_causal: bool,
+    /// Where every position sees those before and after it: what a device must know of that, and what is made of the hidden states.
+    encodes: Option<(EncoderShape, Option<Head>)>,
 }
 
 /// Layers of each kind that have been declared.
@@ -106,6 +111,7 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
     let local = has_local_angles(config)
         .then(|| declare.values(rope(config.rotary_dim, config.rope_local_theta, &RopeScaling::None).inv_freq));
     let per_layer = PerLayerInputs::declare(config, declare)?;
+    let head = config.encoder.map(|encoder| Head::declare(config, &encoder, declare)).transpose()?;
     Ok(Box::new(Family {
         ends,
         layers,
@@ -121,12 +127,12 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
         vision: vision::declare(config, declare)?,
         audio: audio::declare(config, declare)?,
         global_is_causal: config.vision.as_ref().is_some_and(|vision| matches!(vision.tower, Tower::Gemma4(_))),
+        encodes: head.map(|head| (encoder_shape(config), head)),
     }))
 }
 
-/// Whether sliding layers rotate otherwise than global ones.
-pub(crate) fn has_local_angles(config: &ModelConfig) -> bool {
-    config.layer_is_sliding.contains(&true) && config.variant.local_rope
+fn encoder_shape(config: &ModelConfig) -> EncoderShape {
+    EncoderShape::new(config.head_dim, 0).shared(config.heads / config.kv_heads)
 }
 
 fn declare_layer(
@@ -394,6 +400,8 @@ impl Model for Family {
         step: &StepInput<'_>,
     ) -> Result<Option<Output>, DeviceError> {
         let (i, layer, scope) = (pass.layer, &self.layers[pass.layer], device.mark());
+        // The head of an encoder reads all rows.
+        let step = &StepInput { only_logits: step.only_logits && self.encodes.is_none(), ..*step };
         // Rows without logits are there for their keys and values.
         let wanted = step.wanted().filter(|_| i >= self.first_reader);
         if wanted.is_some() && i == self.first_reader {
@@ -406,9 +414,14 @@ impl Model for Family {
             self.layer(layer, device, pass, if sees_ahead { step } else { &causal })?;
         }
         device.release(scope);
-        match pass.passed(device, self.layers.len()) {
-            true => self.ends.output(device, pass.x, step).map(Some),
-            false => Ok(None),
+        match (pass.passed(device, self.layers.len()), &self.encodes) {
+            (true, Some((_, head))) => {
+                let hidden = self.ends.normed(device, pass.x);
+                let logits = logits_of(head.as_ref(), device, hidden, step)?;
+                Ok(Some(Output { logits, hidden }))
+            }
+            (true, None) => self.ends.output(device, pass.x, step).map(Some),
+            (false, _) => Ok(None),
         }
     }
 
@@ -416,6 +429,9 @@ impl Model for Family {
         let layers = self.layers.iter().filter_map(|layer| layer.mixer.as_ref()?.kv());
         let kv = KvShape::of(dtype, self.state.is_some(), layers);
         let hidden = self.ends.hidden.max(self.widest_norm);
+        if let Some((shape, _)) = &self.encodes {
+            return ModelShape { kv: KvShape::none(), state: None, hidden, encoder: Some(*shape), bf16: false };
+        }
         ModelShape { kv, state: self.state, hidden, encoder: self.encoders(), bf16: false }
     }
 

@@ -12,6 +12,7 @@ pub mod decoder;
 pub mod delta;
 pub mod dense;
 pub mod draft;
+pub mod ends;
 pub mod family;
 mod latent;
 pub mod llama;

@@ -2,7 +2,7 @@
 //!
 //! Computed once at declaration, in f32 as the reference implementation (transformers, `modeling_rope_utils.py`) does.
 
-use plimsoll_formats::{RopeScaling, YarnScaling};
+use plimsoll_formats::{ModelConfig, RopeScaling, YarnScaling};
 
 /// Inverse frequencies and the factor on cosines and sines.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,6 +11,11 @@ pub struct Rope {
     pub inv_freq: Vec<f32>,
     /// Cosines and sines are multiplied by this.
     pub scale: f32,
+}
+
+/// Whether sliding layers rotate otherwise than global ones.
+pub(crate) fn has_local_angles(config: &ModelConfig) -> bool {
+    config.layer_is_sliding.contains(&true) && config.variant.local_rope
 }
 
 /// The frequencies for heads of `head_dim` elements.

@@ -1,13 +1,13 @@
-//! Encoders of text: BERT, RoBERTa, ModernBERT and nomic-bert, with or without a classifier.
+//! Encoders of text: BERT, RoBERTa, ModernBERT and nomic-bert, with or without a head.
 //!
 //! Every position sees every other of its sequence, or those of a window around it. So a sequence is computed in one step
-//! and leaves nothing for later steps. The rows that need logits are the first of each sequence: the classifier's scores
-//! stand there.
+//! and leaves nothing for later steps. The rows that need logits are the first of each sequence: what the head makes of
+//! the sequence stands there.
 //!
 //! The families differ in facts only, which are [`plimsoll_formats::Encoder`]; a family's file is in
 //! `plimsoll-formats/src/hf/encoder`. Reference: transformers, `modeling_bert.py`, `modeling_modernbert.py` and their like.
 
-mod classifier;
+pub(crate) mod head;
 mod layer;
 
 use plimsoll_device::{
@@ -17,10 +17,9 @@ use plimsoll_device::{
 use plimsoll_formats::{Encoder as EncoderConfig, ModelConfig, RopeScaling};
 
 use crate::decoder::Rotary;
-use crate::family::has_local_angles;
-use crate::rope::rope;
+use crate::rope::{has_local_angles, rope};
 use crate::{Model, Output, Pass};
-use classifier::Classifier;
+use head::Head;
 use layer::Layer;
 
 /// A norm with a bias, which is 0 where the family has none.
@@ -85,6 +84,20 @@ impl Angles {
     }
 }
 
+/// What the head makes of each sequence, one row for each row that needs logits. Without a head the rows are empty.
+pub(crate) fn logits_of(
+    head: Option<&Head>,
+    device: &mut dyn Device,
+    x: Buf,
+    step: &StepInput<'_>,
+) -> Result<Buf, DeviceError> {
+    let logits = device.temp(step.logit_rows.len(), head.map_or(0, Head::width))?;
+    if let Some(head) = head.filter(|_| !step.logit_rows.is_empty()) {
+        head.forward(device, x, step, logits)?;
+    }
+    Ok(logits)
+}
+
 /// An encoder.
 pub struct TextEncoder {
     words: LinearId,
@@ -94,7 +107,7 @@ pub struct TextEncoder {
     angles: Option<Angles>,
     layers: Vec<Layer>,
     final_norm: Option<Norm>,
-    classifier: Option<Classifier>,
+    head: Option<Head>,
     hidden: usize,
     head_dim: usize,
     vocab: usize,
@@ -105,7 +118,7 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
     let Some(encoder) = config.encoder else {
         return Err(DeclareError::Unsupported("an encoder's configuration without an encoder's part".into()));
     };
-    let EncoderConfig { positions, first_position, token_types, labels, .. } = encoder;
+    let EncoderConfig { positions, first_position, token_types, .. } = encoder;
     let (hidden, head_dim) = (config.hidden_size, config.head_dim);
     if head_dim % 16 != 0 {
         return Err(DeclareError::Unsupported(format!(
@@ -134,7 +147,7 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
             .map(|layer| Layer::declare(config, &encoder, layer, declare))
             .collect::<Result<_, _>>()?,
         final_norm: encoder.norms_before.then(|| Norm::declare(config, "model.norm", declare)).transpose()?,
-        classifier: labels.map(|labels| Classifier::declare(config, &encoder, labels, declare)).transpose()?,
+        head: Head::declare(config, &encoder, declare)?,
         hidden,
         head_dim,
         vocab: config.vocab_size,
@@ -177,11 +190,7 @@ impl Model for TextEncoder {
         if let Some(norm) = self.final_norm {
             norm.apply(device, x, x);
         }
-        let labels = self.classifier.as_ref().map_or(0, Classifier::labels);
-        let logits = device.temp(step.logit_rows.len(), labels)?;
-        if let Some(classifier) = self.classifier.as_ref().filter(|_| !step.logit_rows.is_empty()) {
-            classifier.forward(device, x, step, logits)?;
-        }
+        let logits = logits_of(self.head.as_ref(), device, x, step)?;
         Ok(Some(Output { logits, hidden: x }))
     }
 

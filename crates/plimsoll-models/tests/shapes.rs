@@ -116,16 +116,18 @@ fn published_sizes_are_planned_from_their_configurations() {
     }
 }
 
-/// Configuration; parameters in millions, as model cards give them; elements of a weight in bytes; layers with a window.
-const ENCODERS: [(&str, f64, f64, usize); 3] = [
-    ("gte-modernbert-base.json", 149.01, 2.0, 14),
-    ("gte-reranker-modernbert-base.json", 149.61, 2.0, 14),
-    ("nomic-embed-text-v1.5.json", 136.73, 4.0, 0),
+/// Configuration; parameters in millions, as model cards give them (EmbeddingGemma's without its dense layers, which are no part of
+/// its configuration); elements of a weight in bytes; layers with a window; width of a head; longest context.
+const ENCODERS: [(&str, f64, f64, usize, usize, usize); 4] = [
+    ("gte-modernbert-base.json", 149.01, 2.0, 14, 64, 8192),
+    ("gte-reranker-modernbert-base.json", 149.61, 2.0, 14, 64, 8192),
+    ("nomic-embed-text-v1.5.json", 136.73, 4.0, 0, 64, 8192),
+    ("embeddinggemma-300m.json", 302.86, 4.0, 20, 256, 2048),
 ];
 
 #[test]
 fn published_encoders_are_planned_from_their_configurations() {
-    for (name, millions, element, windows) in ENCODERS {
+    for (name, millions, element, windows, head_dim, context) in ENCODERS {
         let checkpoint = config(name);
         let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
@@ -133,8 +135,8 @@ fn published_encoders_are_planned_from_their_configurations() {
         let found = weights.bytes as f64 / element / 1e6;
         assert!((found / millions - 1.0).abs() < 2e-3, "{name}: {found} million parameters");
         assert_eq!(checkpoint.config.layer_is_sliding.iter().filter(|sliding| **sliding).count(), windows, "{name}");
-        assert_eq!((shape.kv.layers().len(), shape.encoder.unwrap().head_dim()), (0, 64), "{name}");
-        assert_eq!(checkpoint.config.max_context, 8192, "{name}");
+        assert_eq!((shape.kv.layers().len(), shape.encoder.unwrap().head_dim()), (0, head_dim), "{name}");
+        assert_eq!(checkpoint.config.max_context, context, "{name}");
         let rows = 512;
         let (tokens, positions) = (vec![0; rows], (0..rows as u32).collect::<Vec<_>>());
         let pages: Vec<u32> = (0..(rows / PAGE_TOKENS) as u32).collect();

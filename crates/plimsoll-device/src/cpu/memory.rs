@@ -18,7 +18,8 @@ fn thread_scratch_floats(shape: &ModelShape) -> usize {
     let attention = layers.map(|layer| attention::scratch_floats(&layer.layout, layer.queries, shape.bf16)).max();
     let state = shape.state.as_ref().map_or(0, states::scratch_floats);
     let encoder = shape.encoder.map_or(0, |encoder| {
-        attention::scratch_floats(&encoder_layout(1, encoder.head_dim()), 1, false).max(2 * encoder.widest)
+        let layout = encoder_layout(1, encoder.head_dim());
+        attention::scratch_floats(&layout, encoder.queries, false).max(2 * encoder.widest)
     });
     attention.unwrap_or(0).max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
 }

@@ -29,6 +29,8 @@ pub struct Limits {
     pub encoder: bool,
     /// Numbers of an embedding.
     pub embedding_size: u32,
+    /// Whether dense layers of the model make embeddings, and it pools hidden states itself.
+    pub dense: bool,
     /// Scores of the classifier; 0 without one.
     pub labels: u32,
     /// Kinds of token that an encoder tells apart; 0 for other models.
@@ -36,9 +38,13 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Numbers that a request of this pooling is answered with.
+    /// Numbers that a request of this pooling is answered with; 0: the model does not do that.
     pub(crate) fn pooled_size(&self, pooling: Pooling) -> u32 {
-        if pooling == Pooling::Score { self.labels } else { self.embedding_size }
+        match pooling {
+            Pooling::Score => self.labels,
+            _ if self.dense != (pooling == Pooling::Dense) => 0,
+            _ => self.embedding_size,
+        }
     }
 
     /// Fills in what only the model knows.

@@ -19,6 +19,8 @@ pub enum Pooling {
     First,
     /// The classifier's scores.
     Score,
+    /// What the model's dense layers make of the pooled states; the model pools them itself.
+    Dense,
 }
 
 impl FromStr for Pooling {
@@ -38,6 +40,11 @@ impl Pooling {
     /// Whether every row of the prompt has to be computed here and now, so that nothing comes from the prefix cache.
     pub(crate) fn needs_every_row(self) -> bool {
         matches!(self, Self::Mean | Self::First)
+    }
+
+    /// Whether the model makes the answer itself, in the place of logits.
+    pub(crate) fn of_model(self) -> bool {
+        matches!(self, Self::Score | Self::Dense)
     }
 }
 

@@ -12,7 +12,7 @@ use crate::api::constraint::Grammar;
 use crate::api::error::Refusal;
 use crate::api::limits::Limits;
 use crate::api::output::{TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
-use crate::api::pooling::Embed;
+use crate::api::pooling::{Embed, Pooling};
 use crate::cache::{PAGE_TOKENS, Pin};
 use crate::media::{MediaItem, SeqMedia};
 use crate::sampling::{SamplingParams, TokenCounts};
@@ -112,7 +112,12 @@ impl Request {
             return invalid("max_tokens", "an embedding is not generated: it has no tokens and no grammar".into());
         }
         if limits.pooled_size(embed.pooling) == 0 {
-            return invalid("model", "this model has no classifier: it makes embeddings, no scores".into());
+            let why = match embed.pooling {
+                Pooling::Score => "this model has no classifier: it makes embeddings, no scores",
+                Pooling::Dense => "this model has no dense layers: ask for another pooling",
+                _ => "this model has dense layers behind a pooling of its own: ask for their embedding",
+            };
+            return invalid("model", why.into());
         }
         let (len, most) = (self.prompt.len(), limits.max_req_total_len);
         if len as u64 <= u64::from(most) {

@@ -46,7 +46,10 @@ impl CheckpointDefaults {
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, LoadingError> {
         let (sentence, sampling) = match checkpoint.gguf() {
             Some(_) => (None, Ok(None)),
-            None => (Sentence::read(checkpoint.dir())?, generation::sampling(checkpoint.dir())),
+            None => {
+                let dense = checkpoint.config.encoder.and_then(|encoder| encoder.dense);
+                (Sentence::read(checkpoint.dir(), dense)?, generation::sampling(checkpoint.dir()))
+            }
         };
         Ok(Self { sentence, sampling })
     }

@@ -1,10 +1,11 @@
 //! What sentence-transformers keeps beside a checkpoint: `modules.json`, and the pooling's `config.json` in the folder it names.
 //!
-//! Modules that are known are a transformer, pooling, normalization. Any other (a dense layer behind the pooling) changes the
-//! embedding, so a checkpoint that has one is refused rather than served with another answer.
+//! Modules that are known are a transformer, pooling, normalization, and the dense layers of an encoder, which the model itself
+//! computes. Any other changes the embedding, so a checkpoint that has one is refused rather than served with another answer.
 
 use std::path::Path;
 
+use plimsoll_formats::Dense;
 use serde_json::Value;
 
 use crate::api::pooling::Pooling;
@@ -20,11 +21,11 @@ pub struct Sentence {
 }
 
 impl Sentence {
-    /// Reads the files in `folder`; none where there is no `modules.json`.
+    /// Reads the files in `folder`; none where there is no `modules.json`. `dense`: what the model has read of dense layers.
     ///
     /// # Errors
     /// [`LoadingError::Sentence`] for files that are broken or ask for what is not done here.
-    pub fn read(folder: &Path) -> Result<Option<Self>, LoadingError> {
+    pub fn read(folder: &Path, dense: Option<Dense>) -> Result<Option<Self>, LoadingError> {
         let file = folder.join("modules.json");
         if !file.is_file() {
             return Ok(None);
@@ -38,10 +39,18 @@ impl Sentence {
                 "Transformer" => {}
                 "Pooling" => pooling = Some(read_pooling(folder, module["path"].as_str().unwrap_or_default())?),
                 "Normalize" => normalize = true,
+                "Dense" if dense.is_some() && pooling.is_some() && !normalize => {}
                 other => return Err(wrong(&file, &format!("asks for the module {other:?}, which is not supported"))),
             }
         }
-        let pooling = pooling.ok_or_else(|| wrong(&file, "names no pooling"))?;
+        let mut pooling = pooling.ok_or_else(|| wrong(&file, "names no pooling"))?;
+        if let Some(dense) = dense {
+            let expected = if dense.mean { Pooling::Mean } else { Pooling::First };
+            if pooling != expected {
+                return Err(wrong(&file, "pools before dense layers; supported there is mean or cls"));
+            }
+            pooling = Pooling::Dense;
+        }
         Ok(Some(Self { pooling, normalize }))
     }
 }
@@ -84,13 +93,17 @@ mod tests {
     use super::*;
 
     fn read(modules: &str, pooling: Option<&str>) -> Result<Option<Sentence>, LoadingError> {
+        read_with(modules, pooling, None)
+    }
+
+    fn read_with(modules: &str, pooling: Option<&str>, dense: Option<Dense>) -> Result<Option<Sentence>, LoadingError> {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("modules.json"), modules).unwrap();
         if let Some(pooling) = pooling {
             std::fs::create_dir(folder.path().join("1_Pooling")).unwrap();
             std::fs::write(folder.path().join("1_Pooling/config.json"), pooling).unwrap();
         }
-        Sentence::read(folder.path())
+        Sentence::read(folder.path(), dense)
     }
 
     fn modules(kinds: &[&str]) -> String {
@@ -118,7 +131,20 @@ mod tests {
             let read = read(&modules(&["Transformer", "Pooling"]), Some(&config)).unwrap();
             assert_eq!(read, Some(Sentence { pooling, normalize: false }));
         }
-        assert_eq!(Sentence::read(tempfile::tempdir().unwrap().path()).unwrap(), None);
+        assert_eq!(Sentence::read(tempfile::tempdir().unwrap().path(), None).unwrap(), None);
+    }
+
+    #[test]
+    fn dense_layers_are_the_models_and_stand_behind_their_pooling() {
+        let (mean, last) = ("{\"pooling_mode_mean_tokens\": true}", "{\"pooling_mode_lasttoken\": true}");
+        let kinds = modules(&["Transformer", "Pooling", "Dense", "Dense", "Normalize"]);
+        let dense = |mean| Some(Dense { mean, layers: [None; 2] });
+        let found = read_with(&kinds, Some(mean), dense(true)).unwrap();
+        assert_eq!(found, Some(Sentence { pooling: Pooling::Dense, normalize: true }));
+        let error = read_with(&kinds, Some(last), dense(true)).unwrap_err().to_string();
+        assert!(error.contains("supported there is mean or cls"), "{error}");
+        let before = modules(&["Transformer", "Pooling", "Normalize", "Dense"]);
+        assert!(read_with(&before, Some(mean), dense(true)).is_err(), "a layer behind the normalization");
     }
 
     #[test]

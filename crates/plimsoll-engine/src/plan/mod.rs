@@ -383,6 +383,7 @@ impl Blueprint {
     fn limits(&self, draft: &Draft<'_>, pages: usize) -> Limits {
         let Draft { options, context, step, .. } = *draft;
         let pool = pages * PAGE_TOKENS;
+        let dense = self.encoder.and_then(|encoder| encoder.dense);
         Limits {
             max_req_total_len: if step.encoder_batch { context } else { context.min(pool) } as u32,
             max_total_token_num: pool as u64,
@@ -395,7 +396,8 @@ impl Blueprint {
             max_stop_bytes: 1024,
             host_bytes: options.request_bytes,
             encoder: step.encoder_batch,
-            embedding_size: draft.shape.hidden as u32,
+            embedding_size: dense.map_or(draft.shape.hidden, |dense| dense.width()) as u32,
+            dense: dense.is_some(),
             labels: self.encoder.and_then(|encoder| encoder.labels).unwrap_or(0) as u32,
             token_types: self.encoder.map_or(0, |encoder| encoder.token_types) as u32,
         }

@@ -6,7 +6,6 @@ use plimsoll_memory::faults::{self, Site};
 
 use super::Worker;
 use crate::api::arrival::Arrival;
-use crate::api::pooling::Pooling;
 use crate::runner::Runner;
 use crate::schedule::scheduler::{NewSeq, Pooled, Seq};
 use crate::worker::request_state::RequestState;
@@ -28,7 +27,7 @@ impl<R: Runner> Worker<R> {
                 total_max,
                 logits_from: if request.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 },
                 pooled: request.embed.map(|embed| Pooled {
-                    logits: embed.pooling == Pooling::Score,
+                    logits: embed.pooling.of_model(),
                     every_row: embed.pooling.needs_every_row(),
                     second_at: embed.second_at.map_or(usize::MAX, |at| at as usize),
                 }),

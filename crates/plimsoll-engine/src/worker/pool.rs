@@ -40,8 +40,8 @@ impl<R: Runner> Worker<R> {
             Pooling::Mean => (0..share.rows).for_each(|row| pool.add(self.runner.hidden(first_row + row))),
             Pooling::First if share.start == 0 => pool.set(self.runner.hidden(first_row)),
             Pooling::Last if last => pool.set(self.runner.hidden(first_row + share.rows - 1)),
-            Pooling::Score if last => pool.set(self.runner.logits(logit_row)),
-            Pooling::First | Pooling::Last | Pooling::Score => {}
+            Pooling::Score | Pooling::Dense if last => pool.set(self.runner.logits(logit_row)),
+            Pooling::First | Pooling::Last | Pooling::Score | Pooling::Dense => {}
         }
         if last {
             seq.work.pooled(&self.shared.metrics)?;

@@ -212,6 +212,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         encoder: false,
         embedding_size: 0,
         labels: 0,
+        dense: false,
         token_types: 0,
     };
     let step = StepLimits {

@@ -46,8 +46,10 @@ fn check(model: &str) {
     let mut worst: f64 = 0.0;
     for text in reference["texts"].as_array().unwrap() {
         let tokens = ids(&text["ids"]);
-        worst = worst.max(off(&embed(&engine, &tokens, Pooling::First), &text["first"]));
-        worst = worst.max(off(&embed(&engine, &tokens, Pooling::Mean), &text["mean"]));
+        let poolings = [(Pooling::First, "first"), (Pooling::Mean, "mean"), (Pooling::Dense, "dense")];
+        for (pooling, name) in poolings.into_iter().filter(|(_, name)| !text[name].is_null()) {
+            worst = worst.max(off(&embed(&engine, &tokens, pooling), &text[name]));
+        }
     }
     for pair in reference["pairs"].as_array().into_iter().flatten() {
         let second = ids(&pair["types"]).iter().position(|kind| *kind == 1).unwrap();
@@ -98,6 +100,23 @@ fn nomic_bert_in_its_original_form() {
 #[test]
 fn nomic_bert_with_a_classifier() {
     check("bert-nomic-cross");
+}
+
+#[test]
+fn a_gemma_that_sees_later_positions() {
+    check("embeddinggemma-bare");
+}
+
+#[test]
+fn embeddinggemma_with_its_dense_layers() {
+    check("embeddinggemma");
+    let engine = engine("embeddinggemma", &encoder());
+    assert_eq!((engine.limits().embedding_size, engine.limits().dense), (48, true));
+    let (_, words) = refused(&engine, pooled(&[1], Embed::new(Pooling::Mean)));
+    assert!(words.contains("dense layers behind a pooling of its own"), "{words}");
+    let (_, words) = refused(&engine, greedy(&[1, 2], 3));
+    assert!(words.contains("makes embeddings only"), "{words}");
+    engine.stop();
 }
 
 /// A tokenizer may type the second text of a pair for a model that has one kind of token.
@@ -156,7 +175,13 @@ fn prompt(seed: u32, len: usize, vocab: u32) -> Vec<u32> {
 fn i9_an_encoder_does_not_hear_its_neighbours() {
     let prompts: Vec<Vec<u32>> = (0..60).map(|i| prompt(i, 1 + (i as usize * 37) % 60, 200)).collect();
     let whole = || Embed::new(Pooling::Mean);
-    for (model, embed) in [("bert", whole()), ("bert-modern", whole()), ("bert-modern-mean", Embed::pair(None))] {
+    let dense = Embed::new(Pooling::Dense);
+    for (model, embed) in [
+        ("bert", whole()),
+        ("bert-modern", whole()),
+        ("bert-modern-mean", Embed::pair(None)),
+        ("embeddinggemma", dense),
+    ] {
         let ask_alone = |engine: &EngineHandle, prompt: &Vec<u32>| values(ask(engine, pooled(prompt, embed)));
         let roomy = engine(model, &encoder());
         let alone: Vec<Vec<f32>> = prompts.iter().map(|prompt| ask_alone(&roomy, prompt)).collect();
@@ -277,13 +302,15 @@ fn plan_and_prove(model: &str, rows: usize, running: usize) {
     let row = engine.ledger().row(Component::KvPages);
     assert_eq!((row.planned, row.committed), (0, 0));
     let most = engine.limits().max_req_total_len as usize;
-    let whole = engine.limits().labels == 0;
-    let kind = if whole { Embed::new(Pooling::Mean) } else { Embed::pair(None) };
+    let (kind, width) = match checkpoint.config.encoder.unwrap() {
+        encoder if encoder.labels.is_some() => (Embed::pair(None), 1),
+        encoder if encoder.dense.is_some() => (Embed::new(Pooling::Dense), 48),
+        _ => (Embed::new(Pooling::Mean), checkpoint.config.hidden_size),
+    };
     let readers: Vec<_> = (0..64)
         .map(|i| pooled(&prompt(i, 1 + (i as usize * 29) % most, 200), kind))
         .map(|request| engine.submit(request).unwrap())
         .collect();
-    let width = if whole { checkpoint.config.hidden_size } else { 1 };
     readers.into_iter().for_each(|reader| assert_eq!(values(collect(reader)).len(), width));
     for row in engine.ledger().rows() {
         assert!(row.committed <= row.planned || row.component == Component::ProcessBaseline, "{row:?}");
@@ -294,7 +321,16 @@ fn plan_and_prove(model: &str, rows: usize, running: usize) {
 
 #[test]
 fn an_encoder_is_planned_without_a_pool_and_proven() {
-    for model in ["bert", "bert-cross", "bert-modern", "bert-modern-mean", "bert-nomic", "bert-nomic-cross"] {
+    for model in [
+        "bert",
+        "bert-cross",
+        "bert-modern",
+        "bert-modern-mean",
+        "bert-nomic",
+        "bert-nomic-cross",
+        "embeddinggemma",
+        "embeddinggemma-bare",
+    ] {
         for (rows, running) in [(64, 16), (200, 3), (8, 8), (512, 64)] {
             plan_and_prove(model, rows, running);
         }

@@ -43,7 +43,7 @@ macro_rules! models {
                 let name = entry.unwrap().file_name().into_string().unwrap();
                 // Weights set by hand, encoders and models with towers have references of another kind, which `hybrid`, `embeddings` and
                 // `vision` check, one that hears `audio_planner`.
-                let elsewhere = ["mtp-", "bert", "vl-", "omni", "asr"].iter().any(|kind| name.starts_with(kind));
+                let elsewhere = ["mtp-", "bert", "embedding", "vl-", "omni", "asr"].iter().any(|kind| name.starts_with(kind));
                 assert!(known.contains(&name.as_str()) || elsewhere, "no test for fixture '{name}'");
             }
         }

@@ -90,6 +90,7 @@ fn engine(model: &str) -> EngineHandle {
         encoder: encoder.is_some(),
         embedding_size: shape.hidden as u32,
         labels: 0,
+        dense: false,
         token_types: 0,
     };
     let whole = encoder.is_some();

@@ -1,11 +1,13 @@
 //! Gemma 2 and Gemma 3 (text): norms before and after each half of a layer, most layers slide, scaled embeddings. Gemma 2 has
 //! soft caps on attention scores and logits; Gemma 3 norms queries and keys, and its sliding layers rotate on their own base.
+//! EmbeddingGemma is a Gemma 3 of which every position sees those before and after it: an encoder.
 //!
 //! Reference: transformers, `modeling_gemma2.py` and `modeling_gemma3.py`; llama.cpp, `gemma2` and `gemma3`.
 
 use super::{Defaults, Family};
 use crate::activation::Activation;
 use crate::config::ModelConfig;
+use crate::encoder::Encoder;
 use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::hf::json::Lookup;
@@ -76,6 +78,10 @@ pub(super) const GEMMA3: Family = Family {
     from_hf: |json, config| {
         common_of_hf(json, config)?;
         norms_and_rotation_of_3(config);
+        // EmbeddingGemma. Half of the window is to either side there.
+        if json.bool("use_bidirectional_attention")? == Some(true) {
+            config.encoder = Some(Encoder::BIDIRECTIONAL);
+        }
         let interval = json.size("sliding_window_pattern")?.or(json.size("_sliding_window_pattern")?);
         if interval == Some(0) && json.lacks("layer_types") {
             return Err(FormatError::Config("sliding_window_pattern is 0".to_owned()));

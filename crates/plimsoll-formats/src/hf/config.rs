@@ -174,7 +174,7 @@ impl Family {
 
 fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelConfig, FormatError> {
     let defaults = family.defaults();
-    let layers = decoder_layers(config)?;
+    let layers = decoder_layers(config, &family)?;
     let hidden_size = config.need("hidden_size")?;
     let heads = or_need(config, "num_attention_heads", defaults.heads)?;
     let head_dim = config.size("head_dim")?.or(defaults.head_dim);
@@ -250,8 +250,11 @@ fn of_family(json: &Lookup, mut config: ModelConfig) -> Result<ModelConfig, Form
     Ok(config)
 }
 
-/// The number of layers, for a decoder with causal attention.
-fn decoder_layers(config: &Lookup) -> Result<usize, FormatError> {
+/// Names of the text model of Gemma 3 alone, which is an encoder in EmbeddingGemma.
+const GEMMA3_TEXT: [&str; 2] = ["Gemma3TextModel", "gemma3_text"];
+
+/// The number of layers, for a decoder with causal attention, or an encoder that is made of one.
+fn decoder_layers(config: &Lookup, family: &Family) -> Result<usize, FormatError> {
     let listed = config.get("layers_block_type").and_then(|kinds| kinds.as_array()).map(Vec::len);
     let layers = or_need(config, "num_hidden_layers", listed)?;
     if layers > LAYERS_MAX {
@@ -263,7 +266,8 @@ fn decoder_layers(config: &Lookup) -> Result<usize, FormatError> {
         Some(_) => true,
         None => config.bool("use_bidirectional_attention")?.unwrap_or(false),
     };
-    if bidirectional || config.bool("is_causal")? == Some(false) {
+    let encodes = GEMMA3_TEXT.contains(&family.name.as_str());
+    if bidirectional && !encodes || config.bool("is_causal")? == Some(false) {
         return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
     }
     Ok(layers)

@@ -31,6 +31,12 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, FormatError
     parsed.map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
 }
 
+/// Reads a configuration file, which must hold a list.
+pub(super) fn read_array(path: &Path) -> Result<Vec<Value>, FormatError> {
+    let bytes = read_bounded(path, CONFIG_BYTES_MAX)?;
+    serde_json::from_slice(&bytes).map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
+}
+
 /// The text with null for the numbers that Python writes and JSON has not, outside of strings; none where there are none.
 fn without_infinities(bytes: &[u8]) -> Option<Vec<u8>> {
     let (mut out, mut at, mut quoted) = (Vec::with_capacity(bytes.len()), 0, false);

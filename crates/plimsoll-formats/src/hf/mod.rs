@@ -1,10 +1,11 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
-//! module, `config`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `pixtral`, `siglip`, `siglip2` and `gemma4` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `pixtral`, `siglip`, `siglip2` and `gemma4` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
+mod dense;
 mod encoder;
 mod gemma4;
 mod hybrid;
@@ -28,6 +29,7 @@ use crate::directory::Directory;
 use crate::error::FormatError;
 use crate::family::{self, Names};
 use crate::mapping::Mapping;
+use safetensors::Found;
 use std::path::Path;
 
 /// What a Hugging Face checkpoint consists of. Without weights, `files` and `directory` are empty.
@@ -66,6 +68,26 @@ fn rename_overrides(config: &mut ModelConfig, names: Names) {
     quantization.overrides = renamed.collect();
 }
 
+/// Opens the dense layers behind an encoder's pooling, if the directory has some. Without `weights` their configuration alone.
+fn open_dense(dir: &Path, opened: &mut Opened, weights: bool) -> Result<Vec<Found>, FormatError> {
+    let hidden = opened.config.hidden_size;
+    let Some(encoder) = opened.config.encoder.as_mut().filter(|encoder| encoder.labels.is_none()) else {
+        return Ok(Vec::new());
+    };
+    let Some((dense, files)) = dense::read(dir, hidden)? else { return Ok(Vec::new()) };
+    encoder.dense = Some(dense);
+    let mut tensors = Vec::new();
+    for (number, path) in files.into_iter().enumerate().filter(|_| weights) {
+        let mapping = Mapping::open(&path)?;
+        let found = safetensors::parse(mapping.bytes(), opened.files.len());
+        mapping.unchanged()?;
+        let named = |tensor: Found| Some(Found { name: dense::canonical(number, &tensor.name)?, ..tensor });
+        tensors.extend(found?.into_iter().filter_map(named));
+        opened.files.push(mapping);
+    }
+    Ok(tensors)
+}
+
 /// Opens a directory with a `config.json` and, unless it is there for planning only, safetensors.
 pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     let mut opened = open_config(&dir.join("config.json"))?;
@@ -80,6 +102,8 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
         shard.check(&found)?;
         tensors.extend(found);
     }
+    let dense = open_dense(dir, &mut opened, !tensors.is_empty())?;
+    tensors.extend(dense);
     let mut entries = quantized::join(&tensors, opened.config.quantization.as_ref(), &opened.files)?;
     if let Some(names) = names_of(&opened.config) {
         for entry in &mut entries {

@@ -7,8 +7,9 @@
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId};
 use plimsoll_formats::ModelConfig;
 
-use crate::block::{AttentionPlace, Ends, norm};
+use crate::block::{AttentionPlace, norm};
 use crate::decoder::{Kind, Layer, Rotary};
+use crate::ends::Ends;
 use crate::{Drafter, Output};
 
 /// Weights of a draft head of one layer.

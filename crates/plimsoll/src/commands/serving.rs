@@ -135,6 +135,9 @@ fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<En
     if classifies && asked.is_some() {
         anyhow::bail!("--pooling: this model scores pairs and makes no embeddings");
     }
+    if encoder.is_some_and(|encoder| encoder.dense.is_some()) && asked.is_some() {
+        anyhow::bail!("--pooling: this model has dense layers behind a pooling of its own; leave --pooling out");
+    }
     let default = encoder.is_some().then_some(Pooling::Mean);
     let pooling = asked.or(sentence.map(|sentence| sentence.pooling)).or(default);
     Ok(Pooled {

@@ -154,14 +154,42 @@ fn files_like_qwen3_embedding_need_no_flag() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
+/// The server's answers for what the families of encoders have of their own: dense layers, and a classifier of the mean.
+#[test]
+fn dense_layers_make_embeddings_and_a_modernbert_scores() {
+    let server = Server::start_model(&fixture("embeddinggemma"), &[]);
+    for text in reference("embeddinggemma")["texts"].as_array().unwrap() {
+        let expected: Vec<f64> = text["dense"].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();
+        let length = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let answer = server.ask("/v1/embeddings", &json!({"input": text["text"]}));
+        let found = answer["data"][0]["embedding"].as_array().unwrap();
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!(
+                (found.as_f64().unwrap() - expected / length).abs() < 1e-5,
+                "{found} instead of {expected} / {length}"
+            );
+        }
+    }
+    let reference = reference("bert-modern-mean");
+    let server = Server::start_model(&fixture("bert-modern-mean"), &[]);
+    for pair in reference["pairs"].as_array().unwrap() {
+        let answer = server.ask("/v1/score", &json!({"text_1": pair["a"], "text_2": pair["b"]}));
+        let expected = 1.0 / (1.0 + (-pair["logit"].as_f64().unwrap()).exp());
+        let off = (answer["data"][0]["score"].as_f64().unwrap() - expected).abs();
+        assert!(off < 1e-5, "{answer}: off by {off}");
+    }
+}
+
 #[test]
 fn flags_that_mean_nothing_for_an_encoder_are_refused() {
-    let (bert, cross) = (fixture("bert"), fixture("bert-cross"));
+    let [bert, cross, dense] = ["bert", "bert-cross", "embeddinggemma"].map(fixture);
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     for (args, words) in [
         (vec!["serve".into(), path(&bert), "--max-total-token-num".into(), "4096".into()], "encoder"),
         (vec!["serve".into(), path(&bert), "--enable-mtp".into()], "--enable-mtp"),
         (vec!["serve".into(), path(&cross), "--pooling".into(), "mean".into()], "scores pairs"),
+        (vec!["serve".into(), path(&dense), "--pooling".into(), "cls".into()], "leave --pooling out"),
         (vec!["plan".into(), path(&bert), "--users".into(), "3".into()], "--users"),
         (vec!["plan".into(), path(&bert), "--probe".into()], "--probe"),
     ] {

@@ -4,7 +4,8 @@
 
 use super::{Family, Sizes, base, plain, token_types};
 use crate::architecture::Architecture;
-use crate::config::{Encoder, ModelConfig};
+use crate::config::ModelConfig;
+use crate::encoder::Encoder;
 use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::values::activation;

@@ -12,7 +12,8 @@ use super::values::{activation_of, dtype};
 use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::bounds::LAYERS_MAX;
-use crate::config::{Classifier, Encoder, ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, RopeScaling};
+use crate::encoder::{Classifier, Encoder};
 use crate::error::FormatError;
 use crate::family::Names;
 use crate::quantization::Quantization;
@@ -139,6 +140,7 @@ fn plain(config: &Lookup) -> Result<Encoder, FormatError> {
         labels: labels(config)?,
         sigmoid: !score_as_is(config),
         classifier: Classifier { mean: false, activation: Activation::Tanh, bias: true, norm: false },
+        dense: None,
     })
 }
 

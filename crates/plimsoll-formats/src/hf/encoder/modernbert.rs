@@ -5,7 +5,8 @@
 
 use super::{Family, Sizes, activation, base, plain};
 use crate::architecture::Architecture;
-use crate::config::{Classifier, Encoder, ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, RopeScaling};
+use crate::encoder::{Classifier, Encoder};
 use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::rope;

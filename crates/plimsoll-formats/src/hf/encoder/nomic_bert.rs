@@ -1,14 +1,15 @@
 //! nomic-bert: BERT with rotated queries and keys, a gated feed-forward part and no biases in matrices.
 //!
 //! There are two forms of the configuration: that of transformers, and the one of the code that published checkpoints
-//! bring along, whose keys are GPT-2's (`n_embd`).
+//! bring along, with keys of GPT-2 (`n_embd`).
 //!
 //! Reference: transformers, `modeling_nomic_bert.py`; `modeling_hf_nomic_bert.py` beside the checkpoints.
 
 use super::{Family, Sizes, activation, base, plain, refuse_true, token_types};
 use crate::activation::Activation;
 use crate::architecture::Architecture;
-use crate::config::{Encoder, ModelConfig, RopeScaling};
+use crate::config::{ModelConfig, RopeScaling};
+use crate::encoder::Encoder;
 use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::rope;

@@ -1,0 +1,126 @@
+//! The two ends of a decoder: token embedding before the first layer, final norm and output projection behind the last.
+
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId};
+use plimsoll_formats::ModelConfig;
+
+use crate::Output;
+use crate::block::norm;
+
+/// Token embedding, final norm and output projection.
+#[derive(Clone, Copy, Debug)]
+pub struct Ends {
+    embedding: LinearId,
+    norm: VectorId,
+    head: LinearId,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Width of the hidden state.
+    pub hidden: usize,
+    /// Width of a row that comes from an encoder: the hidden state, and what the first layers are given besides.
+    media_width: usize,
+    eps: f32,
+    embedding_scale: f32,
+    logit_scale: f32,
+    softcap: Option<f32>,
+}
+
+impl Ends {
+    /// Declares `model.embed_tokens`, `model.norm` and `lm_head`; tied weights are one copy.
+    pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
+        let norm = norm(config, "model.norm.weight", hidden, declare)?;
+        let head = match config.tie_word_embeddings {
+            true => embedding,
+            false => declare.linear("lm_head.weight", vocab, hidden)?,
+        };
+        Ok(Self {
+            embedding,
+            norm,
+            head,
+            vocab,
+            hidden,
+            media_width: hidden * (1 + config.vision.as_ref().map_or(0, |vision| vision.deepstack.len())),
+            eps: config.norm_eps,
+            embedding_scale: config.embedding_scale,
+            logit_scale: config.variant.logit_scale,
+            softcap: config.final_logit_softcap,
+        })
+    }
+
+    /// The hidden state of every row of the step.
+    pub fn embed(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+        let x = device.temp(step.tokens.len(), self.hidden)?;
+        device.embed(x, self.embedding, step.tokens, self.embedding_scale);
+        for media in step.media {
+            device.place(x, media.first_row, media.values, self.media_width, 0, Mode::Store);
+        }
+        Ok(x)
+    }
+
+    /// Returns the rows that are still computed after the mixer of the last layer, `layer`, and how many of them are in
+    /// bfloat16. These are all rows of `x`. If the step uses hidden states only for logits, they are the rows that need
+    /// logits, moved to the beginning.
+    pub fn wanted(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) -> (Buf, usize) {
+        // What an encoder has for this layer belongs to rows by their place in the step.
+        match step.only_logits && !self.deepens(layer) {
+            true => (device.keep_rows(x, step.logit_rows), step.bf16_logit_rows()),
+            false => (x, step.bf16_rows),
+        }
+    }
+
+    /// Whether encoders have something for layer `layer`.
+    fn deepens(&self, layer: usize) -> bool {
+        (layer + 1) * self.hidden < self.media_width
+    }
+
+    /// After the first layers: adds what an encoder has for layer `layer` to the rows that come from it.
+    pub fn deepen(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) {
+        for media in step.media.iter().filter(|_| self.deepens(layer)) {
+            let column = (layer + 1) * self.hidden;
+            device.place(x, media.first_row, media.values, self.media_width, column, Mode::Add);
+        }
+    }
+
+    /// The hidden states `x` behind the final norm, in place.
+    pub fn normed(&self, device: &mut dyn Device, x: Buf) -> Buf {
+        device.rms_norm(x, x, self.norm, self.eps);
+        x
+    }
+
+    /// The logits of the wanted rows of `x`, the hidden states of all rows or of these, which are normalised in place.
+    pub fn output(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
+        self.output_through(device, x, self.norm, step)
+    }
+
+    /// [`Ends::output`] through another norm: a draft head shares the output projection only.
+    pub fn output_through(
+        &self,
+        device: &mut dyn Device,
+        x: Buf,
+        norm: VectorId,
+        step: &StepInput<'_>,
+    ) -> Result<Output, DeviceError> {
+        let logits = device.temp(step.logit_rows.len(), self.vocab)?;
+        let output = Output { logits, hidden: x };
+        device.rms_norm(x, x, norm, self.eps);
+        if step.logit_rows.is_empty() {
+            return Ok(output);
+        }
+        let mut last = x;
+        // Where only logits are wanted `x` may be these rows already. The plan, which asks for all, always has room for both.
+        if !step.only_logits || x.rows > step.logit_rows.len() {
+            last = device.temp(step.logit_rows.len(), self.hidden)?;
+            device.gather(last, x, step.logit_rows);
+        }
+        let bf16 = if step.bf16_logits { last.rows } else { 0 };
+        device.linear_rows(last.into(), &[(self.head, logits)], Mode::Store, bf16)?;
+        if self.logit_scale != 1.0 {
+            device.scale_rows(logits, &|_| self.logit_scale);
+        }
+        if let Some(cap) = self.softcap {
+            device.softcap(logits, cap);
+        }
+        Ok(output)
+    }
+}
