@@ -248,6 +248,59 @@ GLM4_MOE = {
     "use_qk_norm": True,
 }
 
+LAGUNA = {
+    **COMMON,
+    "architectures": ["LagunaForCausalLM"],
+    "model_type": "laguna",
+    "attention_bias": False,
+    "gating": True,
+    "head_dim": 32,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    "max_position_embeddings": 512,
+    "mlp_layer_types": ["dense", "sparse", "sparse", "sparse", "dense"],
+    "moe_apply_router_weight_on_input": False,
+    "moe_intermediate_size": 32,
+    "moe_routed_scaling_factor": 1.7,
+    "moe_router_logit_softcapping": 0.0,
+    # Published sizes have as many in all layers of one type.
+    "num_attention_heads_per_layer": [4, 6, 2, 6, 4],
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 5,
+    "rms_norm_eps": 1e-6,
+    "rope_parameters": {
+        "full_attention": {
+            "attention_factor": 1.2,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "partial_rotary_factor": 0.5,
+            "rope_theta": 500000.0,
+            "rope_type": "yarn",
+        },
+        "sliding_attention": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0, "rope_type": "default"},
+    },
+    "shared_expert_intermediate_size": 48,
+    "sliding_window": 19,
+}
+# A gate for each element and biases, as no published size has them; a bound on the router's logits.
+LAGUNA_ELEMENTS = {
+    **LAGUNA,
+    "attention_bias": True,
+    "gating": "per-element",
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "mlp_layer_types": ["sparse", "dense", "sparse"],
+    "moe_router_logit_softcapping": 0.8,
+    "num_attention_heads_per_layer": [6, 2, 4],
+    "num_hidden_layers": 3,
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 100000.0, "rope_type": "default"},
+        "sliding_attention": {"partial_rotary_factor": 0.25, "rope_theta": 5000.0, "rope_type": "default"},
+    },
+    "sliding_window": 21,
+}
+
 LFM2 = {
     **{k: v for k, v in COMMON.items() if k != "rms_norm_eps"},
     "architectures": ["Lfm2ForCausalLM"],
@@ -427,6 +480,8 @@ MODELS: dict[str, tuple[dict, str]] = {
     "glm4-moe": (GLM4_MOE, "bfloat16"),
     **gemma4.MODELS,
     **latent.MODELS,
+    "laguna": (LAGUNA, "bfloat16"),
+    "laguna-elements": (LAGUNA_ELEMENTS, "bfloat16"),
     "lfm2": (LFM2, "bfloat16"),
     "lfm2-moe": (LFM2_MOE, "bfloat16"),
     "granite4-h": (GRANITE4, "bfloat16"),
@@ -491,8 +546,11 @@ CORRECTION = "e_score_correction_bias"
 
 
 def published(raw: dict, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors as published checkpoints have them, where transformers keeps them otherwise: experts one by one."""
-    if raw["model_type"] not in ("ernie4_5_moe", "glm4_moe", "lfm2_moe", "nemotron_h", *latent.KINDS):
+    """The tensors as published checkpoints have them, where transformers keeps them otherwise: experts one by one.
+
+    One fixture of Laguna stays as transformers saves it.
+    """
+    if raw is LAGUNA_ELEMENTS or raw["model_type"] not in ("ernie4_5_moe", "glm4_moe", "laguna", "lfm2_moe", "nemotron_h", *latent.KINDS):
         return tensors
     out, experts = {}, EXPERTS
     parts = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"} if raw["model_type"] == "lfm2_moe" else {}
@@ -505,8 +563,10 @@ def published(raw: dict, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Te
             part, kind = last.split(".")
             last = f"{parts.get(part, part)}.{kind}"
             out.update({f"{module}{experts}{i}.{last}": one.contiguous() for i, one in enumerate(tensor)})
-        else:
-            out[name] = tensor
+            continue
+        if raw["model_type"] == "laguna":
+            name = name.replace(".gate.e_score", ".experts.e_score").replace(".shared_experts.", ".shared_expert.")
+        out[name] = tensor
     return out
 
 

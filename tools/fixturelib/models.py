@@ -174,7 +174,7 @@ def _normal(seed: int, name: str, shape) -> np.ndarray:
 GAIN = {
     "q_proj": 1.5, "k_proj": 1.5, "v_proj": 1.0, "o_proj": 2.0, "gate_proj": 1.4, "up_proj": 1.2, "down_proj": 1.6,
     "gate": 2.0, "gate_up_proj": 1.3, "shared_expert_gate": 2.0, "in_proj_qkv": 1.0, "in_proj_qkvz": 1.0,
-    "qkv_proj": 1.3, "router": 2.0, "in_proj_z": 1.0, "in_proj_ba": 1.0, "in_proj_b": 1.0, "in_proj_a": 1.0, "out_proj": 1.5, "fc": 1.0,
+    "qkv_proj": 1.3, "g_proj": 1.2, "router": 2.0, "in_proj_z": 1.0, "in_proj_ba": 1.0, "in_proj_b": 1.0, "in_proj_a": 1.0, "out_proj": 1.5, "fc": 1.0,
     "q_a_proj": 1.3, "q_b_proj": 1.5, "kv_a_proj_with_mqa": 1.3, "kv_b_proj": 1.3, "fc1_latent_proj": 1.2, "fc2_latent_proj": 1.2, "input_linear": 1.3, "output_linear": 1.6, "in_proj": 1.0, "w1": 1.4, "w2": 1.6, "w3": 1.2,
 }
 

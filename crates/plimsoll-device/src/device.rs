@@ -181,6 +181,9 @@ pub trait Device {
     /// `x[r] *= factor(r)`.
     fn scale_rows(&mut self, x: Buf, factor: &(dyn Fn(usize) -> f32 + Sync));
 
+    /// `x[r] *= by[r]`, one factor a row.
+    fn scale_by(&mut self, x: Buf, by: Buf);
+
     /// `x += y`.
     fn add(&mut self, x: Buf, y: Buf);
 

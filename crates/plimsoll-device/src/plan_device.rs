@@ -198,6 +198,11 @@ impl Device for PlanDevice<'_> {
         self.work.flops += (x.rows * x.cols) as u64;
     }
 
+    fn scale_by(&mut self, x: Buf, _by: Buf) {
+        self.calls.plain += 1;
+        self.work.flops += (x.rows * x.cols) as u64;
+    }
+
     fn add(&mut self, x: Buf, _y: Buf) {
         self.calls.plain += 1;
         self.work.flops += (x.rows * x.cols) as u64;

@@ -34,6 +34,8 @@ pub struct Routing {
     pub shared_gate: bool,
     /// Whether each expert has a stored factor on its weight (`expert_scale`).
     pub expert_scales: bool,
+    /// Bound of the tanh soft cap on the router's logits.
+    pub logit_softcap: Option<f32>,
 }
 
 impl Default for Routing {
@@ -46,6 +48,7 @@ impl Default for Routing {
             scale: 1.0,
             shared_gate: true,
             expert_scales: false,
+            logit_softcap: None,
         }
     }
 }
@@ -315,10 +318,11 @@ impl Experts {
         within("experts per token", self.top_k, self.count)?;
         within("expert width", self.width, INTERMEDIATE_MAX)?;
         within("shared expert width", self.shared_width.max(1), INTERMEDIATE_MAX)?;
-        let Routing { groups, top_groups, scale, .. } = self.routing;
+        let Routing { groups, top_groups, scale, logit_softcap, .. } = self.routing;
         within("groups of experts", groups, GROUPS_MAX)?;
         within("groups of experts per token", top_groups, groups)?;
         positive("scale of routed experts", scale, 1e6)?;
+        positive("soft cap of a router", logit_softcap.unwrap_or(1.0), 1e6)?;
         let per_group = self.count / groups;
         if per_group * groups != self.count || groups > 1 && (per_group < 2 || self.top_k > top_groups * per_group) {
             return wrong(format!("{} of {} experts in {top_groups} of {groups} groups", self.top_k, self.count));

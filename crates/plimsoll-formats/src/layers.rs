@@ -1,6 +1,8 @@
 //! What one layer of a decoder has, where layers differ: heads, the source of keys and values, the width of the feed-forward part.
 
-use crate::bounds::{CONTEXT_MAX, HEAD_DIM_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, VOCAB_MAX, positive, within, wrong};
+use crate::bounds::{
+    CONTEXT_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, VOCAB_MAX, positive, within, wrong,
+};
 use crate::config::ModelConfig;
 use crate::error::FormatError;
 use crate::variant::{LayerHeads, Mixer, check_taps};
@@ -16,6 +18,11 @@ impl ModelConfig {
         let Self { kv_heads, head_dim, rotary_dim, .. } = *self;
         let plain = LayerHeads { kv_heads, head_dim, rotary_dim, values_are_keys: false };
         self.variant.global_heads.filter(|_| !sliding).unwrap_or(plain)
+    }
+
+    /// The query heads of layer `layer`.
+    pub fn query_heads(&self, layer: usize) -> usize {
+        self.variant.query_heads.get(layer).copied().unwrap_or(self.heads)
     }
 
     /// The layer whose keys and values layer `layer` reads, where it has none of its own.
@@ -99,6 +106,7 @@ impl ModelConfig {
             return wrong(format!("{} widths of feed-forward parts for {layers} layers", variant.mlp_widths.len()));
         }
         variant.mlp_widths.iter().try_for_each(|width| within("intermediate size", *width, INTERMEDIATE_MAX))?;
+        self.check_query_heads()?;
         let shared = variant.shared_kv_layers;
         if shared >= layers {
             return wrong(format!("{shared} of {layers} layers share keys and values: one at least must have its own"));
@@ -107,6 +115,23 @@ impl ModelConfig {
             Some(layer) => wrong(format!("layer {layer} shares keys and values, and no layer of its kind has them")),
             None => Ok(()),
         }
+    }
+
+    /// Checks the query heads of each layer against its key-value heads.
+    fn check_query_heads(&self) -> Result<(), FormatError> {
+        let listed = &self.variant.query_heads;
+        if !listed.is_empty() && listed.len() != self.layers {
+            return wrong(format!("{} numbers of query heads for {} layers", listed.len(), self.layers));
+        }
+        for (layer, heads) in listed.iter().enumerate() {
+            let LayerHeads { kv_heads, head_dim, .. } = self.heads_of(self.slides(layer));
+            within("attention heads of a layer", *heads, HEADS_MAX)?;
+            within("attention width of a layer (heads x head width)", heads * head_dim, HIDDEN_MAX)?;
+            if !heads.is_multiple_of(kv_heads) {
+                return wrong(format!("{kv_heads} key-value heads do not divide the {heads} heads of layer {layer}"));
+            }
+        }
+        Ok(())
     }
 }
 

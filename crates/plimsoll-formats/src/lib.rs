@@ -70,5 +70,7 @@ pub use gguf::{GgufMeta, GgufStrings, GgufValue, Mmproj, MmprojState, Processor}
 pub use mapping::{FileIdentity, Mapping};
 pub use quantization::{F8Quant, GroupQuant, IntegerQuant, Method, Mode, Quantization, Scheme};
 pub use row::{Row, RowBuf, RowScales};
-pub use variant::{Latent, LayerHeads, Mamba, MambaScales, Mixer, Norms, PerLayerInput, QkNorm, QueryGrowth, Variant};
+pub use variant::{
+    Latent, LayerHeads, Mamba, MambaScales, Mixer, Norms, OutputGate, PerLayerInput, QkNorm, QueryGrowth, Variant,
+};
 pub use vision::{Gemma4, Intern, MediaTokens, Pixtral, RopeSections, Siglip2, Tower, Vision};

@@ -29,6 +29,16 @@ pub enum QkNorm {
     Row,
 }
 
+/// What is multiplied onto the result of attention: a projection of the layer's input (`self_attn.gate_proj`), activated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OutputGate {
+    /// Its softplus.
+    Softplus {
+        /// Whether a head has one gate for all of its elements. Otherwise each element has its own.
+        per_head: bool,
+    },
+}
+
 /// Queries grow with their position: by `1 + beta * ln(1 + floor(position / length))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryGrowth {
@@ -216,6 +226,10 @@ pub struct Variant {
     pub query_growth: Option<QueryGrowth>,
     /// Whether each head has a learned logit that takes part in the softmax and has no value (`self_attn.sinks`).
     pub sinks: bool,
+    /// The gate of attention's result, where it has a projection of its own.
+    pub output_gate: Option<OutputGate>,
+    /// Per layer, its query heads. Empty: [`crate::ModelConfig::heads`] in all layers.
+    pub query_heads: Vec<usize>,
     /// Heads of layers that see the whole context, where they differ from those of sliding layers.
     pub global_heads: Option<LayerHeads>,
     /// Layers at the end without keys and values of their own. Each reads those of the last layer before them that slides as it does.
@@ -255,6 +269,8 @@ impl Default for Variant {
             logit_scale: 1.0,
             query_growth: None,
             sinks: false,
+            output_gate: None,
+            query_heads: Vec::new(),
             global_heads: None,
             shared_kv_layers: 0,
             value_norm: false,

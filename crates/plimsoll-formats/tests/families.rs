@@ -2,22 +2,8 @@
 
 mod common;
 
-use common::{GgufWriter, LLAMA, open_config};
-use plimsoll_formats::{Activation, LayerHeads, Mixer, ModelConfig, Norms, PerLayerInput, QkNorm, RopeScaling};
-
-/// [`LLAMA`] as another class, with members replaced or added.
-fn patched(class: &str, extra: &str) -> Result<ModelConfig, String> {
-    let parse = |json: &str| serde_json::from_str::<serde_json::Map<_, _>>(json).expect("the test's JSON is right");
-    let mut object = parse(&LLAMA.replace("LlamaForCausalLM", class));
-    object.extend(parse(r#"{"num_key_value_heads": 2}"#));
-    object.extend(parse(&format!("{{{extra}}}")));
-    let json = serde_json::Value::Object(object).to_string();
-    open_config(&json).map(|checkpoint| checkpoint.config).map_err(|error| error.to_string())
-}
-
-fn of_class(class: &str, extra: &str) -> ModelConfig {
-    patched(class, extra).unwrap_or_else(|error| panic!("{class}: {error}"))
-}
+use common::{GgufWriter, LLAMA, of_class, open_config, patched};
+use plimsoll_formats::{Activation, LayerHeads, Mixer, Norms, PerLayerInput, QkNorm, RopeScaling};
 
 #[test]
 fn layers_without_rotation_are_listed_or_counted() {

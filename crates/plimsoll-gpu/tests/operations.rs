@@ -186,6 +186,7 @@ fn norms_and_elements() {
         Activation::Sigmoid,
         Activation::ClampedSwish,
         Activation::ReluSquared,
+        Activation::Softplus,
     ];
     for act in acts {
         both(2e-6, &format!("{act:?}"), |device, _| {
@@ -215,6 +216,8 @@ fn norms_and_elements() {
         device.scale_rows(d, &|row| 0.5 + row as f32);
         device.softcap(e, 0.3);
         device.add_gated(b, a, gate);
+        let scaled = device.put_rows(&Random::new(9).rows(6, 37));
+        device.scale_by(scaled, gate);
         let [between, below] = [(); 2].map(|()| device.put_rows(&Random::new(8).rows(6, 37)));
         device.clamp(between, -0.25, 0.5);
         device.clamp(below, f32::NEG_INFINITY, 0.125);
@@ -227,7 +230,7 @@ fn norms_and_elements() {
         let kept = device.keep_rows(e, &[1, 2, 5]);
         let moved = device.put_rows(&Random::new(7).rows(70, 3));
         let moved = device.keep_rows(moved, &(0..70).step_by(3).collect::<Vec<u32>>());
-        vec![a, b, c, d, between, below, wide, taken, gathered, kept, moved]
+        vec![a, b, c, d, scaled, between, below, wide, taken, gathered, kept, moved]
     });
 }
 

@@ -23,6 +23,8 @@ pub enum Activation {
     ClampedSwish,
     /// max(x, 0)²: Nemotron-H.
     ReluSquared,
+    /// ln(1 + eˣ).
+    Softplus,
 }
 
 impl Activation {
@@ -43,6 +45,7 @@ impl Activation {
                 let x = s.max(x, s.zero());
                 s.mul(x, x)
             }
+            Activation::Softplus => math::softplus(s, x),
         }
     }
 

@@ -78,10 +78,11 @@ proptest! {
     fn activations(x in prop::collection::vec(-20.0f32..20.0, 1..100)) {
         let up: Vec<f32> = x.iter().rev().copied().collect();
         let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
-        let known: [(Activation, &dyn Fn(f64) -> f64); 4] = [
+        let known: [(Activation, &dyn Fn(f64) -> f64); 5] = [
             (Activation::Silu, &|x| x * sigmoid(x)),
             (Activation::GeluQuick, &|x| x * sigmoid(1.702 * x)),
             (Activation::Sigmoid, &sigmoid),
+            (Activation::Softplus, &|x| x.exp().ln_1p()),
             (Activation::ReluSquared, &|x| x.max(0.0) * x.max(0.0)),
         ];
         for (activation, reference) in known {

@@ -6,7 +6,7 @@ use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvLayer, LinearId,
     Mode, Rotary, RowPiece, StepInput, VectorId,
 };
-use plimsoll_formats::{Activation as ConfigActivation, LayerHeads, ModelConfig, QkNorm, QueryGrowth};
+use plimsoll_formats::{Activation as ConfigActivation, LayerHeads, ModelConfig, OutputGate, QkNorm, QueryGrowth};
 
 /// A norm's weights, with 1 added where they are stored around zero.
 ///
@@ -24,6 +24,8 @@ pub fn norm(config: &ModelConfig, name: &str, len: usize, declare: &mut Declare<
 /// Where an attention layer stands.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionPlace {
+    /// Its index among all layers; a draft head's layers are behind the last.
+    pub layer: usize,
     /// Its index among the layers that have keys and values in the cache.
     pub cache: usize,
     /// Whether it attends through the sliding window.
@@ -41,14 +43,22 @@ struct KeyValue {
     norm: Option<VectorId>,
 }
 
+/// A projection of the layer's input, whose activation is multiplied onto what attention gives, where the family has one.
+#[derive(Clone, Copy)]
+struct Gate {
+    projection: LinearId,
+    act: Activation,
+    /// Outputs for a head: one for each element, or one for all of them.
+    width: usize,
+}
+
 /// Weights of one attention layer.
 pub struct AttentionBlock {
     q: LinearId,
     /// None of a layer that reads another layer's.
     kv: Option<KeyValue>,
     o: LinearId,
-    /// Its sigmoid is multiplied onto what attention gives, where the family does so.
-    gate: Option<LinearId>,
+    gate: Option<Gate>,
     /// Norms of queries and keys, where the family has them.
     norms: Option<[VectorId; 2]>,
     qk_norm: QkNorm,
@@ -62,6 +72,36 @@ pub struct AttentionBlock {
     spec: Attention,
 }
 
+impl Gate {
+    /// Declares `{prefix}.gate_proj`, if the family has it.
+    fn declare(
+        config: &ModelConfig,
+        prefix: &str,
+        heads: usize,
+        head_dim: usize,
+        declare: &mut Declare<'_>,
+    ) -> Result<Option<Self>, DeclareError> {
+        let (act, width) = match config.variant.output_gate {
+            None => return Ok(None),
+            Some(OutputGate::Softplus { per_head: true }) => (Activation::Softplus, 1),
+            Some(OutputGate::Softplus { per_head: false }) => (Activation::Softplus, head_dim),
+        };
+        let projection = declare.linear(&format!("{prefix}.gate_proj.weight"), heads * width, config.hidden_size)?;
+        Ok(Some(Self { projection, act, width }))
+    }
+
+    /// What attention gave, gated: in one of the two buffers.
+    fn apply(self, device: &mut dyn Device, made: Buf, attended: Buf, head_dim: usize) -> Buf {
+        if self.width == head_dim {
+            device.glu(made, attended, self.act);
+            return made;
+        }
+        device.activate(made, self.act);
+        device.scale_by(attended.reshape(head_dim), made.reshape(1));
+        attended
+    }
+}
+
 impl AttentionBlock {
     /// Declares `{prefix}.self_attn.*` of a layer at `place`.
     pub fn declare(
@@ -72,7 +112,7 @@ impl AttentionBlock {
     ) -> Result<Self, DeclareError> {
         let prefix = format!("{prefix}.self_attn");
         let LayerHeads { kv_heads, head_dim, .. } = config.heads_of(place.sliding);
-        let heads = config.heads;
+        let heads = config.query_heads(place.layer);
         if head_dim % 16 != 0 {
             return Err(DeclareError::Unsupported(format!(
                 "heads of {head_dim} elements are not supported: the width must be a multiple of 16"
@@ -84,7 +124,7 @@ impl AttentionBlock {
             false => declare.linear(&format!("{prefix}.o_proj.weight"), config.hidden_size, heads * head_dim)?,
         };
         let (q, gate) = match q {
-            Some(q) => (q, None),
+            Some(q) => (q, Gate::declare(config, &prefix, heads, head_dim, declare)?),
             None => {
                 // The stored rows alternate: a head's query, then its gate.
                 let half = |first| RowPiece { first, rows: heads * head_dim, run: head_dim, stride: 2 * head_dim };
@@ -92,7 +132,8 @@ impl AttentionBlock {
                     let stored = [2 * heads * head_dim, config.hidden_size];
                     declare.linear_rows(&format!("{prefix}.q_proj.weight"), &stored, &[half(first)], config.hidden_size)
                 };
-                (rows(0)?, Some(rows(head_dim)?))
+                let (q, projection) = (rows(0)?, rows(head_dim)?);
+                (q, Some(Gate { projection, act: Activation::Sigmoid, width: head_dim }))
             }
         };
         let qk_norm = config.variant.qk_norm;
@@ -166,14 +207,14 @@ impl AttentionBlock {
             None => None,
         };
         let gate = match self.gate {
-            Some(_) => Some(width(q.cols)?),
+            Some(gate) => Some((gate, width(self.spec.heads * gate.width)?)),
             None => None,
         };
         let (mut layers, mut count) = ([(self.q, q); 4], 1);
         let own = self.kv.as_ref().zip(kv);
         let own_keys = own.map(|(made, [k, _])| (made.k, k));
         let own_values = own.and_then(|(made, [_, v])| Some((made.v?, v)));
-        for layer in [own_keys, own_values, self.gate.zip(gate)].into_iter().flatten() {
+        for layer in [own_keys, own_values, gate.map(|(gate, made)| (gate.projection, made))].into_iter().flatten() {
             layers[count] = layer;
             count += 1;
         }
@@ -190,10 +231,7 @@ impl AttentionBlock {
             }
             None => device.attention(&self.spec, rotary.as_ref(), attended, q, kv, step),
         }
-        let gated = gate.map_or(attended, |gate| {
-            device.glu(gate, attended, Activation::Sigmoid);
-            gate
-        });
+        let gated = gate.map_or(attended, |(gate, made)| gate.apply(device, made, attended, self.head_dim));
         device.linear_rows(gated.into(), &[(self.o, out)], mode, step.bf16_rows)?;
         device.release(scope);
         Ok(())
@@ -273,7 +311,7 @@ pub(crate) fn projections(
 ) -> Result<[Option<LinearId>; 3], DeclareError> {
     let (hidden, fused) = (config.hidden_size, format!("{prefix}.qkv_proj"));
     let LayerHeads { kv_heads, head_dim, values_are_keys, .. } = config.heads_of(place.sliding);
-    let widths = [config.heads, kv_heads, kv_heads].map(|heads| heads * head_dim);
+    let widths = [config.query_heads(place.layer), kv_heads, kv_heads].map(|heads| heads * head_dim);
     let absent = [false, place.shared, place.shared || values_are_keys];
     let is_fused = is_stored(&format!("{fused}.weight"), config.variant.fused_qkv, declare);
     let (stored, mut first, mut ids) = (widths.iter().sum(), 0, [None; 3]);

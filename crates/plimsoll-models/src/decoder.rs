@@ -201,7 +201,7 @@ impl Decoder {
                 false => {
                     attention_layers += 1;
                     let (cache, sliding) = (attention_layers - 1, config.slides(layer));
-                    Kind::Attention(AttentionPlace { cache, sliding, shared: false })
+                    Kind::Attention(AttentionPlace { layer, cache, sliding, shared: false })
                 }
             };
             let experts = config.experts.as_ref().is_some_and(|experts| experts.layers[layer]);

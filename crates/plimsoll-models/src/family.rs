@@ -165,7 +165,7 @@ fn declare_layer(
         MixerKind::Attention => {
             counts.attention += 1;
             let cache = source.unwrap_or(counts.attention - 1);
-            let place = AttentionPlace { cache, sliding, shared: source.is_some() };
+            let place = AttentionPlace { layer, cache, sliding, shared: source.is_some() };
             Some(match config.variant.latent {
                 Some(latent) => Mixer::Latent(Box::new(LatentBlock::declare(config, latent, &prefix, cache, declare)?)),
                 None => Mixer::Attention(AttentionBlock::declare(config, &prefix, place, declare)?),
@@ -181,7 +181,7 @@ fn declare_layer(
         }
         MixerKind::Parallel => {
             (counts.attention, counts.recurrent) = (counts.attention + 1, counts.recurrent + 1);
-            let places = [counts.attention - 1, counts.recurrent - 1];
+            let places = [layer, counts.attention - 1, counts.recurrent - 1];
             Some(Mixer::Parallel(Box::new(ParallelBlock::declare(config, &prefix, places, declare)?)))
         }
         MixerKind::None => None,

@@ -24,6 +24,8 @@ pub struct MoeBlock {
     shared: Option<Shared>,
     /// What the router's logits are multiplied with.
     pub(crate) logit_scale: f32,
+    /// Bound of the tanh soft cap on the router's logits.
+    logit_softcap: Option<f32>,
     /// Projections to the experts' own width and back, and that width, where they have one.
     latent: Option<([LinearId; 2], usize)>,
 }
@@ -92,6 +94,7 @@ impl MoeBlock {
             scoring,
             shared,
             logit_scale: 1.0,
+            logit_softcap: experts.routing.logit_softcap,
             latent,
         })
     }
@@ -129,6 +132,9 @@ impl MoeBlock {
         }
         if self.logit_scale != 1.0 {
             device.scale_rows(router, &|_| self.logit_scale);
+        }
+        if let Some(cap) = self.logit_softcap {
+            device.softcap(router, cap);
         }
         let experts = Experts {
             gate: &self.gate,

@@ -18,14 +18,15 @@ pub struct ParallelBlock {
 }
 
 impl ParallelBlock {
-    /// Declares `{prefix}.self_attn.*` and `{prefix}.mamba.*`; `cache` counts layers of attention, `index` recurrent ones.
+    /// Declares `{prefix}.self_attn.*` and `{prefix}.mamba.*`; `layer` counts all layers, `cache` those of
+    /// attention, `index` recurrent ones.
     pub fn declare(
         config: &ModelConfig,
         prefix: &str,
-        [cache, index]: [usize; 2],
+        [layer, cache, index]: [usize; 3],
         declare: &mut Declare<'_>,
     ) -> Result<Self, DeclareError> {
-        let place = AttentionPlace { cache, sliding: false, shared: false };
+        let place = AttentionPlace { layer, cache, sliding: false, shared: false };
         Ok(Self {
             attention: AttentionBlock::declare(config, prefix, place, declare)?,
             mamba: MambaBlock::declare(config, prefix, index, declare)?,

@@ -99,6 +99,7 @@ fn kernel_activation(act: Activation) -> kernels::Activation {
         Activation::GeluQuick => kernels::Activation::GeluQuick,
         Activation::ClampedSwish => kernels::Activation::ClampedSwish,
         Activation::ReluSquared => kernels::Activation::ReluSquared,
+        Activation::Softplus => kernels::Activation::Softplus,
         Activation::Tanh => kernels::Activation::Tanh,
         Activation::Sigmoid => kernels::Activation::Sigmoid,
     }
@@ -249,6 +250,10 @@ impl Device for CpuDevice {
             // SAFETY: rows are inside the workspace and each belongs to one task.
             kernels::scale(isa, unsafe { arena.row(x, row) }, factor(row));
         });
+    }
+
+    fn scale_by(&mut self, x: Buf, by: Buf) {
+        self.run_scale_by(x, by);
     }
 
     fn add(&mut self, x: Buf, y: Buf) {

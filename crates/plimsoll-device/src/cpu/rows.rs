@@ -79,6 +79,17 @@ impl CpuDevice {
         });
     }
 
+    /// `x[r] *= by[r]`.
+    pub(super) fn run_scale_by(&mut self, x: Buf, by: Buf) {
+        assert_eq!((by.rows, by.cols), (x.rows, 1), "one factor a row");
+        let isa = self.isa;
+        self.rows(x, |arena, _, row| {
+            // SAFETY: rows are inside the workspace, the matrices do not overlap, each row belongs to one task, nothing writes `by`.
+            let (x, by) = unsafe { (arena.row(x, row), arena.matrix(by)[row]) };
+            kernels::scale(isa, x, by);
+        });
+    }
+
     pub(super) fn run_unfold(&mut self, out: Buf, x: Buf, spec: &Unfold) {
         let Unfold { inner, taps: [outer_taps, inner_taps], step, pad } = *spec;
         let (windows, taps) = (spec.windows(), outer_taps * inner_taps);

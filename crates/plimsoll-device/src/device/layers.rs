@@ -25,6 +25,8 @@ pub enum Activation {
     ClampedSwish,
     /// max(x, 0)², of a feed-forward part without a gate: Nemotron-H.
     ReluSquared,
+    /// ln(1 + eˣ), without x: the gate of an attention's output.
+    Softplus,
 }
 
 /// What one attention layer does, apart from its data.

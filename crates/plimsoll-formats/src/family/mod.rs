@@ -14,6 +14,7 @@ mod gpt_oss;
 mod granite;
 mod granite_hybrid;
 mod hunyuan;
+mod laguna;
 mod lfm2;
 mod ministral3;
 mod nemotron_h;
@@ -47,6 +48,7 @@ const FAMILIES: &[&Family] = &[
     &glm4::MOE,
     &deepseek::DEEPSEEK,
     &deepseek::GLM_FLASH,
+    &laguna::FAMILY,
     &lfm2::DENSE,
     &lfm2::MOE,
     &falcon_h1::FAMILY,

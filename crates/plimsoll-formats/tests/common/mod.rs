@@ -3,7 +3,7 @@
 
 #![allow(dead_code)] // Each test binary uses a part of these.
 
-use plimsoll_formats::{Checkpoint, FormatError, RowBuf};
+use plimsoll_formats::{Checkpoint, FormatError, ModelConfig, RowBuf};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -280,4 +280,19 @@ pub const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type":
 pub fn open_config(json: &str) -> Result<Checkpoint, FormatError> {
     let dir = TempDir::new();
     Checkpoint::open(&dir.write("config.json", json))
+}
+
+/// [`LLAMA`] as another class, with members replaced or added.
+pub fn patched(class: &str, extra: &str) -> Result<ModelConfig, String> {
+    let parse = |json: &str| serde_json::from_str::<serde_json::Map<_, _>>(json).expect("the test's JSON is right");
+    let mut object = parse(&LLAMA.replace("LlamaForCausalLM", class));
+    object.extend(parse(r#"{"num_key_value_heads": 2}"#));
+    object.extend(parse(&format!("{{{extra}}}")));
+    let json = serde_json::Value::Object(object).to_string();
+    open_config(&json).map(|checkpoint| checkpoint.config).map_err(|error| error.to_string())
+}
+
+/// The same, where it must not be refused.
+pub fn of_class(class: &str, extra: &str) -> ModelConfig {
+    patched(class, extra).unwrap_or_else(|error| panic!("{class}: {error}"))
 }

@@ -168,6 +168,11 @@ impl Device for GpuDevice {
         self.rowwise(Kernel::ScaleRows, x, x, sent, 0);
     }
 
+    fn scale_by(&mut self, x: Buf, by: Buf) {
+        assert_eq!((by.rows, by.cols), (x.rows, 1), "one factor a row");
+        self.rowwise(Kernel::ScaleBy, x, x, at(by), 0);
+    }
+
     fn add(&mut self, x: Buf, y: Buf) {
         assert_eq!((x.rows, x.cols), (y.rows, y.cols), "both have one shape");
         self.plain(Kernel::Add, at(x), at(y), x.rows * x.cols, 0, 0.0);

@@ -2,6 +2,23 @@
 
 use super::sized;
 
+/// ln(1 + eˣ).
+pub(super) const SOFTPLUS: &str = "
+fn softplus(x: f32) -> f32 {
+    // ln(1 + e) = 2 artanh(e / (2 + e)), whose argument is 1/3 at most: the logarithm of drivers is not good enough near 1.
+    let e = exp(-abs(x));
+    let s = e / (2.0 + e);
+    let t = s * s;
+    var q = fma(t, 0.0769230769, 0.0909090909);
+    q = fma(t, q, 0.1111111111);
+    q = fma(t, q, 0.1428571429);
+    q = fma(t, q, 0.2);
+    q = fma(t, q, 0.3333333333);
+    q = fma(t, q, 1.0);
+    return max(x, 0.0) + 2.0 * s * q;
+}
+";
+
 /// `x` and `y` are matrices of `count` elements.
 pub const PLAIN: &[&str] = &["x", "y", "count", "act", "cap_f"];
 
@@ -49,6 +66,7 @@ fn activation(act: u32, x: f32) -> f32 {
             let r = max(x, 0.0);
             return r * r;
         }
+        case 8u: { return softplus(x); }
         default: {
             let c = min(x, 7.0);
             return c * sigmoid(1.702 * c);
@@ -56,6 +74,10 @@ fn activation(act: u32, x: f32) -> f32 {
     }
 }
 ";
+
+fn activations() -> String {
+    SOFTPLUS.to_owned() + ACTIVATIONS
+}
 
 /// A kernel that does `body` with the element's number in `i`, if `p.count` is more than that.
 pub(super) fn each(functions: &str, body: &str) -> String {
@@ -85,11 +107,11 @@ pub(super) fn glu() -> String {
         up = clamp(up, -7.0, 7.0) + 1.0;
     }
     arena[p.x + i] = activation(p.act, arena[p.x + i]) * up;";
-    each(ACTIVATIONS, body)
+    each(&activations(), body)
 }
 
 pub(super) fn activate() -> String {
-    each(ACTIVATIONS, "arena[p.x + i] = activation(p.act, arena[p.x + i]);")
+    each(&activations(), "arena[p.x + i] = activation(p.act, arena[p.x + i]);")
 }
 
 pub(super) fn add() -> String {
@@ -101,7 +123,7 @@ pub(super) fn fetch() -> String {
 }
 
 pub(super) fn softcap() -> String {
-    each(ACTIVATIONS, "arena[p.x + i] = p.cap_f * hyperbolic(arena[p.x + i] / p.cap_f);")
+    each(&activations(), "arena[p.x + i] = p.cap_f * hyperbolic(arena[p.x + i] / p.cap_f);")
 }
 
 pub(super) fn clamp() -> String {
@@ -121,10 +143,14 @@ pub(super) fn scale_rows() -> String {
     each("", "arena[p.x + i] = arena[p.x + i] * bitcast<f32>(sent[p.by + i / p.cols]);")
 }
 
+pub(super) fn scale_by() -> String {
+    each("", "arena[p.x + i] = arena[p.x + i] * arena[p.by + i / p.cols];")
+}
+
 pub(super) fn add_gated() -> String {
     let body = "let gate = sigmoid(arena[p.by + i / p.cols]);
     arena[p.out + i] = fma(gate, arena[p.x + i], arena[p.out + i]);";
-    each(ACTIVATIONS, body)
+    each(&activations(), body)
 }
 
 pub(super) fn put() -> String {

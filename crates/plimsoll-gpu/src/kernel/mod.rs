@@ -101,6 +101,8 @@ pub enum Kernel {
     Multiply,
     /// `x[r] *= factor[r]`.
     ScaleRows,
+    /// `x[r] *= by[r]`.
+    ScaleBy,
     /// `x = cap * tanh(x / cap)`.
     Softcap,
     /// `x = min(max(x, low), high)`.
@@ -129,7 +131,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Those that every model may need, beside the kinds that its weights, cache and states have.
-    pub const COMMON: [Kernel; 18] = [
+    pub const COMMON: [Kernel; 19] = [
         Kernel::AddRows,
         Kernel::RmsNorm,
         Kernel::LayerNorm,
@@ -140,6 +142,7 @@ impl Kernel {
         Kernel::Fetch,
         Kernel::Multiply,
         Kernel::ScaleRows,
+        Kernel::ScaleBy,
         Kernel::Softcap,
         Kernel::AddGated,
         Kernel::Put,
@@ -184,6 +187,7 @@ impl Kernel {
             Self::AddRows
             | Self::Multiply
             | Self::ScaleRows
+            | Self::ScaleBy
             | Self::AddGated
             | Self::Put
             | Self::Take
@@ -234,6 +238,7 @@ impl Kernel {
             Self::Clamp => elements::clamp(),
             Self::Multiply => elements::multiply(),
             Self::ScaleRows => elements::scale_rows(),
+            Self::ScaleBy => elements::scale_by(),
             Self::AddGated => elements::add_gated(),
             Self::Put => elements::put(),
             Self::Take => elements::take(),

@@ -5,7 +5,7 @@
 
 use plimsoll_device::NO_STATE;
 
-use super::elements::each;
+use super::elements::{SOFTPLUS, each};
 use super::rows::{SUM, over_all};
 use super::sized;
 
@@ -130,22 +130,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 pub(super) fn normalise() -> String {
     sized(&HEADS.replace("$SUM", &over_all([SUM])))
 }
-
-const SOFTPLUS: &str = "
-fn softplus(x: f32) -> f32 {
-    // ln(1 + e) = 2 artanh(e / (2 + e)), whose argument is 1/3 at most: the logarithm of drivers is not good enough near 1.
-    let e = exp(-abs(x));
-    let s = e / (2.0 + e);
-    let t = s * s;
-    var q = fma(t, 0.0769230769, 0.0909090909);
-    q = fma(t, q, 0.1111111111);
-    q = fma(t, q, 0.1428571429);
-    q = fma(t, q, 0.2);
-    q = fma(t, q, 0.3333333333);
-    q = fma(t, q, 1.0);
-    return max(x, 0.0) + 2.0 * s * q;
-}
-";
 
 /// What the kernels of one element a head begin with.
 const RATE: &str = "let head = i % p.heads;

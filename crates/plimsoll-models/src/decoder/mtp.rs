@@ -48,7 +48,7 @@ impl MtpHead {
         let embedding_norm = head_norm("pre_fc_norm_embedding")?;
         let hidden_norm = head_norm("pre_fc_norm_hidden")?;
         let last_norm = head_norm("norm")?;
-        let kind = Kind::Attention(AttentionPlace { cache, sliding: false, shared: false });
+        let kind = Kind::Attention(AttentionPlace { layer: config.layers, cache, sliding: false, shared: false });
         Ok(Self {
             ends,
             rotary,

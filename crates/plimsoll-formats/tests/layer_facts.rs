@@ -1,0 +1,86 @@
+//! Families whose layers have their own numbers of heads, gates or reach: what their keys mean, and which values are refused by name.
+
+mod common;
+
+use common::{of_class, patched};
+use plimsoll_formats::{OutputGate, RopeScaling};
+
+/// Laguna with a layer of each kind.
+const LAGUNA: &str = r#""head_dim": 32, "layer_types": ["full_attention", "sliding_attention"],
+    "num_attention_heads_per_layer": [4, 6], "num_experts": 8, "num_experts_per_tok": 2"#;
+
+#[test]
+fn heads_and_rotation_of_laguna_differ_between_layers() {
+    let config = of_class("LagunaForCausalLM", LAGUNA);
+    assert_eq!((config.query_heads(0), config.query_heads(1), config.heads), (4, 6, 6));
+    assert_eq!((config.sliding_window, config.slides(0), config.slides(1)), (Some(512), false, true));
+    // Without parameters of rotation, those of the class.
+    assert_eq!((config.heads_of(false).rotary_dim, config.heads_of(true).rotary_dim), (16, 32));
+    assert_eq!((config.rope_theta, config.rope_local_theta), (500_000.0, 10_000.0));
+    let rope = r#""rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 3000.0, "factor": 4.0,
+            "original_max_position_embeddings": 64, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_theta": 200.0}}"#;
+    let config = of_class("LagunaForCausalLM", &format!("{LAGUNA}, {rope}"));
+    assert_eq!((config.heads_of(false).rotary_dim, config.heads_of(true).rotary_dim), (8, 32));
+    assert_eq!((config.rope_theta, config.rope_local_theta), (3000.0, 200.0));
+    assert!(matches!(config.rope_scaling, RopeScaling::Yarn(yarn) if yarn.factor == 4.0 && yarn.original == 64));
+}
+
+#[test]
+fn gates_and_router_of_laguna_are_read() {
+    let config = of_class("LagunaForCausalLM", LAGUNA);
+    assert_eq!(config.variant.output_gate, Some(OutputGate::Softplus { per_head: true }));
+    let experts = config.experts.expect("a mixture of experts");
+    assert!(experts.routing.sigmoid && experts.routing.correction && experts.renormalise);
+    assert_eq!((experts.layers.as_slice(), experts.routing.logit_softcap), ([false, true].as_slice(), None));
+    let other = r#""gating": "per-element", "moe_router_logit_softcapping": 30.0, "moe_routed_scaling_factor": 2.5,
+        "mlp_layer_types": ["sparse", "dense"]"#;
+    let config = of_class("LagunaForCausalLM", &format!("{LAGUNA}, {other}"));
+    assert_eq!(config.variant.output_gate, Some(OutputGate::Softplus { per_head: false }));
+    let experts = config.experts.expect("a mixture of experts");
+    assert_eq!((experts.routing.scale, experts.routing.logit_softcap), (2.5, Some(30.0)));
+    assert_eq!(experts.layers, [true, false]);
+}
+
+#[test]
+fn values_of_laguna_that_change_the_answer_are_refused() {
+    for (extra, refusal) in [
+        (
+            r#""moe_apply_router_weight_on_input": true"#,
+            "unsupported: moe_apply_router_weight_on_input: true; supported is false",
+        ),
+        (r#""norm_topk_prob": false"#, "unsupported: norm_topk_prob: false; supported is true"),
+        (r#""gating": false"#, "unsupported: gating that is neither true nor a text"),
+        (r#""gating": "per-row""#, "unsupported: gating \"per-row\"; supported are per-head and per-element"),
+        (
+            r#""gating_types": ["per-head", "per-element"]"#,
+            "unsupported: gating_types other than per-head in all layers",
+        ),
+        (r#""rope_theta": 10000.0"#, "unsupported: rope_theta without rope_parameters for each layer type"),
+        (
+            r#""rope_scaling": {"rope_type": "linear", "factor": 2.0}"#,
+            "unsupported: rope_scaling; supported is rope_parameters for each layer type",
+        ),
+        (
+            r#""rope_parameters": {"full_attention": {"rope_theta": 10000.0}}"#,
+            "model configuration: rope_parameters: sliding_attention is missing",
+        ),
+        (
+            r#""rope_parameters": {"full_attention": {"rope_theta": 9.0}, "sliding_attention": {}}"#,
+            "model configuration: rope_parameters: rope_theta of sliding_attention is missing",
+        ),
+        (
+            r#""num_attention_heads_per_layer": [4]"#,
+            "model configuration: num_attention_heads_per_layer is not a list of 2 numbers",
+        ),
+        (
+            r#""num_attention_heads_per_layer": [6, 5]"#,
+            "model configuration: 2 key-value heads do not divide the 5 heads of layer 1",
+        ),
+    ] {
+        // The last of equal keys counts.
+        let refused = patched("LagunaForCausalLM", &format!("{LAGUNA}, {extra}")).map(drop);
+        assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
+    }
+}
