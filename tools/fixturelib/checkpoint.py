@@ -11,6 +11,8 @@ from . import models, tokenizer as tok
 
 # Checkpoints written by transformers 5 say dtype and rope_parameters; the older ones say torch_dtype.
 NEW_STYLE_KEY = "rope_parameters"
+# Checkpoints that are read with their vision encoder.
+SEEING = ("muse_glimmer",)
 
 
 def fresh(folder: Path) -> Path:
@@ -62,7 +64,10 @@ def write_tensors(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 
 
 def reload(folder: Path) -> transformers.PreTrainedModel:
     """The directory through transformers' own loader, in float32: the reference judges the files, not our memory."""
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+    raw = json.loads((folder / "config.json").read_text())
+    sees = raw["model_type"] in SEEING
+    kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
+    model, info = kind.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"], info

@@ -8,7 +8,7 @@ published sizes.
 import torch
 from gguf import GGMLQuantizationType as Q
 
-from . import gemma4, latent, models
+from . import gemma4, latent, models, muse_glimmer
 
 COMMON = {**models.COMMON, "pad_token_id": models.EOS - 2}
 
@@ -480,6 +480,7 @@ MODELS: dict[str, tuple[dict, str]] = {
     "glm4-moe": (GLM4_MOE, "bfloat16"),
     **gemma4.MODELS,
     **latent.MODELS,
+    **muse_glimmer.MODELS,
     "laguna": (LAGUNA, "bfloat16"),
     "laguna-elements": (LAGUNA_ELEMENTS, "bfloat16"),
     "lfm2": (LFM2, "bfloat16"),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from . import gemma4_tensors
+from . import gemma4_tensors, muse_glimmer
 from .tokenizer import VOCAB_SIZE
 
 EOS = VOCAB_SIZE - 1
@@ -191,6 +191,10 @@ def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
     last, owner = parts[-1], parts[-2]
     if raw["model_type"] in ("gemma4_text", "gemma4_unified_text"):
         special = gemma4_tensors.tensor(name, noise)
+        if special is not None:
+            return special
+    if raw["model_type"] == "muse_glimmer":
+        special = muse_glimmer.tensor(name, noise)
         if special is not None:
             return special
     if last == "A_log":

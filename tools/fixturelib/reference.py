@@ -110,7 +110,7 @@ def hidden_of(model, ids: list[int]) -> dict:
         value = output[0] if isinstance(output, tuple) else output
         taken.append([short(v) for v in value[0, -1]])
 
-    inner = model.model
+    inner = getattr(model.model, "language_model", model.model)
     named = dict(inner.named_children())
     first = named.get("embed_tokens") or named["embeddings"]
     last = next(named[name] for name in ("norm", "embedding_norm", "norm_f", "final_layernorm") if name in named)

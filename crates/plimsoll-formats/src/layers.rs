@@ -42,6 +42,7 @@ impl ModelConfig {
         let variant = &self.variant;
         positive("residual multiplier", variant.residual_scale, 1e6)?;
         positive("logit scale", variant.logit_scale, 1e6)?;
+        positive("epsilon of the norms after a layer's halves", variant.post_norm_eps.unwrap_or(1.0), 1.0)?;
         positive("embedding multiplier", self.embedding_scale, 1e6)?;
         let parts = variant.mamba.as_ref().and_then(|mamba| mamba.scales).map_or([1.0; 5], |scales| scales.0);
         let scales = variant.parallel_scales.into_iter().chain(variant.mlp_scales.unwrap_or([1.0; 2])).chain(parts);

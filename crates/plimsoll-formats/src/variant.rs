@@ -37,6 +37,8 @@ pub enum OutputGate {
         /// Whether a head has one gate for all of its elements. Otherwise each element has its own.
         per_head: bool,
     },
+    /// Its sigmoid, one for each element.
+    Sigmoid,
 }
 
 /// Queries grow with their position: by `1 + beta * ln(1 + floor(position / length))`.
@@ -210,6 +212,15 @@ pub struct Variant {
     pub norms: Norms,
     /// How queries and keys are normed, where [`crate::ModelConfig::qk_norm`] says that they are.
     pub qk_norm: QkNorm,
+    /// Whether these norms have no weights.
+    pub plain_qk_norm: bool,
+    /// Whether embeddings are normed, without weights.
+    pub embedding_norm: bool,
+    /// Whether the final norm's weights are stored as they are used, even where [`crate::ModelConfig::norm_weight_offset`] is added to
+    /// those of layers.
+    pub plain_final_norm: bool,
+    /// Epsilon of the norms after each half of a layer, where it is not that of the others.
+    pub post_norm_eps: Option<f32>,
     /// Whether published checkpoints store queries, keys and values as one matrix `qkv_proj`.
     pub fused_qkv: bool,
     /// Whether published checkpoints store gate and up projection as one matrix `gate_up_proj`.
@@ -261,6 +272,10 @@ impl Default for Variant {
             dense_is_shared: false,
             norms: Norms::Before,
             qk_norm: QkNorm::Head,
+            plain_qk_norm: false,
+            embedding_norm: false,
+            plain_final_norm: false,
+            post_norm_eps: None,
             fused_qkv: false,
             fused_gate_up: false,
             rotated: Vec::new(),

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{of_class, patched};
-use plimsoll_formats::{OutputGate, RopeScaling};
+use plimsoll_formats::{Norms, OutputGate, RopeScaling};
 
 /// Laguna with a layer of each kind.
 const LAGUNA: &str = r#""head_dim": 32, "layer_types": ["full_attention", "sliding_attention"],
@@ -81,6 +81,49 @@ fn values_of_laguna_that_change_the_answer_are_refused() {
     ] {
         // The last of equal keys counts.
         let refused = patched("LagunaForCausalLM", &format!("{LAGUNA}, {extra}")).map(drop);
+        assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
+    }
+}
+
+/// Muse Glimmer, a layer more than two times its pattern.
+const MUSE: &str = r#""head_dim": 16, "num_hidden_layers": 9"#;
+
+#[test]
+fn layers_of_muse_glimmer_are_counted_from_the_last() {
+    let config = of_class("MuseGlimmerForConditionalGeneration", MUSE);
+    let local = [false, true, true, true, false, true, true, true, false];
+    assert_eq!((config.layer_is_sliding.as_slice(), config.sliding_window), (local.as_slice(), Some(2048)));
+    assert_eq!(config.variant.rotated, local);
+    let listed = r#""num_hidden_layers": 2, "layer_rope_theta": [0, 500000.0], "sliding_window": 32,
+        "rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"},
+        "layer_types": ["sliding_attention", "full_attention"]"#;
+    let config = of_class("MuseGlimmerForConditionalGeneration", &format!("{MUSE}, {listed}"));
+    assert_eq!((config.layer_is_sliding.as_slice(), config.sliding_window), ([true, false].as_slice(), Some(32)));
+    assert_eq!(config.variant.rotated, [false, true]);
+}
+
+#[test]
+fn norms_and_factors_of_muse_glimmer_are_read_and_refused() {
+    let config = of_class("MuseGlimmerForConditionalGeneration", MUSE);
+    let variant = &config.variant;
+    assert_eq!((variant.norms, variant.output_gate), (Norms::Around, Some(OutputGate::Sigmoid)));
+    assert!(variant.plain_qk_norm && variant.embedding_norm && variant.plain_final_norm && config.qk_norm);
+    assert_eq!((config.norm_weight_offset, variant.post_norm_eps), (1.0, Some(1e-8)));
+    assert_eq!((config.query_scale, config.final_logit_softcap), (3.87 / 4.0, Some(20.0)));
+    assert!((variant.logit_scale - 0.196_116_14).abs() < 1e-7);
+    for (extra, refusal) in [
+        (r#""layer_rope_theta": [0]"#, "model configuration: layer_rope_theta is not a list of 9 numbers"),
+        (
+            r#""layer_rope_theta": [0, 1, 1, 1, 0, 1, 1, 1, 0]"#,
+            "unsupported: layer_rope_theta: 1; supported are 0 and rope_theta, 10000",
+        ),
+        (r#""attn_logit_softcapping": 50.0"#, "unsupported: attn_logit_softcapping of Muse Glimmer"),
+        (
+            r#""final_logit_softcapping": 0"#,
+            "model configuration: final soft cap: 0, allowed are numbers above 0 and up to 1000000",
+        ),
+    ] {
+        let refused = patched("MuseGlimmerForConditionalGeneration", &format!("{MUSE}, {extra}")).map(drop);
         assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
     }
 }

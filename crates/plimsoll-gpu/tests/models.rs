@@ -132,9 +132,20 @@ fn dense_models_give_the_log_probabilities_of_transformers() {
 #[ignore = "external"]
 fn relatives_of_dense_models_do_too() {
     let _alone = alone();
-    for name in
-        ["mistral", "gemma2", "gemma3", "phi3", "olmo2", "olmo3", "smollm3", "granite", "glm4", "hunyuan", "gemma4-e2b"]
-    {
+    for name in [
+        "mistral",
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "olmo2",
+        "olmo3",
+        "smollm3",
+        "granite",
+        "glm4",
+        "hunyuan",
+        "gemma4-e2b",
+        "muse-glimmer",
+    ] {
         check(name, DtypePolicy::F32, KvDtype::F32, TOLERANCE);
     }
 }

@@ -85,6 +85,7 @@ impl Gate {
             None => return Ok(None),
             Some(OutputGate::Softplus { per_head: true }) => (Activation::Softplus, 1),
             Some(OutputGate::Softplus { per_head: false }) => (Activation::Softplus, head_dim),
+            Some(OutputGate::Sigmoid) => (Activation::Sigmoid, head_dim),
         };
         let projection = declare.linear(&format!("{prefix}.gate_proj.weight"), heads * width, config.hidden_size)?;
         Ok(Some(Self { projection, act, width }))
@@ -142,6 +143,7 @@ impl AttentionBlock {
             norm(config, &format!("{prefix}.{name}.weight"), width, declare)
         };
         let norms = match config.qk_norm {
+            true if config.variant.plain_qk_norm => Some([declare.values(vec![1.0; head_dim]); 2]),
             // The second one is not used where there are no keys.
             true if place.shared => Some([qk("q_norm", heads)?; 2]),
             true => Some([qk("q_norm", heads)?, qk("k_norm", kv_heads)?]),

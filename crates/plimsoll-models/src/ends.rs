@@ -4,12 +4,13 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId,
 use plimsoll_formats::ModelConfig;
 
 use crate::Output;
-use crate::block::norm;
 
 /// Token embedding, final norm and output projection.
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     embedding: LinearId,
+    /// Of embeddings, where the family norms them: ones.
+    embedding_norm: Option<VectorId>,
     norm: VectorId,
     head: LinearId,
     /// Size of the vocabulary.
@@ -29,13 +30,15 @@ impl Ends {
     pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
-        let norm = norm(config, "model.norm.weight", hidden, declare)?;
+        let offset = if config.variant.plain_final_norm { 0.0 } else { config.norm_weight_offset };
+        let norm = declare.vector("model.norm.weight", hidden, offset)?;
         let head = match config.tie_word_embeddings {
             true => embedding,
             false => declare.linear("lm_head.weight", vocab, hidden)?,
         };
         Ok(Self {
             embedding,
+            embedding_norm: config.variant.embedding_norm.then(|| declare.values(vec![1.0; hidden])),
             norm,
             head,
             vocab,
@@ -52,6 +55,9 @@ impl Ends {
     pub fn embed(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let x = device.temp(step.tokens.len(), self.hidden)?;
         device.embed(x, self.embedding, step.tokens, self.embedding_scale);
+        if let Some(ones) = self.embedding_norm {
+            device.rms_norm(x, x, ones, self.eps);
+        }
         for media in step.media {
             device.place(x, media.first_row, media.values, self.media_width, 0, Mode::Store);
         }

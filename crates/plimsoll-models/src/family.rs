@@ -80,6 +80,8 @@ pub struct Family {
     per_layer: Option<PerLayerInputs>,
     residual_scale: f32,
     eps: f32,
+    /// Epsilon of the norms after each half of a layer.
+    post_eps: f32,
     rotary_dim: usize,
     widest_norm: usize,
     state: Option<StateShape>,
@@ -121,6 +123,7 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
         per_layer,
         residual_scale: config.variant.residual_scale,
         eps: config.norm_eps,
+        post_eps: config.variant.post_norm_eps.unwrap_or(config.norm_eps),
         rotary_dim: config.rotary_dim,
         widest_norm: widest_norm.max(config.variant.per_layer_input.map_or(0, |input| input.width)),
         state,
@@ -238,7 +241,7 @@ impl Family {
     /// Adds the result of half a layer to the residual stream: `part` joins `x`.
     fn join(&self, device: &mut dyn Device, x: Buf, part: Buf, after: Option<VectorId>) {
         if let Some(after) = after {
-            device.rms_norm(part, part, after, self.eps);
+            device.rms_norm(part, part, after, self.post_eps);
         }
         if self.residual_scale != 1.0 {
             device.scale_rows(part, &|_| self.residual_scale);

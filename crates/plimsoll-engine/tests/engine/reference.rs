@@ -132,6 +132,7 @@ models! {
     glm4_moe: "glm4-moe",
     laguna: "laguna",
     laguna_elements: "laguna-elements",
+    muse_glimmer: "muse-glimmer",
     gguf_hunyuan: "gguf-hunyuan-q8_0",
     gguf_ernie4_5_moe: "gguf-ernie4.5-moe-q8_0",
     gguf_glm4: "gguf-glm4-q8_0",

@@ -17,6 +17,7 @@ mod hunyuan;
 mod laguna;
 mod lfm2;
 mod ministral3;
+mod muse_glimmer;
 mod nemotron_h;
 mod olmo;
 mod phi3;
@@ -49,6 +50,7 @@ const FAMILIES: &[&Family] = &[
     &deepseek::DEEPSEEK,
     &deepseek::GLM_FLASH,
     &laguna::FAMILY,
+    &muse_glimmer::FAMILY,
     &lfm2::DENSE,
     &lfm2::MOE,
     &falcon_h1::FAMILY,
