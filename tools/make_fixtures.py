@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, muse_glimmer.py, gemma4.py, latent.py, known.py, encoders.py, vision.py, tiled.py,
+gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, vision.py, tiled.py,
 siglip.py, idefics3.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, asr.py, mmproj.py, mmproj_images.py.
 """
 

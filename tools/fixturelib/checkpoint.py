@@ -12,7 +12,7 @@ from . import models, tokenizer as tok
 # Checkpoints written by transformers 5 say dtype and rope_parameters; the older ones say torch_dtype.
 NEW_STYLE_KEY = "rope_parameters"
 # Checkpoints that are read with their vision encoder.
-SEEING = ("muse_glimmer",)
+SEEING = ("llama4", "muse_glimmer")
 
 
 def fresh(folder: Path) -> Path:
@@ -71,4 +71,5 @@ def reload(folder: Path) -> transformers.PreTrainedModel:
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"], info
-    return model.eval()
+    # Without images, transformers 5.24 fails beyond the text model of Llama 4.
+    return (model.language_model if raw["model_type"] == "llama4" else model).eval()

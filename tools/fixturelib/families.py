@@ -8,7 +8,7 @@ published sizes.
 import torch
 from gguf import GGMLQuantizationType as Q
 
-from . import gemma4, latent, models, muse_glimmer
+from . import gemma4, latent, llama4, models, muse_glimmer
 
 COMMON = {**models.COMMON, "pad_token_id": models.EOS - 2}
 
@@ -481,6 +481,7 @@ MODELS: dict[str, tuple[dict, str]] = {
     **gemma4.MODELS,
     **latent.MODELS,
     **muse_glimmer.MODELS,
+    **llama4.MODELS,
     "laguna": (LAGUNA, "bfloat16"),
     "laguna-elements": (LAGUNA_ELEMENTS, "bfloat16"),
     "lfm2": (LFM2, "bfloat16"),
@@ -510,6 +511,7 @@ MLX: dict[str, tuple[str, int, int, torch.dtype, dict]] = {
     "mlx-gemma4-26b-4bit": (
         "gemma4-26b", 4, 32, torch.bfloat16, {"model.layers.1.router.proj": {"bits": 8, "group_size": 32}},
     ),
+    "mlx-llama4-4bit": ("llama4", 4, 32, torch.bfloat16, {}),
     "mlx-lfm2-moe-4bit": ("lfm2-moe", 4, 32, torch.bfloat16, {}),
     "mlx-granite4-h-4bit": ("granite4-h", 4, 32, torch.bfloat16, {}),
     **latent.MLX,
@@ -541,6 +543,8 @@ GGUF: dict[str, tuple[str, Q, Q, dict[str, Q]]] = {
 }
 
 EXPERTS = ".experts."
+# Whose experts have their inputs before their outputs.
+TURNED = ("gpt_oss", "llama4_text")
 # A fused gate and up projection beside the experts.
 SHARED = ".shared_mlp.input_linear."
 CORRECTION = "e_score_correction_bias"
@@ -585,7 +589,7 @@ def split_experts(raw: dict, tensors: dict[str, torch.Tensor]) -> dict[str, torc
             continue
         kind = "bias" if last.endswith("_bias") else "weight"
         last = last.removesuffix("_bias")
-        if raw["model_type"] == "gpt_oss" and kind == "weight":
+        if raw["model_type"] in TURNED and kind == "weight":
             tensor = tensor.transpose(1, 2)
         if last != "gate_up_proj":
             out[f"{module}.{last}.{kind}"] = tensor.contiguous()
@@ -620,7 +624,7 @@ def join_experts(raw: dict, tensors: dict[str, torch.Tensor]) -> dict[str, torch
             by_turns = raw["model_type"] == "gpt_oss"
             tensor = torch.stack([tensor, up], dim=2).flatten(1, 2) if by_turns else torch.cat([tensor, up], dim=1)
             last = "gate_up_proj"
-        if raw["model_type"] == "gpt_oss" and kind == "weight":
+        if raw["model_type"] in TURNED and kind == "weight":
             tensor = tensor.transpose(1, 2).contiguous()
         out[f"{module}.{last}" + ("_bias" if kind == "bias" else "")] = tensor
     return out
@@ -630,7 +634,7 @@ def for_mlx(raw: dict, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tens
     """The tensors as mlx-lm stores them: stacked experts under its own name, but for gpt-oss; taps before a last dimension of 1."""
     out = {}
     for name, tensor in tensors.items():
-        own = {"gpt_oss": EXPERTS, "gemma4_text": ".experts.switch_glu."}
+        own = {"gpt_oss": EXPERTS, "llama4_text": EXPERTS, "gemma4_text": ".experts.switch_glu."}
         name = name.replace(EXPERTS, own.get(raw["model_type"], ".switch_mlp."))
         if raw["model_type"] == "lfm2_moe":
             for stored, part in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from . import gemma4_tensors, muse_glimmer
+from . import gemma4_tensors, llama4, muse_glimmer
 from .tokenizer import VOCAB_SIZE
 
 EOS = VOCAB_SIZE - 1
@@ -197,6 +197,10 @@ def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
         special = muse_glimmer.tensor(name, noise)
         if special is not None:
             return special
+    if raw["model_type"] == "llama4":
+        special = llama4.tensor(name, noise)
+        if special is not None:
+            return special
     if last == "A_log":
         # Heads that forget within a few tokens beside heads that remember hundreds.
         return 1.5 * noise - np.float32(2.5)
@@ -227,8 +231,9 @@ def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
     if owner == "lm_head":
         return 0.5 * noise
     key = owner if last == "weight" else last
-    # Experts of gpt-oss have their inputs before their outputs.
-    inputs = shape[-2] if raw["model_type"] == "gpt_oss" and len(shape) == 3 else shape[-1]
+    # Experts of gpt-oss and Llama 4 have their inputs before their outputs.
+    turned = raw["model_type"] in ("gpt_oss", "llama4", "llama4_text")
+    inputs = shape[-2] if turned and len(shape) == 3 else shape[-1]
     return GAIN[key] / np.sqrt(inputs) * noise
 
 

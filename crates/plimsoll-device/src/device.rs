@@ -270,7 +270,7 @@ pub trait Device {
 
     /// A mixture of experts: each row takes the `top_k` experts of greatest probability, a softmax over all of its
     /// `router` logits (of equal ones the lower id); `out[r] (+)= Σ weight · down(act(gate x) · up x)`, or without
-    /// the factor `up x`, added from the greatest weight down. `router` [rows, experts] is overwritten. The size of the workspace does not depend on
+    /// the factor `up x`, added from the greatest weight down; or with the weight on `x`. `router` [rows, experts] is overwritten. The size of the workspace does not depend on
     /// which experts are chosen.
     fn experts(&mut self, spec: &Experts<'_>, out: Buf, x: Buf, router: Buf, mode: Mode) -> Result<(), DeviceError>;
 

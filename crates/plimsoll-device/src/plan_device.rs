@@ -235,10 +235,7 @@ impl Device for PlanDevice<'_> {
         let bytes = self.kv.layers()[spec.layer].bytes();
         for seq in step.seqs {
             let last = seq.start + seq.rows;
-            let seen = |position: usize| {
-                let all = position + 1 - seq.seen_from;
-                spec.window.map_or(all, |window| window.min(all))
-            };
+            let seen = |position: usize| position + 1 - spec.first_seen(position + 1).max(seq.seen_from);
             let pairs: usize = (seq.start..last).map(seen).sum();
             self.work.flops += 4 * (pairs * q.cols) as u64;
             let pages = seen(last - 1).div_ceil(PAGE_TOKENS);
@@ -370,6 +367,7 @@ impl Device for PlanDevice<'_> {
             let width = self.weights.linear(spec.gate[0]).packing.out();
             GpuExperts::take(self, spec, [x.rows, x.cols, width])?;
             self.calls.grouped += if spec.up.is_empty() { 2 } else { 3 };
+            self.calls.plain += if spec.weighs_inputs { 3 } else { 0 };
         } else {
             let mut space = Space::begin(&mut self.stack, self.weights, spec, x)?;
             let inputs = self.stack.mark();

@@ -62,6 +62,7 @@ impl Bank {
             renormalise,
             act: Activation::Silu,
             scoring: None,
+            weighs_inputs: false,
         }
     }
 
@@ -78,14 +79,20 @@ fn alone(device: &mut CpuDevice, bank: &Bank, spec: &Experts<'_>, x: &[f32], rou
     plimsoll_kernels::route(Isa::detect(), &mut logits, &mut ids, &mut weights, spec.renormalise);
     let x = matrix(device, &[x.to_vec()]);
     let mut results = Vec::new();
-    for id in &ids {
+    for (place, id) in ids.iter().enumerate() {
         let id = *id as usize;
         let (gate, up) = (device.temp(1, bank.width).unwrap(), device.temp(1, bank.width).unwrap());
         device.linear(x, &[(bank.gate[id], gate), (bank.up[id], up)], Mode::Store).unwrap();
+        if spec.weighs_inputs {
+            [gate, up].into_iter().for_each(|made| device.scale_rows(made, &|_| weights[place]));
+        }
         device.glu(gate, up, spec.act);
         let y = device.temp(1, bank.hidden).unwrap();
         device.linear(gate, &[(bank.down[id], y)], Mode::Store).unwrap();
         results.extend_from_slice(device.row_mut(y, 0));
+    }
+    if spec.weighs_inputs {
+        weights.fill(1.0);
     }
     let (mut out, places) = (old.to_vec(), (0..top as u32).collect::<Vec<_>>());
     plimsoll_kernels::combine(Isa::detect(), &mut out, &results, &places, &weights, plimsoll_kernels::Mode::Add);
@@ -96,7 +103,8 @@ fn check(bank: &Bank) {
     let mut random = Random::new(5);
     let experts = bank.gate.len();
     for (count, top_k, skew) in [(1, 2, false), (7, 3, false), (40, 2, true), (150, 8, false), (33, 1, true)] {
-        let spec = bank.spec(top_k, top_k != 3);
+        // Of one expert the weight would be 1.
+        let spec = Experts { weighs_inputs: count % 3 == 0 || top_k == 3, ..bank.spec(top_k, top_k > 3) };
         let inputs: Vec<Vec<f32>> = (0..count).map(|_| random.floats(bank.hidden)).collect();
         // Skewed: every row to the same experts, the worst case.
         let same = random.floats(experts);

@@ -29,7 +29,7 @@ fn device(layers: &[KvLayer], pages: [usize; 2], threads: usize) -> CpuDevice {
 }
 
 fn spec(layer: usize, of: &KvLayer) -> Attention {
-    Attention { layer, heads: of.heads, scale: 0.2, window: of.window, softcap: None, sinks: None }
+    Attention { layer, heads: of.heads, scale: 0.2, window: of.window, ..Attention::WHOLE }
 }
 
 /// Queries, keys and values of one layer at every position.
@@ -105,6 +105,28 @@ fn layers_lie_one_after_another_in_the_pages_of_their_group() {
     let plain = KvShape::new(KvDtype::F16, LAYERS);
     assert_eq!((plain.window(), plain.page_bytes(KvGroup::Window)), (None, 0));
     assert_eq!(plain.page_bytes(KvGroup::Whole), kv.bytes(1, 1));
+}
+
+/// A row sees its chunk up to itself, in pages of the whole context and in those of a window: what a window of its own length leaves.
+#[test]
+fn a_row_sees_its_chunk_and_nothing_before() {
+    let (of, pages) = (LAYERS[3], POSITIONS.div_ceil(PAGE_TOKENS));
+    let chunk = of.window.expect("it has one");
+    let need = (WINDOW - 1 + 40).div_ceil(PAGE_TOKENS) + 1;
+    let (mut whole, values) = (device(&[KvLayer { window: None, ..of }], [pages, 0], 2), filled(3, &of));
+    let all = |_: usize, end: usize| [(0..end.div_ceil(PAGE_TOKENS) as u32).collect(), Vec::new()];
+    let chunked = |layer| Attention { chunked: true, ..spec(layer, &of) };
+    let found = run(&mut whole, &chunked(0), &of, &values, all);
+    for seen in 1..=chunk {
+        let sliding = run(&mut whole, &Attention { window: Some(seen), ..spec(0, &of) }, &of, &values, all);
+        for row in (seen - 1..POSITIONS).step_by(chunk) {
+            assert_eq!(found[row], sliding[row], "row {row} sees {seen}");
+        }
+    }
+    let mut mixed = device(&LAYERS, [pages, need], 3);
+    let ringed =
+        run(&mut mixed, &chunked(3), &of, &values, |start, end| [all(0, end)[0].clone(), ring(start, end, need)]);
+    assert_eq!(ringed, found);
 }
 
 /// A layer without keys and values of its own reads another's, and makes its queries ready as it would with them.

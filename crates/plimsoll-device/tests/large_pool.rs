@@ -27,7 +27,7 @@ fn run(pages: usize, page: impl Fn(u32) -> u32) -> Vec<Vec<u32>> {
         let [q, k, v] = [q, k, v].map(|rows| matrix(&mut device, &rows));
         let out = device.temp(CHUNK, 64).unwrap();
         let step = StepInput { seqs: &seqs, pages: &used, ..StepInput::default() };
-        let spec = Attention { layer: 0, heads: 4, scale: 0.25, window: None, softcap: None, sinks: None };
+        let spec = Attention { layer: 0, heads: 4, scale: 0.25, ..Attention::WHOLE };
         device.attention(&spec, None, out, q, Some([k, v]), &step);
         all.extend(rows(&mut device, out));
     }

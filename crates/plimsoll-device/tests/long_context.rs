@@ -68,7 +68,7 @@ impl Rig {
         let out = self.device.temp(at.len(), 64).unwrap();
         let bf16_rows = if step.prompt { step.rows.last().map_or(0, |(_, _, rows)| *rows) } else { 0 };
         let step = StepInput { seqs: &seqs, pages: &self.pages, bf16_rows, ..StepInput::default() };
-        let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, softcap: None, sinks: None };
+        let spec = Attention { layer: 0, heads: 4, scale: 0.25, window, ..Attention::WHOLE };
         self.device.attention(&spec, None, out, q, Some([k, v]), &step);
         rows(&mut self.device, out)
     }

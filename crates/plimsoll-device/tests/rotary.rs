@@ -42,7 +42,7 @@ fn run(seqs: &[(usize, usize)], norms: bool, interleaved: bool, threads: usize, 
     }
     let out = device.temp(positions.len(), heads * dim).unwrap();
     let step = StepInput { seqs: &spans, pages: &pages, ..StepInput::default() };
-    let spec = Attention { layer: 0, heads, scale: 0.25, window: None, softcap: None, sinks: None };
+    let spec = Attention { layer: 0, heads, scale: 0.25, ..Attention::WHOLE };
     device.attention(&spec, at_once.then_some(&rotary), out, q, Some([k, v]), &step);
     rows(&mut device, out)
 }

@@ -15,7 +15,7 @@ fn with_encoder(head_dim: usize) -> ModelShape {
 }
 
 fn spec(heads: usize) -> Attention {
-    Attention { layer: 0, heads, scale: 0.25, window: None, softcap: None, sinks: None }
+    Attention { layer: 0, heads, scale: 0.25, ..Attention::WHOLE }
 }
 
 fn filled(seed: u64, rows: usize, width: usize) -> Vec<Vec<f32>> {

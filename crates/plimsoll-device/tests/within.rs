@@ -40,7 +40,7 @@ fn filled(seed: u64, rows: usize) -> [Vec<Vec<f32>>; 3] {
 }
 
 fn spec(window: Option<usize>) -> Attention {
-    Attention { layer: 0, heads: HEADS, scale: 0.25, window, softcap: None, sinks: None }
+    Attention { heads: HEADS, scale: 0.25, window, ..Attention::WHOLE }
 }
 
 /// What the rows of each sequence come to, in one step.

@@ -36,6 +36,8 @@ pub struct Routing {
     pub expert_scales: bool,
     /// Bound of the tanh soft cap on the router's logits.
     pub logit_softcap: Option<f32>,
+    /// Whether the weight of a chosen expert is multiplied onto its input, and not onto its result.
+    pub weighs_inputs: bool,
 }
 
 impl Default for Routing {
@@ -49,6 +51,7 @@ impl Default for Routing {
             shared_gate: true,
             expert_scales: false,
             logit_softcap: None,
+            weighs_inputs: false,
         }
     }
 }
@@ -379,8 +382,8 @@ impl RopeScaling {
                 positive("rope factor", factor, 1e6)?;
                 positive("rope low_freq_factor", low, 1e6)?;
                 positive("rope high_freq_factor", high, 1e6)?;
-                if high <= low {
-                    return wrong(format!("rope high_freq_factor {high} is not above low_freq_factor {low}"));
+                if high < low {
+                    return wrong(format!("rope high_freq_factor {high} is below low_freq_factor {low}"));
                 }
                 within("original context", original, CONTEXT_MAX)
             }

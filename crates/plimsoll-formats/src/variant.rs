@@ -41,13 +41,17 @@ pub enum OutputGate {
     Sigmoid,
 }
 
-/// Queries grow with their position: by `1 + beta * ln(1 + floor(position / length))`.
+/// Queries grow with their position: by `1 + beta * ln(1 + floor((position + offset) / length))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryGrowth {
     /// The share of the logarithm.
     pub beta: f32,
     /// Positions in a step of growth.
     pub length: usize,
+    /// What is added to the position.
+    pub offset: usize,
+    /// Whether queries grow only in layers that do not rotate.
+    pub unrotated_only: bool,
 }
 
 /// The heads of an attention layer.
@@ -212,6 +216,8 @@ pub struct Variant {
     pub norms: Norms,
     /// How queries and keys are normed, where [`crate::ModelConfig::qk_norm`] says that they are.
     pub qk_norm: QkNorm,
+    /// Whether layers that do not rotate have no such norms.
+    pub rotated_qk_norm: bool,
     /// Whether these norms have no weights.
     pub plain_qk_norm: bool,
     /// Whether embeddings are normed, without weights.
@@ -227,6 +233,8 @@ pub struct Variant {
     pub fused_gate_up: bool,
     /// Per layer, whether queries and keys are rotated. Empty: in all layers.
     pub rotated: Vec<bool>,
+    /// Whether the window of sliding layers is a chunk: a row sees positions from the last multiple of the window on.
+    pub chunked: bool,
     /// Whether sliding layers rotate by [`crate::ModelConfig::rope_local_theta`] and without scaling. Otherwise all layers rotate alike.
     pub local_rope: bool,
     /// What the results of attention and feed-forward part are multiplied with before they join the residual stream.
@@ -272,6 +280,7 @@ impl Default for Variant {
             dense_is_shared: false,
             norms: Norms::Before,
             qk_norm: QkNorm::Head,
+            rotated_qk_norm: false,
             plain_qk_norm: false,
             embedding_norm: false,
             plain_final_norm: false,
@@ -279,6 +288,7 @@ impl Default for Variant {
             fused_qkv: false,
             fused_gate_up: false,
             rotated: Vec::new(),
+            chunked: false,
             local_rope: false,
             residual_scale: 1.0,
             logit_scale: 1.0,

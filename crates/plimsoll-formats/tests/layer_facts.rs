@@ -3,7 +3,7 @@
 mod common;
 
 use common::{of_class, patched};
-use plimsoll_formats::{Norms, OutputGate, RopeScaling};
+use plimsoll_formats::{Norms, OutputGate, QkNorm, QueryGrowth, RopeScaling};
 
 /// Laguna with a layer of each kind.
 const LAGUNA: &str = r#""head_dim": 32, "layer_types": ["full_attention", "sliding_attention"],
@@ -124,6 +124,73 @@ fn norms_and_factors_of_muse_glimmer_are_read_and_refused() {
         ),
     ] {
         let refused = patched("MuseGlimmerForConditionalGeneration", &format!("{MUSE}, {extra}")).map(drop);
+        assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
+    }
+}
+
+/// Llama 4, a layer more than its pattern.
+const LLAMA4: &str = r#""head_dim": 16, "num_hidden_layers": 5, "num_local_experts": 4"#;
+
+#[test]
+fn layers_of_llama_4_attend_within_chunks_where_they_rotate() {
+    let config = of_class("Llama4ForCausalLM", LLAMA4);
+    let local = [true, true, true, false, true];
+    assert_eq!(
+        (config.variant.rotated.as_slice(), config.layer_is_sliding.as_slice()),
+        (local.as_slice(), local.as_slice())
+    );
+    assert_eq!((config.sliding_window, config.variant.chunked, config.rope_interleaved), (Some(8192), true, true));
+    let growth = QueryGrowth { beta: 0.1, length: 8192, offset: 1, unrotated_only: true };
+    assert_eq!(config.variant.query_growth, Some(growth));
+    assert!(config.qk_norm && config.variant.plain_qk_norm && config.variant.rotated_qk_norm);
+    assert_eq!(config.variant.qk_norm, QkNorm::RotatedHead);
+    let listed = r#""no_rope_layers": [0, 1, 1, 1, 1], "attention_chunk_size": 32, "attn_temperature_tuning": false,
+        "layer_types": ["full_attention", "full_attention", "chunked_attention", "full_attention", "full_attention"]"#;
+    let config = of_class("Llama4ForConditionalGeneration", &format!("{LLAMA4}, {listed}"));
+    assert_eq!((config.variant.rotates(0), config.slides(1), config.slides(2)), (false, false, true));
+    assert_eq!((config.sliding_window, config.variant.query_growth), (Some(32), None));
+    let whole =
+        of_class("Llama4ForCausalLM", &format!(r#"{LLAMA4}, "attention_chunk_size": null, "no_rope_layers": []"#));
+    assert_eq!((whole.sliding_window, whole.variant.chunked), (None, false));
+    // As the first configurations say it.
+    let number = of_class("Llama4ForCausalLM", &format!(r#"{LLAMA4}, "attn_temperature_tuning": 4"#));
+    assert_eq!(number.variant.query_growth, Some(growth));
+}
+
+#[test]
+fn experts_of_llama_4_get_weighed_inputs() {
+    let config = of_class("Llama4ForCausalLM", &format!(r#"{LLAMA4}, "interleave_moe_layer_step": 2"#));
+    let experts = config.experts.as_ref().expect("a mixture of experts");
+    assert_eq!(experts.layers, [false, true, false, true, false]);
+    assert_eq!((experts.count, experts.top_k, experts.width, experts.shared_width), (4, 1, 96, 96));
+    assert_eq!(config.intermediate_size, 16_384);
+    assert!(experts.routing.sigmoid && experts.routing.weighs_inputs && !experts.routing.correction);
+    assert!(!experts.renormalise && !experts.routing.shared_gate);
+    let listed = of_class("Llama4ForCausalLM", &format!(r#"{LLAMA4}, "moe_layers": [4, 0]"#));
+    assert_eq!(listed.experts.expect("a mixture of experts").layers, [true, false, false, false, true]);
+    assert!(of_class("Llama4ForCausalLM", &format!(r#"{LLAMA4}, "moe_layers": []"#)).experts.is_none());
+}
+
+#[test]
+fn values_of_llama_4_that_change_the_answer_are_refused() {
+    for (extra, refusal) in [
+        (r#""moe_layers": [5]"#, "model configuration: moe_layers is not a list of layers below 5"),
+        (r#""interleave_moe_layer_step": 0"#, "model configuration: interleave_moe_layer_step is 0"),
+        (r#""no_rope_layers": [1, 1]"#, "model configuration: no_rope_layers is not a list of 5 numbers"),
+        (r#""no_rope_layer_interval": 0"#, "model configuration: no_rope_layer_interval is 0"),
+        (r#""attn_temperature_tuning": "yes""#, "model configuration: attn_temperature_tuning is not a boolean"),
+        (
+            r#""attention_chunk_size": null, "layer_types": ["chunked_attention", "full_attention", "full_attention",
+                "full_attention", "full_attention"]"#,
+            "model configuration: layers of chunked_attention without attention_chunk_size",
+        ),
+        (
+            r#""layer_types": ["sliding_attention", "full_attention", "full_attention", "full_attention", "full_attention"]"#,
+            "unsupported: layer type \"sliding_attention\"",
+        ),
+        (r#""floor_scale": 0"#, "model configuration: step of the growth of queries: 0, allowed are 1 to 268435456"),
+    ] {
+        let refused = patched("Llama4ForCausalLM", &format!("{LLAMA4}, {extra}")).map(drop);
         assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
     }
 }

@@ -154,7 +154,17 @@ fn relatives_of_dense_models_do_too() {
 #[ignore = "external"]
 fn mixtures_of_experts_do_too() {
     let _alone = alone();
-    for name in ["qwen3-moe", "gpt-oss", "gemma4-26b", "glm4-moe", "ernie4.5-moe", "laguna", "laguna-elements"] {
+    for name in [
+        "qwen3-moe",
+        "gpt-oss",
+        "gemma4-26b",
+        "glm4-moe",
+        "ernie4.5-moe",
+        "laguna",
+        "laguna-elements",
+        "llama4",
+        "llama4-whole",
+    ] {
         check(name, DtypePolicy::F32, KvDtype::F32, TOLERANCE);
     }
     check("gpt-oss-mxfp4", DtypePolicy::Auto, KvDtype::F32, TOLERANCE);

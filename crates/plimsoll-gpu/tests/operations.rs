@@ -345,7 +345,7 @@ fn check_attention(of: &Attending, tolerance: f32) {
 #[ignore = "external"]
 fn attention_over_pages() {
     let _alone = alone();
-    let plain = Attention { layer: 0, heads: 4, scale: 0.25, window: None, softcap: None, sinks: None };
+    let plain = Attention { layer: 0, heads: 4, scale: 0.25, ..Attention::WHOLE };
     let (_, _, ids) = vectors();
     for dtype in [KvDtype::F16, KvDtype::F32, KvDtype::Bf16, KvDtype::Q8] {
         for (heads, kv_heads, head_dim) in [(4, 2, 16), (3, 1, 80), (2, 2, 256)] {
@@ -358,6 +358,7 @@ fn attention_over_pages() {
     for spec in [
         Attention { window: Some(20), ..plain },
         Attention { window: Some(1), ..plain },
+        Attention { window: Some(20), chunked: true, ..plain },
         Attention { softcap: Some(0.7), ..plain },
         Attention { sinks: Some(ids[7]), ..plain },
         Attention { sinks: Some(ids[7]), window: Some(33), softcap: Some(2.0), ..plain },

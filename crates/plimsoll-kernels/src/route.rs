@@ -78,13 +78,35 @@ pub fn route_scored(isa: Isa, scoring: &Scoring<'_>, logits: &mut [f32], ids: &m
     assert!(weights.len() == top && top <= top_groups * size, "{top} of {experts} experts, {} weights", weights.len());
     assert!(correction.is_empty() || correction.len() == experts, "a correction an expert");
     assert!(expert_scales.is_empty() || expert_scales.len() == experts, "a scale an expert");
-    match sigmoid {
+    let score = |logits: &mut [f32]| match sigmoid {
         true => activate(isa, Activation::Sigmoid, logits),
         false => softmax(isa, logits),
+    };
+    // Sigmoids of great logits are one float: where nothing else counts, logits tell more.
+    let by_logits = sigmoid && correction.is_empty() && groups == 1;
+    if !by_logits {
+        score(logits);
     }
+    choose(scoring, logits, ids, weights);
+    if by_logits {
+        score(logits);
+    }
+    ids.iter().zip(&mut *weights).for_each(|(id, weight)| *weight = logits[*id as usize]);
+    let sum: f32 = if renormalise { weights.iter().sum() } else { 1.0 };
+    weights.iter_mut().for_each(|weight| *weight = *weight / sum * scale);
+    if !expert_scales.is_empty() {
+        ids.iter().zip(&mut *weights).for_each(|(id, weight)| *weight *= expert_scales[*id as usize]);
+    }
+}
+
+/// The ids of the greatest corrected scores in open groups, the greatest first; `weights` become these.
+fn choose(scoring: &Scoring<'_>, scores: &[f32], ids: &mut [u32], weights: &mut [f32]) {
+    let Scoring { correction, groups, top_groups, .. } = *scoring;
+    let (top, experts) = (ids.len(), scores.len());
+    let size = experts / groups;
     // Not a number is ranked below all numbers: it is chosen where nothing better is left, by its id.
     let rank = |expert: usize| {
-        let score = logits[expert] + correction.get(expert).copied().unwrap_or(0.0);
+        let score = scores[expert] + correction.get(expert).copied().unwrap_or(0.0);
         if score.is_nan() { f32::NEG_INFINITY } else { score }
     };
     let open = open_groups(groups, top_groups, size, rank);
@@ -102,12 +124,6 @@ pub fn route_scored(isa: Isa, scoring: &Scoring<'_>, logits: &mut [f32], ids: &m
         ids[place..found].rotate_right(1);
         weights[place..found].rotate_right(1);
         (ids[place], weights[place]) = (expert as u32, score);
-    }
-    ids.iter().zip(&mut *weights).for_each(|(id, weight)| *weight = logits[*id as usize]);
-    let sum: f32 = if renormalise { weights.iter().sum() } else { 1.0 };
-    weights.iter_mut().for_each(|weight| *weight = *weight / sum * scale);
-    if !expert_scales.is_empty() {
-        ids.iter().zip(&mut *weights).for_each(|(id, weight)| *weight *= expert_scales[*id as usize]);
     }
 }
 

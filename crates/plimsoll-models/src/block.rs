@@ -142,7 +142,8 @@ impl AttentionBlock {
             let width = if qk_norm == QkNorm::Row { heads * head_dim } else { head_dim };
             norm(config, &format!("{prefix}.{name}.weight"), width, declare)
         };
-        let norms = match config.qk_norm {
+        let rotates = config.variant.rotates(place.layer);
+        let norms = match config.qk_norm && (rotates || !config.variant.rotated_qk_norm) {
             true if config.variant.plain_qk_norm => Some([declare.values(vec![1.0; head_dim]); 2]),
             // The second one is not used where there are no keys.
             true if place.shared => Some([qk("q_norm", heads)?; 2]),
@@ -162,7 +163,7 @@ impl AttentionBlock {
             gate,
             norms,
             qk_norm,
-            growth: config.variant.query_growth,
+            growth: config.variant.query_growth.filter(|growth| !(rotates && growth.unrotated_only)),
             kv_heads,
             head_dim,
             eps: config.norm_eps,
@@ -173,6 +174,7 @@ impl AttentionBlock {
                 heads,
                 scale: config.query_scale,
                 window: config.sliding_window.filter(|_| place.sliding),
+                chunked: config.variant.chunked,
                 softcap: config.attn_logit_softcap,
                 sinks,
             },
@@ -270,8 +272,8 @@ impl AttentionBlock {
         step: &StepInput<'_>,
     ) -> Option<Rotary> {
         let made = || std::iter::once(q).chain(k);
-        if let Some(QueryGrowth { beta, length }) = self.growth {
-            let steps = |row: usize| (step.positions[row] as usize / length) as f32;
+        if let Some(QueryGrowth { beta, length, offset, .. }) = self.growth {
+            let steps = |row: usize| ((step.positions[row] as usize + offset) / length) as f32;
             device.scale_rows(q, &|row| 1.0 + beta * (1.0 + steps(row)).ln());
         }
         let norms = |device: &mut dyn Device, width: fn(&Self, Buf) -> usize| {

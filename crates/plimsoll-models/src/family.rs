@@ -36,7 +36,7 @@ struct HalfNorms {
 
 enum Transform {
     Dense(Dense),
-    Experts(MoeBlock),
+    Experts(Box<MoeBlock>),
     /// Both, of the same residual stream.
     Beside(Box<Beside>),
 }
@@ -227,7 +227,7 @@ fn declare_transform(
                 router_norm,
             }))
         }
-        Some(experts) => Transform::Experts(experts),
+        Some(experts) => Transform::Experts(Box::new(experts)),
         None => {
             // MLX's converter gives it the common names.
             let shared = config.variant.dense_is_shared && !declare.has(&format!("{mlp}.gate_proj.weight"));

@@ -86,8 +86,7 @@ impl LatentBlock {
         let [absorb, values] = of_heads(&prefix, heads, latent, declare)?;
         let out = declare.linear(&format!("{prefix}.o_proj.weight"), hidden, heads * value_dim)?;
         let (scale, interleaved) = (config.query_scale, config.rope_interleaved);
-        let spec =
-            Attention { layer: declare.cache_layer(cache), heads, scale, window: None, softcap: None, sinks: None };
+        let spec = Attention { layer: declare.cache_layer(cache), heads, scale, ..Attention::WHOLE };
         Ok(Self { down, queries, keys, norm, absorb, values, out, interleaved, latent, spec })
     }
 

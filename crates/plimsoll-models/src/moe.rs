@@ -26,6 +26,7 @@ pub struct MoeBlock {
     pub(crate) logit_scale: f32,
     /// Bound of the tanh soft cap on the router's logits.
     logit_softcap: Option<f32>,
+    weighs_inputs: bool,
     /// Projections to the experts' own width and back, and that width, where they have one.
     latent: Option<([LinearId; 2], usize)>,
 }
@@ -95,6 +96,7 @@ impl MoeBlock {
             shared,
             logit_scale: 1.0,
             logit_softcap: experts.routing.logit_softcap,
+            weighs_inputs: experts.routing.weighs_inputs,
             latent,
         })
     }
@@ -144,6 +146,7 @@ impl MoeBlock {
             renormalise: self.renormalise,
             act: self.act,
             scoring: self.scoring,
+            weighs_inputs: self.weighs_inputs,
         };
         match self.latent {
             None => device.experts(&experts, out, x, router, mode)?,

@@ -57,7 +57,7 @@ fn llama3(freq: f32, factor: f32, low: f32, high: f32, original: f32) -> f32 {
     let wavelength = 2.0 * std::f32::consts::PI / freq;
     if wavelength > original / low {
         freq / factor
-    } else if wavelength < original / high {
+    } else if wavelength <= original / high {
         freq
     } else {
         let smooth = (original / wavelength - low) / (high - low);

@@ -78,7 +78,7 @@ fn join(
 
 /// What attention does in a tower's layer.
 pub(crate) fn spec(heads: usize, head_dim: usize) -> Attention {
-    Attention { layer: 0, heads, scale: (head_dim as f64).powf(-0.5) as f32, window: None, softcap: None, sinks: None }
+    Attention { heads, scale: (head_dim as f64).powf(-0.5) as f32, ..Attention::WHOLE }
 }
 
 /// One layer of a tower.

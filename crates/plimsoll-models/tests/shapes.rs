@@ -204,7 +204,7 @@ fn all_sizes_of_gemma_4_are_planned_from_their_configurations() {
 
 /// Configuration; weights of two bytes, in millions: ends, attention, feed-forward parts; keys and values of a token in bytes: those
 /// kept for the whole context, those of the window.
-const UNEVEN: [(&str, [f64; 3], usize, usize); 2] = [
+const UNEVEN: [(&str, [f64; 3], usize, usize); 3] = [
     // Two ends of 100,352 · 2,048. In 10 layers 48 heads of 128, in 30 that slide 64: queries and results of 2,048 · 128 a head,
     // 2,048 · 1,024 for keys and for values, a gate a head. One feed-forward part of 3 · 2,048 · 8,192; in 39 layers a router of
     // 256 · 2,048, and 257 experts of 3 · 2,048 · 512.
@@ -212,6 +212,9 @@ const UNEVEN: [(&str, [f64; 3], usize, usize); 2] = [
     // Two ends of 202,048 · 6,656. In 52 layers queries, gates and results of 6,656 · 4,096, keys and values of 6,656 · 256, a
     // feed-forward part of 3 · 6,656 · 19,968. Every fourth layer is global.
     ("muse-glimmer-30b.json", [2689.66, 4430.23, 20_733.49], 13 * 4 * 2 * 128, 39 * 4 * 2 * 128),
+    // Two ends of 202,048 · 5,120. In 48 layers queries and results of 5,120 · 5,120, keys and values of 5,120 · 1,024, a router of
+    // 16 · 5,120, and 17 experts of 3 · 5,120 · 8,192. Every fourth layer is global, the others attend within chunks.
+    ("llama-4-scout-109b-a17b.json", [2068.97, 3019.90, 3.93 + 102_676.56], 12 * 4 * 8 * 128, 36 * 4 * 8 * 128),
 ];
 
 #[test]

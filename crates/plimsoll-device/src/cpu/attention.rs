@@ -13,7 +13,7 @@ use plimsoll_kernels::{self as kernels, AttendOutput, AttendParams, Isa, KvLayou
 use super::arena::Arena;
 use super::cut::TASKS_PER_THREAD;
 use super::{CpuDevice, CpuWeights, rope_style};
-use crate::device::{Attention, Buf, Device, Rotary, StepInput};
+use crate::device::{Attention, Buf, Device, Rotary, SeqSpan, StepInput};
 use crate::kv::{CachedLayer, KvGroup, PAGE_TOKENS};
 use tasks::{ROWS_MAX, Share, Tasks, UNITS_PER_THREAD, task_rows};
 
@@ -273,7 +273,7 @@ impl Job<'_> {
         let own = seq.start + row + 1;
         let end = self.ends.get(seq.first_row + row).map_or(own, |end| (*end as usize).max(own));
         // A window limits earlier positions only.
-        let first = self.spec.window.map_or(0, |window| own.saturating_sub(window)).max(seq.seen_from);
+        let first = self.spec.first_seen(own).max(seq.seen_from);
         first..end
     }
 

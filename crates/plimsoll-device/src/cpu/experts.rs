@@ -39,6 +39,9 @@ impl CpuDevice {
         self.grouped(&products[..if spec.up.is_empty() { 1 } else { 2 }], &space.inputs, &space);
         self.release(inputs);
         space.take_outputs(&mut self.memory.stack)?;
+        if spec.weighs_inputs {
+            self.weigh_inputs(&space);
+        }
         self.activate(spec, &space);
         self.grouped(&[(spec.down, space.y)], &space.hidden, &space);
         self.collect(out, mode, &space);
@@ -102,6 +105,25 @@ impl CpuDevice {
                 // SAFETY: as above.
                 let copy = |place: &u32| unsafe { arena.row(floats, *place as usize) };
                 std::iter::once(first).chain(others).for_each(|place| copy(place).copy_from_slice(x));
+            }
+        });
+    }
+
+    /// Multiplies each choice's weight onto what gate and up have made of its input, which is as good: they are linear. Its result has
+    /// the weight 1 then.
+    fn weigh_inputs(&mut self, space: &Space) {
+        let (isa, top) = (self.isa, space.weights.cols);
+        // SAFETY: nothing writes the places from here on.
+        let places: &[u32] = unsafe { self.arena().words(space.places, space.choices) };
+        self.rows(space.weights, |arena, _, row| {
+            // SAFETY: inside the workspace; every choice has a place of its own, and a row's choices belong to one task.
+            let weights = unsafe { arena.row(space.weights, row) };
+            for (weight, place) in weights.iter_mut().zip(&places[row * top..]) {
+                for made in [space.gate, space.up].into_iter().filter(|made| made.cols > 0) {
+                    // SAFETY: as above.
+                    kernels::scale(isa, unsafe { arena.row(made, *place as usize) }, *weight);
+                }
+                *weight = 1.0;
             }
         });
     }

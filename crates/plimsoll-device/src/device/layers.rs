@@ -40,6 +40,8 @@ pub struct Attention {
     pub scale: f32,
     /// A position sees this many positions at most, itself included. In an encoder it sees half as many to either side, and itself.
     pub window: Option<usize>,
+    /// The window does not slide: a position sees those from the last multiple of the window on.
+    pub chunked: bool,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// A logit for each query head. It takes part in the softmax, and has no value.
@@ -47,6 +49,19 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// One head of layer 0 that sees the whole context, with plain scores.
+    pub const WHOLE: Self =
+        Self { layer: 0, heads: 1, scale: 1.0, window: None, chunked: false, softcap: None, sinks: None };
+
+    /// The first position that the window leaves to a row of which the last position is `end - 1`.
+    pub fn first_seen(&self, end: usize) -> usize {
+        match self.window {
+            Some(window) if self.chunked => end.saturating_sub(1) / window * window,
+            Some(window) => end.saturating_sub(window),
+            None => 0,
+        }
+    }
+
     /// The positions that `position` sees in an encoder, of a sequence of `length` positions.
     pub fn seen_within(&self, position: usize, length: usize) -> Range<usize> {
         let reach = self.window.map_or(length, |window| window / 2);
@@ -313,6 +328,8 @@ pub struct Experts<'a> {
     pub act: Activation,
     /// Another scoring than a softmax over all experts.
     pub scoring: Option<Scoring>,
+    /// Whether the weight of an expert is multiplied onto its input, and not onto its result. Then gate and up have no biases.
+    pub weighs_inputs: bool,
 }
 
 /// How a router scores experts, where it is no plain softmax ([`plimsoll_kernels::Scoring`]).

@@ -10,8 +10,9 @@ use crate::common::recall::mix;
 use crate::common::{Answer, ask, collect, engine, full_pools, greedy, quiet};
 
 /// Gemma 3 with a window of 16 positions in six of seven layers; Gemma 4 with one of 18 in four of six, three of which read the keys and
-/// values of layers before them, and in two of four, with experts and wider heads in the others; Laguna with one of 19 in three of five.
-const MODELS: [&str; 4] = ["gemma3", "gemma4-e2b", "gemma4-26b", "laguna"];
+/// values of layers before them, and in two of four, with experts and wider heads in the others; Laguna with one of 19 in three of five;
+/// Llama 4 with chunks of 21 in four of five.
+const MODELS: [&str; 5] = ["gemma3", "gemma4-e2b", "gemma4-26b", "laguna", "llama4"];
 
 fn options(rows: usize) -> Options {
     Options {

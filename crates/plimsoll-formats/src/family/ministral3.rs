@@ -40,7 +40,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     let length = length.ok_or_else(|| {
         FormatError::Config("llama_4_scaling_beta needs original_max_position_embeddings beside it".to_owned())
     })?;
-    config.variant.query_growth = Some(QueryGrowth { beta, length });
+    config.variant.query_growth = Some(QueryGrowth { beta, length, offset: 0, unrotated_only: false });
     Ok(())
 }
 
@@ -52,6 +52,7 @@ fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     let mscale = |share: f32| 1.0 + 0.1 * share * yarn.factor.ln();
     yarn.attention_factor = mscale(1.0) / mscale(keys.f32("rope.scaling.yarn_log_multiplier").unwrap_or(1.0));
     let beta = keys.f32("attention.temperature_scale").filter(|beta| *beta != 0.0);
-    config.variant.query_growth = beta.map(|beta| QueryGrowth { beta, length: yarn.original });
+    config.variant.query_growth =
+        beta.map(|beta| QueryGrowth { beta, length: yarn.original, offset: 0, unrotated_only: false });
     Ok(())
 }

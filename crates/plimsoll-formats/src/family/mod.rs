@@ -16,6 +16,7 @@ mod granite_hybrid;
 mod hunyuan;
 mod laguna;
 mod lfm2;
+mod llama4;
 mod ministral3;
 mod muse_glimmer;
 mod nemotron_h;
@@ -51,6 +52,7 @@ const FAMILIES: &[&Family] = &[
     &deepseek::GLM_FLASH,
     &laguna::FAMILY,
     &muse_glimmer::FAMILY,
+    &llama4::FAMILY,
     &lfm2::DENSE,
     &lfm2::MOE,
     &falcon_h1::FAMILY,

@@ -8,6 +8,7 @@ use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::hf::json::{Lookup, whole};
 use crate::hf::values::window;
+use serde_json::Value;
 
 /// Every so many layers does not rotate, where the configuration does not say.
 const INTERVAL: usize = 4;
@@ -25,18 +26,8 @@ pub(super) const FAMILY: Family = Family {
 
 fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     config.variant.rotated = match json.get("no_rope_layers") {
-        Some(list) => {
-            let flags = list.as_array().map(|list| list.iter().map(whole).collect::<Vec<_>>());
-            let flags = flags.filter(|flags| flags.len() >= config.layers && !flags.contains(&None));
-            let flags = flags.ok_or_else(|| {
-                FormatError::Config(format!("no_rope_layers is not a list of {} numbers", config.layers))
-            })?;
-            flags[..config.layers].iter().map(|flag| *flag != Some(0)).collect()
-        }
-        None => {
-            let interval = json.size("no_rope_layer_interval")?.unwrap_or(INTERVAL);
-            rotated(interval, config.layers).ok_or_else(|| FormatError::Config("no_rope_layer_interval is 0".into()))?
-        }
+        Some(list) => listed(list, config.layers)?,
+        None => counted(json, config.layers)?,
     };
     if json.bool("use_sliding_window")? == Some(true) {
         let unrotated: Vec<bool> = config.variant.rotated.iter().map(|rotated| !rotated).collect();
@@ -50,6 +41,21 @@ fn from_gguf(_: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     config.rope_interleaved = true;
     config.variant.rotated = rotated(INTERVAL, config.layers).unwrap_or_default();
     Ok(())
+}
+
+/// Which layers rotate, by a list with a number for each of them.
+pub(super) fn listed(list: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
+    let flags = list.as_array().map(|list| list.iter().map(whole).collect::<Vec<_>>());
+    let flags = flags.filter(|flags| flags.len() >= layers && !flags.contains(&None));
+    let flags =
+        flags.ok_or_else(|| FormatError::Config(format!("no_rope_layers is not a list of {layers} numbers")))?;
+    Ok(flags[..layers].iter().map(|flag| *flag != Some(0)).collect())
+}
+
+/// Which layers rotate: all but every `no_rope_layer_interval`-th.
+pub(super) fn counted(json: &Lookup, layers: usize) -> Result<Vec<bool>, FormatError> {
+    let interval = json.size("no_rope_layer_interval")?.unwrap_or(INTERVAL);
+    rotated(interval, layers).ok_or_else(|| FormatError::Config("no_rope_layer_interval is 0".into()))
 }
 
 /// All layers but every `interval`-th.

@@ -23,10 +23,21 @@ impl GpuDevice {
         let space = GpuExperts::take(self, spec, [x.rows, x.cols, width])?;
         self.choose(spec, router, &space);
         self.grouped(spec.gate, x, space.gate, spec.top_k, &space);
+        if !spec.up.is_empty() {
+            self.grouped(spec.up, x, space.up, spec.top_k, &space);
+        }
+        if spec.weighs_inputs {
+            // Gate and up are linear: their results times the weight are those of the input times the weight.
+            let weights = space.weights.reshape(1);
+            [space.gate, space.up]
+                .into_iter()
+                .filter(|made| made.rows > 0)
+                .for_each(|made| self.scale_by(made, weights));
+            self.clamp(space.weights, 1.0, 1.0);
+        }
         if spec.up.is_empty() {
             self.activate(space.gate, spec.act);
         } else {
-            self.grouped(spec.up, x, space.up, spec.top_k, &space);
             self.glu(space.gate, space.up, spec.act);
         }
         self.grouped(spec.down, space.gate, space.down, 1, &space);

@@ -14,10 +14,23 @@ use super::{Q8_BLOCK, THREADS, sized};
 pub const STORE: &[&str] = &["k", "v", "half_dim", "pairs", "count", "table", "pages", "page_words"];
 
 /// `rows` rows of queries `q` and of results `out`, of `heads` heads; `group` of them share keys and values. The last position that a row
-/// sees is one before the last word of its part of `table`. `window` and `cap_f` are 0 where
+/// sees is one before the last word of its part of `table`. `window`, `chunk` and `cap_f` are 0 where
 /// there is none, `sinks` is 1 more than where a logit for each head lies among the vectors, or 0.
-pub const ATTEND: &[&str] =
-    &["q", "out", "rows", "heads", "group", "table", "pages", "page_words", "window", "sinks", "scale_f", "cap_f"];
+pub const ATTEND: &[&str] = &[
+    "q",
+    "out",
+    "rows",
+    "heads",
+    "group",
+    "table",
+    "pages",
+    "page_words",
+    "window",
+    "chunk",
+    "sinks",
+    "scale_f",
+    "cap_f",
+];
 
 /// The same of an encoder, whose keys and values lie in the arena, rows of `kv_cols`; a row sees all rows of its sequence.
 pub const WITHIN: &[&str] =
@@ -188,6 +201,9 @@ const IN_PAGES: [&str; 3] = [
     var first = sent[p.table + row * $ROWu + 2u];
     if (p.window != 0u && position + 1u > p.window) {
         first = max(first, position + 1u - p.window);
+    }
+    if (p.chunk != 0u) {
+        first = max(first, position / p.chunk * p.chunk);
     }
     let part = head / p.group * 2u * $HALFu;",
     "sent[pages + own / $PAGEu] * p.page_words + part",

@@ -64,7 +64,9 @@ fn sum_of_two(first: u32, size: u32) -> f32 {
 fn probabilities(at: u32, thread: u32) {
     if (p.sigmoid != 0u) {
         for (var e = thread; e < p.experts; e += $THREADSu) {
-            arena[at + e] = 1.0 / (1.0 + exp(-arena[at + e]));
+            let logit = arena[at + e];
+            arena[at + e] = 1.0 / (1.0 + exp(-logit));
+            ranks[e] = logit;
         }
     } else {
         var top = LOWEST;
@@ -85,6 +87,10 @@ fn probabilities(at: u32, thread: u32) {
     }
     for (var e = thread; e < p.experts; e += $THREADSu) {
         var rank = arena[at + e];
+        if (p.sigmoid != 0u && p.correction == 0u && p.groups == 1u) {
+            // Sigmoids of great logits are one float: logits tell more.
+            rank = max(ranks[e], LOWEST);
+        }
         if (p.correction != 0u) {
             rank = rank + vectors[p.correction - 1u + e];
         }

@@ -131,7 +131,7 @@ pub enum Kernel {
 
 impl Kernel {
     /// Those that every model may need, beside the kinds that its weights, cache and states have.
-    pub const COMMON: [Kernel; 19] = [
+    pub const COMMON: [Kernel; 20] = [
         Kernel::AddRows,
         Kernel::RmsNorm,
         Kernel::LayerNorm,
@@ -144,6 +144,7 @@ impl Kernel {
         Kernel::ScaleRows,
         Kernel::ScaleBy,
         Kernel::Softcap,
+        Kernel::Clamp,
         Kernel::AddGated,
         Kernel::Put,
         Kernel::Take,
@@ -154,7 +155,7 @@ impl Kernel {
     ];
 
     /// Those of an encoder of images or audio, and of a model that takes what it makes, beside attention.
-    pub const ENCODER: [Kernel; 4] = [Kernel::Place, Kernel::Unfold, Kernel::Clamp, Kernel::Near];
+    pub const ENCODER: [Kernel; 3] = [Kernel::Place, Kernel::Unfold, Kernel::Near];
 
     /// Those of a mixture of experts, beside products.
     pub const ROUTING: [Kernel; 4] = [Kernel::Route, Kernel::ScaleChoices, Kernel::Group, Kernel::Combine];

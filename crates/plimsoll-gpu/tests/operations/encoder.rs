@@ -10,7 +10,7 @@ use super::{both, small_shape, some_linears, vectors};
 
 /// Every row of sequences of these lengths with all others of its own.
 fn attend(device: &mut dyn Rig, heads: usize, lengths: &[usize], qkv: &[Vec<Vec<f32>>; 3]) -> Vec<Vec<f32>> {
-    let spec = Attention { layer: 0, heads, scale: 0.25, window: None, softcap: None, sinks: None };
+    let spec = Attention { layer: 0, heads, scale: 0.25, ..Attention::WHOLE };
     let scope = device.mark();
     let [q, k, v] = qkv.each_ref().map(|rows| device.put_rows(rows));
     let out = device.temp(q.rows, q.cols).unwrap();
@@ -104,7 +104,7 @@ fn tables_of_two_kinds_of_layers_are_sent_once() {
         let scope = device.mark();
         let x = device.put_rows(&x);
         let [mut from, mut to] = [x, device.temp(48, 32).unwrap()];
-        let spec = Attention { layer: 0, heads: 2, scale: 1.0, window: None, softcap: None, sinks: None };
+        let spec = Attention { layer: 0, heads: 2, scale: 1.0, ..Attention::WHOLE };
         // Windows and whole frames in turn: two tables of 48 rows, and one more that is not kept.
         for layer in 0..9 {
             let length = if layer % 3 == 2 { 48 } else { 16 };
@@ -147,7 +147,7 @@ fn rows_attend_through_a_window_of_their_sequence() {
             let outs = [(); 3].map(|()| device.temp(q.rows, q.cols).unwrap());
             let step = StepInput { seqs: &seqs, pages: &ids, ..StepInput::default() };
             for (out, window) in outs.into_iter().zip([Some(window), None, Some(window)]) {
-                let spec = Attention { layer: 0, heads: 3, scale: 0.25, window, softcap: None, sinks: None };
+                let spec = Attention { heads: 3, scale: 0.25, window, ..Attention::WHOLE };
                 device.attend_within(&spec, out, q, k, v, &step).unwrap();
             }
             let rows = device.rows_of(&outs).concat();
@@ -267,7 +267,7 @@ fn rows_that_see_what_is_behind_them() {
     let shape = ModelShape { kv: KvShape::new(KvDtype::F32, [layer]), ..small_shape() };
     let (mut cpu, mut gpu) = (cpu(&table, &checkpoint, &shape), gpu(&table, &checkpoint, &shape));
     for window in [None, Some(6)] {
-        let spec = Attention { layer: 0, heads: 2, scale: 0.25, window, softcap: None, sinks: None };
+        let spec = Attention { layer: 0, heads: 2, scale: 0.25, window, ..Attention::WHOLE };
         let run = |device: &mut dyn Rig| {
             let mut random = Random::new(21);
             let scope = device.mark();

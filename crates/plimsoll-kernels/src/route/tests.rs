@@ -5,6 +5,24 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{Random, bits, isas};
 
+#[test]
+fn logits_beyond_the_sigmoid_choose_the_greatest() {
+    let plain = Scoring {
+        sigmoid: true,
+        correction: &[],
+        groups: 1,
+        top_groups: 1,
+        renormalise: false,
+        scale: 1.0,
+        expert_scales: &[],
+    };
+    for isa in isas() {
+        let (mut ids, mut weights) = ([9; 2], [f32::NAN; 2]);
+        route_scored(isa, &plain, &mut [20.0, 30.0, f32::NAN, 40.0], &mut ids, &mut weights);
+        assert_eq!((ids, weights), ([3, 1], [1.0; 2]), "{isa}");
+    }
+}
+
 proptest! {
     #[test]
     fn the_greatest_are_chosen_and_of_equals_the_first(

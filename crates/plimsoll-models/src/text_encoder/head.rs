@@ -54,7 +54,7 @@ impl Head {
             )));
         }
         let heads = hidden / config.head_dim;
-        let spec = Attention { layer: 0, heads, scale: 0.0, window: None, softcap: None, sinks: None };
+        let spec = Attention { heads, scale: 0.0, ..Attention::WHOLE };
         Ok(Some(Self { mean: mean.then_some(spec), stages }))
     }
 

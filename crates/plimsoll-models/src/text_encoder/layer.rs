@@ -54,7 +54,7 @@ impl Layer {
         let prefix = format!("model.layers.{layer}");
         let (hidden, sliding) = (config.hidden_size, config.layer_is_sliding[layer]);
         let attention = format!("{prefix}.self_attn");
-        let place = AttentionPlace { cache: 0, sliding, shared: false };
+        let place = AttentionPlace { layer, cache: 0, sliding, shared: false };
         let [q, k, v] = projections(config, &attention, place, declare)?.map(|id| id.expect("a layer has all three"));
         let o = matrix(&format!("{attention}.o_proj"), config.attention_output_bias, (hidden, hidden), declare)?;
         let transform = transform(config, encoder, &format!("{prefix}.mlp"), declare)?;
@@ -69,12 +69,10 @@ impl Layer {
             }
         };
         let spec = Attention {
-            layer: 0,
             heads: config.heads,
             scale: config.query_scale,
             window: config.sliding_window.filter(|_| sliding),
-            softcap: None,
-            sinks: None,
+            ..Attention::WHOLE
         };
         let angles = if sliding { LOCAL } else { GLOBAL };
         Ok(Self { q, k, v, o, transform, norms, spec, head_dim: config.head_dim, angles })

@@ -1,0 +1,130 @@
+//! Llama 4 (text): most layers rotate neighbouring elements and attend within chunks; the others see the whole context, do not rotate,
+//! and their queries grow with their position. Experts get their inputs times a sigmoid of the router.
+//!
+//! Reference: transformers, `modeling_llama4.py`.
+
+use super::{Defaults, Family, smollm3};
+use crate::bounds::wrong;
+use crate::config::{Experts, ModelConfig, Routing};
+use crate::error::FormatError;
+use crate::hf::json::{Lookup, whole};
+use crate::hf::values::per_layer;
+use crate::variant::{QkNorm, QueryGrowth};
+use serde_json::Value;
+
+const CHUNK: usize = 8192;
+/// Positions in a step of the growth of queries, and its share of the logarithm.
+const GROWTH: (usize, f32) = (8192, 0.1);
+/// Width of feed-forward parts without experts.
+const DENSE_WIDTH: usize = 16_384;
+
+pub(super) const FAMILY: Family = Family {
+    name: "Llama 4",
+    classes: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration", "Llama4TextModel", "llama4_text", "llama4"],
+    gguf: &[],
+    defaults: Defaults {
+        heads: Some(40),
+        kv_heads: Some(8),
+        head_dim: Some(128),
+        vocab_size: Some(202_048),
+        intermediate: Some(8192),
+        max_context: 131_072,
+        theta: 500_000.0,
+        eps: 1e-5,
+        ..Defaults::LLAMA
+    },
+    from_hf,
+    from_gguf: |_, _| Ok(()),
+    hf_names: &[("feed_forward.router", "mlp.gate"), ("feed_forward", "mlp")],
+    gguf_names: &[],
+};
+
+fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
+    let layers = config.layers;
+    config.rope_interleaved = true;
+    // An empty list says nothing.
+    let list = json.get("no_rope_layers").filter(|list| list.as_array().is_none_or(|list| !list.is_empty()));
+    config.variant.rotated = match list {
+        Some(list) => smollm3::listed(list, layers)?,
+        None => smollm3::counted(json, layers)?,
+    };
+    config.qk_norm = json.bool("use_qk_norm")?.unwrap_or(true);
+    let variant = &mut config.variant;
+    (variant.qk_norm, variant.plain_qk_norm, variant.rotated_qk_norm) = (QkNorm::RotatedHead, true, true);
+    variant.query_growth = growth(json)?;
+    chunks(json, config)?;
+    experts(json, config)
+}
+
+/// The growth of queries in layers that do not rotate. Early configurations have a number for the flag.
+fn growth(json: &Lookup) -> Result<Option<QueryGrowth>, FormatError> {
+    let tuned = match json.get("attn_temperature_tuning") {
+        Some(Value::Number(number)) => number.as_f64() != Some(0.0),
+        _ => json.bool("attn_temperature_tuning")?.unwrap_or(true),
+    };
+    let length = json.size("floor_scale")?.unwrap_or(GROWTH.0);
+    let beta = json.f32("attn_scale")?.unwrap_or(GROWTH.1);
+    Ok((tuned && beta != 0.0).then_some(QueryGrowth { beta, length, offset: 1, unrotated_only: true }))
+}
+
+/// Which layers attend within chunks, and how long these are.
+fn chunks(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
+    // An explicit null is no chunk.
+    let size = json.size("attention_chunk_size")?.or(json.lacks("attention_chunk_size").then_some(CHUNK));
+    config.layer_is_sliding = match json.get("layer_types") {
+        Some(kinds) => per_layer(kinds, config.layers, |kind| match kind {
+            "chunked_attention" => Some(true),
+            "full_attention" => Some(false),
+            _ => None,
+        })?,
+        None => config.variant.rotated.iter().map(|rotated| *rotated && size.is_some()).collect(),
+    };
+    let any = config.layer_is_sliding.contains(&true);
+    if any && size.is_none() {
+        return wrong("layers of chunked_attention without attention_chunk_size".to_owned());
+    }
+    config.sliding_window = size.filter(|_| any);
+    config.variant.chunked = any;
+    Ok(())
+}
+
+fn experts(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
+    let or = |key, default: usize| json.size(key).map(|size| size.unwrap_or(default));
+    let width = std::mem::replace(&mut config.intermediate_size, or("intermediate_size_mlp", DENSE_WIDTH)?);
+    let layers = match json.get("moe_layers") {
+        Some(list) => listed(list, config.layers)?,
+        None => match or("interleave_moe_layer_step", 1)? {
+            0 => return wrong("interleave_moe_layer_step is 0".to_owned()),
+            step => (1..=config.layers).map(|layer| layer.is_multiple_of(step)).collect(),
+        },
+    };
+    if !layers.contains(&true) {
+        return Ok(());
+    }
+    config.experts = Some(Experts {
+        count: or("num_local_experts", 16)?,
+        top_k: or("num_experts_per_tok", 1)?,
+        width,
+        shared_width: width,
+        renormalise: false,
+        routing: Routing { sigmoid: true, shared_gate: false, weighs_inputs: true, ..Routing::default() },
+        alternating: false,
+        biases: false,
+        layers,
+    });
+    Ok(())
+}
+
+/// The layers that a list of their numbers names.
+fn listed(list: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
+    let mut named = vec![false; layers];
+    let mut name = |layer: &Value| {
+        let place = named.get_mut(usize::try_from(whole(layer)?).ok()?)?;
+        *place = true;
+        Some(())
+    };
+    match list.as_array().and_then(|list| list.iter().try_for_each(&mut name)) {
+        Some(()) => Ok(named),
+        None => wrong(format!("moe_layers is not a list of layers below {layers}")),
+    }
+}
