@@ -4,12 +4,12 @@
 //! layers that follow from them and runs them.
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, FeedForward, Input, KvDtype, KvShape, Mode,
-    ModelShape, StateShape, StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, Input, KvDtype, KvShape, Mode, ModelShape,
+    StateShape, StepInput, VectorId,
 };
 use plimsoll_formats::{Mixer as MixerKind, ModelConfig, Norms, RopeScaling, Tower};
 
-use crate::block::{AttentionBlock, AttentionPlace, feed_forward, norm};
+use crate::block::{AttentionBlock, AttentionPlace, norm};
 use crate::decoder::Rotary;
 use crate::dense::Dense;
 use crate::ends::Ends;
@@ -23,8 +23,10 @@ use crate::short_conv::ShortConvBlock;
 use crate::text_encoder::head::Head;
 use crate::text_encoder::logits_of;
 use crate::{Encoder, Model, Output, Pass, Vision, audio, vision};
+use beside::Beside;
 use mixer::Mixer;
 
+mod beside;
 mod mixer;
 
 /// The norms around one half of a layer, where the family has them.
@@ -39,16 +41,6 @@ enum Transform {
     Experts(Box<MoeBlock>),
     /// Both, of the same residual stream.
     Beside(Box<Beside>),
-}
-
-/// Experts beside a plain feed-forward part. Each has norms of its own, and so has the router.
-struct Beside {
-    dense: FeedForward,
-    dense_after: VectorId,
-    experts: MoeBlock,
-    experts_before: VectorId,
-    experts_after: VectorId,
-    router_norm: VectorId,
 }
 
 struct Layer {
@@ -210,22 +202,8 @@ fn declare_transform(
     let experts = config.experts.as_ref().filter(|experts| experts.layers[layer]);
     let experts = experts.map(|experts| MoeBlock::declare(config, experts, &mlp, declare)).transpose()?;
     Ok(match experts {
-        Some(mut experts) if config.variant.mlp_beside_experts => {
-            let mut norm = |name: &str| norm(config, &format!("{prefix}.{name}"), config.hidden_size, declare);
-            let dense_after = norm("post_feedforward_layernorm_1.weight")?;
-            let experts_before = norm("pre_feedforward_layernorm_2.weight")?;
-            let experts_after = norm("post_feedforward_layernorm_2.weight")?;
-            let router_norm = norm("mlp.gate.scale")?;
-            experts.logit_scale = (config.hidden_size as f32).powf(-0.5);
-            let dense = feed_forward(config, &mlp, config.mlp_width(layer), declare)?;
-            Transform::Beside(Box::new(Beside {
-                dense,
-                dense_after,
-                experts,
-                experts_before,
-                experts_after,
-                router_norm,
-            }))
+        Some(experts) if config.variant.mlp_beside_experts => {
+            Transform::Beside(Box::new(Beside::declare(config, layer, prefix, experts, declare)?))
         }
         Some(experts) => Transform::Experts(Box::new(experts)),
         None => {
@@ -339,34 +317,11 @@ impl Family {
                 }
                 experts.forward(device, input.x, out, mode, bf16_rows)?;
             }
-            Transform::Beside(beside) => self.beside(beside, device, input, out, x, bf16_rows)?,
+            Transform::Beside(beside) => beside.forward(device, input, out, x, bf16_rows)?,
         }
         if mode == Mode::Store {
             self.join(device, x, part, norms.after);
         }
-        Ok(())
-    }
-
-    /// `out = dense(input) + experts(x)`, each normed. The rows of `input` are overwritten.
-    fn beside(
-        &self,
-        beside: &Beside,
-        device: &mut dyn Device,
-        input: Input,
-        out: Buf,
-        x: Buf,
-        bf16_rows: usize,
-    ) -> Result<(), DeviceError> {
-        let scope = device.mark();
-        device.feed_forward(&beside.dense, input, out, Mode::Store, bf16_rows)?;
-        device.rms_norm(out, out, beside.dense_after, self.eps);
-        let (normed, mixed) = (input.x, device.temp(x.rows, x.cols)?);
-        device.rms_norm(mixed, x, beside.router_norm, self.eps);
-        device.rms_norm(normed, x, beside.experts_before, self.eps);
-        beside.experts.forward_routed(device, mixed, normed, mixed, Mode::Store, bf16_rows)?;
-        device.rms_norm(mixed, mixed, beside.experts_after, self.eps);
-        device.add(out, mixed);
-        device.release(scope);
         Ok(())
     }
 }
