@@ -98,7 +98,6 @@ fn the_http_side_takes_no_more_than_its_line() {
 /// Every connection has sent a large body and more behind it, and takes nothing of the stream it asked for: both buffers are full.
 /// What the engine holds for it is in another line of the plan.
 fn full_connections(server: &Server, config: &ServerConfig) {
-    let idle = settled();
     let body = format!(
         "{{\"model\": \"tiny\", \"stream\": true, \"max_tokens\": 4000, \"prompt\": [1, 2, 3]{}}}",
         " ".repeat(400_000)
@@ -108,6 +107,8 @@ fn full_connections(server: &Server, config: &ServerConfig) {
         body.len()
     );
     let wall = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(8000);
+    // What the clients hold themselves is there already.
+    let idle = settled();
     let mut clients: Vec<Writer> = Vec::new();
     for _ in 0..CONNECTIONS {
         let mut stream = TcpStream::connect(server.address).unwrap();
