@@ -119,11 +119,16 @@ def seen(made, items, ordered=blocks) -> tuple[list, list]:
     return grids, patches
 
 
+def no_masks(_model, _ids, _kinds) -> dict:
+    """The masks are the model's own."""
+    return {}
+
+
 @torch.no_grad()
-def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str, own=(whole_processor, blocks, POOL)) -> dict | None:
-    """One case; none if a choice on its greedy path is nearly a tie. `own`: the processor, the order of patches, and patches per side of
-    a token."""
-    made_of, ordered, pool = own
+def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str, own=(whole_processor, blocks, POOL, no_masks)) -> dict | None:
+    """One case; none if a choice on its greedy path is nearly a tie. `own`: the processor, the order of patches, patches per side of
+    a token, and what the model is given beside that."""
+    made_of, ordered, pool, masks = own
     processor = made_of(model.name_or_path)
     items = CASES[name]
     shots = [
@@ -148,6 +153,7 @@ def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str, o
     given = {k: v for k, v in made.items() if k.startswith(("pixel_values", "image_position", "video_position", "num_frames_per"))}
     after = lambda said: model(  # noqa: E731
         input_ids=torch.tensor([ids + said]), mm_token_type_ids=torch.tensor([kinds(ids + said)]), use_cache=False, **given,
+        **masks(model, ids + said, kinds(ids + said)),
     ).logits[0, -1].float()
     path = vision.greedy_path(after)
     if path is None:

@@ -71,6 +71,16 @@ def colours_first(values: torch.Tensor, _places: torch.Tensor) -> torch.Tensor:
     return values.reshape(len(values), SIDE, SIDE, 3).permute(0, 3, 1, 2).flatten()
 
 
+def masks(model, ids: list[int], kinds: list[int]) -> dict:
+    """The masks of `generate`. A forward pass of transformers 5.24 without them lets pictures see ahead in global layers too."""
+    embeds = model.get_input_embeddings()(torch.tensor([ids]))
+    made = model.create_masks_for_generate(
+        config=model.config, inputs_embeds=embeds, attention_mask=None, cache=None, position_ids=torch.arange(len(ids))[None],
+        mm_token_type_ids=torch.tensor([kinds]),
+    )
+    return {"attention_mask": made}
+
+
 def tokens_of(mask: torch.Tensor) -> int:
     """Placeholders of a sound."""
     return int(mask.sum())
@@ -79,7 +89,7 @@ def tokens_of(mask: torch.Tensor) -> int:
 def make(name: str, folder, tokenizer, seed: int) -> None:
     """The model with its reference."""
     ask = {
-        SEES: (budget.CASES, functools.partial(budget.case, own=(processor_of, colours_first, 1))),
+        SEES: (budget.CASES, functools.partial(budget.case, own=(processor_of, colours_first, 1, masks))),
         HEARS: (conformer.CASES, functools.partial(conformer.case, own=(processor_of, tokens_of))),
     }
     vision.write(name, RAW, folder, tokenizer, seed, conformer.EXTRA, conformer.NAMED, conformer.CHAT_TEMPLATE, processors, *ask[name])

@@ -227,9 +227,9 @@ pub trait Device {
         sequences: &mut dyn Iterator<Item = (usize, usize)>,
     ) -> Result<(), DeviceError>;
 
-    /// Every row attends to itself and the rows before it in its sequence, as many as `spec` says. Beside its key each of them has one
-    /// for its distance, which is the same for all: row d of `distances`, which has a row for every distance from 0 on. Shapes and
-    /// `sequences` as for [`Self::attend_all`]; nothing is kept.
+    /// Local attention: a row attends to itself and to at most `spec.rows - 1` rows before it in its sequence. Scores use the sum of a
+    /// row's key and row d of `distances` for a distance of d rows: [`spec.rows` or more, heads · width]. Other shapes and `sequences`
+    /// are as for [`Self::attend_all`]; nothing is kept.
     fn attend_near(
         &mut self,
         spec: &Near,

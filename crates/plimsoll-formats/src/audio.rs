@@ -91,7 +91,7 @@ const HALF_WINDOW_MAX: usize = 4096;
 /// Most frames that attend to each other.
 const ATTENTION_MAX: usize = 1 << 20;
 /// Most inputs of a causal convolution.
-const TAPS_MAX: usize = 64;
+const CONV_KERNEL_MAX: usize = 64;
 /// Most rows that a row attends to, where there is a key for each distance.
 const SEEN_MAX: usize = 64;
 
@@ -135,15 +135,15 @@ impl Conformer {
         within("subsampling_conv_channels", self.channels[0], CHANNELS_MAX)?;
         within("subsampling_conv_channels", self.channels[1], CHANNELS_MAX)?;
         within("width of a convolved frame", self.channels[1] * Self::convolved(bands), INTERMEDIATE_MAX)?;
-        within("conv_kernel_size", self.taps, TAPS_MAX)?;
+        within("conv_kernel_size", self.taps, CONV_KERNEL_MAX)?;
         within("attention_context_left", self.seen, SEEN_MAX)?;
         within("output_proj_dims", self.output, HIDDEN_MAX)?;
         positive("attention_logit_cap", self.cap, f32::MAX)?;
         positive("residual_weight", self.residual, f32::MAX)?;
         positive("gradient_clipping", self.bound, f32::MAX)?;
         if self.channels[0] != bands {
-            let what = format!("subsampling_conv_channels: {} for {bands} mel bands", self.channels[0]);
-            return wrong(format!("{what}; there are as many of both"));
+            let first = self.channels[0];
+            return wrong(format!("subsampling_conv_channels: {first}, expected {bands}, the number of mel bands"));
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ pub(crate) fn frames(data: &[u8]) {
 
 /// An audio clip.
 pub(crate) fn audio(data: &[u8]) {
-    let limits = AudioLimits { file_bytes: 1 << 20, seconds: 20 };
+    let limits = AudioLimits { file_bytes: 1 << 20, seconds: 20, ..AudioLimits::default() };
     both(data, |bytes| {
         let Some(header) = the_clients(within(looking(bytes.len()) + 40 * MIB, || audio::probe(bytes, &limits))) else {
             return;

@@ -82,7 +82,7 @@ pub fn route_scored(isa: Isa, scoring: &Scoring<'_>, logits: &mut [f32], ids: &m
         true => activate(isa, Activation::Sigmoid, logits),
         false => softmax(isa, logits),
     };
-    // Sigmoids of great logits are one float: where nothing else counts, logits tell more.
+    // The sigmoid of a large logit rounds to 1. Without corrections and groups, logits rank the experts.
     let by_logits = sigmoid && correction.is_empty() && groups == 1;
     if !by_logits {
         score(logits);

@@ -51,12 +51,14 @@ pub struct AudioLimits {
     pub file_bytes: u64,
     /// Seconds.
     pub seconds: u64,
+    /// What sets that limit: a flag, or the model.
+    pub limited_by: &'static str,
 }
 
 impl Default for AudioLimits {
     /// 50 MiB, ten minutes.
     fn default() -> Self {
-        Self { file_bytes: 50 << 20, seconds: 600 }
+        Self { file_bytes: 50 << 20, seconds: 600, limited_by: Modality::Audio.flag() }
     }
 }
 
@@ -250,7 +252,7 @@ fn open_container(file: File<'_>) -> Result<Box<dyn FormatReader + '_>, MediaErr
 }
 
 fn check_length(samples: u64, rate: u32, limits: &AudioLimits) -> Result<(), MediaError> {
-    over(samples.div_ceil(u64::from(rate)), limits.seconds, "seconds", Modality::Audio.flag())
+    over(samples.div_ceil(u64::from(rate)), limits.seconds, "seconds", limits.limited_by)
 }
 
 fn check_format(rate: u32, channels: usize) -> Result<(), MediaError> {

@@ -60,6 +60,6 @@ fn bounds(prefix: &str, side: &str, declare: &Declare<'_>) -> Result<Bounds, Dec
     let (low, high) = (one("min", f32::NEG_INFINITY)?, one("max", f32::INFINITY)?);
     match low <= high {
         true => Ok([low, high]),
-        false => Err(DeclareError::Unsupported(format!("'{prefix}': {side}s are kept within {low} and {high}"))),
+        false => Err(DeclareError::Unsupported(format!("'{prefix}': {side}_min {low} is above {side}_max {high}"))),
     }
 }

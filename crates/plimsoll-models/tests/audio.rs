@@ -50,7 +50,7 @@ fn rule() -> AudioRule {
 fn rule_of(files: &ProcessorFiles, audio: &Audio) -> AudioRule {
     let windows = match &audio.tower {
         AudioTower::Windows(windows) => windows,
-        AudioTower::Conformer(_) => return AudioRule::whole(&files.audio, 60).unwrap(),
+        AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, 60).unwrap(),
         AudioTower::Samples => return AudioRule::samples(&files.audio, audio.bands as u64, 60).unwrap(),
     };
     let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
@@ -320,7 +320,7 @@ fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
 #[test]
 fn no_audio_depends_on_its_company() {
     not_of_its_company(MODEL, &rule());
-    not_of_its_company(CONFORMER, &AudioRule::whole(&ProcessorFiles::default().audio, 30).unwrap());
+    not_of_its_company(CONFORMER, &AudioRule::gemma4(&ProcessorFiles::default().audio, 30).unwrap());
 }
 
 fn not_of_its_company(model: &str, rule: &AudioRule) {
@@ -363,7 +363,7 @@ fn lengths_are_the_processors() {
 #[test]
 fn spectrograms_are_the_published_extractors() {
     published_spectrogram(MODEL, &rule());
-    published_spectrogram(CONFORMER, &AudioRule::whole(&ProcessorFiles::default().audio, 30).unwrap());
+    published_spectrogram(CONFORMER, &AudioRule::gemma4(&ProcessorFiles::default().audio, 30).unwrap());
 }
 
 fn published_spectrogram(model: &str, rule: &AudioRule) {

@@ -72,7 +72,7 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
     let fields = if video { &files.video } else { &files.image };
     let tower = config(model).tower;
     let normalize = match tower {
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::plain(fields).unwrap(),
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(fields).unwrap(),
         Tower::Gemma4(_) => Normalize::centred(fields).unwrap(),
         _ => Normalize::new(fields, Normalize::CLIP).unwrap(),
     };

@@ -5,8 +5,8 @@
 //! already contains its placeholder tokens. What must not be in here: foreign bytes, decoding, HTTP.
 
 mod agree;
+mod audio;
 mod check;
-mod hearing;
 mod mmproj;
 mod pieces;
 mod placed;

@@ -18,7 +18,7 @@ use super::pieces::{self, Limits};
 use super::plan::{Bounds, MediaPlan, Planner, image_bounds, largest_images};
 use super::spec::{ImageSpec, Spelling, VideoSpec};
 use super::spelling::{self, between, framed, paragraph};
-use super::{hearing, mmproj};
+use super::{audio, mmproj};
 use crate::api::options::Options;
 use crate::plan::error::PlanError;
 
@@ -120,7 +120,7 @@ impl MediaRules {
         let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
         Ok(Some(Self {
             audio: audio
-                .map(|audio| hearing::mel(&files, audio).map(|mel| (audio.clone(), Arc::new(mel))))
+                .map(|audio| audio::mel(&files, audio).map(|mel| (audio.clone(), Arc::new(mel))))
                 .transpose()?,
             files,
             spelling,
@@ -147,7 +147,7 @@ impl MediaRules {
         };
         let audio = match (&self.audio, model.audio()) {
             (Some((config, mel)), Some(_)) => {
-                hearing::spec(&self.files, config, mel, &Limits { options, usual: ITEM_TOKENS_MAX, context })?
+                audio::spec(&self.files, config, mel, &Limits { options, usual: ITEM_TOKENS_MAX, context })?
             }
             _ => None,
         };
@@ -249,7 +249,7 @@ fn image(
     let tokens = largest_images(&rule, context);
     let tokens_max = tokens.iter().map(|candidate| candidate.shape.tokens).max().unwrap_or(0);
     let normalize = match config.tower {
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::plain(&files.image)?,
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(&files.image)?,
         Tower::Gemma4(_) => Normalize::centred(&files.image)?,
         _ => Normalize::new(&files.image, Normalize::CLIP)?,
     };
@@ -354,7 +354,7 @@ fn video(
         rule.sampling.max_frames = rule.sampling.max_frames.min(most);
     }
     let normalize = match config.tower {
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::plain(&files.video)?,
+        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(&files.video)?,
         Tower::Gemma4(_) => Normalize::centred(&files.video)?,
         _ => Normalize::new(&files.video, means)?,
     };

@@ -48,7 +48,7 @@ pub struct SeqMedia {
     items: Vec<Medium>,
     runs: Vec<Run>,
     marks: Vec<MediaMark>,
-    /// Whether the rows of a run attend to each other, and are computed in one step.
+    /// Whether the tokens of an image attend to each other, and are computed in one step.
     in_one_step: bool,
     /// Where the prompt's tokens stand, and where what comes after it does.
     places: Vec<[f32; 3]>,
@@ -173,8 +173,10 @@ impl SeqMedia {
         self.uncuttable().find(inside).map_or(0, |run| (run.start + run.len) as usize - computed)
     }
 
+    /// Runs whose tokens attend to each other. Those of audio never do.
     fn uncuttable(&self) -> impl Iterator<Item = &Run> {
-        self.runs.iter().filter(|_| self.in_one_step)
+        let seen = |run: &Run| self.items[run.item as usize].modality != Modality::Audio;
+        self.runs.iter().filter(move |run| self.in_one_step && seen(run))
     }
 
     /// For each of `rows` positions from `start` on, the position after the last that it attends to.

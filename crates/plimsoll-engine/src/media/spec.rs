@@ -125,7 +125,7 @@ pub enum Spelling {
         /// What a template writes for a video.
         video: String,
         /// The words before and after an audio clip.
-        sound: [String; 2],
+        audio: [String; 2],
     },
 }
 
@@ -163,7 +163,7 @@ pub struct VideoSpec {
 /// How audio clips are prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioSpec {
-    /// The spectrogram's frames and the tower's windows.
+    /// How a clip becomes frames and tokens.
     pub rule: AudioRule,
     /// Makes spectrograms.
     pub mel: Arc<Mel>,

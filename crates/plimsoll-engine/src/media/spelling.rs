@@ -56,8 +56,8 @@ pub(super) fn between(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     // The processor adds the word for videos to the tokenizer, by this name.
     let names =
         [("boi_token", "<|image>"), ("eoi_token", "<image|>"), ("boa_token", "<|audio>"), ("eoa_token", "<audio|>")];
-    let [start, end, sound_start, sound_end] = words((TOKENIZER, tokenizer), names)?;
-    Ok(Spelling::Clocked { start, end, video: "<|video|>".to_owned(), sound: [sound_start, sound_end] })
+    let [start, end, audio_start, audio_end] = words((TOKENIZER, tokenizer), names)?;
+    Ok(Spelling::Clocked { start, end, video: "<|video|>".to_owned(), audio: [audio_start, audio_end] })
 }
 
 /// Words by their names in a file, or by default.

@@ -133,6 +133,14 @@ impl Line {
 }
 
 impl Blueprint {
+    /// Numbers of the widest row that a step gives: logits, scores, or what dense layers make.
+    fn widest_output(&self) -> usize {
+        let of_encoder = self
+            .encoder
+            .map_or(0, |encoder| encoder.labels.unwrap_or(0).max(encoder.dense.map_or(0, |dense| dense.width())));
+        self.model.vocab_size().max(of_encoder)
+    }
+
     /// What the engine takes on a GPU; none where the host's cores carry out its steps.
     ///
     /// # Errors
@@ -158,7 +166,7 @@ impl Blueprint {
         let page_ids = step.limits.running * step.context.div_ceil(PAGE_TOKENS);
         let tables = 1 + usize::from(step.shape.kv.window().is_some());
         let words = (step.largest.upload + tables * page_ids).max(encoder.upload);
-        let vocab = self.model.vocab_size();
+        let vocab = self.widest_output();
         let logits = step.limits.logit_rows * vocab;
         let hidden = step.limits.rows * step.shape.hidden;
         // Where candidates do not tell what is asked of a row, its logits come back as well.

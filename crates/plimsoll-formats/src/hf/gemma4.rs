@@ -82,7 +82,9 @@ pub(super) fn read_unified(vision: &Lookup, top: &Lookup, text: &Lookup) -> Resu
         positions: or("mm_posemb_size", 1120)?,
         clipped: false,
         standardize: false,
-        sees_ahead: text.str("use_bidirectional_attention")?.unwrap_or("vision") == "vision",
+        // A null says no, an absent key yes.
+        sees_ahead: text.lacks("use_bidirectional_attention")
+            || text.str("use_bidirectional_attention")? == Some("vision"),
         unified: true,
     });
     let patch = side(vision, "patch_size", 16)?.saturating_mul(or("pooling_kernel_size", 3)?);

@@ -56,6 +56,8 @@ fn embedder_name(rest: &str) -> Option<String> {
 fn without_prefix(name: &str) -> String {
     // Of a model that also talks, the part that reads, sees, hears and writes.
     let name = name.strip_prefix("thinker.").unwrap_or(name);
+    // An encoder below a head.
+    let name = name.strip_prefix("nomic_bert.").unwrap_or(name);
     let inner = name.strip_prefix("model.").unwrap_or(name);
     for (prefix, own) in [("audio_tower.", "audio"), ("embed_audio.", "audio.projector")] {
         if let Some(rest) = inner.strip_prefix(prefix) {
@@ -83,17 +85,12 @@ fn without_prefix(name: &str) -> String {
     if let Some(rest) = name.strip_prefix("backbone.") {
         return format!("model.{rest}");
     }
-    // An encoder below a head.
-    if let Some(rest) = name.strip_prefix("nomic_bert.") {
-        return without_prefix(rest);
-    }
     for prefix in ["bert.", "roberta."] {
         if let Some(rest) = name.strip_prefix(prefix) {
             return rest.to_owned();
         }
     }
     // Idefics3 and SmolVLM.
-    let inner = name.strip_prefix("model.").unwrap_or(name);
     if let Some(rest) = inner.strip_prefix("text_model.") {
         return format!("model.{rest}");
     }

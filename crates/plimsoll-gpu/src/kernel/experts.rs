@@ -88,7 +88,7 @@ fn probabilities(at: u32, thread: u32) {
     for (var e = thread; e < p.experts; e += $THREADSu) {
         var rank = arena[at + e];
         if (p.sigmoid != 0u && p.correction == 0u && p.groups == 1u) {
-            // Sigmoids of great logits are one float: logits tell more.
+            // The sigmoid of a large logit rounds to 1: logits rank the experts.
             rank = max(ranks[e], LOWEST);
         }
         if (p.correction != 0u) {

@@ -1,4 +1,4 @@
-//! Sound → the log-mel spectrogram that a feature extractor makes: Whisper's (transformers, `feature_extraction_whisper.py`), which the
+//! Audio → the log-mel spectrogram that a feature extractor makes: Whisper's (transformers, `feature_extraction_whisper.py`), which the
 //! Qwens use, or Gemma 4's (`feature_extraction_gemma4.py`).
 //!
 //! Every audio clip by itself: the extractor's numbers for a batch of one. In a batch it pads the shorter ones with silence, so that
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlannerScalar};
 
-use crate::geometry::{AudioCut, AudioRule, WholeFrames};
+use crate::geometry::{AudioCut, AudioRule, Gemma4Frames};
 
 /// Where mel bands end, whatever the rate.
 const HIGHEST_HZ: f64 = 8000.0;
@@ -55,7 +55,7 @@ impl Mel {
     pub fn new(rule: &AudioRule, bands: usize) -> Self {
         let (n, window, bands) = match &rule.cut {
             AudioCut::Windows(windows) => (windows.fft, windows.fft, slaney(windows.fft as usize, rule.rate, bands)),
-            AudioCut::Whole(whole) => (whole.fft, whole.frame, htk(whole, rule.rate, bands)),
+            AudioCut::Gemma4(whole) => (whole.fft, whole.frame, htk(whole, rule.rate, bands)),
             AudioCut::Samples(_) => (1, 0, Vec::new()),
         };
         let hann = |i: u64| (0.5 - 0.5 * (std::f64::consts::TAU * i as f64 / window as f64).cos()) as f32;
@@ -80,8 +80,8 @@ impl Mel {
         self.rule.frames(samples as u64) as usize
     }
 
-    /// The spectrogram of an audio clip at the extractor's rate, [frames, bands]. It is long enough for a frame, and of Whisper's for
-    /// more than half a transform.
+    /// The spectrogram of an audio clip at the extractor's rate, [frames, bands]. A clip needs at least one frame; Whisper's extractor
+    /// needs more than `fft / 2` samples.
     ///
     /// # Panics
     /// When `out` has no room for just that, or there are too few samples.
@@ -92,8 +92,8 @@ impl Mel {
                 let before = windows.fft as usize / 2;
                 assert!(samples.len() > before, "samples to reflect");
                 let mut loudest = f32::NEG_INFINITY;
-                let heard = |at: usize| reflected(samples, at, before);
-                self.transform(heard, out, |_, band, power| {
+                let sample = |at: usize| reflected(samples, at, before);
+                self.transform(sample, out, |_, band, power| {
                     let value = f64::from((band.sum(power) as f32).max(FLOOR)).log10() as f32;
                     loudest = loudest.max(value);
                     value
@@ -104,10 +104,10 @@ impl Mel {
                 out[..samples.len()].copy_from_slice(samples);
                 out[samples.len()..].fill(0.0);
             }
-            AudioCut::Whole(whole) => {
+            AudioCut::Gemma4(whole) => {
                 let (before, scale) = (whole.frame as usize / 2, whole.scale as f32);
-                let heard = |at: usize| at.checked_sub(before).map_or(0.0, |at| samples[at] * scale);
-                self.transform(heard, out, |i, band, power| {
+                let sample = |at: usize| at.checked_sub(before).map_or(0.0, |at| samples[at] * scale);
+                self.transform(sample, out, |i, band, power| {
                     let value = (band.sum(|k| power(k).sqrt()) + whole.floor).ln();
                     let [mean, deviation] = whole.per_bin.as_ref().map_or([0.0, 1.0], |[m, d]| [m[i], d[i]]);
                     ((value - mean) / deviation) as f32
@@ -116,11 +116,11 @@ impl Mel {
         }
     }
 
-    /// Sets every value of `out` to what `value` makes of a band, its number, and the power at each frequency of a frame. `heard` is the
-    /// sound, the first frame's first sample first.
+    /// Fills `out`: `value(band index, band, power by frequency)` for each frame. `sample(i)` is the clip with its padding, from the
+    /// first frame's first sample.
     fn transform(
         &self,
-        heard: impl Fn(usize) -> f32,
+        sample: impl Fn(usize) -> f32,
         out: &mut [f32],
         mut value: impl FnMut(usize, &Band, &dyn Fn(usize) -> f64) -> f32,
     ) {
@@ -131,7 +131,7 @@ impl Mel {
         for (pair, out) in out.chunks_mut(2 * bands).enumerate() {
             spectrum.fill(Complex::default());
             for (i, (point, window)) in spectrum.iter_mut().zip(&self.window).enumerate() {
-                let at = |frame: usize| f64::from(window * heard(frame * hop + i));
+                let at = |frame: usize| f64::from(window * sample(frame * hop + i));
                 *point = Complex::new(at(2 * pair), if out.len() > bands { at(2 * pair + 1) } else { 0.0 });
             }
             self.fft.process_with_scratch(&mut spectrum, &mut scratch);
@@ -145,7 +145,7 @@ impl Mel {
 }
 
 impl Band {
-    /// The sum of what `of` says of each frequency, by its weight.
+    /// The sum of `of(k)` over frequencies k, weighted by the band.
     fn sum(&self, of: impl Fn(usize) -> f64) -> f64 {
         self.weights.iter().zip(self.first..).map(|(weight, k)| f64::from(*weight) * of(k)).sum()
     }
@@ -181,7 +181,7 @@ fn slaney(n: usize, rate: u64, bands: usize) -> Vec<Band> {
 }
 
 /// Triangles of equal height, evenly spaced on HTK's scale.
-fn htk(frames: &WholeFrames, rate: u64, bands: usize) -> Vec<Band> {
+fn htk(frames: &Gemma4Frames, rate: u64, bands: usize) -> Vec<Band> {
     let [lowest, highest] = frames.hertz.map(|hertz| 2595.0 * (1.0 + hertz / 700.0).log10());
     let corner = |i: usize| {
         let mel = lowest + (highest - lowest) * i as f64 / (bands + 1) as f64;

@@ -1,4 +1,4 @@
-//! Sound cut into frames of a spectrogram, and those into tokens: Qwen3-Omni, Qwen3-ASR, Gemma 4.
+//! Audio cut into frames of a spectrogram, and those into tokens: Qwen3-Omni, Qwen3-ASR, Gemma 4.
 
 use super::config::{Fields, within};
 use crate::{MediaError, Modality, Shape};
@@ -24,7 +24,7 @@ pub enum AudioCut {
     /// Whisper's frames, in the middle of the samples of one transform. Windows of them are convolved, and those attend in windows.
     Windows(AudioWindows),
     /// Frames that begin half a frame before the first sample; four become a token.
-    Whole(WholeFrames),
+    Gemma4(Gemma4Frames),
     /// A frame is so many samples, and a token. The last one ends in silence. Gemma 4 Unified.
     Samples(u64),
 }
@@ -42,7 +42,7 @@ pub struct AudioWindows {
 
 /// The frames of Gemma 4.
 #[derive(Clone, Debug, PartialEq)]
-pub struct WholeFrames {
+pub struct Gemma4Frames {
     /// Samples of a frame.
     pub frame: u64,
     /// Samples of one transform; what is more than a frame's is silent.
@@ -58,9 +58,9 @@ pub struct WholeFrames {
 }
 
 /// Longest audio clip of Gemma 4 in seconds: its feature extractor cuts off what is more.
-const WHOLE_SECONDS_MAX: u64 = 30;
+const GEMMA_4_SECONDS_MAX: u64 = 30;
 
-impl WholeFrames {
+impl Gemma4Frames {
     fn new(fields: &Fields, rate: u64) -> Result<(Self, u64), MediaError> {
         let samples = |key, millis: Option<f64>, default: f64| {
             let millis = millis.unwrap_or(default);
@@ -68,24 +68,26 @@ impl WholeFrames {
         };
         let frame = samples("frame_length_ms", fields.frame_length_ms, 20.0)?;
         let hop = samples("hop_length_ms", fields.hop_length_ms, 10.0)?;
-        let unsupported =
-            |key, value: String| Err(MediaError::BadConfig { key, why: format!("{value} is not supported") });
+        let unsupported = |key, value: String, supported: &str| {
+            Err(MediaError::BadConfig { key, why: format!("{value} is not supported; supported is {supported}") })
+        };
         for (key, value) in [("preemphasis", fields.preemphasis), ("dither", fields.dither)] {
             if let Some(value) = value.filter(|value| *value != 0.0) {
-                return unsupported(key, value.to_string());
+                return unsupported(key, value.to_string(), "0");
             }
         }
         let hertz = [fields.min_frequency.unwrap_or(0.0), fields.max_frequency.unwrap_or(8000.0)];
         if !(0.0 <= hertz[0] && hertz[0] < hertz[1] && hertz[1] <= rate as f64 / 2.0) {
-            return unsupported("min_frequency, max_frequency", format!("{} to {} Hz", hertz[0], hertz[1]));
+            let range = format!("0 to {} Hz, in ascending order", rate / 2);
+            return unsupported("min_frequency, max_frequency", format!("{} to {} Hz", hertz[0], hertz[1]), &range);
         }
         let floor = fields.mel_floor.unwrap_or(1e-3);
         if !(floor > 0.0 && floor <= 1.0) {
-            return unsupported("mel_floor", floor.to_string());
+            return unsupported("mel_floor", floor.to_string(), "above 0, up to 1");
         }
         let scale = fields.input_scale_factor.unwrap_or(1.0);
         if !scale.is_finite() {
-            return unsupported("input_scale_factor", scale.to_string());
+            return unsupported("input_scale_factor", scale.to_string(), "a finite number");
         }
         let longer = fields.fft_overdrive == Some(true);
         let fft = frame.next_power_of_two() << u32::from(longer);
@@ -96,7 +98,12 @@ impl WholeFrames {
                 let both = [(mean, 0.0), (deviation, 1.0)];
                 let both = both.map(|(given, default)| given.clone().unwrap_or_else(|| vec![default; bands]));
                 if both.iter().any(|values| values.len() != bands) {
-                    return unsupported("per_bin_mean, per_bin_stddev", format!("another length than {bands}"));
+                    let lengths = both.map(|values| values.len());
+                    return unsupported(
+                        "per_bin_mean, per_bin_stddev",
+                        format!("{lengths:?} numbers"),
+                        &format!("{bands} of each"),
+                    );
                 }
                 Some(both)
             }
@@ -123,11 +130,11 @@ impl AudioRule {
     }
 
     /// The feature extractor of Gemma 4, and the limit, which is half a minute at most.
-    pub fn whole(fields: &Fields, max_seconds: u64) -> Result<Self, MediaError> {
+    pub fn gemma4(fields: &Fields, max_seconds: u64) -> Result<Self, MediaError> {
         let rate = rate(fields)?;
-        let (frames, hop) = WholeFrames::new(fields, rate)?;
-        let max_seconds = seconds(max_seconds)?.min(WHOLE_SECONDS_MAX);
-        Ok(Self { rate, hop, min_samples: 0, max_seconds, cut: AudioCut::Whole(frames) })
+        let (frames, hop) = Gemma4Frames::new(fields, rate)?;
+        let max_seconds = seconds(max_seconds)?.min(GEMMA_4_SECONDS_MAX);
+        Ok(Self { rate, hop, min_samples: 0, max_seconds, cut: AudioCut::Gemma4(frames) })
     }
 
     /// Tokens of so many samples: Gemma 4 Unified.
@@ -147,6 +154,16 @@ impl AudioRule {
         Ok(Self { min_samples, ..self })
     }
 
+    /// What sets the limit of seconds: the flag, or the model.
+    pub fn limited_by(&self) -> &'static str {
+        match self.cut {
+            AudioCut::Gemma4(_) if self.max_seconds == GEMMA_4_SECONDS_MAX => {
+                "fixed by the model: send the audio in parts"
+            }
+            _ => Modality::Audio.flag(),
+        }
+    }
+
     /// Samples of an audio clip after padding.
     pub fn filled(&self, samples: u64) -> u64 {
         if samples == 0 { 0 } else { samples.max(self.min_samples) }
@@ -162,15 +179,15 @@ impl AudioRule {
                 asked: samples.div_ceil(self.rate),
                 limit: self.max_seconds,
                 unit: "seconds",
-                flag: Modality::Audio.flag(),
+                flag: self.limited_by(),
             });
         }
         let too_few = match &self.cut {
             AudioCut::Windows(windows) => samples <= windows.fft / 2,
-            AudioCut::Whole(_) | AudioCut::Samples(_) => false,
+            AudioCut::Gemma4(_) | AudioCut::Samples(_) => false,
         };
         if too_few || self.frames(samples) == 0 {
-            let why = format!("{samples} samples are too few to transform");
+            let why = format!("{samples} samples are too few to transform: send a longer clip");
             return Err(MediaError::Malformed { what: Modality::Audio.noun(), why });
         }
         Ok(self.shape_of(samples))
@@ -186,7 +203,7 @@ impl AudioRule {
         match &self.cut {
             AudioCut::Windows(_) => samples / self.hop,
             // A frame counts when the sample behind it is there.
-            AudioCut::Whole(frames) => match (samples + frames.frame / 2).checked_sub(frames.frame + 1) {
+            AudioCut::Gemma4(frames) => match (samples + frames.frame / 2).checked_sub(frames.frame + 1) {
                 Some(room) => room / self.hop + 1,
                 None => 0,
             },
@@ -198,7 +215,7 @@ impl AudioRule {
     pub fn tokens(&self, frames: u64) -> u64 {
         match &self.cut {
             AudioCut::Windows(windows) => windows.tokens(frames),
-            AudioCut::Whole(_) => frames.div_ceil(2).div_ceil(2),
+            AudioCut::Gemma4(_) => frames.div_ceil(2).div_ceil(2),
             AudioCut::Samples(_) => frames,
         }
     }
@@ -220,7 +237,7 @@ impl AudioRule {
         // Rows that attend to each other. One row per token: the convolutions run before the layers.
         let together = match &self.cut {
             AudioCut::Windows(windows) => windows.attention_window / windows.window * halved_thrice(windows.window),
-            AudioCut::Whole(_) | AudioCut::Samples(_) => tokens,
+            AudioCut::Gemma4(_) | AudioCut::Samples(_) => tokens,
         };
         let sequences = tokens.div_ceil(together.max(1));
         Shape { modality: Modality::Audio, rows: tokens, sequences, longest: tokens.min(together), tokens }

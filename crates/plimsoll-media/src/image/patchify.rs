@@ -27,8 +27,8 @@ impl Normalize {
         Self::of(fields, mean, std)
     }
 
-    /// The same for Gemma 4 Unified: a processor that leaves values between 0 and 1, unless told otherwise.
-    pub fn plain(fields: &Fields) -> Result<Self, MediaError> {
+    /// The same for Gemma 4 Unified: a processor that leaves values between 0 and 1, unless its file says otherwise.
+    pub fn unit_range(fields: &Fields) -> Result<Self, MediaError> {
         let [mean, std] = Self::given(fields);
         Self::of(fields, mean, std)
     }

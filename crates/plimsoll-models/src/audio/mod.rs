@@ -9,9 +9,11 @@ mod gemma4;
 mod qwen;
 mod unified;
 
-/// Points of a window of every convolution of a spectrogram, how far apart they begin, and how far outside: each halves.
+/// Kernel size of a spectrogram's convolutions, on both axes.
 const TAPS: usize = 3;
+/// Their stride: each axis is halved.
 const STEP: usize = 2;
+/// Their padding on each side.
 const PAD: usize = 1;
 
 /// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.

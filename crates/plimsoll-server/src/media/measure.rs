@@ -181,7 +181,8 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
 
 /// What an audio clip may be, by the engine's rule and the server's.
 pub(super) fn audio_limits(audio: &AudioSpec, limits: &MediaConfig) -> AudioLimits {
-    AudioLimits { file_bytes: limits.audio_bytes, seconds: audio.rule.max_seconds }
+    let (seconds, limited_by) = (audio.rule.max_seconds, audio.rule.limited_by());
+    AudioLimits { file_bytes: limits.audio_bytes, seconds, limited_by }
 }
 
 /// An audio clip: its samples, counted, say how many tokens it will have.

@@ -101,7 +101,7 @@ impl<'a> Placeholders<'a> {
                 };
                 replaced(&prompt, media, |kind| if kind == Modality::Video { video } else { pad }, spell)
             }
-            Spelling::Clocked { start, end, video, sound: [before, after] } => {
+            Spelling::Clocked { start, end, video, audio: [before, after] } => {
                 let (image, frame, clip) = (pad(Modality::Image), pad(Modality::Video), pad(Modality::Audio));
                 let clock = |seconds: &f64| {
                     let seconds = *seconds as u64;

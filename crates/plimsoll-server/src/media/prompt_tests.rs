@@ -222,8 +222,8 @@ fn images_of_tiles_stand_between_words_and_frames_are_numbered() {
 fn frames_stand_behind_the_minute_and_second_at_which_they_are_shown() {
     let tokenizer = tokenizer();
     let [start, end, video] = ["<|vision_start|>", "<|vision_end|>", "<film>"].map(str::to_owned);
-    let sound = ["<|audio>", "<audio|>"].map(str::to_owned);
-    let spec = MediaSpec { spelling: Spelling::Clocked { start, end, video, sound }, ..spec() };
+    let audio = ["<|audio>", "<audio|>"].map(str::to_owned);
+    let spec = MediaSpec { spelling: Spelling::Clocked { start, end, video, audio }, ..spec() };
     let placeholders = Placeholders::new(&spec, &tokenizer);
     let media = [measured(Modality::Video, 4, &[0.0, 61.9, 6000.0]), measured(Modality::Image, 2, &[])];
     let spelled = placeholders.spell("a<film>b<|image_pad|>c".into(), &media);

@@ -1,4 +1,4 @@
-//! Models that hear, served: audio in chats and transcriptions, with the prompts and answers of transformers.
+//! Models with audio, served: audio in chats and transcriptions, with the prompts and answers of transformers.
 
 use base64::Engine as _;
 use serde_json::{Value, json};

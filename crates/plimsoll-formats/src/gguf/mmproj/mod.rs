@@ -1,8 +1,8 @@
 //! The encoders of a GGUF model: they stand in a second file, which llama.cpp's converter calls `mmproj`.
 //!
 //! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
-//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `idefics3`, `lfm2`
-//! and `pixtral` have both for the families of their names.
+//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `gemma_audio`,
+//! `idefics3`, `lfm2` and `pixtral` have both for the families of their names.
 
 mod beside;
 mod gemma;
@@ -131,7 +131,7 @@ fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
     if !is_encoder(architecture) {
         let found = quote(architecture);
         return Err(Refusal::Unfit(format!(
-            "general.architecture is {found}; an mmproj file has {ARCHITECTURE:?}: give the file that holds the vision encoder"
+            "general.architecture is {found}; an mmproj file has {ARCHITECTURE:?}: give the file that holds the encoders"
         )));
     }
     let read = tower::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;

@@ -1,4 +1,4 @@
-//! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.`.
+//! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.` and `audio.`.
 
 use super::parts::Read;
 use super::{Refusal, gemma_audio, pixtral};
@@ -42,11 +42,11 @@ pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, 
             patches[frame] = Some(entry);
             continue;
         }
-        let heard = entry.name.starts_with("a.") || entry.name.starts_with("mm.a.");
-        if heard && read.audio.is_none() || entry.name == pixtral::IMG_BREAK {
+        let is_audio = entry.name.starts_with("a.") || entry.name.starts_with("mm.a.");
+        if is_audio && read.audio.is_none() || entry.name == pixtral::IMG_BREAK {
             continue;
         }
-        let name = match heard {
+        let name = match is_audio {
             true => gemma_audio::renamed(&entry.name),
             false => (read.renamed)(vision, read.swapped, &entry.name),
         };

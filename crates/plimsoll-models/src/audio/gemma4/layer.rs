@@ -154,6 +154,8 @@ impl Layer {
 /// What all layers do alike.
 pub(super) struct Shared {
     pub hidden: usize,
+    /// Width between the projections of a feed-forward part.
+    pub width: usize,
     pub heads: usize,
     /// The activation of feed-forward parts and after the convolution.
     pub act: Activation,
@@ -196,7 +198,7 @@ impl Shared {
     fn feed(&self, part: &FeedForward, device: &mut dyn Device, x: Buf, normed: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         self.norm_bounded(device, normed, x, part.before);
-        let inner = device.temp(x.rows, 4 * self.hidden)?;
+        let inner = device.temp(x.rows, self.width)?;
         part.up.apply(device, normed, normed, inner)?;
         device.activate(inner, self.act);
         part.down.apply(device, inner, inner, normed)?;

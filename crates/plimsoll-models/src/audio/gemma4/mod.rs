@@ -92,6 +92,7 @@ impl Tower {
             inv_freq: declare.values(frequencies(hidden / 2)),
             shared: Shared {
                 hidden,
+                width: audio.intermediate_size,
                 heads: audio.heads,
                 act: activation(audio.act),
                 own: own.clone(),
@@ -109,7 +110,7 @@ impl Tower {
     fn convolve(&self, device: &mut dyn Device, frames: usize, patches: &[f32], out: Buf) -> Result<(), DeviceError> {
         for begin in (0..out.rows).step_by(ROWS_TOGETHER) {
             let rows = ROWS_TOGETHER.min(out.rows - begin);
-            // The row before lends its frames: what is outside of them is not silence.
+            // A convolution reads frames of the row before. Padding with zeros is right only at the clip's start.
             let before = usize::from(begin > 0);
             let first = FRAMES * (begin - before);
             let count = (FRAMES * (begin + rows)).min(frames) - first;

@@ -24,11 +24,11 @@ pub(super) fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, P
     Ok(Mel::new(&rule(files, config, 1)?, config.bands))
 }
 
-/// The spectrogram's frames and the tower's windows, with audio clips of so many seconds at most.
+/// How a clip becomes frames and tokens, with audio clips of so many seconds at most.
 fn rule(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<AudioRule, MediaError> {
     let windows = match &config.tower {
         AudioTower::Windows(windows) => windows,
-        AudioTower::Conformer(_) => return AudioRule::whole(&files.audio, seconds),
+        AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, seconds),
         AudioTower::Samples => return AudioRule::samples(&files.audio, config.bands as u64, seconds),
     };
     let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
@@ -63,10 +63,16 @@ pub(super) fn spec(
 /// An audio clip's tokens are counted before the tower sees it: it must make as many rows of every legal audio clip.
 fn agree_on_rows(rule: &AudioRule, config: &AudioConfig) -> Result<(), PlanError> {
     let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
-    let apart = (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
-    let Some((frames, (said, made))) = apart else { return Ok(()) };
+    let mismatch =
+        (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
+    let Some((frames, (said, made))) = mismatch else { return Ok(()) };
     let why = format!("{frames} frames of audio are counted as {said} tokens, the tower makes {made}");
-    Err(MediaError::BadConfig { key: "n_window", why }.into())
+    let key = match config.tower {
+        AudioTower::Windows(_) => "n_window",
+        AudioTower::Conformer(_) => "subsampling_conv_channels",
+        AudioTower::Samples => "audio_embed_dim",
+    };
+    Err(MediaError::BadConfig { key, why }.into())
 }
 
 #[cfg(test)]
