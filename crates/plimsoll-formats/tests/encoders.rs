@@ -129,7 +129,7 @@ fn nomic_bert_refuses_what_would_change_the_answer() {
             (json!({"rotary_emb_scale_base": 512}), "rotary_emb_scale_base"),
             (json!({"num_heads_kv": 2}), "num_heads_kv other than n_head"),
             (json!({"moe_every_n_layers": 2}), "moe_every_n_layers"),
-            (json!({"architectures": ["NomicBertForSequenceClassification"]}), "a classifier in the original form"),
+            (json!({"architectures": ["NomicBertForSequenceClassification"]}), "a classifier in the original layout"),
         ],
     );
 }
@@ -182,7 +182,7 @@ fn dense_layers_are_read_from_the_folders_that_modules_json_names() {
     for (folders, part) in [
         (
             &[("1_Pooling", mean), ("2_Dense", tanh), ("3_Dense", tanh)][..],
-            "a dense layer of 96 inputs behind 64 outputs",
+            "in_features of a dense layer is 96; what it reads has 64 elements",
         ),
         (&[("1_Pooling", mean), ("2_Dense", relu), ("3_Dense", tanh)], "ReLU"),
         (&[("1_Pooling", mean), ("2_Dense", "{}"), ("3_Dense", tanh)], "in_features is missing"),

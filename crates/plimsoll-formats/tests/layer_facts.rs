@@ -51,16 +51,16 @@ fn values_of_laguna_that_change_the_answer_are_refused() {
             "unsupported: moe_apply_router_weight_on_input: true; supported is false",
         ),
         (r#""norm_topk_prob": false"#, "unsupported: norm_topk_prob: false; supported is true"),
-        (r#""gating": false"#, "unsupported: gating that is neither true nor a text"),
+        (r#""gating": false"#, "unsupported: gating \"false\"; supported are true, per-head and per-element"),
         (r#""gating": "per-row""#, "unsupported: gating \"per-row\"; supported are per-head and per-element"),
         (
             r#""gating_types": ["per-head", "per-element"]"#,
-            "unsupported: gating_types other than per-head in all layers",
+            "unsupported: gating_types that differ; supported is per-head in every layer",
         ),
         (r#""rope_theta": 10000.0"#, "unsupported: rope_theta without rope_parameters for each layer type"),
         (
             r#""rope_scaling": {"rope_type": "linear", "factor": 2.0}"#,
-            "unsupported: rope_scaling; supported is rope_parameters for each layer type",
+            "unsupported: rope_scaling; use rope_parameters with an entry for each layer type",
         ),
         (
             r#""rope_parameters": {"full_attention": {"rope_theta": 10000.0}}"#,
@@ -117,7 +117,10 @@ fn norms_and_factors_of_muse_glimmer_are_read_and_refused() {
             r#""layer_rope_theta": [0, 1, 1, 1, 0, 1, 1, 1, 0]"#,
             "unsupported: layer_rope_theta: 1; supported are 0 and rope_theta, 10000",
         ),
-        (r#""attn_logit_softcapping": 50.0"#, "unsupported: attn_logit_softcapping of Muse Glimmer"),
+        (
+            r#""attn_logit_softcapping": 50.0"#,
+            "unsupported: attn_logit_softcapping 50 of Muse Glimmer; supported is null",
+        ),
         (
             r#""final_logit_softcapping": 0"#,
             "model configuration: final soft cap: 0, allowed are numbers above 0 and up to 1000000",

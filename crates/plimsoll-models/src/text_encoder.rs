@@ -116,7 +116,7 @@ pub struct TextEncoder {
 /// Declares an encoder's checkpoint.
 pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
     let Some(encoder) = config.encoder else {
-        return Err(DeclareError::Unsupported("an encoder's configuration without an encoder's part".into()));
+        return Err(DeclareError::Unsupported("internal error: an encoder without encoder settings".into()));
     };
     let EncoderConfig { positions, first_position, token_types, .. } = encoder;
     let (hidden, head_dim) = (config.hidden_size, config.head_dim);

@@ -20,6 +20,14 @@ impl Norm {
     }
 }
 
+/// `rows` rows of `width` values from row `first` on; none in a plan, which has no values.
+pub(crate) fn values_of(values: &[f32], first: usize, rows: usize, width: usize) -> &[f32] {
+    if values.is_empty() { &[] } else { &values[first * width..][..rows * width] }
+}
+
+/// Elements of a head that an encoder names where nothing attends: any width that devices have.
+pub(crate) const NO_HEAD: usize = 16;
+
 /// The feed-forward part of a layer.
 pub(crate) struct Mlp {
     /// Of a gated one.

@@ -115,7 +115,7 @@ impl Request {
             let why = match embed.pooling {
                 Pooling::Score => "this model has no classifier: it makes embeddings, no scores",
                 Pooling::Dense => "this model has no dense layers: ask for another pooling",
-                _ => "this model has dense layers behind a pooling of its own: ask for their embedding",
+                _ => "this model's dense layers make the embedding: ask for the model's own pooling",
             };
             return invalid("model", why.into());
         }

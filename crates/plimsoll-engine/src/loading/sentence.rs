@@ -47,7 +47,10 @@ impl Sentence {
         if let Some(dense) = dense {
             let expected = if dense.mean { Pooling::Mean } else { Pooling::First };
             if pooling != expected {
-                return Err(wrong(&file, "pools before dense layers; supported there is mean or cls"));
+                return Err(wrong(
+                    &file,
+                    "pools before dense layers by something else than the mean or cls; supported are these two",
+                ));
             }
             pooling = Pooling::Dense;
         }

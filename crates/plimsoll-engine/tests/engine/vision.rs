@@ -13,7 +13,11 @@ use crate::common::{collect, exact, fixtures, quiet, two_turns, with_drafts};
 fn engine(model: &str, options: &Options) -> EngineHandle {
     let loaded = LoadedModel::open(&fixtures().join("models").join(model)).unwrap();
     // An image of 70 tokens that is not cut needs room beside all requests.
-    let least = if model.ends_with("gemma4") { 70 + options.running_max_req_size } else { 0 };
+    let least = if ["vl-gemma4", "vl-gguf-gemma4", "vl-gemma4-unified"].contains(&model) {
+        70 + options.running_max_req_size
+    } else {
+        0
+    };
     let options = &Options { batch_max_tokens: options.batch_max_tokens.max(least), ..options.clone() };
     let host = Host::read(options).unwrap();
     start(&loaded.checkpoint, loaded.tokenizer, options, &host, |_| {})

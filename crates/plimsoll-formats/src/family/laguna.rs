@@ -71,7 +71,9 @@ fn refuse_others(json: &Lookup) -> Result<(), FormatError> {
     }
     for key in ["rope_scaling", "swa_rope_parameters"] {
         if json.get(key).is_some() {
-            return Err(FormatError::Unsupported(format!("{key}; supported is rope_parameters for each layer type")));
+            return Err(FormatError::Unsupported(format!(
+                "{key}; use rope_parameters with an entry for each layer type"
+            )));
         }
     }
     Ok(())
@@ -83,11 +85,15 @@ fn gate(json: &Lookup) -> Result<OutputGate, FormatError> {
     let kind = match value.and_then(|value| value.as_str()) {
         Some(kind) => kind,
         None if value.is_none_or(|value| value.as_bool() == Some(true)) => "per-head",
-        None => return Err(FormatError::Unsupported("gating that is neither true nor a text".to_owned())),
+        None => {
+            let value = value.map(ToString::to_string).unwrap_or_default();
+            let supported = "supported are true, per-head and per-element";
+            return Err(FormatError::Unsupported(format!("gating {}; {supported}", quote(&value))));
+        }
     };
     let listed = json.get("gating_types").map(|list| list.as_array().map(Vec::as_slice).unwrap_or_default());
     if listed.is_some_and(|list| list.is_empty() || list.iter().any(|one| one.as_str() != Some(kind))) {
-        return Err(FormatError::Unsupported(format!("gating_types other than {kind} in all layers")));
+        return Err(FormatError::Unsupported(format!("gating_types that differ; supported is {kind} in every layer")));
     }
     match kind {
         "per-head" => Ok(OutputGate::Softplus { per_head: true }),

@@ -41,8 +41,10 @@ pub(super) const FAMILY: Family = Family {
 };
 
 fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
-    if config.attn_logit_softcap.is_some() {
-        return Err(FormatError::Unsupported("attn_logit_softcapping of Muse Glimmer".to_owned()));
+    if let Some(cap) = config.attn_logit_softcap {
+        return Err(FormatError::Unsupported(format!(
+            "attn_logit_softcapping {cap} of Muse Glimmer; supported is null"
+        )));
     }
     let or = |key, default: f32| json.f32(key).map(|number| number.unwrap_or(default));
     config.norm_weight_offset = 1.0;

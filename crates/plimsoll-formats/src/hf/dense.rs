@@ -36,7 +36,10 @@ pub(super) fn read(dir: &Path, hidden: usize) -> Result<Option<(Dense, Vec<PathB
         let folder = folder(dir, module)?;
         let layer = layer(&folder, width)?;
         let Some(place) = dense.layers.get_mut(number) else {
-            return Err(FormatError::Unsupported(format!("more than {} dense layers", dense.layers.len())));
+            return Err(FormatError::Unsupported(format!(
+                "more than {} dense layers; supported are up to {0}",
+                dense.layers.len()
+            )));
         };
         (*place, width) = (Some(layer), layer.width);
         files.push(folder.join(WEIGHTS));
@@ -50,7 +53,9 @@ fn layer(folder: &Path, width: usize) -> Result<DenseLayer, FormatError> {
     let config = Lookup { inner: &object, outer: None };
     let (input, output) = (config.need("in_features")?, config.need("out_features")?);
     if input != width {
-        return Err(FormatError::Config(format!("a dense layer of {input} inputs behind {width} outputs")));
+        return Err(FormatError::Config(format!(
+            "in_features of a dense layer is {input}; what it reads has {width} elements"
+        )));
     }
     within("out_features", output, HIDDEN_MAX)?;
     // The published code saves the name of a class of torch.
@@ -76,12 +81,15 @@ fn reads_first(dir: &Path, pooling: &Value) -> Result<bool, FormatError> {
     Ok(config.bool("pooling_mode_cls_token")? == Some(true) || matches!(named, Some("cls" | "cls_token")))
 }
 
-/// The folder of a module. Its path is the checkpoint's word: it stays inside.
+/// The folder of a module, inside the checkpoint's.
 fn folder(dir: &Path, module: &Value) -> Result<PathBuf, FormatError> {
     let path = module["path"].as_str().unwrap_or_default();
     match !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         true => Ok(dir.join(path)),
-        false => Err(FormatError::Config(format!("modules.json names the folder {}", quote(path)))),
+        false => Err(FormatError::Config(format!(
+            "modules.json: path {} leaves the model's folder; use a folder inside it",
+            quote(path)
+        ))),
     }
 }
 

@@ -12,7 +12,7 @@ use plimsoll_formats::{Audio, AudioTask, AudioWindows as Config};
 
 use super::{PAD, STEP, TAPS};
 use crate::block::activation;
-use crate::tower::{Layer, Mlp, Norm, spec};
+use crate::tower::{Layer, Mlp, Norm, spec, values_of};
 use crate::{Encoder, EncoderInput};
 
 /// Longest wavelength of the positions, as a factor of the shortest.
@@ -130,10 +130,7 @@ impl Tower {
             let moments = device.temp(self.config.rows(count), wide)?;
             for begin in (0..count).step_by(window) {
                 let own = window.min(count - begin);
-                let values = match patches {
-                    [] => &[],
-                    all => &all[(first + begin) * bands..][..own * bands],
-                };
+                let values = values_of(patches, first + begin, own, bands);
                 let rows = moments.span(begin / window * self.window_rows(), Config::convolved(own));
                 // Behind the last frame of several windows there is silence. A clip of less than a window ends with its last frame,
                 // unless the family's feature extractor fills the window.
@@ -218,10 +215,7 @@ impl Encoder for Tower {
         let (mut row, mut frame) = (0, 0);
         for frames in clips() {
             let own = x.span(row, self.config.rows(frames));
-            let patches = match images.patches {
-                [] => &[],
-                all => &all[frame * bands..][..frames * bands],
-            };
+            let patches = values_of(images.patches, frame, frames, bands);
             self.convolve(device, frames, patches, own)?;
             device.add_rows(own, self.positions, &|row| row % self.window_rows());
             (row, frame) = (row + own.rows, frame + frames);

@@ -4,12 +4,11 @@
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId};
 
+use crate::tower::NO_HEAD;
 use crate::{Encoder, EncoderInput};
 
 /// Epsilon of the norm before the projection.
 const EPS: f32 = 1e-6;
-/// Elements of a head, where nothing attends: any width that devices have.
-const HEAD: usize = 16;
 
 /// Weights.
 pub struct Tower {
@@ -43,7 +42,7 @@ impl Encoder for Tower {
     }
 
     fn shape(&self) -> EncoderShape {
-        EncoderShape::new(HEAD, self.samples)
+        EncoderShape::new(NO_HEAD, self.samples)
     }
 
     fn encode(&self, device: &mut dyn Device, clips: &EncoderInput<'_>) -> Result<Buf, DeviceError> {

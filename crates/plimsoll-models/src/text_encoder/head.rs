@@ -50,7 +50,7 @@ impl Head {
         if mean && !hidden.is_multiple_of(config.head_dim) {
             let head_dim = config.head_dim;
             return Err(DeclareError::Unsupported(format!(
-                "the mean of hidden states of {hidden} elements with heads of {head_dim}: the first must be a multiple"
+                "hidden size {hidden} is no multiple of head_dim {head_dim}: the mean of positions needs one"
             )));
         }
         let heads = hidden / config.head_dim;

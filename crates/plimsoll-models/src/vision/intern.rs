@@ -9,7 +9,7 @@ use plimsoll_formats::{Intern, Vision as Config};
 
 use super::order::Order;
 use super::parts::{self, Merger};
-use crate::tower::{Layer, Norm};
+use crate::tower::{Layer, Norm, values_of};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Weights of a tower.
@@ -77,10 +77,7 @@ impl InternTower {
         let scope = device.mark();
         let input = device.temp(patches, width)?;
         for tile in 0..x.rows / (patches + 1) {
-            let values = match images.patches {
-                [] => &[],
-                all => &all[tile * patches * width..][..patches * width],
-            };
+            let values = values_of(images.patches, tile * patches, patches, width);
             device.place(input, 0, values, width, 0, Mode::Store);
             let first = tile * (patches + 1);
             device.linear(input, &[(self.patch, x.span(first, patches))], Mode::Store)?;

@@ -10,7 +10,7 @@ use plimsoll_formats::{RopeScaling, Tower, Vision as Config};
 use super::order::Order;
 use super::parts::{self, Merger};
 use crate::rope::rope;
-use crate::tower::Layer;
+use crate::tower::{Layer, values_of};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Base of the rotary frequencies of every tower.
@@ -79,10 +79,7 @@ impl VisionTower {
         let input = device.temp(x.rows, width)?;
         let block = self.order.block();
         for run in self.order.runs(images.grids) {
-            let values = match images.patches {
-                [] => &[],
-                patches => &patches[run.from * block * width..][..run.tokens * block * width],
-            };
+            let values = values_of(images.patches, run.from * block, run.tokens * block, width);
             let rows = input.span(run.to * block, run.tokens * block);
             device.place(rows, 0, values, width, 0, Mode::Store);
         }

@@ -8,15 +8,13 @@ use plimsoll_device::{
 use plimsoll_formats::{Gemma4, Vision as Config};
 
 use super::order::Order;
-use crate::tower::Norm;
+use crate::tower::{NO_HEAD, Norm};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Epsilon of the norms that subtract the mean.
 const EPS: f32 = 1e-5;
 /// Epsilon of the norm before the projection.
 const LAST_EPS: f32 = 1e-6;
-/// Elements of a head, where nothing attends: any width that devices have.
-const HEAD: usize = 16;
 
 /// Weights.
 pub struct UnifiedTower {
@@ -106,7 +104,7 @@ impl Encoder for UnifiedTower {
     }
 
     fn shape(&self) -> EncoderShape {
-        EncoderShape::new(HEAD, self.patch_width().max(self.config.hidden_size))
+        EncoderShape::new(NO_HEAD, self.patch_width().max(self.config.hidden_size))
     }
 
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {

@@ -67,7 +67,12 @@ const MLP: [(&str, &str); 2] = [
 fn read(config: &Lookup, architecture: Architecture, first_position: usize) -> Result<ModelConfig, FormatError> {
     match config.str("position_embedding_type")? {
         None | Some("absolute") => {}
-        Some(other) => return Err(FormatError::Unsupported(format!("position_embedding_type {}", quote(other)))),
+        Some(other) => {
+            return Err(FormatError::Unsupported(format!(
+                "position_embedding_type {}; supported is absolute",
+                quote(other)
+            )));
+        }
     }
     let positions = config.size("max_position_embeddings")?.unwrap_or(POSITIONS);
     let Some(max_context) = positions.checked_sub(first_position) else {

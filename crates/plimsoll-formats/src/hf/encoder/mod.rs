@@ -13,7 +13,7 @@ use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::bounds::LAYERS_MAX;
 use crate::config::{ModelConfig, RopeScaling};
-use crate::encoder::{Classifier, Encoder};
+use crate::encoder::Encoder;
 use crate::error::FormatError;
 use crate::family::Names;
 use crate::quantization::Quantization;
@@ -128,31 +128,27 @@ fn base(
     })
 }
 
-/// What an encoder has that norms behind each half of a layer, without positions, token types and gates.
+/// An encoder in BERT's layout: norms after each half of a layer, without a table of positions, token types and gates.
 fn plain(config: &Lookup) -> Result<Encoder, FormatError> {
     Ok(Encoder {
-        positions: 0,
-        first_position: 0,
-        token_types: 0,
         norms_before: false,
         norm_bias: true,
         gated: false,
         labels: labels(config)?,
         sigmoid: !score_as_is(config),
-        classifier: Classifier { mean: false, activation: Activation::Tanh, bias: true, norm: false },
-        dense: None,
+        ..Encoder::BIDIRECTIONAL
     })
 }
 
 /// Refuses a key that changes the answer when it is true.
 fn refuse_true(config: &Lookup, key: &str) -> Result<(), FormatError> {
     match config.bool(key)? {
-        Some(true) => Err(FormatError::Unsupported(format!("{key} in an encoder"))),
+        Some(true) => Err(FormatError::Unsupported(format!("{key} true in an encoder; supported is false"))),
         _ => Ok(()),
     }
 }
 
-/// A size under this key that must be there and is not 0.
+/// The number of token types: 2 by default, never 0.
 fn token_types(config: &Lookup) -> Result<usize, FormatError> {
     match config.size("type_vocab_size")?.unwrap_or(2) {
         0 => Err(FormatError::Config("type_vocab_size: 0, allowed are 1 and more".to_owned())),

@@ -95,13 +95,13 @@ fn mean(config: &Lookup) -> Result<bool, FormatError> {
 fn thetas(config: &Lookup, head_dim: usize) -> Result<(f32, f32), FormatError> {
     // Some versions of transformers take a null for the base of the other layers.
     if !config.lacks("local_rope_theta") && config.get("local_rope_theta").is_none() {
-        return Err(FormatError::Unsupported("local_rope_theta null".to_owned()));
+        return Err(FormatError::Unsupported("local_rope_theta null; supported is a number".to_owned()));
     }
     let of = |key: &str, default: f32| Ok::<_, FormatError>(config.f32(key)?.unwrap_or(default));
     let defaults = (of("global_rope_theta", THETA)?, Some(of("local_rope_theta", LOCAL_THETA)?));
     let rope = rope::read(config, defaults, (head_dim, head_dim))?;
     if rope.scaling != RopeScaling::None || rope.partial.is_some_and(|partial| partial != 1.0) {
-        return Err(FormatError::Unsupported("rope_scaling in ModernBERT".to_owned()));
+        return Err(FormatError::Unsupported("rope_scaling in ModernBERT; supported is none".to_owned()));
     }
     Ok((rope.theta, rope.local_theta))
 }

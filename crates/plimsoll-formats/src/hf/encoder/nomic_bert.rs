@@ -98,7 +98,9 @@ fn read_original(config: &Lookup) -> Result<ModelConfig, FormatError> {
     let token_types = config.size("type_vocab_size")?.unwrap_or(2);
     let encoder = Encoder { token_types, gated: true, ..plain(config)? };
     if encoder.labels.is_some() {
-        return Err(FormatError::Unsupported("a classifier in the original form of nomic-bert".to_owned()));
+        return Err(FormatError::Unsupported(
+            "a classifier in the original layout of nomic-bert; convert it to the transformers layout".to_owned(),
+        ));
     }
     let mut built = base(config, Architecture::NomicBert, &sizes, encoder)?;
     built.rope_theta = config.f32("rotary_emb_base")?.unwrap_or(THETA);

@@ -11,6 +11,7 @@ use plimsoll_formats::{Audio, Conformer};
 
 use super::{PAD, STEP, TAPS};
 use crate::block::activation;
+use crate::tower::values_of;
 use crate::{Encoder, EncoderInput};
 use layer::{EPS, Layer, Shared};
 
@@ -114,10 +115,7 @@ impl Tower {
             let before = usize::from(begin > 0);
             let first = FRAMES * (begin - before);
             let count = (FRAMES * (begin + rows)).min(frames) - first;
-            let values = match patches {
-                [] => &[],
-                all => &all[first * self.bands..][..count * self.bands],
-            };
+            let values = values_of(patches, first, count, self.bands);
             self.convolve_frames(device, values, (count, before), out.span(begin, rows))?;
         }
         Ok(())
@@ -194,10 +192,7 @@ impl Encoder for Tower {
         let (mut row, mut frame) = (0, 0);
         for frames in frames() {
             let own = x.span(row, Conformer::convolved(frames));
-            let patches = match clips.patches {
-                [] => &[],
-                all => &all[frame * self.bands..][..frames * self.bands],
-            };
+            let patches = values_of(clips.patches, frame, frames, self.bands);
             let scope = device.mark();
             let wide = Conformer::convolved(self.bands) * self.shared.own.channels[1];
             let moments = device.temp(own.rows, wide)?;
