@@ -54,14 +54,13 @@ const TURN_END: u32 = 151_645;
 /// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<(), FormatError> {
     let kind = top.str("model_type")?.unwrap_or_default();
-    let gemma: Option<fn(&Lookup, &Lookup) -> Result<Audio, FormatError>> = match [name, kind] {
-        names if names.into_iter().any(gemma4::is) => Some(gemma4::read_audio),
-        names if names.into_iter().any(gemma4::is_unified) => Some(gemma4::read_unified_audio),
-        _ => None,
-    };
-    if let Some(read) = gemma {
-        let audio = top.object("audio_config")?;
-        config.audio = audio.map(|audio| read(&audio, top)).transpose()?;
+    let tower = top.object("audio_config")?;
+    if gemma4::is(name) || gemma4::is(kind) {
+        config.audio = tower.map(|audio| gemma4::read_audio(&audio, top)).transpose()?;
+        return Ok(());
+    }
+    if gemma4::is_unified(name) || gemma4::is_unified(kind) {
+        config.audio = tower.map(|audio| gemma4::read_unified_audio(&audio, top)).transpose()?;
         return Ok(());
     }
     let defaults = if is(name) || is(kind) {
@@ -77,7 +76,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
             AudioTask::Transcribe => ASR_ENDS.to_vec(),
         };
     }
-    let Some(audio) = top.object("audio_config")? else { return Ok(()) };
+    let Some(audio) = tower else { return Ok(()) };
     let or = |key: &str, default: usize| audio.size(key).map(|size| size.unwrap_or(default));
     let out = audio.size("output_dim")?;
     if out.is_some_and(|out| out != config.hidden_size) {
