@@ -137,7 +137,10 @@ fn copy(folder: &str, copy: &Path, rows: &[Mutation]) {
         }
         let to = copy.join(&file);
         if fs::read(&to).ok().as_ref() != Some(&bytes) {
-            fs::write(to, bytes).expect("a file in the build directory");
+            fs::write(&to, bytes).expect("a file in the build directory");
+            // Tests run scripts of the copy.
+            let mode = entry.metadata().expect("a mode").permissions();
+            fs::set_permissions(to, mode).expect("its mode");
         }
     }
 }
