@@ -145,7 +145,7 @@ mod tests {
         let found = read_with(&kinds, Some(mean), dense(true)).unwrap();
         assert_eq!(found, Some(Sentence { pooling: Pooling::Dense, normalize: true }));
         let error = read_with(&kinds, Some(last), dense(true)).unwrap_err().to_string();
-        assert!(error.contains("supported there is mean or cls"), "{error}");
+        assert!(error.contains("supported are these two"), "{error}");
         let before = modules(&["Transformer", "Pooling", "Normalize", "Dense"]);
         assert!(read_with(&before, Some(mean), dense(true)).is_err(), "a layer behind the normalization");
     }
