@@ -48,16 +48,8 @@ impl Clipped {
 
 /// `{prefix}.{side}_min` and `{prefix}.{side}_max`; without weights none.
 fn bounds(prefix: &str, side: &str, declare: &Declare<'_>) -> Result<Bounds, DeclareError> {
-    let one = |end: &str, plan: f32| {
-        let name = format!("{prefix}.{side}_{end}");
-        match declare.read_vector(&name)?.as_deref() {
-            Some([bound]) => Ok(*bound),
-            Some(other) => Err(DeclareError::Shape { name, found: vec![other.len()], expected: vec![1] }),
-            None if declare.is_plan() => Ok(plan),
-            None => Err(DeclareError::Missing(name)),
-        }
-    };
-    let (low, high) = (one("min", f32::NEG_INFINITY)?, one("max", f32::INFINITY)?);
+    let one = |end: &str, plan: f32| declare.read_values(&format!("{prefix}.{side}_{end}"), 1, plan);
+    let (low, high) = (one("min", f32::NEG_INFINITY)?[0], one("max", f32::INFINITY)?[0]);
     match low <= high {
         true => Ok([low, high]),
         false => Err(DeclareError::Unsupported(format!("'{prefix}': {side}_min {low} is above {side}_max {high}"))),

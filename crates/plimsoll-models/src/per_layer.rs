@@ -123,11 +123,5 @@ impl PerLayerBlock {
 
 /// The number that a layer's result is multiplied with; 1 while there are no weights.
 pub(crate) fn layer_scalar(prefix: &str, declare: &Declare<'_>) -> Result<f32, DeclareError> {
-    let name = format!("{prefix}.layer_scalar");
-    match declare.read_vector(&name)?.as_deref() {
-        Some([scalar]) => Ok(*scalar),
-        Some(other) => Err(DeclareError::Shape { name, found: vec![other.len()], expected: vec![1] }),
-        None if declare.is_plan() => Ok(1.0),
-        None => Err(DeclareError::Missing(name)),
-    }
+    Ok(declare.read_values(&format!("{prefix}.layer_scalar"), 1, 1.0)?[0])
 }

@@ -95,6 +95,18 @@ impl<'a> Declare<'a> {
         Ok(Some(values))
     }
 
+    /// The `len` values of a vector that the declaration itself depends on; `plan` each while there are no weights.
+    pub fn read_values(&self, name: &str, len: usize, plan: f32) -> Result<Vec<f32>, DeclareError> {
+        match self.read_vector(name)? {
+            Some(values) if values.len() == len => Ok(values),
+            Some(other) => {
+                Err(DeclareError::Shape { name: name.to_owned(), found: vec![other.len()], expected: vec![len] })
+            }
+            None if self.is_plan() => Ok(vec![plan; len]),
+            None => Err(DeclareError::Missing(name.to_owned())),
+        }
+    }
+
     /// A matrix of out × k without bias.
     pub fn linear(&mut self, name: &str, out: usize, k: usize) -> Result<LinearId, DeclareError> {
         self.matrix(name, out, k, None)

@@ -104,32 +104,15 @@ impl Layer {
 
 /// The weights of a head's norm, in the order in which heads are packed.
 fn head_norm(name: &str, head_dim: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
-    let weights = match declare.read_vector(name)? {
-        Some(weights) if weights.len() == head_dim => weights,
-        Some(other) => {
-            let (name, found) = (name.to_owned(), vec![other.len()]);
-            return Err(DeclareError::Shape { name, found, expected: vec![head_dim] });
-        }
-        None if declare.is_plan() => vec![1.0; head_dim],
-        None => return Err(DeclareError::Missing(name.to_owned())),
-    };
+    let weights = declare.read_values(name, head_dim, 1.0)?;
     let quarter = head_dim / 4;
     Ok(declare.values(QUARTERS.iter().flat_map(|part| &weights[part * quarter..][..quarter]).copied().collect()))
 }
 
 impl Standard {
     fn declare(hidden: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let name = "visual.std_bias";
         let scale = declare.vector("visual.std_scale", hidden, 0.0)?;
-        let bias = match declare.read_vector(name)? {
-            Some(bias) if bias.len() == hidden => bias,
-            Some(other) => {
-                let (name, found) = (name.to_owned(), vec![other.len()]);
-                return Err(DeclareError::Shape { name, found, expected: vec![hidden] });
-            }
-            None if declare.is_plan() => vec![0.0; hidden],
-            None => return Err(DeclareError::Missing(name.to_owned())),
-        };
+        let bias = declare.read_values("visual.std_bias", hidden, 0.0)?;
         Ok(Self { shift: declare.values(bias.iter().map(|bias| -bias).collect()), scale })
     }
 }

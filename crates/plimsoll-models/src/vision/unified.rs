@@ -71,15 +71,7 @@ fn patch_vector(
     declare: &mut Declare<'_>,
 ) -> Result<VectorId, DeclareError> {
     let (width, channels) = (vision.patch_width(), vision.channels);
-    let stored = match declare.read_vector(name)? {
-        Some(stored) if stored.len() == width => stored,
-        Some(other) => {
-            let (name, found) = (name.to_owned(), vec![other.len()]);
-            return Err(DeclareError::Shape { name, found, expected: vec![width] });
-        }
-        None if declare.is_plan() => vec![default; width],
-        None => return Err(DeclareError::Missing(name.to_owned())),
-    };
+    let stored = declare.read_values(name, width, default)?;
     let points = width / channels;
     Ok(declare.values((0..width).map(|i| stored[i % points * channels + i / points]).collect()))
 }

@@ -121,12 +121,7 @@ fn query_scale(prefix: &str, head_dim: usize, declare: &mut Declare<'_>) -> Resu
     let (scale, factor) = (format!("{prefix}.per_dim_scale"), format!("{prefix}.per_dim_factor"));
     let given = declare.has(&factor);
     let name = if given { factor } else { scale };
-    let scales = match declare.read_vector(&name)? {
-        Some(scales) if scales.len() == head_dim => scales,
-        Some(other) => return Err(DeclareError::Shape { name, found: vec![other.len()], expected: vec![head_dim] }),
-        None if declare.is_plan() => vec![0.0; head_dim],
-        None => return Err(DeclareError::Missing(name)),
-    };
+    let scales = declare.read_values(&name, head_dim, 0.0)?;
     let common = (head_dim as f64).powf(-0.5) / std::f64::consts::LN_2;
     let softplus = |scale: f64| if given { scale } else { scale.exp().ln_1p() };
     Ok(declare.values(scales.iter().map(|scale| (common * softplus(f64::from(*scale))) as f32).collect()))
