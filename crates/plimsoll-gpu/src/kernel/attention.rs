@@ -6,7 +6,7 @@
 
 use plimsoll_device::{KvDtype, PAGE_TOKENS, ROW_WORDS};
 
-use super::elements::each;
+use super::elements::{HYPERBOLIC, each};
 use super::{Q8_BLOCK, THREADS, sized};
 
 /// Rows of keys `k` and values `v` with `pairs` pairs of elements each, heads of `half_dim` pairs. `table` has `ROW_WORDS` words for
@@ -252,10 +252,6 @@ fn attention(read: &str, place: [&str; 3], head_dim: usize) -> String {
 const LOWEST: f32 = -3.0e38;
 var<workgroup> query: array<f32, $DIM>;
 var<workgroup> scores: array<f32, $TILE>;
-fn hyperbolic(x: f32) -> f32 {
-    let e = exp(2.0 * clamp(x, -15.0, 15.0));
-    return (e - 1.0) / (e + 1.0);
-}
 @compute @workgroup_size($THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let one = group.y * $WIDTHu + group.x;
@@ -329,6 +325,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let main = main.replace("$GATHER", &each(gather));
     let end = "$IF{\n        arena[out + 2u * $C] = sum$I.x / total;\n        arena[out + 2u * $C + 1u] = sum$I.y / total;\n    }\n    ";
     let main = main.replace("$END", &each(end));
-    let main = read.to_owned() + &main;
+    let main = [read, HYPERBOLIC, &main].concat();
     main.replace("$PAIRS", &pairs.to_string()).replace("$DIM", &head_dim.to_string())
 }

@@ -19,6 +19,15 @@ fn softplus(x: f32) -> f32 {
 }
 ";
 
+/// The hyperbolic tangent.
+pub(super) const HYPERBOLIC: &str = "
+fn hyperbolic(x: f32) -> f32 {
+    // Beyond 15 it is 1 in single precision; exp would overflow.
+    let e = exp(2.0 * clamp(x, -15.0, 15.0));
+    return (e - 1.0) / (e + 1.0);
+}
+";
+
 /// `x` and `y` are matrices of `count` elements.
 pub const PLAIN: &[&str] = &["x", "y", "count", "act", "cap_f"];
 
@@ -37,11 +46,6 @@ pub const ROPE: &[&str] = &["x", "angles", "heads", "head_dim", "half_dim", "cou
 const ACTIVATIONS: &str = "
 fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(-x));
-}
-fn hyperbolic(x: f32) -> f32 {
-    // Beyond 15 it is 1 in single precision; exp would overflow.
-    let e = exp(2.0 * clamp(x, -15.0, 15.0));
-    return (e - 1.0) / (e + 1.0);
 }
 fn error_function(x: f32) -> f32 {
     // Abramowitz and Stegun 7.1.26, off by 1.5e-7 at most.
@@ -76,7 +80,7 @@ fn activation(act: u32, x: f32) -> f32 {
 ";
 
 fn activations() -> String {
-    SOFTPLUS.to_owned() + ACTIVATIONS
+    [SOFTPLUS, HYPERBOLIC, ACTIVATIONS].concat()
 }
 
 /// A kernel that does `body` with the element's number in `i`, if `p.count` is more than that.
@@ -123,7 +127,7 @@ pub(super) fn fetch() -> String {
 }
 
 pub(super) fn softcap() -> String {
-    each(&activations(), "arena[p.x + i] = p.cap_f * hyperbolic(arena[p.x + i] / p.cap_f);")
+    each(HYPERBOLIC, "arena[p.x + i] = p.cap_f * hyperbolic(arena[p.x + i] / p.cap_f);")
 }
 
 pub(super) fn clamp() -> String {

@@ -1,6 +1,6 @@
 //! Kernels that encoders of images and audio need beside those of language models.
 
-use super::elements::each;
+use super::elements::{HYPERBOLIC, each};
 use super::sized;
 
 /// `count` elements of rows of `cols`, which lie at `rows` of what was sent, behind the place in the arena of each. `add`: to what is there.
@@ -47,13 +47,8 @@ pub(super) fn unfold() -> String {
 /// many as there are threads.
 pub(super) fn near() -> String {
     const { assert!(plimsoll_kernels::NEAR_MAX == super::THREADS as usize) };
-    sized(
-        "
+    let text = "
 var<workgroup> scores: array<f32, $THREADS>;
-fn hyperbolic(x: f32) -> f32 {
-    let e = exp(2.0 * clamp(x, -15.0, 15.0));
-    return (e - 1.0) / (e + 1.0);
-}
 @compute @workgroup_size($THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let one = group.y * $WIDTHu + group.x;
@@ -97,6 +92,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         arena[p.out + row * width + head * p.dim + d] = sum / total;
     }
 }
-",
-    )
+";
+    sized(&[HYPERBOLIC, text].concat())
 }
