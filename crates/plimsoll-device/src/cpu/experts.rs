@@ -121,7 +121,8 @@ impl CpuDevice {
             for (weight, place) in weights.iter_mut().zip(&places[row * top..]) {
                 for made in [space.gate, space.up].into_iter().filter(|made| made.cols > 0) {
                     // SAFETY: as above.
-                    kernels::scale(isa, unsafe { arena.row(made, *place as usize) }, *weight);
+                    let made = unsafe { arena.row(made, *place as usize) };
+                    kernels::scale(isa, made, *weight);
                 }
                 *weight = 1.0;
             }
