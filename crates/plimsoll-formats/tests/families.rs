@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{GgufWriter, LLAMA, of_class, open_config, patched};
+use common::{GgufWriter, LLAMA, of_class, open_config, patched, refuses};
 use plimsoll_formats::{Activation, LayerHeads, Mixer, Norms, PerLayerInput, QkNorm, RopeScaling};
 
 #[test]
@@ -208,7 +208,7 @@ fn layers_of_granite_4_are_mamba_but_for_those_that_attend() {
     let experts = moe.experts.as_ref().expect("a mixture of experts");
     assert_eq!((experts.count, experts.top_k, experts.width, experts.shared_width), (8, 2, 96, 1024));
     assert!(moe.variant.rotates(1) && experts.renormalise && !experts.routing.shared_gate);
-    for (extra, refusal) in [
+    let cases = [
         (r#""mamba_proj_bias": true"#, "unsupported: mamba_proj_bias: true; supported is false"),
         (r#""mamba_d_head": 3"#, "model configuration: 8 Mamba heads of 3 are not 128 wide"),
         (r#""mamba_n_groups": 3"#, "model configuration: 3 groups do not divide 8 Mamba heads"),
@@ -217,10 +217,8 @@ fn layers_of_granite_4_are_mamba_but_for_those_that_attend() {
             r#""time_step_limit": [1, 0.5]"#,
             "model configuration: time steps from 1 to 0.5: they must be from 0 on and ascend",
         ),
-    ] {
-        let found = patched("GraniteMoeHybridForCausalLM", &format!("{granite}, {extra}")).map(drop);
-        assert_eq!(found, Err(refusal.to_owned()));
-    }
+    ];
+    refuses("GraniteMoeHybridForCausalLM", granite, &cases);
 }
 
 #[test]
@@ -257,7 +255,7 @@ fn layers_of_falcon_h1_are_both_and_have_factors() {
     assert_eq!(config.variant.parallel_scales, [2.0, 1.0]);
     let plain = (config.head_dim as f32).powf(-0.5);
     assert!((config.query_scale / plain - 0.5).abs() < 1e-6, "{}", config.query_scale);
-    for (extra, refusal) in [
+    let cases = [
         (r#""mamba_rms_norm": true"#, "unsupported: mamba_norm_before_gate: true; supported is false"),
         (r#""projectors_bias": true"#, "unsupported: projectors_bias: true; supported is false"),
         (r#""mlp_multipliers": [1]"#, "model configuration: mlp_multipliers is not a list of 2 numbers"),
@@ -265,10 +263,8 @@ fn layers_of_falcon_h1_are_both_and_have_factors() {
             r#""ssm_multipliers": [1, 1, 1, 1, 0]"#,
             "model configuration: multiplier of a layer's part: 0, allowed are numbers above 0 and up to 1000000",
         ),
-    ] {
-        let found = patched("FalconH1ForCausalLM", &format!("{falcon}, {extra}")).map(drop);
-        assert_eq!(found, Err(refusal.to_owned()));
-    }
+    ];
+    refuses("FalconH1ForCausalLM", falcon, &cases);
 }
 
 const LATENT: &str = r#""kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 24, "v_head_dim": 48, "num_experts_per_tok": 2,

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{of_class, patched};
+use common::{of_class, refuses};
 use plimsoll_formats::{Norms, OutputGate, QkNorm, QueryGrowth, RopeScaling};
 
 /// Laguna with a layer of each kind.
@@ -45,7 +45,7 @@ fn gates_and_router_of_laguna_are_read() {
 
 #[test]
 fn values_of_laguna_that_change_the_answer_are_refused() {
-    for (extra, refusal) in [
+    let cases = [
         (
             r#""moe_apply_router_weight_on_input": true"#,
             "unsupported: moe_apply_router_weight_on_input: true; supported is false",
@@ -78,11 +78,8 @@ fn values_of_laguna_that_change_the_answer_are_refused() {
             r#""num_attention_heads_per_layer": [6, 5]"#,
             "model configuration: 2 key-value heads do not divide the 5 heads of layer 1",
         ),
-    ] {
-        // The last of equal keys counts.
-        let refused = patched("LagunaForCausalLM", &format!("{LAGUNA}, {extra}")).map(drop);
-        assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
-    }
+    ];
+    refuses("LagunaForCausalLM", LAGUNA, &cases);
 }
 
 /// Muse Glimmer, a layer more than two times its pattern.
@@ -111,7 +108,7 @@ fn norms_and_factors_of_muse_glimmer_are_read_and_refused() {
     assert_eq!((config.norm_weight_offset, variant.post_norm_eps), (1.0, Some(1e-8)));
     assert_eq!((config.query_scale, config.final_logit_softcap), (3.87 / 4.0, Some(20.0)));
     assert!((variant.logit_scale - 0.196_116_14).abs() < 1e-7);
-    for (extra, refusal) in [
+    let cases = [
         (r#""layer_rope_theta": [0]"#, "model configuration: layer_rope_theta is not a list of 9 numbers"),
         (
             r#""layer_rope_theta": [0, 1, 1, 1, 0, 1, 1, 1, 0]"#,
@@ -125,10 +122,8 @@ fn norms_and_factors_of_muse_glimmer_are_read_and_refused() {
             r#""final_logit_softcapping": 0"#,
             "model configuration: final soft cap: 0, allowed are numbers above 0 and up to 1000000",
         ),
-    ] {
-        let refused = patched("MuseGlimmerForConditionalGeneration", &format!("{MUSE}, {extra}")).map(drop);
-        assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
-    }
+    ];
+    refuses("MuseGlimmerForConditionalGeneration", MUSE, &cases);
 }
 
 /// Llama 4, a layer more than its pattern.
@@ -176,7 +171,7 @@ fn experts_of_llama_4_get_weighed_inputs() {
 
 #[test]
 fn values_of_llama_4_that_change_the_answer_are_refused() {
-    for (extra, refusal) in [
+    let cases = [
         (r#""moe_layers": [5]"#, "model configuration: moe_layers is not a list of layers below 5"),
         (r#""interleave_moe_layer_step": 0"#, "model configuration: interleave_moe_layer_step is 0"),
         (r#""no_rope_layers": [1, 1]"#, "model configuration: no_rope_layers is not a list of 5 numbers"),
@@ -192,8 +187,6 @@ fn values_of_llama_4_that_change_the_answer_are_refused() {
             "unsupported: layer type \"sliding_attention\"",
         ),
         (r#""floor_scale": 0"#, "model configuration: step of the growth of queries: 0, allowed are 1 to 268435456"),
-    ] {
-        let refused = patched("Llama4ForCausalLM", &format!("{LLAMA4}, {extra}")).map(drop);
-        assert_eq!(refused, Err(refusal.to_owned()), "{extra}");
-    }
+    ];
+    refuses("Llama4ForCausalLM", LLAMA4, &cases);
 }

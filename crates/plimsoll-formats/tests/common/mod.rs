@@ -296,3 +296,12 @@ pub fn patched(class: &str, extra: &str) -> Result<ModelConfig, String> {
 pub fn of_class(class: &str, extra: &str) -> ModelConfig {
     patched(class, extra).unwrap_or_else(|error| panic!("{class}: {error}"))
 }
+
+/// Each of these keys, said after the class's own (the last of equal keys counts), is refused in these words.
+#[track_caller]
+pub fn refuses(class: &str, keys: &str, cases: &[(&str, &str)]) {
+    for (extra, refusal) in cases {
+        let refused = patched(class, &format!("{keys}, {extra}")).map(drop);
+        assert_eq!(refused, Err((*refusal).to_owned()), "{extra}");
+    }
+}
