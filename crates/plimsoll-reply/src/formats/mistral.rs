@@ -148,7 +148,8 @@ impl Format for Mistral {
                 let mut held = std::mem::take(held);
                 match c {
                     '{' => self.open(held, c, out),
-                    ']' if !held.ends_with('[') => {
+                    // A list without a call is text.
+                    ']' if !held.starts_with(CALLS) => {
                         out.skip();
                         self.state = State::Text;
                     }

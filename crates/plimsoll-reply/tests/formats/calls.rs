@@ -162,6 +162,7 @@ fn malformed_calls_come_back() {
         (F::Llama3, "see {\"name\": \"f\", \"parameters\": {}}"),
         (F::Mistral, "[TOOL_CALLS] what is this?"),
         (F::Mistral, "[TOOL_CALLS][]"),
+        (F::Mistral, "[TOOL_CALLS][\n]"),
         (F::Mistral, "[TOOL_CALLS][{\"x\": 1}]"),
         (F::Mistral, "[TOOL_CALLS]f[ARGS]none"),
         (F::Mistral, "[TOOL_CALLS]f"),
