@@ -29,29 +29,35 @@ pub(crate) struct Rule {
 pub(crate) struct RoundedUp(Option<(Rule, Vec<u64>)>);
 
 impl RoundedUp {
-    fn of(&mut self, rule: &Rule, resize: impl Fn(u64, u64) -> Option<(u64, u64)>) -> &[u64] {
+    fn of(&mut self, rule: &Rule, prepare: impl Fn((u64, u64)) -> Option<(u64, u64)>) -> &[u64] {
         if !rule.rounds_up_far() {
             return &[];
         }
         let key = Rule { max: 0, ..*rule };
         if self.0.as_ref().is_none_or(|(known, _)| *known != key) {
-            self.0 = Some((key, rule.rounded_up(resize)));
+            self.0 = Some((key, rule.rounded_up(prepare)));
         }
         self.0.as_ref().map_or(&[], |(_, longest)| longest)
     }
 }
 
 impl Rule {
-    /// For every short side that occurs, the longest long side.
+    /// The rule for one image.
+    pub(crate) fn of_one(factor: u64, (min, max): (u64, u64)) -> Self {
+        Self { factor, min, max, frames_compared: 1, frames: 1 }
+    }
+
+    /// For every short side that occurs, the longest long side. `prepare` gives the sides that [`Rule::resize`] takes, none for an image
+    /// that is refused.
     pub(crate) fn frontier(
         &self,
         known: &mut RoundedUp,
-        resize: impl Fn(u64, u64) -> Option<(u64, u64)>,
+        prepare: impl Fn((u64, u64)) -> Option<(u64, u64)>,
     ) -> Vec<(u64, u64)> {
         let Rule { factor: f, min, max, frames_compared, frames } = *self;
         let most = max / (frames_compared * f * f);
         let strip = (ASPECT_MAX * max / frames).isqrt() / f;
-        let rounded_up = known.of(self, resize);
+        let rounded_up = known.of(self, prepare);
         let sides = most.isqrt().max((max / (frames * f * f)).isqrt()).max(rounded_up.len() as u64).max(1);
         let longest = |a: u64| {
             // As it is: rounded to units, within the bounds, at most 200 times as long before rounding.
@@ -85,26 +91,112 @@ impl Rule {
         (2 * scaled + scaled.isqrt() + 3).max(strip) > max / (frames_compared * f * f)
     }
 
+    /// The resize of sides that the rule does not change beforehand.
+    pub(crate) fn resize(&self, sides: (u64, u64)) -> (u64, u64) {
+        let round = |side| round_half_even(side, self.factor) * self.factor;
+        let (volume, true_volume) = (self.volume_compared(sides), sides.0 * sides.1 * self.frames);
+        scale(sides, self.factor, (volume, true_volume), (round(sides.0), round(sides.1)), (self.min, self.max))
+    }
+
+    /// Pixels that are compared with the bounds.
+    fn volume_compared(&self, (h, w): (u64, u64)) -> u64 {
+        round_half_even(h, self.factor) * round_half_even(w, self.factor) * self.factor.pow(2) * self.frames_compared
+    }
+
     /// Long sides that small images are rounded up to, by short side.
-    fn rounded_up(&self, resize: impl Fn(u64, u64) -> Option<(u64, u64)>) -> Vec<u64> {
-        let Rule { factor: f, min, frames, frames_compared, .. } = *self;
-        // Every small image is tried: those that the rule enlarges.
+    ///
+    /// While an image of one short side grows longer and is still enlarged, the enlarged short side never grows and the long
+    /// side never shrinks. So of all images that get one short side, the longest gets the longest long side.
+    fn rounded_up(&self, prepare: impl Fn((u64, u64)) -> Option<(u64, u64)>) -> Vec<u64> {
+        let Rule { factor: f, min, frames, .. } = *self;
         let mut longest = vec![0; min.div_ceil(frames * f * f).isqrt() as usize + 2];
-        for h in 1.. {
-            if round_half_even(h, f) * round_half_even(h, f) * f * f * frames_compared >= min {
-                break;
-            }
-            for w in h..=h * ASPECT_MAX {
-                if round_half_even(h, f) * round_half_even(w, f) * f * f * frames_compared >= min {
-                    break;
-                }
-                let Some((height, width)) = resize(h, w) else { continue };
-                let (a, b) = ((height / f).min(width / f), (height / f).max(width / f));
+        let enlarged = |h, w| {
+            let sides = prepare((h, w)).filter(|sides| self.volume_compared(*sides) < min)?;
+            let (height, width) = self.resize(sides);
+            Some((height.min(width) / f, height.max(width) / f))
+        };
+        for h in (1..).take_while(|h| self.volume_compared((*h, *h)) < min) {
+            let (mut from, past) = (h, h * ASPECT_MAX + 1);
+            while from < past
+                && let Some((a, _)) = enlarged(h, from)
+            {
+                let end = first_without(from, past, |w| enlarged(h, w).is_some_and(|(short, _)| short == a));
+                let long = enlarged(h, end - 1).map_or(0, |(_, long)| long);
                 if let Some(longest) = longest.get_mut(a as usize - 1) {
-                    *longest = b.max(*longest);
+                    *longest = long.max(*longest);
                 }
+                from = end;
             }
         }
         longest
+    }
+}
+
+/// The first number of a range for which `holds` is false; it is true up to some number, and false from there on.
+fn first_without(from: u64, end: u64, holds: impl Fn(u64) -> bool) -> u64 {
+    let (mut low, mut high) = (from, end);
+    while low < high {
+        let middle = low.midpoint(high);
+        if holds(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
+}
+
+/// The common end of the image and the video rule. `volume`: rounded and true pixels, over all frames that share the bounds.
+pub(crate) fn scale(
+    (h, w): (u64, u64),
+    factor: u64,
+    volume: (u64, u64),
+    rounded: (u64, u64),
+    (min, max): (u64, u64),
+) -> (u64, u64) {
+    let f = factor as f64;
+    if volume.0 > max {
+        let beta = (volume.1 as f64 / max as f64).sqrt();
+        let down = |side: u64| ((side as f64 / beta / f).floor() as u64 * factor).max(factor);
+        return (down(h), down(w));
+    }
+    if volume.0 < min {
+        let beta = (min as f64 / volume.1 as f64).sqrt();
+        let up = |side: u64| (side as f64 * beta / f).ceil() as u64 * factor;
+        return (up(h), up(w));
+    }
+    rounded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every small image is tried.
+    fn tried(rule: &Rule, prepare: impl Fn((u64, u64)) -> Option<(u64, u64)>) -> Vec<u64> {
+        let mut longest = vec![0; rule.rounded_up(&prepare).len()];
+        for h in (1..).take_while(|h| rule.volume_compared((*h, *h)) < rule.min) {
+            let images = (h..=h * ASPECT_MAX).filter_map(|w| prepare((h, w)));
+            for sides in images.take_while(|sides| rule.volume_compared(*sides) < rule.min) {
+                let (height, width) = rule.resize(sides);
+                let short = (height.min(width) / rule.factor) as usize;
+                longest[short - 1] = longest[short - 1].max(height.max(width) / rule.factor);
+            }
+        }
+        longest
+    }
+
+    #[test]
+    fn small_images_reach_what_trying_all_of_them_finds() {
+        for factor in [8, 28, 32, 33] {
+            let strip = |(h, w): (u64, u64)| {
+                let enlarge = (factor as f64 / h as f64).max(1.0);
+                let (h, w) = ((h as f64 * enlarge) as u64, (w as f64 * enlarge) as u64);
+                (w <= h * ASPECT_MAX).then_some((h, w))
+            };
+            for min in [1, 700, 56 * 56, 20_000] {
+                for (frames_compared, frames) in [(1, 1), (2, 1), (4, 3), (8, 8), (130, 129)] {
+                    let rule = Rule { factor, min, max: 2 * min, frames_compared, frames };
+                    assert_eq!(rule.rounded_up(strip), tried(&rule, strip), "{rule:?}");
+                    assert_eq!(rule.rounded_up(Some), tried(&rule, Some), "{rule:?}");
+                }
+            }
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use super::config::{Fields, within};
 use super::frontier::{ASPECT_MAX, RoundedUp, Rule};
-use super::round_half_even;
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
 
@@ -153,9 +152,8 @@ impl Patches {
             let budget = self.budget();
             return (1..=budget.isqrt()).map(|short| (short, budget / short)).collect();
         }
-        let (min, max) = (self.min_pixels, self.max_pixels);
-        let rule = Rule { factor: self.factor(), min, max, frames_compared: 1, frames: 1 };
-        rule.frontier(&mut RoundedUp::default(), |h, w| resize_within((h, w), self.factor(), (min, max)).ok())
+        let rule = Rule::of_one(self.factor(), (self.min_pixels, self.max_pixels));
+        rule.frontier(&mut RoundedUp::default(), |sides| check_sides(sides).map(|()| sides).ok())
     }
 
     pub(crate) fn costliest(
@@ -183,31 +181,7 @@ impl Patches {
 /// The resize of one image: sides in multiples of `factor`, pixels within bounds, aspect kept as well as that allows.
 pub(crate) fn resize_within(sides: (u64, u64), factor: u64, bounds: (u64, u64)) -> Result<(u64, u64), MediaError> {
     check_sides(sides)?;
-    let (h, w) = sides;
-    let round = |side| round_half_even(side, factor) * factor;
-    scale(sides, factor, (round(h) * round(w), h * w), (round(h), round(w)), bounds)
-}
-
-/// The common end of the image and the video rule. `volume`: rounded and true pixels, over all frames that share the bounds.
-pub(crate) fn scale(
-    (h, w): (u64, u64),
-    factor: u64,
-    volume: (u64, u64),
-    rounded: (u64, u64),
-    (min, max): (u64, u64),
-) -> Result<(u64, u64), MediaError> {
-    let f = factor as f64;
-    if volume.0 > max {
-        let beta = (volume.1 as f64 / max as f64).sqrt();
-        let down = |side: u64| ((side as f64 / beta / f).floor() as u64 * factor).max(factor);
-        return Ok((down(h), down(w)));
-    }
-    if volume.0 < min {
-        let beta = (min as f64 / volume.1 as f64).sqrt();
-        let up = |side: u64| (side as f64 * beta / f).ceil() as u64 * factor;
-        return Ok((up(h), up(w)));
-    }
-    Ok(rounded)
+    Ok(Rule::of_one(factor, bounds).resize(sides))
 }
 
 pub(crate) fn check_sides(sides: (u64, u64)) -> Result<(), MediaError> {

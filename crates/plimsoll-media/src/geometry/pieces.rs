@@ -2,7 +2,8 @@
 //! through the encoder by itself: LFM2-VL.
 
 use super::config::{Fields, ProcessorFiles, within};
-use super::patches::{over, scale, sides, size_of_sides};
+use super::frontier::scale;
+use super::patches::{over, sides, size_of_sides};
 use super::{Patches, Tiles, round_half_even};
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
@@ -147,7 +148,7 @@ impl Pieces {
         let factor = self.patches.factor();
         let round = |side| (round_half_even(side, factor) * factor).max(factor);
         let bounds = (self.patches.min_pixels, self.patches.max_pixels);
-        let resized = scale((h, w), factor, (round(h) * round(w), h * w), (round(h), round(w)), bounds)?;
+        let resized = scale((h, w), factor, (round(h) * round(w), h * w), (round(h), round(w)), bounds);
         // A strip may reach past the bound, which the reference's encoder does not take either.
         let tokens = resized.0 / factor * (resized.1 / factor);
         if tokens > self.piece_tokens {

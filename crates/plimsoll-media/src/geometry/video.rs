@@ -5,7 +5,7 @@ use super::config::{Fields, ProcessorFiles, SizeField, within};
 pub use super::frames::Budget;
 use super::frames::Sampling;
 use super::frontier::{RoundedUp, Rule};
-use super::patches::{check_sides, resize_within, scale, size_of_sides};
+use super::patches::{check_sides, size_of_sides};
 use super::{Patches, round_half_even};
 use crate::{MediaError, Modality, Shape, Size};
 
@@ -124,13 +124,17 @@ impl PatchVideo {
         if self.patches.fills {
             return self.patches.frontier();
         }
+        self.rule(frames).frontier(known, |sides| self.enlarge_strip(sides).ok())
+    }
+
+    /// What decides the sizes of videos of `frames` sampled frames.
+    fn rule(&self, frames: u64) -> Rule {
         let (min, max) = (self.patches.min_pixels, self.max_pixels(frames));
-        let (frames_compared, shared) = match self.budget {
+        let (frames_compared, frames) = match self.budget {
             Budget::Frame => (1, 1),
             Budget::Video => (round_half_even(frames, self.patches.temporal) * self.patches.temporal, frames),
         };
-        let rule = Rule { factor: self.patches.factor(), min, max, frames_compared, frames: shared };
-        rule.frontier(known, |h, w| self.resize_sides(frames, (h, w)).ok())
+        Rule { factor: self.patches.factor(), min, max, frames_compared, frames }
     }
 
     /// Refuses more frames than were stressed, before any is decoded (A31).
@@ -167,25 +171,20 @@ impl PatchVideo {
     }
 
     fn resize_sides(&self, frames: u64, sides: (u64, u64)) -> Result<(u64, u64), MediaError> {
-        let (factor, bounds) = (self.patches.factor(), (self.patches.min_pixels, self.max_pixels(frames)));
         if self.patches.fills {
             return self.patches.fill(sides);
         }
-        if self.budget == Budget::Frame {
-            return resize_within(sides, factor, bounds);
-        }
-        let (mut h, mut w) = sides;
-        if h == 0 || w == 0 {
-            return check_sides(sides).map(|()| sides);
-        }
-        if h < factor || w < factor {
+        Ok(self.rule(frames).resize(self.enlarge_strip(sides)?))
+    }
+
+    /// The sides that the bounds are applied to. Where all frames share the bounds, a side below one token is first enlarged to it.
+    fn enlarge_strip(&self, sides: (u64, u64)) -> Result<(u64, u64), MediaError> {
+        let (factor, (mut h, mut w)) = (self.patches.factor(), sides);
+        if self.budget == Budget::Video && h.min(w) > 0 && h.min(w) < factor {
             let enlarge = (factor as f64 / h as f64).max(factor as f64 / w as f64);
             (h, w) = ((h as f64 * enlarge) as u64, (w as f64 * enlarge) as u64);
         }
         check_sides((h, w))?;
-        let round = |side: u64, unit: u64| round_half_even(side, unit) * unit;
-        let rounded = (round(h, factor), round(w, factor));
-        let volume = (round(frames, self.patches.temporal) * rounded.0 * rounded.1, frames * h * w);
-        scale((h, w), factor, volume, rounded, bounds)
+        Ok((h, w))
     }
 }
