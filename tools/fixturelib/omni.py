@@ -5,11 +5,15 @@ Sounds are made by `sound`, a formula of whole numbers that a test repeats; pict
 `PATCH_STEP`-th value of the processor's patches or of a sound's spectrogram (frame by frame). `places` may lie between whole
 steps, where a video's frames do.
 
+Qwen2.5-Omni, in omni2_5.py, differs in a `Kind`.
+
 `mel` holds the feature extractor's numbers for a sound at the published sizes (128 bands): every `MEL_STEP`-th value. `lengths` are
 placeholders that the processor writes for so many samples: [samples, tokens].
 """
 
 import json
+from dataclasses import dataclass
+from typing import Callable
 
 import numpy as np
 import torch
@@ -148,19 +152,44 @@ def on_disk(model) -> dict[str, torch.Tensor]:
     return dict(sorted(out.items()))
 
 
-def items_of(name: str, seed: int):
+@dataclass(frozen=True)
+class Kind:
+    """What differs among the families."""
+
+    raw: dict
+    text: dict
+    model: type
+    # Of samples and bands: [bands, frames].
+    spectrogram: Callable
+    # Placeholders of so many frames.
+    tokens: Callable
+    processor: str
+    # Whether the words behind the last item are tokenized as one text, as those of a chat are.
+    joined: bool = False
+
+
+def _tokens(frames: int) -> int:
+    return int(_get_feat_extract_output_lengths(torch.tensor(frames)))
+
+
+OMNI = Kind(
+    raw=RAW, text=TEXT, model=transformers.Qwen3OmniMoeThinkerForConditionalGeneration, spectrogram=spectrogram, tokens=_tokens,
+    processor="Qwen3OmniMoeProcessor",
+)
+
+
+def items_of(of: Kind, name: str, seed: int):
     """A case's items for the reference, what the model is given, sampled values, and the prompt's ids for each item."""
     (_, image), (_, video) = processors()
     items, media, sampled, prompts, spectra = [], {}, [], [], []
     for i, (kind, *sizes) in enumerate(CASES[name]):
         own = seed + i
         if kind == "sound":
-            values = spectrogram(sound(own, sizes[0]))
+            values = of.spectrogram(sound(own, sizes[0]), BANDS)
             frames = values.shape[1]
             spectra.append(values)
             items.append({"kind": kind, "seed": own, "samples": sizes[0], "frames": frames})
-            count = int(_get_feat_extract_output_lengths(torch.tensor(frames)))
-            prompts.append([AUDIO_START] + [AUDIO] * count + [AUDIO_END])
+            prompts.append([AUDIO_START] + [AUDIO] * of.tokens(frames) + [AUDIO_END])
             sampled += [reference.short(v) for v in values.T.flatten()[::PATCH_STEP]]
             continue
         frames, height, width = sizes if kind == "video" else (1, *sizes)
@@ -212,7 +241,7 @@ def rows_of(model, items, media, spectra) -> list:
             pixel = "pixel_values_videos" if kind == "video" else "pixel_values"
             count = grid[0] * grid[1] * grid[2]
             out = model.model.visual(media[pixel][seen[kind]:seen[kind] + count], grid_thw=torch.tensor([grid]))
-            levels = [out.pooler_output, *out.deepstack_features]
+            levels = [out.pooler_output, *getattr(out, "deepstack_features", [])]
             wide = torch.cat([level.reshape(count // 4, -1) for level in levels], dim=1)
             seen[kind] += count
         row = (3 * len(wide)) // 4
@@ -222,14 +251,15 @@ def rows_of(model, items, media, spectra) -> list:
 
 
 @torch.no_grad()
-def case(model, tokenizer, name: str, seed: int, tail: str) -> dict | None:
+def case(of: Kind, model, tokenizer, name: str, seed: int, tail: str) -> dict | None:
     """One case; none if a choice on its greedy path is nearly a tie."""
     encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
-    items, media, sampled, prompts, spectra = items_of(name, seed)
+    items, media, sampled, prompts, spectra = items_of(of, name, seed)
     ids = encode("<|im_start|>user\n")
-    for own in prompts:
-        ids += own + encode("Next to it ")
-    ids += encode(f"{tail}<|im_end|>\n<|im_start|>assistant\n")
+    between, rest = "Next to it ", f"{tail}<|im_end|>\n<|im_start|>assistant\n"
+    for own in prompts[:-1]:
+        ids += own + encode(between)
+    ids += prompts[-1] + (encode(between + rest) if of.joined else encode(between) + encode(rest))
     path = vision.greedy_path(lambda said: run(model, ids + said, media)[-1])
     if path is None:
         return None
@@ -246,13 +276,13 @@ def case(model, tokenizer, name: str, seed: int, tail: str) -> dict | None:
     }
 
 
-def write_processors(folder) -> None:
+def write_processors(of: Kind, folder) -> None:
     """preprocessor_config.json as the published one is: the image processor's and the feature extractor's in one; a video's apart."""
     (image, _), (video, kind) = processors()
     sounds = {
         "chunk_length": 300, "dither": 0.0, "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": BANDS,
         "hop_length": 160, "n_fft": 400, "n_samples": 4_800_000, "nb_max_frames": 30_000, "padding_side": "right",
-        "padding_value": 0.0, "processor_class": "Qwen3OmniMoeProcessor", "return_attention_mask": True, "sampling_rate": RATE,
+        "padding_value": 0.0, "processor_class": of.processor, "return_attention_mask": True, "sampling_rate": RATE,
     }
     files = {
         "preprocessor_config": {**image, **sounds, "image_processor_type": "Qwen2VLImageProcessor"},
@@ -263,23 +293,21 @@ def write_processors(folder) -> None:
 
 
 @torch.no_grad()
-def make(folder, tokenizer, seed: int) -> None:
+def make(folder, tokenizer, seed: int, of: Kind = OMNI) -> None:
     """The model with its reference."""
     from tokenizers import AddedToken, Tokenizer
 
-    kind = transformers.Qwen3OmniMoeThinkerForConditionalGeneration
-    config = transformers.AutoConfig.for_model(
-        "qwen3_omni_moe_thinker", **{k: v for k, v in RAW["thinker_config"].items() if k != "model_type"}
-    )
+    kind, thinker = of.model, of.raw["thinker_config"]
+    config = transformers.AutoConfig.for_model(thinker["model_type"], **{k: v for k, v in thinker.items() if k != "model_type"})
     config._attn_implementation = "eager"
     model = kind(config).float().eval()
-    vision.fill(model, TEXT, seed)
+    vision.fill(model, of.text, seed)
     checkpoint.fresh(folder)
     extended = Tokenizer.from_str(tokenizer.to_str())
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in EXTRA])
     assert extended.token_to_id(EXTRA[-1]) == AUDIO
-    checkpoint.write_side_files(folder, {**RAW, "text_config": TEXT}, DTYPE, extended)
-    (folder / "config.json").write_text(json.dumps({**RAW, "transformers_version": "4.57.0"}, indent=2, sort_keys=True) + "\n")
+    checkpoint.write_side_files(folder, {**of.raw, "text_config": of.text}, DTYPE, extended)
+    (folder / "config.json").write_text(json.dumps({**of.raw, "transformers_version": "4.57.0"}, indent=2, sort_keys=True) + "\n")
     written = json.loads((folder / "tokenizer_config.json").read_text())
     written["chat_template"] = CHAT_TEMPLATE
     for token in EXTRA:
@@ -287,7 +315,7 @@ def make(folder, tokenizer, seed: int) -> None:
             "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True,
         }
     (folder / "tokenizer_config.json").write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
-    write_processors(folder)
+    write_processors(of, folder)
     checkpoint.write_tensors(folder, on_disk(model))
     loaded, info = kind.from_pretrained(
         folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
@@ -300,15 +328,15 @@ def make(folder, tokenizer, seed: int) -> None:
     for name in CASES:
         for attempt in range(200):
             tail = vision.TAILS[attempt % 4]
-            found = case(loaded, extended, name, attempt * 11 + len(cases), tail)
+            found = case(of, loaded, extended, name, attempt * 11 + len(cases), tail)
             if found:
                 cases.append(found)
                 break
         else:
             raise RuntimeError(f"no clear greedy path: {name}")
     lengths = [201, 320, 799, 16_000, 16_159, 16_160, 17_437, 48_000, 123_456]
-    count = lambda n: int(_get_feat_extract_output_lengths(torch.tensor(spectrogram(sound(1, n)).shape[1])))  # noqa: E731
-    mel = spectrogram(sound(5, 30_011), 128).T.flatten()
+    count = lambda n: of.tokens(of.spectrogram(sound(1, n), BANDS).shape[1])  # noqa: E731
+    mel = of.spectrogram(sound(5, 30_011), 128).T.flatten()
     made_with = f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager"
     reference.dump(
         {

@@ -43,7 +43,7 @@ pub use memory::host::EngineHost;
 pub use memory::ledger_report::LedgerReport;
 pub use plan::error::Advice;
 pub use plan::{Blueprint, EnginePlan, GpuLine, GpuPlan, Line, OwnMemory, PlanError, Shortfall, check_options};
-pub use plimsoll_models::{Grid, PlaceRule};
+pub use plimsoll_models::{FrameTimes, Grid, PlaceRule};
 pub use plimsoll_tier::SaveError;
 pub use startup::shadow::{DryRun, dry_run};
 pub use startup::{Host, NoRoom, StartError, gpus, settle_device, start, start_unless};

@@ -30,6 +30,8 @@ pub struct Audio {
 pub enum AudioTower {
     /// Qwen3-Omni and Qwen3-ASR.
     Windows(AudioWindows),
+    /// Qwen2.5-Omni.
+    Chunks(AudioChunks),
     /// Gemma 4 E2B and E4B.
     Conformer(Conformer),
     /// Gemma 4 Unified: a frame is the samples of a token, which go through a projection. There are no layers.
@@ -47,6 +49,14 @@ pub struct AudioWindows {
     pub attention_window: usize,
     /// What the model does with audio without an instruction.
     pub task: AudioTask,
+}
+
+/// Two convolutions over chunks of a spectrogram, the second of which halves time. Layers attend inside chunks, and the mean of two
+/// rows is a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioChunks {
+    /// Half the spectrogram frames of a chunk, and the rows of one.
+    pub half_window: usize,
 }
 
 /// What a model with an audio tower does with audio without an instruction.
@@ -125,6 +135,18 @@ impl AudioWindows {
     }
 }
 
+impl AudioChunks {
+    /// Spectrogram frames of a chunk.
+    pub fn chunk(&self) -> usize {
+        2 * self.half_window
+    }
+
+    /// What the second convolution leaves of a length.
+    pub fn convolved(length: usize) -> usize {
+        length.div_ceil(2)
+    }
+}
+
 impl Conformer {
     /// What the two convolutions, each of which halves it, leave of a length.
     pub fn convolved(length: usize) -> usize {
@@ -159,6 +181,7 @@ impl Audio {
     pub fn rows(&self, frames: usize) -> usize {
         match &self.tower {
             AudioTower::Windows(windows) => windows.rows(frames),
+            AudioTower::Chunks(_) => AudioChunks::convolved(frames) / 2,
             AudioTower::Conformer(_) => Conformer::convolved(frames),
             AudioTower::Samples => frames,
         }
@@ -176,6 +199,7 @@ impl Audio {
         within("num_mel_bins", self.bands, BANDS_MAX)?;
         match &self.tower {
             AudioTower::Windows(windows) => windows.check(self.bands)?,
+            AudioTower::Chunks(chunks) => within("n_window", chunks.half_window, HALF_WINDOW_MAX)?,
             AudioTower::Conformer(conformer) => conformer.check(self.bands)?,
             AudioTower::Samples => {}
         }

@@ -11,6 +11,8 @@ pub enum Tower {
     Qwen2,
     /// Qwen2.5-VL: root-mean-square norms, gated feed-forward parts, attention in windows.
     Qwen2_5,
+    /// Qwen2.5-Omni: the tower of Qwen2.5-VL, with queries, keys and values apart. Text goes on behind the last frame.
+    Omni2_5,
     /// Qwen3-VL, Qwen3.5: layer norms, a learned table of positions beside the rotary ones, and perhaps deepstack.
     Qwen3,
     /// Qwen3-Omni: the tower of Qwen3-VL, its mergers called as Qwen2-VL's; frames follow one another and are spaced by their times.

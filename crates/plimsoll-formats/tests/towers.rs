@@ -4,7 +4,8 @@ mod common;
 
 use common::open_config;
 use plimsoll_formats::{
-    Activation, Architecture, Intern, MediaTokens, ModelConfig, Pixtral, RopeSections, Tower, Vision,
+    Activation, Architecture, AudioChunks, AudioTower, Intern, MediaTokens, ModelConfig, Pixtral, RopeSections, Tower,
+    Vision,
 };
 
 fn opened(json: &str) -> Result<ModelConfig, String> {
@@ -59,6 +60,38 @@ fn qwen2_5_vl_as_it_is_published() {
     };
     assert_eq!((expected.head_dim(), expected.patch_width()), (80, 1176));
     assert_eq!(config.vision, Some(expected));
+}
+
+/// The thinker of a Qwen2.5-Omni, with what its audio encoder says.
+fn omni2_5(class: &str, audio: &str) -> Result<ModelConfig, String> {
+    opened(&format!(
+        r#"{{"architectures": ["{class}"], "model_type": "qwen2_5_omni", "thinker_config": {{
+            "model_type": "qwen2_5_omni_thinker", "audio_config": {{"output_dim": 2048{audio}}},
+            "vision_config": {{"hidden_size": 1280, "out_hidden_size": 2048}}, "text_config": {{"hidden_size": 2048,
+            "intermediate_size": 11008, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 2,
+            "vocab_size": 151936}}}}}}"#
+    ))
+}
+
+#[test]
+fn qwen2_5_omni_hears_and_sees_with_the_defaults_of_transformers() {
+    for class in ["Qwen2_5OmniModel", "Qwen2_5OmniForConditionalGeneration"] {
+        let config = omni2_5(class, "").expect("it opens");
+        assert_eq!((config.architecture.clone(), config.rope_theta), (Architecture::Qwen2, 1e6));
+        assert_eq!((config.sliding_window, config.eos_token_ids.clone()), (None, vec![151_645]));
+        let vision = config.vision.expect("a vision encoder");
+        assert_eq!((vision.tower, vision.steps_per_second, vision.tokens), (Tower::Omni2_5, Some(25), IDS));
+        assert_eq!((vision.window, vision.full_layers), (Some(112), vec![7, 15, 23, 31]));
+        let audio = config.audio.expect("an audio encoder");
+        assert_eq!((audio.depth, audio.hidden_size, audio.bands, audio.placeholder), (32, 1280, 128, 151_646));
+        assert_eq!(audio.tower, AudioTower::Chunks(AudioChunks { half_window: 100 }));
+        assert_eq!([2, 3, 200, 201, 206].map(|frames| audio.rows(frames)), [0, 1, 50, 50, 51]);
+    }
+    let refused = |audio| omni2_5("Qwen2_5OmniModel", audio).expect_err("refused");
+    let error = refused(r#", "n_window": 100, "max_source_positions": 99"#);
+    assert!(error.contains("n_window: 100 rows, allowed are 99"), "{error}");
+    assert!(refused(r#", "scale_embedding": true"#).contains("scale_embedding"));
+    assert!(refused(r#", "n_window": 5000, "max_source_positions": 5000"#).contains("n_window"));
 }
 
 #[test]

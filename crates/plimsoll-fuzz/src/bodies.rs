@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use plimsoll_engine::testing::{letters, limits, scripted_with_media};
-use plimsoll_engine::{ImageSpec, Limits, MediaSpec, PlaceRule, Pooling, Spelling, VideoSpec};
+use plimsoll_engine::{FrameTimes, ImageSpec, Limits, MediaSpec, PlaceRule, Pooling, Spelling, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::Normalize;
@@ -105,7 +105,7 @@ fn spec(tokenizer: &Tokenizer) -> MediaSpec {
         }),
         audio: None,
         parameters: "a fuzzer".into(),
-        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, times: FrameTimes::Cut }),
         image_in_one_step: false,
         spelling: Spelling::Timed,
         items_max: 4,

@@ -328,6 +328,18 @@ fn audio_become_as_many_tokens_as_in_transformers() {
 }
 
 #[test]
+fn audio_of_qwen2_5_omni_is_no_longer_than_its_extractor_takes() {
+    let own = r#"{"chunk_length": 300, "feature_extractor_type": "WhisperFeatureExtractor", "hop_length": 160}"#;
+    let files = ProcessorFiles::read(Some(own), None, None).unwrap();
+    let rule = AudioRule::chunks(&files.audio, 100, 4000).unwrap();
+    assert_eq!((rule.worst().tokens, rule.worst().rows, rule.worst().sequences), (7500, 15_000, 150));
+    let error = rule.shape(300 * 16_000 + 1).unwrap_err().to_string();
+    assert!(error.contains("301 seconds") && error.contains("fixed by the model"), "{error}");
+    let error = AudioRule::chunks(&files.audio, 100, 60).unwrap().shape(61 * 16_000).unwrap_err().to_string();
+    assert!(error.contains("--max-audio-seconds"), "{error}");
+}
+
+#[test]
 fn a_video_of_qwen3_omni_has_its_own_bounds() {
     let pixels = |video: Option<&str>| {
         let own = r#"{"patch_size": 16, "size": {"shortest_edge": 3136, "longest_edge": 12845056}}"#;

@@ -84,6 +84,21 @@ fn join(
     Ok(())
 }
 
+/// The mean of every `block` rows that follow one another.
+pub(crate) fn mean(device: &mut dyn Device, x: Buf, block: usize, out: Buf) -> Result<(), DeviceError> {
+    let scope = device.mark();
+    let part = device.temp(out.rows, x.cols)?;
+    let merged = x.reshape(x.cols * block);
+    device.take(out, merged, 0);
+    for patch in 1..block {
+        device.take(part, merged, patch * x.cols);
+        device.add(out, part);
+    }
+    device.scale_rows(out, &|_| 1.0 / block as f32);
+    device.release(scope);
+    Ok(())
+}
+
 /// What attention does in a tower's layer.
 pub(crate) fn spec(heads: usize, head_dim: usize) -> Attention {
     Attention { heads, scale: (head_dim as f64).powf(-0.5) as f32, ..Attention::WHOLE }

@@ -18,6 +18,7 @@ use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem};
 use serde_json::Value;
 
 const MODEL: &str = "omni";
+const CHUNKS: &str = "omni2.5";
 const CONFORMER: &str = "vl-gemma4-audio";
 const UNIFIED: &str = "vl-gemma4-unified-audio";
 const CONFORMER_IN_FILES: &str = "vl-gguf-gemma4-audio";
@@ -31,25 +32,26 @@ const MEL_TOLERANCE: f64 = 2e-5;
 const PATCH_STEP: usize = 131;
 const MEL_STEP: usize = 997;
 
-fn files() -> ProcessorFiles {
-    let text = |name: &str| std::fs::read_to_string(folder(MODEL).join(name)).ok();
+fn files(model: &str) -> ProcessorFiles {
+    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).ok();
     let [own, video] = ["preprocessor_config.json", "video_preprocessor_config.json"].map(text);
     ProcessorFiles::read(own.as_deref(), video.as_deref(), None).unwrap()
 }
 
-fn towers() -> (Vision, Audio) {
-    let config = checkpoint(MODEL).config;
+fn towers(model: &str) -> (Vision, Audio) {
+    let config = checkpoint(model).config;
     (config.vision.clone().expect("a vision tower"), config.audio.clone().expect("an audio tower"))
 }
 
-fn rule() -> AudioRule {
-    rule_of(&files(), &towers().1)
+fn rule(model: &str) -> AudioRule {
+    rule_of(&files(model), &towers(model).1)
 }
 
 /// Frames and tokens as the feature extractor and the tower say.
 fn rule_of(files: &ProcessorFiles, audio: &Audio) -> AudioRule {
     let windows = match &audio.tower {
         AudioTower::Windows(windows) => windows,
+        AudioTower::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, 60).unwrap(),
         AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, 60).unwrap(),
         AudioTower::Samples => return AudioRule::samples(&files.audio, audio.bands as u64, 60).unwrap(),
     };
@@ -57,11 +59,7 @@ fn rule_of(files: &ProcessorFiles, audio: &Audio) -> AudioRule {
     AudioRule::windows(&files.audio, half, together, 60).unwrap()
 }
 
-fn spectrogram(samples: &[f32], bands: usize) -> Vec<f32> {
-    spectrogram_of(&rule(), samples, bands)
-}
-
-fn spectrogram_of(rule: &AudioRule, samples: &[f32], bands: usize) -> Vec<f32> {
+fn spectrogram(rule: &AudioRule, samples: &[f32], bands: usize) -> Vec<f32> {
     let mel = Mel::new(rule, bands);
     let mut out = vec![0.0; mel.frames(samples.len()) * bands];
     mel.spectrogram(samples, &mut out);
@@ -85,21 +83,22 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
 }
 
-fn item(value: &Value, seconds: f32) -> Item {
+fn item(model: &str, value: &Value, seconds: f32) -> Item {
     let (kind, seed) = (value["kind"].as_str().unwrap(), number(&value["seed"]));
     if kind == "sound" {
         let samples = number(&value["samples"]);
-        let patches = spectrogram(&played(seed as i64, samples), towers().1.bands);
+        let (rule, bands) = (rule(model), towers(model).1.bands);
+        let patches = spectrogram(&rule, &played(seed as i64, samples), bands);
         let frames = number(&value["frames"]);
-        assert_eq!(patches.len(), frames * towers().1.bands, "{samples} samples");
-        let shape = rule().shape(samples as u64).unwrap();
+        assert_eq!(patches.len(), frames * bands, "{samples} samples");
+        let shape = rule.shape(samples as u64).unwrap();
         let grid = Grid::audio(frames);
         return Item { sense: EncoderKind::Audio, grid, seconds: None, patches, tokens: shape.tokens as usize };
     }
     let size = Size::new(number(&value["height"]) as u32, number(&value["width"]) as u32);
     let frames = number(&value["frames"]);
     let shots: Vec<Rgb> = (0..frames.max(1)).map(|frame| image(seed, frame, size)).collect();
-    let (files, video) = (files(), kind == "video");
+    let (files, video) = (files(model), kind == "video");
     let fields = if video { &files.video } else { &files.image };
     let (rule, normalize) = (Patches::image(fields, None).unwrap(), Normalize::new(fields, Normalize::CLIP).unwrap());
     let mut patches = vec![0.0; patchify_len(&rule, shots.len(), size)];
@@ -110,13 +109,13 @@ fn item(value: &Value, seconds: f32) -> Item {
     Item { sense: EncoderKind::Vision, grid, seconds: video.then_some(seconds), patches, tokens }
 }
 
-fn items(value: &Value) -> Vec<Item> {
+fn items(model: &str, value: &Value) -> Vec<Item> {
     let seconds = value["seconds"].as_f64().unwrap() as f32;
-    value["items"].as_array().unwrap().iter().map(|value| item(value, seconds)).collect()
+    value["items"].as_array().unwrap().iter().map(|value| item(model, value, seconds)).collect()
 }
 
-fn cases() -> Vec<Value> {
-    reference(MODEL)["cases"].as_array().unwrap().clone()
+fn cases(model: &str) -> Vec<Value> {
+    reference(model)["cases"].as_array().unwrap().clone()
 }
 
 /// What the towers make of all items, each with a batch for itself: the rows of one prompt, as wide as an image's.
@@ -163,8 +162,8 @@ fn check_towers(rows: &[Vec<f32>], value: &Value) -> f64 {
 }
 
 /// A prompt with its places and rows, and `tokens` after it.
-fn part(rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32>>, tokens: &[u32]) -> Part {
-    let (vision, audio) = towers();
+fn part(model: &str, rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32>>, tokens: &[u32]) -> Part {
+    let (vision, audio) = towers(model);
     let prompt = ids(&value["ids"]);
     let planes = [vision.tokens.image, vision.tokens.video];
     let mut places = vec![[0.0; 3]; prompt.len()];
@@ -193,24 +192,36 @@ fn part(rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32>>, tokens: &
 
 #[test]
 fn answers_are_the_references() {
-    let mut rig = Rig::new(MODEL, false);
+    let between = seen_and_heard(MODEL);
+    assert!(between > 40, "{between} places between whole steps");
+}
+
+/// Qwen2.5-Omni: frames stand at whole steps.
+#[test]
+fn answers_of_chunks_are_the_references() {
+    assert_eq!(seen_and_heard(CHUNKS), 0, "places between whole steps");
+}
+
+/// Prompts with all kinds of items; how many of their places lie between whole steps.
+fn seen_and_heard(model: &str) -> usize {
+    let mut rig = Rig::new(model, false);
     let (mut mel, mut tower, mut answers, mut between) = (0.0f64, 0.0f64, 0.0f64, 0);
-    for value in cases() {
-        let items = items(&value);
+    for value in cases(model) {
+        let items = items(model, &value);
         mel = mel.max(check_patches(&items, &value));
         let rows = encode(&mut rig, &items);
         tower = tower.max(check_towers(&rows, &value));
         let greedy = ids(&value["greedy"]);
         let placeholders = items.iter().map(|item| item.tokens).sum::<usize>();
-        let part = part(&rig, &value, &items, rows, &greedy);
+        let part = part(model, &rig, &value, &items, rows, &greedy);
         assert_eq!(part.media.len(), placeholders, "a placeholder for every row");
         between += part.places.iter().flatten().filter(|place| place.fract() != 0.0).count();
         answers = answers.max(check_answer(&mut rig, &value, &part));
     }
-    assert!(between > 40, "{between} places between whole steps");
     println!(
         "spectrogram off by {mel:.1e}, towers by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}"
     );
+    between
 }
 
 /// The answer's tokens and log-probabilities, in one pass and in chunks; how far off the farthest is.
@@ -319,7 +330,8 @@ fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
 /// Every audio clip alone, all of them, and all of them in another order: the same bits.
 #[test]
 fn no_audio_depends_on_its_company() {
-    not_of_its_company(MODEL, &rule());
+    not_of_its_company(MODEL, &rule(MODEL));
+    not_of_its_company(CHUNKS, &rule(CHUNKS));
     not_of_its_company(CONFORMER, &AudioRule::gemma4(&ProcessorFiles::default().audio, 30).unwrap());
 }
 
@@ -330,7 +342,7 @@ fn not_of_its_company(model: &str, rule: &AudioRule) {
         .into_iter()
         .enumerate()
         .map(|(seed, samples)| {
-            let values = spectrogram_of(rule, &played(seed as i64, samples), bands);
+            let values = spectrogram(rule, &played(seed as i64, samples), bands);
             (Grid::audio(values.len() / bands), values)
         })
         .collect();
@@ -342,7 +354,7 @@ fn not_of_its_company(model: &str, rule: &AudioRule) {
 /// Tokens are as many as the processor counts and as the tower makes, for every length.
 #[test]
 fn lengths_are_the_processors() {
-    let rule = rule();
+    let rule = rule(MODEL);
     for pair in reference(MODEL)["lengths"].as_array().unwrap() {
         assert_eq!(rule.shape(pair[0].as_u64().unwrap()).unwrap().tokens, pair[1].as_u64().unwrap(), "{pair}");
     }
@@ -359,16 +371,37 @@ fn lengths_are_the_processors() {
     }
 }
 
+/// A frame counts if it begins before the clip's end; two rows of two frames are a token.
+#[test]
+fn lengths_of_chunks_are_the_processors() {
+    let rule = rule(CHUNKS);
+    for pair in reference(CHUNKS)["lengths"].as_array().unwrap() {
+        let (samples, tokens) = (pair[0].as_u64().unwrap(), pair[1].as_u64().unwrap());
+        match rule.shape(samples) {
+            Ok(shape) => assert_eq!(shape.tokens, tokens, "{pair}"),
+            Err(error) => assert!(tokens == 0 && error.to_string().contains("too few to transform"), "{pair}: {error}"),
+        }
+    }
+    for frames in 3..6_000_u64 {
+        for less in [0, 1, 159] {
+            let found = rule.shape(frames * 160 - less).unwrap();
+            let rows = (frames - 1) / 2 + 1;
+            assert_eq!((found.tokens, found.rows, found.longest), ((rows - 2) / 2 + 1, rows, rows.min(25)), "{frames}");
+        }
+    }
+}
+
 /// The published feature extractors' numbers, at 128 bands.
 #[test]
 fn spectrograms_are_the_published_extractors() {
-    published_spectrogram(MODEL, &rule());
+    published_spectrogram(MODEL, &rule(MODEL));
+    published_spectrogram(CHUNKS, &rule(CHUNKS));
     published_spectrogram(CONFORMER, &AudioRule::gemma4(&ProcessorFiles::default().audio, 30).unwrap());
 }
 
 fn published_spectrogram(model: &str, rule: &AudioRule) {
     let value = &reference(model)["mel"];
-    let found = spectrogram_of(rule, &played(value["seed"].as_i64().unwrap(), number(&value["samples"])), 128);
+    let found = spectrogram(rule, &played(value["seed"].as_i64().unwrap(), number(&value["samples"])), 128);
     let expected = numbers(&value["values"]);
     assert_eq!(found.len().div_ceil(MEL_STEP), expected.len());
     let off = found.iter().step_by(MEL_STEP).zip(expected).map(|(a, b)| (f64::from(*a) - b).abs()).fold(0.0, f64::max);
@@ -380,6 +413,7 @@ fn published_spectrogram(model: &str, rule: &AudioRule) {
 #[test]
 fn the_plan_is_what_is_taken() {
     planned_is_taken(MODEL);
+    planned_is_taken(CHUNKS);
     planned_is_taken(CONFORMER);
     planned_is_taken(UNIFIED);
 }

@@ -269,6 +269,25 @@ fn the_tower_of_lfm2_vl_is_planned_from_its_configuration() {
     assert!((found / expected - 1.0).abs() < 5e-3, "{found} million parameters for {expected}");
 }
 
+/// The encoders of Qwen2.5-Omni-7B, in millions. Images: patches of 2 · 3 · 14 · 14, 32 layers of 4 · 1,280² and 3 · 1,280 · 3,420, and
+/// projections of four patches to 5,120 and of these to the model's width. Audio: convolutions of 3 · 128 · 1,280 and 3 · 1,280², 32
+/// layers of 4 · 1,280² and 2 · 1,280 · 5,120, and a projection. The language model is that of Qwen2.5-7B.
+#[test]
+fn the_encoders_of_qwen2_5_omni_are_planned_from_its_configuration() {
+    let parts = |name| {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let kv = model.shape(KvDtype::F16).kv.bytes(1, 1);
+        let senses = (model.vision().is_some(), model.audio().is_some());
+        (senses, kv, declare.finish().bytes as f64 / 2e6)
+    };
+    let ((senses, kv, whole), (_, kv_of_text, text)) = (parts("qwen2.5-omni-7b.json"), parts("qwen2.5-7b.json"));
+    assert_eq!((senses, kv), ((true, true), kv_of_text));
+    let (found, expected) = (whole - text, 1.51 + 629.96 + 44.56 + 5.41 + 629.15 + 4.59);
+    assert!((found / expected - 1.0).abs() < 2e-3, "{found} million parameters for {expected}");
+}
+
 /// The towers of Gemma 4, in millions: patches of 3 · 16 · 16, 10,240 positions for each axis, layers, and a projection to the model's
 /// width. 16 layers of 4 · 768² and 3 · 768 · 3,072; 27 of 4 · 1,152² and 3 · 1,152 · 4,304. E2B's audio encoder: two convolutions, 12
 /// layers of 2 · 2 · 1,024 · 4,096 and 8 · 1,024², three projections.

@@ -28,6 +28,7 @@ pub(super) fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, P
 fn rule(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<AudioRule, MediaError> {
     let windows = match &config.tower {
         AudioTower::Windows(windows) => windows,
+        AudioTower::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, seconds),
         AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, seconds),
         AudioTower::Samples => return AudioRule::samples(&files.audio, config.bands as u64, seconds),
     };
@@ -68,7 +69,7 @@ fn agree_on_rows(rule: &AudioRule, config: &AudioConfig) -> Result<(), PlanError
     let Some((frames, (said, made))) = mismatch else { return Ok(()) };
     let why = format!("{frames} frames of audio are counted as {said} tokens, the tower makes {made}");
     let key = match config.tower {
-        AudioTower::Windows(_) => "n_window",
+        AudioTower::Windows(_) | AudioTower::Chunks(_) => "n_window",
         AudioTower::Conformer(_) => "subsampling_conv_channels",
         AudioTower::Samples => "audio_embed_dim",
     };

@@ -355,6 +355,24 @@ fn a30_no_mix_of_audio_exceeds_the_proven_batch() {
 }
 
 #[test]
+fn a30_no_mix_of_audio_in_chunks_exceeds_the_proven_batch() {
+    let options = Options { visual_infer_batch_size: 3, max_audio_seconds: Some(8), ..options() };
+    let (blueprint, plan) = planned_of("omni2.5", &options).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let tower = blueprint.model.tower(EncoderKind::Audio).unwrap();
+    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    // 25 tokens a second, of two rows each.
+    assert_eq!((media.audio_seconds(), media.audio(8)), (8, (200, 800 * 20 * 4)));
+    for one in (3..=800).step_by(7) {
+        let company = [Grid::audio(one), Grid::audio(800 - one / 2), Grid::audio(800)];
+        assert!(planner.run(&company).unwrap().0 <= media.workspace, "{company:?}");
+    }
+    // Without a flag: no more tokens than the largest item.
+    let (_, plan) = planned_of("omni2.5", &Options { max_audio_seconds: None, ..options }).unwrap();
+    assert_eq!(plan.media.unwrap().audio_seconds(), 4096 / 25);
+}
+
+#[test]
 fn without_a_flag_no_audio_has_more_tokens_than_the_largest_item() {
     let (_, plan) = planned_of("omni", &options()).unwrap();
     let media = plan.media.unwrap();

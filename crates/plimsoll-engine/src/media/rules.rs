@@ -105,7 +105,7 @@ impl MediaRules {
         }
         let outer = outer.or_else(|| config.and_then(sequence_length).filter(|_| !checkpoint.has_data()));
         let tokenizer = || file(checkpoint, "tokenizer_config.json");
-        let gemma = audio.is_some_and(|audio| !matches!(audio.tower, AudioTower::Windows(_)));
+        let gemma = audio.is_some_and(|audio| matches!(audio.tower, AudioTower::Conformer(_) | AudioTower::Samples));
         let spelling = match config.map(|config| config.tower) {
             None if gemma => between(tokenizer()?.as_deref())?,
             Some(Tower::Qwen3) => Spelling::Timed,
@@ -115,7 +115,7 @@ impl MediaRules {
             Some(Tower::Idefics3) => spelling::squares(),
             Some(Tower::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
             Some(Tower::Gemma4(_)) => between(tokenizer()?.as_deref())?,
-            Some(Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni) | None => Spelling::Plain,
+            Some(Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Omni) | None => Spelling::Plain,
         };
         let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
         Ok(Some(Self {
@@ -330,6 +330,7 @@ fn video(
     let window = config.window.map(|pixels| pixels as u64);
     let mut rule = match config.tower {
         Tower::Omni => PatchVideo::omni(files, window)?,
+        Tower::Omni2_5 => PatchVideo::omni2_5(files, window)?,
         Tower::Gemma4(Gemma4 { unified: true, .. }) => PatchVideo::filling(files)?.of_whole_tokens(),
         Tower::Gemma4(_) => PatchVideo::filling(files)?,
         _ => PatchVideo::new(&files.video, budget, window)?,

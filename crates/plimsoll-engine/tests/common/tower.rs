@@ -9,7 +9,7 @@ use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
 use plimsoll_media::{ContentKey, Modality, OutputPool, Shape, Size, Staging};
-use plimsoll_models::{Grid, PlaceRule, PlacedItem};
+use plimsoll_models::{FrameTimes, Grid, PlaceRule, PlacedItem};
 
 use super::recall::{best, code, mix};
 
@@ -89,7 +89,7 @@ impl Tower {
     }
 
     fn rule(&self) -> PlaceRule {
-        PlaceRule { merge: 2, frames_apart: self.frames_apart, steps_per_second: None, unrounded: false }
+        PlaceRule { merge: 2, frames_apart: self.frames_apart, steps_per_second: None, times: FrameTimes::Cut }
     }
 }
 

@@ -18,6 +18,8 @@ fn engine(options: &Options) -> EngineHandle {
     engine_of("omni", options)
 }
 
+/// Qwen2.5-Omni.
+const CHUNKS: &str = "omni2.5";
 /// Whose images have 70 tokens, which a step takes whole.
 const UNIFIED: &str = "vl-gemma4-unified-audio";
 
@@ -48,6 +50,16 @@ fn right(model: &str) {
 #[test]
 fn qwen3_omni_hears_what_transformers_hears() {
     right("omni");
+}
+
+#[test]
+fn qwen2_5_omni_hears_what_transformers_hears() {
+    right(CHUNKS);
+    let engine = engine_of(CHUNKS, &small(exact()));
+    let spec = engine.media().unwrap();
+    assert!(spec.image.is_some() && spec.video.is_some());
+    assert_eq!(spec.transcript(), Some(Transcript::Instructed));
+    engine.stop();
 }
 
 #[test]
@@ -84,6 +96,11 @@ fn i9_audio_in_company_of_gemma_4() {
 #[test]
 fn i9_audio_in_company() {
     in_company("omni");
+}
+
+#[test]
+fn i9_audio_in_company_of_chunks() {
+    in_company(CHUNKS);
 }
 
 #[test]

@@ -1,13 +1,13 @@
-//! `audio_config` of a Qwen3-Omni thinker, of Qwen3-ASR or of Gemma 4 → its tower, with the defaults of transformers.
+//! `audio_config` of a thinker of Qwen2.5-Omni or Qwen3-Omni, of Qwen3-ASR or of Gemma 4 → its tower, with the defaults of transformers.
 
 use super::gemma4;
 use super::json::Lookup;
 use super::values::{activation_of, token};
-use crate::audio::{Audio, AudioTask, AudioTower, AudioWindows};
+use crate::audio::{Audio, AudioChunks, AudioTask, AudioTower, AudioWindows};
 use crate::config::ModelConfig;
 use crate::error::FormatError;
 
-/// The class or `model_type` of the whole model, of its thinker, or of the thinker's language model.
+/// The class or `model_type` of a whole Qwen3-Omni, of its thinker, or of the thinker's language model.
 pub(super) fn is(name: &str) -> bool {
     matches!(
         name,
@@ -16,6 +16,19 @@ pub(super) fn is(name: &str) -> bool {
             | "Qwen3OmniMoeThinkerForConditionalGeneration"
             | "qwen3_omni_moe_thinker"
             | "qwen3_omni_moe_text"
+    )
+}
+
+/// The same of Qwen2.5-Omni. Its language model is a Qwen2.
+pub(super) fn is_omni2_5(name: &str) -> bool {
+    matches!(
+        name,
+        "Qwen2_5OmniModel"
+            | "Qwen2_5OmniForConditionalGeneration"
+            | "qwen2_5_omni"
+            | "Qwen2_5OmniThinkerForConditionalGeneration"
+            | "qwen2_5_omni_thinker"
+            | "qwen2_5_omni_text"
     )
 }
 
@@ -32,10 +45,20 @@ struct Defaults {
     intermediate: usize,
     placeholder: u32,
     task: AudioTask,
+    /// Half a window or chunk of the spectrogram.
+    half_window: usize,
 }
 
-const OMNI: Defaults =
-    Defaults { depth: 32, hidden: 1280, heads: 20, intermediate: 5120, placeholder: 151_646, task: AudioTask::Any };
+const OMNI: Defaults = Defaults {
+    depth: 32,
+    hidden: 1280,
+    heads: 20,
+    intermediate: 5120,
+    placeholder: 151_646,
+    task: AudioTask::Any,
+    half_window: 50,
+};
+const OMNI2_5: Defaults = Defaults { half_window: 100, ..OMNI };
 const ASR: Defaults = Defaults {
     depth: 24,
     hidden: 1024,
@@ -43,6 +66,7 @@ const ASR: Defaults = Defaults {
     intermediate: 4096,
     placeholder: 151_676,
     task: AudioTask::Transcribe,
+    half_window: 50,
 };
 
 /// The tokens that end an answer of Qwen3-ASR unless the configuration names others: `<|endoftext|>` and `<|im_end|>`.
@@ -63,7 +87,10 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         config.audio = tower.map(|audio| gemma4::read_unified_audio(&audio, top)).transpose()?;
         return Ok(());
     }
-    let defaults = if is(name) || is(kind) {
+    let chunks = is_omni2_5(name) || is_omni2_5(kind);
+    let defaults = if chunks {
+        OMNI2_5
+    } else if is(name) || is(kind) {
         OMNI
     } else if is_asr(name) || is_asr(kind) {
         ASR
@@ -87,6 +114,16 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         // transformers reads it and ignores it, so there is no reference for such a checkpoint.
         return Err(FormatError::Unsupported("scale_embedding".to_owned()));
     }
+    let half_window = or("n_window", defaults.half_window)?;
+    let tower = match chunks {
+        true => AudioTower::Chunks(AudioChunks { half_window: positioned(&audio, half_window)? }),
+        false => AudioTower::Windows(AudioWindows {
+            channels: or("downsample_hidden_size", 480)?,
+            half_window,
+            attention_window: or("n_window_infer", 800)?,
+            task: defaults.task,
+        }),
+    };
     config.audio = Some(Audio {
         depth: or("encoder_layers", defaults.depth)?,
         hidden_size: or("d_model", defaults.hidden)?,
@@ -94,13 +131,19 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         intermediate_size: or("encoder_ffn_dim", defaults.intermediate)?,
         act: activation_of(audio.str("activation_function")?.unwrap_or("gelu"))?,
         bands: or("num_mel_bins", 128)?,
-        placeholder: token(top, "audio_token_id", defaults.placeholder)?,
-        tower: AudioTower::Windows(AudioWindows {
-            channels: or("downsample_hidden_size", 480)?,
-            half_window: or("n_window", 50)?,
-            attention_window: or("n_window_infer", 800)?,
-            task: defaults.task,
-        }),
+        placeholder: token(top, "audio_token_id", token(top, "audio_token_index", defaults.placeholder)?)?,
+        tower,
     });
     Ok(())
+}
+
+/// The rows of a chunk, of which each needs a position.
+fn positioned(audio: &Lookup, rows: usize) -> Result<usize, FormatError> {
+    let positions = audio.size("max_source_positions")?.unwrap_or(1500);
+    match rows <= positions {
+        true => Ok(rows),
+        false => Err(FormatError::Config(format!(
+            "n_window: {rows} rows, allowed are {positions}, the model's max_source_positions"
+        ))),
+    }
 }

@@ -117,6 +117,7 @@ impl Family {
             | "Qwen3VLForConditionalGeneration"
             | "qwen3_vl"
             | "qwen3_vl_text" => Architecture::Qwen3,
+            name if audio::is_omni2_5(name) => Architecture::Qwen2,
             name if audio::is_asr(name) => Architecture::Qwen3,
             name if QWEN3_VL_MOE.contains(&name) => Architecture::Qwen3Moe,
             name if audio::is(name) => Architecture::Qwen3Moe,
@@ -159,6 +160,9 @@ impl Family {
             | Architecture::ModernBert
             | Architecture::NomicBert
             | Architecture::Other(_) => base,
+            Architecture::Qwen2 if audio::is_omni2_5(&self.name) => {
+                Defaults { theta: 1e6, max_context: 32_768, sliding_window: Some(32_768), ..base }
+            }
             Architecture::Qwen2 | Architecture::Qwen3Moe => {
                 Defaults { max_context: 32_768, sliding_window: Some(4096), ..base }
             }

@@ -188,6 +188,8 @@ mod tests {
             ("model.visual.merger_list.0.mlp.2.bias", "visual.merger_list.0.mlp.2.bias"),
             ("thinker.model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.weight"),
             ("thinker.lm_head.weight", "lm_head.weight"),
+            ("thinker.audio_tower.conv1.weight", "audio.conv1.weight"),
+            ("thinker.visual.blocks.0.attn.q.bias", "visual.blocks.0.attn.q.bias"),
             ("talker.model.norm.weight", "talker.model.norm.weight"),
             ("mtp.fc.weight", "mtp.fc.weight"),
             ("language_model.mtp.layers.0.mlp.up_proj.weight", "mtp.layers.0.mlp.up_proj.weight"),

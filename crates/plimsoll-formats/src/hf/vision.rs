@@ -44,6 +44,7 @@ fn family(name: &str) -> Option<Defaults> {
         sections: FOLLOWING,
         tokens: QWEN2_TOKENS,
     };
+    let qwen2_5 = Defaults { hidden: 3584, intermediate: 3420, activation: "silu", ..qwen2 };
     let qwen3 = Defaults {
         tower: Tower::Qwen3,
         depth: 27,
@@ -56,9 +57,8 @@ fn family(name: &str) -> Option<Defaults> {
     };
     match name {
         "Qwen2VLForConditionalGeneration" | "qwen2_vl" => Some(qwen2),
-        "Qwen2_5_VLForConditionalGeneration" | "qwen2_5_vl" => {
-            Some(Defaults { tower: Tower::Qwen2_5, hidden: 3584, intermediate: 3420, activation: "silu", ..qwen2 })
-        }
+        "Qwen2_5_VLForConditionalGeneration" | "qwen2_5_vl" => Some(Defaults { tower: Tower::Qwen2_5, ..qwen2_5 }),
+        name if audio::is_omni2_5(name) => Some(Defaults { tower: Tower::Omni2_5, ..qwen2_5 }),
         "Qwen3VLForConditionalGeneration" | "qwen3_vl" | "Qwen3VLMoeForConditionalGeneration" | "qwen3_vl_moe" => {
             let sections = RopeSections { sizes: [24, 20, 20], interleaved: true };
             Some(Defaults { deepstack: &[8, 16, 24], sections, ..qwen3 })
@@ -136,7 +136,7 @@ fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, Fo
     if table_side * table_side != positions {
         return Err(FormatError::Config(format!("num_position_embeddings: {positions} positions are no square")));
     }
-    let windows = defaults.tower == Tower::Qwen2_5;
+    let windows = matches!(defaults.tower, Tower::Qwen2_5 | Tower::Omni2_5);
     Ok(Vision {
         tower: defaults.tower,
         depth: or("depth", defaults.depth)?,
@@ -157,12 +157,14 @@ fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, Fo
         full_layers: if windows { layers(vision, "fullatt_block_indexes", &[7, 15, 23, 31])? } else { Vec::new() },
         steps_per_second: match defaults.tower {
             Tower::Qwen2_5 => Some(or("tokens_per_second", 4)?.min(1 << 20) as u32),
-            Tower::Omni => Some(top.size("position_id_per_seconds")?.unwrap_or(25).min(1 << 20) as u32),
+            Tower::Omni | Tower::Omni2_5 => {
+                Some(top.size("position_id_per_seconds")?.unwrap_or(25).min(1 << 20) as u32)
+            }
             _ => None,
         },
         tokens: MediaTokens {
-            image: token(top, "image_token_id", defaults.tokens.image)?,
-            video: token(top, "video_token_id", defaults.tokens.video)?,
+            image: token(top, "image_token_id", token(top, "image_token_index", defaults.tokens.image)?)?,
+            video: token(top, "video_token_id", token(top, "video_token_index", defaults.tokens.video)?)?,
         },
     })
 }

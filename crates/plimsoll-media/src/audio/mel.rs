@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlannerScalar};
 
-use crate::geometry::{AudioCut, AudioRule, Gemma4Frames};
+use crate::geometry::{AudioChunks, AudioCut, AudioRule, AudioWindows, Gemma4Frames};
 
 /// Where mel bands end, whatever the rate.
 const HIGHEST_HZ: f64 = 8000.0;
@@ -54,7 +54,9 @@ impl Mel {
     /// Of so many bands, by the transform that `rule` names.
     pub fn new(rule: &AudioRule, bands: usize) -> Self {
         let (n, window, bands) = match &rule.cut {
-            AudioCut::Windows(windows) => (windows.fft, windows.fft, slaney(windows.fft as usize, rule.rate, bands)),
+            AudioCut::Windows(AudioWindows { fft, .. }) | AudioCut::Chunks(AudioChunks { fft, .. }) => {
+                (*fft, *fft, slaney(*fft as usize, rule.rate, bands))
+            }
             AudioCut::Gemma4(whole) => (whole.fft, whole.frame, htk(whole, rule.rate, bands)),
             AudioCut::Samples(_) => (1, 0, Vec::new()),
         };
@@ -91,14 +93,21 @@ impl Mel {
             AudioCut::Windows(windows) => {
                 let before = windows.fft as usize / 2;
                 assert!(samples.len() > before, "samples to reflect");
-                let mut loudest = f32::NEG_INFINITY;
-                let sample = |at: usize| reflected(samples, at, before);
-                self.transform(sample, out, |_, band, power| {
-                    let value = f64::from((band.sum(power) as f32).max(FLOOR)).log10() as f32;
-                    loudest = loudest.max(value);
-                    value
-                });
-                out.iter_mut().for_each(|value| *value = (value.max(loudest - RANGE) + 4.0) / 4.0);
+                let sample = |at: usize| samples[reflected(samples.len() - 1, at, before)];
+                let loudest = self.logarithms(&sample, out);
+                above(loudest, out);
+            }
+            AudioCut::Chunks(chunks) => {
+                let (before, filled, hop) = (chunks.fft as usize / 2, chunks.filled as usize, self.rule.hop as usize);
+                let sample = |at| samples.get(reflected(filled - 1, at, before)).copied().unwrap_or(0.0);
+                let mut loudest = self.logarithms(&sample, out);
+                // Frames of silence that hear the clip's end are dropped, but may be the loudest.
+                let heard = (samples.len() + before).div_ceil(hop).min(filled / hop);
+                let mut dropped = vec![0.0; self.bands()];
+                for frame in self.frames(samples.len())..heard {
+                    loudest = loudest.max(self.logarithms(&|at| sample(frame * hop + at), &mut dropped));
+                }
+                above(loudest, out);
             }
             AudioCut::Samples(_) => {
                 out[..samples.len()].copy_from_slice(samples);
@@ -114,6 +123,17 @@ impl Mel {
                 });
             }
         }
+    }
+
+    /// Fills `out` with the logarithms of the bands' powers. Returns the largest.
+    fn logarithms(&self, sample: &dyn Fn(usize) -> f32, out: &mut [f32]) -> f32 {
+        let mut loudest = f32::NEG_INFINITY;
+        self.transform(sample, out, |_, band, power| {
+            let value = f64::from((band.sum(power) as f32).max(FLOOR)).log10() as f32;
+            loudest = loudest.max(value);
+            value
+        });
+        loudest
     }
 
     /// Fills `out`: `value(band index, band, power by frequency)` for each frame. `sample(i)` is the clip with its padding, from the
@@ -151,11 +171,15 @@ impl Band {
     }
 }
 
-/// Sample `i` of an audio clip that is continued by its mirror image, `before` samples on either side.
-fn reflected(samples: &[f32], i: usize, before: usize) -> f32 {
-    let last = samples.len() - 1;
+/// Cuts what is much weaker than the loudest, and scales all.
+fn above(loudest: f32, out: &mut [f32]) {
+    out.iter_mut().for_each(|value| *value = (value.max(loudest - RANGE) + 4.0) / 4.0);
+}
+
+/// Which sample is the i-th of an audio clip that is continued by its mirror image, `before` samples on either side.
+fn reflected(last: usize, i: usize, before: usize) -> usize {
     let at = i.abs_diff(before);
-    samples[if at > last { last.saturating_sub(at - last) } else { at }]
+    if at > last { last.saturating_sub(at - last) } else { at }
 }
 
 /// The power at frequency `k` of the signal that went in as the real (0) or the imaginary (1) part.
@@ -220,7 +244,7 @@ mod tests {
     #[test]
     fn audio_is_padded_by_reflection() {
         let samples = [0.0, 1.0, 2.0, 3.0];
-        let found: Vec<f32> = (0..8).map(|i| reflected(&samples, i, 2)).collect();
+        let found: Vec<f32> = (0..8).map(|i| samples[reflected(3, i, 2)]).collect();
         assert_eq!(found, [2.0, 1.0, 0.0, 1.0, 2.0, 3.0, 2.0, 1.0]);
     }
 

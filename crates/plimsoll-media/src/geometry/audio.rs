@@ -1,4 +1,4 @@
-//! Audio cut into frames of a spectrogram, and those into tokens: Qwen3-Omni, Qwen3-ASR, Gemma 4.
+//! Audio cut into frames of a spectrogram, and those into tokens: Qwen2.5-Omni, Qwen3-Omni, Qwen3-ASR, Gemma 4.
 
 use super::config::{Fields, within};
 use crate::{MediaError, Modality, Shape};
@@ -23,6 +23,8 @@ pub struct AudioRule {
 pub enum AudioCut {
     /// Whisper's frames, in the middle of the samples of one transform. Windows of them are convolved, and those attend in windows.
     Windows(AudioWindows),
+    /// Whisper's frames of an audio clip that silence fills up. Chunks of them attend, and the mean of two rows is a token. Qwen2.5-Omni.
+    Chunks(AudioChunks),
     /// Frames that begin half a frame before the first sample; four become a token.
     Gemma4(Gemma4Frames),
     /// A frame is so many samples, and a token. The last one ends in silence. Gemma 4 Unified.
@@ -38,6 +40,17 @@ pub struct AudioWindows {
     pub window: u64,
     /// Spectrogram frames per attention window.
     pub attention_window: u64,
+}
+
+/// The chunks of Qwen2.5-Omni.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AudioChunks {
+    /// Samples of one transform.
+    pub fft: u64,
+    /// Spectrogram frames of a chunk.
+    pub chunk: u64,
+    /// Samples of an audio clip with the silence behind it. A frame of silence alone is dropped.
+    pub filled: u64,
 }
 
 /// The frames of Gemma 4.
@@ -129,6 +142,24 @@ impl AudioRule {
         })
     }
 
+    /// The feature extractor of a checkpoint, the audio configuration's `n_window`, and the limit, which is the feature extractor's at
+    /// most.
+    pub fn chunks(fields: &Fields, n_window: u64, max_seconds: u64) -> Result<Self, MediaError> {
+        let rate = rate(fields)?;
+        let filled = within("chunk_length", fields.chunk_length, 30, 1..=86_400)?;
+        Ok(Self {
+            rate,
+            hop: within("hop_length", fields.hop_length, 160, 1..=16_384)?,
+            min_samples: 0,
+            max_seconds: seconds(max_seconds)?.min(filled),
+            cut: AudioCut::Chunks(AudioChunks {
+                fft: within("n_fft", fields.n_fft, 400, 1..=1024.min(rate))?,
+                chunk: 2 * within("n_window", Some(n_window), 100, 1..=4096)?,
+                filled: filled * rate,
+            }),
+        })
+    }
+
     /// The feature extractor of Gemma 4, and the limit, which is half a minute at most.
     pub fn gemma4(fields: &Fields, max_seconds: u64) -> Result<Self, MediaError> {
         let rate = rate(fields)?;
@@ -156,11 +187,14 @@ impl AudioRule {
 
     /// What sets the limit of seconds: the flag, or the model.
     pub fn limited_by(&self) -> &'static str {
-        match self.cut {
-            AudioCut::Gemma4(_) if self.max_seconds == GEMMA_4_SECONDS_MAX => {
-                "fixed by the model: send the audio in parts"
-            }
-            _ => Modality::Audio.flag(),
+        let own = match self.cut {
+            AudioCut::Gemma4(_) => Some(GEMMA_4_SECONDS_MAX),
+            AudioCut::Chunks(chunks) => Some(chunks.filled / self.rate),
+            AudioCut::Windows(_) | AudioCut::Samples(_) => None,
+        };
+        match own == Some(self.max_seconds) {
+            true => "fixed by the model: send the audio in parts",
+            false => Modality::Audio.flag(),
         }
     }
 
@@ -184,9 +218,9 @@ impl AudioRule {
         }
         let too_few = match &self.cut {
             AudioCut::Windows(windows) => samples <= windows.fft / 2,
-            AudioCut::Gemma4(_) | AudioCut::Samples(_) => false,
+            AudioCut::Chunks(_) | AudioCut::Gemma4(_) | AudioCut::Samples(_) => false,
         };
-        if too_few || self.frames(samples) == 0 {
+        if too_few || self.tokens(self.frames(samples)) == 0 {
             let why = format!("{samples} samples are too few to transform: send a longer clip");
             return Err(MediaError::Malformed { what: Modality::Audio.noun(), why });
         }
@@ -202,6 +236,7 @@ impl AudioRule {
     pub fn frames(&self, samples: u64) -> u64 {
         match &self.cut {
             AudioCut::Windows(_) => samples / self.hop,
+            AudioCut::Chunks(chunks) => samples.div_ceil(self.hop).min(chunks.filled / self.hop),
             // A frame counts when the sample behind it is there.
             AudioCut::Gemma4(frames) => match (samples + frames.frame / 2).checked_sub(frames.frame + 1) {
                 Some(room) => room / self.hop + 1,
@@ -215,6 +250,7 @@ impl AudioRule {
     pub fn tokens(&self, frames: u64) -> u64 {
         match &self.cut {
             AudioCut::Windows(windows) => windows.tokens(frames),
+            AudioCut::Chunks(_) => frames.div_ceil(2) / 2,
             AudioCut::Gemma4(_) => frames.div_ceil(2).div_ceil(2),
             AudioCut::Samples(_) => frames,
         }
@@ -233,14 +269,18 @@ impl AudioRule {
     }
 
     fn shape_of(&self, samples: u64) -> Shape {
-        let tokens = self.tokens(self.frames(samples));
-        // Rows that attend to each other. One row per token: the convolutions run before the layers.
-        let together = match &self.cut {
-            AudioCut::Windows(windows) => windows.attention_window / windows.window * halved_thrice(windows.window),
-            AudioCut::Gemma4(_) | AudioCut::Samples(_) => tokens,
+        let frames = self.frames(samples);
+        let tokens = self.tokens(frames);
+        // Rows of the layers, and those that attend to each other. The convolutions run before the layers.
+        let (rows, together) = match &self.cut {
+            AudioCut::Windows(windows) => {
+                (tokens, windows.attention_window / windows.window * halved_thrice(windows.window))
+            }
+            AudioCut::Chunks(chunks) => (frames.div_ceil(2), chunks.chunk / 2),
+            AudioCut::Gemma4(_) | AudioCut::Samples(_) => (tokens, tokens),
         };
-        let sequences = tokens.div_ceil(together.max(1));
-        Shape { modality: Modality::Audio, rows: tokens, sequences, longest: tokens.min(together), tokens }
+        let sequences = rows.div_ceil(together.max(1));
+        Shape { modality: Modality::Audio, rows, sequences, longest: rows.min(together), tokens }
     }
 }
 

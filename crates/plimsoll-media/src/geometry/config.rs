@@ -50,6 +50,7 @@ pub struct Fields {
     #[serde(default)]
     pub(crate) max_image_size: SizeField,
     pub(crate) hop_length: Option<u64>,
+    pub(crate) chunk_length: Option<u64>,
     pub(crate) n_fft: Option<u64>,
     pub(crate) min_length: Option<u64>,
     pub(crate) sampling_rate: Option<u64>,

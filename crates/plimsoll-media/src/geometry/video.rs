@@ -46,11 +46,20 @@ impl PatchVideo {
 
     /// Qwen3-Omni's: without a file of its own a video has bounds all the same, whatever the image processor's file says.
     pub fn omni(files: &ProcessorFiles, window: Option<u64>) -> Result<Self, MediaError> {
+        Self::bounded(OMNI, files, window)
+    }
+
+    /// The same of Qwen2.5-Omni.
+    pub fn omni2_5(files: &ProcessorFiles, window: Option<u64>) -> Result<Self, MediaError> {
+        Self::bounded(QWEN2, files, window)
+    }
+
+    fn bounded(defaults: Defaults, files: &ProcessorFiles, window: Option<u64>) -> Result<Self, MediaError> {
         let mut fields = files.video.clone();
         if !files.video_apart {
             fields = Fields { min_pixels: None, max_pixels: None, size: SizeField::default(), ..fields };
         }
-        Self::or(OMNI, &fields, Budget::Frame, window)
+        Self::or(defaults, &fields, Budget::Frame, window)
     }
 
     /// Gemma 4's. Without a file of its own a video has the defaults, whatever the image processor's file says of its budget.

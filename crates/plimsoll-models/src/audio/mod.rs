@@ -6,7 +6,9 @@ use plimsoll_formats::{AudioTower, ModelConfig};
 use crate::Encoder;
 
 mod gemma4;
+mod parts;
 mod qwen;
+mod qwen2_5;
 mod unified;
 
 /// Kernel size of a spectrogram's convolutions, on both axes.
@@ -25,6 +27,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
     }
     Ok(Some(match &audio.tower {
         AudioTower::Windows(own) => Box::new(qwen::Tower::declare(audio, own, out, declare)?),
+        AudioTower::Chunks(own) => Box::new(qwen2_5::Tower::declare(audio, *own, out, declare)?),
         AudioTower::Conformer(own) => Box::new(gemma4::Tower::declare(audio, own, out, declare)?),
         AudioTower::Samples => Box::new(unified::Tower::declare(audio.bands, out, declare)?),
     }))
@@ -34,6 +37,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
 fn first_weight(tower: &AudioTower) -> &'static str {
     match tower {
         AudioTower::Windows(_) => "audio.conv2d1.weight",
+        AudioTower::Chunks(_) => "audio.conv1.weight",
         AudioTower::Conformer(_) => "audio.subsample_conv_projection.layer0.conv.weight",
         AudioTower::Samples => "audio.projector.embedding_projection.weight",
     }

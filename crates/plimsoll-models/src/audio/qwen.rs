@@ -10,45 +10,11 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Audio, AudioTask, AudioWindows as Config};
 
+use super::parts::{layer, norm, positions};
 use super::{PAD, STEP, TAPS};
 use crate::block::activation;
-use crate::tower::{Layer, Mlp, Norm, spec, values_of};
+use crate::tower::{Layer, Norm, values_of};
 use crate::{Encoder, EncoderInput};
-
-/// Longest wavelength of the positions, as a factor of the shortest.
-const TIMESCALE: f64 = 10_000.0;
-
-/// Epsilon of every norm.
-const EPS: f32 = 1e-5;
-
-/// Declares `{prefix}.*`, a norm.
-fn norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
-    let mut part = |name: &str| declare.vector(&format!("{prefix}.{name}"), width, 0.0);
-    Ok(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: EPS })
-}
-
-/// Declares `{prefix}.*`, a layer.
-fn layer(audio: &Audio, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
-    let (hidden, width, head_dim) = (audio.hidden_size, audio.intermediate_size, audio.head_dim());
-    let mut matrix = |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.{name}"), out, k);
-    let mut projection = |name: &str| matrix(&format!("self_attn.{name}"), hidden, hidden);
-    let [q, k, v, o] = [projection("q_proj")?, projection("k_proj")?, projection("v_proj")?, projection("out_proj")?];
-    let (up, down) = (matrix("fc1", width, hidden)?, matrix("fc2", hidden, width)?);
-    Ok(Layer {
-        attention_norm: norm(&format!("{prefix}.self_attn_layer_norm"), hidden, declare)?,
-        q,
-        k,
-        v,
-        o,
-        qk_norms: None,
-        mlp_norm: norm(&format!("{prefix}.final_layer_norm"), hidden, declare)?,
-        mlp: Mlp { gate: None, up, down, width, act: activation(audio.act) },
-        scales: None,
-        rope_interleaved: false,
-        head_dim,
-        spec: spec(audio.heads, head_dim),
-    })
-}
 
 /// Weights of a tower.
 pub struct Tower {
@@ -84,7 +50,7 @@ impl Tower {
         let frame = declare.linear("audio.conv_out.weight", hidden, channels * Config::convolved(audio.bands))?;
         let mut layers = Vec::with_capacity(audio.depth);
         for i in 0..audio.depth {
-            layers.push(layer(audio, &format!("audio.layers.{i}"), declare)?);
+            layers.push(layer(audio, &format!("audio.layers.{i}"), true, declare)?);
         }
         // transformers names Qwen3-ASR's last projections as those of vision encoders; the published files do not.
         let named = "visual.projector.linear_1.weight";
@@ -174,22 +140,6 @@ impl Tower {
         device.release(scope);
         Ok(())
     }
-}
-
-/// Sines, then cosines, of `rows` positions, `width` numbers each.
-fn positions(rows: usize, width: usize) -> Vec<f32> {
-    let half = width / 2;
-    let increment = (TIMESCALE.ln() / (half - 1) as f64) as f32;
-    // Products are rounded to single precision, as the reference's are; functions are not.
-    let angle = |row: usize, i: usize| {
-        let scale = f64::from(-increment * i as f32).exp() as f32;
-        f64::from(row as f32 * scale)
-    };
-    let row = |row: usize| {
-        let sines = (0..half).map(move |i| angle(row, i).sin() as f32);
-        sines.chain((0..half).map(move |i| angle(row, i).cos() as f32))
-    };
-    (0..rows).flat_map(row).collect()
 }
 
 impl Encoder for Tower {

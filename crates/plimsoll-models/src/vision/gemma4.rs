@@ -12,11 +12,11 @@ use plimsoll_device::{
 use plimsoll_formats::{Gemma4, RopeScaling, Vision as Config};
 
 use super::order::Order;
-use super::parts::{embed, mean};
+use super::parts::embed;
 use crate::block::activation;
 use crate::clipped::Clipped;
 use crate::rope::rope;
-use crate::tower::spec;
+use crate::tower::{mean, spec};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Epsilon of every norm.

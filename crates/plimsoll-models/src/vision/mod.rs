@@ -23,7 +23,7 @@ use siglip2::Siglip2Tower;
 use tower::VisionTower;
 use unified::UnifiedTower;
 
-pub use places::{After, PlaceRule, PlacedItem, TextLine};
+pub use places::{After, FrameTimes, PlaceRule, PlacedItem, TextLine};
 
 /// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
 pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Vision>>, DeclareError> {
@@ -34,7 +34,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
         Tower::Pixtral(_) => "visual.patch_conv.weight",
         Tower::Gemma4(Gemma4 { unified: true, .. }) => "visual.patch_dense.weight",
         Tower::Gemma4(_) => "visual.patch_embedder.input_proj.weight",
-        Tower::Qwen2 | Tower::Qwen2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
+        Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
     };
     if !declare.is_plan() && !declare.has(first) {
         return Ok(None);

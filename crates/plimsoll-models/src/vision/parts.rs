@@ -19,7 +19,7 @@ pub(super) fn norm(
     declare: &mut Declare<'_>,
 ) -> Result<Norm, DeclareError> {
     match vision.tower {
-        Tower::Qwen2_5 | Tower::Intern(Intern { rms_norm: true, .. }) => {
+        Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Intern(Intern { rms_norm: true, .. }) => {
             Ok(Norm { weight: declare.vector(&format!("{prefix}.weight"), width, 0.0)?, bias: None, eps: EPS })
         }
         _ => layer_norm(prefix, width, declare),
@@ -37,7 +37,7 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
     let mut matrix =
         |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.mlp.{name}"), out, k);
     let (gate, up, down) = match vision.tower {
-        Tower::Qwen2_5 => (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj"),
+        Tower::Qwen2_5 | Tower::Omni2_5 => (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj"),
         Tower::Qwen3 | Tower::Omni => (None, "linear_fc1", "linear_fc2"),
         _ => (None, "fc1", "fc2"),
     };
@@ -68,7 +68,7 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
         _ => {
             let name = format!("{prefix}.attn");
             // llama.cpp's converter takes the three apart in some families.
-            let apart = declare.has(&format!("{name}.q.weight"));
+            let apart = vision.tower == Tower::Omni2_5 || declare.has(&format!("{name}.q.weight"));
             let mut part = |i: usize| match apart {
                 true => declare.linear_with_bias(&format!("{name}.{}", ["q", "k", "v"][i]), hidden, hidden),
                 false => declare.part_with_bias(&format!("{name}.qkv"), 3 * hidden, (i * hidden, hidden), hidden),
@@ -145,21 +145,6 @@ pub(super) fn embed(
     Ok(())
 }
 
-/// The mean of every token's `block` patches.
-pub(super) fn mean(device: &mut dyn Device, x: Buf, block: usize, out: Buf) -> Result<(), DeviceError> {
-    let scope = device.mark();
-    let part = device.temp(out.rows, x.cols)?;
-    let merged = x.reshape(x.cols * block);
-    device.take(out, merged, 0);
-    for patch in 1..block {
-        device.take(part, merged, patch * x.cols);
-        device.add(out, part);
-    }
-    device.scale_rows(out, &|_| 1.0 / block as f32);
-    device.release(scope);
-    Ok(())
-}
-
 /// Makes one row of a token's patches, and an embedding of it.
 pub(super) struct Merger {
     /// None in some LFM2-VL.
@@ -184,7 +169,7 @@ impl Merger {
     ) -> Result<Self, DeclareError> {
         let width = vision.hidden_size * vision.merge * vision.merge;
         let (own_norm, up, down) = match vision.tower {
-            Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni => ("ln_q", "mlp.0", "mlp.2"),
+            Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Omni => ("ln_q", "mlp.0", "mlp.2"),
             Tower::Qwen3 => ("norm", "linear_fc1", "linear_fc2"),
             _ => ("layer_norm", "linear_1", "linear_2"),
         };

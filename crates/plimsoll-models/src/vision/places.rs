@@ -13,11 +13,21 @@ pub struct PlaceRule {
     pub merge: usize,
     /// Whether each group of a video's frames stands alone, with text (its time) before it: Qwen3-VL and later.
     pub frames_apart: bool,
-    /// Steps of time to a second of video, where groups of frames are spaced by their times (Qwen2.5-VL, Qwen3-Omni); otherwise by 1.
+    /// Steps of time to a second of video, where groups of frames are spaced by their times (Qwen2.5-VL, the Omnis); otherwise by 1.
     pub steps_per_second: Option<f32>,
-    /// Whether frames stand exactly at their times, between whole steps, too, and text goes on behind the last of them
-    /// (Qwen3-Omni). Otherwise times are cut to whole steps, and text goes on behind the longer side of the first frame.
-    pub unrounded: bool,
+    /// What becomes of these times.
+    pub times: FrameTimes,
+}
+
+/// Where the frames of a video stand in time, and the text behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameTimes {
+    /// At whole steps. Text goes on behind the longer side of the first frame.
+    Cut,
+    /// At whole steps. Text goes on behind the last frame (Qwen2.5-Omni).
+    CutBefore,
+    /// Between whole steps, too. Text goes on behind the last frame (Qwen3-Omni).
+    Exact,
 }
 
 /// One image or video of a prompt.
@@ -94,8 +104,11 @@ impl PlaceRule {
                 // Single precision, and cut off before or after the step is known, as the references do.
                 last = position
                     + match spaced {
-                        Some((seconds, steps)) if self.unrounded => time as f32 * seconds * steps,
-                        Some((seconds, steps)) => (time as f32 * (steps * seconds)).trunc(),
+                        Some((seconds, steps)) => match self.times {
+                            FrameTimes::Cut => (time as f32 * (steps * seconds)).trunc(),
+                            FrameTimes::CutBefore => (time as f32 * seconds * steps).trunc(),
+                            FrameTimes::Exact => time as f32 * seconds * steps,
+                        },
                         None => time as f32,
                     };
                 for row in 0..height {
@@ -107,7 +120,7 @@ impl PlaceRule {
                 greatest = greatest.max(last + 1.0);
             }
             let behind = position + height.max(width) as f32;
-            let start = if self.unrounded { behind.max(last + 1.0) } else { behind };
+            let start = if self.times == FrameTimes::Cut { behind } else { behind.max(last + 1.0) };
             text = TextLine { start, steps: 0 };
         }
         assert!(items.next().is_none() && planes.is_empty(), "a placeholder for every token of every item");
@@ -121,7 +134,7 @@ impl PlaceRule {
 mod tests {
     use super::*;
 
-    const RULE: PlaceRule = PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false };
+    const RULE: PlaceRule = PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, times: FrameTimes::Cut };
 
     fn next(after: After) -> (f32, bool) {
         (after.text.at(0), after.apart)
@@ -129,7 +142,7 @@ mod tests {
 
     #[test]
     fn i9_what_is_generated_stands_where_the_next_prompt_has_it() {
-        let exact = PlaceRule { frames_apart: false, steps_per_second: Some(25.0), unrounded: true, ..RULE };
+        let exact = PlaceRule { frames_apart: false, steps_per_second: Some(25.0), times: FrameTimes::Exact, ..RULE };
         let mut repeated_differs = 0;
         for tenth in 1..40 {
             let video =
@@ -176,10 +189,14 @@ mod tests {
         // A time far ahead moves what comes after the prompt, not what comes after the video.
         assert_eq!(next(together.places(|i| (1..3).contains(&i), &[video], &mut out)), (6.0, true));
         assert_eq!(out, [[0.0; 3], [1.0; 3], [5.0, 1.0, 1.0], [2.0; 3]]);
-        // Unrounded: frames stand between steps, and the text behind them.
-        let exact = PlaceRule { steps_per_second: Some(0.5), unrounded: true, ..together };
+        // Exact: frames stand between steps, and the text behind them.
+        let exact = PlaceRule { steps_per_second: Some(0.5), times: FrameTimes::Exact, ..together };
         assert_eq!(next(exact.places(|i| (1..3).contains(&i), &[video], &mut out)), (3.75, false));
         assert_eq!(out, [[0.0; 3], [1.0; 3], [1.75, 1.0, 1.0], [2.75; 3]]);
+        // At whole steps, and the text behind them.
+        let cut = PlaceRule { times: FrameTimes::CutBefore, ..together };
+        assert_eq!(next(cut.places(|i| (1..3).contains(&i), &[video], &mut out)), (7.0, false));
+        assert_eq!(out, [[0.0; 3], [1.0; 3], [5.0, 1.0, 1.0], [6.0; 3]]);
     }
 
     #[test]

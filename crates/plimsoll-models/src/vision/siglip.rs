@@ -10,7 +10,7 @@ use plimsoll_formats::{Tower, Vision as Config};
 
 use super::order::Order;
 use super::parts;
-use crate::tower::Norm;
+use crate::tower::{Norm, mean};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Weights of a tower.
@@ -113,7 +113,7 @@ impl Encoder for SiglipTower {
             Some(norm) => {
                 // The residual stream is used up: tokens take its place.
                 let tokens = x.span(0, output.rows);
-                parts::mean(device, normed, self.order.block(), tokens)?;
+                mean(device, normed, self.order.block(), tokens)?;
                 norm.apply(device, tokens, tokens);
                 tokens
             }

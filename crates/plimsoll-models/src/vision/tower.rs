@@ -1,6 +1,6 @@
-//! The vision towers of the Qwens: Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5 and Qwen3-Omni.
+//! The vision towers of the Qwens: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and Qwen3-Omni.
 //!
-//! Reference: transformers, `modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`, `modeling_qwen3_vl.py`, `modeling_qwen3_5.py` and
+//! Reference: transformers, `modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`, `modeling_qwen2_5_omni.py`, `modeling_qwen3_vl.py`, `modeling_qwen3_5.py` and
 //! `vision_utils.py`. Patches attend to those of their own frame, in Qwen2.5-VL mostly to those of their own window. Each frame or
 //! window is computed by itself, so that its keys and values are the only ones in the workspace.
 
@@ -11,7 +11,7 @@ use super::order::Order;
 use super::parts::{self, Merger};
 use crate::rope::rope;
 use crate::tower::{Layer, values_of};
-use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
+use crate::{Encoder, EncoderInput, FrameTimes, Grid, PlaceRule, Vision};
 
 /// Base of the rotary frequencies of every tower.
 const THETA: f32 = 10_000.0;
@@ -117,7 +117,11 @@ impl Vision for VisionTower {
             merge: self.config.merge,
             frames_apart: self.config.tower == Tower::Qwen3,
             steps_per_second: self.config.steps_per_second.map(|steps| steps as f32),
-            unrounded: self.config.tower == Tower::Omni,
+            times: match self.config.tower {
+                Tower::Omni => FrameTimes::Exact,
+                Tower::Omni2_5 => FrameTimes::CutBefore,
+                _ => FrameTimes::Cut,
+            },
         })
     }
 }

@@ -1,4 +1,4 @@
-use plimsoll_engine::{Grid, ImageSpec, PlaceRule, Spelling, VideoSpec};
+use plimsoll_engine::{FrameTimes, Grid, ImageSpec, PlaceRule, Spelling, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{Cut, ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::{Filter, Normalize};
@@ -47,7 +47,7 @@ fn spec() -> MediaSpec {
         }),
         audio: None,
         parameters: String::new(),
-        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, times: FrameTimes::Cut }),
         image_in_one_step: false,
         spelling: Spelling::Timed,
         items_max: 8,

@@ -10,6 +10,8 @@ use crate::product::{Server, eventually, fixture, run};
 const MODEL: &str = "asr";
 /// Gemma 4, which also sees.
 const GEMMA: &str = "vl-gemma4-audio";
+/// Qwen2.5-Omni, which also sees.
+const OMNI: &str = "omni2.5";
 const PATH: &str = "/v1/audio/transcriptions";
 
 fn number(value: &Value) -> u64 {
@@ -68,13 +70,23 @@ fn transcribe(server: &Server, file: &[u8], texts: &[(&str, &str)]) -> String {
     text
 }
 
-/// The case's sounds in a chat. If the case names a language, the answer begins with it.
-fn chat(case: &Value) -> Value {
+/// The case's sounds, as parts of a message.
+fn sounds(case: &Value) -> Vec<Value> {
     let audio = |item: &Value| {
         let data = base64::engine::general_purpose::STANDARD.encode(wave(item));
         json!({"type": "input_audio", "input_audio": {"format": "wav", "data": data}})
     };
-    let mut parts: Vec<Value> = case["items"].as_array().expect("items").iter().map(audio).collect();
+    case["items"].as_array().expect("items").iter().map(audio).collect()
+}
+
+/// Twelve tokens, greedily.
+fn ask(messages: &[Value]) -> Value {
+    json!({"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "logprobs": true})
+}
+
+/// The case's sounds in a chat. If the case names a language, the answer begins with it.
+fn chat(case: &Value) -> Value {
+    let mut parts = sounds(case);
     let prompt = case["text"].as_str().expect("a prompt");
     // What the user says after the sounds, and what the answer begins with.
     let said = prompt.rsplit_once("<|audio|>").and_then(|(_, rest)| rest.split_once("<|im_end|>"));
@@ -85,8 +97,10 @@ fn chat(case: &Value) -> Value {
     if continues {
         messages.push(json!({"role": "assistant", "content": begun}));
     }
-    json!({"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "logprobs": true,
-           "continue_final_message": continues, "add_generation_prompt": !continues})
+    let mut asked = ask(&messages);
+    asked["continue_final_message"] = json!(continues);
+    asked["add_generation_prompt"] = json!(!continues);
+    asked
 }
 
 #[test]
@@ -110,6 +124,32 @@ fn gemma_4_hears_what_transformers_hears() {
     let refused = server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": content}]}));
     let (status, text) = (refused.status, refused.text());
     assert!(status == 400 && text.contains("11 seconds; the limit is 10 (--max-audio-seconds)"), "{status}: {text}");
+}
+
+/// Qwen2.5-Omni: the sounds of its cases that have nothing else.
+#[test]
+fn qwen2_5_omni_hears_what_transformers_hears() {
+    let server = serve(OMNI);
+    let said = |case: &Value| {
+        let prompt = server.ask("/detokenize", &json!({"tokens": case["ids"]}))["prompt"].clone();
+        let prompt = prompt.as_str().expect("a prompt").to_owned();
+        let (_, said) = prompt.rsplit_once("Next to it ").expect("what follows a sound");
+        format!("Next to it {}", said.split("<|im_end|>").next().unwrap_or_default())
+    };
+    let mut same = 0;
+    let heard = |case: &&Value| case["items"].as_array().expect("items").iter().all(|item| item["kind"] == "sound");
+    for case in cases(OMNI).iter().filter(heard) {
+        let mut parts = sounds(case);
+        parts.push(json!({"type": "text", "text": said(case)}));
+        let answer = server.ask("/v1/chat/completions", &ask(&[json!({"role": "user", "content": parts})]));
+        assert_eq!(answer["choices"][0]["token_ids"], case["greedy"], "{}", case["name"]);
+        same += 1;
+    }
+    assert_eq!(same, 2);
+    let text =
+        transcribe(&server, &wave(&cases(OMNI)[0]["items"][0]), &[("response_format", "json"), ("max_tokens", "8")]);
+    assert!(serde_json::from_str::<Value>(&text).expect("JSON")["text"].is_string(), "{text}");
+    eventually("everything is given back", || server.at_rest());
 }
 
 fn answers_as_transformers(model: &str) -> Server {

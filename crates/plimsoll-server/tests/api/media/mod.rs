@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use plimsoll_engine::testing::{letters, limits};
-use plimsoll_engine::{Grid, ImageSpec, Limits, MediaSpec, PlaceRule, Request, Spelling, VideoSpec};
+use plimsoll_engine::{FrameTimes, Grid, ImageSpec, Limits, MediaSpec, PlaceRule, Request, Spelling, VideoSpec};
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{ImageRule, PatchVideo, Patches, ProcessorFiles, VideoRule};
 use plimsoll_media::image::Normalize;
@@ -56,7 +56,7 @@ fn spec() -> MediaSpec {
         video: Some(VideoSpec { rule: video, normalize, placeholder: VIDEO, tokens_max: 400, bounds: films }),
         audio: None,
         parameters: "test".into(),
-        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, unrounded: false }),
+        places: Some(PlaceRule { merge: 2, frames_apart: true, steps_per_second: None, times: FrameTimes::Cut }),
         image_in_one_step: false,
         spelling: Spelling::Timed,
         items_max: 4,
