@@ -342,7 +342,7 @@ def _short(values) -> list[float]:
 def one(model, tokenizer: Tokenizer, given: str, dense: list) -> dict:
     """A text's hidden states, of the first position and in the mean; or what dense layers make of the latter."""
     ids = tokenizer.encode(given).ids
-    base = next((getattr(model, part) for part in ("bert", "nomic_bert", "model") if hasattr(model, part)), model)
+    base = next((getattr(model, part) for part in ("bert", "roberta", "nomic_bert", "model") if hasattr(model, part)), model)
     hidden = base(input_ids=torch.tensor([ids])).last_hidden_state[0]
     mean = hidden.double().mean(dim=0)
     if dense:

@@ -85,6 +85,9 @@ impl Encoder {
         dense: None,
     };
 
+    /// BERT's layout: norms with biases after each half of a layer, and no table of positions, token types or gates.
+    pub(crate) const PLAIN: Self = Self { norms_before: false, norm_bias: true, gated: false, ..Self::BIDIRECTIONAL };
+
     pub(crate) fn check(&self) -> Result<(), FormatError> {
         within("type_vocab_size", self.token_types.max(1), KINDS_MAX)?;
         within("labels", self.labels.unwrap_or(1), KINDS_MAX)

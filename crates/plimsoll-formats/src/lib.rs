@@ -42,6 +42,7 @@ mod decode;
 mod directory;
 mod e4m3;
 mod encoder;
+mod encoder_sizes;
 mod encoding;
 mod error;
 mod family;

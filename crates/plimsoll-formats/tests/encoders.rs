@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{TempDir, open_config};
+use common::{GgufWriter, TempDir, open_config};
 use plimsoll_formats::{Activation, Architecture, Checkpoint, Dense, DenseLayer, ModelConfig};
 use serde_json::{Map, Value, json};
 
@@ -196,4 +196,86 @@ fn dense_layers_are_read_from_the_folders_that_modules_json_names() {
     let three = ["Transformer", "Pooling", "Dense", "Dense", "Dense"];
     let folders = [("1_Pooling", mean), ("2_Dense", same), ("3_Dense", same), ("4_Dense", same)];
     assert!(modules(&three, &folders).expect_err("three").contains("more than 2 dense layers"));
+}
+
+/// An encoder of two layers as a GGUF file, with the tensors that say what metadata does not.
+fn in_file(arch: &str) -> GgufWriter {
+    let mut writer = GgufWriter::new(arch);
+    writer.u32(&format!("{arch}.block_count"), 2);
+    writer.f32(&format!("{arch}.attention.layer_norm_epsilon"), 1e-5);
+    writer.tensor("token_embd.weight", &[64, 3]).tensor("token_types.weight", &[64]);
+    writer
+}
+
+#[test]
+fn bert_in_gguf_has_what_its_tensors_say() {
+    let mut writer = in_file("bert");
+    writer.tensor("position_embd.weight", &[64, 130]).tensor("blk.0.attn_q.bias", &[64]);
+    let bert = writer.open().expect("it opens").config;
+    assert_eq!((bert.architecture.clone(), bert.hidden_act), (Architecture::Bert, Activation::Gelu));
+    assert_eq!((bert.max_context, bert.vocab_size, bert.norm_eps), (128, 3, 1e-5));
+    assert!(bert.attention_bias && !bert.attention_output_bias && !bert.mlp_bias && !bert.variant.fused_qkv);
+    let encoder = bert.encoder.expect("an encoder");
+    assert_eq!((encoder.positions, encoder.first_position, encoder.token_types), (130, 0, 1));
+    assert!(!encoder.gated && !encoder.norms_before && encoder.labels.is_none());
+    assert!(writer.tensor("cls.output.weight", &[64]).refusal().contains("without the matrix before it"));
+    writer.tensor("cls.weight", &[64, 64]).tensor("cls.bias", &[64]);
+    let encoder = writer.open().expect("it opens").config.encoder.expect("an encoder");
+    assert_eq!((encoder.labels, encoder.classifier.bias, encoder.classifier.mean), (Some(1), true, false));
+}
+
+#[test]
+fn nomic_bert_in_gguf_rotates_and_has_a_gate() {
+    let mut writer = in_file("nomic-bert");
+    writer.f32("nomic-bert.rope.freq_base", 1000.0).tensor("blk.0.attn_qkv.weight", &[64, 192]);
+    let nomic = writer.open().expect("it opens").config;
+    assert_eq!((nomic.architecture.clone(), nomic.hidden_act), (Architecture::NomicBert, Activation::Silu));
+    assert_eq!((nomic.rope_theta, nomic.variant.fused_qkv, nomic.rope_interleaved), (1000.0, true, false));
+    let encoder = nomic.encoder.expect("an encoder");
+    assert_eq!((encoder.positions, encoder.token_types, encoder.gated), (0, 1, true));
+    assert_eq!(nomic.architecture.gguf_name(), "nomic-bert");
+}
+
+#[test]
+fn modernbert_in_gguf_has_windows_and_the_first_layer_has_none() {
+    let mut writer = in_file("modern-bert");
+    writer.u32("modern-bert.block_count", 5).u32("modern-bert.attention.sliding_window", 10);
+    let modern = writer.open().expect("it opens").config;
+    assert_eq!(modern.layer_is_sliding, [false, true, true, false, true]);
+    assert_eq!((modern.sliding_window, modern.rope_theta, modern.rope_local_theta), (Some(10), 160_000.0, 10_000.0));
+    let encoder = modern.encoder.expect("an encoder");
+    assert!(encoder.norms_before && encoder.gated && encoder.classifier.mean && encoder.classifier.norm);
+    writer.bools("modern-bert.attention.sliding_window_pattern", &[true, false, true, true, false]);
+    assert_eq!(writer.open().expect("it opens").config.layer_is_sliding, [true, false, true, true, false]);
+}
+
+#[test]
+fn embeddinggemma_in_gguf_reads_its_dense_layers() {
+    let mut writer = GgufWriter::new("gemma-embedding");
+    writer.u32("gemma-embedding.attention.sliding_window", 512);
+    let bare = writer.open().expect("it opens").config;
+    assert_eq!((bare.encoder.expect("an encoder").dense, bare.sliding_window), (None, Some(512)));
+    writer.tensor("dense_2.weight", &[64, 96]).tensor("dense_3.weight", &[96, 32]);
+    assert!(
+        writer.refusal().contains("dense layers where gemma-embedding.pooling_type is neither 1 (mean) nor 2 (cls)")
+    );
+    let dense = writer.u32("gemma-embedding.pooling_type", 1).open().expect("it opens").config.encoder;
+    let dense = dense.expect("an encoder").dense.expect("dense layers");
+    let layers = [96, 32].map(|width| Some(DenseLayer { width, bias: false, tanh: false }));
+    assert_eq!((dense.mean, dense.layers), (true, layers));
+}
+
+#[test]
+fn encoders_in_gguf_refuse_what_would_change_the_answer() {
+    for arch in ["bert", "nomic-bert", "modern-bert"] {
+        let causal = format!("{arch}.attention.causal");
+        let refusal = in_file(arch).set(&causal, 7, [1]).refusal();
+        assert!(refusal.contains(&format!("{causal} true; supported is false")), "{refusal}");
+    }
+    let refusal = in_file("bert").tensor("position_embd.weight", &[64, 96]).refusal();
+    assert!(refusal.contains("context_length is 128, and position_embd has 96 rows"), "{refusal}");
+    let unknown = in_file("nomic-bert-moe").open().expect("no model runs it").config.architecture;
+    assert_eq!(unknown, Architecture::Other("nomic-bert-moe".to_owned()));
+    let refusal = GgufWriter::new("qwen3").tensor("cls.output.weight", &[64, 2]).refusal();
+    assert!(refusal.contains("a decoder with a classifier (cls.output)"), "{refusal}");
 }

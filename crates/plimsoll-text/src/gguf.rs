@@ -1,61 +1,23 @@
 //! A vocabulary from a GGUF file becomes a tokenizer.
 //!
-//! Three families of files: `gpt2` (byte-level BPE with merges), `llama` (SentencePiece BPE with scores) and `gemma4`
-//! (SentencePiece pieces with merges). Ids must equal those of the tools that made the files. The caller reads the metadata
-//! from the file into a [`GgufVocab`].
+//! Families of files: `gpt2` (byte-level BPE with merges), `llama` (SentencePiece BPE with scores) and `gemma4`
+//! (SentencePiece pieces with merges); `gguf_library` has those of encoders. Ids must equal those of the tools that made the files.
+//! The caller reads the metadata from the file into a [`GgufVocab`].
 
 use crate::bpe::{Alphabet, Bpe, Merges, ranked_merges};
 use crate::byte_level::{self, byte_token};
 use crate::error::TextError;
-use crate::fim::FimIds;
+use crate::gguf_library;
+use crate::gguf_vocab::{
+    GgufVocab, TYPE_BYTE, TYPE_CONTROL, TYPE_UNKNOWN, TYPE_UNUSED, TYPE_USER_DEFINED, check, type_of,
+};
 use crate::normalize::{Normalizer, PrefixSpace};
+use crate::pair::Pairing;
 use crate::pattern_names::{self, Recipe};
 use crate::pretokenize::Cutter;
 use crate::specials::{Special, Specials};
 use crate::table::{Kind, NONE, Opening, Row, TokenTable};
 use crate::tokenizer::{Engine, Parts, Pipeline, Tokenizer};
-
-/// The tokenizer part of a GGUF file's metadata; fields are named after their keys under `tokenizer.ggml`.
-#[derive(Clone, Debug, Default)]
-pub struct GgufVocab {
-    /// The family: `gpt2`, `llama` or `gemma4`.
-    pub model: String,
-    /// The name of the pre-tokenizer; empty if the file has none.
-    pub pre: String,
-    /// The tokens by id.
-    pub tokens: Vec<String>,
-    /// The score of each token; `llama` needs them, others may leave them out.
-    pub scores: Vec<f32>,
-    /// The type of each token: 1 text, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty means all text.
-    pub token_types: Vec<i32>,
-    /// The merges in the order of their ranks, each as two tokens with a space between.
-    pub merges: Vec<String>,
-    /// The beginning-of-sequence token.
-    pub bos: Option<u32>,
-    /// The end-of-sequence token.
-    pub eos: Option<u32>,
-    /// Further tokens that end a generation.
-    pub extra_eos: Vec<u32>,
-    /// The token for what cannot be encoded.
-    pub unknown: Option<u32>,
-    /// Whether a text begins with `bos`; the family decides if the file does not say.
-    pub add_bos: Option<bool>,
-    /// Whether a text ends with `eos`; not if the file does not say.
-    pub add_eos: Option<bool>,
-    /// Whether a text is encoded as if a space stood before it; the family decides if the file does not say.
-    pub add_space_prefix: Option<bool>,
-    /// The tokens of fill-in-the-middle; their spelling tells if the file does not say.
-    pub fim: FimIds,
-}
-
-/// The more tokens than any model has: a check on hostile files before memory is asked for.
-const TOKENS_MAX: usize = 1 << 24;
-
-const TYPE_UNKNOWN: i32 = 2;
-const TYPE_CONTROL: i32 = 3;
-const TYPE_USER_DEFINED: i32 = 4;
-const TYPE_UNUSED: i32 = 5;
-const TYPE_BYTE: i32 = 6;
 
 /// Names that end a turn wherever they are control tokens. Files state one end token; chat models use two or three.
 const END_NAMES: &[&str] = &[
@@ -84,6 +46,9 @@ impl Tokenizer {
     /// [`TextError::BadTokenizer`] if the lists do not fit together.
     pub fn from_gguf(vocab: &GgufVocab) -> Result<Self, TextError> {
         check(vocab)?;
+        if let Some(tokenizer) = gguf_library::of(vocab)? {
+            return Ok(tokenizer);
+        }
         let family = Family::of(vocab)?;
         let table = table(vocab, &family)?;
         let bpe = Bpe {
@@ -107,14 +72,18 @@ impl Tokenizer {
             None | Some(PrefixSpace::Never) => Opening::Plain,
             Some(_) => Opening::StripSpace,
         };
+        let prefix: Vec<u32> = vocab.bos.filter(|_| add_bos).into_iter().collect();
+        let suffix: Vec<u32> = vocab.eos.filter(|_| vocab.add_eos == Some(true)).into_iter().collect();
+        let separator = vocab.sep.filter(|_| vocab.add_sep == Some(true));
+        let separators = |separator| vec![separator; if vocab.pre == "roberta-bpe" { 2 } else { 1 }];
         Ok(Self::new(Parts {
             eos: end_tokens(vocab, &table),
             table,
             engine: Engine::Own(Box::new(pipeline)),
             opening,
-            prefix: vocab.bos.filter(|_| add_bos).into_iter().collect(),
-            suffix: vocab.eos.filter(|_| vocab.add_eos == Some(true)).into_iter().collect(),
-            pairing: None,
+            pairing: separator.map(|separator| Pairing::around(prefix.clone(), separators(separator), suffix.clone())),
+            prefix,
+            suffix,
             bos: vocab.bos,
         })
         .with_fim(vocab.fim))
@@ -158,39 +127,11 @@ impl Family {
                 escape_spaces: prefix(false),
                 recipe: Recipe { patterns: &[r"[^\n]+|\n+"], ..no_patterns },
             }),
-            other => {
-                Err(TextError::Unsupported(format!("GGUF tokenizer model {other:?}; known are: gpt2, llama, gemma4")))
-            }
+            other => Err(TextError::Unsupported(format!(
+                "GGUF tokenizer model {other:?}; known are: gpt2, llama, gemma4, bert, t5"
+            ))),
         }
     }
-}
-
-/// Checks that the lists fit together and that every id is a token.
-fn check(vocab: &GgufVocab) -> Result<(), TextError> {
-    let count = vocab.tokens.len();
-    let bad = |message: String| Err(TextError::BadTokenizer(message));
-    if count == 0 || count > TOKENS_MAX {
-        return bad(format!("{count} tokens; between 1 and {TOKENS_MAX} can be loaded"));
-    }
-    if !vocab.token_types.is_empty() && vocab.token_types.len() != count {
-        return bad(format!("{} token types for {count} tokens", vocab.token_types.len()));
-    }
-    if !vocab.scores.is_empty() && vocab.scores.len() != count {
-        return bad(format!("{} scores for {count} tokens", vocab.scores.len()));
-    }
-    let FimIds { prefix, suffix, middle, pad, repository, separator } = vocab.fim;
-    let named = [vocab.bos, vocab.eos, vocab.unknown, prefix, suffix, middle, pad, repository, separator];
-    let ids = named.into_iter().flatten().chain(vocab.extra_eos.iter().copied());
-    for id in ids {
-        if id as usize >= count {
-            return bad(format!("special token {id} is not among the {count} tokens"));
-        }
-    }
-    Ok(())
-}
-
-fn type_of(vocab: &GgufVocab, id: usize) -> i32 {
-    vocab.token_types.get(id).copied().unwrap_or(1)
 }
 
 fn table(vocab: &GgufVocab, family: &Family) -> Result<TokenTable, TextError> {

@@ -83,7 +83,8 @@ impl Tokenizer {
         Self::from_json(&bytes, &Neighbours::read(folder)?)
     }
 
-    fn from_json(json: &[u8], neighbours: &Neighbours) -> Result<Self, TextError> {
+    /// Loads a `tokenizer.json` held in memory.
+    pub(crate) fn from_json(json: &[u8], neighbours: &Neighbours) -> Result<Self, TextError> {
         let bad = |error: serde_json::Error| TextError::BadTokenizer(error.to_string());
         let description: Description = serde_json::from_slice(json).map_err(bad)?;
         let model: AnyModel = serde_json::from_str(description.model.get()).map_err(bad)?;

@@ -19,6 +19,8 @@ mod error;
 mod fim;
 mod foreign;
 mod gguf;
+mod gguf_library;
+mod gguf_vocab;
 mod json;
 mod json_decoder;
 mod json_description;
@@ -39,7 +41,7 @@ pub use chat::{ChatTemplate, Ending, PROMPT_BYTES_MAX, TEMPLATE_BYTES_MAX, strft
 pub use decode::Detokenizer;
 pub use error::TextError;
 pub use fim::{FimIds, FimTokens};
-pub use gguf::GgufVocab;
+pub use gguf_vocab::GgufVocab;
 pub use pair::Pair;
 pub use pretokenize::CUTTING_BYTES_MAX;
 pub use stop::{STOP_BYTES_MAX, STOPS_MAX, StopMatcher};

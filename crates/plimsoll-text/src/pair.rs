@@ -49,6 +49,11 @@ impl Pairing {
         }
     }
 
+    /// Two texts with a beginning, separators between them, and an end.
+    pub(crate) fn around(before: Vec<u32>, between: Vec<u32>, after: Vec<u32>) -> Self {
+        Self { before, between, after, typed: false }
+    }
+
     fn of_template(stage: &Value, table: &TokenTable) -> Result<Option<Self>, TextError> {
         let mut pairing = Self::default();
         let mut seen = Vec::new();

@@ -78,6 +78,116 @@ fn gguf_families_compose_characters_as_their_models_do() {
     assert_ne!(ids("gpt-2", "cafe\u{301}"), ids("gpt-2", "caf\u{e9}"));
 }
 
+/// A `tokenizer.json` of the library's as the GGUF vocabulary that a converter would make of it.
+fn as_encoder_gguf(folder: &str, model: &str) -> GgufVocab {
+    let file: serde_json::Value = read(&format!("{folder}/tokenizer.json"));
+    let added = file["added_tokens"].as_array().unwrap();
+    let special = |token: &str| added.iter().any(|added| added["content"] == token);
+    let (mut tokens, mut scores) = (Vec::new(), Vec::new());
+    match &file["model"]["vocab"] {
+        serde_json::Value::Object(ids) => {
+            tokens.resize(ids.len(), String::new());
+            for (token, id) in ids {
+                let marked = match token.strip_prefix("##") {
+                    Some(inside) => inside.to_owned(),
+                    None if special(token) => token.clone(),
+                    None => format!("▁{token}"),
+                };
+                tokens[id.as_u64().unwrap() as usize] = marked;
+            }
+        }
+        listed => {
+            for piece in listed.as_array().unwrap() {
+                tokens.push(piece[0].as_str().unwrap().to_owned());
+                scores.push(piece[1].as_f64().unwrap() as f32);
+            }
+        }
+    }
+    let token_types = tokens.iter().map(|token| if special(token) { 3 } else { 1 }).collect();
+    GgufVocab {
+        model: model.to_owned(),
+        pre: "default".to_owned(),
+        tokens,
+        scores,
+        token_types,
+        ..GgufVocab::default()
+    }
+}
+
+#[test]
+fn gguf_wordpiece_equals_its_tokenizer_json() {
+    let expected: Expected = read("wordpiece/cases.json");
+    let tokenizer = Tokenizer::from_gguf(&as_encoder_gguf("wordpiece", "bert")).unwrap();
+    check("wordpiece as GGUF", &tokenizer, &expected.cases);
+    assert_eq!(tokenizer.encode("Hi <|im_end|>", true, true).unwrap(), expected.with_special);
+    for case in &expected.decodings {
+        assert_eq!(tokenizer.decode(&case.ids, case.skip_special), case.text, "{:?}", case.ids);
+    }
+    let pair = tokenizer.pair(&[9], &[8, 7]).unwrap();
+    assert_eq!((pair.ids, pair.second_at), (vec![1, 9, 2, 8, 7, 2], Some(3)));
+}
+
+#[test]
+fn gguf_wordpiece_keeps_capitals_where_the_vocabulary_has_some() {
+    let vocab = |pieces: &[&str]| {
+        let tokens = ["[UNK]", "[CLS]", "[SEP]"].iter().chain(pieces).map(|token| token.to_string()).collect();
+        let token_types = [vec![3; 3], vec![1; pieces.len()]].concat();
+        GgufVocab { model: "bert".to_owned(), tokens, token_types, ..GgufVocab::default() }
+    };
+    let ids = |pieces: &[&str], text| Tokenizer::from_gguf(&vocab(pieces)).unwrap().encode(text, false, false).unwrap();
+    assert_eq!(ids(&["▁ship", "s"], "Ships ship"), [3, 4, 3]);
+    assert_eq!(ids(&["▁ship", "▁Ship"], "Ship ship"), [4, 3]);
+    // Names in brackets are no words.
+    assert_eq!(ids(&["▁ship", "▁[PAD3]", "[unused0]"], "SHIP"), [3]);
+    let without =
+        Tokenizer::from_gguf(&GgufVocab { token_types: Vec::new(), tokens: vec!["▁a".into()], ..vocab(&[]) });
+    assert!(without.unwrap_err().to_string().contains("a bert vocabulary without [UNK]"));
+}
+
+/// The `tokenizer.json` of XLM-RoBERTa with the vocabulary of the fixture.
+#[test]
+fn gguf_unigram_equals_the_librarys() {
+    let mut file: serde_json::Value = read("unigram/tokenizer.json");
+    let spaces =
+        serde_json::json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    file["normalizer"] = serde_json::Value::Null;
+    file["pre_tokenizer"] =
+        serde_json::json!({"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, spaces]});
+    let library: tokenizers::Tokenizer = serde_json::from_value(file).unwrap();
+    let expected: Expected = read("unigram/cases.json");
+    let end = Some(1);
+    let vocab = GgufVocab { bos: end, eos: end, unknown: Some(0), ..as_encoder_gguf("unigram", "t5") };
+    let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+    for case in expected.cases.iter().filter(|case| case.parse_special) {
+        let ids = library.encode_fast(case.text.as_str(), false).unwrap();
+        assert_eq!(tokenizer.encode(&case.text, false, true).unwrap(), ids.get_ids(), "{:?}", case.text);
+    }
+    assert_eq!(tokenizer.pair(&[9], &[8]).unwrap().ids, [1, 9, 1, 1, 8, 1]);
+    for charsmap in [vec![1, 2, 3], vec![255; 64]] {
+        assert!(Tokenizer::from_gguf(&GgufVocab { charsmap, ..vocab.clone() }).is_err(), "a broken table");
+    }
+    let scores = Vec::new();
+    assert!(Tokenizer::from_gguf(&GgufVocab { scores, ..vocab }).is_err(), "no scores");
+}
+
+#[test]
+fn gguf_encoders_with_merges_say_what_a_pair_is() {
+    let vocab = GgufVocab {
+        bos: Some(3),
+        eos: Some(2),
+        sep: Some(4),
+        add_bos: Some(true),
+        add_eos: Some(true),
+        add_sep: Some(true),
+        ..as_gguf("byte_level", "modern-bert")
+    };
+    let tokenizer = Tokenizer::from_gguf(&vocab).unwrap();
+    assert_eq!(tokenizer.pair(&[9], &[8]).unwrap().ids, [3, 9, 4, 8, 2]);
+    let roberta = Tokenizer::from_gguf(&GgufVocab { pre: "roberta-bpe".to_owned(), ..vocab.clone() }).unwrap();
+    assert_eq!(roberta.pair(&[9], &[8]).unwrap().ids, [3, 9, 4, 4, 8, 2]);
+    assert_eq!(Tokenizer::from_gguf(&GgufVocab { add_sep: None, ..vocab }).unwrap().pair(&[9], &[8]), None);
+}
+
 #[test]
 fn gguf_sentencepiece_gives_the_reference_ids() {
     for name in ["spm.json", "spm_prefix.json"] {

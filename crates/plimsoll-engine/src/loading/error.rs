@@ -27,6 +27,9 @@ pub enum LoadingError {
     /// The files of sentence-transformers are broken, or ask for something else than pooling and normalization.
     #[error("sentence-transformers' {0}")]
     Sentence(String),
+    /// The pooling of a GGUF file is none that is done here.
+    #[error("the GGUF file's {0}")]
+    Pooling(String),
     /// The sampling that the checkpoint recommends is broken.
     #[error("{0} (--generation-config off serves without it)")]
     Generation(String),

@@ -9,7 +9,7 @@ pub mod sentence;
 use std::path::Path;
 use std::sync::Arc;
 
-use plimsoll_formats::{Checkpoint, GgufMeta, Mmproj};
+use plimsoll_formats::{Checkpoint, GgufMeta, GgufValue, Mmproj};
 use plimsoll_memory::heap;
 use plimsoll_text::{ChatTemplate, FimIds, GgufVocab, TemplateSources, TextError, Tokenizer};
 
@@ -38,14 +38,14 @@ pub struct CheckpointDefaults {
 }
 
 impl CheckpointDefaults {
-    /// Reads the files; a `.gguf` file has none.
+    /// Reads the files; a `.gguf` file has the pooling alone.
     ///
     /// # Errors
     /// [`LoadingError::Sentence`]. A broken sampling recommendation is no error here: `sampling` keeps it,
     /// since the operator can serve without the recommendation.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, LoadingError> {
         let (sentence, sampling) = match checkpoint.gguf() {
-            Some(_) => (None, Ok(None)),
+            Some(meta) => (Sentence::of_gguf(meta, checkpoint.config.encoder)?, Ok(None)),
             None => {
                 let dense = checkpoint.config.encoder.and_then(|encoder| encoder.dense);
                 (Sentence::read(checkpoint.dir(), dense)?, generation::sampling(checkpoint.dir()))
@@ -141,9 +141,15 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<TemplateSources>), Lo
         bos: id("bos"),
         eos: id("eos"),
         extra_eos: ["eot", "eom"].iter().filter_map(|key| id(key)).collect(),
+        cls: id("cls"),
+        // Spelled so.
+        sep: id("seperator"),
         unknown: id("unknown"),
         add_bos: meta.bool("tokenizer.ggml.add_bos_token"),
         add_eos: meta.bool("tokenizer.ggml.add_eos_token"),
+        add_sep: meta.bool("tokenizer.ggml.add_sep_token"),
+        remove_extra_whitespaces: meta.bool("tokenizer.ggml.remove_extra_whitespaces"),
+        charsmap: charsmap(meta)?,
         add_space_prefix: meta.bool("tokenizer.ggml.add_space_prefix"),
         // Older files have the names without `fim`.
         fim: FimIds {
@@ -159,6 +165,16 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<TemplateSources>), Lo
     let tool_use = template("tokenizer.chat_template.tool_use");
     let sources = template("tokenizer.chat_template").map(|default| TemplateSources { default, tool_use });
     Ok((Tokenizer::from_gguf(&vocab)?, sources))
+}
+
+/// The table of characters that SentencePiece replaces; empty without one.
+fn charsmap(meta: &GgufMeta) -> Result<Vec<u8>, LoadingError> {
+    let key = "tokenizer.ggml.precompiled_charsmap";
+    match meta.get(key) {
+        None => Ok(Vec::new()),
+        Some(GgufValue::Bytes(bytes)) => Ok(bytes.to_vec()),
+        Some(_) => Err(LoadingError::NoTokenizer(format!("the GGUF file's '{key}' is no array of bytes"))),
+    }
 }
 
 fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<TemplateSources>), LoadingError> {

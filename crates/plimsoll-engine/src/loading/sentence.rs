@@ -1,15 +1,23 @@
-//! What sentence-transformers keeps beside a checkpoint: `modules.json`, and the pooling's `config.json` in the folder it names.
+//! What sentence-transformers keeps beside a checkpoint: `modules.json`, and the pooling's `config.json` in the folder it names. A
+//! GGUF file has the key `pooling_type` in its place.
 //!
 //! Modules that are known are a transformer, pooling, normalization, and the dense layers of an encoder, which the model itself
 //! computes. Any other changes the embedding, so a checkpoint that has one is refused rather than served with another answer.
 
 use std::path::Path;
 
-use plimsoll_formats::Dense;
+use plimsoll_formats::{Dense, Encoder, GgufMeta};
 use serde_json::Value;
 
 use crate::api::pooling::Pooling;
 use crate::loading::error::{LoadingError, small_json};
+
+/// Values of `pooling_type` in GGUF files.
+const NONE: u64 = 0;
+const MEAN: u64 = 1;
+const CLS: u64 = 2;
+const LAST: u64 = 3;
+const RANK: u64 = 4;
 
 /// How a checkpoint's own files say that embeddings are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +63,33 @@ impl Sentence {
             pooling = Pooling::Dense;
         }
         Ok(Some(Self { pooling, normalize }))
+    }
+}
+
+impl Sentence {
+    /// The pooling that a GGUF file names; none where it names none, or a classifier. Embeddings are scaled to length 1, as llama.cpp's
+    /// server does.
+    ///
+    /// # Errors
+    /// [`LoadingError::Pooling`] for a pooling that is not done here.
+    pub fn of_gguf(meta: &GgufMeta, encoder: Option<Encoder>) -> Result<Option<Self>, LoadingError> {
+        let key = format!("{}.pooling_type", meta.str("general.architecture").unwrap_or_default());
+        let Some(number) = meta.u64(&key) else { return Ok(None) };
+        let named = match number {
+            NONE | RANK => None,
+            MEAN => Some(Pooling::Mean),
+            CLS => Some(Pooling::First),
+            LAST => Some(Pooling::Last),
+            other => {
+                let what = format!("'{key}' is {other}; supported are 0 to {RANK}: none, mean, cls, last and rank");
+                return Err(LoadingError::Pooling(what));
+            }
+        };
+        let pooling = match encoder.and_then(|encoder| encoder.dense) {
+            Some(_) => Some(Pooling::Dense),
+            None => named,
+        };
+        Ok(pooling.map(|pooling| Self { pooling, normalize: true }))
     }
 }
 
@@ -148,6 +183,22 @@ mod tests {
         assert!(error.contains("supported are these two"), "{error}");
         let before = modules(&["Transformer", "Pooling", "Normalize", "Dense"]);
         assert!(read_with(&before, Some(mean), dense(true)).is_err(), "a layer behind the normalization");
+    }
+
+    #[test]
+    fn gguf_files_name_their_pooling() {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
+        for (model, pooling) in [
+            ("bert-gguf", Some(Pooling::First)),
+            ("bert-gguf-nomic", Some(Pooling::Mean)),
+            ("embeddinggemma-gguf", Some(Pooling::Dense)),
+            ("bert-gguf-cross", None),
+            ("gguf-qwen2-f16", None),
+        ] {
+            let checkpoint = plimsoll_formats::Checkpoint::open(&models.join(model)).unwrap();
+            let found = Sentence::of_gguf(checkpoint.gguf().unwrap(), checkpoint.config.encoder).unwrap();
+            assert_eq!(found, pooling.map(|pooling| Sentence { pooling, normalize: true }), "{model}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 
 use plimsoll_engine::whatif::{Load, what_if};
-use plimsoll_engine::{Blueprint, Embed, EngineHandle, Host, Options, Pooling, Refusal, Request, start};
+use plimsoll_engine::{Blueprint, Embed, EngineHandle, Host, LoadedModel, Options, Pooling, Refusal, Request, start};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Component;
 use plimsoll_text::Tokenizer;
@@ -117,6 +117,19 @@ fn embeddinggemma_with_its_dense_layers() {
     let (_, words) = refused(&engine, greedy(&[1, 2], 3));
     assert!(words.contains("makes embeddings only"), "{words}");
     engine.stop();
+}
+
+#[test]
+fn encoders_from_gguf() {
+    for model in ["bert-gguf", "bert-gguf-cross", "bert-gguf-nomic", "bert-gguf-modern", "embeddinggemma-gguf"] {
+        check(model);
+        // The vocabulary in the file gives the ids of the library.
+        let tokenizer = LoadedModel::open(&fixtures().join("models").join(model)).unwrap().tokenizer;
+        for text in reference(model)["texts"].as_array().unwrap() {
+            let found = tokenizer.encode(text["text"].as_str().unwrap(), true, false).unwrap();
+            assert_eq!(found, ids(&text["ids"]), "{model}");
+        }
+    }
 }
 
 /// A tokenizer may type the second text of a pair for a model that has one kind of token.

@@ -67,7 +67,7 @@ pub(super) const GEMMA2: Family = Family {
 pub(super) const GEMMA3: Family = Family {
     name: "Gemma 3",
     classes: &["Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma3TextModel", "gemma3", "gemma3_text"],
-    gguf: &["gemma3"],
+    gguf: &["gemma3", EMBEDDING],
     defaults: Defaults {
         vocab_size: Some(262_208),
         max_context: 131_072,
@@ -90,6 +90,7 @@ pub(super) const GEMMA3: Family = Family {
     },
     from_gguf: |keys, config| {
         common_of_gguf(keys, config, LAYERS_3_27B);
+        config.encoder = is_embedding(keys).then_some(Encoder::BIDIRECTIONAL);
         norms_and_rotation_of_3(config);
         config.rope_local_theta = keys.f32("rope.freq_base_swa").unwrap_or(LOCAL_THETA);
         config.sliding_window = keys.size("attention.sliding_window")?.filter(|&window| window > 0);
@@ -102,8 +103,18 @@ pub(super) const GEMMA3: Family = Family {
     gguf_names: NAMES,
 };
 
-/// Both sides of each half of a layer are normed, so `ffn_norm` is not what comes after attention.
-const NAMES: super::Names = &[("ffn_norm", "pre_feedforward_layernorm")];
+/// EmbeddingGemma's architecture in GGUF files.
+const EMBEDDING: &str = "gemma-embedding";
+
+/// Whether a GGUF file is an EmbeddingGemma.
+pub(crate) fn is_embedding(keys: &Keys) -> bool {
+    keys.prefix == EMBEDDING
+}
+
+/// Both sides of each half of a layer are normed, so `ffn_norm` is not what comes after attention. EmbeddingGemma's dense layers have the
+/// numbers of their folders.
+const NAMES: super::Names =
+    &[("ffn_norm", "pre_feedforward_layernorm"), ("dense_2", "dense.0"), ("dense_3", "dense.1")];
 
 fn common(config: &mut ModelConfig) {
     config.variant.norms = Norms::Around;

@@ -29,6 +29,7 @@ use crate::config::ModelConfig;
 use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::hf::json::Lookup;
+pub(crate) use gemma::is_embedding;
 
 /// All of them.
 const FAMILIES: &[&Family] = &[
@@ -154,6 +155,9 @@ impl Architecture {
                 let known = family.and_then(|family| family.gguf.first().or(family.classes.last()));
                 known.unwrap_or(name).to_string()
             }
+            Architecture::Roberta => "bert".to_owned(),
+            Architecture::ModernBert => "modern-bert".to_owned(),
+            Architecture::NomicBert => "nomic-bert".to_owned(),
             other => format!("{other:?}").replace('_', "").to_lowercase(),
         }
     }

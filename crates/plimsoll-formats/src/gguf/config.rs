@@ -2,9 +2,9 @@
 //!
 //! What metadata does not say (biases, tied embeddings, the size of the vocabulary) is read off the tensors.
 
-use super::hybrid;
 use super::keys::Keys;
 use super::meta::GgufMeta;
+use super::{encoder, hybrid};
 use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::bounds::LAYERS_MAX;
@@ -24,7 +24,12 @@ pub(super) fn from_meta(
         Architecture::Other(name) => Some(name.clone()),
         _ => None,
     };
-    let built = build(meta, architecture, directory).and_then(|config| config.check().map(|()| config));
+    let keys = Keys { meta, prefix: meta.str("general.architecture").unwrap_or_default() };
+    let built = match architecture.is_encoder() {
+        true => encoder::build(&keys, architecture, directory),
+        false => refuse_scores(directory).and_then(|()| build(&keys, architecture, directory)),
+    };
+    let built = built.and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
         (Err(_), Some(name)) => Err(FormatError::unknown_architecture("GGUF architecture", &name)),
@@ -32,10 +37,10 @@ pub(super) fn from_meta(
     }
 }
 
-fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> Result<ModelConfig, FormatError> {
-    let keys = Keys { meta, prefix: meta.str("general.architecture").unwrap_or_default() };
+fn build(keys: &Keys, architecture: Architecture, directory: &Directory) -> Result<ModelConfig, FormatError> {
+    let meta = keys.meta;
     let draft_layers = hybrid::draft_layers(meta)?;
-    let layers = decoder_layers(&keys, draft_layers)?;
+    let layers = decoder_layers(keys, draft_layers)?;
     let hidden_size = keys.need("embedding_length")?;
     let heads = keys.need("attention.head_count")?;
     let hybrid = architecture.is_hybrid();
@@ -50,11 +55,11 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
     };
     let partial = hybrid || family.is_some_and(|family| family.defaults.partial.is_some());
     let latent = family.is_some_and(|family| family.defaults.latent);
-    let (head_dim, rotary_dim) = head_dim(&keys, hidden_size, heads, [latent, partial || latent])?;
+    let (head_dim, rotary_dim) = head_dim(keys, hidden_size, heads, [latent, partial || latent])?;
     let max_context = keys.need("context_length")?;
     let rope_theta = keys.f32("rope.freq_base").unwrap_or(10_000.0);
     let has = |name: &str| directory.get(name).is_some();
-    let experts = hybrid::experts(&keys, &architecture, layers)?;
+    let experts = hybrid::experts(keys, &architecture, layers)?;
     let intermediate_size = match &experts {
         Some(experts) => size("feed_forward_length")?.unwrap_or(experts.width),
         None => size("feed_forward_length")?.ok_or_else(|| keys.missing("feed_forward_length"))?,
@@ -71,16 +76,16 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         encoder: None,
         vision: None,
         audio: None,
-        delta_net: hybrid::delta_net(&keys, &architecture, layers)?,
+        delta_net: hybrid::delta_net(keys, &architecture, layers)?,
         draft_layers,
         attention_gate: hybrid,
-        vocab_size: vocab_size(&keys, directory)?,
+        vocab_size: vocab_size(keys, directory)?,
         norm_eps: keys
             .f32("attention.layer_norm_rms_epsilon")
             .ok_or_else(|| FormatError::Config("attention.layer_norm_rms_epsilon is missing".to_owned()))?,
         rope_theta,
         rope_local_theta: keys.f32("rope.freq_base_swa").unwrap_or(rope_theta),
-        rope_scaling: rope_scaling(&keys, directory, max_context)?,
+        rope_scaling: rope_scaling(keys, directory, max_context)?,
         rope_sections: None,
         rope_interleaved: architecture == Architecture::Llama,
         max_context,
@@ -95,7 +100,7 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         variant: Variant::default(),
         tie_word_embeddings: !has("lm_head.weight"),
         hidden_act: Activation::Silu,
-        query_scale: query_scale(&keys, head_dim),
+        query_scale: query_scale(keys, head_dim),
         embedding_scale: 1.0,
         norm_weight_offset: 0.0,
         attn_logit_softcap: keys.f32("attn_logit_softcapping").filter(|&cap| cap != 0.0),
@@ -106,19 +111,31 @@ fn build(meta: &GgufMeta, architecture: Architecture, directory: &Directory) -> 
         quantization: None,
         architecture,
     };
-    let mut config = of_family(&keys, family, built)?;
+    let mut config = of_family(keys, family, built)?;
     find_shared_keys(&mut config, directory);
     find_mamba_norm(&mut config, directory);
+    encoder::find_dense(keys, &mut config, directory)?;
     Ok(config)
 }
 
-/// Layers of a decoder with causal attention. The layers of a draft head are counted among the blocks.
+/// Refuses a decoder that scores texts. Its file may lack the output head, which would then be read as tied.
+fn refuse_scores(directory: &Directory) -> Result<(), FormatError> {
+    match directory.get("cls.output.weight") {
+        None => Ok(()),
+        Some(_) => Err(FormatError::Unsupported(
+            "a decoder with a classifier (cls.output), as rerankers in GGUF have it; use the model's safetensors"
+                .to_owned(),
+        )),
+    }
+}
+
+/// Layers of a decoder. All but EmbeddingGemma's have causal attention. The layers of a draft head are counted among the blocks.
 fn decoder_layers(keys: &Keys, draft_layers: usize) -> Result<usize, FormatError> {
     let layers = keys.need("block_count")?.saturating_sub(draft_layers);
     if layers > LAYERS_MAX {
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
-    if keys.bool("attention.causal") == Some(false) {
+    if keys.bool("attention.causal") == Some(false) && !family::is_embedding(keys) {
         return Err(FormatError::Unsupported("a decoder with bidirectional attention".to_owned()));
     }
     Ok(layers)

@@ -24,6 +24,10 @@ const KEY_BYTES_MIN: usize = 8 + 1 + 4 + 1;
 /// Least bytes of a tensor info: name length, one byte of name, dimension count, one dimension, type, offset.
 const INFO_BYTES_MIN: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
+/// Matrices that may have one row, which llama.cpp's tools then make vectors.
+const ONE_ROW: [&str; 3] =
+    [".mlp.shared_expert_gate.weight", "embeddings.token_type_embeddings.weight", "classifier.out_proj.weight"];
+
 /// The parsed head of one file.
 #[derive(Debug)]
 pub(super) struct Header {
@@ -140,8 +144,7 @@ fn parse_info(cursor: &mut Cursor, architecture: &Architecture, file: usize) -> 
         _ => Storage::Float(span),
     };
     let name = names::canonical(name, architecture);
-    if name.ends_with(".mlp.shared_expert_gate.weight") && shape.len() == 1 {
-        // A matrix of one row, which llama.cpp's converter makes a vector.
+    if ONE_ROW.iter().any(|matrix| name.ends_with(matrix)) && shape.len() == 1 {
         shape.insert(0, 1);
     }
     let info = TensorInfo { shape, encoding, bytes: bytes as u64 };

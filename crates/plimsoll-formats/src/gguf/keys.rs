@@ -6,7 +6,7 @@ use crate::error::FormatError;
 /// Metadata under the prefix of the architecture.
 pub(crate) struct Keys<'a> {
     pub(crate) meta: &'a GgufMeta,
-    pub(super) prefix: &'a str,
+    pub(crate) prefix: &'a str,
 }
 
 impl Keys<'_> {
@@ -77,15 +77,24 @@ impl Keys<'_> {
         FormatError::Config(format!("{} is missing", self.path(key)))
     }
 
+    /// Which layers attend through the sliding window, where the file lists them.
+    pub(crate) fn listed_sliding_layers(&self, layers: usize) -> Result<Option<Vec<bool>>, FormatError> {
+        let key = "attention.sliding_window_pattern";
+        match self.meta.get(&self.path(key)) {
+            Some(GgufValue::Bools(pattern)) if pattern.len() == layers => Ok(Some(pattern.to_vec())),
+            Some(GgufValue::Bools(pattern)) => {
+                Err(FormatError::Config(format!("{key} has {} entries for {layers} layers", pattern.len())))
+            }
+            _ => Ok(None),
+        }
+    }
+
     /// Which layers attend through the sliding window: a list, or all but every so many.
     pub(crate) fn sliding_layers(&self, layers: usize, default: usize) -> Result<Vec<bool>, FormatError> {
-        let key = "attention.sliding_window_pattern";
-        if let Some(GgufValue::Bools(pattern)) = self.meta.get(&self.path(key)) {
-            return match pattern.len() == layers {
-                true => Ok(pattern.to_vec()),
-                false => Err(FormatError::Config(format!("{key} has {} entries for {layers} layers", pattern.len()))),
-            };
+        if let Some(list) = self.listed_sliding_layers(layers)? {
+            return Ok(list);
         }
+        let key = "attention.sliding_window_pattern";
         match self.size(key)?.unwrap_or(default) {
             0 => Err(FormatError::Config(format!("{key} is 0"))),
             pattern => Ok((1..=layers).map(|layer| layer % pattern != 0).collect()),

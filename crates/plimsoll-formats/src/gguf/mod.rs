@@ -1,11 +1,12 @@
 //! GGUF files, versions 2 and 3, little endian: one file or the parts of a split one.
 //!
 //! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `names` is
-//! a table, `config` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig), `mmproj` adds a vision encoder from a
+//! a table, `config`, `encoder` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig), `mmproj` adds a vision encoder from a
 //! second file. Decoding of blocks is in `decode`.
 
 mod config;
 mod cursor;
+mod encoder;
 mod header;
 mod hybrid;
 pub(crate) mod keys;
@@ -117,6 +118,9 @@ fn architecture_of(name: &str) -> Architecture {
         "qwen3next" => Architecture::Qwen3Next,
         "qwen35" => Architecture::Qwen3_5,
         "qwen35moe" => Architecture::Qwen3_5Moe,
+        "bert" => Architecture::Bert,
+        "nomic-bert" => Architecture::NomicBert,
+        "modern-bert" => Architecture::ModernBert,
         other => family::of_gguf(other)
             .map_or_else(|| Architecture::Other(other.to_owned()), |family| Architecture::Decoder(family.name)),
     }

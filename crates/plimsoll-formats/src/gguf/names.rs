@@ -2,11 +2,15 @@
 //!
 //! A name that is not in the table is kept as it is, so that nothing in the file becomes invisible.
 
+use super::encoder;
 use crate::architecture::Architecture;
 use crate::family;
 
 /// The canonical name of a GGUF tensor of a model of this architecture.
 pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
+    if let Some(renamed) = encoder::names(architecture).and_then(|names| family::renamed(names, name)) {
+        return renamed;
+    }
     match name {
         "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
         "output_norm.weight" => return "model.norm.weight".to_owned(),
@@ -27,8 +31,11 @@ pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
 
 /// The name that the architecture's family has for a part of a layer, or for a tensor outside layers.
 fn of_family(name: &str, architecture: &Architecture) -> Option<String> {
-    let Architecture::Decoder(family) = architecture else { return None };
-    family::renamed(family::named(family)?.gguf_names, name)
+    let names = match architecture {
+        Architecture::Decoder(family) => family::named(family)?.gguf_names,
+        other => encoder::names(other)?,
+    };
+    family::renamed(names, name)
 }
 
 /// The canonical name of `blk.<layer>.<part>.<weight|bias>`.

@@ -13,8 +13,8 @@ pub struct ReadingArgs {
     /// Format of the model's reasoning: auto (read from the chat template), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
     #[arg(long, default_value = "auto")]
     pub reasoning_parser: Choice<ReasoningFormat>,
-    /// Pooling mode of embeddings: mean, last or cls [default: as in the checkpoint's sentence-transformers files; mean for encoders
-    /// without them].
+    /// Pooling mode of embeddings: mean, last or cls [default: as in the checkpoint's sentence-transformers files or the GGUF file;
+    /// mean for encoders without either].
     #[arg(long)]
     pub pooling: Option<Pooling>,
     /// Default sampling: auto (the checkpoint's generation_config.json; without one temperature 0.7, top_p 0.95, min_p 0.05) or off (temperature 1, no filter).

@@ -2,10 +2,11 @@
 //!
 //! Reference: transformers, `modeling_bert.py`, `modeling_roberta.py`.
 
-use super::{Family, Sizes, base, plain, token_types};
+use super::{Family, base, plain, token_types};
 use crate::architecture::Architecture;
 use crate::config::ModelConfig;
 use crate::encoder::Encoder;
+use crate::encoder_sizes::Sizes;
 use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::values::activation;

@@ -11,13 +11,12 @@ use super::json::Lookup;
 use super::values::{activation_of, dtype};
 use crate::activation::Activation;
 use crate::architecture::Architecture;
-use crate::bounds::LAYERS_MAX;
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::ModelConfig;
 use crate::encoder::Encoder;
+use crate::encoder_sizes::Sizes;
 use crate::error::FormatError;
 use crate::family::Names;
 use crate::quantization::Quantization;
-use crate::variant::Variant;
 use serde_json::Value;
 
 /// All of them.
@@ -32,18 +31,6 @@ struct Family {
     read: fn(&Lookup) -> Result<ModelConfig, FormatError>,
     /// Tensors with other names than the canonical ones, which are those of decoders where these have the same part.
     names: Names,
-}
-
-/// Sizes that every family has, each under names of its own.
-struct Sizes {
-    hidden: usize,
-    layers: usize,
-    heads: usize,
-    intermediate: usize,
-    vocab: usize,
-    max_context: usize,
-    eps: f32,
-    activation: Activation,
 }
 
 /// The encoder of that class or `model_type`.
@@ -67,77 +54,20 @@ pub(super) fn build(config: &Lookup, architecture: &Architecture) -> Result<Mode
     (family.read)(config)
 }
 
-/// A configuration of these sizes. Layers attend to everything and rotate nothing, and there are no biases.
+/// A configuration of these sizes ([`Sizes::config`]), as stored.
 fn base(
     config: &Lookup,
     architecture: Architecture,
     sizes: &Sizes,
     encoder: Encoder,
 ) -> Result<ModelConfig, FormatError> {
-    let Sizes { hidden, layers, heads, .. } = *sizes;
-    let head_dim = hidden.checked_div(heads).unwrap_or(0);
-    if head_dim * heads != hidden {
-        return Err(FormatError::Config(format!("{heads} heads do not divide a hidden size of {hidden}")));
-    }
-    if layers > LAYERS_MAX {
-        return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
-    }
-    Ok(ModelConfig {
-        hidden_size: hidden,
-        layers,
-        heads,
-        kv_heads: heads,
-        head_dim,
-        // Where nothing is rotated, the bounds of a rotated part hold for a whole head.
-        rotary_dim: head_dim,
-        intermediate_size: sizes.intermediate,
-        experts: None,
-        delta_net: None,
-        encoder: Some(encoder),
-        vision: None,
-        audio: None,
-        draft_layers: 0,
-        attention_gate: false,
-        vocab_size: sizes.vocab,
-        norm_eps: sizes.eps,
-        rope_theta: 1.0,
-        rope_local_theta: 1.0,
-        rope_scaling: RopeScaling::None,
-        rope_sections: None,
-        rope_interleaved: false,
-        max_context: sizes.max_context,
-        sliding_window: None,
-        layer_is_sliding: vec![false; layers],
-        attention_bias: false,
-        attention_output_bias: false,
-        mlp_bias: false,
-        qk_norm: false,
-        variant: Variant::default(),
-        tie_word_embeddings: true,
-        hidden_act: sizes.activation,
-        query_scale: (head_dim as f64).powf(-0.5) as f32,
-        embedding_scale: 1.0,
-        norm_weight_offset: 0.0,
-        attn_logit_softcap: None,
-        final_logit_softcap: None,
-        bos_token_id: None,
-        eos_token_ids: Vec::new(),
-        torch_dtype: dtype(config)?,
-        quantization: Quantization::read(config)?,
-        architecture,
-    })
+    let built = sizes.config(architecture, encoder)?;
+    Ok(ModelConfig { torch_dtype: dtype(config)?, quantization: Quantization::read(config)?, ..built })
 }
 
 /// An encoder in BERT's layout: norms after each half of a layer, without a table of positions, token types and gates.
 fn plain(config: &Lookup) -> Result<Encoder, FormatError> {
-    Ok(Encoder {
-        norms_before: false,
-        norm_bias: true,
-        gated: false,
-        labels: labels(config)?,
-        sigmoid: !score_as_is(config),
-        ..Encoder::BIDIRECTIONAL
-    })
+    Ok(Encoder { labels: labels(config)?, sigmoid: !score_as_is(config), ..Encoder::PLAIN })
 }
 
 /// Refuses a key that changes the answer when it is true.

@@ -3,10 +3,11 @@
 //!
 //! Reference: transformers, `modeling_modernbert.py`.
 
-use super::{Family, Sizes, activation, base, plain};
+use super::{Family, activation, base, plain};
 use crate::architecture::Architecture;
 use crate::config::{ModelConfig, RopeScaling};
 use crate::encoder::{Classifier, Encoder};
+use crate::encoder_sizes::Sizes;
 use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::rope;

@@ -5,11 +5,12 @@
 //!
 //! Reference: transformers, `modeling_nomic_bert.py`; `modeling_hf_nomic_bert.py` beside the checkpoints.
 
-use super::{Family, Sizes, activation, base, plain, refuse_true, token_types};
+use super::{Family, activation, base, plain, refuse_true, token_types};
 use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::config::{ModelConfig, RopeScaling};
 use crate::encoder::Encoder;
+use crate::encoder_sizes::Sizes;
 use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::rope;
