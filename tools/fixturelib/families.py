@@ -533,6 +533,7 @@ GGUF: dict[str, tuple[str, Q, Q, dict[str, Q]]] = {
     "gguf-glm4-moe-q8_0": ("glm4-moe", Q.Q8_0, Q.Q8_0, {}),
     "gguf-gemma4-e2b-q8_0": ("gemma4-e2b", Q.Q8_0, Q.Q8_0, {}),
     "gguf-gemma4-26b-q8_0": ("gemma4-26b", Q.Q8_0, Q.Q8_0, {}),
+    "gguf-llama4-q8_0": ("llama4", Q.Q8_0, Q.Q8_0, {}),
     "gguf-lfm2-q8_0": ("lfm2", Q.Q8_0, Q.Q8_0, {}),
     "gguf-lfm2-moe-q8_0": ("lfm2-moe", Q.Q8_0, Q.Q8_0, {}),
     "gguf-granite4-h-q8_0": ("granite4-h", Q.Q8_0, Q.Q8_0, {}),

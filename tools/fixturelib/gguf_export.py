@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 
-from . import falcon_h1, families, gemma4, latent, models, tokenizer as tok
+from . import falcon_h1, families, gemma4, latent, llama4, models, tokenizer as tok
 from .checkpoint import fresh
 
 # name → (model, type of matrices, type of embedding and output, exceptions by GGUF name)
@@ -97,6 +97,12 @@ GLM_LAYER_NAMES = {
     "post_mlp_layernorm": "post_ffw_norm",
     "mlp.gate_up_proj": "ffn_up",
 }
+LLAMA4_LAYER_NAMES = {
+    **LAYER_NAMES,
+    "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
+    **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
+}
 HUNYUAN_LAYER_NAMES = {
     **LAYER_NAMES, "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm",
 }
@@ -165,14 +171,14 @@ GEMMA_LAYER_NAMES = {
 # model_type → names of a layer's modules, where they are not LAYER_NAMES.
 NAMES_OF = {
     "gemma2": GEMMA_LAYER_NAMES, "gemma3_text": GEMMA_LAYER_NAMES, "phi3": FUSED_LAYER_NAMES,
-    "hunyuan_v1_dense": HUNYUAN_LAYER_NAMES, "ernie4_5_moe": SHARED_LAYER_NAMES, "glm4": GLM_LAYER_NAMES,
+    "hunyuan_v1_dense": HUNYUAN_LAYER_NAMES, "llama4_text": LLAMA4_LAYER_NAMES, "ernie4_5_moe": SHARED_LAYER_NAMES, "glm4": GLM_LAYER_NAMES,
     "glm4_moe": {**SHARED_LAYER_NAMES, "post_attention_layernorm": "post_attention_norm"},
     "granitemoehybrid": GRANITE4_LAYER_NAMES, "falcon_h1": falcon_h1.LAYER_NAMES, "nemotron_h": NEMOTRON_H_LAYER_NAMES, "lfm2": LFM2_LAYER_NAMES, "lfm2_moe": LFM2_LAYER_NAMES,
     **dict.fromkeys(latent.KINDS, {**SHARED_LAYER_NAMES, **latent.LAYER_NAMES}),
     "gpt_oss": GPT_OSS_LAYER_NAMES, "olmo2": GEMMA_LAYER_NAMES, "olmo3": GEMMA_LAYER_NAMES,
 }
 # model_type → GGUF architecture, where they differ.
-ARCHITECTURES = {**latent.ARCHITECTURES, "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense", "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1", "ministral3": "mistral3", "olmo3": "olmo2"}
+ARCHITECTURES = {**latent.ARCHITECTURES, "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gpt_oss": "gpt-oss", "hunyuan_v1_dense": "hunyuan-dense", "ernie4_5_moe": "ernie4_5-moe", "glm4_moe": "glm4moe", "lfm2_moe": "lfm2moe", "llama4_text": "llama4", "granitemoehybrid": "granitehybrid", "falcon_h1": "falcon-h1", "ministral3": "mistral3", "olmo3": "olmo2"}
 # Families whose converter is that of Llama, with the rows of heads interleaved.
 INTERLEAVED = ("llama", "smollm3", "ministral3", "granite", "granitemoehybrid")
 
@@ -337,6 +343,8 @@ def write_family(writer: gguf.GGUFWriter, raw: dict) -> None:
         writer.add_expert_feed_forward_length(raw["moe_intermediate_size"])
         writer.add_leading_dense_block_count(raw["num_dense_layers"])
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if kind == "llama4_text":
+        llama4.write_metadata(writer, raw)
     if kind == "gpt_oss":
         writer.add_expert_count(raw["num_local_experts"])
         writer.add_expert_used_count(raw["num_experts_per_tok"])
@@ -398,7 +406,7 @@ def feed_forward_length(raw: dict) -> int | list[int]:
         width = raw.get("moe_intermediate_size", raw["intermediate_size"])
         return [width if kind in "-E" else 0 for kind in raw["hybrid_override_pattern"]]
     if raw["model_type"] != "lfm2":
-        return raw["intermediate_size"]
+        return raw.get("intermediate_size_mlp", raw["intermediate_size"])
     multiple = raw["block_multiple_of"]
     return -(-int(raw["block_ffn_dim_multiplier"] * int(2 * raw["block_ff_dim"] / 3)) // multiple) * multiple
 

@@ -4,6 +4,7 @@ Plimsoll runs the text alone; the encoder is there and stays unused. Chunks of a
 the growth of queries shorter still.
 """
 
+import gguf
 import numpy as np
 
 from .tokenizer import VOCAB_SIZE
@@ -81,3 +82,16 @@ MODELS = {"llama4": (TEXT, "bfloat16"), "llama4-whole": (WHOLE, "bfloat16")}
 def tensor(name: str, noise: np.ndarray) -> np.ndarray | None:
     """The encoder's values; none for the text model."""
     return 0.1 * noise if name.startswith(("vision_model.", "multi_modal_projector.")) else None
+
+
+def write_metadata(writer: gguf.GGUFWriter, raw: dict) -> None:
+    """What a file has beyond Llama's metadata. Published ones have no keys for chunks and growth: llama.cpp takes the published sizes."""
+    writer.add_rope_dimension_count(raw["head_dim"])
+    writer.add_interleave_moe_layer_step(raw["interleave_moe_layer_step"])
+    writer.add_expert_count(raw["num_local_experts"])
+    writer.add_expert_used_count(raw["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(raw["intermediate_size"])
+    writer.add_sliding_window(raw["attention_chunk_size"])
+    arch = "llama4"
+    writer.add_uint32(gguf.Keys.Attention.TEMPERATURE_LENGTH.format(arch=arch), raw["floor_scale"])
+    writer.add_float32(gguf.Keys.Attention.TEMPERATURE_SCALE.format(arch=arch), raw["attn_scale"])

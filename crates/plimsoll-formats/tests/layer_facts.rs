@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{of_class, refuses};
+use common::{GgufWriter, of_class, refuses};
 use plimsoll_formats::{Norms, OutputGate, QkNorm, QueryGrowth, RopeScaling};
 
 /// Laguna with a layer of each kind.
@@ -189,4 +189,28 @@ fn values_of_llama_4_that_change_the_answer_are_refused() {
         (r#""floor_scale": 0"#, "model configuration: step of the growth of queries: 0, allowed are 1 to 268435456"),
     ];
     refuses("Llama4ForCausalLM", LLAMA4, &cases);
+}
+
+#[test]
+fn llama_4_in_gguf_has_the_published_chunks_and_growth() {
+    let mut writer = GgufWriter::new("llama4");
+    for (key, value) in [("expert_count", 16), ("expert_used_count", 1), ("expert_feed_forward_length", 32)] {
+        writer.u32(&format!("llama4.{key}"), value);
+    }
+    writer.u32("llama4.interleave_moe_layer_step", 2);
+    let scout = writer.open().expect("it opens").config;
+    let every_fourth: Vec<bool> = (1..=12).map(|layer| layer % 4 != 0).collect();
+    assert_eq!((&scout.variant.rotated, &scout.layer_is_sliding), (&every_fourth, &every_fourth));
+    assert_eq!((scout.sliding_window, scout.variant.chunked, scout.qk_norm), (Some(8192), true, true));
+    let growth = QueryGrowth { beta: 0.1, length: 8192, offset: 1, unrotated_only: true };
+    assert_eq!(scout.variant.query_growth, Some(growth));
+    let experts = scout.experts.expect("a mixture of experts");
+    assert_eq!((experts.count, experts.width, experts.shared_width), (16, 32, 32));
+    assert_eq!(experts.layers.iter().filter(|layer| **layer).count(), 6);
+    assert!(experts.routing.sigmoid && experts.routing.weighs_inputs && !experts.renormalise);
+    let maverick = writer.u32("llama4.expert_count", 128).open().expect("it opens").config;
+    assert!(!maverick.qk_norm);
+    let whole = writer.u32("llama4.attention.sliding_window", 0).open().expect("it opens").config;
+    assert_eq!((whole.sliding_window, whole.variant.chunked, whole.variant.query_growth), (None, false, None));
+    assert!(whole.variant.rotated.iter().all(|rotated| *rotated));
 }

@@ -204,6 +204,7 @@ models! { check:
     llama4 "llama4",
     llama4_whole "llama4-whole",
     mlx_llama4 "mlx-llama4-4bit",
+    gguf_llama4 "gguf-llama4-q8_0",
     gguf_hunyuan "gguf-hunyuan-q8_0",
     gguf_ernie4_5_moe "gguf-ernie4.5-moe-q8_0",
     gguf_glm4 "gguf-glm4-q8_0",

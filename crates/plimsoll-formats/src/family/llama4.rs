@@ -1,12 +1,15 @@
 //! Llama 4 (text): most layers rotate neighbouring elements and attend within chunks; the others see the whole context, do not rotate,
 //! and their queries grow with their position. Experts get their inputs times a sigmoid of the router.
 //!
-//! Reference: transformers, `modeling_llama4.py`.
+//! GGUF files have no keys for chunks, the growth of queries and norms: llama.cpp takes those of the published sizes.
+//!
+//! Reference: transformers, `modeling_llama4.py`; llama.cpp, `llama4`.
 
 use super::{Defaults, Family, smollm3};
 use crate::bounds::wrong;
 use crate::config::{Experts, ModelConfig, Routing};
 use crate::error::FormatError;
+use crate::gguf::keys::Keys;
 use crate::hf::json::{Lookup, whole};
 use crate::hf::values::per_layer;
 use crate::variant::{QkNorm, QueryGrowth};
@@ -15,13 +18,15 @@ use serde_json::Value;
 const CHUNK: usize = 8192;
 /// Positions in a step of the growth of queries, and its share of the logarithm.
 const GROWTH: (usize, f32) = (8192, 0.1);
+/// Experts of Maverick, whose queries and keys have no norms.
+const EXPERTS_MAVERICK: usize = 128;
 /// Width of feed-forward parts without experts.
 const DENSE_WIDTH: usize = 16_384;
 
 pub(super) const FAMILY: Family = Family {
     name: "Llama 4",
     classes: &["Llama4ForCausalLM", "Llama4ForConditionalGeneration", "Llama4TextModel", "llama4_text", "llama4"],
-    gguf: &[],
+    gguf: &["llama4"],
     defaults: Defaults {
         heads: Some(40),
         kv_heads: Some(8),
@@ -34,7 +39,7 @@ pub(super) const FAMILY: Family = Family {
         ..Defaults::LLAMA
     },
     from_hf,
-    from_gguf: |_, _| Ok(()),
+    from_gguf,
     hf_names: &[("feed_forward.router", "mlp.gate"), ("feed_forward", "mlp")],
     gguf_names: &[],
 };
@@ -54,6 +59,34 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     variant.query_growth = growth(json)?;
     chunks(json, config)?;
     experts(json, config)
+}
+
+fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
+    let layers = config.layers;
+    config.rope_interleaved = true;
+    // A window of 0 stands for a model of which all layers rotate and see the whole context.
+    let chunk = keys.size("attention.sliding_window")?.unwrap_or(CHUNK);
+    let rotated = if chunk == 0 { vec![true; layers] } else { smollm3::rotated_by_default(layers) };
+    let count = keys.size("expert_count")?.unwrap_or(0);
+    config.qk_norm = count != EXPERTS_MAVERICK;
+    let length = keys.size("attention.temperature_length")?.unwrap_or(GROWTH.0);
+    let beta = keys.f32("attention.temperature_scale").unwrap_or(GROWTH.1);
+    let variant = &mut config.variant;
+    (variant.qk_norm, variant.plain_qk_norm, variant.rotated_qk_norm) = (QkNorm::RotatedHead, true, true);
+    variant.query_growth = (chunk > 0).then_some(QueryGrowth { beta, length, offset: 1, unrotated_only: true });
+    if chunk > 0 {
+        config.layer_is_sliding.clone_from(&rotated);
+        variant.chunked = rotated.contains(&true);
+        config.sliding_window = variant.chunked.then_some(chunk);
+    }
+    variant.rotated = rotated;
+    let step = keys.size("interleave_moe_layer_step")?.unwrap_or(0);
+    let with_experts: Vec<bool> = (1..=layers).map(|layer| step > 0 && layer.is_multiple_of(step)).collect();
+    if count > 0 && with_experts.contains(&true) {
+        let (top_k, width) = (keys.need("expert_used_count")?, keys.need("expert_feed_forward_length")?);
+        config.experts = Some(Experts { count, top_k, width, shared_width: width, ..experts_in(with_experts) });
+    }
+    Ok(())
 }
 
 /// The growth of queries in layers that do not rotate. Early configurations have a number for the flag.
@@ -106,13 +139,26 @@ fn experts(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
         top_k: or("num_experts_per_tok", 1)?,
         width,
         shared_width: width,
+        ..experts_in(layers)
+    });
+    Ok(())
+}
+
+/// What does not depend on sizes.
+fn experts_in(layers: Vec<bool>) -> Experts {
+    let routing = Routing { sigmoid: true, shared_gate: false, weighs_inputs: true, ..Routing::default() };
+    let (count, top_k, width, shared_width) = (0, 0, 0, 0);
+    Experts {
+        count,
+        top_k,
+        width,
+        shared_width,
         renormalise: false,
-        routing: Routing { sigmoid: true, shared_gate: false, weighs_inputs: true, ..Routing::default() },
+        routing,
         alternating: false,
         biases: false,
         layers,
-    });
-    Ok(())
+    }
 }
 
 /// The layers that a list of their numbers names.

@@ -39,7 +39,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
 fn from_gguf(_: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     // The converter interleaves the rows of the query and key projections.
     config.rope_interleaved = true;
-    config.variant.rotated = rotated(INTERVAL, config.layers).unwrap_or_default();
+    config.variant.rotated = rotated_by_default(config.layers);
     Ok(())
 }
 
@@ -56,6 +56,11 @@ pub(super) fn listed(list: &Value, layers: usize) -> Result<Vec<bool>, FormatErr
 pub(super) fn counted(json: &Lookup, layers: usize) -> Result<Vec<bool>, FormatError> {
     let interval = json.size("no_rope_layer_interval")?.unwrap_or(INTERVAL);
     rotated(interval, layers).ok_or_else(|| FormatError::Config("no_rope_layer_interval is 0".into()))
+}
+
+/// Which layers rotate where nothing else is said.
+pub(super) fn rotated_by_default(layers: usize) -> Vec<bool> {
+    rotated(INTERVAL, layers).unwrap_or_default()
 }
 
 /// All layers but every `interval`-th.
