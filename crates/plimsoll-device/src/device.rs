@@ -14,7 +14,7 @@ pub use crate::buf::Buf;
 use crate::weights::{LinearId, VectorId};
 pub use batch::{CANDIDATE_BLOCK, CANDIDATES_MAX, MediaRows, NO_STATE, SeqSpan, StepInput};
 pub use layers::{
-    Activation, Attention, CausalConv, Experts, FeedForward, GatedDelta, Input, Near, Norm, Rotary, Scoring,
+    Activation, Attention, CausalConv, Encoded, Experts, FeedForward, GatedDelta, Input, Near, Norm, Rotary, Scoring,
     SelectiveScan, Unfold,
 };
 

@@ -17,8 +17,8 @@ mod work;
 
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
-    Activation, Attention, Blend, Buf, CANDIDATE_BLOCK, CANDIDATES_MAX, CausalConv, Device, DeviceError, Experts,
-    FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Near, Norm, Places, Rotary, Scoring,
+    Activation, Attention, Blend, Buf, CANDIDATE_BLOCK, CANDIDATES_MAX, CausalConv, Device, DeviceError, Encoded,
+    Experts, FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Near, Norm, Places, Rotary, Scoring,
     SelectiveScan, SeqSpan, StepInput, Unfold,
 };
 pub use experts::{GPU_EXPERT_ROWS, GPU_EXPERTS_MAX, GpuExperts};

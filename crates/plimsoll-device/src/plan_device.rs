@@ -218,6 +218,9 @@ impl Device for PlanDevice<'_> {
         step: &StepInput<'_>,
     ) {
         self.calls.plain += 2;
+        if spec.encoded.is_some() {
+            self.not_on_gpu("attention to an encoder's output");
+        }
         if let Some(Rotary { norms, eps, angles, interleaved }) = rotary.copied() {
             let head_dim = q.cols / spec.heads;
             let made = || std::iter::once(q).chain(kv.map(|[k, _]| k));
@@ -235,7 +238,7 @@ impl Device for PlanDevice<'_> {
         let bytes = self.kv.layers()[spec.layer].bytes();
         for seq in step.seqs {
             let last = seq.start + seq.rows;
-            let seen = |position: usize| position + 1 - spec.first_seen(position + 1).max(seq.seen_from);
+            let seen = |position: usize| spec.seen(position, seq.seen_from).len();
             let pairs: usize = (seq.start..last).map(seen).sum();
             self.work.flops += 4 * (pairs * q.cols) as u64;
             let pages = seen(last - 1).div_ceil(PAGE_TOKENS);

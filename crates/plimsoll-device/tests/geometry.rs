@@ -5,7 +5,7 @@ mod common;
 use common::random::Random;
 use common::{checkpoint, device_of, matrix, rows, shape};
 use plimsoll_device::{
-    Attention, CpuDevice, Declare, Device, DtypePolicy, Isa, KvDtype, KvGroup, KvLayer, KvShape, ModelShape,
+    Attention, CpuDevice, Declare, Device, DtypePolicy, Encoded, Isa, KvDtype, KvGroup, KvLayer, KvShape, ModelShape,
     PAGE_TOKENS, Rotary, SeqSpan, StepInput,
 };
 
@@ -127,6 +127,30 @@ fn a_row_sees_its_chunk_and_nothing_before() {
     let ringed =
         run(&mut mixed, &chunked(3), &of, &values, |start, end| [all(0, end)[0].clone(), ring(start, end, need)]);
     assert_eq!(ringed, found);
+}
+
+/// Behind an encoder's output a row sees the output alone or what follows it, in any chunks: what a window of that length leaves, and what
+/// the last row of the output sees.
+#[test]
+fn a_row_sees_an_encoders_output_or_what_follows_it() {
+    let (of, pages, output) = (LAYERS[0], POSITIONS.div_ceil(PAGE_TOKENS), 51);
+    let (mut device, mut values) = (device(&[of], [pages, 0], 3), filled(4, &of));
+    let all = |_: usize, end: usize| [(0..end.div_ceil(PAGE_TOKENS) as u32).collect(), Vec::new()];
+    let encoded = |encoded| Attention { encoded: Some(encoded), ..spec(0, &of) };
+    let behind = run(&mut device, &encoded(Encoded::Behind(output)), &of, &values, all);
+    for seen in 1..=POSITIONS - output {
+        let row = output + seen - 1;
+        let sliding = run(&mut device, &Attention { window: Some(seen), ..spec(0, &of) }, &of, &values, all);
+        assert_eq!(behind[row], sliding[row], "row {row} sees {seen}");
+    }
+    let within = run(&mut device, &encoded(Encoded::Within(output)), &of, &values, all);
+    for row in (output..POSITIONS).step_by(7) {
+        values[0][output - 1] = values[0][row].clone();
+        let plain = run(&mut device, &spec(0, &of), &of, &values, all);
+        assert_eq!(within[row], plain[output - 1], "row {row}");
+    }
+    let alone = run(&mut device, &Attention { window: Some(1), ..spec(0, &of) }, &of, &filled(4, &of), all);
+    assert_eq!(behind[..output], alone[..output], "a row of the output sees itself");
 }
 
 /// A layer without keys and values of its own reads another's, and makes its queries ready as it would with them.

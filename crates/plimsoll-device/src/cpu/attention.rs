@@ -270,11 +270,9 @@ impl Job<'_> {
 
     /// The positions that a row of a decoder sees.
     fn seen(&self, seq: &SeqSpan, row: usize) -> Range<usize> {
-        let own = seq.start + row + 1;
-        let end = self.ends.get(seq.first_row + row).map_or(own, |end| (*end as usize).max(own));
         // A window limits earlier positions only.
-        let first = self.spec.first_seen(own).max(seq.seen_from);
-        first..end
+        let Range { start, end } = self.spec.seen(seq.start + row, seq.seen_from);
+        start..self.ends.get(seq.first_row + row).map_or(end, |later| (*later as usize).max(end))
     }
 
     /// A share's rows and its cache.

@@ -46,12 +46,44 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// A logit for each query head. It takes part in the softmax, and has no value.
     pub sinks: Option<VectorId>,
+    /// The sequence begins with an encoder's output; such a layer has no window.
+    pub encoded: Option<Encoded>,
+}
+
+/// What a row attends to in a sequence that begins with an encoder's output: so many positions, from 0 on. A row of that output attends to
+/// itself alone, and nothing reads the result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoded {
+    /// Self-attention of the decoder: the positions behind the output, up to the row's own.
+    Behind(usize),
+    /// Cross-attention: all positions of the output.
+    Within(usize),
 }
 
 impl Attention {
     /// One head of layer 0 that sees the whole context, with plain scores.
-    pub const WHOLE: Self =
-        Self { layer: 0, heads: 1, scale: 1.0, window: None, chunked: false, softcap: None, sinks: None };
+    pub const WHOLE: Self = Self {
+        layer: 0,
+        heads: 1,
+        scale: 1.0,
+        window: None,
+        chunked: false,
+        softcap: None,
+        sinks: None,
+        encoded: None,
+    };
+
+    /// The positions from `first` on that `position` sees in a decoder.
+    pub fn seen(&self, position: usize, first: usize) -> Range<usize> {
+        let end = position + 1;
+        let seen = match self.encoded {
+            None => self.first_seen(end)..end,
+            Some(Encoded::Behind(output) | Encoded::Within(output)) if position < output => position..end,
+            Some(Encoded::Behind(output)) => output..end,
+            Some(Encoded::Within(output)) => 0..output,
+        };
+        seen.start.max(first)..seen.end
+    }
 
     /// The first position that the window leaves to a row of which the last position is `end - 1`.
     pub fn first_seen(&self, end: usize) -> usize {
