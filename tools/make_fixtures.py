@@ -8,7 +8,7 @@
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
 gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, vision.py, tiled.py,
-siglip.py, idefics3.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, mmproj.py, mmproj_images.py.
+siglip.py, idefics3.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, whisper.py, mmproj.py, mmproj_images.py.
 """
 
 import argparse
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
     asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, mlx_affine, mmproj,
-    mmproj_images, models, omni, omni2_5, packed_forms, pixtral, reference, siglip, tiled, unified, vision,
+    mmproj_images, models, omni, omni2_5, packed_forms, pixtral, reference, siglip, tiled, unified, vision, whisper,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -147,6 +147,8 @@ def jobs(tokenizer):
     yield "omni2.5", lambda: omni2_5.make(ROOT / "models" / "omni2.5", tokenizer, SEED)
     for name in asr.MODELS:
         yield name, lambda name=name: asr.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in whisper.MODELS:
+        yield name, lambda name=name: whisper.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in tiled.MODELS:
         yield name, lambda name=name: tiled.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in conformer.MODELS:

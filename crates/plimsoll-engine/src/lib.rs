@@ -38,11 +38,14 @@ pub use cache::Pin;
 pub use cache::stats::CacheReport;
 pub use loading::sentence::Sentence;
 pub use loading::{CheckpointDefaults, LoadedModel, LoadingError, with_weights};
-pub use media::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, Transcript, VideoSpec};
+pub use media::{
+    AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, TRANSCRIBES_ONLY, Transcript, VideoSpec,
+};
 pub use memory::host::EngineHost;
 pub use memory::ledger_report::LedgerReport;
 pub use plan::error::Advice;
 pub use plan::{Blueprint, EnginePlan, GpuLine, GpuPlan, Line, OwnMemory, PlanError, Shortfall, check_options};
+pub use plimsoll_formats::Whisper;
 pub use plimsoll_models::{FrameTimes, Grid, PlaceRule};
 pub use plimsoll_tier::SaveError;
 pub use startup::shadow::{DryRun, dry_run};

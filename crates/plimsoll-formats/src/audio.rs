@@ -34,6 +34,8 @@ pub enum AudioTower {
     Chunks(AudioChunks),
     /// Gemma 4 E2B and E4B.
     Conformer(Conformer),
+    /// Whisper: an encoder's output that the decoder attends to at every layer.
+    Whisper(Whisper),
     /// Gemma 4 Unified: a frame is the samples of a token, which go through a projection. There are no layers.
     Samples,
 }
@@ -90,6 +92,21 @@ pub struct Conformer {
     pub output: usize,
 }
 
+/// Two convolutions over a spectrogram of a fixed length, then layers in which all rows attend to each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whisper {
+    /// Rows of the output: a position of the encoder each.
+    pub positions: usize,
+    /// Positions of the decoder.
+    pub text_positions: usize,
+    /// Tokens that are never generated.
+    pub suppressed: Vec<u32>,
+    /// Tokens that no text begins with.
+    pub suppressed_first: Vec<u32>,
+    /// Whether a prompt names language and task; otherwise the model knows English alone.
+    pub multilingual: bool,
+}
+
 /// Most mel bands.
 const BANDS_MAX: usize = 1024;
 /// Most samples of a token.
@@ -100,6 +117,8 @@ const CHANNELS_MAX: usize = 1 << 14;
 const HALF_WINDOW_MAX: usize = 4096;
 /// Most frames that attend to each other.
 const ATTENTION_MAX: usize = 1 << 20;
+/// Most positions of an encoder with a fixed length.
+const POSITIONS_MAX: usize = 1 << 16;
 /// Most inputs of a causal convolution.
 const CONV_KERNEL_MAX: usize = 64;
 /// Most rows that a row attends to, where there is a key for each distance.
@@ -171,6 +190,13 @@ impl Conformer {
     }
 }
 
+impl Whisper {
+    /// Spectrogram frames that the encoder takes: the second convolution halves them.
+    pub fn frames(&self) -> usize {
+        2 * self.positions
+    }
+}
+
 impl Audio {
     /// Elements of a head.
     pub fn head_dim(&self) -> usize {
@@ -183,6 +209,7 @@ impl Audio {
             AudioTower::Windows(windows) => windows.rows(frames),
             AudioTower::Chunks(_) => AudioChunks::convolved(frames) / 2,
             AudioTower::Conformer(_) => Conformer::convolved(frames),
+            AudioTower::Whisper(_) => frames.div_ceil(2),
             AudioTower::Samples => frames,
         }
     }
@@ -201,6 +228,10 @@ impl Audio {
             AudioTower::Windows(windows) => windows.check(self.bands)?,
             AudioTower::Chunks(chunks) => within("n_window", chunks.half_window, HALF_WINDOW_MAX)?,
             AudioTower::Conformer(conformer) => conformer.check(self.bands)?,
+            AudioTower::Whisper(whisper) => {
+                within("max_source_positions", whisper.positions, POSITIONS_MAX)?;
+                within("max_target_positions", whisper.text_positions, POSITIONS_MAX)?;
+            }
             AudioTower::Samples => {}
         }
         // Positions are sines and cosines, one more than half of each.

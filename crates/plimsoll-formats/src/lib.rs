@@ -60,7 +60,7 @@ mod vision;
 
 pub use activation::Activation;
 pub use architecture::Architecture;
-pub use audio::{Audio, AudioChunks, AudioTask, AudioTower, AudioWindows, Conformer};
+pub use audio::{Audio, AudioChunks, AudioTask, AudioTower, AudioWindows, Conformer, Whisper};
 pub use bounds::VOCAB_MAX;
 pub use checkpoint::{Checkpoint, DRAFT_PREFIX, Sources};
 pub use config::{DeltaNet, Experts, LongRope, ModelConfig, RopeScaling, Routing, YarnScaling};

@@ -177,6 +177,7 @@ impl AttentionBlock {
                 chunked: config.variant.chunked,
                 softcap: config.attn_logit_softcap,
                 sinks,
+                ..Attention::WHOLE
             },
         })
     }

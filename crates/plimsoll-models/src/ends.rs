@@ -4,6 +4,7 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId,
 use plimsoll_formats::ModelConfig;
 
 use crate::Output;
+use crate::tower::Norm;
 
 /// Token embedding, final norm and output projection.
 #[derive(Clone, Copy, Debug)]
@@ -11,7 +12,7 @@ pub struct Ends {
     embedding: LinearId,
     /// Of embeddings, where the family norms them: ones.
     embedding_norm: Option<VectorId>,
-    norm: VectorId,
+    norm: Norm,
     head: LinearId,
     /// Size of the vocabulary.
     pub vocab: usize,
@@ -28,10 +29,17 @@ pub struct Ends {
 impl Ends {
     /// Declares `model.embed_tokens`, `model.norm` and `lm_head`; tied weights are one copy.
     pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        Self::declare_with(config, false, declare)
+    }
+
+    /// The same, with `biased` whether the norm has a bias.
+    pub fn declare_with(config: &ModelConfig, biased: bool, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
         let offset = if config.variant.plain_final_norm { 0.0 } else { config.norm_weight_offset };
-        let norm = declare.vector("model.norm.weight", hidden, offset)?;
+        let weight = declare.vector("model.norm.weight", hidden, offset)?;
+        let bias = if biased { Some(declare.vector("model.norm.bias", hidden, 0.0)?) } else { None };
+        let norm = Norm { weight, bias, eps: config.norm_eps };
         let head = match config.tie_word_embeddings {
             true => embedding,
             false => declare.linear("lm_head.weight", vocab, hidden)?,
@@ -53,15 +61,26 @@ impl Ends {
 
     /// The hidden state of every row of the step.
     pub fn embed(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
+        let x = self.embed_tokens(device, step)?;
+        self.place(device, x, step);
+        Ok(x)
+    }
+
+    /// The embedding of every row's token.
+    pub fn embed_tokens(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let x = device.temp(step.tokens.len(), self.hidden)?;
         device.embed(x, self.embedding, step.tokens, self.embedding_scale);
         if let Some(ones) = self.embedding_norm {
             device.rms_norm(x, x, ones, self.eps);
         }
+        Ok(x)
+    }
+
+    /// Replaces the rows that come from an encoder.
+    pub fn place(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) {
         for media in step.media {
             device.place(x, media.first_row, media.values, self.media_width, 0, Mode::Store);
         }
-        Ok(x)
     }
 
     /// Returns the rows that are still computed after the mixer of the last layer, `layer`, and how many of them are in
@@ -90,7 +109,7 @@ impl Ends {
 
     /// The hidden states `x` behind the final norm, in place.
     pub fn normed(&self, device: &mut dyn Device, x: Buf) -> Buf {
-        device.rms_norm(x, x, self.norm, self.eps);
+        self.norm.apply(device, x, x);
         x
     }
 
@@ -100,16 +119,16 @@ impl Ends {
     }
 
     /// [`Ends::output`] through another norm: a draft head shares the output projection only.
-    pub fn output_through(
+    pub(crate) fn output_through(
         &self,
         device: &mut dyn Device,
         x: Buf,
-        norm: VectorId,
+        norm: Norm,
         step: &StepInput<'_>,
     ) -> Result<Output, DeviceError> {
         let logits = device.temp(step.logit_rows.len(), self.vocab)?;
         let output = Output { logits, hidden: x };
-        device.rms_norm(x, x, norm, self.eps);
+        norm.apply(device, x, x);
         if step.logit_rows.is_empty() {
             return Ok(output);
         }

@@ -30,6 +30,7 @@ pub mod short_conv;
 pub mod text_encoder;
 mod tower;
 pub mod vision;
+pub mod whisper;
 
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, KvDtype, Mark, ModelShape, StepInput,
@@ -271,6 +272,7 @@ pub fn build(
         Architecture::Bert | Architecture::Roberta | Architecture::ModernBert | Architecture::NomicBert => {
             text_encoder::build(config, declare)
         }
+        Architecture::Whisper => whisper::build(config, declare),
         Architecture::Other(name) => Err(DeclareError::Unsupported(format!(
             "architecture '{name}' is not supported; supported are {}",
             Architecture::SUPPORTED

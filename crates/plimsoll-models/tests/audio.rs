@@ -20,6 +20,7 @@ use serde_json::Value;
 const MODEL: &str = "omni";
 const CHUNKS: &str = "omni2.5";
 const CONFORMER: &str = "vl-gemma4-audio";
+const WHISPER: &str = "whisper";
 const UNIFIED: &str = "vl-gemma4-unified-audio";
 const CONFORMER_IN_FILES: &str = "vl-gguf-gemma4-audio";
 /// Largest difference allowed between a log-probability and its reference.
@@ -53,6 +54,7 @@ fn rule_of(files: &ProcessorFiles, audio: &Audio) -> AudioRule {
         AudioTower::Windows(windows) => windows,
         AudioTower::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, 60).unwrap(),
         AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, 60).unwrap(),
+        AudioTower::Whisper(own) => return AudioRule::fixed(&files.audio, own.frames() as u64, 60).unwrap(),
         AudioTower::Samples => return AudioRule::samples(&files.audio, audio.bands as u64, 60).unwrap(),
     };
     let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
@@ -266,14 +268,24 @@ fn samples_through_a_projection_are_the_references() {
     answers_as_the_reference(UNIFIED);
 }
 
+/// Whisper: the decoder attends to the encoder's rows, which lie in front of its tokens.
+#[test]
+fn a_decoder_attends_to_an_encoders_output_as_the_reference() {
+    answers_as_the_reference(WHISPER);
+}
+
 /// A prompt of sounds alone.
 fn answers_as_the_reference(model: &str) {
     let mut rig = Rig::new(model, false);
     let config = checkpoint(model).config.audio.clone().expect("an audio tower");
     // Of a GGUF model there is none.
-    let text = std::fs::read_to_string(folder(model).join("processor_config.json")).ok();
-    let files = ProcessorFiles::read(None, None, text.as_deref()).unwrap();
-    let rule = rule_of(&files, &config).filled_up(&files.audio, 0).unwrap();
+    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).ok();
+    let [own, outer] = ["preprocessor_config.json", "processor_config.json"].map(text);
+    let files = ProcessorFiles::read(own.as_deref(), None, outer.as_deref()).unwrap();
+    let rule = match rule_of(&files, &config) {
+        fixed if fixed.min_samples > 0 => fixed,
+        rule => rule.filled_up(&files.audio, 0).unwrap(),
+    };
     for pair in reference(model)["lengths"].as_array().into_iter().flatten() {
         assert_eq!(rule.shape(pair[0].as_u64().unwrap()).unwrap().tokens, pair[1].as_u64().unwrap(), "{pair}");
     }
@@ -333,6 +345,7 @@ fn no_audio_depends_on_its_company() {
     not_of_its_company(MODEL, &rule(MODEL));
     not_of_its_company(CHUNKS, &rule(CHUNKS));
     not_of_its_company(CONFORMER, &AudioRule::gemma4(&ProcessorFiles::default().audio, 30).unwrap());
+    not_of_its_company(WHISPER, &AudioRule::fixed(&ProcessorFiles::default().audio, 200, 30).unwrap());
 }
 
 fn not_of_its_company(model: &str, rule: &AudioRule) {
@@ -416,6 +429,7 @@ fn the_plan_is_what_is_taken() {
     planned_is_taken(CHUNKS);
     planned_is_taken(CONFORMER);
     planned_is_taken(UNIFIED);
+    planned_is_taken(WHISPER);
 }
 
 fn planned_is_taken(model: &str) {

@@ -353,3 +353,23 @@ fn without_being_asked_for_no_draft_head_is_loaded() {
     assert_eq!(model.shape(KvDtype::F32).kv.layers().len(), 1);
     assert!(declare.finish().linears.iter().all(|linear| !linear.name.starts_with("mtp.")));
 }
+
+/// Whisper large-v3-turbo, its configuration from memory: 32 layers of the encoder, 4 of the decoder, of 1,280.
+#[test]
+fn a_whisper_is_planned_from_its_configuration() {
+    let checkpoint = config("whisper-large-v3-turbo.json");
+    let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+    let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+    let (weights, shape) = (declare.finish(), model.shape(KvDtype::F16));
+    // An attention has four matrices and three biases, a feed-forward part two and two, a norm two vectors.
+    let (attention, mlp, norm) = (4 * 1280 * 1280 + 3 * 1280, 2 * 1280 * 5120 + 5120 + 1280, 2 * 1280);
+    let encoder = 3 * 1280 * (128 + 1280) + 2 * 1280 + 1500 * 1280 + 32 * (attention + mlp + 2 * norm) + norm;
+    let decoder = (51_866 + 448) * 1280 + 4 * (2 * attention + mlp + 3 * norm) + norm;
+    // Matrices have two bytes an element; vectors and positions four, which is 6 MiB more: 0.4%.
+    let (found, expected) = (weights.bytes as f64 / 2e6, (encoder + decoder) as f64 / 1e6);
+    assert!((0.003..0.005).contains(&(found / expected - 1.0)), "{found} million parameters for {expected}");
+    assert!((808.0..810.0).contains(&expected), "{expected}");
+    // One layer of keys and values for both attentions of a decoder layer.
+    assert_eq!(shape.kv.token_bytes(), 4 * 2 * 2 * 1280);
+    assert_eq!((checkpoint.config.max_context, model.audio().unwrap().output_width()), (1500 + 448, 1280));
+}

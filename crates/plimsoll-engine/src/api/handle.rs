@@ -114,6 +114,7 @@ impl EngineHandle {
 
     fn check_media(&self, request: &Request) -> Result<(), Refusal> {
         let invalid = |message: &str| Err(Refusal::Invalid { param: "messages", message: message.into() });
+        self.media().map_or(Ok(()), |spec| spec.check_decoded(&request.media))?;
         match self.media() {
             _ if request.media.is_empty() => Ok(()),
             Some(_) if request.embed.is_some() => invalid("media are not embedded here: only text is"),

@@ -30,6 +30,7 @@ fn rule(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<Au
         AudioTower::Windows(windows) => windows,
         AudioTower::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, seconds),
         AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, seconds),
+        AudioTower::Whisper(own) => return AudioRule::fixed(&files.audio, own.frames() as u64, seconds),
         AudioTower::Samples => return AudioRule::samples(&files.audio, config.bands as u64, seconds),
     };
     let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
@@ -56,6 +57,7 @@ pub(super) fn spec(
     let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
     let transcript = match &config.tower {
         AudioTower::Windows(windows) if windows.task == AudioTask::Transcribe => Transcript::Tagged,
+        AudioTower::Whisper(own) => Transcript::Decoded(Arc::new(own.clone())),
         _ => Transcript::Instructed,
     };
     Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule, transcript }))
@@ -71,6 +73,7 @@ fn agree_on_rows(rule: &AudioRule, config: &AudioConfig) -> Result<(), PlanError
     let key = match config.tower {
         AudioTower::Windows(_) | AudioTower::Chunks(_) => "n_window",
         AudioTower::Conformer(_) => "subsampling_conv_channels",
+        AudioTower::Whisper(_) => "max_source_positions",
         AudioTower::Samples => "audio_embed_dim",
     };
     Err(MediaError::BadConfig { key, why }.into())

@@ -4,10 +4,21 @@ use plimsoll_media::Modality;
 use plimsoll_models::Grid;
 
 use super::placed;
-use super::spec::{AudioSpec, MediaItem, MediaSpec};
+use super::spec::{AudioSpec, MediaItem, MediaSpec, TRANSCRIBES_ONLY, Transcript};
 use crate::api::error::Refusal;
 
 impl MediaSpec {
+    /// Whether a request of these items is one that a decoder of an audio clip takes; other models take any.
+    pub(crate) fn check_decoded(&self, items: &[MediaItem]) -> Result<(), Refusal> {
+        let alone = matches!(items, [item] if item.first == 0);
+        match self.transcript() {
+            Some(Transcript::Decoded(_)) if !alone => {
+                Err(Refusal::Invalid { param: "model", message: TRANSCRIBES_ONLY.to_owned() })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks a request's items against the limits and against its prompt.
     pub(crate) fn check(&self, prompt: &[u32], items: &[MediaItem]) -> Result<(), Refusal> {
         let invalid = |message: String| Refusal::Invalid { param: "messages", message };

@@ -20,5 +20,5 @@ pub use plan::MediaPlan;
 pub(crate) use plan::OUTPUT_PAGE_ROWS;
 pub use rules::MediaRules;
 pub use seq::SeqMedia;
-pub use spec::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, Transcript, VideoSpec};
+pub use spec::{AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, TRANSCRIBES_ONLY, Transcript, VideoSpec};
 pub(crate) use spec::{sense, widen};

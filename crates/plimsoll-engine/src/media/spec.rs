@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_formats::Whisper;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::{AudioRule, ImageRule, Patches, VideoRule};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
@@ -175,13 +176,19 @@ pub struct AudioSpec {
     pub transcript: Transcript,
 }
 
+/// Why a model that is a decoder of an audio clip takes no other request ([`Transcript::Decoded`]).
+pub const TRANSCRIBES_ONLY: &str =
+    "this model transcribes one audio clip and does nothing else: use /v1/audio/transcriptions";
+
 /// How a model is asked to transcribe an audio clip.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transcript {
     /// By an instruction beside the clip.
     Instructed,
     /// By the clip alone. The answer is `language NAME<asr_text>TEXT`; the prompt may give its beginning, with a language.
     Tagged,
+    /// By the clip and tokens for language and task: the model does nothing else. Whisper.
+    Decoded(Arc<Whisper>),
 }
 
 impl ImageSpec {
@@ -228,7 +235,7 @@ impl MediaSpec {
 
     /// How the model is asked for a transcript; none if it takes no audio.
     pub fn transcript(&self) -> Option<Transcript> {
-        self.audio.as_ref().map(|audio| audio.transcript)
+        self.audio.as_ref().map(|audio| audio.transcript.clone())
     }
 
     /// Values of the patches of a batch, at most.

@@ -20,6 +20,8 @@ fn engine(options: &Options) -> EngineHandle {
 
 /// Qwen2.5-Omni.
 const CHUNKS: &str = "omni2.5";
+/// A decoder that attends to an encoder's output.
+const WHISPER: &str = "whisper";
 /// Whose images have 70 tokens, which a step takes whole.
 const UNIFIED: &str = "vl-gemma4-unified-audio";
 
@@ -88,6 +90,26 @@ fn gemma_4_unified_hears_what_transformers_hears() {
 }
 
 #[test]
+fn whisper_hears_what_transformers_hears() {
+    right(WHISPER);
+    let engine = engine_of(WHISPER, &small(exact()));
+    let spec = engine.media().unwrap();
+    assert!(matches!(spec.transcript(), Some(Transcript::Decoded(_))));
+    let rule = &spec.audio.as_ref().unwrap().rule;
+    assert_eq!((rule.min_samples, rule.max_seconds), (32_000, 2), "every clip is filled up");
+    let mut text = request(&engine, &cases_of(WHISPER)[0], 1);
+    text.media.clear();
+    let Err(Refusal::Invalid { param, message }) = engine.submit(text) else { panic!("it is refused") };
+    assert!(param == "model" && message.contains("use /v1/audio/transcriptions"), "{message}");
+    engine.stop();
+}
+
+#[test]
+fn i9_audio_in_company_of_whisper() {
+    in_company(WHISPER);
+}
+
+#[test]
 fn i9_audio_in_company_of_gemma_4() {
     in_company("vl-gemma4-audio");
     in_company(UNIFIED);
@@ -118,8 +140,12 @@ fn in_company(model: &str) {
         engine.stop();
         answers
     };
-    // Unified's longest clip has 328 tokens.
-    let (tokens, longest) = if model == UNIFIED { (640, 448) } else { (320, 256) };
+    // Unified's longest clip has 328 tokens; Whisper's context is 164.
+    let (tokens, longest) = match model {
+        UNIFIED => (640, 448),
+        WHISPER => (320, 160),
+        _ => (320, 256),
+    };
     let tight = Options { max_total_token_num: Some(tokens), max_req_total_len: Some(longest), ..exact() };
     for options in [
         // Chunks that end inside audio clips, several audio clips (and images) waiting at once, room for few pages.

@@ -8,12 +8,13 @@ use super::encoder;
 use super::hybrid;
 use super::idefics3;
 use super::intern;
-use super::json::{Lookup, read_object, whole};
+use super::json::{Lookup, read_object};
 use super::pixtral;
 use super::rope;
 use super::siglip2;
-use super::values::{activation, dtype, layer_types};
+use super::values::{activation, dtype, eos_token_ids, layer_types, tokens};
 use super::vision;
+use super::whisper;
 use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::bounds::LAYERS_MAX;
@@ -24,9 +25,6 @@ use crate::quantization::Quantization;
 use crate::variant::Variant;
 use serde_json::{Map, Value};
 use std::path::Path;
-
-/// Most tokens that may end an answer.
-const EOS_MAX: usize = 64;
 
 /// Reads and checks the configuration; the generation configuration may be missing.
 pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, FormatError> {
@@ -54,6 +52,10 @@ pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>)
     let generation = Lookup { inner: generation, outer: None };
     if family.architecture.is_encoder() {
         let config = encoder::build(&lookup, &family.architecture)?;
+        return config.check().map(|()| config);
+    }
+    if family.architecture == Architecture::Whisper {
+        let config = whisper::build(&lookup, &generation)?;
         return config.check().map(|()| config);
     }
     let name = family.name.clone();
@@ -133,6 +135,7 @@ impl Family {
             | "Qwen3_5MoeTextModel"
             | "qwen3_5_moe"
             | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
+            "WhisperForConditionalGeneration" | "whisper" => Architecture::Whisper,
             other => match family::of_class(other) {
                 Some(family) => Architecture::Decoder(family.name),
                 None => encoder::architecture(other).unwrap_or_else(|| Architecture::Other(other.to_owned())),
@@ -159,6 +162,7 @@ impl Family {
             | Architecture::Roberta
             | Architecture::ModernBert
             | Architecture::NomicBert
+            | Architecture::Whisper
             | Architecture::Other(_) => base,
             Architecture::Qwen2 if audio::is_omni2_5(&self.name) => {
                 Defaults { theta: 1e6, max_context: 32_768, sliding_window: Some(32_768), ..base }
@@ -318,33 +322,4 @@ fn sliding(
         None => vec![true; layers],
     };
     Ok((Some(window).filter(|_| is_sliding.contains(&true)), is_sliding))
-}
-
-/// One token id or a list of them. An empty list counts as absent.
-fn tokens(config: &Lookup, key: &str) -> Result<Option<Vec<u32>>, FormatError> {
-    let Some(value) = config.get(key) else {
-        return Ok(None);
-    };
-    let one = |value: &Value| whole(value).and_then(|id| u32::try_from(id).ok());
-    let ids = match value.as_array() {
-        Some(list) if list.len() > EOS_MAX => None,
-        Some(list) => list.iter().map(one).collect::<Option<Vec<u32>>>(),
-        None => one(value).map(|id| vec![id]),
-    };
-    let ids =
-        ids.ok_or_else(|| FormatError::Config(format!("{key} is neither a token id nor a short list of them")))?;
-    Ok(Some(ids).filter(|ids| !ids.is_empty()))
-}
-
-/// The tokens that end an answer: those of the generation configuration, then those of the model's own.
-fn eos_token_ids(config: &Lookup, generation: &Lookup) -> Result<Vec<u32>, FormatError> {
-    let mut distinct = Vec::new();
-    for place in [generation, config] {
-        for id in tokens(place, "eos_token_id")?.unwrap_or_default() {
-            if !distinct.contains(&id) {
-                distinct.push(id);
-            }
-        }
-    }
-    Ok(distinct)
 }

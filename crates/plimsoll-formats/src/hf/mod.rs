@@ -1,7 +1,7 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
-//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `pixtral`, `siglip`, `siglip2` and `gemma4` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `pixtral`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
@@ -22,6 +22,7 @@ mod siglip;
 mod siglip2;
 pub(crate) mod values;
 mod vision;
+mod whisper;
 
 use crate::architecture::Architecture;
 use crate::config::ModelConfig;
@@ -56,6 +57,7 @@ pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
 fn names_of(config: &ModelConfig) -> Option<Names> {
     match &config.architecture {
         Architecture::Decoder(name) => family::named(name).map(|family| family.hf_names),
+        Architecture::Whisper => Some(whisper::NAMES),
         other => encoder::names(other),
     }
 }

@@ -7,6 +7,9 @@ use crate::encoding::Dtype;
 use crate::error::{FormatError, quote};
 use serde_json::Value;
 
+/// Most tokens that may end an answer.
+const EOS_MAX: usize = 64;
+
 /// The activation, under either of its two keys.
 pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, FormatError> {
     let name = match config.str("hidden_activation")? {
@@ -123,4 +126,33 @@ pub(crate) fn per_layer<T>(
         read(text).ok_or_else(|| FormatError::Unsupported(format!("layer type {}", quote(text))))
     };
     kinds.iter().map(one).collect()
+}
+
+/// One token id or a list of them. An empty list counts as absent.
+pub(super) fn tokens(config: &Lookup, key: &str) -> Result<Option<Vec<u32>>, FormatError> {
+    let Some(value) = config.get(key) else {
+        return Ok(None);
+    };
+    let one = |value: &Value| whole(value).and_then(|id| u32::try_from(id).ok());
+    let ids = match value.as_array() {
+        Some(list) if list.len() > EOS_MAX => None,
+        Some(list) => list.iter().map(one).collect::<Option<Vec<u32>>>(),
+        None => one(value).map(|id| vec![id]),
+    };
+    let ids =
+        ids.ok_or_else(|| FormatError::Config(format!("{key} is neither a token id nor a short list of them")))?;
+    Ok(Some(ids).filter(|ids| !ids.is_empty()))
+}
+
+/// The tokens that end an answer: those of the generation configuration, then those of the model's own.
+pub(super) fn eos_token_ids(config: &Lookup, generation: &Lookup) -> Result<Vec<u32>, FormatError> {
+    let mut distinct = Vec::new();
+    for place in [generation, config] {
+        for id in tokens(place, "eos_token_id")?.unwrap_or_default() {
+            if !distinct.contains(&id) {
+                distinct.push(id);
+            }
+        }
+    }
+    Ok(distinct)
 }

@@ -1,5 +1,5 @@
 //! Audio → the log-mel spectrogram that a feature extractor makes: Whisper's (transformers, `feature_extraction_whisper.py`), which the
-//! Qwens use, or Gemma 4's (`feature_extraction_gemma4.py`).
+//! Qwens use too, or Gemma 4's (`feature_extraction_gemma4.py`).
 //!
 //! Every audio clip by itself: the extractor's numbers for a batch of one. In a batch it pads the shorter ones with silence, so that
 //! their last frames would depend on their company.
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use rustfft::num_complex::Complex;
 use rustfft::{Fft, FftPlannerScalar};
 
-use crate::geometry::{AudioChunks, AudioCut, AudioRule, AudioWindows, Gemma4Frames};
+use crate::geometry::{AudioChunks, AudioCut, AudioRule, AudioWindows, FixedClip, Gemma4Frames};
 
 /// Where mel bands end, whatever the rate.
 const HIGHEST_HZ: f64 = 8000.0;
@@ -54,9 +54,9 @@ impl Mel {
     /// Of so many bands, by the transform that `rule` names.
     pub fn new(rule: &AudioRule, bands: usize) -> Self {
         let (n, window, bands) = match &rule.cut {
-            AudioCut::Windows(AudioWindows { fft, .. }) | AudioCut::Chunks(AudioChunks { fft, .. }) => {
-                (*fft, *fft, slaney(*fft as usize, rule.rate, bands))
-            }
+            AudioCut::Windows(AudioWindows { fft, .. })
+            | AudioCut::Chunks(AudioChunks { fft, .. })
+            | AudioCut::Fixed(FixedClip { fft, .. }) => (*fft, *fft, slaney(*fft as usize, rule.rate, bands)),
             AudioCut::Gemma4(whole) => (whole.fft, whole.frame, htk(whole, rule.rate, bands)),
             AudioCut::Samples(_) => (1, 0, Vec::new()),
         };
@@ -90,8 +90,8 @@ impl Mel {
     pub fn spectrogram(&self, samples: &[f32], out: &mut [f32]) {
         assert_eq!(out.len(), self.frames(samples.len()) * self.bands(), "a value for every frame and band");
         match &self.rule.cut {
-            AudioCut::Windows(windows) => {
-                let before = windows.fft as usize / 2;
+            AudioCut::Windows(AudioWindows { fft, .. }) | AudioCut::Fixed(FixedClip { fft, .. }) => {
+                let before = *fft as usize / 2;
                 assert!(samples.len() > before, "samples to reflect");
                 let sample = |at: usize| samples[reflected(samples.len() - 1, at, before)];
                 let loudest = self.logarithms(&sample, out);

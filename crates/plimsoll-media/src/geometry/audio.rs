@@ -1,4 +1,4 @@
-//! Audio cut into frames of a spectrogram, and those into tokens: Qwen2.5-Omni, Qwen3-Omni, Qwen3-ASR, Gemma 4.
+//! Audio cut into frames of a spectrogram, and those into tokens: Qwen2.5-Omni, Qwen3-Omni, Qwen3-ASR, Gemma 4, Whisper.
 
 use super::config::{Fields, within};
 use crate::{MediaError, Modality, Shape};
@@ -27,6 +27,9 @@ pub enum AudioCut {
     Chunks(AudioChunks),
     /// Frames that begin half a frame before the first sample; four become a token.
     Gemma4(Gemma4Frames),
+    /// The frames of [`AudioCut::Windows`], of clips that all have the same length: shorter ones end in silence. Two become a token, and
+    /// all tokens attend to each other. Whisper.
+    Fixed(FixedClip),
     /// A frame is so many samples, and a token. The last one ends in silence. Gemma 4 Unified.
     Samples(u64),
 }
@@ -51,6 +54,15 @@ pub struct AudioChunks {
     pub chunk: u64,
     /// Samples of an audio clip with the silence behind it. A frame of silence alone is dropped.
     pub filled: u64,
+}
+
+/// The clips of Whisper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FixedClip {
+    /// Samples of one transform.
+    pub fft: u64,
+    /// Seconds of every clip.
+    pub seconds: u64,
 }
 
 /// The frames of Gemma 4.
@@ -168,6 +180,20 @@ impl AudioRule {
         Ok(Self { rate, hop, min_samples: 0, max_seconds, cut: AudioCut::Gemma4(frames) })
     }
 
+    /// Clips of so many frames, and the limit, which is their length at most: Whisper.
+    pub fn fixed(fields: &Fields, frames: u64, max_seconds: u64) -> Result<Self, MediaError> {
+        let (rate, hop) = (rate(fields)?, within("hop_length", fields.hop_length, 160, 1..=16_384)?);
+        let fft = within("n_fft", fields.n_fft, 400, 1..=65_536)?;
+        let (samples, said) = (frames * hop, fields.chunk_length.unwrap_or(frames * hop / rate));
+        if said.saturating_mul(rate) != samples {
+            let why =
+                format!("{said} seconds of {rate} samples are not the {frames} frames of {hop} that the encoder takes");
+            return Err(MediaError::BadConfig { key: "chunk_length", why });
+        }
+        let cut = AudioCut::Fixed(FixedClip { fft, seconds: said });
+        Ok(Self { rate, hop, min_samples: samples, max_seconds: seconds(max_seconds)?.min(said), cut })
+    }
+
     /// Tokens of so many samples: Gemma 4 Unified.
     pub fn samples(fields: &Fields, samples: u64, max_seconds: u64) -> Result<Self, MediaError> {
         let said = fields.audio_samples_per_token.unwrap_or(samples);
@@ -190,6 +216,7 @@ impl AudioRule {
         let own = match self.cut {
             AudioCut::Gemma4(_) => Some(GEMMA_4_SECONDS_MAX),
             AudioCut::Chunks(chunks) => Some(chunks.filled / self.rate),
+            AudioCut::Fixed(clip) => Some(clip.seconds),
             AudioCut::Windows(_) | AudioCut::Samples(_) => None,
         };
         match own == Some(self.max_seconds) {
@@ -217,7 +244,7 @@ impl AudioRule {
             });
         }
         let too_few = match &self.cut {
-            AudioCut::Windows(windows) => samples <= windows.fft / 2,
+            AudioCut::Windows(AudioWindows { fft, .. }) | AudioCut::Fixed(FixedClip { fft, .. }) => samples <= fft / 2,
             AudioCut::Chunks(_) | AudioCut::Gemma4(_) | AudioCut::Samples(_) => false,
         };
         if too_few || self.tokens(self.frames(samples)) == 0 {
@@ -229,13 +256,13 @@ impl AudioRule {
 
     /// The legal audio clip that costs most: the longest.
     pub fn worst(&self) -> Shape {
-        self.shape_of(self.max_seconds * self.rate)
+        self.shape_of(self.filled(self.max_seconds * self.rate))
     }
 
     /// Frames of the spectrogram of an audio clip of `samples` samples.
     pub fn frames(&self, samples: u64) -> u64 {
         match &self.cut {
-            AudioCut::Windows(_) => samples / self.hop,
+            AudioCut::Windows(_) | AudioCut::Fixed(_) => samples / self.hop,
             AudioCut::Chunks(chunks) => samples.div_ceil(self.hop).min(chunks.filled / self.hop),
             // A frame counts when the sample behind it is there.
             AudioCut::Gemma4(frames) => match (samples + frames.frame / 2).checked_sub(frames.frame + 1) {
@@ -252,18 +279,19 @@ impl AudioRule {
             AudioCut::Windows(windows) => windows.tokens(frames),
             AudioCut::Chunks(_) => frames.div_ceil(2) / 2,
             AudioCut::Gemma4(_) => frames.div_ceil(2).div_ceil(2),
+            AudioCut::Fixed(_) => frames.div_ceil(2),
             AudioCut::Samples(_) => frames,
         }
     }
 
     /// Frames of the longest audio clip.
     pub fn frames_max(&self) -> u64 {
-        self.frames(self.max_seconds * self.rate)
+        self.frames(self.filled(self.max_seconds * self.rate))
     }
 
     /// The same with audio clips of no more tokens than so many; none if a second has more.
     pub fn carried_in(self, tokens: u64) -> Option<Self> {
-        let fits = |seconds: &u64| self.tokens(self.frames(seconds * self.rate)) <= tokens;
+        let fits = |seconds: &u64| self.tokens(self.frames(self.filled(seconds * self.rate))) <= tokens;
         let max_seconds = (1..=self.max_seconds).rev().find(fits)?;
         Some(Self { max_seconds, ..self })
     }
@@ -277,7 +305,7 @@ impl AudioRule {
                 (tokens, windows.attention_window / windows.window * halved_thrice(windows.window))
             }
             AudioCut::Chunks(chunks) => (frames.div_ceil(2), chunks.chunk / 2),
-            AudioCut::Gemma4(_) | AudioCut::Samples(_) => (tokens, tokens),
+            AudioCut::Gemma4(_) | AudioCut::Fixed(_) | AudioCut::Samples(_) => (tokens, tokens),
         };
         let sequences = rows.div_ceil(together.max(1));
         Shape { modality: Modality::Audio, rows, sequences, longest: rows.min(together), tokens }

@@ -15,7 +15,7 @@ pub mod squares;
 pub mod tiles;
 pub mod video;
 
-pub use audio::{AudioChunks, AudioCut, AudioRule, AudioWindows, Gemma4Frames};
+pub use audio::{AudioChunks, AudioCut, AudioRule, AudioWindows, FixedClip, Gemma4Frames};
 pub use config::ProcessorFiles;
 pub use frames::Sampling;
 pub use longest::Longest;

@@ -10,8 +10,9 @@ mod parts;
 mod qwen;
 mod qwen2_5;
 mod unified;
+mod whisper;
 
-/// Kernel size of a spectrogram's convolutions, on both axes.
+/// Kernel size of a spectrogram's convolutions, on each axis.
 const TAPS: usize = 3;
 /// Their stride: each axis is halved.
 const STEP: usize = 2;
@@ -29,6 +30,7 @@ pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option
         AudioTower::Windows(own) => Box::new(qwen::Tower::declare(audio, own, out, declare)?),
         AudioTower::Chunks(own) => Box::new(qwen2_5::Tower::declare(audio, *own, out, declare)?),
         AudioTower::Conformer(own) => Box::new(gemma4::Tower::declare(audio, own, out, declare)?),
+        AudioTower::Whisper(own) => Box::new(whisper::Tower::declare(audio, own, declare)?),
         AudioTower::Samples => Box::new(unified::Tower::declare(audio.bands, out, declare)?),
     }))
 }
@@ -39,6 +41,7 @@ fn first_weight(tower: &AudioTower) -> &'static str {
         AudioTower::Windows(_) => "audio.conv2d1.weight",
         AudioTower::Chunks(_) => "audio.conv1.weight",
         AudioTower::Conformer(_) => "audio.subsample_conv_projection.layer0.conv.weight",
+        AudioTower::Whisper(_) => "audio.conv1.weight",
         AudioTower::Samples => "audio.projector.embedding_projection.weight",
     }
 }

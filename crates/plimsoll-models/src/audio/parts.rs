@@ -1,4 +1,4 @@
-//! What the audio encoders of the Qwens share: Whisper's layers and positions.
+//! What the audio encoders of Whisper and the Qwens share: layers and positions.
 
 use plimsoll_device::{Declare, DeclareError};
 use plimsoll_formats::Audio;

@@ -10,6 +10,7 @@ use plimsoll_formats::ModelConfig;
 use crate::block::{AttentionPlace, norm};
 use crate::decoder::{Kind, Layer, Rotary};
 use crate::ends::Ends;
+use crate::tower::Norm;
 use crate::{Drafter, Output};
 
 /// Weights of a draft head of one layer.
@@ -20,7 +21,7 @@ pub struct MtpHead {
     hidden_norm: VectorId,
     join: LinearId,
     layer: Layer,
-    norm: VectorId,
+    norm: Norm,
     eps: f32,
 }
 
@@ -56,7 +57,7 @@ impl MtpHead {
             hidden_norm,
             join: declare.linear("mtp.fc.weight", config.hidden_size, 2 * config.hidden_size)?,
             layer: Layer::declare(config, "mtp.layers.0", kind, config.experts.is_some(), declare)?,
-            norm: last_norm,
+            norm: Norm { weight: last_norm, bias: None, eps: config.norm_eps },
             eps: config.norm_eps,
         })
     }

@@ -55,7 +55,7 @@ pub(super) fn build(config: &Lookup, architecture: &Architecture) -> Result<Mode
 }
 
 /// A configuration of these sizes ([`Sizes::config`]), as stored.
-fn base(
+pub(super) fn base(
     config: &Lookup,
     architecture: Architecture,
     sizes: &Sizes,
