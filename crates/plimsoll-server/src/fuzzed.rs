@@ -12,6 +12,7 @@ use crate::http::fields::Fields;
 use crate::ollama::request::Work;
 use crate::state::config::{Served, ServerConfig};
 use crate::state::model::ModelState;
+use crate::transcriptions::Task;
 use crate::{chat, completions, messages, ollama, pooling, responses, transcriptions};
 
 /// What can be asked.
@@ -117,7 +118,9 @@ impl Bodies {
             Route::OllamaEmbed => pooling::ollama::parse(bytes, state).map(drop),
             Route::CohereEmbed => pooling::cohere::parse(bytes, state).map(drop),
             Route::Infill => completions::infill::parse(bytes, state).map(drop),
-            Route::Transcriptions => self.prepare(transcriptions::request::parse(bytes, "edge", state)?.chat),
+            Route::Transcriptions => {
+                self.prepare(transcriptions::request::parse(bytes, "edge", Task::Transcribe, state)?.chat)
+            }
         }
     }
 

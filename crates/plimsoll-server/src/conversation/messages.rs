@@ -53,6 +53,8 @@ pub(crate) struct Conversation {
     pub ending: Ending,
     /// Variables of the template.
     pub extra: Map<String, Value>,
+    /// The prompt, where no template writes it: a placeholder for each medium among its tokens.
+    pub tokens: Option<Vec<u32>>,
 }
 
 impl Conversation {
@@ -60,7 +62,7 @@ impl Conversation {
     pub fn new(param: &'static str, messages: Vec<Value>, media: Vec<Medium>, tools: Option<ToolUse>) -> Self {
         let messages = Value::Array(messages);
         let documents = Vec::new();
-        Self { param, messages, media, documents, tools, ending: Ending::Open, extra: Map::new() }
+        Self { param, messages, media, documents, tools, ending: Ending::Open, extra: Map::new(), tokens: None }
     }
 
     /// Heap bytes of it, about.
@@ -164,6 +166,9 @@ impl Conversation {
         add_special: bool,
         room: Option<usize>,
     ) -> ApiResult<RenderedPrompt> {
+        if let Some(tokens) = self.tokens.take() {
+            return self.of_tokens(state, tokens);
+        }
         let template = state.served.template.as_ref().ok_or_else(|| {
             ApiError::unsupported(self.param, "the served model has no chat template; use /v1/completions")
         })?;
@@ -191,6 +196,18 @@ impl Conversation {
         let context = state.served.engine.limits().max_req_total_len;
         let ids = placeholders.expand(self.param, ids, &mut media, context)?;
         Ok(RenderedPrompt { text: guarded.plain(text), ids, media })
+    }
+
+    /// The prompt of tokens that are there already.
+    fn of_tokens(&mut self, state: &ModelState, ids: Vec<u32>) -> ApiResult<RenderedPrompt> {
+        let Some(spec) = state.served.engine.media() else {
+            return Ok(RenderedPrompt { text: String::new(), ids, media: Vec::new() });
+        };
+        let mut media = media::measure_all(state, spec, std::mem::take(&mut self.media))?;
+        let context = state.served.engine.limits().max_req_total_len;
+        let placeholders = Placeholders::new(spec, &state.served.tokenizer);
+        let ids = placeholders.expand(self.param, ids, &mut media, context)?;
+        Ok(RenderedPrompt { text: String::new(), ids, media })
     }
 
     /// What `write` makes of the messages. If that takes more than `room` tokens, the fewest of the oldest turns are

@@ -94,6 +94,17 @@ impl Common {
     pub fn take_few(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let model = model_name(fields, state)?;
         state.check_generates()?;
+        Self::take_rest(model, fields, state)
+    }
+
+    /// The same for transcripts.
+    pub fn take_for_transcript(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
+        let model = model_name(fields, state)?;
+        state.check_writes()?;
+        Self::take_rest(model, fields, state)
+    }
+
+    fn take_rest(model: String, fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let stream = fields.take("stream")?.unwrap_or(false);
         let sampling = sampling(fields, state)?;
         let seed = fields.take::<i64>("seed")?;

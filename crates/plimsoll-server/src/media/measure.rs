@@ -33,6 +33,8 @@ pub(crate) struct Measured {
     pub times: Vec<f64>,
     /// Of a video, the seconds from one group of frames to the next.
     pub seconds: Option<f32>,
+    /// Of an audio clip, the frames of its spectrogram before it is filled up with silence.
+    pub heard: u64,
     /// Index of its first placeholder in the prompt, once there is one.
     pub first: u32,
     /// What decoding it takes at most beside its pixels.
@@ -163,6 +165,7 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
         grid: grid(groups, size, patch),
         times,
         seconds,
+        heard: 0,
         first: 0,
         decode_bytes: headers.iter().map(decoding).max().unwrap_or(0),
         pixel_bytes: RGB * (images * size.pixels() + behind.map_or(0, Size::pixels)),
@@ -195,7 +198,8 @@ fn measure_audio(
 ) -> Result<Measured, MediaError> {
     let file = files.first().ok_or_else(|| malformed(Modality::Audio, "it is not there".into()))?;
     let header = audio::probe(file, &audio_limits(audio, limits)).map_err(|error| supported(error, Modality::Audio))?;
-    let samples = audio.rule.filled(resampled_len(header.samples, header.rate, audio.rule.rate as u32));
+    let given = resampled_len(header.samples, header.rate, audio.rule.rate as u32);
+    let samples = audio.rule.filled(given);
     let shape = audio.rule.shape(samples)?;
     let frames = audio.rule.frames(samples);
     let bytes = size_of::<f32>() as u64;
@@ -206,6 +210,7 @@ fn measure_audio(
         grid: Grid::audio(frames as usize),
         times: Vec::new(),
         seconds: None,
+        heard: audio.rule.frames(given),
         first: 0,
         decode_bytes: header.decode_bytes() + samples * bytes,
         pixel_bytes: frames * audio.mel.bands() as u64 * bytes,

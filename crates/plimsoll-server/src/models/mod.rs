@@ -160,6 +160,7 @@ fn routes(registry: &Arc<Registry>) -> Router {
         "/v1/responses",
         "/v1/responses/input_tokens",
         transcriptions::PATH,
+        transcriptions::TRANSLATIONS,
     ];
     let also = [
         "/v1/embeddings",

@@ -120,7 +120,9 @@ fn check_request(
     state.hosts.check(request.version(), request.headers())?;
     let key = state.config.api_keys.check(request.headers(), path)?;
     // A browser sends these for any page without asking first: one has no body, the other is a form.
-    if [FREE, transcriptions::PATH].contains(&&**path) && state.config.origins.foreign(request.headers()) {
+    if [FREE, transcriptions::PATH, transcriptions::TRANSLATIONS].contains(&&**path)
+        && state.config.origins.foreign(request.headers())
+    {
         let message = "scripts of this origin may not do this; --allowed-origins names those that may";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }

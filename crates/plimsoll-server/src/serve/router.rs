@@ -61,6 +61,7 @@ pub(crate) fn model_routes(state: Arc<ModelState>) -> Router {
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/input_tokens", post(responses::input_tokens))
         .route("/v1/audio/transcriptions", post(transcriptions::handle))
+        .route("/v1/audio/translations", post(transcriptions::translate))
         .route("/v1/embeddings", post(pooling::embeddings::handle))
         .route("/v1/rerank", post(pooling::rerank::handle))
         // Where Cohere's clients and gateways look for it.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
+use plimsoll_engine::{TRANSCRIBES_ONLY, Transcript};
 use plimsoll_grammar::{Grammars, Settings};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
@@ -85,8 +86,21 @@ impl ModelState {
         Err(ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error })
     }
 
-    /// 400 where the model writes no text.
+    /// 400 where the model continues no text of a client: it writes none, or transcripts alone.
     pub fn check_generates(&self) -> ApiResult<()> {
+        if matches!(self.transcript(), Some(Transcript::Decoded(_))) {
+            return Err(ApiError::unsupported("model", TRANSCRIBES_ONLY));
+        }
+        self.check_writes()
+    }
+
+    /// How the model is asked for a transcript; none if it takes no audio.
+    pub fn transcript(&self) -> Option<Transcript> {
+        self.served.engine.media().and_then(|spec| spec.transcript())
+    }
+
+    /// 400 where the model writes no text.
+    pub fn check_writes(&self) -> ApiResult<()> {
         if !self.served.generates() {
             let message = "this model makes embeddings only: ask /v1/embeddings, /v1/rerank or /v1/score";
             return Err(ApiError::unsupported("model", message));

@@ -55,10 +55,75 @@ const LANGUAGES: [(&str, &str); 49] = [
     ("zh", "Chinese"),
 ];
 
+/// Languages that Whisper has besides.
+const MORE: [(&str, &str); 52] = [
+    ("af", "Afrikaans"),
+    ("am", "Amharic"),
+    ("as", "Assamese"),
+    ("az", "Azerbaijani"),
+    ("ba", "Bashkir"),
+    ("be", "Belarusian"),
+    ("bo", "Tibetan"),
+    ("br", "Breton"),
+    ("bs", "Bosnian"),
+    ("cy", "Welsh"),
+    ("eu", "Basque"),
+    ("fo", "Faroese"),
+    ("gl", "Galician"),
+    ("gu", "Gujarati"),
+    ("ha", "Hausa"),
+    ("haw", "Hawaiian"),
+    ("ht", "Haitian Creole"),
+    ("hy", "Armenian"),
+    ("jw", "Javanese"),
+    ("ka", "Georgian"),
+    ("kk", "Kazakh"),
+    ("km", "Khmer"),
+    ("kn", "Kannada"),
+    ("la", "Latin"),
+    ("lb", "Luxembourgish"),
+    ("ln", "Lingala"),
+    ("lo", "Lao"),
+    ("mg", "Malagasy"),
+    ("mi", "Maori"),
+    ("ml", "Malayalam"),
+    ("mn", "Mongolian"),
+    ("mr", "Marathi"),
+    ("mt", "Maltese"),
+    ("my", "Myanmar"),
+    ("ne", "Nepali"),
+    ("nn", "Nynorsk"),
+    ("oc", "Occitan"),
+    ("pa", "Punjabi"),
+    ("ps", "Pashto"),
+    ("sa", "Sanskrit"),
+    ("sd", "Sindhi"),
+    ("si", "Sinhala"),
+    ("sn", "Shona"),
+    ("so", "Somali"),
+    ("sq", "Albanian"),
+    ("su", "Sundanese"),
+    ("tg", "Tajik"),
+    ("tk", "Turkmen"),
+    ("tt", "Tatar"),
+    ("uz", "Uzbek"),
+    ("yi", "Yiddish"),
+    ("yo", "Yoruba"),
+];
+
+/// Codes and names of all languages that a decoder of audio may have a token for.
+pub(super) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
+    LANGUAGES.iter().chain(&MORE).copied()
+}
+
+/// Whether a client means this language, by its code or its name.
+pub(super) fn is(language: &str, (code, name): (&str, &str)) -> bool {
+    code.eq_ignore_ascii_case(language) || name.eq_ignore_ascii_case(language)
+}
+
 /// The name of a language that a client gives by its code or its name.
 pub(super) fn name(language: &str) -> ApiResult<&'static str> {
-    let is = |(code, name): &&(&str, &str)| code.eq_ignore_ascii_case(language) || name.eq_ignore_ascii_case(language);
-    LANGUAGES.iter().find(is).map(|(_, name)| *name).ok_or_else(|| {
+    LANGUAGES.iter().find(|known| is(language, **known)).map(|(_, name)| *name).ok_or_else(|| {
         let codes: Vec<&str> = LANGUAGES.iter().map(|(code, _)| *code).collect();
         let message = format!("language is `{}`; known are {}", quote(language), codes.join(", "));
         ApiError::unsupported("language", message)

@@ -1,12 +1,13 @@
 //! `POST /v1/audio/transcriptions`: what is said in an audio file, by a model that takes audio.
 //!
 //! The form becomes a conversation of one message: the audio, and the instruction to transcribe it. Qwen3-ASR, which only
-//! transcribes, gets the audio alone.
+//! transcribes, gets the audio alone. Whisper gets a prompt of tokens, and also answers `POST /v1/audio/translations`.
 
 mod languages;
 pub(crate) mod request;
 mod respond;
 mod tagged;
+mod whisper;
 
 use std::sync::Arc;
 
@@ -23,28 +24,61 @@ use crate::state::model::ModelState;
 /// The route.
 pub(crate) const PATH: &str = "/v1/audio/transcriptions";
 
+/// The route for a text in English.
+pub(crate) const TRANSLATIONS: &str = "/v1/audio/translations";
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// What is said, in its language.
+    Transcribe,
+    /// The same in English.
+    Translate,
+}
+
+impl Task {
+    fn name(self) -> &'static str {
+        if self == Task::Translate { "translate" } else { "transcribe" }
+    }
+
+    /// How Whisper's vocabulary spells it.
+    fn token(self) -> &'static str {
+        if self == Task::Translate { "<|translate|>" } else { "<|transcribe|>" }
+    }
+}
+
 /// What bodies a route takes.
 pub(crate) fn body_kind(path: &str) -> BodyKind {
-    if path == PATH { BodyKind::Form } else { BodyKind::Json }
+    if [PATH, TRANSLATIONS].contains(&path) { BodyKind::Form } else { BodyKind::Json }
 }
 
 /// The handler.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    answer(state, request, Task::Transcribe).await
+}
+
+/// The handler of translations.
+pub(crate) async fn translate(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
+    answer(state, request, Task::Translate).await
+}
+
+async fn answer(state: Arc<ModelState>, request: Request, task: Task) -> ApiResult<Response> {
     let headers = request.headers().clone();
     let parsed = state.on_body_of(BodyKind::Form, request, move |body, state| {
-        let asked = request::parse(&body.bytes, &form::boundary(&headers)?, state)?;
+        let asked = request::parse(&body.bytes, &form::boundary(&headers)?, task, state)?;
         let held = body.keep(asked.chat.bytes())?;
         Ok((asked, held))
     });
     let (asked, held) = parsed.await?;
-    let request::Transcription { chat, format, language, tagged } = asked;
-    let submission = chat.prepare_on_worker(&state, held).await?;
+    let request::Transcription { chat, format, language, heading, grammar } = asked;
+    let mut submission = chat.prepare_on_worker(&state, held).await?;
+    submission.grammar = grammar;
     let heard = respond::Heard::of(&state, &submission);
     let mut request = submission.start(&state, state.server.ids.request("transcription"), "transcriptions").await?;
     if request.submission.common.stream {
-        let shape = respond::Stream::new(&request, heard, tagged);
+        let shape = respond::Stream::new(&request, heard, heading);
         return Ok(stream::response(request, shape));
     }
     let collected = collect(&mut request).await?;
-    Ok(respond::whole(request, collected, (format, tagged), language, heard))
+    Ok(respond::whole(request, collected, respond::Form { task, format, heading, language }, heard))
 }

@@ -1,10 +1,14 @@
 //! The form of a transcription, field by field.
 
+use std::sync::Arc;
+
 use plimsoll_engine::Transcript;
+use plimsoll_engine::constraint::Grammar;
 use plimsoll_media::Modality;
 use serde_json::{Value, json};
 
-use super::{languages, tagged};
+use super::tagged::{self, Heading};
+use super::{Task, languages, whisper};
 use crate::conversation::ChatRequest;
 use crate::conversation::marks::Marks;
 use crate::conversation::messages::Conversation;
@@ -48,8 +52,10 @@ pub(crate) struct Transcription {
     pub(super) format: Format,
     /// The language's name, where the client gives it.
     pub(super) language: Option<&'static str>,
-    /// Whether the answer begins with the language that the model detects.
-    pub(super) tagged: bool,
+    /// What the answer begins with.
+    pub(super) heading: Heading,
+    /// What the answer must match.
+    pub(super) grammar: Option<Arc<dyn Grammar>>,
 }
 
 /// The file of a form, and its texts.
@@ -71,12 +77,12 @@ pub(crate) fn texts(body: &[u8], boundary: &str) -> ApiResult<String> {
 }
 
 /// Takes a form apart. Runs on a text worker.
-pub(crate) fn parse(body: &[u8], boundary: &str, state: &ModelState) -> ApiResult<Transcription> {
+pub(crate) fn parse(body: &[u8], boundary: &str, task: Task, state: &ModelState) -> ApiResult<Transcription> {
     let (files, texts) = split(parts(body, boundary)?);
     let json = written(&texts)?;
     let mut fields = Fields::of_body(json.as_bytes())?;
     let mut media = MediaParser::new(state);
-    let common = Common::take_few(&mut fields, state)?;
+    let common = Common::take_for_transcript(&mut fields, state)?;
     media.takes("file", "audio", Modality::Audio)?;
     let [file] = files.as_slice() else {
         let message = format!("{} files are in the form; one is needed, as `file`", files.len());
@@ -85,34 +91,28 @@ pub(crate) fn parse(body: &[u8], boundary: &str, state: &ModelState) -> ApiResul
     let audio = media.audio_file("file", file.content)?;
     let newer = fields.has("max_completion_tokens");
     let max_tokens = fields.either::<u32>("max_completion_tokens", "max_tokens")?;
-    let language = fields.take::<String>("language")?.map(|language| languages::name(&language)).transpose()?;
+    let language = fields.take::<String>("language")?;
     let prompt = fields.take::<String>("prompt")?.filter(|prompt| !prompt.is_empty());
     let format = format(&mut fields, common.stream)?;
-    let why = "the served model gives no times, log-probabilities or speakers of what it hears";
+    let why = "the server gives no times, log-probabilities or speakers of audio";
     fields.never(&["timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"], why)?;
     fields.only("chunking_strategy", &["\"auto\""])?;
     fields.hints(&["user"]);
     fields.finish()?;
-    let system = prompt.map(|prompt| json!({"role": "system", "content": prompt}));
-    let alone = state.served.engine.media().and_then(|spec| spec.transcript()) == Some(Transcript::Tagged);
-    let content = match alone {
-        true => json!([audio]),
-        false => json!([audio, {"type": "text", "text": instruction(language)}]),
-    };
-    let begun = language.filter(|_| alone).map(tagged::begun);
-    let begun = begun.map(|begun| json!({"role": "assistant", "content": begun}));
-    let tagged = alone && begun.is_none();
-    let continues = begun.is_some();
-    let said = [json!({"role": "user", "content": content})];
-    let messages = system.into_iter().chain(said).chain(begun).collect();
+    let asked = Asked::new(state, task, audio, language.as_deref(), prompt.as_deref())?;
+    let Asked { messages, tokens, language, heading, grammar } = asked;
+    let continues = messages.last().is_some_and(|last| last["role"] == "assistant");
     let mut conversation = Conversation::new("file", messages, media.media, None);
+    conversation.tokens = tokens;
     if continues {
         conversation.continue_last()?;
     }
     conversation.set_thinking(false);
+    // The tokens of a heading are special ones.
+    let skip_special_tokens = heading != Heading::Tokens;
     let chat = ChatRequest {
         conversation,
-        common: Common { max_tokens, ..common },
+        common: Common { max_tokens, skip_special_tokens, ..common },
         logprobs: None,
         add_special: false,
         include_reasoning: false,
@@ -125,7 +125,51 @@ pub(crate) fn parse(body: &[u8], boundary: &str, state: &ModelState) -> ApiResul
         drops_oldest: false,
         marks: Marks::default(),
     };
-    Ok(Transcription { chat, format, language, tagged })
+    Ok(Transcription { chat, format, language, heading, grammar })
+}
+
+/// How the model is asked.
+struct Asked {
+    messages: Vec<Value>,
+    /// The prompt, where no template writes it.
+    tokens: Option<Vec<u32>>,
+    language: Option<&'static str>,
+    heading: Heading,
+    grammar: Option<Arc<dyn Grammar>>,
+}
+
+impl Asked {
+    fn new(
+        state: &ModelState,
+        task: Task,
+        audio: Value,
+        language: Option<&str>,
+        prompt: Option<&str>,
+    ) -> ApiResult<Self> {
+        if let Some(whisper::Asked { tokens, grammar, heading, language }) =
+            whisper::ask(state, task, language, prompt)?
+        {
+            let (messages, grammar) = (Vec::new(), Some(grammar));
+            return Ok(Self { messages, tokens: Some(tokens), language, heading, grammar });
+        }
+        if task == Task::Translate {
+            let message = "the served model has no translations: ask for one in /v1/chat/completions";
+            return Err(ApiError::unsupported("model", message));
+        }
+        let language = language.map(languages::name).transpose()?;
+        let alone = state.transcript() == Some(Transcript::Tagged);
+        let content = match alone {
+            true => json!([audio]),
+            false => json!([audio, {"type": "text", "text": instruction(language)}]),
+        };
+        let system = prompt.map(|prompt| json!({"role": "system", "content": prompt}));
+        let begun = language.filter(|_| alone).map(tagged::begun);
+        let heading = if alone && begun.is_none() { Heading::Named } else { Heading::None };
+        let begun = begun.map(|begun| json!({"role": "assistant", "content": begun}));
+        let said = [json!({"role": "user", "content": content})];
+        let messages = system.into_iter().chain(said).chain(begun).collect();
+        Ok(Self { messages, tokens: None, language, heading, grammar: None })
+    }
 }
 
 fn format(fields: &mut Fields<'_>, stream: bool) -> ApiResult<Format> {
@@ -136,7 +180,7 @@ fn format(fields: &mut Fields<'_>, stream: bool) -> ApiResult<Format> {
         Some("verbose_json") => Format::Verbose,
         Some(other) => {
             let message = format!(
-                "response_format is `{}`; supported are json, text and verbose_json: the served model gives no times for subtitles",
+                "response_format is `{}`; supported are json, text and verbose_json: the server gives no times for subtitles",
                 quote(other)
             );
             return Err(ApiError::unsupported("response_format", message));

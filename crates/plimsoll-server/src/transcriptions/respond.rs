@@ -6,8 +6,9 @@ use axum::response::{IntoResponse, Response};
 use plimsoll_engine::Delta;
 use serde::Serialize;
 
+use super::Task;
 use super::request::Format;
-use super::tagged::Tagged;
+use super::tagged::{Heading, Tagged};
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::choices::Collected;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
@@ -29,7 +30,7 @@ impl Heard {
     /// The audio of a submission before its media are decoded.
     pub fn of(state: &ModelState, submission: &Submission) -> Self {
         let tokens = submission.measured.iter().map(|medium| medium.shape.tokens).sum();
-        let frames: usize = submission.measured.iter().map(|medium| medium.grid.patches()).sum();
+        let frames: u64 = submission.measured.iter().map(|medium| medium.heard).sum();
         let rule = state.served.engine.media().and_then(|spec| spec.audio.as_ref()).map(|audio| &audio.rule);
         Self { tokens, seconds: rule.map_or(0.0, |rule| frames as f64 * rule.hop as f64 / rule.rate as f64) }
     }
@@ -77,17 +78,21 @@ struct Answer<'a> {
     usage: Usage,
 }
 
+/// What is asked for, and how it is answered.
+pub(super) struct Form {
+    pub task: Task,
+    pub format: Format,
+    pub heading: Heading,
+    /// The language's name, where it is known before.
+    pub language: Option<&'static str>,
+}
+
 /// The whole answer.
-pub(super) fn whole(
-    mut request: ActiveRequest,
-    mut collected: Vec<Collected>,
-    (format, tagged): (Format, bool),
-    language: Option<&str>,
-    heard: Heard,
-) -> Response {
+pub(super) fn whole(mut request: ActiveRequest, mut collected: Vec<Collected>, form: Form, heard: Heard) -> Response {
+    let Form { task, format, heading, language } = form;
     let held = request.take_held();
     let mut reading = Reading::new(&request.submission.rules);
-    let (mut text, mut tagged) = (String::new(), Tagged::new(tagged));
+    let (mut text, mut tagged) = (String::new(), Tagged::new(heading));
     for choice in &mut collected {
         let end = ReplyEnd::of(choice.finish, choice.stop_reason.as_deref());
         let parts = reading.read(std::mem::take(&mut choice.text), end, &request.state.server.ids);
@@ -101,7 +106,7 @@ pub(super) fn whole(
         return ([(header::CONTENT_TYPE, kind)], Body::from(text)).into_response();
     }
     let answer = Answer {
-        task: verbose.then_some("transcribe"),
+        task: verbose.then_some(task.name()),
         language: language.or(tagged.language.as_deref()).filter(|_| verbose).map(str::to_lowercase),
         duration: verbose.then_some(heard.seconds),
         text: &text,
@@ -141,8 +146,8 @@ struct Done<'a> {
 }
 
 impl Stream {
-    pub fn new(request: &ActiveRequest, heard: Heard, tagged: bool) -> Self {
-        let (reading, tagged) = (Reading::new(&request.submission.rules), Tagged::new(tagged));
+    pub fn new(request: &ActiveRequest, heard: Heard, heading: Heading) -> Self {
+        let (reading, tagged) = (Reading::new(&request.submission.rules), Tagged::new(heading));
         Self { reading, tagged, text: String::new(), heard }
     }
 

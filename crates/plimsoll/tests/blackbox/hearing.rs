@@ -12,6 +12,8 @@ const MODEL: &str = "asr";
 const GEMMA: &str = "vl-gemma4-audio";
 /// Qwen2.5-Omni, which also sees.
 const OMNI: &str = "omni2.5";
+/// A decoder that attends to an encoder's output.
+const WHISPER: &str = "whisper";
 const PATH: &str = "/v1/audio/transcriptions";
 
 fn number(value: &Value) -> u64 {
@@ -55,6 +57,17 @@ fn serve(model: &str) -> Server {
 
 /// A form with a file and these texts, and its answer.
 fn transcribe(server: &Server, file: &[u8], texts: &[(&str, &str)]) -> String {
+    transcribe_at(server, PATH, file, texts)
+}
+
+fn transcribe_at(server: &Server, path: &str, file: &[u8], texts: &[(&str, &str)]) -> String {
+    let (status, text) = sent(server, path, file, texts);
+    assert_eq!(status, 200, "{text}");
+    text
+}
+
+/// Status and body of the answer to a form.
+fn sent(server: &Server, path: &str, file: &[u8], texts: &[(&str, &str)]) -> (u16, String) {
     let mut body = Vec::new();
     for (name, text) in texts {
         body.extend(format!("--edge\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{text}\r\n").bytes());
@@ -62,12 +75,10 @@ fn transcribe(server: &Server, file: &[u8], texts: &[(&str, &str)]) -> String {
     body.extend(b"--edge\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n");
     body.extend_from_slice(file);
     body.extend(b"\r\n--edge--\r\n");
-    let answer = request_of(server.address, "POST", PATH, "multipart/form-data; boundary=edge", &body);
+    let answer = request_of(server.address, "POST", path, "multipart/form-data; boundary=edge", &body);
     let answer = answer.expect("an answer");
     let status = answer.status;
-    let text = answer.text();
-    assert_eq!(status, 200, "{text}");
-    text
+    (status, answer.text())
 }
 
 /// The case's sounds, as parts of a message.
@@ -193,6 +204,78 @@ fn a_transcription_asks_the_model_as_its_processor_does() {
         assert_eq!((&done["type"], &done["text"]), (&json!("transcript.text.done"), &said), "{stream}");
     }
     eventually("everything is given back", || server.at_rest());
+}
+
+/// Whisper: what `generate` of transformers says, with the language given or detected, all at once.
+#[test]
+fn whisper_transcribes_and_translates_as_transformers_does() {
+    let server = serve(WHISPER);
+    let text = std::fs::read(fixture(WHISPER).join("reference.json")).expect("a reference");
+    let all: Value = serde_json::from_slice(&text).expect("JSON");
+    let transcripts = all["transcripts"].as_array().expect("transcripts");
+    std::thread::scope(|scope| {
+        for asked in transcripts.iter().chain(transcripts) {
+            scope.spawn(|| transcript(&server, asked));
+        }
+    });
+    let long = json!({"seed": 3, "samples": 16_000 * 3});
+    let (status, text) = sent(&server, PATH, &wave(&long), &[]);
+    assert!(status == 400 && text.contains("3 seconds; the limit is 2 (fixed by the model"), "{status}: {text}");
+    let (status, text) = sent(&server, PATH, &wave(&transcripts[0]), &[("language", "is")]);
+    assert!(status == 400 && text.contains("language is `is`; the served model knows de, en, fr"), "{status}: {text}");
+    for (path, body) in [
+        ("/v1/completions", json!({"prompt": "a"})),
+        ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": "a"}]})),
+        ("/v1/embeddings", json!({"input": "a"})),
+    ] {
+        let answer = server.post(path, &body);
+        let (status, text) = (answer.status, answer.text());
+        assert!(
+            status == 400 && text.contains("/v1/audio/transcriptions") || path.ends_with("embeddings"),
+            "{path}: {text}"
+        );
+        assert_eq!(status, 400, "{path}: {text}");
+    }
+    eventually("everything is given back", || server.at_rest());
+    for row in server.memory()["components"].as_array().expect("components") {
+        assert!(number(&row["peak_bytes"]) <= number(&row["planned_bytes"]), "I2: {row}");
+    }
+}
+
+/// One answer of the reference, as an object and streamed.
+fn transcript(server: &Server, asked: &Value) {
+    let (file, tokens) = (wave(asked), asked["said"].as_array().expect("ids").len().to_string());
+    let path = if asked["task"] == "translate" { "/v1/audio/translations" } else { PATH };
+    let mut texts = vec![("max_tokens", tokens.as_str())];
+    for field in ["language", "prompt"] {
+        texts.extend(asked[field].as_str().map(|value| (field, value)));
+    }
+    let said = json!(asked["text"].as_str().expect("a text").trim_start());
+    let verbose = transcribe_at(server, path, &file, &[&texts[..], &[("response_format", "verbose_json")]].concat());
+    let verbose: Value = serde_json::from_str(&verbose).expect("JSON");
+    assert_eq!((&verbose["text"], &verbose["task"]), (&said, &asked["task"]), "{asked}");
+    let names = json!({"en": "english", "de": "german", "fr": "french"});
+    let detected = ["en", "de", "fr"].iter().find(|code| asked["said"][0] == all_ids()[**code]);
+    let code = asked["language"].as_str().or(detected.copied()).expect("a language");
+    assert_eq!(verbose["language"], names[code], "{asked}");
+    let frames = number(&asked["samples"]) / 160;
+    assert_eq!(verbose["duration"], json!(frames as f64 * 160.0 / 16_000.0));
+    assert_eq!(number(&verbose["usage"]["input_tokens"]), 100 + asked["given"].as_array().expect("ids").len() as u64);
+    let stream = transcribe_at(server, path, &file, &[&texts[..], &[("stream", "true")]].concat());
+    let event = |line: &str| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok();
+    let events: Vec<Value> = stream.lines().filter_map(event).collect();
+    let (done, pieces) = events.split_last().expect("events");
+    assert_eq!((&done["type"], &done["text"]), (&json!("transcript.text.done"), &said), "{stream}");
+    let joined: String = pieces.iter().filter_map(|piece| piece["delta"].as_str()).collect();
+    assert_eq!(json!(joined), said);
+}
+
+/// The tokens of the fixture's languages.
+fn all_ids() -> Value {
+    let text = std::fs::read(fixture(WHISPER).join("generation_config.json")).expect("a configuration");
+    let all: Value = serde_json::from_slice(&text).expect("JSON");
+    let id = |code: &str| all["lang_to_id"][format!("<|{code}|>")].clone();
+    json!({"en": id("en"), "de": id("de"), "fr": id("fr")})
 }
 
 #[test]

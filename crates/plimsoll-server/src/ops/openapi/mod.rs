@@ -100,8 +100,10 @@ fn document(keyed: bool, several: bool, choices_max: u32) -> Value {
 
 fn paths() -> Value {
     let mut all = own_paths();
-    if let (Value::Object(all), Value::Object(others)) = (&mut all, ollama::paths()) {
-        all.extend(others);
+    for others in [ollama::paths(), transcriptions::paths()] {
+        if let (Value::Object(all), Value::Object(others)) = (&mut all, others) {
+            all.extend(others);
+        }
     }
     all
 }
@@ -138,7 +140,6 @@ fn own_paths() -> Value {
         },
         "/v1/responses/{id}/cancel": {"post": with(getting("End a running response", "Response"), id("id"))},
         "/v1/responses/{id}/input_items": {"get": with(getting("What came before its output", "ItemList"), id("id"))},
-        "/v1/audio/transcriptions": {"post": transcriptions::operation()},
         "/v1/embeddings": {"post": posting("What texts mean, as numbers", &pooled::embeddings(), "Embeddings")},
         "/v1/rerank": {"post": posting("Documents by how well they answer a query", &pooled::rerank(), "Ranking")},
         "/v2/rerank": {"post": posting("The same, where Cohere's clients look for it", &pooled::rerank(), "Ranking")},

@@ -29,8 +29,16 @@ pub(super) const OBJECTS: &[Object] = &[
     ("TranscriptionInput", &[("audio_tokens", "integer"), ("text_tokens", "integer")]),
 ];
 
-/// The route's operation.
-pub(super) fn operation() -> Value {
+/// The routes.
+pub(super) fn paths() -> Value {
+    json!({
+        "/v1/audio/transcriptions": {"post": operation("What is said in an audio file, as text")},
+        "/v1/audio/translations": {"post": operation("The same in English, by Whisper")}
+    })
+}
+
+/// A route's operation.
+fn operation(summary: &str) -> Value {
     let number = || json!({"type": "number"});
     let integer = || json!({"type": "integer", "minimum": 0});
     let form = json!({
@@ -40,7 +48,7 @@ pub(super) fn operation() -> Value {
             "file": {"type": "string", "format": "binary", "description": "WAV, FLAC, MP3 or Ogg Vorbis"},
             "model": {"type": "string"},
             "language": {"type": "string", "description": "An ISO 639 code, or the language's English name"},
-            "prompt": {"type": "string", "description": "Words and names to expect; it becomes the system message"},
+            "prompt": {"type": "string", "description": "Words and names to expect; it becomes the system message, or the text before of Whisper"},
             "response_format": {"type": "string", "enum": ["json", "text", "verbose_json"]},
             "stream": {"type": "boolean"},
             "temperature": number(), "top_p": number(), "min_p": number(), "top_k": {"type": "integer"},
@@ -51,7 +59,7 @@ pub(super) fn operation() -> Value {
         }
     });
     json!({
-        "summary": "What is said in an audio file, as text",
+        "summary": summary,
         "requestBody": {"required": true, "content": {"multipart/form-data": {"schema": form}}},
         "responses": {
             "200": {

@@ -60,9 +60,13 @@ fn form(texts: &[(&str, &str)], files: &[&[u8]]) -> Vec<u8> {
 }
 
 fn send(server: &Server, kind: &str, body: &[u8]) -> Answer {
+    send_to(server, PATH, kind, body)
+}
+
+fn send_to(server: &Server, path: &str, kind: &str, body: &[u8]) -> Answer {
     let length = body.len();
     let head =
-        format!("POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n");
+        format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n");
     server.send([head.as_bytes(), body].concat()).answer()
 }
 
@@ -149,6 +153,8 @@ fn what_a_transcription_cannot_have_is_refused_by_name() {
     assert!(boundless["message"].as_str().unwrap().contains("names no boundary"), "{boundless}");
     let error = send(&server, "application/json", b"{}").error(415);
     assert!(error["message"].as_str().unwrap().contains("multipart/form-data"), "{error}");
+    let error = send_to(&server, "/v1/audio/translations", kind, &form(&[], &[&chord])).error(400);
+    assert!(error["message"].as_str().unwrap().contains("ask for one in /v1/chat/completions"), "{error}");
     // A browser sends a form of any page without asking first.
     let foreign = format!("{kind}\r\norigin: https://elsewhere.example");
     let error = send(&server, &foreign, &form(&[], &[&chord])).error(403);
