@@ -94,7 +94,7 @@ SECONDS = 0.35
 
 
 def sound(seed: int, samples: int) -> np.ndarray:
-    """Samples of a sound, 16 bits a sample: the formula of tests/audio.rs."""
+    """Samples of a sound, 16 bits a sample: the formula of tests/common/played.rs."""
     i = np.arange(samples, dtype=np.int64)
     rising = (i * (i // 37 + 40 + seed)) % 16_001 - 8_000
     beating = (i * 911 + (i // 800) * seed * 733) % 4_001 - 2_000
