@@ -89,7 +89,10 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
         let pooling = if engine.limits().dense { Pooling::Dense } else { Pooling::Mean };
         let embed = encoder.then(|| Embed::new(pooling));
         let max_tokens = if encoder { 0 } else { 20 };
-        ask(&engine, Request { embed, max_tokens, ..greedy(&[1, 2, 3], 20) });
+        // `audio` asks the model that takes nothing but audio.
+        if model != "whisper" {
+            ask(&engine, Request { embed, max_tokens, ..greedy(&[1, 2, 3], 20) });
+        }
         for row in engine.ledger().rows() {
             // Other tests' engines have passed through this process: what it took before is not this engine's.
             if row.component != Component::ProcessBaseline {

@@ -49,6 +49,7 @@ fn languages_and_suppressed_tokens_are_read() {
 fn what_no_whisper_has_is_refused_by_name() {
     for (keys, words) in [
         (r#", "scale_embedding": true"#, "scale_embedding true; supported is false"),
+        (r#", "tie_word_embeddings": false"#, "tie_word_embeddings false in a Whisper; supported is true"),
         (r#", "activation_function": "sine""#, "activation \"sine\""),
         (r#", "suppress_tokens": [-1]"#, "suppress_tokens is not a list of at most 1024 token ids"),
         (r#", "max_source_positions": 1000000"#, "max_source_positions"),

@@ -41,7 +41,7 @@ const CODE_BOOKS_MAX: u64 = 24 << 20;
 /// Bytes that a decoder keeps for one code word, about.
 const CODE_WORD_BYTES: u64 = 32;
 
-const WHAT: &str = "a sound";
+const WHAT: &str = "an audio clip";
 const SUPPORTED: &str = "WAV, FLAC, MP3 and Ogg Vorbis";
 
 /// What an audio clip may be at most.

@@ -29,7 +29,7 @@ impl Modality {
         match self {
             Modality::Image => "an image",
             Modality::Video => "a video",
-            Modality::Audio => "a sound",
+            Modality::Audio => "an audio clip",
         }
     }
 

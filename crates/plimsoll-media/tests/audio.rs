@@ -61,7 +61,10 @@ fn a_chord_sounds_the_same_in_every_format() {
 fn a_format_that_is_not_decoded_is_refused_by_name() {
     for bytes in [fixture("opus.ogg"), b"%PDF-1.7 and so on".to_vec(), Vec::new(), fixture("rgb.png")] {
         let words = decoded(&bytes).unwrap_err().to_string();
-        assert_eq!(words, "a sound is in a format that is not supported; supported are WAV, FLAC, MP3 and Ogg Vorbis");
+        assert_eq!(
+            words,
+            "an audio clip is in a format that is not supported; supported are WAV, FLAC, MP3 and Ogg Vorbis"
+        );
     }
 }
 
@@ -81,9 +84,9 @@ fn wav(rate: u32, channels: u16, claimed: u32, data: &[u8]) -> Vec<u8> {
 #[test]
 fn rates_and_channels_outside_the_range_are_refused() {
     let words = |rate, channels| decoded(&wav(rate, channels, 2000, &[0; 2000])).unwrap_err().to_string();
-    assert_eq!(words(1000, 1), "a sound cannot be read: 1000 Hz is less than 8000 Hz");
-    assert_eq!(words(384_000, 1), "a sound has 384000 Hz; the limit is 192000 (fixed)");
-    assert_eq!(words(16_000, 20), "a sound has 20 channels; the limit is 8 (fixed)");
+    assert_eq!(words(1000, 1), "an audio clip cannot be read: 1000 Hz is less than 8000 Hz");
+    assert_eq!(words(384_000, 1), "an audio clip has 384000 Hz; the limit is 192000 (fixed)");
+    assert_eq!(words(16_000, 20), "an audio clip has 20 channels; the limit is 8 (fixed)");
     for (rate, channels) in [(0, 1), (16_000, 0), (16_000, 65_535), (u32::MAX, 1)] {
         assert!(decoded(&wav(rate, channels, 2000, &[0; 2000])).unwrap_err().is_the_clients(), "{rate} × {channels}");
     }
@@ -97,7 +100,7 @@ fn t32_what_a_header_claims_is_neither_allocated_nor_believed() {
     assert_eq!(audio.samples.len(), 500);
     // Any other claim is a file that is cut off: ten hours in a kilobyte.
     let words = decoded(&wav(16_000, 1, 10 * 3600 * 32_000, &[0; 1000])).unwrap_err().to_string();
-    assert_eq!(words, "a sound cannot be read: it is cut off: of 1152000000 bytes 1000 are there");
+    assert_eq!(words, "an audio clip cannot be read: it is cut off: of 1152000000 bytes 1000 are there");
     for name in ["chord.wav", "chord.flac"] {
         let whole = fixture(name);
         let words = decoded(&whole[..whole.len() * 2 / 3]).unwrap_err().to_string();
@@ -113,7 +116,7 @@ fn t32_what_a_header_claims_is_neither_allocated_nor_believed() {
     let words = decode(&wav(8000, 1, 40_000, &[0; 40_000]), &short).unwrap_err().to_string();
     assert!(words.ends_with("the limit is 1 (--max-audio-seconds)"), "{words}");
     let words = decode(&[0; 11], &AudioLimits { file_bytes: 10, ..short }).unwrap_err().to_string();
-    assert_eq!(words, "a sound has 11 bytes; the limit is 10 (--max-audio-bytes)");
+    assert_eq!(words, "an audio clip has 11 bytes; the limit is 10 (--max-audio-bytes)");
 }
 
 #[test]

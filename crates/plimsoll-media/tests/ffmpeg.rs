@@ -26,7 +26,7 @@ fn said(does: &str) -> String {
 
 #[test]
 fn a_file_that_breaks_a_limit_is_an_error_that_says_so() {
-    assert_eq!(said("fails"), "a sound cannot be read: ffmpeg, within 192 MiB: moov atom not found");
+    assert_eq!(said("fails"), "an audio clip cannot be read: ffmpeg, within 192 MiB: moov atom not found");
     let flood = said("floods");
     assert!(flood.contains("it decodes to more than 100096 bytes"), "{flood}");
     let grown = said("grows");

@@ -324,7 +324,7 @@ fn audio_become_as_many_tokens_as_in_transformers() {
         assert_eq!(shape.map_or(tokens, |shape| shape.tokens), tokens, "{samples}");
     }
     let words = rule.shape(7200 * 16_000 + 1).unwrap_err().to_string();
-    assert_eq!(words, "a sound has 7201 seconds; the limit is 7200 (--max-audio-seconds)");
+    assert_eq!(words, "an audio clip has 7201 seconds; the limit is 7200 (--max-audio-seconds)");
 }
 
 #[test]
@@ -337,6 +337,18 @@ fn audio_of_qwen2_5_omni_is_no_longer_than_its_extractor_takes() {
     assert!(error.contains("301 seconds") && error.contains("fixed by the model"), "{error}");
     let error = AudioRule::chunks(&files.audio, 100, 60).unwrap().shape(61 * 16_000).unwrap_err().to_string();
     assert!(error.contains("--max-audio-seconds"), "{error}");
+}
+
+#[test]
+fn the_limit_of_whisper_is_for_the_clip_that_is_sent() {
+    let files = ProcessorFiles::default();
+    let rule = AudioRule::fixed(&files.audio, 3000, 10).unwrap();
+    assert_eq!(rule.shape(8_000).unwrap().tokens, 1500, "silence fills it up to 30 seconds");
+    let error = rule.shape(10 * 16_000 + 1).unwrap_err().to_string();
+    assert_eq!(error, "an audio clip has 11 seconds; the limit is 10 (--max-audio-seconds)");
+    let own = ProcessorFiles::read(Some(r#"{"n_fft": 65536}"#), None, None).unwrap();
+    let error = AudioRule::fixed(&own.audio, 200, 2).unwrap_err().to_string();
+    assert!(error.contains("n_fft") && error.contains("32000"), "{error}");
 }
 
 #[test]

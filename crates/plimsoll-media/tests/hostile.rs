@@ -313,7 +313,7 @@ fn long_audio() {
     let cost = heap::peak() - before;
     assert!(cost < MIB, "{cost} bytes to read the header of {}", piped.len());
     let words = audio::probe(&wav, &AudioLimits { seconds: 59, ..limits }).unwrap_err().to_string();
-    assert_eq!(words, "a sound has 60 seconds; the limit is 59 (--max-audio-seconds)");
+    assert_eq!(words, "an audio clip has 60 seconds; the limit is 59 (--max-audio-seconds)");
 }
 
 /// A rate that has no factor in common with the encoder's takes the longest blocks.

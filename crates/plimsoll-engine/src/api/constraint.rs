@@ -40,6 +40,11 @@ pub trait Constraint: Send {
     /// [`Unfit`].
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit>;
 
+    /// Whether the next token is the most likely of the allowed ones, whatever sampling the request asks for.
+    fn takes_most_likely(&self) -> bool {
+        false
+    }
+
     /// Whether [`Self::allowed`] and [`Self::accept`] return without waiting. Waits for the mask, for `patience` at
     /// most.
     fn mask_ready(&mut self, patience: Duration) -> bool {

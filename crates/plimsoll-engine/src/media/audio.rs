@@ -52,7 +52,13 @@ pub(super) fn spec(
     let Limits { options, usual, context } = *limits;
     let rule = rule(files, config, options.max_audio_seconds.unwrap_or(usual))?;
     let most = if options.max_audio_seconds.is_some() { context } else { context.min(usual) };
-    let Some(rule) = rule.carried_in(most) else { return Ok(None) };
+    let Some(rule) = rule.carried_in(most) else {
+        // A decoder of an audio clip has no other use.
+        let AudioTower::Whisper(own) = &config.tower else { return Ok(None) };
+        let problem =
+            format!("leaves {context} tokens; a clip takes {}: give at least {}", own.positions, own.positions + 2);
+        return Err(PlanError::Option { flag: "--max-req-total-len", problem });
+    };
     agree_on_rows(&rule, config)?;
     let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
     let transcript = match &config.tower {

@@ -372,6 +372,20 @@ fn a30_no_mix_of_audio_in_chunks_exceeds_the_proven_batch() {
     assert_eq!(plan.media.unwrap().audio_seconds(), 4096 / 25);
 }
 
+/// A Whisper without audio would continue texts, which it cannot.
+#[test]
+fn a_decoder_of_audio_is_not_planned_without_audio() {
+    let short = Options { max_req_total_len: Some(90), max_image_pixels: None, max_video_frames: None, ..options() };
+    let error = planned_of("whisper", &short).err().unwrap().to_string();
+    assert_eq!(error, "--max-req-total-len leaves 90 tokens; a clip takes 100: give at least 102");
+    let bare = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture_of("whisper").join(file), bare.path().join(file)).unwrap();
+    }
+    let error = Blueprint::new(&Checkpoint::open(bare.path()).unwrap(), &options()).err().unwrap().to_string();
+    assert!(error.contains("preprocessor_config.json: the file is missing"), "{error}");
+}
+
 #[test]
 fn without_a_flag_no_audio_has_more_tokens_than_the_largest_item() {
     let (_, plan) = planned_of("omni", &options()).unwrap();

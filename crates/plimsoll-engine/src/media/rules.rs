@@ -92,6 +92,10 @@ impl MediaRules {
         };
         let own = match (own, &outer) {
             (None, None) if checkpoint.has_data() => {
+                if audio.is_some_and(|audio| matches!(audio.tower, AudioTower::Whisper(_))) {
+                    let why = "the file is missing, and the model transcribes nothing without it: add it to the model's directory";
+                    return Err(MediaError::BadConfig { key: "preprocessor_config.json", why: why.into() }.into());
+                }
                 let what = if config.is_some() { "a vision" } else { "an audio" };
                 tracing::warn!("the model has {what} tower, but no preprocessor_config.json: it takes text only");
                 return Ok(None);

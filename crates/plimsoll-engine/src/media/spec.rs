@@ -178,7 +178,7 @@ pub struct AudioSpec {
 
 /// Why a model that is a decoder of an audio clip takes no other request ([`Transcript::Decoded`]).
 pub const TRANSCRIBES_ONLY: &str =
-    "this model transcribes one audio clip and does nothing else: use /v1/audio/transcriptions";
+    "this model takes one audio clip, and nothing else: use /v1/audio/transcriptions or /v1/audio/translations";
 
 /// How a model is asked to transcribe an audio clip.
 #[derive(Clone, Debug, PartialEq, Eq)]

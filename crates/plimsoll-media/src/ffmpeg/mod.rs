@@ -23,7 +23,7 @@ use crate::{MediaError, Modality, Size};
 use process::Run;
 
 const VIDEO: &str = "a video";
-const SOUND: &str = "a sound";
+const SOUND: &str = "an audio clip";
 
 /// Frames that are taken from one file at most: their numbers stand in one argument.
 const TAKEN_MAX: u64 = 4096;

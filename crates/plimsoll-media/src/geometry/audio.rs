@@ -183,8 +183,9 @@ impl AudioRule {
     /// Clips of so many frames, and the limit, which is their length at most: Whisper.
     pub fn fixed(fields: &Fields, frames: u64, max_seconds: u64) -> Result<Self, MediaError> {
         let (rate, hop) = (rate(fields)?, within("hop_length", fields.hop_length, 160, 1..=16_384)?);
-        let fft = within("n_fft", fields.n_fft, 400, 1..=65_536)?;
         let (samples, said) = (frames * hop, fields.chunk_length.unwrap_or(frames * hop / rate));
+        // Half a transform is reflected at the ends of a clip.
+        let fft = within("n_fft", fields.n_fft, 400, 1..=65_536.min(samples))?;
         if said.saturating_mul(rate) != samples {
             let why =
                 format!("{said} seconds of {rate} samples are not the {frames} frames of {hop} that the encoder takes");
@@ -232,9 +233,7 @@ impl AudioRule {
 
     /// What the encoder sees of an audio clip of `samples` samples at its own rate.
     pub fn shape(&self, samples: u64) -> Result<Shape, MediaError> {
-        let samples = self.filled(samples);
-        let limit = self.max_seconds * self.rate;
-        if samples > limit {
+        if samples > self.max_seconds * self.rate {
             return Err(MediaError::OverLimit {
                 what: Modality::Audio.noun(),
                 asked: samples.div_ceil(self.rate),
@@ -243,6 +242,7 @@ impl AudioRule {
                 flag: self.limited_by(),
             });
         }
+        let samples = self.filled(samples);
         let too_few = match &self.cut {
             AudioCut::Windows(AudioWindows { fft, .. }) | AudioCut::Fixed(FixedClip { fft, .. }) => samples <= fft / 2,
             AudioCut::Chunks(_) | AudioCut::Gemma4(_) | AudioCut::Samples(_) => false,

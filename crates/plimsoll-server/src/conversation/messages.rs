@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use plimsoll_engine::TRANSCRIBES_ONLY;
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_reply::{ReasoningFormat, Start};
 use plimsoll_text::{Ending, TextError};
@@ -200,9 +201,7 @@ impl Conversation {
 
     /// The prompt of tokens that are there already.
     fn of_tokens(&mut self, state: &ModelState, ids: Vec<u32>) -> ApiResult<RenderedPrompt> {
-        let Some(spec) = state.served.engine.media() else {
-            return Ok(RenderedPrompt { text: String::new(), ids, media: Vec::new() });
-        };
+        let spec = state.served.engine.media().ok_or_else(|| ApiError::unsupported("model", TRANSCRIBES_ONLY))?;
         let mut media = media::measure_all(state, spec, std::mem::take(&mut self.media))?;
         let context = state.served.engine.limits().max_req_total_len;
         let placeholders = Placeholders::new(spec, &state.served.tokenizer);

@@ -200,7 +200,7 @@ fn measure_audio(
     let header = audio::probe(file, &audio_limits(audio, limits)).map_err(|error| supported(error, Modality::Audio))?;
     let given = resampled_len(header.samples, header.rate, audio.rule.rate as u32);
     let samples = audio.rule.filled(given);
-    let shape = audio.rule.shape(samples)?;
+    let shape = audio.rule.shape(given)?;
     let frames = audio.rule.frames(samples);
     let bytes = size_of::<f32>() as u64;
     Ok(Measured {

@@ -79,7 +79,7 @@ impl<'a> Model<'a> {
 
 fn inputs(served: &Served) -> Vec<&'static str> {
     let media = served.engine.media();
-    let mut inputs = vec!["text"];
+    let mut inputs = if served.transcribes_only() { Vec::new() } else { vec!["text"] };
     inputs.extend(media.and_then(|media| media.image.as_ref()).map(|_| "image"));
     inputs.extend(media.and_then(|media| media.video.as_ref()).map(|_| "video"));
     inputs.extend(media.and_then(|media| media.audio.as_ref()).map(|_| "audio"));

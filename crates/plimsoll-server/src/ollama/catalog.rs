@@ -230,7 +230,7 @@ fn model_info(served: &Served) -> Map<String, Value> {
 
 /// What the model can do, in Ollama's words.
 fn capabilities(served: &Served) -> Vec<&'static str> {
-    let (generates, formats) = (served.generates(), &served.formats);
+    let (generates, formats) = (served.generates() && !served.transcribes_only(), &served.formats);
     let thinks = formats.reasoning.or(formats.reasoning_with_tools).is_some();
     let sees = served.engine.media().is_some_and(|media| media.image.is_some());
     let talks = generates && served.template.is_some();

@@ -14,7 +14,7 @@ mod run;
 pub(crate) mod score;
 mod vector;
 
-use plimsoll_engine::Embed;
+use plimsoll_engine::{Embed, TRANSCRIBES_ONLY};
 use serde::Serialize;
 
 use crate::http::budget::Held;
@@ -57,6 +57,7 @@ fn embedding(state: &ModelState) -> ApiResult<Embed> {
         return Ok(Embed::new(pooling));
     }
     let message = match state.served.engine.limits().labels {
+        0 if state.served.transcribes_only() => TRANSCRIBES_ONLY,
         0 => "this model is not served for embeddings: start the server with --pooling mean, last or cls",
         _ => "this model scores pairs and makes no embeddings: ask /v1/rerank or /v1/score",
     };

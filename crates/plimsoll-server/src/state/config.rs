@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, HttpAlternative, Pooling};
+use plimsoll_engine::{EngineHandle, HttpAlternative, MediaSpec, Pooling, Transcript};
 use plimsoll_grammar::sandbox::SANDBOXES_BYTES_MAX;
 use plimsoll_memory::Bytes;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
@@ -143,6 +143,12 @@ impl Served {
     /// Whether the model writes text; an encoder does not.
     pub fn generates(&self) -> bool {
         !self.engine.limits().encoder
+    }
+
+    /// Whether the model takes an audio clip and nothing else.
+    pub fn transcribes_only(&self) -> bool {
+        let transcript = self.engine.media().and_then(MediaSpec::transcript);
+        matches!(transcript, Some(Transcript::Decoded(_)))
     }
 }
 

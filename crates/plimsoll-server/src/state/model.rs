@@ -88,7 +88,7 @@ impl ModelState {
 
     /// 400 where the model continues no text of a client: it writes none, or transcripts alone.
     pub fn check_generates(&self) -> ApiResult<()> {
-        if matches!(self.transcript(), Some(Transcript::Decoded(_))) {
+        if self.served.transcribes_only() {
             return Err(ApiError::unsupported("model", TRANSCRIBES_ONLY));
         }
         self.check_writes()

@@ -153,7 +153,8 @@ impl Asked {
             return Ok(Self { messages, tokens: Some(tokens), language, heading, grammar });
         }
         if task == Task::Translate {
-            let message = "the served model has no translations: ask for one in /v1/chat/completions";
+            let message =
+                "the served model does not translate audio: send the clip and an instruction to /v1/chat/completions";
             return Err(ApiError::unsupported("model", message));
         }
         let language = language.map(languages::name).transpose()?;

@@ -96,9 +96,14 @@ impl Tagged {
         text.to_owned()
     }
 
-    /// The rest of an answer that has ended.
+    /// The rest of an answer that has ended. The tokens of a heading that `max_tokens` has cut are no text.
     pub fn end(&mut self) -> String {
-        self.head.take().unwrap_or_default()
+        let head = self.head.take().unwrap_or_default();
+        if self.heading != Heading::Tokens {
+            return head;
+        }
+        self.language = self.language.take().or_else(|| self.heading.language(&head));
+        String::new()
     }
 }
 
@@ -139,6 +144,8 @@ mod tests {
             let detected = read(Heading::Tokens, "<|de|><|transcribe|><|notimestamps|>  Ist es trocken? ", bytes);
             assert_eq!(detected, ("Ist es trocken? ".into(), german));
             assert_eq!(read(Heading::Space, " Is it dry?", bytes), ("Is it dry?".into(), None));
+            let cut = read(Heading::Tokens, "<|de|><|transcribe|>", bytes);
+            assert_eq!(cut, (String::new(), Some("German".to_owned())), "max_tokens may end a heading");
         }
     }
 }

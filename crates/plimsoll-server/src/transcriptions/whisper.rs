@@ -42,7 +42,7 @@ pub(super) fn ask(
     };
     let language = language.map(|language| known(state, whisper, language)).transpose()?;
     if task == Task::Translate && !whisper.multilingual {
-        let message = "the served model knows English alone and does not translate: use /v1/audio/transcriptions";
+        let message = "the served model supports English only and does not translate: use /v1/audio/transcriptions";
         return Err(ApiError::unsupported("model", message));
     }
     let mut tokens = vec![placeholder];
@@ -55,21 +55,24 @@ pub(super) fn ask(
         (_, None) => tokens.push(token(state, PLAIN)?),
         (Some((code, _)), Some(task)) => tokens.extend([token(state, &name(code))?, task, token(state, PLAIN)?]),
         (None, Some(task)) => {
-            let languages = languages::all().filter_map(|(code, _)| state.served.tokenizer.token_to_id(&name(code)));
-            masks.push(mask(vocab, languages));
+            let ids = languages::all().filter_map(|(code, _)| state.served.tokenizer.token_to_id(&name(code)));
+            let ids: Vec<u32> = ids.collect();
+            if ids.is_empty() {
+                return Err(no_languages());
+            }
+            masks.push(mask(vocab, ids));
             masks.extend([task, token(state, PLAIN)?].map(|id| mask(vocab, [id])));
         }
     }
-    let heading = if masks.is_empty() { Heading::Space } else { Heading::Tokens };
+    let (heading, named) = (if masks.is_empty() { Heading::Space } else { Heading::Tokens }, masks.len());
     let start = token(state, START)?;
     let ends = state.served.engine.eos();
     // Behind the first special token there are only others, and times.
-    let text = (0..vocab.min(start)).chain(ends.iter().copied()).filter(|id| !whisper.suppressed.contains(id));
-    let text: Vec<u32> = text.collect();
-    masks.push(mask(vocab, text.iter().copied().filter(|id| !whisper.suppressed_first.contains(id))));
-    masks.push(mask(vocab, text.iter().copied()));
+    let text = without(mask(vocab, (0..start).chain(ends.iter().copied())), &whisper.suppressed);
+    masks.push(without(text.clone(), &whisper.suppressed_first));
+    masks.push(text);
     let language = language.map(|(_, name)| name).or((!whisper.multilingual).then_some("English"));
-    Ok(Some(Asked { tokens, grammar: Arc::new(Path(masks.into())), heading, language }))
+    Ok(Some(Asked { tokens, grammar: Arc::new(Path { masks: masks.into(), named }), heading, language }))
 }
 
 /// Code and name of a language that the model has.
@@ -80,9 +83,18 @@ fn known(state: &ModelState, whisper: &Whisper, language: &str) -> ApiResult<(&'
     };
     languages::all().filter(has).find(|known| languages::is(language, *known)).ok_or_else(|| {
         let codes: Vec<&str> = languages::all().filter(has).map(|(code, _)| code).collect();
-        let message = format!("language is `{}`; the served model knows {}", quote(language), codes.join(", "));
+        if codes.is_empty() {
+            return no_languages();
+        }
+        let message = format!("language is `{}`; supported are {}", quote(language), codes.join(", "));
         ApiError::unsupported("language", message)
     })
+}
+
+fn no_languages() -> ApiError {
+    let message =
+        "the served model's tokenizer has no token of a language, such as `<|en|>`: use another tokenizer.json";
+    ApiError::unsupported("model", message)
 }
 
 /// The client's prompt: the last tokens of it, as many as leave half of the decoder's positions.
@@ -111,28 +123,45 @@ fn mask(vocab: u32, ids: impl IntoIterator<Item = u32>) -> Box<[u32]> {
     words.into()
 }
 
+/// The mask without these tokens.
+fn without(mut mask: Box<[u32]>, ids: &[u32]) -> Box<[u32]> {
+    for id in ids {
+        mask.get_mut(*id as usize / 32).into_iter().for_each(|word| *word &= !(1 << (id % 32)));
+    }
+    mask
+}
+
 /// Which tokens may come first, second, and so on; the last of these for all that follow.
 #[derive(Debug)]
-struct Path(Arc<[Box<[u32]>]>);
+struct Path {
+    masks: Arc<[Box<[u32]>]>,
+    /// Tokens of the heading, of which the most likely ones are taken.
+    named: usize,
+}
 
 impl Grammar for Path {
     fn begin(&self) -> Result<Box<dyn Constraint>, String> {
-        Ok(Box::new(Walk { masks: Arc::clone(&self.0), at: 0 }))
+        Ok(Box::new(Walk { masks: Arc::clone(&self.masks), named: self.named, at: 0 }))
     }
 
     fn bytes_max(&self, _max_tokens: u32) -> u64 {
-        self.0.iter().map(|mask| size_of_val(&**mask) as u64).sum()
+        self.masks.iter().map(|mask| size_of_val(&**mask) as u64).sum()
     }
 }
 
 struct Walk {
     masks: Arc<[Box<[u32]>]>,
+    named: usize,
     at: usize,
 }
 
 impl Constraint for Walk {
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
         Ok(Some(&self.masks[self.at]))
+    }
+
+    fn takes_most_likely(&self) -> bool {
+        self.at < self.named
     }
 
     fn accept(&mut self, _token: u32) -> Result<(), Unfit> {
@@ -151,14 +180,15 @@ mod tests {
 
     #[test]
     fn the_last_mask_holds_for_all_that_follow() {
-        let path = Path([mask(70, [3]), mask(70, [0, 69, 500])].into());
+        let path = Path { masks: [mask(70, [3]), without(mask(70, [0, 5, 69, 500]), &[5, 700])].into(), named: 1 };
         assert_eq!(path.bytes_max(9), 2 * 12);
         let mut walk = path.begin().unwrap();
         assert_eq!(walk.allowed().unwrap(), Some(&[8, 0, 0][..]));
+        assert!(walk.takes_most_likely());
         for _ in 0..3 {
             walk.accept(3).unwrap();
             assert_eq!(walk.allowed().unwrap(), Some(&[1, 0, 1 << 5][..]));
-            assert!(!walk.complete());
+            assert!(!walk.complete() && !walk.takes_most_likely());
         }
     }
 }

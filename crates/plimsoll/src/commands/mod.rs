@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, settle_device, start};
-use plimsoll_formats::{Checkpoint, Mmproj, MmprojState};
+use plimsoll_formats::{Architecture, Checkpoint, Mmproj, MmprojState};
 use plimsoll_hub::{Cache, HubError, ModelRef, Progress, TerminalProgress};
 
 use crate::progress::Loading;
@@ -99,7 +99,9 @@ pub fn load_engine(loaded: &LoadedModel, options: &Options) -> anyhow::Result<En
 /// Opens, plans, loads and proves a model.
 pub fn start_engine(model: &str, options: &Options) -> anyhow::Result<(LoadedModel, EngineHandle)> {
     let loaded = with_draft(open_model(model, &options.mmproj)?, options)?;
-    if loaded.template.is_none() && loaded.checkpoint.config.encoder.is_none() {
+    let config = &loaded.checkpoint.config;
+    let chats = config.encoder.is_none() && config.architecture != Architecture::Whisper;
+    if loaded.template.is_none() && chats {
         tracing::warn!("the model has no chat template: chat requests get a 400, /v1/completions works");
     }
     let engine = load_engine(&loaded, options)?;

@@ -92,7 +92,7 @@ fn print(args: PlanArgs) -> anyhow::Result<bool> {
     if args.k8s.k8s {
         // Pods refuse what `serve` does.
         let defaults = CheckpointDefaults::read(&checkpoint)?;
-        settled(defaults, checkpoint.config.encoder, &args.k8s.reading)?;
+        settled(defaults, Some(&checkpoint.config), &args.k8s.reading)?;
         say!("{}", super::k8s::Manifest { args: &args, path: &path, planned: &planned, threads: host.threads });
     } else if args.json {
         say!("{}", serde_json::to_string_pretty(&document(&planned))?);

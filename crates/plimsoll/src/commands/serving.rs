@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{CheckpointDefaults, EngineHandle, LoadedModel, Pooling, Sentence};
-use plimsoll_formats::{Checkpoint, Encoder, Encoding};
+use plimsoll_formats::{Architecture, Checkpoint, Encoding, ModelConfig};
 use plimsoll_memory::Bytes;
 use plimsoll_server::{About, Formats, Pooled, SamplingDefaults, SamplingSource, Served};
 use sd_notify::NotifyState;
@@ -21,7 +21,7 @@ pub fn served(
     reading: &ReadingArgs,
     names: Vec<String>,
 ) -> anyhow::Result<Served> {
-    let (pooled, sampling) = settled(model.defaults, model.checkpoint.config.encoder, reading)?;
+    let (pooled, sampling) = settled(model.defaults, Some(&model.checkpoint.config), reading)?;
     log_sampling(&sampling);
     Ok(Served {
         about: about(&model.checkpoint),
@@ -101,10 +101,10 @@ fn file_type_name(number: u64) -> Option<&'static str> {
 /// are made, and the sampling of requests that name none.
 pub fn settled(
     by: CheckpointDefaults,
-    encoder: Option<Encoder>,
+    config: Option<&ModelConfig>,
     reading: &ReadingArgs,
 ) -> anyhow::Result<(Pooled, SamplingDefaults)> {
-    let pooled = pooled(reading.pooling, by.sentence, encoder)?;
+    let pooled = pooled(reading.pooling, by.sentence, config)?;
     let sampling = match reading.generation_config {
         GenerationConfig::Auto => by.sampling?.map_or(SamplingDefaults::GENERAL, |by| recommended(&by)),
         GenerationConfig::Off => SamplingDefaults::default(),
@@ -130,7 +130,11 @@ fn log_sampling(sampling: &SamplingDefaults) {
 
 /// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
 /// the mean.
-fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, encoder: Option<Encoder>) -> anyhow::Result<Pooled> {
+fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, config: Option<&ModelConfig>) -> anyhow::Result<Pooled> {
+    if config.is_some_and(|config| config.architecture == Architecture::Whisper) && asked.is_some() {
+        anyhow::bail!("--pooling: this model takes audio and makes no embeddings; leave --pooling out");
+    }
+    let encoder = config.and_then(|config| config.encoder);
     let classifies = encoder.is_some_and(|encoder| encoder.labels.is_some());
     if classifies && asked.is_some() {
         anyhow::bail!("--pooling: this model scores pairs and makes no embeddings");

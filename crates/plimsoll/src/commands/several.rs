@@ -256,7 +256,7 @@ impl Shop {
     fn foreseen(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), LoadError> {
         let planned = self.plan(index, checkpoint, all).map_err(unplanned)?;
         let defaults = CheckpointDefaults::read(checkpoint).map_err(failed)?;
-        settled(defaults, checkpoint.config.encoder, &self.models[index].1.reading).map_err(failed)?;
+        settled(defaults, Some(&checkpoint.config), &self.models[index].1.reading).map_err(failed)?;
         Ok(planned)
     }
 }

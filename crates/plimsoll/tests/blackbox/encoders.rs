@@ -183,13 +183,18 @@ fn dense_layers_make_embeddings_and_a_modernbert_scores() {
 
 #[test]
 fn flags_that_mean_nothing_for_an_encoder_are_refused() {
-    let [bert, cross, dense] = ["bert", "bert-cross", "embeddinggemma"].map(fixture);
+    let [bert, cross, dense, whisper] = ["bert", "bert-cross", "embeddinggemma", "whisper"].map(fixture);
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     for (args, words) in [
         (vec!["serve".into(), path(&bert), "--max-total-token-num".into(), "4096".into()], "encoder"),
         (vec!["serve".into(), path(&bert), "--enable-mtp".into()], "--enable-mtp"),
         (vec!["serve".into(), path(&cross), "--pooling".into(), "mean".into()], "scores pairs"),
         (vec!["serve".into(), path(&dense), "--pooling".into(), "cls".into()], "leave --pooling out"),
+        (vec!["serve".into(), path(&whisper), "--pooling".into(), "mean".into()], "leave --pooling out"),
+        (
+            vec!["serve".into(), path(&whisper), "--max-req-total-len".into(), "90".into()],
+            "a clip takes 100: give at least 102",
+        ),
         (vec!["plan".into(), path(&bert), "--users".into(), "3".into()], "--users"),
         (vec!["plan".into(), path(&bert), "--probe".into()], "--probe"),
     ] {

@@ -48,7 +48,7 @@ fn operation(summary: &str) -> Value {
             "file": {"type": "string", "format": "binary", "description": "WAV, FLAC, MP3 or Ogg Vorbis"},
             "model": {"type": "string"},
             "language": {"type": "string", "description": "An ISO 639 code, or the language's English name"},
-            "prompt": {"type": "string", "description": "Words and names to expect; it becomes the system message, or the text before of Whisper"},
+            "prompt": {"type": "string", "description": "Words and names to expect; it becomes the system message, or for Whisper the text that precedes the clip"},
             "response_format": {"type": "string", "enum": ["json", "text", "verbose_json"]},
             "stream": {"type": "boolean"},
             "temperature": number(), "top_p": number(), "min_p": number(), "top_k": {"type": "integer"},
