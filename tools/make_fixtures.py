@@ -8,7 +8,7 @@
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
 gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, vision.py, tiled.py,
-siglip.py, idefics3.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, whisper.py, mmproj.py, mmproj_images.py.
+siglip.py, idefics3.py, llama4_images.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, whisper.py, mmproj.py, mmproj_images.py.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
-    asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, mlx_affine, mmproj,
+    asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, llama4_images, mlx_affine, mmproj,
     mmproj_images, models, omni, omni2_5, packed_forms, pixtral, reference, siglip, tiled, unified, vision, whisper,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
@@ -159,6 +159,8 @@ def jobs(tokenizer):
         yield name, lambda name=name: siglip.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in idefics3.MODELS:
         yield name, lambda name=name: idefics3.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in llama4_images.MODELS:
+        yield name, lambda name=name: llama4_images.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in pixtral.MODELS:
         yield name, lambda name=name: pixtral.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in lfm2_vl.MODELS:

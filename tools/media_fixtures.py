@@ -31,6 +31,8 @@ from transformers.models.idefics3.image_processing_idefics3 import Idefics3Image
 from transformers.models.internvl.video_processing_internvl import InternVLVideoProcessor
 from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
 from transformers.models.lfm2_vl.processing_lfm2_vl import Lfm2VlProcessor
+from transformers.models.llama4 import image_processing_llama4 as llama4
+from transformers.models.llama4.image_processing_llama4 import Llama4ImageProcessor
 from transformers.models.pixtral import image_processing_pixtral as pixtral
 from transformers.models.pixtral.image_processing_pixtral import PixtralImageProcessor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
@@ -95,6 +97,18 @@ LONGEST = [
     ({"size": {"longest_edge": 1540}}, 14, 2),
     ({}, 16, 1),
     ({"size": {"longest_edge": 100}}, 4, 3),
+]
+
+
+# Of canvases, with the patches of the encoder and those on a side of a token: as published, small tiles, images enlarged as far as a canvas
+# allows, numbers of tiles with few divisors, one tile.
+CANVASES = [
+    ({}, 14, 2),
+    ({"size": {"height": 16, "width": 16}, "max_patches": 6}, 4, 2),
+    ({"size": {"height": 336, "width": 336}, "resize_to_max_canvas": True}, 14, 2),
+    ({"size": {"height": 45, "width": 45}, "max_patches": 7, "resize_to_max_canvas": True}, 5, 3),
+    ({"size": {"height": 45, "width": 45}, "max_patches": 13}, 5, 3),
+    ({"size": {"height": 64, "width": 64}, "max_patches": 1}, 16, 2),
 ]
 
 
@@ -172,6 +186,48 @@ def square_rows(config: dict, rng: random.Random) -> list:
         first = one.resize(blank(h, w), one.size)
         canvas = one.resize_for_vision_encoder(blank(*first), side) if one.do_image_splitting else (side, side)
         rows.append([h, w, *first, *canvas, canvas[0] // side, canvas[1] // side])
+    return rows
+
+
+class Laid(Exception):
+    """Ends an image processor where all sizes are chosen."""
+
+
+def canvas_rows(config: dict, rng: random.Random) -> list:
+    """Of each size the size on the canvas, the canvas, and rows and columns of tiles."""
+
+    def laid(image, canvas, *_):
+        raise Laid(*map(int, (*image, *canvas)))
+
+    one, rows, whole = Llama4ImageProcessor(**config), [], llama4.pad_to_best_fit
+    llama4.pad_to_best_fit = laid
+    side = one.size["height"]
+    asked = {key: getattr(one, key) for key in ("do_resize", "size", "resample", "max_patches", "resize_to_max_canvas")}
+    rest = dict.fromkeys(("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std", "return_tensors"))
+    for h, w in sizes(rng, 110):
+        blank = torch.zeros((3, 1, 1), dtype=torch.uint8).expand(3, h, w)
+        try:
+            one._preprocess([blank], disable_grouping=True, **asked, **rest)
+        except Laid as found:
+            high, wide, canvas_high, canvas_wide = found.args
+            rows.append([h, w, high, wide, canvas_high, canvas_wide, canvas_high // side, canvas_wide // side])
+    llama4.pad_to_best_fit = whole
+    return rows
+
+
+def canvas_patches() -> list:
+    """What the whole image processor makes of a picture: tiles, and SHA-256 of their patches in the order of an encoder's rows."""
+    rows, patch, merge = [], 4, 2
+    for config in [
+        {"size": {"height": 16, "width": 16}, "max_patches": 6},
+        {"size": {"height": 24, "width": 24}, "max_patches": 4, "resize_to_max_canvas": True, "image_mean": [0.4, 0.5, 0.6], "image_std": [0.3, 0.2, 0.25]},
+    ]:
+        processor = Llama4ImageProcessor(**config)
+        for h, w in [(56, 84), (16, 16), (300, 20), (9, 150), (33, 17), (1, 1), (1, 2000)]:
+            made = processor(Image.fromarray(noise(h, w)), return_tensors="pt")["pixel_values"].float()
+            side = made.shape[-1] // (patch * merge)
+            values = made.reshape(len(made), 3, side, merge, patch, side, merge, patch).permute(0, 2, 5, 3, 6, 1, 4, 7)
+            rows.append([config, h, w, len(made), hashlib.sha256(values.contiguous().numpy().astype("<f4").tobytes()).hexdigest()])
     return rows
 
 
@@ -408,7 +464,7 @@ def main() -> None:
     pictures()
     blocks()
     sounds()
-    patched, pieces_patched = patch_rows(), piece_patches()
+    patched, pieces_patched, canvases_patched = patch_rows(), piece_patches(), canvas_patches()
     TorchvisionBackend.resize = asked_size
     rng = random.Random(20)
     fast = Qwen2VLVideoProcessor, Qwen3VLVideoProcessor
@@ -436,6 +492,10 @@ def main() -> None:
         "squares": [
             {"config": c, "patch": patch, "merge": merge, "rows": square_rows(c, random.Random(22))} for c, patch, merge in SQUARES
         ],
+        "canvases": [
+            {"config": c, "patch": patch, "merge": merge, "rows": canvas_rows(c, random.Random(24))} for c, patch, merge in CANVASES
+        ],
+        "canvas_patches": canvases_patched,
         "longest": [
             {"config": c, "patch": patch, "merge": merge, "rows": longest_rows(c, patch * merge, random.Random(23))}
             for c, patch, merge in LONGEST

@@ -182,6 +182,7 @@ AROUND = {
     "internvl": ("image_seq_length", "InternVLProcessor"), "gemma3": ("mm_tokens_per_image", "Gemma3Processor"),
     "lfm2_vl": (None, "Lfm2VlProcessor"), "smolvlm": ("image_seq_len", "Idefics3Processor"),
     "idefics3": ("image_seq_len", "Idefics3Processor"), "mistral3": ("spatial_merge_size", "PixtralProcessor"),
+    "llama4": (None, "Llama4Processor"),
 }
 TOWERS = ("visual.", "vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "embed_vision.", "embed_audio.", "audio_tower.")
 # Families whose text model is known by its own `model_type`, and whose state dictionary has the published names.
@@ -410,7 +411,8 @@ def write(name, raw, folder, tokenizer, seed, extra, named, template, processors
     if raw["model_type"] in AROUND:
         key, kind = AROUND[raw["model_type"]]
         said = key if key in ("image_seq_len", "spatial_merge_size") else "image_seq_length"
-        patch = {"patch_size": raw["vision_config"]["patch_size"]} if key == "spatial_merge_size" else {}
+        asked_for = key == "spatial_merge_size" or kind == "Llama4Processor"
+        patch = {"patch_size": raw["vision_config"]["patch_size"]} if asked_for else {}
         processor = {**({said: raw[key]} if key else {}), **patch, "processor_class": kind}
         (folder / "processor_config.json").write_text(json.dumps(processor, indent=2) + "\n")
     head = draft_head(raw, model, seed)

@@ -74,4 +74,4 @@ pub use row::{Row, RowBuf, RowScales};
 pub use variant::{
     Latent, LayerHeads, Mamba, MambaScales, Mixer, Norms, OutputGate, PerLayerInput, QkNorm, QueryGrowth, Variant,
 };
-pub use vision::{Gemma4, Intern, MediaTokens, Pixtral, RopeSections, Siglip2, Tower, Vision};
+pub use vision::{Gemma4, Intern, Llama4, MediaTokens, Pixtral, RopeSections, Siglip2, Tower, Vision};

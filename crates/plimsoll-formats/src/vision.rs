@@ -30,6 +30,9 @@ pub enum Tower {
     /// LFM2-VL: SigLIP 2 over images of any grid, learned positions that are resized to each; the patches of a token side by side go
     /// through two projections.
     Siglip2(Siglip2),
+    /// Llama 4: squares of one size, each with a class row; learned and rotary positions. The patches of a token, side by side, go
+    /// through three projections.
+    Llama4(Llama4),
     /// Gemma 4: images of any aspect that fill a budget of tokens, a learned and a rotary position for each axis; the mean of some patches
     /// is a token.
     Gemma4(Gemma4),
@@ -48,6 +51,13 @@ pub struct Gemma4 {
     pub sees_ahead: bool,
     /// Whether there are no layers: a token is one patch, which goes through a projection (Unified).
     pub unified: bool,
+}
+
+/// What differs among the towers of Llama 4.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Llama4 {
+    /// Width behind the first two projections.
+    pub projector_width: usize,
 }
 
 /// What differs among the towers of InternVL.
@@ -219,6 +229,9 @@ impl Vision {
         }
         if let Tower::Siglip2(siglip) = self.tower {
             within("projector_hidden_size", siglip.projector_width, INTERMEDIATE_MAX)?;
+        }
+        if let Tower::Llama4(llama) = self.tower {
+            within("projector_output_dim", llama.projector_width, INTERMEDIATE_MAX)?;
         }
         let token = self.patch * self.merge;
         match self.window {

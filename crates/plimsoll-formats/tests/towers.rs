@@ -195,6 +195,55 @@ fn internvl_as_it_is_published() {
     }
 }
 
+/// Llama 4 Scout, with members of its vision encoder.
+fn llama4(tower: &str) -> Result<ModelConfig, String> {
+    opened(&format!(
+        r#"{{"architectures": ["Llama4ForConditionalGeneration"], "image_token_index": 200092, "model_type": "llama4",
+            "text_config": {{"head_dim": 128, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
+                "model_type": "llama4_text", "num_attention_heads": 40, "num_hidden_layers": 48, "num_key_value_heads": 8,
+                "vocab_size": 202048}},
+            "vision_config": {{"hidden_act": "gelu", "hidden_size": 1408, "image_size": 336, "intermediate_size": 5632,
+                "model_type": "llama4_vision_model", "multi_modal_projector_bias": false, "norm_eps": 1e-05,
+                "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 34, "patch_size": 14,
+                "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096, "projector_output_dim": 4096,
+                "rope_theta": 10000, "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
+                "vision_output_dim": 4096{tower}}}}}"#
+    ))
+}
+
+#[test]
+fn llama_4_as_it_is_published() {
+    let vision = llama4("").expect("it opens").vision.expect("a vision encoder");
+    let Tower::Llama4(own) = vision.tower else { panic!("{:?}", vision.tower) };
+    assert_eq!((vision.table_side, vision.merge, own.projector_width), (24, 2, 4096));
+    assert_eq!((vision.patch_width(), vision.head_dim(), vision.tokens.image), (588, 88, 200_092));
+    for (tower, part) in [
+        (r#""image_size": 0"#, "image_size: 0 pixels do not divide into patches of 14 pixels"),
+        (r#""image_size": 343"#, "image_size: 343 pixels do not divide into patches of 14 pixels"),
+        (r#""image_size": 350"#, "image_size: 350 pixels do not divide into patches of 14 pixels"),
+        (r#""patch_size": 0"#, "patches of 0 pixels"),
+        (r#""image_size": 57372"#, "vision positions per side: 4098"),
+        (r#""pixel_shuffle_ratio": 0.0"#, "pixel_shuffle_ratio: 0, expected one divided by a whole number up to 16"),
+        (r#""pixel_shuffle_ratio": 0.3"#, "pixel_shuffle_ratio: 0.3"),
+        (r#""pixel_shuffle_ratio": -0.5"#, "pixel_shuffle_ratio: -0.5"),
+        (r#""hidden_size": 0"#, "intermediate_size: 5632, expected the width of a token's 4 patches of 0"),
+        (r#""hidden_size": 18446744073709551615"#, "patches of 18446744073709551615"),
+        (r#""num_attention_heads": 0"#, "vision heads: 0"),
+        (r#""num_hidden_layers": 100000"#, "vision layers: 100000"),
+        (r#""vision_output_dim": 7680"#, "4096, 4096 and 7680 are not equal"),
+        (r#""multi_modal_projector_bias": true"#, "multi_modal_projector_bias: true"),
+        (r#""norm_eps": 1e-06"#, "norm_eps 0.000001"),
+        (r#""num_channels": 4"#, "num_channels 4"),
+        (r#""hidden_act": "silu""#, r#"hidden_act "silu""#),
+        (r#""rope_theta": 500000"#, "rope_theta 500000"),
+        (r#""vision_feature_layer": -2"#, "vision_feature_layer"),
+        (r#""vision_feature_select_strategy": "full""#, r#"vision_feature_select_strategy "full""#),
+    ] {
+        let refusal = llama4(&format!(", {tower}")).expect_err(part);
+        assert!(refusal.contains(part), "{tower}: {refusal}");
+    }
+}
+
 #[test]
 fn a_text_model_has_no_tower() {
     let config = opened(

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use common::fixture;
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{ImageRule, Longest, Pieces, ProcessorFiles, Squares, Tiles};
+use plimsoll_media::geometry::{Canvases, ImageRule, Longest, Pieces, ProcessorFiles, Squares, Tiles};
 use plimsoll_media::image::{ImageLimits, Rgb, decode, frames, pieces, probe, resize, squares, tiles};
 use plimsoll_memory::heap::{self, CountingHeap};
 
@@ -173,6 +173,7 @@ fn resizes() {
     let published = r#"{"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}"#;
     let rules = [
         ImageRule::Squares(Squares::new(&files(published), 16, 4).unwrap()),
+        ImageRule::Canvases(Canvases::new(&files("{}"), 14, 2).unwrap()),
         ImageRule::Longest(Longest::new(&files(r#"{"size": {"longest_edge": 1540}}"#), 14, 2).unwrap()),
         ImageRule::Pieces(Pieces::new(&files("{}")).unwrap()),
         ImageRule::Tiles(Tiles::new(&files(r#"{"size": {"height": 448, "width": 448}}"#), 14, 2).unwrap()),

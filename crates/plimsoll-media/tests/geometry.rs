@@ -5,7 +5,8 @@ use plimsoll_media::geometry::config::Fields;
 use plimsoll_media::geometry::frames::Wanted;
 use plimsoll_media::geometry::video::Budget;
 use plimsoll_media::geometry::{
-    AudioRule, ImageRule, Longest, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Squares, Tiles,
+    AudioRule, Canvases, ImageRule, Longest, PatchVideo, Patches, Pieces, ProcessorFiles, Sampling, Squares, Steps,
+    Tiles,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -224,7 +225,8 @@ fn squares_are_as_in_transformers() {
         for row in rows(&group) {
             let of = size(&row[0], &row[1]);
             let fit = rule.fit(of).unwrap();
-            let found = (fit.steps.unwrap().first, fit.canvas);
+            let Some(Steps::Twice { first, .. }) = fit.steps else { panic!("{fit:?}") };
+            let found = (first, fit.canvas);
             assert_eq!(found, (size(&row[2], &row[3]), size(&row[4], &row[5])), "{of:?} under {rule:?}");
             let grid = fit.cut.map_or((1, 1), |cut| (cut.rows, cut.columns));
             assert_eq!((Some(grid.0), Some(grid.1)), (number(&row[6]), number(&row[7])), "{of:?} under {rule:?}");
@@ -233,6 +235,52 @@ fn squares_are_as_in_transformers() {
         }
     }
     assert!(cut > 300, "{cut} are cut");
+}
+
+#[test]
+fn canvases_are_as_in_transformers() {
+    let (mut compared, mut cut) = (0, 0);
+    for group in golden("canvases") {
+        let [patch, merge] = ["patch", "merge"].map(|key| number(&group[key]).unwrap());
+        let rule = Canvases::new(&files(&group["config"]), patch, merge).unwrap();
+        for row in rows(&group) {
+            let of = size(&row[0], &row[1]);
+            let fit = rule.fit(of).unwrap();
+            let Some(Steps::Laid { image, .. }) = fit.steps else { panic!("{fit:?}") };
+            let found = (image, fit.canvas);
+            assert_eq!(found, (size(&row[2], &row[3]), size(&row[4], &row[5])), "{of:?} under {rule:?}");
+            let grid = fit.cut.map_or((1, 1), |cut| (cut.rows, cut.columns));
+            assert_eq!((Some(grid.0), Some(grid.1)), (number(&row[6]), number(&row[7])), "{of:?} under {rule:?}");
+            assert!(fit.shape.sequences <= rule.tiles_max(), "{of:?} under {rule:?}");
+            assert_eq!(fit.shape.tokens, fit.shape.sequences * rule.tile_tokens, "{of:?} under {rule:?}");
+            compared += 1;
+            cut += u64::from(fit.cut.is_some());
+        }
+    }
+    assert!(compared > 900 && cut > 300, "{compared}, {cut} of them cut");
+}
+
+#[test]
+fn canvases_that_no_encoder_has_are_refused_by_name() {
+    for (text, (patch, merge), words) in [
+        (r#"{"size": {"height": 0, "width": 0}}"#, (14, 2), "size.height: 0 is not between 1 and 8192"),
+        (r#"{"size": {"height": 28, "width": 8193}}"#, (14, 2), "size.width: 8193 is not between 1 and 8192"),
+        (r#"{"size": {"height": 28, "width": 56}}"#, (14, 2), "size: tiles of 28 x 56 pixels are not supported"),
+        (r#"{"size": {"height": 42, "width": 42}}"#, (14, 2), "size: 42 pixels are no multiple of 14 x 2"),
+        (r#"{"max_patches": 0}"#, (14, 2), "max_patches: 0 is not between 1 and 1024"),
+        (r#"{"max_patches": 18446744073709551615}"#, (14, 2), "max_patches: 18446744073709551615 is not between"),
+        ("{}", (0, 2), "patch_size: 0 is not between 1 and 336"),
+        ("{}", (14, 0), "pixel_shuffle_ratio: one divided by 0"),
+    ] {
+        let files = ProcessorFiles::read(Some(text), None, None).unwrap();
+        let error = Canvases::new(&files, patch, merge).unwrap_err().to_string();
+        assert!(error.contains(words), "{text}: {error}");
+    }
+    let outer = ProcessorFiles::read(None, None, Some(r#"{"patch_size": 16}"#)).unwrap();
+    let error = Canvases::new(&outer, 14, 2).unwrap_err().to_string();
+    assert!(error.contains("patch_size: the processor says 16, the encoder 14"), "{error}");
+    let rule = Canvases::new(&ProcessorFiles::default(), 14, 2).unwrap();
+    assert!(rule.fit(Size::new(0, 5)).is_err() && rule.fit(Size::new(1, 1 << 25)).is_err());
 }
 
 #[test]

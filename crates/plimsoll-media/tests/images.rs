@@ -4,9 +4,9 @@ mod common;
 
 use common::fixture;
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{ImageRule, Patches, Pieces, ProcessorFiles};
+use plimsoll_media::geometry::{Canvases, ImageRule, Patches, Pieces, ProcessorFiles};
 use plimsoll_media::image::{
-    Filter, Format, ImageLimits, Normalize, Rgb, decode, frames, patchify, patchify_len, pieces, probe, resize,
+    Filter, Format, ImageLimits, Normalize, Rgb, decode, frames, patchify, patchify_len, pieces, probe, resize, squares,
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -174,12 +174,45 @@ fn pieces_are_what_the_processor_makes_bit_for_bit() {
 }
 
 #[test]
+fn tiles_on_a_canvas_are_what_the_processor_makes_bit_for_bit() {
+    let golden: Value = serde_json::from_slice(&fixture("geometry.json")).unwrap();
+    for row in golden["canvas_patches"].as_array().unwrap() {
+        let files = ProcessorFiles::read(Some(&row[0].to_string()), None, None).unwrap();
+        let rule = Canvases::new(&files, 4, 2).unwrap();
+        let of = Size::new(row[1].as_u64().unwrap() as u32, row[2].as_u64().unwrap() as u32);
+        let fit = rule.fit(of).unwrap();
+        let made = squares(noise(of), fit.steps.unwrap(), fit.canvas, fit.size, fit.filter);
+        let (found, announced) = (made.len() as u64, fit.shape.sequences);
+        assert_eq!((Some(found), announced), (row[3].as_u64(), found), "A32: {row}");
+        let (normalize, mut sum) = (Normalize::rounded(&files.image, Normalize::HALVES).unwrap(), Sha256::new());
+        for tile in &made {
+            let mut values = vec![f32::NAN; patchify_len(&rule.patches, 1, tile.size)];
+            patchify(std::slice::from_ref(tile), &rule.patches, &normalize, &mut values);
+            values.iter().for_each(|value| sum.update(value.to_le_bytes()));
+        }
+        let sum: String = sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(sum, row[4].as_str().unwrap(), "{row}");
+    }
+}
+
+#[test]
 fn a_normalization_that_cannot_be_is_refused() {
     let fields = |text: &str| ProcessorFiles::read(Some(text), None, None).unwrap().image;
     let halves = Normalize::new(&fields("{}"), Normalize::HALVES).unwrap();
-    assert_eq!(halves, Normalize { mean: [127.5; 3], std: [127.5; 3] });
+    assert_eq!(halves, Normalize { mean: [127.5; 3], std: [127.5; 3], rounded: None });
     for bad in [r#"{"image_std": [1, 0, 1]}"#, r#"{"rescale_factor": 0}"#, r#"{"rescale_factor": -1}"#] {
         assert!(Normalize::new(&fields(bad), Normalize::CLIP).is_err(), "{bad}");
+    }
+    // What single precision or bfloat16 does not hold.
+    for bad in [
+        r#"{"image_std": [1, 0, 1]}"#,
+        r#"{"image_std": [1, 1e-46, 1]}"#,
+        r#"{"image_mean": [0, 1e39, 1]}"#,
+        r#"{"rescale_factor": 1e39}"#,
+        r#"{"rescale_factor": 1e37}"#,
+    ] {
+        let error = Normalize::rounded(&fields(bad), Normalize::HALVES).unwrap_err().to_string();
+        assert!(error.contains("image_mean, image_std, rescale_factor"), "{bad}: {error}");
     }
 }
 
@@ -196,7 +229,7 @@ fn a_video_short_of_frames_repeats_its_last_one() {
         fills: false,
     };
     let frame = |value| Rgb { size: Size::new(2, 2), data: vec![value; 12] };
-    let plain = Normalize { mean: [0.0; 3], std: [1.0; 3] };
+    let plain = Normalize { mean: [0.0; 3], std: [1.0; 3], rounded: None };
     let mut values = vec![f32::NAN; patchify_len(&rule, 3, Size::new(2, 2))];
     patchify(&[frame(1), frame(2), frame(3)], &rule, &plain, &mut values);
     // Two groups of three channels, each with two frames of four pixels.

@@ -251,6 +251,25 @@ fn the_tower_of_gemma_3_is_planned_from_its_configuration() {
     assert!((found / expected - 1.0).abs() < 5e-3, "{found} million parameters for {expected}");
 }
 
+/// The vision encoder of Llama 4, its configuration from memory, in millions: patches of 3 · 14 · 14, 577 positions, 34 layers of
+/// 4 · 1,408² and 2 · 1,408 · 5,632, projections of four patches to 4,096 and of these to 4,096, and one to the model's width. Each layer
+/// has 9 · 1,408 + 5,632 numbers of norms and biases, in twice the bytes.
+#[test]
+fn the_vision_encoder_of_llama_4_is_planned_from_its_configuration() {
+    let bytes = |name| {
+        let checkpoint = config(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let kv = model.shape(KvDtype::F16).kv.bytes(1, 1);
+        (model.vision().map(|vision| vision.output_width()), kv, declare.finish().bytes as f64 / 2e6)
+    };
+    let (whole, text) = (bytes("llama-4-scout-109b-a17b-it.json"), bytes("llama-4-scout-109b-a17b.json"));
+    assert_eq!((whole.0, text.0), (Some(5120), None));
+    assert_eq!(whole.1, text.1);
+    let (found, expected) = (whole.2 - text.2, 0.83 + 0.81 + 808.86 + 23.07 + 16.78 + 20.97 + 2.0 * 0.62);
+    assert!((found / expected - 1.0).abs() < 1e-3, "{found} million parameters for {expected}");
+}
+
 /// The tower of LFM2-VL-1.6B, in millions: patches of 3 · 16 · 16, 256 positions, 27 layers of 4 · 1,152² and 2 · 1,152 · 4,304, and
 /// projections of four patches to 2,048 and of these to the model's width.
 #[test]

@@ -7,7 +7,7 @@ use common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, referen
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
 use plimsoll_formats::{Gemma4, Tower, Vision as Config};
 use plimsoll_media::Size;
-use plimsoll_media::geometry::{ImageRule, Longest, Patches, Pieces, ProcessorFiles, Squares, Tiles};
+use plimsoll_media::geometry::{Canvases, ImageRule, Longest, Patches, Pieces, ProcessorFiles, Squares, Tiles};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, pieces, resize, squares, tiles};
 use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem, Vision};
 use serde_json::Value;
@@ -74,6 +74,7 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
     let normalize = match tower {
         Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(fields).unwrap(),
         Tower::Gemma4(_) => Normalize::centred(fields).unwrap(),
+        Tower::Llama4(_) => Normalize::rounded(fields, Normalize::HALVES).unwrap(),
         _ => Normalize::new(fields, Normalize::CLIP).unwrap(),
     };
     let (rule, shots) = match tower {
@@ -82,6 +83,13 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
             let shots = shots.iter().map(|shot| resize(shot, rule.fit(shot.size).unwrap().size, rule.patches.filter));
             let shots: Vec<Rgb> = shots.collect();
             (rule.patches, shots)
+        }
+        Tower::Llama4(_) => {
+            let rule = Canvases::new(&files, 4, 2).unwrap();
+            let [shot] = shots.try_into().expect("one image");
+            let fit = rule.fit(shot.size).unwrap();
+            let made = squares(shot, fit.steps.unwrap(), fit.canvas, fit.size, fit.filter);
+            return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
         }
         Tower::Idefics3 => {
             let rule = Squares::new(&files, 4, 2).unwrap();
@@ -327,7 +335,7 @@ fn check_plan(model: &str) {
     let one = Grid { frames: 1, height: 4, width: 4 };
     let grids = match config(model).tower {
         Tower::Siglip => [Grid { height: 6, width: 6, ..one }; 3],
-        Tower::Idefics3 => [one; 3],
+        Tower::Idefics3 | Tower::Llama4(_) => [one; 3],
         Tower::Gemma4(_) => {
             [(1, 21, 30), (1, 3, 210), (3, 12, 6)].map(|(frames, height, width)| Grid { frames, height, width })
         }
@@ -378,6 +386,7 @@ models! { check:
     mistral3_other "vl-mistral3-other",
     smolvlm "vl-smolvlm",
     idefics3 "vl-idefics3",
+    llama4 "vl-llama4",
     gguf_idefics3 "vl-gguf-idefics3",
     gguf_mistral3 "vl-gguf-mistral3",
     gguf_lfm2 "vl-gguf-lfm2",
@@ -398,6 +407,7 @@ models! { check_company:
     company_of_gemma3 "vl-gemma3",
     company_of_lfm2 "vl-lfm2",
     company_of_idefics3 "vl-idefics3",
+    company_of_llama4 "vl-llama4",
     company_of_mistral3 "vl-mistral3",
     company_of_gemma4 "vl-gemma4",
     company_of_gemma4_e2b "vl-gemma4-e2b",
@@ -414,6 +424,7 @@ models! { check_plan:
     plan_of_gemma3 "vl-gemma3",
     plan_of_lfm2 "vl-lfm2",
     plan_of_smolvlm "vl-smolvlm",
+    plan_of_llama4 "vl-llama4",
     plan_of_mistral3 "vl-mistral3",
     plan_of_gguf_mistral3 "vl-gguf-mistral3",
     plan_of_gguf_idefics3 "vl-gguf-idefics3",

@@ -1,9 +1,9 @@
-//! How images are prepared that are encoded in pieces (LFM2-VL, Idefics3 and SmolVLM), or have a bound on their sides (Mistral 3): as
+//! How images are prepared that are encoded in pieces (LFM2-VL, Idefics3, SmolVLM and Llama 4), or have a bound on their sides (Mistral 3): as
 //! the processor says, made no larger than asked, or than the usual tokens where nothing is asked, or than a request can carry.
 
 use plimsoll_formats::Vision as VisionConfig;
 use plimsoll_media::MediaError;
-use plimsoll_media::geometry::{ImageRule, Longest, Pieces, ProcessorFiles, Squares};
+use plimsoll_media::geometry::{Canvases, ImageRule, Longest, Pieces, ProcessorFiles, Squares};
 use plimsoll_media::image::Normalize;
 
 use super::plan::image_bounds;
@@ -87,6 +87,24 @@ pub(super) fn squares(
     let rule = limits.bound(&rule, rule.pixels().0, Squares::limited, Squares::carried_in)?;
     let tokens_max = rule.squares_max() * rule.square_tokens;
     spec((ImageRule::Squares(rule), tokens_max), (files, Normalize::HALVES), config)
+}
+
+/// Llama 4.
+pub(super) fn canvases(
+    files: &ProcessorFiles,
+    config: &VisionConfig,
+    limits: &Limits<'_>,
+) -> Result<ImageSpec, PlanError> {
+    let rule = Canvases::new(files, config.patch as u64, config.merge as u64)?;
+    let (said, is) = (rule.side / config.patch as u64, config.table_side as u64);
+    if said != is {
+        let why = format!("tiles of {} pixels have {said} patches on a side, the encoder has {is}", rule.side);
+        return Err(MediaError::BadConfig { key: "size", why }.into());
+    }
+    let rule = limits.bound(&rule, rule.pixels().0, Canvases::limited, Canvases::carried_in)?;
+    let tokens_max = rule.tiles_max() * rule.tile_tokens;
+    let normalize = Normalize::rounded(&files.image, Normalize::HALVES)?;
+    Ok(ImageSpec { normalize, ..spec((ImageRule::Canvases(rule), tokens_max), (files, Normalize::HALVES), config)? })
 }
 
 /// Mistral 3.

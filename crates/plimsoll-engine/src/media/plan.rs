@@ -167,6 +167,7 @@ pub(super) fn largest_images(rule: &ImageRule, tokens_max: u64) -> Vec<Candidate
         ImageRule::Patches(rule) => along(rule, Modality::Image, 1, &rule.frontier(), tokens_max),
         ImageRule::Tiles(rule) => vec![tiled(&rule.patches, rule.worst())],
         ImageRule::Pieces(rule) => along(&rule.patches, Modality::Image, 1, &rule.largest(), u64::MAX),
+        ImageRule::Canvases(rule) => vec![tiled(&rule.patches, rule.shape())],
         ImageRule::Squares(rule) => vec![tiled(&rule.patches, rule.shape())],
         ImageRule::Longest(rule) => {
             let side = rule.tokens_on_a_side();
@@ -182,6 +183,7 @@ pub(super) fn image_bounds(rule: &ImageRule) -> Arc<[Grid]> {
         ImageRule::Pieces(pieces) => pieces.largest(),
         ImageRule::Tiles(tiles) => return [tiled(&tiles.patches, tiles.worst()).grid].into(),
         ImageRule::Longest(longest) => [(longest.tokens_on_a_side(), longest.tokens_on_a_side())].into(),
+        ImageRule::Canvases(rule) => return [tiled(&rule.patches, rule.shape()).grid].into(),
         ImageRule::Squares(squares) => return [tiled(&squares.patches, squares.shape()).grid].into(),
     };
     let side = |tokens: u64| (tokens * rule.patches().merge) as usize;

@@ -77,6 +77,35 @@ fn the_largest_square_is_the_worst_of_images_with_a_longest_side() {
 }
 
 #[test]
+fn tiles_on_a_canvas_are_planned_one_by_one_with_their_class_rows() {
+    let model = "vl-llama4";
+    let all = Options { max_image_pixels: None, ..options() };
+    let (blueprint, plan) = planned_of(model, &all).unwrap();
+    let media = plan.media.as_ref().unwrap();
+    let planner = Planner { tower: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
+    let tile = Grid { frames: 1, height: 4, width: 4 };
+    assert_eq!(media.workspace, planner.run(&[tile]).unwrap().0, "room for one, not for seven");
+    // Six tiles of four tokens and the whole image, each on a page of its own.
+    assert_eq!((media.image_tokens(), media.item_pages()), (28, 7));
+    let image = media.image.as_ref().unwrap();
+    let sizes = [(1, 1), (1, 20_000), (20_000, 1), (16, 16), (17, 16), (33, 49), (1000, 1000), (20_000, 20_000)];
+    let fits = sizes.map(|(height, width)| image.rule.fit(Size::new(height, width)).unwrap());
+    assert_eq!(fits.map(|fit| fit.shape.tokens).into_iter().max(), Some(28));
+    assert!(fits.iter().all(|fit| fit.size == Size::new(16, 16)));
+    for (pixels, tokens) in [(1 << 20, 28), (6 * 256, 28), (6 * 256 - 1, 24), (512, 12), (511, 4), (256, 4)] {
+        let options = Options { max_image_pixels: Some(pixels), ..all.clone() };
+        assert_eq!(planned_of(model, &options).unwrap().1.media.unwrap().image_tokens(), tokens, "{pixels} pixels");
+    }
+    let none = Options { max_image_pixels: Some(255), ..all.clone() };
+    let error = planned_of(model, &none).err().unwrap().to_string();
+    assert!(error.contains("--max-image-pixels leaves 255 pixels"), "{error}");
+    for (context, tokens) in [(28, 28), (27, 24), (11, 4), (3, 4)] {
+        let short = Options { max_req_total_len: Some(context), ..all.clone() };
+        assert_eq!(planned_of(model, &short).unwrap().1.media.unwrap().image_tokens(), tokens, "{context} tokens");
+    }
+}
+
+#[test]
 fn squares_are_planned_one_by_one_and_pixels_buy_more_of_them() {
     let model = "vl-smolvlm";
     let all = Options { max_image_pixels: None, ..options() };

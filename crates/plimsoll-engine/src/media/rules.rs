@@ -117,6 +117,7 @@ impl MediaRules {
             Some(Tower::Siglip) => paragraph(tokenizer()?.as_deref())?,
             Some(Tower::Pixtral(_)) => spelling::rows(outer.as_deref())?,
             Some(Tower::Idefics3) => spelling::squares(),
+            Some(Tower::Llama4(_)) => spelling::tiled(),
             Some(Tower::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
             Some(Tower::Gemma4(_)) => between(tokenizer()?.as_deref())?,
             Some(Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Omni) | None => Spelling::Plain,
@@ -190,6 +191,7 @@ impl MediaRules {
             Tower::Siglip2(_) => (Some(pieces::image(files, config, &limits)?), None),
             Tower::Pixtral(_) => (Some(pieces::longest(files, config, &limits)?), None),
             Tower::Idefics3 => (Some(pieces::squares(files, config, &limits)?), None),
+            Tower::Llama4(_) => (Some(pieces::canvases(files, config, &limits)?), None),
             // A model without a token for videos takes none.
             Tower::Gemma4(_) if config.tokens.video == config.tokens.image => {
                 (Some(image(files, config, options, context)?), None)
@@ -204,7 +206,7 @@ impl MediaRules {
 
 /// A processor's file that says what the tower's configuration does.
 fn defaults(config: &VisionConfig) -> String {
-    if let Tower::Intern(_) | Tower::Siglip = config.tower {
+    if let Tower::Intern(_) | Tower::Siglip | Tower::Llama4(_) = config.tower {
         let side = config.table_side * config.patch;
         return format!(r#"{{"size": {{"height": {side}, "width": {side}}}}}"#);
     }

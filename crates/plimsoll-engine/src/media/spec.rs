@@ -106,6 +106,20 @@ pub enum Spelling {
         /// The word before the whole image.
         whole: String,
     },
+    /// A template writes a word for an image, which stands between two others: tiles that are encoded one by one, a word between two of a
+    /// row and another behind each row, then the template's word and the whole image. Llama 4.
+    Tiled {
+        /// The word that templates write.
+        image: String,
+        /// The word before.
+        start: String,
+        /// The word after.
+        end: String,
+        /// The word between two tiles of a row.
+        column: String,
+        /// The word behind a row.
+        row: String,
+    },
     /// Images stand between two words. So do the frames of a video, each in a line with its number; what a template writes for a
     /// video is a word that the model never sees. InternVL.
     Framed {
@@ -196,6 +210,7 @@ impl ImageSpec {
     fn item_tokens(&self) -> u64 {
         match &self.rule {
             ImageRule::Pieces(rule) => rule.piece_tokens(),
+            ImageRule::Canvases(rule) => rule.tile_tokens,
             ImageRule::Squares(rule) => rule.square_tokens,
             _ => self.tokens_max,
         }

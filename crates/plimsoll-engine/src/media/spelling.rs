@@ -51,6 +51,13 @@ pub(super) fn squares() -> Spelling {
     Spelling::Squares { around: "<fake_token_around_image>".to_owned(), whole: "<global-img>".to_owned() }
 }
 
+/// The same of Llama 4. The words are its processor's.
+pub(super) fn tiled() -> Spelling {
+    let [image, start, end] = ["<|image|>", "<|image_start|>", "<|image_end|>"].map(str::to_owned);
+    let [column, row] = ["<|tile_x_separator|>", "<|tile_y_separator|>"].map(str::to_owned);
+    Spelling::Tiled { image, start, end, column, row }
+}
+
 /// The same of Gemma 4.
 pub(super) fn between(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     // The processor adds the word for videos to the tokenizer, by this name.

@@ -43,7 +43,7 @@ pub fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, secon
 fn items(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, seconds: Option<f32>) -> Vec<MediaItem> {
     let rule = &spec.image.as_ref().unwrap().rule;
     let made = match (rule, rule.fit(frames[0].size)) {
-        (ImageRule::Squares(_), Ok(Fit { canvas, size, filter, steps: Some(steps), .. })) => {
+        (ImageRule::Squares(_) | ImageRule::Canvases(_), Ok(Fit { canvas, size, filter, steps: Some(steps), .. })) => {
             squares(frames[0].clone(), steps, canvas, size, filter)
         }
         (ImageRule::Pieces(_), Ok(Fit { canvas, size, filter, cut: Some(cut), .. })) => {

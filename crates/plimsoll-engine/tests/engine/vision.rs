@@ -77,6 +77,11 @@ fn smolvlm_and_idefics3_see_what_transformers_sees() {
 }
 
 #[test]
+fn llama4_sees_what_transformers_sees() {
+    right("vl-llama4");
+}
+
+#[test]
 fn mistral3_sees_what_transformers_sees() {
     right("vl-mistral3");
     right("vl-mistral3-other");
@@ -116,6 +121,11 @@ fn i9_whatever_runs_beside_pieces() {
 #[test]
 fn i9_whatever_runs_beside_squares() {
     beside("vl-idefics3");
+}
+
+#[test]
+fn i9_whatever_runs_beside_tiles_with_class_rows() {
+    beside("vl-llama4");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
-//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `pixtral`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `llama4`, `pixtral`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
@@ -12,6 +12,7 @@ mod hybrid;
 mod idefics3;
 mod intern;
 pub(crate) mod json;
+mod llama4;
 mod names;
 mod pixtral;
 mod quantized;

@@ -44,6 +44,16 @@ const TOWER_PARTS: [&str; 17] = [
     "std_scale",
 ];
 
+/// The same of Llama 4. Its layers are called as those of a text.
+const LLAMA_4_PARTS: [&str; 6] = [
+    "patch_embedding.linear.",
+    "class_embedding",
+    "positional_embedding_vlm",
+    "layernorm_",
+    "model.layers.",
+    "vision_adapter.",
+];
+
 /// The name of a tensor of Gemma 4's `embed_vision`, which holds the projection alone, or all that Unified has.
 fn embedder_name(rest: &str) -> Option<String> {
     let projector = rest.strip_prefix("multimodal_embedder.").unwrap_or(rest);
@@ -96,6 +106,10 @@ fn without_prefix(name: &str) -> String {
     }
     if let Some(rest) = inner.strip_prefix("connector.modality_projection.") {
         return format!("visual.projector.{rest}");
+    }
+    let own = inner.strip_prefix("vision_model.");
+    if let Some(rest) = own.filter(|rest| LLAMA_4_PARTS.iter().any(|part| rest.starts_with(part))) {
+        return format!("visual.{rest}");
     }
     // A tower, by any of its names.
     for prefix in ["model.visual.", "model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model."] {
@@ -188,6 +202,8 @@ mod tests {
             ("model.visual.merger_list.0.mlp.2.bias", "visual.merger_list.0.mlp.2.bias"),
             ("thinker.model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.weight"),
             ("thinker.lm_head.weight", "lm_head.weight"),
+            ("vision_model.model.layers.0.mlp.fc1.bias", "visual.model.layers.0.mlp.fc1.bias"),
+            ("vision_model.class_embedding", "visual.class_embedding"),
             ("thinker.audio_tower.conv1.weight", "audio.conv1.weight"),
             ("thinker.visual.blocks.0.attn.q.bias", "visual.blocks.0.attn.q.bias"),
             ("talker.model.norm.weight", "talker.model.norm.weight"),

@@ -47,7 +47,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
 }
 
 /// Refuses rotary positions that the tower does not have.
-fn check_rope(vision: &Lookup) -> Result<(), FormatError> {
+pub(super) fn check_rope(vision: &Lookup) -> Result<(), FormatError> {
     let unsupported = |what: String| Err(FormatError::Unsupported(what));
     let rope = vision.object("rope_parameters")?;
     let kind = rope.as_ref().map(|rope| rope.str("rope_type")).transpose()?.flatten();

@@ -5,6 +5,7 @@ use super::gemma4;
 use super::idefics3;
 use super::intern;
 use super::json::{Lookup, whole};
+use super::llama4;
 use super::pixtral;
 use super::siglip;
 use super::siglip2;
@@ -107,6 +108,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
 fn of_own_family(vision: &Lookup, top: &Lookup, text: &Lookup, name: &str) -> Result<Option<Vision>, FormatError> {
     let read = match () {
         () if intern::is(name) => intern::read(vision, top),
+        () if llama4::is(name) => llama4::read(vision, top),
         () if siglip::is(name) => siglip::read(vision, top),
         () if idefics3::is(name) => idefics3::read(vision, top),
         () if pixtral::is(name) && pixtral::has_tower(vision) => pixtral::read(vision, top),

@@ -80,6 +80,7 @@ pub struct Fields {
     pub(crate) resample: Option<u64>,
     pub(crate) encoder_patch_size: Option<u64>,
     pub(crate) downsample_factor: Option<u64>,
+    pub(crate) resize_to_max_canvas: Option<bool>,
     pub(crate) do_image_splitting: Option<bool>,
     pub(crate) use_thumbnail: Option<bool>,
     pub(crate) min_tiles: Option<u64>,

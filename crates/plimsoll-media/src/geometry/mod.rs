@@ -4,6 +4,7 @@
 //! steps are repeated in the same order, their rounding is Python's. Nothing in here sees a pixel or a sample.
 
 pub mod audio;
+pub mod canvases;
 pub mod config;
 pub mod frames;
 pub mod frontier;
@@ -16,6 +17,7 @@ pub mod tiles;
 pub mod video;
 
 pub use audio::{AudioChunks, AudioCut, AudioRule, AudioWindows, FixedClip, Gemma4Frames};
+pub use canvases::Canvases;
 pub use config::ProcessorFiles;
 pub use frames::Sampling;
 pub use longest::Longest;

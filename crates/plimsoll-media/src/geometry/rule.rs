@@ -1,7 +1,7 @@
 //! The families' rules that fit images and videos to their encoders, side by side. Planning, measuring and preparing
 //! all ask here and do not depend on the family.
 
-use super::{Cut, Longest, PatchVideo, Patches, Pieces, Sampling, Squares, Steps, TileVideo, Tiles};
+use super::{Canvases, Cut, Longest, PatchVideo, Patches, Pieces, Sampling, Squares, Steps, TileVideo, Tiles};
 use crate::image::{Filter, resize_bytes};
 use crate::{MediaError, Shape, Size};
 
@@ -19,6 +19,8 @@ pub enum ImageRule {
     Pieces(Pieces),
     /// Resized, keeping their aspect, with a bound on the longer side.
     Longest(Longest),
+    /// Laid on a canvas of tiles that are encoded one by one, a tile of the whole behind them.
+    Canvases(Canvases),
     /// Cut into squares of one size that are encoded one by one, a square of the whole behind them.
     Squares(Squares),
 }
@@ -63,10 +65,20 @@ impl Fit {
     pub fn held_bytes(&self, image: Size) -> u64 {
         let resize = |from: Size, to: Size| from.pixels() * RGB + resize_bytes(from, to, self.filter);
         let canvas = |to: Size| if to == self.size { 0 } else { to.pixels() * RGB };
-        if let Some(Steps { first, square }) = self.steps {
-            // The last step makes the whole image behind the squares.
-            let steps = [(image, first), (first, self.canvas), (self.canvas, square)];
-            return steps.into_iter().map(|(from, to)| resize(from, to) + to.pixels() * RGB).max().unwrap_or(0);
+        if let Some(steps) = self.steps {
+            let made = |(from, to): (Size, Size)| resize(from, to) + to.pixels() * RGB;
+            return match steps {
+                // The last step makes the whole image behind the squares.
+                Steps::Twice { first, square } => [(image, first), (first, self.canvas), (self.canvas, square)]
+                    .map(made)
+                    .into_iter()
+                    .max()
+                    .unwrap_or(0),
+                // The canvas is filled while the image and its resized form are held.
+                Steps::Laid { image: laid, tile } => {
+                    (made((image, laid)) + self.canvas.pixels() * RGB).max(made((image, tile)))
+                }
+            };
         }
         let behind = self.cut.and_then(|cut| cut.whole).map_or(0, |whole| resize(image, whole));
         (resize(image, self.canvas) + canvas(self.canvas)).max(behind)
@@ -81,6 +93,7 @@ impl ImageRule {
             Self::Tiles(rule) => &rule.patches,
             Self::Pieces(rule) => &rule.patches,
             Self::Longest(rule) => &rule.patches,
+            Self::Canvases(rule) => &rule.patches,
             Self::Squares(rule) => &rule.patches,
         }
     }
@@ -90,6 +103,7 @@ impl ImageRule {
         match self {
             Self::Patches(_) | Self::Pieces(_) | Self::Longest(_) => None,
             Self::Tiles(rule) => Some(rule.tile),
+            Self::Canvases(rule) => Some(rule.tile()),
             Self::Squares(rule) => Some(rule.seen()),
         }
     }
@@ -101,6 +115,7 @@ impl ImageRule {
             Self::Tiles(rule) => (rule.min_tiles * rule.tile.pixels(), rule.max_tiles * rule.tile.pixels()),
             Self::Pieces(rule) => rule.pixels(),
             Self::Longest(rule) => rule.pixels(),
+            Self::Canvases(rule) => rule.pixels(),
             Self::Squares(rule) => rule.pixels(),
         }
     }
@@ -117,6 +132,7 @@ impl ImageRule {
             }
             Self::Pieces(rule) => Ok(Self::Pieces(rule.limited(pixels))),
             Self::Longest(rule) => Ok(Self::Longest(rule.limited(pixels))),
+            Self::Canvases(rule) => Ok(Self::Canvases(rule.limited(pixels))),
             Self::Squares(rule) => Ok(Self::Squares(rule.limited(pixels))),
         }
     }
@@ -148,6 +164,7 @@ impl ImageRule {
                 Ok(Fit { canvas, cut: Some(cut), ..Fit::whole(tiles.tile, (count, count), shape, filter) })
             }
             Self::Longest(rule) => rule.fit(size),
+            Self::Canvases(rule) => rule.fit(size),
             Self::Squares(rule) => rule.fit(size),
         }
     }
@@ -157,13 +174,17 @@ impl ImageRule {
         match self {
             Self::Patches(_) | Self::Tiles(_) | Self::Longest(_) => 1,
             Self::Pieces(rule) => rule.pieces_max(),
+            Self::Canvases(rule) => rule.tiles_max(),
             Self::Squares(rule) => rule.squares_max(),
         }
     }
 
     /// What the encoder sees of one of the pieces that are encoded one by one.
     pub fn piece(&self, size: Size) -> Shape {
-        self.patches().piece(size)
+        match self {
+            Self::Canvases(rule) => rule.shape(),
+            _ => self.patches().piece(size),
+        }
     }
 }
 

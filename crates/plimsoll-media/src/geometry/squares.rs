@@ -28,11 +28,21 @@ pub struct Squares {
 
 /// What an image is resized to on its way to squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Steps {
-    /// The first size, of the image's aspect. The second is [`Fit::canvas`].
-    pub first: Size,
-    /// A square with the pixels that are not seen.
-    pub square: Size,
+pub enum Steps {
+    /// To `first`, to [`Fit::canvas`], and from there to the whole image: Idefics3.
+    Twice {
+        /// The first size, of the image's aspect.
+        first: Size,
+        /// A square with the pixels that are not seen.
+        square: Size,
+    },
+    /// To `image`, in the upper left corner of the black [`Fit::canvas`], and the image itself to the whole image: Llama 4.
+    Laid {
+        /// The size on the canvas.
+        image: Size,
+        /// A square.
+        tile: Size,
+    },
 }
 
 impl Squares {
@@ -119,7 +129,10 @@ impl Squares {
             shape: Shape { rows: squares * one.rows, sequences: squares, tokens: squares * one.tokens, ..one },
             filter: self.patches.filter,
             cut: (count > 1).then_some(Cut { columns, rows, whole: Some(seen) }),
-            steps: Some(Steps { first: size_of_sides(first)?, square: Size::new(self.side as u32, self.side as u32) }),
+            steps: Some(Steps::Twice {
+                first: size_of_sides(first)?,
+                square: Size::new(self.side as u32, self.side as u32),
+            }),
         })
     }
 

@@ -5,13 +5,15 @@ use crate::geometry::Patches;
 use crate::geometry::config::Fields;
 use crate::{MediaError, Size};
 
-/// Mean and deviation of each channel, in steps of a byte.
+/// Mean and deviation of each channel, in steps of a byte; or of values between 0 and 1 where each step is rounded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalize {
     /// What is subtracted.
     pub mean: [f32; 3],
     /// What it is divided by.
     pub std: [f32; 3],
+    /// What a byte is multiplied with first, by a processor that rounds after each step to bfloat16.
+    pub rounded: Option<f32>,
 }
 
 impl Normalize {
@@ -47,6 +49,32 @@ impl Normalize {
         Self::of(fields, mean, std.map(|std| 0.5 * std))
     }
 
+    /// The same for Llama 4. Its processor rounds after each step.
+    pub fn rounded(fields: &Fields, defaults: [[f64; 3]; 2]) -> Result<Self, MediaError> {
+        Self::new(fields, defaults)?;
+        let short = |values: [f64; 3]| values.map(|value| bf16(value as f32));
+        let (mean, std) =
+            (short(fields.image_mean.unwrap_or(defaults[0])), short(fields.image_std.unwrap_or(defaults[1])));
+        let factor = fields.rescale_factor.unwrap_or(1.0 / 255.0) as f32;
+        let rule = Self { mean, std, rounded: Some(factor) };
+        let ends = (0..3).flat_map(|channel| [rule.value(0, channel), rule.value(u8::MAX, channel)]);
+        if factor.is_finite() && std.iter().all(|&value| value > 0.0) && ends.into_iter().all(f32::is_finite) {
+            return Ok(rule);
+        }
+        let why =
+            format!("mean {mean:?}, deviation {std:?}, factor {factor} in bfloat16 make pixels that are not finite");
+        Err(MediaError::BadConfig { key: "image_mean, image_std, rescale_factor", why })
+    }
+
+    /// A byte of a channel.
+    fn value(&self, byte: u8, channel: usize) -> f32 {
+        let (mean, std) = (self.mean[channel], self.std[channel]);
+        match self.rounded {
+            Some(factor) => bf16(bf16(bf16(f32::from(byte) * factor) - mean) / std),
+            None => (f32::from(byte) - mean) / std,
+        }
+    }
+
     fn of(fields: &Fields, mean: [f64; 3], std: [f64; 3]) -> Result<Self, MediaError> {
         let rescale = fields.rescale_factor.unwrap_or(1.0 / 255.0);
         let valid = rescale > 0.0 && std.iter().all(|&value| value > 0.0) && mean.iter().all(|value| value.is_finite());
@@ -56,8 +84,14 @@ impl Normalize {
         }
         // The processors fold the rescaling into both, in single precision.
         let fold = |values: [f64; 3]| values.map(|value| value as f32 * (1.0 / rescale) as f32);
-        Ok(Self { mean: fold(mean), std: fold(std) })
+        Ok(Self { mean: fold(mean), std: fold(std), rounded: None })
     }
+}
+
+/// The nearest bfloat16 of a finite number; of two, the even one.
+fn bf16(value: f32) -> f32 {
+    let bits = value.to_bits();
+    f32::from_bits((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000)
 }
 
 /// Values that [`patchify`] writes for this many frames of this size.
@@ -89,7 +123,7 @@ pub fn patchify(frames: &[Rgb], rule: &Patches, normalize: &Normalize, values: &
                         let at = ((row * patch + y) * width + column * patch) * 3;
                         let pixels = frame.data[at..at + 3 * patch].chunks_exact(3);
                         for (out, pixel) in out.iter_mut().zip(pixels) {
-                            *out = (f32::from(pixel[c]) - normalize.mean[c]) / normalize.std[c];
+                            *out = normalize.value(pixel[c], c);
                         }
                     }
                 }

@@ -21,15 +21,36 @@ pub fn pieces(image: &Rgb, canvas: Size, tile: Size, whole: Option<Size>, filter
     cut
 }
 
-/// The squares of an image and, behind several, the whole image as a square: how Idefics3 sees. The image is resized to the first size,
-/// from there to `canvas`, and from there to a square. Of each square the first `seen` rows and columns are kept.
+/// The squares of an image and, behind several, the whole image as a square: how Idefics3 and Llama 4 see. The image reaches `canvas` in
+/// these steps. Of each square the first `seen` rows and columns are kept.
 pub fn squares(image: Rgb, steps: Steps, canvas: Size, seen: Size, filter: Filter) -> Vec<Rgb> {
+    let (first, square) = match steps {
+        Steps::Twice { first, square } => (first, square),
+        Steps::Laid { image: laid, tile } => return on_canvas(&image, laid, canvas, tile, filter),
+    };
     // Each step takes its image: two are held at a time.
     let step = |image: Rgb, to: Size| if image.size == to { image } else { resize(&image, to, filter) };
-    let canvas = step(step(image, steps.first), canvas);
-    let mut all = parts(&canvas, steps.square, seen);
+    let canvas = step(step(image, first), canvas);
+    let mut all = parts(&canvas, square, seen);
     if all.len() > 1 {
-        all.extend(parts(&resize(&canvas, steps.square, filter), steps.square, seen));
+        all.extend(parts(&resize(&canvas, square, filter), square, seen));
+    }
+    all
+}
+
+/// The tiles of a black canvas with the image in its upper left corner, and behind several the whole image.
+fn on_canvas(image: &Rgb, laid: Size, canvas: Size, tile: Size, filter: Filter) -> Vec<Rgb> {
+    let mut all = {
+        let laid = resize(image, laid, filter);
+        let mut black = Rgb { size: canvas, data: vec![0; 3 * canvas.pixels() as usize] };
+        let rows = black.data.chunks_exact_mut(3 * canvas.width as usize);
+        for (to, from) in rows.zip(laid.data.chunks_exact(3 * laid.size.width as usize)) {
+            to[..from.len()].copy_from_slice(from);
+        }
+        parts(&black, tile, tile)
+    };
+    if all.len() > 1 {
+        all.push(small(image, tile, filter));
     }
     all
 }

@@ -4,25 +4,22 @@
 //! shuffles at the end is the order of [`crate::EncoderInput`]: patches of a token lie side by side from the start. The
 //! class row stands behind a tile's patches, so the patches keep their places.
 
-use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece};
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, RowPiece};
 use plimsoll_formats::{Intern, Vision as Config};
 
+use super::class_rows::ClassRows;
 use super::order::Order;
 use super::parts::{self, Merger};
-use crate::tower::{Layer, Norm, values_of};
+use crate::tower::{Layer, Norm};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Weights of a tower.
 pub struct InternTower {
     config: Config,
-    patch: LinearId,
-    class: LinearId,
-    /// The class row's position, then those of a tile's patches from left to right and from top to bottom.
-    positions: LinearId,
+    embeddings: ClassRows,
     layers: Vec<Layer>,
     last_norm: Option<Norm>,
     projector: Merger,
-    order: Order,
     /// Width of the model.
     out: usize,
 }
@@ -54,50 +51,21 @@ impl InternTower {
         // `norm_type` is about the layers' norms, not about this one.
         let last_norm = intern.last_norm.then(|| parts::layer_norm("visual.layernorm", hidden, declare)).transpose()?;
         Ok(Self {
-            patch,
-            class,
-            positions,
+            embeddings: ClassRows {
+                patch,
+                class,
+                positions,
+                class_first: true,
+                width: vision.patch_width(),
+                side,
+                order: Order { merge: vision.merge, window: None },
+            },
             layers,
             last_norm,
             projector: Merger::declare(&vision, "visual.projector", true, out, declare)?,
-            order: Order { merge: vision.merge, window: None },
             out,
             config: vision,
         })
-    }
-
-    /// Patches of a tile.
-    fn patches(&self) -> usize {
-        self.config.table_side * self.config.table_side
-    }
-
-    /// The embeddings of all tiles' patches and class rows.
-    fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
-        let (patches, width) = (self.patches(), self.patch_width());
-        let scope = device.mark();
-        let input = device.temp(patches, width)?;
-        for tile in 0..x.rows / (patches + 1) {
-            let values = values_of(images.patches, tile * patches, patches, width);
-            device.place(input, 0, values, width, 0, Mode::Store);
-            let first = tile * (patches + 1);
-            device.linear(input, &[(self.patch, x.span(first, patches))], Mode::Store)?;
-            device.embed(x.span(first + patches, 1), self.class, &[0], 1.0);
-        }
-        device.release(scope);
-        let side = self.config.table_side;
-        let tile = [Grid { frames: 1, height: side, width: side }];
-        let position = |row: usize| match row % (patches + 1) {
-            row if row == patches => 0,
-            row => {
-                let (_, y, x) = self.order.patch(&tile, row);
-                1 + y * side + x
-            }
-        };
-        device.add_blended(x, self.positions, &|row| {
-            let nothing = (0, 0.0);
-            [(position(row) as u32, 1.0), nothing, nothing, nothing]
-        });
-        Ok(())
     }
 }
 
@@ -118,19 +86,19 @@ impl Encoder for InternTower {
     }
 
     fn shape(&self) -> EncoderShape {
-        EncoderShape::new(self.config.head_dim(), self.config.hidden_size * self.order.block())
+        EncoderShape::new(self.config.head_dim(), self.config.hidden_size * self.embeddings.order.block())
     }
 
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
-        let (side, patches) = (self.config.table_side, self.patches());
+        let (side, patches) = (self.config.table_side, self.embeddings.patches());
         let whole = |grid: &Grid| (grid.height, grid.width) == (side, side);
         assert!(images.grids.iter().all(whole), "tiles of {side} × {side} patches");
         let tiles: usize = images.grids.iter().map(|grid| grid.frames).sum();
-        let (rows, tokens) = (patches + 1, patches / self.order.block());
+        let (rows, tokens) = (patches + 1, patches / self.embeddings.order.block());
         let output = device.temp(tiles * tokens, self.out)?;
         let scope = device.mark();
         let x = device.temp(tiles * rows, self.config.hidden_size)?;
-        self.embed(device, images, x)?;
+        self.embeddings.embed(device, images, x)?;
         let normed = device.temp(x.rows, x.cols)?;
         for layer in &self.layers {
             layer.forward(device, x, normed, None, (0..tiles).map(|tile| (tile * rows, rows)))?;

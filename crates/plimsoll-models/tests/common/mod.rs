@@ -227,7 +227,7 @@ impl Rig {
                 let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.tower, vision.table_side)) {
                     _ if sense == EncoderKind::Audio => vec![Grid::audio(4096)],
                     Some((Tower::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }].to_vec(),
-                    Some((Tower::Siglip | Tower::Idefics3, side)) => {
+                    Some((Tower::Siglip | Tower::Idefics3 | Tower::Llama4(_), side)) => {
                         vec![Grid { frames: 1, height: side, width: side }; 8]
                     }
                     Some((Tower::Gemma4(_) | Tower::Pixtral(_), _)) => vec![Grid { frames: 1, height: 66, width: 66 }],

@@ -46,6 +46,7 @@ impl<'a> Placeholders<'a> {
                 Some(video.as_str())
             }
             Spelling::Paragraph { start, .. } => Some(start.as_str()),
+            Spelling::Tiled { image, .. } => Some(image.as_str()),
             _ => None,
         };
         names.chain(word).filter(|text| !text.is_empty()).collect()
@@ -91,6 +92,17 @@ impl<'a> Placeholders<'a> {
                 }
             }),
             Spelling::Squares { around, whole } => in_squares(&prompt, media, pad(Modality::Image), [around, whole]),
+            Spelling::Tiled { image, start, end, column, row } => {
+                let pad = pad(Modality::Image);
+                each(&prompt, media, image, |medium, spelled| {
+                    spelled.push_str(start);
+                    if let Some(cut) = &medium.cut {
+                        let tiles = vec![pad; cut.columns as usize].join(column) + row;
+                        spelled.push_str(&tiles.repeat(cut.rows as usize));
+                    }
+                    spelled.push_str(&format!("{image}{pad}{end}"));
+                })
+            }
             Spelling::Framed { start, end, video } => {
                 let pad = pad(Modality::Image);
                 let whole = format!("{start}{pad}{end}");

@@ -136,6 +136,17 @@ fn squares_stand_in_rows_before_the_whole_image() {
 }
 
 #[test]
+fn tiles_stand_in_rows_before_the_word_of_the_template() {
+    let tokenizer = tokenizer();
+    let [image, start, end, column, row] = ["<i>", "<s>", "<e>", "<x>", "<y>"].map(str::to_owned);
+    let spec = MediaSpec { spelling: Spelling::Tiled { image, start, end, column, row }, video: None, ..spec() };
+    let media = [measured(Modality::Image, 2, &[]), cut()];
+    let spelled = Placeholders::new(&spec, &tokenizer).spell("a<i>b<i>c".into(), &media);
+    let pad = "<|image_pad|>";
+    assert_eq!(spelled, format!("a<s><i>{pad}<e>b<s>{pad}<x>{pad}<y><i>{pad}<e>c"));
+}
+
+#[test]
 fn placeholders_become_as_many_as_their_media_have_tokens() {
     let (spec, tokenizer) = (spec(), tokenizer());
     let placeholders = Placeholders::new(&spec, &tokenizer);

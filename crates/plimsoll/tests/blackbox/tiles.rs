@@ -90,7 +90,7 @@ fn as_the_reference(case: &Value, answer: &Value) {
 fn tiles_are_answered_as_transformers_does_alone_and_in_company() {
     let interns = [("vl-intern", 6), ("vl-intern-rms", 6)];
     let gemmas = [("vl-gemma3", 3), ("vl-gemma4", 5), ("vl-gemma4-e2b", 5), ("vl-gemma4-unified", 5)];
-    let pieces = [("vl-lfm2", 5), ("vl-lfm2-bare", 5), ("vl-smolvlm", 4), ("vl-idefics3", 4)];
+    let pieces = [("vl-lfm2", 5), ("vl-lfm2-bare", 5), ("vl-smolvlm", 4), ("vl-idefics3", 4), ("vl-llama4", 4)];
     let rows = [("vl-mistral3", 5), ("vl-mistral3-other", 5)];
     for (model, count) in interns.into_iter().chain(gemmas).chain(pieces).chain(rows) {
         let server = serve(model, &["--visual-infer-batch-size", "3"]);
@@ -124,7 +124,7 @@ fn tiles_are_answered_as_transformers_does_alone_and_in_company() {
 
 #[test]
 fn tiles_come_through_every_api() {
-    ["vl-intern", "vl-gemma3", "vl-gemma4", "vl-lfm2", "vl-smolvlm", "vl-mistral3"]
+    ["vl-intern", "vl-gemma3", "vl-gemma4", "vl-lfm2", "vl-smolvlm", "vl-llama4", "vl-mistral3"]
         .into_iter()
         .for_each(through_every_api);
 }

@@ -1,0 +1,65 @@
+//! Squares of one size, each with a class row behind its patches: the embeddings of InternVL and Llama 4.
+
+use plimsoll_device::{Buf, Device, DeviceError, LinearId, Mode};
+
+use super::order::Order;
+use crate::tower::values_of;
+use crate::{EncoderInput, Grid};
+
+/// Weights of the embeddings.
+pub(super) struct ClassRows {
+    pub patch: LinearId,
+    pub class: LinearId,
+    /// Those of a square's patches from left to right and from top to bottom, and the class row's.
+    pub positions: LinearId,
+    /// Whether the class row's position is the first; otherwise it is the last.
+    pub class_first: bool,
+    /// Numbers of a patch.
+    pub width: usize,
+    /// Patches per side of a square.
+    pub side: usize,
+    pub order: Order,
+}
+
+impl ClassRows {
+    /// Patches of a square.
+    pub fn patches(&self) -> usize {
+        self.side * self.side
+    }
+
+    /// Row and column of a patch; none for a class row. Rows of all squares follow one another.
+    pub fn place(&self, row: usize) -> Option<(usize, usize)> {
+        let square = [Grid { frames: 1, height: self.side, width: self.side }];
+        let row = row % (self.patches() + 1);
+        (row < self.patches()).then(|| {
+            let (_, y, x) = self.order.patch(&square, row);
+            (y, x)
+        })
+    }
+
+    /// The embeddings of all squares' patches and class rows.
+    pub fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
+        let (patches, width) = (self.patches(), self.width);
+        let scope = device.mark();
+        let input = device.temp(patches, width)?;
+        for square in 0..x.rows / (patches + 1) {
+            let values = values_of(images.patches, square * patches, patches, width);
+            device.place(input, 0, values, width, 0, Mode::Store);
+            let first = square * (patches + 1);
+            device.linear(input, &[(self.patch, x.span(first, patches))], Mode::Store)?;
+            device.embed(x.span(first + patches, 1), self.class, &[0], 1.0);
+        }
+        device.release(scope);
+        let before = usize::from(self.class_first);
+        let position = |row: usize| match self.place(row) {
+            Some((y, x)) => before + y * self.side + x,
+            None if self.class_first => 0,
+            None => patches,
+        };
+        device.add_blended(x, self.positions, &|row| {
+            let nothing = (0, 0.0);
+            [(position(row) as u32, 1.0), nothing, nothing, nothing]
+        });
+        Ok(())
+    }
+}
