@@ -90,7 +90,7 @@ fn qwen2_5_omni_hears_and_sees_with_the_defaults_of_transformers() {
     let refused = |audio| omni2_5("Qwen2_5OmniModel", audio).expect_err("refused");
     let error = refused(r#", "n_window": 100, "max_source_positions": 99"#);
     assert!(error.contains("n_window: 100 rows, allowed are 99"), "{error}");
-    assert!(refused(r#", "scale_embedding": true"#).contains("scale_embedding"));
+    assert!(refused(r#", "scale_embedding": true"#).contains("scale_embedding true; supported is false"));
     assert!(refused(r#", "n_window": 5000, "max_source_positions": 5000"#).contains("n_window"));
 }
 

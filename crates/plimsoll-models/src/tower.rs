@@ -1,7 +1,9 @@
 //! What towers are made of, whichever sense they serve: norms, feed-forward parts, layers. How a family calls and shapes its own,
 //! its module knows.
 
-use plimsoll_device::{Activation, Attention, Buf, Device, DeviceError, LinearId, Mode, VectorId};
+use plimsoll_device::{
+    Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, VectorId,
+};
 
 /// A norm, with a bias where the family subtracts the mean.
 #[derive(Clone, Copy, Debug)]
@@ -12,6 +14,12 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
+    /// Declares `{prefix}.weight` and `{prefix}.bias`, a norm that subtracts the mean.
+    pub fn declare(prefix: &str, width: usize, eps: f32, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let mut part = |name: &str| declare.vector(&format!("{prefix}.{name}"), width, 0.0);
+        Ok(Self { weight: part("weight")?, bias: Some(part("bias")?), eps })
+    }
+
     pub fn apply(self, device: &mut dyn Device, out: Buf, x: Buf) {
         match self.bias {
             Some(bias) => device.layer_norm(out, x, self.weight, bias, self.eps),

@@ -125,17 +125,12 @@ impl Part {
         declare: &mut Declare<'_>,
     ) -> Result<Self, DeclareError> {
         let hidden = config.hidden_size;
-        let norm = norm(config, &format!("{prefix}_layer_norm"), declare)?;
+        let norm = Norm::declare(&format!("{prefix}_layer_norm"), config.hidden_size, config.norm_eps, declare)?;
         let mut biased = |name: &str| declare.linear_with_bias(&format!("{prefix}.{name}"), hidden, hidden);
         let [q, v, o] = [biased("q_proj")?, biased("v_proj")?, biased("out_proj")?];
         let k = declare.linear(&format!("{prefix}.k_proj.weight"), hidden, hidden)?;
         Ok(Self { norm, q, k, v, o, spec })
     }
-}
-
-fn norm(config: &ModelConfig, name: &str, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
-    let mut part = |part: &str| declare.vector(&format!("{name}.{part}"), config.hidden_size, 0.0);
-    Ok(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: config.norm_eps })
 }
 
 impl Layer {
@@ -157,7 +152,12 @@ impl Layer {
         Ok(Self {
             own: Part::declare(config, &format!("{prefix}.self_attn"), spec(Encoded::Behind(output)), declare)?,
             cross: Part::declare(config, &format!("{prefix}.encoder_attn"), spec(Encoded::Within(output)), declare)?,
-            mlp_norm: norm(config, &format!("{prefix}.final_layer_norm"), declare)?,
+            mlp_norm: Norm::declare(
+                &format!("{prefix}.final_layer_norm"),
+                config.hidden_size,
+                config.norm_eps,
+                declare,
+            )?,
             mlp: Dense::declare(config, &format!("{prefix}.mlp"), config.intermediate_size, declare)?,
         })
     }
@@ -181,7 +181,7 @@ impl Layer {
             let made = [(own.q, run.of(q)), (own.k, run.of(k)), (own.v, run.of(v))];
             device.linear_rows(input.into(), &made, Mode::Store, bf16)?;
         }
-        // Queries of the encoder's rows are whatever the workspace holds: nothing reads what comes of them.
+        // Queries of the encoder's rows are not initialized: nothing reads what comes of them.
         device.attention(&own.spec, None, attended, q, Some([k, v]), step);
         for run in runs(step, x.cols).filter(|run| !run.encoded) {
             let (input, bf16) = (run.of(normed), run.bf16(step));

@@ -4,47 +4,50 @@
 
 use super::encoder;
 use crate::architecture::Architecture;
-use crate::family;
+use crate::family::{self, Names};
 
 /// The canonical name of a GGUF tensor of a model of this architecture.
 pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
-    if let Some(renamed) = encoder::names(architecture).and_then(|names| family::renamed(names, name)) {
-        return renamed;
-    }
-    match name {
-        "token_embd.weight" => return "model.embed_tokens.weight".to_owned(),
-        "output_norm.weight" => return "model.norm.weight".to_owned(),
-        "output.weight" => return "lm_head.weight".to_owned(),
-        "per_layer_token_embd.weight" => return "model.embed_tokens_per_layer.weight".to_owned(),
-        "per_layer_model_proj.weight" => return "model.per_layer_model_projection.weight".to_owned(),
-        "per_layer_proj_norm.weight" => return "model.per_layer_projection_norm.weight".to_owned(),
-        "rope_factors_long.weight" => return "model.rope_factors_long".to_owned(),
-        "rope_factors_short.weight" => return "model.rope_factors_short".to_owned(),
-        "rope_freqs.weight" => return "model.rope_freqs".to_owned(),
-        _ => {}
-    }
-    match name.starts_with("blk.") {
-        true => block_name(name, architecture).unwrap_or_else(|| name.to_owned()),
-        false => of_family(name, architecture).unwrap_or_else(|| name.to_owned()),
-    }
+    let names = match architecture {
+        Architecture::Decoder(family) => family::named(family).map(|family| family.gguf_names),
+        other => encoder::names(other),
+    };
+    let renamed = match name.starts_with("blk.") {
+        true => block_name(name, names),
+        // The family's own name comes first: encoders have another one for the embedding.
+        false => of_family(name, names).or_else(|| outside(name).map(str::to_owned)),
+    };
+    renamed.unwrap_or_else(|| name.to_owned())
 }
 
-/// The name that the architecture's family has for a part of a layer, or for a tensor outside layers.
-fn of_family(name: &str, architecture: &Architecture) -> Option<String> {
-    let names = match architecture {
-        Architecture::Decoder(family) => family::named(family)?.gguf_names,
-        other => encoder::names(other)?,
-    };
-    family::renamed(names, name)
+/// The name that a family's table has for a part of a layer, or for a tensor outside layers.
+fn of_family(name: &str, names: Option<Names>) -> Option<String> {
+    family::renamed(names?, name)
+}
+
+/// The canonical name of a tensor outside layers.
+fn outside(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "token_embd.weight" => "model.embed_tokens.weight",
+        "output_norm.weight" => "model.norm.weight",
+        "output.weight" => "lm_head.weight",
+        "per_layer_token_embd.weight" => "model.embed_tokens_per_layer.weight",
+        "per_layer_model_proj.weight" => "model.per_layer_model_projection.weight",
+        "per_layer_proj_norm.weight" => "model.per_layer_projection_norm.weight",
+        "rope_factors_long.weight" => "model.rope_factors_long",
+        "rope_factors_short.weight" => "model.rope_factors_short",
+        "rope_freqs.weight" => "model.rope_freqs",
+        _ => return None,
+    })
 }
 
 /// The canonical name of `blk.<layer>.<part>.<weight|bias>`.
-fn block_name(name: &str, architecture: &Architecture) -> Option<String> {
+fn block_name(name: &str, names: Option<Names>) -> Option<String> {
     let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
     if layer.is_empty() || !layer.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    if let Some(part) = of_family(rest, architecture) {
+    if let Some(part) = of_family(rest, names) {
         return Some(format!("model.layers.{layer}.{part}"));
     }
     match rest {

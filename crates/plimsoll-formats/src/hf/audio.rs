@@ -112,7 +112,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
     }
     if audio.bool("scale_embedding")? == Some(true) {
         // transformers reads it and ignores it, so there is no reference for such a checkpoint.
-        return Err(FormatError::Unsupported("scale_embedding".to_owned()));
+        return Err(FormatError::Unsupported("scale_embedding true; supported is false".to_owned()));
     }
     let half_window = or("n_window", defaults.half_window)?;
     let tower = match chunks {

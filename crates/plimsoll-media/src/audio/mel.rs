@@ -101,10 +101,10 @@ impl Mel {
                 let (before, filled, hop) = (chunks.fft as usize / 2, chunks.filled as usize, self.rule.hop as usize);
                 let sample = |at| samples.get(reflected(filled - 1, at, before)).copied().unwrap_or(0.0);
                 let mut loudest = self.logarithms(&sample, out);
-                // Frames of silence that hear the clip's end are dropped, but may be the loudest.
-                let heard = (samples.len() + before).div_ceil(hop).min(filled / hop);
+                // Frames behind the clip whose window still reaches its end are dropped, but may be the loudest.
+                let reached = (samples.len() + before).div_ceil(hop).min(filled / hop);
                 let mut dropped = vec![0.0; self.bands()];
-                for frame in self.frames(samples.len())..heard {
+                for frame in self.frames(samples.len())..reached {
                     loudest = loudest.max(self.logarithms(&|at| sample(frame * hop + at), &mut dropped));
                 }
                 above(loudest, out);

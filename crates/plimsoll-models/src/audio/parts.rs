@@ -1,8 +1,9 @@
-//! What the audio encoders of Whisper and the Qwens share: layers and positions.
+//! What the audio encoders of Whisper and the Qwens share: convolutions, layers and positions.
 
-use plimsoll_device::{Declare, DeclareError};
+use plimsoll_device::{Activation, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, Unfold};
 use plimsoll_formats::Audio;
 
+use super::{PAD, STEP, TAPS};
 use crate::block::activation;
 use crate::tower::{Layer, Mlp, Norm, spec};
 
@@ -14,8 +15,47 @@ const EPS: f32 = 1e-5;
 
 /// Declares `{prefix}.*`, a norm.
 pub(super) fn norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
-    let mut part = |name: &str| declare.vector(&format!("{prefix}.{name}"), width, 0.0);
-    Ok(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: EPS })
+    Norm::declare(prefix, width, EPS, declare)
+}
+
+/// The two convolutions over a whole spectrogram of Whisper and Qwen2.5-Omni, the second of which halves time.
+pub(super) struct Convolutions {
+    /// Mel bands.
+    pub bands: usize,
+    /// Width of the rows.
+    pub hidden: usize,
+    /// Each with the frames from one window to the next.
+    steps: [(LinearId, usize); 2],
+}
+
+impl Convolutions {
+    /// Declares `audio.conv1` and `audio.conv2`.
+    pub fn declare(audio: &Audio, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let (bands, hidden) = (audio.bands, audio.hidden_size);
+        let mut convolution = |name: &str, from: usize| declare.convolution(name, hidden, &[from, TAPS], true);
+        let steps = [(convolution("audio.conv1", bands)?, 1), (convolution("audio.conv2", hidden)?, STEP)];
+        Ok(Self { bands, hidden, steps })
+    }
+
+    /// The rows of so many frames without their positions: `out` has room for just those.
+    pub fn run(&self, device: &mut dyn Device, frames: usize, values: &[f32], out: Buf) -> Result<(), DeviceError> {
+        let scope = device.mark();
+        let mut x = device.temp(frames, self.bands)?;
+        device.place(x, 0, values, self.bands, 0, Mode::Store);
+        for (nth, (convolution, step)) in self.steps.into_iter().enumerate() {
+            let next = if nth == 0 { device.temp(frames, self.hidden)? } else { out };
+            let inner = device.mark();
+            let windows = device.temp(next.rows, x.cols * TAPS)?;
+            let cut = Unfold { inner: 1, taps: [TAPS, 1], step: [step, 1], pad: [PAD, 0] };
+            device.unfold(windows, x, &cut);
+            device.linear(windows, &[(convolution, next)], Mode::Store)?;
+            device.release(inner);
+            device.activate(next, Activation::Gelu);
+            x = next;
+        }
+        device.release(scope);
+        Ok(())
+    }
 }
 
 /// Declares `{prefix}.*`, a layer. `key_bias`: whether the key projection has a bias, as the others do.

@@ -28,8 +28,7 @@ pub(super) fn norm(
 
 /// Declares `{prefix}.*`, a norm that subtracts the mean, whatever the tower's others do.
 pub(super) fn layer_norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
-    let mut part = |name: &str| declare.vector(&format!("{prefix}.{name}"), width, 0.0);
-    Ok(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: EPS })
+    Norm::declare(prefix, width, EPS, declare)
 }
 
 fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, DeclareError> {
@@ -174,9 +173,7 @@ impl Merger {
             _ => ("layer_norm", "linear_1", "linear_2"),
         };
         let own_norm = format!("{prefix}.{own_norm}");
-        let mut of_tokens = || -> Result<Norm, DeclareError> {
-            Ok(Norm { eps: PROJECTOR_EPS, ..layer_norm(&own_norm, width, declare)? })
-        };
+        let mut of_tokens = || Norm::declare(&own_norm, width, PROJECTOR_EPS, declare);
         let (norm, inner, bias) = match vision.tower {
             Tower::Intern(_) => (Some(of_tokens()?), out, true),
             Tower::Siglip2(own) => {

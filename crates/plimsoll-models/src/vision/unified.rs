@@ -43,18 +43,14 @@ impl UnifiedTower {
             bias: Some(patch_vector("visual.patch_ln1.bias", &vision, 0.0, declare)?),
             eps: EPS,
         };
-        let norm = |name: &str, declare: &mut Declare<'_>| {
-            let mut part = |leaf: &str| declare.vector(&format!("visual.{name}.{leaf}"), hidden, 0.0);
-            Ok::<_, DeclareError>(Norm { weight: part("weight")?, bias: Some(part("bias")?), eps: EPS })
-        };
         let positions = [RowPiece::span(0, 2 * own.positions)];
         Ok(Self {
             sees_ahead: own.sees_ahead,
             patch_norm,
             patch: declare.convolution("visual.patch_dense", hidden, &window, true)?,
-            dense_norm: norm("patch_ln2", declare)?,
+            dense_norm: Norm::declare("visual.patch_ln2", hidden, EPS, declare)?,
             positions: declare.linear_rows("visual.pos_embedding", &[own.positions, 2, hidden], &positions, hidden)?,
-            place_norm: norm("pos_norm", declare)?,
+            place_norm: Norm::declare("visual.pos_norm", hidden, EPS, declare)?,
             plain: declare.values(vec![1.0; hidden]),
             projection: declare.linear("visual.projector.embedding_projection.weight", out, hidden)?,
             out,
