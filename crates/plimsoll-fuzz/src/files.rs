@@ -48,12 +48,18 @@ fn exercise(path: &Path, bytes: usize) {
     });
 }
 
-/// A GGUF file: its tensors, and the tokenizer and the template in it.
+/// A GGUF file: its tensors, and the tokenizer and the template in it. The tokenizer encodes a text.
 pub(crate) fn gguf(data: &[u8]) {
     let dir = Scratch::new();
     let path = dir.write("model.gguf", data);
     exercise(&path, data.len());
-    within(64 * data.len() + 64 * MIB, || drop(LoadedModel::open(&path)));
+    let Ok(model) = within(64 * data.len() + 64 * MIB, || LoadedModel::open(&path)) else { return };
+    for parse_special in [false, true] {
+        let Ok(ids) = model.tokenizer.encode("Hello,  wörld! ａ①🚀 <s>[CLS]", true, parse_special) else {
+            continue;
+        };
+        assert!(ids.iter().all(|id| (*id as usize) < model.tokenizer.vocab_size()), "{ids:?}");
+    }
 }
 
 /// A file with a vision encoder, beside a model that it may be for: opened, and declared where it is sound.

@@ -36,19 +36,20 @@ fn word_piece(vocab: &GgufVocab) -> Result<Value, TextError> {
         _ => of_piece(&vocab.tokens[id]),
     };
     let mut pieces = Map::new();
-    let mut cased = false;
     for id in (0..vocab.tokens.len()).filter(|id| type_of(vocab, *id) != TYPE_UNUSED) {
         let name = name(id);
-        cased |= !is_bracketed(&name) && name.bytes().any(|byte| byte.is_ascii_uppercase());
         // Of two equal names the first counts.
         pieces.entry(name).or_insert_with(|| id.into());
     }
+    // The alphabet of a cased vocabulary has every capital, at the beginning of a word and inside.
+    let cased = ('A'..='Z')
+        .all(|capital| pieces.contains_key(&capital.to_string()) || pieces.contains_key(&format!("##{capital}")));
     let unknown = named(vocab, [vocab.unknown, None], "[UNK]")?;
     let cls = named(vocab, [vocab.cls, vocab.bos], "[CLS]")?;
     let sep = named(vocab, [vocab.sep, vocab.eos], "[SEP]")?;
     Ok(json!({
         "added_tokens": added(vocab),
-        // No file says whether text is lowered. A vocabulary without capitals has no other use for them.
+        // No file says whether text is lowered. Single pieces with capitals, such as `<S>`, are also in vocabularies of lowered text.
         "normalizer": {
             "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
             "lowercase": !cased,

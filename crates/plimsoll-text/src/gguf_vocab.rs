@@ -55,7 +55,7 @@ pub(crate) const TYPE_USER_DEFINED: i32 = 4;
 pub(crate) const TYPE_UNUSED: i32 = 5;
 pub(crate) const TYPE_BYTE: i32 = 6;
 
-/// Checks that the lists fit together and that every id is a token.
+/// Checks that the lists fit together and that every id that the family uses is a token.
 pub(crate) fn check(vocab: &GgufVocab) -> Result<(), TextError> {
     let count = vocab.tokens.len();
     let bad = |message: String| Err(TextError::BadTokenizer(message));
@@ -69,8 +69,10 @@ pub(crate) fn check(vocab: &GgufVocab) -> Result<(), TextError> {
         return bad(format!("{} scores for {count} tokens", vocab.scores.len()));
     }
     let FimIds { prefix, suffix, middle, pad, repository, separator } = vocab.fim;
-    let named =
-        [vocab.bos, vocab.eos, vocab.cls, vocab.sep, vocab.unknown, prefix, suffix, middle, pad, repository, separator];
+    let is_encoder = matches!(vocab.model.as_str(), "bert" | "t5");
+    let cls = vocab.cls.filter(|_| is_encoder);
+    let sep = vocab.sep.filter(|_| is_encoder || vocab.add_sep == Some(true));
+    let named = [vocab.bos, vocab.eos, cls, sep, vocab.unknown, prefix, suffix, middle, pad, repository, separator];
     let ids = named.into_iter().flatten().chain(vocab.extra_eos.iter().copied());
     for id in ids {
         if id as usize >= count {

@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 
+use crate::charsmap;
 use crate::error::TextError;
 use crate::foreign::Foreign;
 use crate::json_decoder::Decoding;
@@ -93,6 +94,7 @@ impl Tokenizer {
         let engine = match json_pipeline::own(&description, &table)? {
             Some(pipeline) => Engine::Own(Box::new(pipeline)),
             None => {
+                charsmap::check_all(&description.normalizer)?;
                 let load = || Foreign::new(json);
                 Engine::Foreign(Box::new(crate::error::shielded(TextError::BadTokenizer, load)?))
             }

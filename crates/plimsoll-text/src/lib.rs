@@ -13,6 +13,7 @@
 
 mod bpe;
 mod byte_level;
+mod charsmap;
 mod chat;
 mod decode;
 mod error;

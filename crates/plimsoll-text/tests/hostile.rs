@@ -96,6 +96,11 @@ fn contradictory_vocabularies_are_refused() {
         change(&mut vocab);
         assert!(Tokenizer::from_gguf(&vocab).is_err(), "{name}");
     }
+    // Only encoders have a token around a text, and others a separator if they add it.
+    let others = GgufVocab { cls: Some(3), sep: Some(3), charsmap: vec![255; 4], ..vocab() };
+    assert!(Tokenizer::from_gguf(&others).is_ok());
+    let error = Tokenizer::from_gguf(&GgufVocab { add_sep: Some(true), ..others }).unwrap_err().to_string();
+    assert!(error.contains("special token 3 is not among the 3 tokens"), "{error}");
     let mut no_scores = vocab();
     no_scores.model = "llama".to_owned();
     assert!(matches!(Tokenizer::from_gguf(&no_scores), Err(TextError::BadTokenizer(_))));
@@ -142,6 +147,40 @@ fn stages_that_multiply_are_refused() {
         (format!(r#""pre_tokenizer":{}"#, list(split, "pretokenizers", 20_000)), "more than 16 patterns"),
     ] {
         let error = load(stages).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// The library allocates what the first number says, and reads outside of a table that is too short.
+#[test]
+fn broken_tables_of_characters_are_refused() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-text-charsmap-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("tokenizer.json");
+    let good = std::fs::read_to_string(path("unigram/tokenizer.json")).unwrap();
+    for (bytes, base64, words) in [
+        (vec![255; 4], "/////w==", "precompiled_charsmap says that its trie has 4294967295 bytes"),
+        (vec![0; 4], "AAAAAA==", "precompiled_charsmap says that its trie has 0 bytes"),
+        (vec![4, 0, 0, 0, 0, 0, 0, 0], "BAAAAAAAAAA=", "precompiled_charsmap leads to unit 255 of a trie of 1"),
+        (vec![1; 3], "not base64", "precompiled_charsmap "),
+    ] {
+        let stage = format!(r#"{{"type":"Precompiled","precompiled_charsmap":"{base64}"}}"#);
+        for stage in [format!(r#"{{"type":"Sequence","normalizers":[{{"type":"NFC"}},{stage}]}}"#), stage] {
+            let mut json: serde_json::Value = serde_json::from_str(&good).unwrap();
+            json["normalizer"] = serde_json::from_str(&stage).unwrap();
+            std::fs::write(&file, json.to_string()).unwrap();
+            let error = Tokenizer::from_file(&file).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let vocab = GgufVocab {
+            model: "t5".to_owned(),
+            tokens: ["<unk>", "<s>", "</s>", "▁a"].map(str::to_owned).to_vec(),
+            scores: vec![0.0; 4],
+            charsmap: bytes,
+            ..GgufVocab::default()
+        };
+        let error = Tokenizer::from_gguf(&vocab).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }
     std::fs::remove_dir_all(&folder).unwrap();

@@ -28,7 +28,7 @@ pub enum LoadingError {
     #[error("sentence-transformers' {0}")]
     Sentence(String),
     /// The pooling of a GGUF file is none that is done here.
-    #[error("the GGUF file's {0}")]
+    #[error("the GGUF file's {0} (--pooling mean, last or cls overrides it)")]
     Pooling(String),
     /// The sampling that the checkpoint recommends is broken.
     #[error("{0} (--generation-config off serves without it)")]

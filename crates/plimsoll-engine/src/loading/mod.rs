@@ -17,6 +17,9 @@ use crate::loading::sentence::Sentence;
 use crate::sampling::SamplingParams;
 pub use error::LoadingError;
 
+/// The key of SentencePiece's table of characters.
+const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
+
 /// Opens a checkpoint that can be served: one with weights, not a configuration alone.
 ///
 /// # Errors
@@ -31,8 +34,8 @@ pub fn with_weights(path: &Path, mmproj: &Mmproj) -> Result<Checkpoint, LoadingE
 
 /// Defaults from the checkpoint's own files, for settings that have no other source.
 pub struct CheckpointDefaults {
-    /// How embeddings are made.
-    pub sentence: Option<Sentence>,
+    /// How embeddings are made; none if the files do not say.
+    pub sentence: Result<Option<Sentence>, LoadingError>,
     /// The sampling that is recommended; none if the checkpoint recommends none.
     pub sampling: Result<Option<SamplingParams>, LoadingError>,
 }
@@ -41,14 +44,14 @@ impl CheckpointDefaults {
     /// Reads the files; a `.gguf` file has the pooling alone.
     ///
     /// # Errors
-    /// [`LoadingError::Sentence`]. A broken sampling recommendation is no error here: `sampling` keeps it,
-    /// since the operator can serve without the recommendation.
+    /// [`LoadingError::Sentence`]. A broken sampling recommendation and an unknown pooling of a GGUF file are no errors here:
+    /// `sampling` and `sentence` keep them, since the operator can serve without them.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, LoadingError> {
         let (sentence, sampling) = match checkpoint.gguf() {
-            Some(meta) => (Sentence::of_gguf(meta, checkpoint.config.encoder)?, Ok(None)),
+            Some(meta) => (Sentence::of_gguf(meta, checkpoint.config.encoder), Ok(None)),
             None => {
                 let dense = checkpoint.config.encoder.and_then(|encoder| encoder.dense);
-                (Sentence::read(checkpoint.dir(), dense)?, generation::sampling(checkpoint.dir()))
+                (Ok(Sentence::read(checkpoint.dir(), dense)?), generation::sampling(checkpoint.dir()))
             }
         };
         Ok(Self { sentence, sampling })
@@ -131,8 +134,14 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<TemplateSources>), Lo
     let missing = |key: &str| LoadingError::NoTokenizer(format!("the GGUF file has no '{key}'"));
     let strings = |key: &str| meta.strings(key).map(|strings| strings.iter().map(str::to_owned).collect::<Vec<_>>());
     let id = |key: &str| meta.u64(&format!("tokenizer.ggml.{key}_token_id")).and_then(|id| u32::try_from(id).ok());
+    let model = meta.str("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?.to_owned();
+    // Other families have no use for the table, whatever it is.
+    let charsmap = match model.as_str() {
+        "t5" => charsmap(meta.get(CHARSMAP))?,
+        _ => Vec::new(),
+    };
     let vocab = GgufVocab {
-        model: meta.str("tokenizer.ggml.model").ok_or_else(|| missing("tokenizer.ggml.model"))?.to_owned(),
+        model,
         pre: meta.str("tokenizer.ggml.pre").unwrap_or_default().to_owned(),
         tokens: strings("tokenizer.ggml.tokens").ok_or_else(|| missing("tokenizer.ggml.tokens"))?,
         scores: meta.f32s("tokenizer.ggml.scores").unwrap_or_default().to_vec(),
@@ -142,14 +151,14 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<TemplateSources>), Lo
         eos: id("eos"),
         extra_eos: ["eot", "eom"].iter().filter_map(|key| id(key)).collect(),
         cls: id("cls"),
-        // Spelled so.
+        // The GGUF key has this spelling.
         sep: id("seperator"),
         unknown: id("unknown"),
         add_bos: meta.bool("tokenizer.ggml.add_bos_token"),
         add_eos: meta.bool("tokenizer.ggml.add_eos_token"),
         add_sep: meta.bool("tokenizer.ggml.add_sep_token"),
         remove_extra_whitespaces: meta.bool("tokenizer.ggml.remove_extra_whitespaces"),
-        charsmap: charsmap(meta)?,
+        charsmap,
         add_space_prefix: meta.bool("tokenizer.ggml.add_space_prefix"),
         // Older files have the names without `fim`.
         fim: FimIds {
@@ -167,14 +176,17 @@ fn from_gguf(meta: &GgufMeta) -> Result<(Tokenizer, Option<TemplateSources>), Lo
     Ok((Tokenizer::from_gguf(&vocab)?, sources))
 }
 
-/// The table of characters that SentencePiece replaces; empty without one.
-fn charsmap(meta: &GgufMeta) -> Result<Vec<u8>, LoadingError> {
-    let key = "tokenizer.ggml.precompiled_charsmap";
-    match meta.get(key) {
-        None => Ok(Vec::new()),
-        Some(GgufValue::Bytes(bytes)) => Ok(bytes.to_vec()),
-        Some(_) => Err(LoadingError::NoTokenizer(format!("the GGUF file's '{key}' is no array of bytes"))),
-    }
+/// The table of characters that SentencePiece replaces; empty without one. Files have unsigned bytes, or signed ones.
+fn charsmap(value: Option<&GgufValue>) -> Result<Vec<u8>, LoadingError> {
+    let bytes = match value {
+        None => Some(Vec::new()),
+        Some(GgufValue::Bytes(bytes)) => Some(bytes.to_vec()),
+        Some(GgufValue::I32s(numbers)) => {
+            numbers.iter().map(|number| i8::try_from(*number).ok().map(i8::cast_unsigned)).collect()
+        }
+        Some(_) => None,
+    };
+    bytes.ok_or_else(|| LoadingError::NoTokenizer(format!("the GGUF file's '{CHARSMAP}' is not an array of bytes")))
 }
 
 fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<TemplateSources>), LoadingError> {
@@ -184,4 +196,67 @@ fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<TemplateSources>), Lo
     }
     let tokenizer = Tokenizer::from_file(&file)?;
     Ok((tokenizer, plimsoll_text::chat_template_sources(dir)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A string as GGUF files have it.
+    fn string(text: &str) -> Vec<u8> {
+        [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+    }
+
+    /// A fixture with more keys: name, number of the type, value. Before the tensors is as much room as their alignment asks for.
+    fn opened_with(model: &str, keys: &[(&str, u32, &[u8])]) -> Result<LoadedModel, LoadingError> {
+        const COUNT: std::ops::Range<usize> = 16..24;
+        let file = format!("{}/../../tests/fixtures/models/{model}/model.gguf", env!("CARGO_MANIFEST_DIR"));
+        let mut bytes = std::fs::read(file).unwrap();
+        let entry = |(name, kind, value): &(&str, u32, &[u8])| [&string(name), &kind.to_le_bytes()[..], value].concat();
+        let mut more: Vec<u8> = keys.iter().flat_map(entry).collect();
+        let padding = string(&"x".repeat(31 - (more.len() + entry(&("padding", 8, &string(""))).len() + 31) % 32));
+        more.extend(entry(&("padding", 8, &padding)));
+        let count = u64::from_le_bytes(bytes[COUNT].try_into().unwrap()) + keys.len() as u64 + 1;
+        bytes[COUNT].copy_from_slice(&count.to_le_bytes());
+        bytes.splice(COUNT.end..COUNT.end, more);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.gguf");
+        std::fs::write(&file, bytes).unwrap();
+        LoadedModel::open(&file)
+    }
+
+    #[test]
+    fn keys_of_encoders_do_not_refuse_a_chat_model() {
+        let (number, floats) = (1_000_000_u32.to_le_bytes(), [6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let model = opened_with(
+            "gguf-qwen2-f16",
+            &[
+                ("tokenizer.ggml.cls_token_id", 4, &number),
+                ("tokenizer.ggml.seperator_token_id", 4, &number),
+                (CHARSMAP, 9, &floats),
+                ("qwen2.pooling_type", 4, &number),
+            ],
+        );
+        let error = model.unwrap().defaults.sentence.unwrap_err().to_string();
+        assert!(error.contains("'qwen2.pooling_type' is 1000000; supported are 0 to 4"), "{error}");
+    }
+
+    #[test]
+    fn keys_of_encoders_are_checked_for_an_encoder() {
+        let number = 1_000_000_u32.to_le_bytes();
+        let error = opened_with("bert-gguf", &[("tokenizer.ggml.cls_token_id", 4, &number)]).err().unwrap().to_string();
+        assert!(error.contains("special token 1000000"), "{error}");
+    }
+
+    #[test]
+    fn the_table_of_characters_has_bytes_of_either_sign() {
+        let signed = GgufValue::I32s([-128, -1, 0, 127].into());
+        assert_eq!(charsmap(Some(&signed)).unwrap(), [128, 255, 0, 127]);
+        assert_eq!(charsmap(Some(&GgufValue::Bytes([128, 255].into()))).unwrap(), [128, 255]);
+        assert_eq!(charsmap(None).unwrap(), [0; 0]);
+        for other in [GgufValue::I32s([128].into()), GgufValue::U32s([1].into()), GgufValue::U64(1)] {
+            let error = charsmap(Some(&other)).unwrap_err().to_string();
+            assert!(error.contains("'tokenizer.ggml.precompiled_charsmap' is not an array of bytes"), "{error}");
+        }
+    }
 }

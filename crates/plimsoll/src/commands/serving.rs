@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{CheckpointDefaults, EngineHandle, LoadedModel, Pooling, Sentence};
+use plimsoll_engine::{CheckpointDefaults, EngineHandle, LoadedModel, LoadingError, Pooling, Sentence};
 use plimsoll_formats::{Architecture, Checkpoint, Encoding, ModelConfig};
 use plimsoll_memory::Bytes;
 use plimsoll_server::{About, Formats, Pooled, SamplingDefaults, SamplingSource, Served};
@@ -130,7 +130,11 @@ fn log_sampling(sampling: &SamplingDefaults) {
 
 /// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
 /// the mean.
-fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, config: Option<&ModelConfig>) -> anyhow::Result<Pooled> {
+fn pooled(
+    asked: Option<Pooling>,
+    sentence: Result<Option<Sentence>, LoadingError>,
+    config: Option<&ModelConfig>,
+) -> anyhow::Result<Pooled> {
     if config.is_some_and(|config| config.architecture == Architecture::Whisper) && asked.is_some() {
         anyhow::bail!("--pooling: this model takes audio and makes no embeddings; leave --pooling out");
     }
@@ -142,6 +146,15 @@ fn pooled(asked: Option<Pooling>, sentence: Option<Sentence>, config: Option<&Mo
     if encoder.is_some_and(|encoder| encoder.dense.is_some()) && asked.is_some() {
         anyhow::bail!("--pooling: this model has dense layers behind a pooling of its own; leave --pooling out");
     }
+    let sentence = match sentence {
+        // The operator's word counts, and a classifier does not pool.
+        Err(_) if asked.is_some() || classifies => None,
+        Err(error) if encoder.is_none() => {
+            tracing::warn!("no embeddings are made: {error}");
+            None
+        }
+        sentence => sentence?,
+    };
     let default = encoder.is_some().then_some(Pooling::Mean);
     let pooling = asked.or(sentence.map(|sentence| sentence.pooling)).or(default);
     Ok(Pooled {
@@ -185,7 +198,7 @@ mod tests {
 
     fn sampling(recommended: Option<SamplingParams>, flags: &[&str]) -> SamplingDefaults {
         let reading = Flags::parse_from([&["plimsoll"], flags].concat()).reading;
-        let by = CheckpointDefaults { sentence: None, sampling: Ok(recommended) };
+        let by = CheckpointDefaults { sentence: Ok(None), sampling: Ok(recommended) };
         settled(by, None, &reading).unwrap().1
     }
 
@@ -205,5 +218,27 @@ mod tests {
         for recommended in [Some(recommended), None] {
             assert_eq!(sampling(recommended, &["--generation-config", "off"]), SamplingDefaults::default());
         }
+    }
+
+    #[test]
+    fn an_unknown_pooling_of_the_file_ends_no_chat_and_gives_way_to_the_flag() {
+        let with = |config: Option<&ModelConfig>, flags: &[&str]| {
+            let reading = Flags::parse_from([&["plimsoll"], flags].concat()).reading;
+            let sentence = Err(LoadingError::Pooling("'bert.pooling_type' is 9".into()));
+            let pooled = settled(CheckpointDefaults { sentence, sampling: Ok(None) }, config, &reading);
+            pooled.map(|(pooled, _)| pooled.pooling)
+        };
+        let config = |model: &str| {
+            let path = format!("{}/../../tests/fixtures/models/{model}", env!("CARGO_MANIFEST_DIR"));
+            Checkpoint::open(path.as_ref()).unwrap().config
+        };
+        assert_eq!(with(None, &[]).unwrap(), None);
+        let encoder = config("bert-gguf");
+        for config in [None, Some(&encoder)] {
+            assert_eq!(with(config, &["--pooling", "cls"]).unwrap(), Some(Pooling::First));
+        }
+        assert_eq!(with(Some(&config("bert-gguf-cross")), &[]).unwrap(), None, "a classifier");
+        let error = with(Some(&encoder), &[]).unwrap_err().to_string();
+        assert!(error.contains("'bert.pooling_type' is 9 (--pooling mean, last or cls overrides it)"), "{error}");
     }
 }

@@ -1,0 +1,232 @@
+//! The check of `precompiled_charsmap`, the table of characters that SentencePiece replaces, before the `tokenizers` library gets it.
+//!
+//! Form: the bytes of the trie as a `u32`, the trie, and the text that its values point into. The trie is a double array: a unit
+//! has the byte that leads to it, the place of its children, and whether it ends a key. The library allocates what the first number
+//! says, and looks bytes up without a check of the array's end. Reference: `Darts::DoubleArray`, as the crate `spm_precompiled` reads it.
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+use crate::error::TextError;
+
+/// The longest trie in bytes; that of NFKC with lower case has 180 KiB. It bounds the time of the check.
+const TRIE_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of a unit, and of the number before the trie.
+const UNIT_BYTES: usize = 4;
+
+/// Children of a unit stand in one block of this many, each at its byte.
+const BLOCK: usize = 256;
+
+/// Checks every table in a normalizer of a `tokenizer.json`, at any depth.
+///
+/// # Errors
+///
+/// [`TextError::BadTokenizer`] that says what is wrong with a table.
+pub(crate) fn check_all(normalizer: &Value) -> Result<(), TextError> {
+    match normalizer {
+        Value::Array(stages) => stages.iter().try_for_each(check_all),
+        Value::Object(entries) => entries.iter().try_for_each(|(key, value)| match key.as_str() {
+            "precompiled_charsmap" => {
+                let bytes = value.as_str().and_then(|text| STANDARD.decode(text).ok());
+                let checked = bytes.ok_or_else(|| "is not a text in base64".to_owned()).and_then(|bytes| check(&bytes));
+                checked.map_err(|what| TextError::BadTokenizer(format!("precompiled_charsmap {what}")))
+            }
+            _ => check_all(value),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// Checks that no lookup of any bytes leaves the array, and that every value points into the text. The error continues a sentence
+/// about the table.
+fn check(bytes: &[u8]) -> Result<(), String> {
+    let Some((size, rest)) = bytes.split_first_chunk::<UNIT_BYTES>() else {
+        return Err(format!("has {} bytes; at least {UNIT_BYTES} are needed", bytes.len()));
+    };
+    let size = u32::from_le_bytes(*size) as usize;
+    if size > TRIE_BYTES_MAX {
+        return Err(format!("says that its trie has {size} bytes; at most {TRIE_BYTES_MAX} can be loaded"));
+    }
+    if size == 0 || !size.is_multiple_of(UNIT_BYTES) {
+        return Err(format!("says that its trie has {size} bytes; a multiple of {UNIT_BYTES} above 0 is needed"));
+    }
+    let Some((trie, text)) = rest.split_at_checked(size) else {
+        return Err(format!("says that its trie has {size} bytes, and {} follow", rest.len()));
+    };
+    let text = std::str::from_utf8(text).map_err(|error| format!("has a text that is not UTF-8: {error}"))?;
+    let (units, _) = trie.as_chunks::<UNIT_BYTES>();
+    walk(&units.iter().map(|unit| Unit(u32::from_le_bytes(*unit))).collect::<Vec<_>>(), text)
+}
+
+/// Visits every unit that a lookup can reach.
+fn walk(units: &[Unit], text: &str) -> Result<(), String> {
+    let count = units.len();
+    let mut reached = vec![false; count];
+    let mut blocks = vec![units[0].offset()];
+    while let Some(place) = blocks.pop() {
+        // A lookup reads the unit at its next byte before it knows whether that is a child.
+        if place | (BLOCK - 1) >= count {
+            return Err(format!("leads to unit {} of a trie of {count}", place | (BLOCK - 1)));
+        }
+        for byte in 1..BLOCK {
+            let (at, unit) = (place ^ byte, units[place ^ byte]);
+            // One place alone leads to a unit, so that each is counted once.
+            if unit.label() != byte || std::mem::replace(&mut reached[at], true) {
+                continue;
+            }
+            let next = at ^ unit.offset();
+            blocks.push(next);
+            if unit.has_value() {
+                let value = units.get(next).map(|unit| unit.value());
+                if !value.is_some_and(|value| value < text.len() && text.is_char_boundary(value)) {
+                    let value = value.map_or("none".to_owned(), |value| value.to_string());
+                    return Err(format!(
+                        "has the value {value}, which is no character's place in {} bytes",
+                        text.len()
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A unit of the double array.
+#[derive(Clone, Copy)]
+struct Unit(u32);
+
+impl Unit {
+    /// The byte that leads here; more than a byte for a value.
+    fn label(self) -> usize {
+        (self.0 & (1 << 31 | 0xff)) as usize
+    }
+
+    /// Whether a key ends here. Its value is the unit at the place of the children.
+    fn has_value(self) -> bool {
+        self.0 >> 8 & 1 == 1
+    }
+
+    /// What this unit's place is combined with for the place of its children.
+    fn offset(self) -> usize {
+        ((self.0 >> 10) as usize) << ((self.0 & 1 << 9) >> 6)
+    }
+
+    /// Of a unit that is a value.
+    fn value(self) -> usize {
+        (self.0 & !(1 << 31)) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::normalizers::Precompiled;
+
+    use super::*;
+
+    /// A table that replaces `a` by `é`, and `ab` by nothing.
+    fn table() -> Vec<u8> {
+        let mut units = vec![0; 4 * BLOCK];
+        let to = |at: usize, place: usize| ((at ^ place) as u32) << 10;
+        units[0] = to(0, 256);
+        let (a, b) = (256 ^ usize::from(b'a'), 512 ^ usize::from(b'b'));
+        units[a] = u32::from(b'a') | 1 << 8 | to(a, 512);
+        units[512] = 1 << 31;
+        units[b] = u32::from(b'b') | 1 << 8 | to(b, 768);
+        units[768] = 1 << 31 | 2;
+        of(&units, "é\0".as_bytes())
+    }
+
+    fn of(units: &[u32], text: &[u8]) -> Vec<u8> {
+        let size = (UNIT_BYTES * units.len()) as u32;
+        let trie = units.iter().flat_map(|unit| unit.to_le_bytes());
+        size.to_le_bytes().into_iter().chain(trie).chain(text.iter().copied()).collect()
+    }
+
+    /// Sets a unit of a table.
+    fn with(at: usize, unit: u32) -> Vec<u8> {
+        let mut bytes = table();
+        bytes[UNIT_BYTES * (at + 1)..][..UNIT_BYTES].copy_from_slice(&unit.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_sound_table_passes_and_is_the_librarys() {
+        assert_eq!(check(&table()), Ok(()));
+        let library = Precompiled::from(&table()).unwrap();
+        assert_eq!([library.transform("a"), library.transform("b")], [Some("é"), None]);
+    }
+
+    #[test]
+    fn what_a_lookup_could_leave_is_refused() {
+        let a = 256 ^ usize::from(b'a');
+        for (bytes, words) in [
+            (vec![0; 3], "has 3 bytes; at least 4"),
+            (vec![255; 4], "4294967295 bytes; at most 4194304"),
+            (vec![0; 4], "has 0 bytes; a multiple of 4 above 0"),
+            (vec![6, 0, 0, 0, 1, 2, 3, 4, 5, 6], "has 6 bytes; a multiple of 4"),
+            (vec![8, 0, 0, 0, 1, 2, 3, 4], "has 8 bytes, and 4 follow"),
+            (of(&[0; 255], b""), "leads to unit 255 of a trie of 255"),
+            (with(0, 1024 << 10), "leads to unit 1279 of a trie of 1024"),
+            (with(0, 1 << 9 | 4 << 10), "leads to unit 1279 of a trie of 1024"),
+            (with(a, u32::from(b'a') | 1 << 20), "leads to unit"),
+            (with(a, u32::from(b'a') | 1 << 8 | 1 << 20), "has the value none"),
+            (with(512, 1 << 31 | 1), "has the value 1, which is no character's place in 3 bytes"),
+            (with(512, 1 << 31 | 3), "has the value 3"),
+            (with(768, u32::MAX), "has the value 2147483647"),
+            (of(&[0; 256], b"\xff"), "has a text that is not UTF-8"),
+        ] {
+            let error = check(&bytes).unwrap_err();
+            assert!(error.contains(words), "{error}, expected: {words}");
+        }
+        // A unit that nothing leads to may hold anything.
+        assert_eq!(check(&with(300, u32::MAX)), Ok(()));
+        // Units that lead to each other are visited once; a lookup ends with its text.
+        assert_eq!(check(&with(a, u32::from(b'a') | ((a ^ 256) as u32) << 10)), Ok(()));
+    }
+
+    /// A table with random units that passes never makes a lookup panic.
+    #[test]
+    fn lookups_in_tables_that_pass_stay_inside() {
+        let mut dice = 1_u64;
+        let mut roll = |below: usize| {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (dice >> 33) as usize % below
+        };
+        let (mut passed, mut refused) = (0, 0);
+        for _ in 0..2000 {
+            let mut units: Vec<u32> = (0..BLOCK * (1 + roll(4))).map(|_| 0).collect();
+            let count = units.len();
+            for _ in 0..1 + roll(count) {
+                let at = roll(count);
+                let most = count + roll(2) * 300;
+                let (label, offset) = (at & 0xff ^ roll(2), roll(most));
+                units[at] = label as u32 | (roll(2) as u32) << 8 | (offset as u32) << 10;
+            }
+            let bytes = of(&units, &[b'x'; 4096]);
+            if check(&bytes).is_err() {
+                refused += 1;
+                continue;
+            }
+            passed += 1;
+            let library = Precompiled::from(&bytes).unwrap();
+            for _ in 0..50 {
+                let text: String = (0..1 + roll(8)).filter_map(|_| char::from_u32(roll(0x800) as u32)).collect();
+                library.transform(&text);
+            }
+        }
+        assert!(passed > 100 && refused > 100, "{passed} passed, {refused} refused");
+    }
+
+    #[test]
+    fn long_tries_are_checked_in_bounded_time() {
+        // Every unit is reached, and leads to a whole block.
+        let blocks = TRIE_BYTES_MAX / UNIT_BYTES / BLOCK / 8;
+        let to = |at: usize| at ^ (at / BLOCK * (BLOCK - 1) + at % BLOCK) % blocks * BLOCK;
+        let units: Vec<u32> = (0..blocks * BLOCK).map(|at| (at % BLOCK | to(at) << 10) as u32).collect();
+        let begun = std::time::Instant::now();
+        assert_eq!(check(&of(&units, b"")), Ok(()));
+        assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
+    }
+}
