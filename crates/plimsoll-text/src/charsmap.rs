@@ -223,8 +223,8 @@ mod tests {
     fn long_tries_are_checked_in_bounded_time() {
         // Every unit is reached, and leads to a whole block.
         let blocks = TRIE_BYTES_MAX / UNIT_BYTES / BLOCK / 8;
-        let to = |at: usize| at ^ (at / BLOCK * (BLOCK - 1) + at % BLOCK) % blocks * BLOCK;
-        let units: Vec<u32> = (0..blocks * BLOCK).map(|at| (at % BLOCK | to(at) << 10) as u32).collect();
+        let to = |at: usize| at ^ ((at / BLOCK * (BLOCK - 1) + at % BLOCK) % blocks * BLOCK);
+        let units: Vec<u32> = (0..blocks * BLOCK).map(|at| ((at % BLOCK) | (to(at) << 10)) as u32).collect();
         let begun = std::time::Instant::now();
         assert_eq!(check(&of(&units, b"")), Ok(()));
         assert!(begun.elapsed().as_secs() < 30, "{:?}", begun.elapsed());
