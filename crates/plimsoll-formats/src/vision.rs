@@ -116,7 +116,7 @@ pub struct Vision {
     pub temporal: usize,
     /// Patches per side of a token.
     pub merge: usize,
-    /// Positions per side of the learned table, for InternVL, Gemma 3 and Idefics3 the patches per side of every image; 0 without one.
+    /// Positions per side of the learned table, for InternVL, Gemma 3, Idefics3 and Llama 4 the patches per side of every image; 0 without one.
     pub table_side: usize,
     /// Layers after which the stream also goes to the model's first layers, one for one.
     pub deepstack: Vec<usize>,

@@ -197,7 +197,11 @@ fn internvl_as_it_is_published() {
 
 /// Llama 4 Scout, with members of its vision encoder.
 fn llama4(tower: &str) -> Result<ModelConfig, String> {
-    opened(&format!(
+    opened(&llama4_json(tower))
+}
+
+fn llama4_json(tower: &str) -> String {
+    format!(
         r#"{{"architectures": ["Llama4ForConditionalGeneration"], "image_token_index": 200092, "model_type": "llama4",
             "text_config": {{"head_dim": 128, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
                 "model_type": "llama4_text", "num_attention_heads": 40, "num_hidden_layers": 48, "num_key_value_heads": 8,
@@ -208,7 +212,7 @@ fn llama4(tower: &str) -> Result<ModelConfig, String> {
                 "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096, "projector_output_dim": 4096,
                 "rope_theta": 10000, "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
                 "vision_output_dim": 4096{tower}}}}}"#
-    ))
+    )
 }
 
 #[test]
@@ -217,6 +221,8 @@ fn llama_4_as_it_is_published() {
     let Tower::Llama4(own) = vision.tower else { panic!("{:?}", vision.tower) };
     assert_eq!((vision.table_side, vision.merge, own.projector_width), (24, 2, 4096));
     assert_eq!((vision.patch_width(), vision.head_dim(), vision.tokens.image), (588, 88, 200_092));
+    let unnamed = llama4_json("").replace(r#""architectures": ["Llama4ForConditionalGeneration"], "#, "");
+    assert_eq!(opened(&unnamed).expect("it opens").vision, Some(vision), "by its model_type");
     for (tower, part) in [
         (r#""image_size": 0"#, "image_size: 0 pixels do not divide into patches of 14 pixels"),
         (r#""image_size": 343"#, "image_size: 343 pixels do not divide into patches of 14 pixels"),

@@ -4,14 +4,23 @@
 //! has the byte that leads to it, the place of its children, and whether it ends a key. The library allocates what the first number
 //! says, and looks bytes up without a check of the array's end. Reference: `Darts::DoubleArray`, as the crate `spm_precompiled` reads it.
 
+use std::collections::VecDeque;
+
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use crate::error::TextError;
 
-/// The longest trie in bytes; that of NFKC with lower case has 180 KiB. It bounds the time of the check.
+/// Bytes of all tries of a file, at most; that of NFKC with lower case has 180 KiB. They bound the time of the check.
 const TRIE_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of a replacement for each byte that it replaces, at most: NFKC writes the three bytes of U+FDFA as 33. Memory for encoding is
+/// reserved for as many ([`crate::foreign`]).
+const LONGER_MAX: usize = 11;
+
+/// Bytes of a key that count.
+const KEY_BYTES_MAX: usize = 64;
 
 /// Bytes of a unit, and of the number before the trie.
 const UNIT_BYTES: usize = 4;
@@ -25,30 +34,39 @@ const BLOCK: usize = 256;
 ///
 /// [`TextError::BadTokenizer`] that says what is wrong with a table.
 pub(crate) fn check_all(normalizer: &Value) -> Result<(), TextError> {
+    let mut left = TRIE_BYTES_MAX;
+    check_within(normalizer, &mut left)
+}
+
+fn check_within(normalizer: &Value, left: &mut usize) -> Result<(), TextError> {
     match normalizer {
-        Value::Array(stages) => stages.iter().try_for_each(check_all),
+        Value::Array(stages) => stages.iter().try_for_each(|stage| check_within(stage, left)),
         Value::Object(entries) => entries.iter().try_for_each(|(key, value)| match key.as_str() {
             "precompiled_charsmap" => {
                 let bytes = value.as_str().and_then(|text| STANDARD.decode(text).ok());
-                let checked = bytes.ok_or_else(|| "is not a text in base64".to_owned()).and_then(|bytes| check(&bytes));
+                let checked =
+                    bytes.ok_or_else(|| "is not a text in base64".to_owned()).and_then(|bytes| check(&bytes, left));
                 checked.map_err(|what| TextError::BadTokenizer(format!("precompiled_charsmap {what}")))
             }
-            _ => check_all(value),
+            _ => check_within(value, left),
         }),
         _ => Ok(()),
     }
 }
 
-/// Checks that no lookup of any bytes leaves the array, and that every value points into the text. The error continues a sentence
-/// about the table.
-fn check(bytes: &[u8]) -> Result<(), String> {
+/// Checks that no lookup of any bytes leaves the array, that every value points into the text, and that no replacement is too long.
+/// The error continues a sentence about the table. `left`: bytes that tries may have.
+fn check(bytes: &[u8], left: &mut usize) -> Result<(), String> {
     let Some((size, rest)) = bytes.split_first_chunk::<UNIT_BYTES>() else {
         return Err(format!("has {} bytes; at least {UNIT_BYTES} are needed", bytes.len()));
     };
     let size = u32::from_le_bytes(*size) as usize;
-    if size > TRIE_BYTES_MAX {
-        return Err(format!("says that its trie has {size} bytes; at most {TRIE_BYTES_MAX} can be loaded"));
+    if size > *left {
+        return Err(format!(
+            "says that its trie has {size} bytes; at most {TRIE_BYTES_MAX} can be loaded, in all tables together"
+        ));
     }
+    *left -= size;
     if size == 0 || !size.is_multiple_of(UNIT_BYTES) {
         return Err(format!("says that its trie has {size} bytes; a multiple of {UNIT_BYTES} above 0 is needed"));
     }
@@ -64,8 +82,9 @@ fn check(bytes: &[u8]) -> Result<(), String> {
 fn walk(units: &[Unit], text: &str) -> Result<(), String> {
     let count = units.len();
     let mut reached = vec![false; count];
-    let mut blocks = vec![units[0].offset()];
-    while let Some(place) = blocks.pop() {
+    // The shortest keys come first. With each block goes the number of bytes that its keys have at least.
+    let mut blocks = VecDeque::from([(units[0].offset(), 1)]);
+    while let Some((place, key)) = blocks.pop_front() {
         // A lookup reads the unit at its next byte before it knows whether that is a child.
         if place | (BLOCK - 1) >= count {
             return Err(format!("leads to unit {} of a trie of {count}", place | (BLOCK - 1)));
@@ -77,20 +96,26 @@ fn walk(units: &[Unit], text: &str) -> Result<(), String> {
                 continue;
             }
             let next = at ^ unit.offset();
-            blocks.push(next);
+            blocks.push_back((next, KEY_BYTES_MAX.min(key + 1)));
             if unit.has_value() {
-                let value = units.get(next).map(|unit| unit.value());
-                if !value.is_some_and(|value| value < text.len() && text.is_char_boundary(value)) {
-                    let value = value.map_or("none".to_owned(), |value| value.to_string());
-                    return Err(format!(
-                        "has the value {value}, which is no character's place in {} bytes",
-                        text.len()
-                    ));
-                }
+                check_value(units.get(next).map(|unit| unit.value()), key, text)?;
             }
         }
     }
     Ok(())
+}
+
+/// Checks the value of a key of so many bytes: where its replacement begins, which a zero ends.
+fn check_value(value: Option<usize>, key: usize, text: &str) -> Result<(), String> {
+    let Some(place) = value.filter(|value| *value < text.len() && text.is_char_boundary(*value)) else {
+        let value = value.map_or("none".to_owned(), |value| value.to_string());
+        return Err(format!("has the value {value}, which is no character's place in {} bytes", text.len()));
+    };
+    let most = LONGER_MAX * key;
+    match text.as_bytes()[place..].iter().take(most + 1).take_while(|byte| **byte != 0).count() {
+        length if length > most => Err(format!("replaces {key} bytes by more than {most}")),
+        _ => Ok(()),
+    }
 }
 
 /// A unit of the double array.
@@ -151,6 +176,30 @@ mod tests {
         bytes
     }
 
+    fn check(bytes: &[u8]) -> Result<(), String> {
+        super::check(bytes, &mut { TRIE_BYTES_MAX })
+    }
+
+    #[test]
+    fn all_tables_of_a_file_share_the_limit() {
+        let table = |blocks: usize| {
+            let text = STANDARD.encode(of(&vec![0; blocks * BLOCK], b""));
+            serde_json::json!({"type": "Precompiled", "precompiled_charsmap": text})
+        };
+        let half = TRIE_BYTES_MAX / UNIT_BYTES / BLOCK / 2;
+        assert!(check_all(&serde_json::json!([table(half), table(half)])).is_ok());
+        let error = check_all(&serde_json::json!([table(half), table(half), table(1)])).unwrap_err().to_string();
+        assert!(error.contains("in all tables together"), "{error}");
+    }
+
+    #[test]
+    fn a_replacement_is_at_most_eleven_times_as_long() {
+        let longer = |bytes: usize| check(&[&table()[..], "x".repeat(bytes).as_bytes()].concat());
+        // `ab` has the text behind the first zero.
+        assert_eq!(longer(22 + 1).unwrap_err(), "replaces 2 bytes by more than 22");
+        assert_eq!(longer(22), Ok(()));
+    }
+
     #[test]
     fn a_sound_table_passes_and_is_the_librarys() {
         assert_eq!(check(&table()), Ok(()));
@@ -204,7 +253,7 @@ mod tests {
                 let (label, offset) = (at & 0xff ^ roll(2), roll(most));
                 units[at] = label as u32 | (roll(2) as u32) << 8 | (offset as u32) << 10;
             }
-            let bytes = of(&units, &[b'x'; 4096]);
+            let bytes = of(&units, &b"x\0".repeat(2048));
             if check(&bytes).is_err() {
                 refused += 1;
                 continue;

@@ -29,6 +29,9 @@ pub(crate) fn of(vocab: &GgufVocab) -> Result<Option<Tokenizer>, TextError> {
     Tokenizer::from_json(description.to_string().as_bytes(), &Neighbours::default()).map(Some)
 }
 
+/// Capitals of a cased alphabet, at least: half of them.
+const CAPITALS_MIN: usize = 13;
+
 /// BERT's: words are split at punctuation, and pieces inside of a word begin with `##`.
 fn word_piece(vocab: &GgufVocab) -> Result<Value, TextError> {
     let name = |id: usize| match type_of(vocab, id) {
@@ -41,9 +44,10 @@ fn word_piece(vocab: &GgufVocab) -> Result<Value, TextError> {
         // Of two equal names the first counts.
         pieces.entry(name).or_insert_with(|| id.into());
     }
-    // The alphabet of a cased vocabulary has every capital, at the beginning of a word and inside.
-    let cased = ('A'..='Z')
-        .all(|capital| pieces.contains_key(&capital.to_string()) || pieces.contains_key(&format!("##{capital}")));
+    // The alphabet of a cased vocabulary has most capitals, at the beginning of a word or inside.
+    let has = |piece: &str| pieces.contains_key(piece);
+    let capitals = ('A'..='Z').filter(|capital| has(&capital.to_string()) || has(&format!("##{capital}")));
+    let cased = capitals.count() >= CAPITALS_MIN;
     let unknown = named(vocab, [vocab.unknown, None], "[UNK]")?;
     let cls = named(vocab, [vocab.cls, vocab.bos], "[CLS]")?;
     let sep = named(vocab, [vocab.sep, vocab.eos], "[SEP]")?;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_formats::{Audio as AudioConfig, AudioTask, AudioTower};
+use plimsoll_formats::{Audio as AudioConfig, AudioTask, AudioTower, Whisper};
 use plimsoll_media::MediaError;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::{AudioRule, ProcessorFiles};
@@ -51,14 +51,12 @@ pub(super) fn spec(
 ) -> Result<Option<AudioSpec>, PlanError> {
     let Limits { options, usual, context } = *limits;
     let rule = rule(files, config, options.max_audio_seconds.unwrap_or(usual))?;
-    let most = if options.max_audio_seconds.is_some() { context } else { context.min(usual) };
-    let Some(rule) = rule.carried_in(most) else {
-        // A decoder of an audio clip has no other use.
-        let AudioTower::Whisper(own) = &config.tower else { return Ok(None) };
-        let problem =
-            format!("leaves {context} tokens; a clip takes {}: give at least {}", own.positions, own.positions + 2);
-        return Err(PlanError::Option { flag: "--max-req-total-len", problem });
+    let usual = match &config.tower {
+        AudioTower::Whisper(own) => whole_clip(own, context)?,
+        _ => usual,
     };
+    let most = if options.max_audio_seconds.is_some() { context } else { context.min(usual) };
+    let Some(rule) = rule.carried_in(most) else { return Ok(None) };
     agree_on_rows(&rule, config)?;
     let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
     let transcript = match &config.tower {
@@ -67,6 +65,18 @@ pub(super) fn spec(
         _ => Transcript::Instructed,
     };
     Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule, transcript }))
+}
+
+/// The tokens of a clip of Whisper, which has no other use. The context must hold them, the tokens around language and task, and a token of
+/// text.
+fn whole_clip(own: &Whisper, context: u64) -> Result<u64, PlanError> {
+    let clip = own.positions as u64;
+    let least = clip + if own.multilingual { 5 } else { 3 };
+    if context < least {
+        let problem = format!("leaves {context} tokens; a clip takes {clip}: give at least {least}");
+        return Err(PlanError::Option { flag: "--max-req-total-len", problem });
+    }
+    Ok(clip)
 }
 
 /// An audio clip's tokens are counted before the tower sees it: it must make as many rows of every legal audio clip.

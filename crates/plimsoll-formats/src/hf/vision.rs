@@ -108,7 +108,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
 fn of_own_family(vision: &Lookup, top: &Lookup, text: &Lookup, name: &str) -> Result<Option<Vision>, FormatError> {
     let read = match () {
         () if intern::is(name) => intern::read(vision, top),
-        () if llama4::is(name) => llama4::read(vision, top),
+        () if llama4::is(name) || llama4::is(top.str("model_type")?.unwrap_or_default()) => llama4::read(vision, top),
         () if siglip::is(name) => siglip::read(vision, top),
         () if idefics3::is(name) => idefics3::read(vision, top),
         () if pixtral::is(name) && pixtral::has_tower(vision) => pixtral::read(vision, top),

@@ -193,7 +193,7 @@ fn flags_that_mean_nothing_for_an_encoder_are_refused() {
         (vec!["serve".into(), path(&whisper), "--pooling".into(), "mean".into()], "leave --pooling out"),
         (
             vec!["serve".into(), path(&whisper), "--max-req-total-len".into(), "90".into()],
-            "a clip takes 100: give at least 102",
+            "a clip takes 100: give at least 105",
         ),
         (vec!["plan".into(), path(&bert), "--users".into(), "3".into()], "--users"),
         (vec!["plan".into(), path(&bert), "--probe".into()], "--probe"),
