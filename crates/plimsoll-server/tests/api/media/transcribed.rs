@@ -154,7 +154,7 @@ fn what_a_transcription_cannot_have_is_refused_by_name() {
     let error = send(&server, "application/json", b"{}").error(415);
     assert!(error["message"].as_str().unwrap().contains("multipart/form-data"), "{error}");
     let error = send_to(&server, "/v1/audio/translations", kind, &form(&[], &[&chord])).error(400);
-    assert!(error["message"].as_str().unwrap().contains("ask for one in /v1/chat/completions"), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("an instruction to /v1/chat/completions"), "{error}");
     // A browser sends a form of any page without asking first.
     let foreign = format!("{kind}\r\norigin: https://elsewhere.example");
     let error = send(&server, &foreign, &form(&[], &[&chord])).error(403);
