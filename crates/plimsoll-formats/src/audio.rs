@@ -103,7 +103,7 @@ pub struct Whisper {
     pub suppressed: Vec<u32>,
     /// Tokens that no text begins with.
     pub suppressed_first: Vec<u32>,
-    /// Whether a prompt names language and task; otherwise the model knows English alone.
+    /// Whether a prompt names language and task; otherwise the model supports English only.
     pub multilingual: bool,
 }
 
@@ -159,11 +159,6 @@ impl AudioChunks {
     pub fn chunk(&self) -> usize {
         2 * self.half_window
     }
-
-    /// What the second convolution leaves of a length.
-    pub fn convolved(length: usize) -> usize {
-        length.div_ceil(2)
-    }
 }
 
 impl Conformer {
@@ -207,7 +202,7 @@ impl Audio {
     pub fn rows(&self, frames: usize) -> usize {
         match &self.tower {
             AudioTower::Windows(windows) => windows.rows(frames),
-            AudioTower::Chunks(_) => AudioChunks::convolved(frames) / 2,
+            AudioTower::Chunks(_) => frames.div_ceil(2) / 2,
             AudioTower::Conformer(_) => Conformer::convolved(frames),
             AudioTower::Whisper(_) => frames.div_ceil(2),
             AudioTower::Samples => frames,

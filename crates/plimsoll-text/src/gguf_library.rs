@@ -100,7 +100,8 @@ fn unigram(vocab: &GgufVocab) -> Result<Value, TextError> {
     }))
 }
 
-/// A piece as WordPiece spells it. The mark alone is a piece of words that have that character: no word is empty. Bracketed names are never pieces of words, and old files have them as they are.
+/// A piece as WordPiece spells it. The mark alone is a piece of words that have that character: no word is empty. Bracketed names are never
+/// pieces of words, and old files have them as they are.
 fn of_piece(token: &str) -> String {
     match token.strip_prefix('▁') {
         Some(beginning) if !beginning.is_empty() => beginning.to_owned(),

@@ -20,9 +20,6 @@ pub(super) struct Limits<'a> {
     pub context: u64,
 }
 
-/// Means and deviations of a processor that names none.
-type Defaults = [[f64; 3]; 2];
-
 impl Limits<'_> {
     /// A rule whose images have at least `least` pixels, with fewer pixels or tokens.
     fn bound<R>(
@@ -45,14 +42,19 @@ impl Limits<'_> {
     }
 }
 
-fn spec(
-    (rule, tokens_max): (ImageRule, u64),
-    (files, means): (&ProcessorFiles, Defaults),
-    config: &VisionConfig,
-) -> Result<ImageSpec, PlanError> {
-    let normalize = Normalize::new(&files.image, means)?;
+fn spec((rule, tokens_max): (ImageRule, u64), normalize: Normalize, config: &VisionConfig) -> ImageSpec {
     let bounds = image_bounds(&rule);
-    Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
+    ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds }
+}
+
+/// Squares of the processor, which `key` names, must be those that the encoder has positions for.
+fn agree_on_side(key: &'static str, what: &str, side: u64, config: &VisionConfig) -> Result<(), PlanError> {
+    let (said, is) = (side / config.patch as u64, config.table_side as u64);
+    if said == is {
+        return Ok(());
+    }
+    let why = format!("{what} of {side} pixels have {said} patches on a side, the encoder has {is}");
+    Err(MediaError::BadConfig { key, why }.into())
 }
 
 /// LFM2-VL.
@@ -69,7 +71,8 @@ pub(super) fn image(
     }
     let rule = limits.bound(&rule, rule.patches.min_pixels, Pieces::limited, Pieces::carried_in)?;
     let tokens_max = rule.tokens_max();
-    spec((ImageRule::Pieces(rule), tokens_max), (files, Normalize::HALVES), config)
+    let normalize = Normalize::new(&files.image, Normalize::HALVES)?;
+    Ok(spec((ImageRule::Pieces(rule), tokens_max), normalize, config))
 }
 
 /// Idefics3 and SmolVLM.
@@ -79,14 +82,11 @@ pub(super) fn squares(
     limits: &Limits<'_>,
 ) -> Result<ImageSpec, PlanError> {
     let rule = Squares::new(files, config.patch as u64, config.merge as u64)?;
-    let (said, is) = (rule.side / config.patch as u64, config.table_side as u64);
-    if said != is {
-        let why = format!("squares of {} pixels have {said} patches on a side, the encoder has {is}", rule.side);
-        return Err(MediaError::BadConfig { key: "max_image_size", why }.into());
-    }
+    agree_on_side("max_image_size", "squares", rule.side, config)?;
     let rule = limits.bound(&rule, rule.pixels().0, Squares::limited, Squares::carried_in)?;
     let tokens_max = rule.squares_max() * rule.square_tokens;
-    spec((ImageRule::Squares(rule), tokens_max), (files, Normalize::HALVES), config)
+    let normalize = Normalize::new(&files.image, Normalize::HALVES)?;
+    Ok(spec((ImageRule::Squares(rule), tokens_max), normalize, config))
 }
 
 /// Llama 4.
@@ -96,15 +96,11 @@ pub(super) fn canvases(
     limits: &Limits<'_>,
 ) -> Result<ImageSpec, PlanError> {
     let rule = Canvases::new(files, config.patch as u64, config.merge as u64)?;
-    let (said, is) = (rule.side / config.patch as u64, config.table_side as u64);
-    if said != is {
-        let why = format!("tiles of {} pixels have {said} patches on a side, the encoder has {is}", rule.side);
-        return Err(MediaError::BadConfig { key: "size", why }.into());
-    }
+    agree_on_side("size", "tiles", rule.side, config)?;
     let rule = limits.bound(&rule, rule.pixels().0, Canvases::limited, Canvases::carried_in)?;
     let tokens_max = rule.tiles_max() * rule.tile_tokens;
     let normalize = Normalize::rounded(&files.image, Normalize::HALVES)?;
-    Ok(ImageSpec { normalize, ..spec((ImageRule::Canvases(rule), tokens_max), (files, Normalize::HALVES), config)? })
+    Ok(spec((ImageRule::Canvases(rule), tokens_max), normalize, config))
 }
 
 /// Mistral 3.
@@ -116,5 +112,6 @@ pub(super) fn longest(
     let rule = Longest::new(files, config.patch as u64, config.merge as u64)?;
     let rule = limits.bound(&rule, rule.pixels().0, Longest::limited, Longest::carried_in)?;
     let tokens_max = rule.tokens_on_a_side().pow(2);
-    spec((ImageRule::Longest(rule), tokens_max), (files, Normalize::CLIP), config)
+    let normalize = Normalize::new(&files.image, Normalize::CLIP)?;
+    Ok(spec((ImageRule::Longest(rule), tokens_max), normalize, config))
 }

@@ -386,7 +386,7 @@ impl MediaPlan {
     /// Tokens of an audio clip of so many seconds, and bytes of its spectrogram.
     pub fn audio(&self, seconds: u64) -> (u64, u64) {
         self.audio.as_ref().map_or((0, 0), |audio| {
-            let frames = audio.rule.frames(audio.rule.filled(seconds * audio.rule.rate));
+            let frames = audio.rule.frames_in(seconds);
             (audio.rule.tokens(frames), frames * (audio.mel.bands() * size_of::<f32>()) as u64)
         })
     }

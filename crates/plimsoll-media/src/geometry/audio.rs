@@ -284,14 +284,19 @@ impl AudioRule {
         }
     }
 
+    /// Frames of an audio clip of so many seconds, after padding.
+    pub fn frames_in(&self, seconds: u64) -> u64 {
+        self.frames(self.filled(seconds * self.rate))
+    }
+
     /// Frames of the longest audio clip.
     pub fn frames_max(&self) -> u64 {
-        self.frames(self.filled(self.max_seconds * self.rate))
+        self.frames_in(self.max_seconds)
     }
 
     /// The same with audio clips of no more tokens than so many; none if a second has more.
     pub fn carried_in(self, tokens: u64) -> Option<Self> {
-        let fits = |seconds: &u64| self.tokens(self.frames(self.filled(seconds * self.rate))) <= tokens;
+        let fits = |seconds: &u64| self.tokens(self.frames_in(*seconds)) <= tokens;
         let max_seconds = (1..=self.max_seconds).rev().find(fits)?;
         Some(Self { max_seconds, ..self })
     }

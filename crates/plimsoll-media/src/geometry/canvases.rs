@@ -4,7 +4,7 @@
 use super::config::{ProcessorFiles, within};
 use super::patches::{sides, size_of_sides};
 use super::tiles::with_thumbnail;
-use super::{Cut, Fit, Patches, Steps};
+use super::{Fit, Patches, Steps};
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
 
@@ -39,7 +39,7 @@ impl Bound {
         }
     }
 
-    /// What a side becomes this long by.
+    /// The factor that makes a side this long.
     fn scale(self, side: u64) -> f64 {
         match self.single {
             true => f64::from(self.pixels as f32 / side as f32),
@@ -168,20 +168,10 @@ impl Canvases {
     /// What becomes of an image of this size.
     pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
         let own = sides(size)?;
-        let (rows, columns) = self.canvas(own);
-        let canvas = (rows * self.side, columns * self.side);
-        let (count, tile, one) = (rows * columns, self.tile(), self.shape());
-        let tiles = with_thumbnail(count);
-        Ok(Fit {
-            canvas: size_of_sides(canvas)?,
-            size: tile,
-            images: count,
-            groups: count,
-            shape: Shape { rows: tiles * one.rows, sequences: tiles, tokens: tiles * one.tokens, ..one },
-            filter: self.patches.filter,
-            cut: (count > 1).then_some(Cut { columns, rows, whole: Some(tile) }),
-            steps: Some(Steps::Laid { image: size_of_sides(self.placed(own, canvas))?, tile }),
-        })
+        let grid = self.canvas(own);
+        let (canvas, tile) = ((grid.0 * self.side, grid.1 * self.side), self.tile());
+        let steps = Steps::Laid { image: size_of_sides(self.placed(own, canvas))?, tile };
+        Ok(Fit::in_squares(size_of_sides(canvas)?, grid, (tile, self.shape()), self.patches.filter, steps))
     }
 }
 

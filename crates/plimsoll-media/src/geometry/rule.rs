@@ -1,6 +1,7 @@
 //! The families' rules that fit images and videos to their encoders, side by side. Planning, measuring and preparing
 //! all ask here and do not depend on the family.
 
+use super::tiles::with_thumbnail;
 use super::{Canvases, Cut, Longest, PatchVideo, Patches, Pieces, Sampling, Squares, Steps, TileVideo, Tiles};
 use crate::image::{Filter, resize_bytes};
 use crate::{MediaError, Shape, Size};
@@ -59,6 +60,22 @@ impl Fit {
     /// Images that are resized and seen whole: so many, in so many groups.
     pub(super) fn whole(size: Size, (images, groups): (u64, u64), shape: Shape, filter: Filter) -> Self {
         Self { canvas: size, size, images, groups, shape, filter, cut: None, steps: None }
+    }
+
+    /// An image in steps: squares in a grid of rows and columns on a canvas, each of which is seen as `one`, `seen` pixels large. Several
+    /// are followed by the whole image as one more.
+    pub(super) fn in_squares(
+        canvas: Size,
+        (rows, columns): (u64, u64),
+        (seen, one): (Size, Shape),
+        filter: Filter,
+        steps: Steps,
+    ) -> Self {
+        let count = rows * columns;
+        let squares = with_thumbnail(count);
+        let shape = Shape { rows: squares * one.rows, sequences: squares, tokens: squares * one.tokens, ..one };
+        let cut = (count > 1).then_some(Cut { columns, rows, whole: Some(seen) });
+        Self { canvas, cut, steps: Some(steps), ..Self::whole(seen, (count, count), shape, filter) }
     }
 
     /// Bytes that are held at once while an image of this size is resized, without the images that the tower sees.

@@ -4,7 +4,7 @@
 use super::config::{ProcessorFiles, within};
 use super::patches::{sides, size_of_sides};
 use super::tiles::with_thumbnail;
-use super::{Cut, Fit, Patches};
+use super::{Fit, Patches};
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
 
@@ -116,24 +116,10 @@ impl Squares {
         let (h, w) = sides(size)?;
         let first = rescaled((h, w), self.longest);
         let canvas = if self.splits { whole_squares(first, self.side) } else { (self.side, self.side) };
-        let (rows, columns) = (canvas.0 / self.side, canvas.1 / self.side);
-        let count = rows * columns;
-        let seen = self.seen();
-        let one = self.shape();
-        let squares = with_thumbnail(count);
-        Ok(Fit {
-            canvas: size_of_sides(canvas)?,
-            size: seen,
-            images: count,
-            groups: count,
-            shape: Shape { rows: squares * one.rows, sequences: squares, tokens: squares * one.tokens, ..one },
-            filter: self.patches.filter,
-            cut: (count > 1).then_some(Cut { columns, rows, whole: Some(seen) }),
-            steps: Some(Steps::Twice {
-                first: size_of_sides(first)?,
-                square: Size::new(self.side as u32, self.side as u32),
-            }),
-        })
+        let grid = (canvas.0 / self.side, canvas.1 / self.side);
+        let square = Size::new(self.side as u32, self.side as u32);
+        let steps = Steps::Twice { first: size_of_sides(first)?, square };
+        Ok(Fit::in_squares(size_of_sides(canvas)?, grid, (self.seen(), self.shape()), self.patches.filter, steps))
     }
 
     /// What the encoder sees of one square.

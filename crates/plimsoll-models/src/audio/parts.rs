@@ -37,7 +37,12 @@ impl Convolutions {
         Ok(Self { bands, hidden, steps })
     }
 
-    /// The rows of so many frames without their positions: `out` has room for just those.
+    /// Rows of so many frames.
+    pub fn rows(frames: usize) -> usize {
+        frames.div_ceil(STEP)
+    }
+
+    /// These rows without their positions: `out` has room for just those.
     pub fn run(&self, device: &mut dyn Device, frames: usize, values: &[f32], out: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let mut x = device.temp(frames, self.bands)?;

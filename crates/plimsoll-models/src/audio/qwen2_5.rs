@@ -67,18 +67,18 @@ impl Encoder for Tower {
         let (bands, hidden) = (self.convolutions.bands, self.convolutions.hidden);
         let (chunk, most) = (self.config.chunk(), self.config.half_window);
         let clips = || images.grids.iter().map(|grid| grid.patches());
-        let rows: usize = clips().map(Config::convolved).sum();
-        let tokens: usize = clips().map(|frames| Config::convolved(frames) / POOLED).sum();
+        let rows: usize = clips().map(Convolutions::rows).sum();
+        let tokens: usize = clips().map(|frames| Convolutions::rows(frames) / POOLED).sum();
         let output = device.temp(tokens, self.out)?;
         let scope = device.mark();
         let x = device.temp(rows, hidden)?;
         let (mut row, mut frame) = (0, 0);
         for frames in clips() {
-            let own = x.span(row, Config::convolved(frames));
+            let own = x.span(row, Convolutions::rows(frames));
             for first in (0..frames).step_by(chunk) {
                 let count = chunk.min(frames - first);
                 let values = values_of(images.patches, frame + first, count, bands);
-                let rows = own.span(Config::convolved(first), Config::convolved(count));
+                let rows = own.span(Convolutions::rows(first), Convolutions::rows(count));
                 self.convolutions.run(device, count, values, rows)?;
             }
             device.add_rows(own, self.positions, &|row| row % most);
@@ -88,7 +88,7 @@ impl Encoder for Tower {
         for layer in &self.layers {
             let mut first = 0;
             let sequences = clips().flat_map(|frames| {
-                let (begin, rows) = (first, Config::convolved(frames));
+                let (begin, rows) = (first, Convolutions::rows(frames));
                 first += rows;
                 (0..rows).step_by(most).map(move |at| (begin + at, most.min(rows - at)))
             });
@@ -96,7 +96,7 @@ impl Encoder for Tower {
         }
         let (mut row, mut token) = (0, 0);
         for frames in clips() {
-            let rows = Config::convolved(frames);
+            let rows = Convolutions::rows(frames);
             let pooled = rows / POOLED;
             mean(device, x.span(row, pooled * POOLED), POOLED, normed.span(token, pooled))?;
             (row, token) = (row + rows, token + pooled);

@@ -6,7 +6,6 @@
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, VectorId};
 use plimsoll_formats::{Audio, Whisper as Config};
 
-use super::STEP;
 use super::parts::{Convolutions, layer, norm};
 use crate::tower::{Layer, Norm, values_of};
 use crate::{Encoder, EncoderInput};
@@ -55,15 +54,14 @@ impl Encoder for Tower {
 
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
         let (bands, hidden) = (self.convolutions.bands, self.convolutions.hidden);
-        let rows_of = |frames: usize| frames.div_ceil(STEP);
         let clips = || images.grids.iter().map(|grid| grid.patches());
-        let rows: usize = clips().map(rows_of).sum();
+        let rows: usize = clips().map(Convolutions::rows).sum();
         let output = device.temp(rows, hidden)?;
         let scope = device.mark();
         let x = device.temp(rows, hidden)?;
         let (mut row, mut frame) = (0, 0);
         for frames in clips() {
-            let own = x.span(row, rows_of(frames));
+            let own = x.span(row, Convolutions::rows(frames));
             self.convolutions.run(device, frames, values_of(images.patches, frame, frames, bands), own)?;
             // No clip is longer than the table.
             device.add_rows(own, self.positions, &|row| row.min(self.rows - 1));
@@ -74,8 +72,8 @@ impl Encoder for Tower {
             let mut first = 0;
             let sequences = clips().map(|frames| {
                 let begin = first;
-                first += rows_of(frames);
-                (begin, rows_of(frames))
+                first += Convolutions::rows(frames);
+                (begin, Convolutions::rows(frames))
             });
             layer.forward(device, x, normed, None, sequences)?;
         }

@@ -27,10 +27,33 @@ impl ClassRows {
         self.side * self.side
     }
 
+    /// Rows of a square.
+    pub fn rows(&self) -> usize {
+        self.patches() + 1
+    }
+
+    /// Tokens of a square.
+    pub fn tokens(&self) -> usize {
+        self.patches() / self.order.block()
+    }
+
+    /// How many squares these images are.
+    pub fn squares(&self, images: &EncoderInput<'_>) -> usize {
+        let whole = |grid: &Grid| (grid.height, grid.width) == (self.side, self.side);
+        assert!(images.grids.iter().all(whole), "squares of {0} × {0} patches", self.side);
+        images.grids.iter().map(|grid| grid.frames).sum()
+    }
+
+    /// First row and rows of each of so many squares.
+    pub fn sequences(&self, squares: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+        let rows = self.rows();
+        (0..squares).map(move |square| (square * rows, rows))
+    }
+
     /// Row and column of a patch; none for a class row. Rows of all squares follow one another.
     pub fn place(&self, row: usize) -> Option<(usize, usize)> {
         let square = [Grid { frames: 1, height: self.side, width: self.side }];
-        let row = row % (self.patches() + 1);
+        let row = row % self.rows();
         (row < self.patches()).then(|| {
             let (_, y, x) = self.order.patch(&square, row);
             (y, x)
@@ -39,13 +62,13 @@ impl ClassRows {
 
     /// The embeddings of all squares' patches and class rows.
     pub fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
-        let (patches, width) = (self.patches(), self.width);
+        let (patches, rows, width) = (self.patches(), self.rows(), self.width);
         let scope = device.mark();
         let input = device.temp(patches, width)?;
-        for square in 0..x.rows / (patches + 1) {
+        for square in 0..x.rows / rows {
             let values = values_of(images.patches, square * patches, patches, width);
             device.place(input, 0, values, width, 0, Mode::Store);
-            let first = square * (patches + 1);
+            let first = square * rows;
             device.linear(input, &[(self.patch, x.span(first, patches))], Mode::Store)?;
             device.embed(x.span(first + patches, 1), self.class, &[0], 1.0);
         }

@@ -11,7 +11,7 @@ use super::class_rows::ClassRows;
 use super::order::Order;
 use super::parts::{self, Merger};
 use crate::tower::{Layer, Norm};
-use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
+use crate::{Encoder, EncoderInput, PlaceRule, Vision};
 
 /// Weights of a tower.
 pub struct InternTower {
@@ -90,18 +90,15 @@ impl Encoder for InternTower {
     }
 
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
-        let (side, patches) = (self.config.table_side, self.embeddings.patches());
-        let whole = |grid: &Grid| (grid.height, grid.width) == (side, side);
-        assert!(images.grids.iter().all(whole), "tiles of {side} × {side} patches");
-        let tiles: usize = images.grids.iter().map(|grid| grid.frames).sum();
-        let (rows, tokens) = (patches + 1, patches / self.embeddings.order.block());
+        let tiles = self.embeddings.squares(images);
+        let (patches, rows, tokens) = (self.embeddings.patches(), self.embeddings.rows(), self.embeddings.tokens());
         let output = device.temp(tiles * tokens, self.out)?;
         let scope = device.mark();
         let x = device.temp(tiles * rows, self.config.hidden_size)?;
         self.embeddings.embed(device, images, x)?;
         let normed = device.temp(x.rows, x.cols)?;
         for layer in &self.layers {
-            layer.forward(device, x, normed, None, (0..tiles).map(|tile| (tile * rows, rows)))?;
+            layer.forward(device, x, normed, None, self.embeddings.sequences(tiles))?;
         }
         if let Some(norm) = self.last_norm {
             norm.apply(device, x, x);

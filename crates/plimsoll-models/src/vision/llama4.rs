@@ -11,13 +11,10 @@ use plimsoll_formats::{Llama4, RopeScaling, Vision as Config};
 use super::class_rows::ClassRows;
 use super::order::Order;
 use super::parts;
-use crate::block::activation;
 use crate::rope::rope;
-use crate::tower::{Layer, Mlp, Norm, spec};
-use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
+use crate::tower::{Layer, Norm};
+use crate::{Encoder, EncoderInput, PlaceRule, Vision};
 
-/// Epsilon of every norm.
-const EPS: f32 = 1e-5;
 /// Base of the rotary frequencies.
 const THETA: f32 = 10_000.0;
 
@@ -38,38 +35,6 @@ pub struct Llama4Tower {
     out: usize,
 }
 
-/// Declares `{prefix}.*`, a norm.
-fn norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
-    Ok(Norm { eps: EPS, ..parts::layer_norm(prefix, width, declare)? })
-}
-
-fn layer(vision: &Config, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
-    let (hidden, width, head_dim) = (vision.hidden_size, vision.intermediate_size, vision.head_dim());
-    let attention_norm = norm(&format!("{prefix}.input_layernorm"), hidden, declare)?;
-    let mlp_norm = norm(&format!("{prefix}.post_attention_layernorm"), hidden, declare)?;
-    let mut matrix = |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.{name}"), out, k);
-    Ok(Layer {
-        attention_norm,
-        q: matrix("self_attn.q_proj", hidden, hidden)?,
-        k: matrix("self_attn.k_proj", hidden, hidden)?,
-        v: matrix("self_attn.v_proj", hidden, hidden)?,
-        o: matrix("self_attn.o_proj", hidden, hidden)?,
-        qk_norms: None,
-        mlp_norm,
-        mlp: Mlp {
-            gate: None,
-            up: matrix("mlp.fc1", width, hidden)?,
-            down: matrix("mlp.fc2", hidden, width)?,
-            width,
-            act: activation(vision.act),
-        },
-        scales: None,
-        rope_interleaved: true,
-        head_dim,
-        spec: spec(vision.heads, head_dim),
-    })
-}
-
 impl Llama4Tower {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, own: Llama4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
@@ -85,10 +50,11 @@ impl Llama4Tower {
             side,
             order,
         };
-        let first_norm = norm("visual.layernorm_pre", hidden, declare)?;
+        let first_norm = parts::norm(&vision, "visual.layernorm_pre", hidden, declare)?;
         let mut layers = Vec::with_capacity(vision.depth);
         for nth in 0..vision.depth {
-            layers.push(layer(&vision, &format!("visual.model.layers.{nth}"), declare)?);
+            let layer = parts::layer(&vision, &format!("visual.model.layers.{nth}"), declare)?;
+            layers.push(Layer { rope_interleaved: true, ..layer });
         }
         // The first half of a head turns with the column, the second with the row, at the same frequencies.
         let half = rope(vision.head_dim() / 2, THETA, &RopeScaling::None).inv_freq;
@@ -99,7 +65,7 @@ impl Llama4Tower {
             inv_freq: declare.values([half.as_slice(), half.as_slice()].concat()),
             first_norm,
             layers,
-            last_norm: norm("visual.layernorm_post", hidden, declare)?,
+            last_norm: parts::norm(&vision, "visual.layernorm_post", hidden, declare)?,
             projections: [
                 declare.linear("visual.vision_adapter.mlp.fc1.weight", width, hidden * order.block())?,
                 declare.linear("visual.vision_adapter.mlp.fc2.weight", width, width)?,
@@ -148,11 +114,8 @@ impl Encoder for Llama4Tower {
     }
 
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError> {
-        let (side, patches) = (self.config.table_side, self.embeddings.patches());
-        let whole = |grid: &Grid| (grid.height, grid.width) == (side, side);
-        assert!(images.grids.iter().all(whole), "squares of {side} × {side} patches");
-        let squares: usize = images.grids.iter().map(|grid| grid.frames).sum();
-        let (rows, tokens) = (patches + 1, patches / self.embeddings.order.block());
+        let squares = self.embeddings.squares(images);
+        let (patches, rows, tokens) = (self.embeddings.patches(), self.embeddings.rows(), self.embeddings.tokens());
         let output = device.temp(squares * tokens, self.out)?;
         let scope = device.mark();
         let x = device.temp(squares * rows, self.config.hidden_size)?;
@@ -166,7 +129,7 @@ impl Encoder for Llama4Tower {
         device.rope_angles_by_axis(angles, self.inv_freq, &self.axes, &places, 1.0);
         let normed = device.temp(x.rows, x.cols)?;
         for layer in &self.layers {
-            layer.forward(device, x, normed, Some(angles), (0..squares).map(|square| (square * rows, rows)))?;
+            layer.forward(device, x, normed, Some(angles), self.embeddings.sequences(squares))?;
         }
         self.last_norm.apply(device, normed, x);
         for square in 0..squares {

@@ -6,8 +6,10 @@ use plimsoll_formats::{Intern, Tower, Vision};
 use crate::block::activation;
 use crate::tower::{Layer, Mlp, Norm, spec};
 
-/// Epsilon of every norm but those of the projectors of InternVL and LFM2-VL.
+/// Epsilon of every norm but those of Llama 4, and of the projectors of InternVL and LFM2-VL.
 const EPS: f32 = 1e-6;
+/// Epsilon of Llama 4's.
+const LLAMA_4_EPS: f32 = 1e-5;
 /// Epsilon of those.
 const PROJECTOR_EPS: f32 = 1e-5;
 
@@ -22,6 +24,7 @@ pub(super) fn norm(
         Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Intern(Intern { rms_norm: true, .. }) => {
             Ok(Norm { weight: declare.vector(&format!("{prefix}.weight"), width, 0.0)?, bias: None, eps: EPS })
         }
+        Tower::Llama4(_) => Norm::declare(prefix, width, LLAMA_4_EPS, declare),
         _ => layer_norm(prefix, width, declare),
     }
 }
@@ -59,10 +62,14 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
             let names = ["attention.projection_layer", "layernorm_before", "layernorm_after"];
             ([one("q")?, one("k")?, one("v")?], names)
         }
-        Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 => {
+        Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 | Tower::Llama4(_) => {
             let mut one =
                 |name: &str| declare.linear_with_bias(&format!("{prefix}.self_attn.{name}_proj"), hidden, hidden);
-            ([one("q")?, one("k")?, one("v")?], ["self_attn.out_proj", "layer_norm1", "layer_norm2"])
+            let names = match vision.tower {
+                Tower::Llama4(_) => ["self_attn.o_proj", "input_layernorm", "post_attention_layernorm"],
+                _ => ["self_attn.out_proj", "layer_norm1", "layer_norm2"],
+            };
+            ([one("q")?, one("k")?, one("v")?], names)
         }
         _ => {
             let name = format!("{prefix}.attn");

@@ -34,7 +34,7 @@ pub(crate) struct Measured {
     /// Of a video, the seconds from one group of frames to the next.
     pub seconds: Option<f32>,
     /// Of an audio clip, the frames of its spectrogram before it is filled up with silence.
-    pub heard: u64,
+    pub clip_frames: u64,
     /// Index of its first placeholder in the prompt, once there is one.
     pub first: u32,
     /// What decoding it takes at most beside its pixels.
@@ -165,7 +165,7 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
         grid: grid(groups, size, patch),
         times,
         seconds,
-        heard: 0,
+        clip_frames: 0,
         first: 0,
         decode_bytes: headers.iter().map(decoding).max().unwrap_or(0),
         pixel_bytes: RGB * (images * size.pixels() + behind.map_or(0, Size::pixels)),
@@ -210,7 +210,7 @@ fn measure_audio(
         grid: Grid::audio(frames as usize),
         times: Vec::new(),
         seconds: None,
-        heard: audio.rule.frames(given),
+        clip_frames: audio.rule.frames(given),
         first: 0,
         decode_bytes: header.decode_bytes() + samples * bytes,
         pixel_bytes: frames * audio.mel.bands() as u64 * bytes,

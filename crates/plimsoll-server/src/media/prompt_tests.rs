@@ -65,7 +65,7 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
         grid: Grid { frames: 1, height: 2, width: 2 },
         times: times.to_vec(),
         seconds: None,
-        heard: 0,
+        clip_frames: 0,
         first: 0,
         decode_bytes: 0,
         pixel_bytes: 0,

@@ -73,12 +73,12 @@ async fn answer(state: Arc<ModelState>, request: Request, task: Task) -> ApiResu
     let request::Transcription { chat, format, language, heading, grammar } = asked;
     let mut submission = chat.prepare_on_worker(&state, held).await?;
     submission.grammar = grammar;
-    let heard = respond::Heard::of(&state, &submission);
+    let audio = respond::AudioLength::of(&state, &submission);
     let mut request = submission.start(&state, state.server.ids.request("transcription"), "transcriptions").await?;
     if request.submission.common.stream {
-        let shape = respond::Stream::new(&request, heard, heading);
+        let shape = respond::Stream::new(&request, audio, heading);
         return Ok(stream::response(request, shape));
     }
     let collected = collect(&mut request).await?;
-    Ok(respond::whole(request, collected, respond::Form { task, format, heading, language }, heard))
+    Ok(respond::whole(request, collected, respond::Form { task, format, heading, language }, audio))
 }

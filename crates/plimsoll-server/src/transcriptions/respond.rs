@@ -18,19 +18,19 @@ use crate::http::json::json;
 use crate::http::sse::Events;
 use crate::state::model::ModelState;
 
-/// What the model was given to hear.
+/// The audio of a submission.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Heard {
+pub(super) struct AudioLength {
     tokens: u64,
     /// In whole frames of the spectrogram.
     seconds: f64,
 }
 
-impl Heard {
+impl AudioLength {
     /// The audio of a submission before its media are decoded.
     pub fn of(state: &ModelState, submission: &Submission) -> Self {
         let tokens = submission.measured.iter().map(|medium| medium.shape.tokens).sum();
-        let frames: u64 = submission.measured.iter().map(|medium| medium.heard).sum();
+        let frames: u64 = submission.measured.iter().map(|medium| medium.clip_frames).sum();
         let rule = state.served.engine.media().and_then(|spec| spec.audio.as_ref()).map(|audio| &audio.rule);
         Self { tokens, seconds: rule.map_or(0.0, |rule| frames as f64 * rule.hop as f64 / rule.rate as f64) }
     }
@@ -53,13 +53,13 @@ struct InputDetails {
 }
 
 impl Usage {
-    fn of(request: &ActiveRequest, heard: Heard) -> Self {
+    fn of(request: &ActiveRequest, audio: AudioLength) -> Self {
         let usage = request.usage();
-        let text_tokens = usage.prompt_tokens.saturating_sub(heard.tokens);
+        let text_tokens = usage.prompt_tokens.saturating_sub(audio.tokens);
         Self {
             kind: "tokens",
             input_tokens: usage.prompt_tokens,
-            input_token_details: InputDetails { audio_tokens: heard.tokens, text_tokens },
+            input_token_details: InputDetails { audio_tokens: audio.tokens, text_tokens },
             output_tokens: usage.completion_tokens,
             total_tokens: usage.total_tokens,
         }
@@ -88,7 +88,12 @@ pub(super) struct Form {
 }
 
 /// The whole answer.
-pub(super) fn whole(mut request: ActiveRequest, mut collected: Vec<Collected>, form: Form, heard: Heard) -> Response {
+pub(super) fn whole(
+    mut request: ActiveRequest,
+    mut collected: Vec<Collected>,
+    form: Form,
+    audio: AudioLength,
+) -> Response {
     let Form { task, format, heading, language } = form;
     let held = request.take_held();
     let mut reading = Reading::new(&request.submission.rules);
@@ -108,9 +113,9 @@ pub(super) fn whole(mut request: ActiveRequest, mut collected: Vec<Collected>, f
     let answer = Answer {
         task: verbose.then_some(task.name()),
         language: language.or(tagged.language.as_deref()).filter(|_| verbose).map(str::to_lowercase),
-        duration: verbose.then_some(heard.seconds),
+        duration: verbose.then_some(audio.seconds),
         text: &text,
-        usage: Usage::of(&request, heard),
+        usage: Usage::of(&request, audio),
     };
     json(&answer, held)
 }
@@ -127,7 +132,7 @@ pub(super) struct Stream {
     reading: Reading,
     tagged: Tagged,
     text: String,
-    heard: Heard,
+    audio: AudioLength,
 }
 
 #[derive(Serialize)]
@@ -146,9 +151,9 @@ struct Done<'a> {
 }
 
 impl Stream {
-    pub fn new(request: &ActiveRequest, heard: Heard, heading: Heading) -> Self {
+    pub fn new(request: &ActiveRequest, audio: AudioLength, heading: Heading) -> Self {
         let (reading, tagged) = (Reading::new(&request.submission.rules), Tagged::new(heading));
-        Self { reading, tagged, text: String::new(), heard }
+        Self { reading, tagged, text: String::new(), audio }
     }
 
     fn show(&mut self, piece: String, out: &mut Events) {
@@ -177,7 +182,7 @@ impl Shape for Stream {
     fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
         let rest = self.tagged.end();
         self.show(rest, out);
-        let usage = Usage::of(request, self.heard);
+        let usage = Usage::of(request, self.audio);
         out.push(&Done { kind: "transcript.text.done", text: &self.text, usage });
     }
 }
