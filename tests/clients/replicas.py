@@ -235,6 +235,8 @@ class Load:
         self.prompt_tokens = self.cached_tokens = self.done = 0
         # Set when there is nothing more to come, whatever the reason.
         self.over = threading.Event()
+        # The second half of the groups begins when this is set: a server that starts again may take longer than a whole load.
+        self.second_half = threading.Event()
 
     def turn(self, group, turn):
         for _ in range(TRIES):
@@ -261,10 +263,20 @@ class Load:
             self.lost.append((group, turn))
 
     def group(self, group):
-        for turn in range(self.turns):
-            self.turn(group, turn)
+        if group >= self.groups // 2:
+            self.second_half.wait()
+        try:
+            for turn in range(self.turns):
+                self.turn(group, turn)
+        except BaseException:
+            # A load that has failed keeps no thread waiting.
+            self.over.set()
+            self.second_half.set()
+            raise
 
-    def run(self):
+    def run(self, at_once=True):
+        if at_once:
+            self.second_half.set()
         try:
             with concurrent.futures.ThreadPoolExecutor(self.clients) as pool:
                 list(pool.map(self.group, range(self.groups)))
@@ -281,7 +293,17 @@ class Load:
 
 
 def kill_and_drain(world, load):
-    """At a third of all requests one server is killed, at two thirds another is drained; with two of them each comes back."""
+    """At a third of all requests one server is killed, at two thirds another is drained; with two of them each comes back.
+
+    The second half of the load waits until the first is done, so that requests are left when the second server is drained.
+    """
+    try:
+        return kill_then_drain(world, load)
+    finally:
+        load.second_half.set()
+
+
+def kill_then_drain(world, load):
     total, again = load.groups * load.turns, len(world.replicas) == 2
 
     def reach(part):
@@ -295,6 +317,7 @@ def kill_and_drain(world, load):
     killed.server.end(signal.SIGKILL)
     if again:
         killed.again()
+    load.second_half.set()
     reach(2 / 3)
     finished = at_work(drained)
     code = drained.server.end(signal.SIGTERM, within=60)
@@ -326,12 +349,13 @@ def without_a_limit(port):
 
 def at_work(replica):
     """Waits until this server has something to do; how many requests."""
-    for _ in range(500):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
         running = json.loads(ask(replica.port, "GET", "/v1/loads")[1])["loads"][0]["num_running_reqs"]
         if running:
             return running
         time.sleep(0.01)
-    raise SystemExit("this server gets nothing to do")
+    raise SystemExit(f"server {replica.number} has had nothing to do for 30 s")
 
 
 def main():
@@ -364,7 +388,7 @@ def main():
             load, began = Load(world.port, *shape), time.monotonic()
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 chaos = pool.submit(kill_and_drain, world, load)
-                load.run()
+                load.run(at_once=False)
                 killed_at_work, drained_at_work, code = chaos.result()
             seconds = time.monotonic() - began
         finally:
