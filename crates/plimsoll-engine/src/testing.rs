@@ -1,4 +1,4 @@
-//! A scripted engine: the same front door, a thread behind it that answers from a script instead of a model.
+//! A scripted engine: the same handle, and a thread behind it that answers from a script instead of a model.
 //!
 //! For tests of what sits above the engine (HTTP, streaming, aborts, drain, overload), which must not need weights. It
 //! receives arrivals through the same channel, sees aborts the same way and keeps the same gauges. It knows nothing
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
-use crate::api::arrival::Arrival;
+use crate::api::arrival::{Arrival, Message};
 use crate::api::handle::EngineHandle;
 use crate::api::limits::Limits;
 use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
@@ -76,7 +76,7 @@ pub struct Observed {
 
 /// A running scripted engine.
 pub struct Scripted {
-    /// The front door.
+    /// The handle.
     pub handle: EngineHandle,
     /// What happens behind it.
     pub observed: Arc<Observed>,
@@ -157,7 +157,7 @@ pub struct Bench<R> {
 }
 
 impl<R: Runner> Bench<R> {
-    /// The engine's two ends: the front door, and what builds the worker on the thread that will own it.
+    /// The engine's two ends: the handle, and what builds the worker on the thread that will own it.
     fn split(self) -> (EngineHandle, impl FnOnce() -> Worker<R>) {
         let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media } =
             self;
@@ -267,7 +267,7 @@ enum Outcome {
 }
 
 impl Engine {
-    fn run(mut self, inbox: &Receiver<Arrival>) {
+    fn run(mut self, inbox: &Receiver<Message>) {
         while self.receive(inbox) {
             if self.observed.frozen.load(Ordering::Acquire) {
                 continue;
@@ -280,14 +280,12 @@ impl Engine {
     }
 
     /// Takes what has arrived, waiting a moment for it. False when every handle is gone.
-    fn receive(&mut self, inbox: &Receiver<Arrival>) -> bool {
+    fn receive(&mut self, inbox: &Receiver<Message>) -> bool {
         let wait = if self.active.is_empty() { 20_000 } else { 200 };
         match inbox.recv_timeout(Duration::from_micros(wait)) {
-            Ok(arrival) => {
-                self.admit(arrival);
-                while let Ok(arrival) = inbox.try_recv() {
-                    self.admit(arrival);
-                }
+            Ok(first) => {
+                let others = std::iter::from_fn(|| inbox.try_recv().ok());
+                std::iter::once(first).chain(others).flatten().for_each(|arrival| self.admit(arrival));
                 true
             }
             Err(RecvTimeoutError::Timeout) => true,

@@ -7,6 +7,9 @@ use crate::api::byte_reservation::ByteReservation;
 use crate::api::outbox::Outbox;
 use crate::api::request::Request;
 
+/// What the engine thread waits for: an arrival, or nothing but to be woken.
+pub(crate) type Message = Option<Arrival>;
+
 /// A request on its way to the engine thread, with its reserved memory.
 pub(crate) struct Arrival {
     pub request: Request,

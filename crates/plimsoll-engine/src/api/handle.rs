@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan, heap};
 
 use crate::api::admission::{AdmissionPermit, HostBytes};
-use crate::api::arrival::{Arrival, Timestamps};
+use crate::api::arrival::{Arrival, Message, Timestamps};
 use crate::api::byte_reservation::ByteReservation;
 use crate::api::error::Refusal;
 use crate::api::limits::Limits;
@@ -32,9 +32,9 @@ pub use saved::{SavePrefixError, SavedPrefix};
 #[derive(Clone)]
 pub struct EngineHandle {
     pub(crate) shared: Arc<Shared>,
-    /// Where the engine lives with others; none where it is alone.
+    /// The host of several engines that share one memory limit; none of a single engine.
     pub(crate) engine_host: Option<Arc<EngineHost>>,
-    pub(crate) arrivals: SyncSender<Arrival>,
+    pub(crate) arrivals: SyncSender<Message>,
     pub(crate) epoch: Instant,
 }
 
@@ -105,7 +105,7 @@ impl EngineHandle {
         let arrived = Instant::now();
         let timestamps = Timestamps { received: request.received.unwrap_or(arrived), arrived };
         let arrival = Arrival { request, outbox, timestamps, permit, buffers };
-        match self.arrivals.try_send(arrival) {
+        match self.arrivals.try_send(Some(arrival)) {
             Ok(()) => Ok(reader),
             Err(TrySendError::Full(_)) => Err(self.full("queue")),
             Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
@@ -257,6 +257,8 @@ impl EngineHandle {
     pub fn stop(&self) {
         self.drain();
         self.shared.stop.store(true, Ordering::Release);
+        // An idle engine would notice only when it next looks around. A full queue says that it is not idle.
+        let _ = self.arrivals.try_send(None);
     }
 
     /// Waits until the engine thread has ended, with what it keeps on disk written. False when that takes longer than `within`.

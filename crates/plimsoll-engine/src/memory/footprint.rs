@@ -6,7 +6,7 @@
 use plimsoll_device::{KvShape, WeightTable};
 use plimsoll_memory::{Component, Ledger};
 
-use crate::api::arrival::Arrival;
+use crate::api::arrival::Message;
 use crate::api::options::Options;
 use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool, unsaved_bytes};
 use crate::memory::process::ProcessAccount;
@@ -24,7 +24,7 @@ const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
 /// A measured tokenizer is planned in whole steps of this.
 const TOKENIZER_STEP_BYTES: u64 = 32 << 10;
 
-/// What every engine has on the heap besides: its front door, plan, metrics, threads' names and handles.
+/// What every engine has on the heap besides: its handle, plan, metrics, threads' names and handles.
 const ENGINE_FIXED_BYTES: u64 = 24 << 10;
 /// A weight's record and name, and its place in the model.
 const WEIGHT_RECORD_BYTES: u64 = 192;
@@ -52,7 +52,7 @@ pub(crate) fn sampler_bytes(vocab: usize) -> u64 {
 pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize) -> u64 {
     let places = step.running + max_waiting;
     // One stamp beside each place of a bounded channel.
-    let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
+    let arrivals = places * (size_of::<Message>() + size_of::<usize>());
     // A preempted sequence returns to the queue, so the queue has a place for every sequence.
     let lists = (places + step.running) * size_of::<Seq<RequestState>>() + 2 * step.running * size_of::<Share>();
     // Sequences may share pages, and each names all of its own.

@@ -12,7 +12,7 @@ use super::error::StartError;
 use super::host::Host;
 use super::packed::WeightsLoad;
 use super::start_reserve::StartReserve;
-use crate::api::arrival::Arrival;
+use crate::api::arrival::Message;
 use crate::api::handle::EngineHandle;
 use crate::api::options::Options;
 use crate::cache::PrefixIndex;
@@ -138,10 +138,10 @@ fn complete(shared: &Shared, kv: &KvShape, eos: &[u32], media: Option<MediaSpec>
 }
 
 /// The handle of the engine, and where its arrivals come out.
-fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options) -> (EngineHandle, Receiver<Arrival>) {
+fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options) -> (EngineHandle, Receiver<Message>) {
     let limits = &shared.limits;
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
-    let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
+    let (arrivals, receiver) = sync_channel::<Message>(queue.max(1));
     hosted.iter().for_each(|hosted| hosted.register(shared));
     let engine_host = hosted.map(|hosted| Arc::clone(hosted.engine_host()));
     let handle = EngineHandle { shared: Arc::clone(shared), engine_host, arrivals, epoch: Instant::now() };

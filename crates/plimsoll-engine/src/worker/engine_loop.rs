@@ -34,9 +34,7 @@ impl<R: Runner> Worker<R> {
             let open = self.wait();
             self.round();
             if self.shared.stop.load(Acquire) {
-                while let Ok(arrival) = self.arrivals.try_recv() {
-                    self.accept(arrival);
-                }
+                self.accept_all();
                 self.end_all("the server is shutting down");
                 self.flush_disk();
                 self.refresh_status();
@@ -60,9 +58,7 @@ impl<R: Runner> Worker<R> {
                 self.forget_outputs();
                 self.give_pages_back();
             }
-            while let Ok(arrival) = self.arrivals.try_recv() {
-                self.accept(arrival);
-            }
+            self.accept_all();
             self.cache.borrow_mut().advance((self.epoch.elapsed().as_secs() / 60) as u32);
             self.run_iteration();
             self.save_to_disk();
@@ -87,6 +83,12 @@ impl<R: Runner> Worker<R> {
         clear.into_iter().for_each(|asked| self.shared.cached.done(asked));
     }
 
+    fn accept_all(&mut self) {
+        while let Ok(message) = self.arrivals.try_recv() {
+            message.into_iter().for_each(|arrival| self.accept(arrival));
+        }
+    }
+
     /// Waits for an arrival if there is no other work. False if every handle is dropped.
     fn wait(&mut self) -> bool {
         if !self.scheduler.is_empty() {
@@ -94,7 +96,7 @@ impl<R: Runner> Worker<R> {
         }
         let wait = if self.saves_to_disk() { SAVING_WAIT } else { IDLE_WAIT };
         match self.arrivals.recv_timeout(wait) {
-            Ok(arrival) => self.accept(arrival),
+            Ok(message) => message.into_iter().for_each(|arrival| self.accept(arrival)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,
         }

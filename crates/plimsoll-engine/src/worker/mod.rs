@@ -24,7 +24,7 @@ use std::time::Instant;
 use plimsoll_device::MediaRows;
 use plimsoll_memory::heap::GivenUp;
 
-use crate::api::arrival::Arrival;
+use crate::api::arrival::Message;
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
 use crate::memory::governor::Governor;
@@ -45,7 +45,7 @@ use speculate::{DraftedSeq, Tally};
 /// The state of the engine thread.
 pub(crate) struct Worker<R> {
     pub shared: Arc<Shared>,
-    pub arrivals: Receiver<Arrival>,
+    pub arrivals: Receiver<Message>,
     pub epoch: Instant,
     runner: R,
     cache: SharedCache,
@@ -108,7 +108,7 @@ pub(crate) struct Worker<R> {
 /// What a worker is built from.
 pub(crate) struct Parts<R> {
     pub shared: Arc<Shared>,
-    pub arrivals: Receiver<Arrival>,
+    pub arrivals: Receiver<Message>,
     pub epoch: Instant,
     pub runner: R,
     pub cache: SharedCache,
