@@ -233,17 +233,21 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
                 && !name.starts_with("omni")
                 && !["asr", "whisper"].contains(&name.as_str())
         })
+        // Packed weights are counted, not measured here: of each family one form is enough.
+        .filter(|name| {
+            !["gguf-", "mlx-", "awq-", "ct-", "fp8-", "gptq-", "autoround-"].iter().any(|form| name.starts_with(form))
+        })
         .filter(|name| !["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&name.as_str()))
         .collect();
     models.sort();
     println!("{:<24} {:<22} {:>12} {:>12} {:>9}", "model", "component", "planned", "measured", "slack");
-    assert!(models.len() >= 29);
+    assert!(models.len() >= 40, "{}", models.len());
     for name in models {
         let dir = fixtures().join("models").join(&name);
         let gguf = dir.join("model.gguf");
         let path = if gguf.is_file() { gguf } else { dir };
         let context = Checkpoint::open(&path).expect("a fixture").config.max_context as u32;
-        check(&Case { name, path, prompt: 64, output: context.min(1024) - 64, running: 8, long_id: None });
+        check(&Case { name, path, prompt: 64, output: context.min(512) - 64, running: 8, long_id: None });
     }
 }
 

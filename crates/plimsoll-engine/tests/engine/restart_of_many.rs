@@ -1,26 +1,37 @@
-//! Two hundred conversations of twenty turns over the prefix cache on disk, with a restart in the middle.
+//! Many conversations over the prefix cache on disk, with a restart in the middle.
 
 use plimsoll_engine::{DiskCache, EngineHandle, Options, Request};
 
 use crate::common::{Answer, collect, engine, greedy};
 use crate::restart::{drafting, found, let_it_write, on_disk, same, stop, tokens};
 
-const CONVERSATIONS: usize = 200;
-const TURNS: usize = 20;
 /// Conversations that speak at once.
 const TOGETHER: usize = 8;
-/// A fifth of what all conversations come to.
-const POOL_TOKENS: u64 = 12 << 10;
 const NEW_TOKENS: u32 = 4;
 
-/// Memory for all conversations.
-fn forever() -> Options {
-    Options { state_checkpoints: 64, ..drafting(96 << 10, 0) }
+/// How many conversations there are.
+#[derive(Clone, Copy)]
+struct Crowd {
+    conversations: usize,
+    turns: usize,
+    /// Less than all conversations come to.
+    pool_tokens: u64,
 }
 
-/// Memory for some of them.
-fn small() -> Options {
-    Options { state_checkpoints: 8, ..drafting(POOL_TOKENS, 0) }
+/// Of the fast tier.
+const SOME: Crowd = Crowd { conversations: 80, turns: 10, pool_tokens: 6 << 10 };
+const MANY: Crowd = Crowd { conversations: 200, turns: 20, pool_tokens: 12 << 10 };
+
+impl Crowd {
+    /// Memory for all conversations.
+    fn forever(self) -> Options {
+        Options { state_checkpoints: 64, ..drafting(8 * self.pool_tokens, 0) }
+    }
+
+    /// Memory for some of them.
+    fn small(self) -> Options {
+        Options { state_checkpoints: 8, ..drafting(self.pool_tokens, 0) }
+    }
 }
 
 /// The prompt of a conversation's first turn: half of them begin with one system prompt.
@@ -32,19 +43,21 @@ fn beginning(number: usize) -> Vec<u32> {
 /// All conversations, each in turn. `pause` comes before the next ones speak; `between` gets the engine after each turn and returns
 /// the one that goes on.
 fn converse(
+    crowd: Crowd,
     mut engine: EngineHandle,
     pause: impl Fn(&EngineHandle),
     mut between: impl FnMut(usize, EngineHandle) -> EngineHandle,
 ) -> Vec<Answer> {
-    let mut prompts: Vec<Vec<u32>> = (0..CONVERSATIONS).map(beginning).collect();
-    let mut answers = Vec::with_capacity(CONVERSATIONS * TURNS);
-    for turn in 0..TURNS {
+    let Crowd { conversations, turns, .. } = crowd;
+    let mut prompts: Vec<Vec<u32>> = (0..conversations).map(beginning).collect();
+    let mut answers = Vec::with_capacity(conversations * turns);
+    for turn in 0..turns {
         for (group, prompts) in prompts.chunks_mut(TOGETHER).enumerate() {
             let ask = |prompt: &Vec<u32>| Request { logprobs: Some(1), ..greedy(prompt, NEW_TOKENS) };
             let readers: Vec<_> = prompts.iter().map(|prompt| engine.submit(ask(prompt)).unwrap()).collect();
             for ((at, prompt), reader) in prompts.iter_mut().enumerate().zip(readers) {
                 let answer = collect(reader);
-                let seed = 10_000 + (turn * CONVERSATIONS + group * TOGETHER + at) as u64;
+                let seed = 10_000 + (turn * conversations + group * TOGETHER + at) as u64;
                 prompt.extend(&answer.ids);
                 prompt.extend(tokens(seed, 5 + seed % 7));
                 answers.push(answer);
@@ -57,19 +70,19 @@ fn converse(
     answers
 }
 
-fn outlive_a_restart(model: &str) {
-    let plain = engine(model, &Options { prefix_cache: false, ..small() });
-    let expected = converse(plain, |_| {}, |_, engine| engine);
-    let remembered = converse(engine(model, &forever()), |_| {}, |_, engine| engine);
+fn outlive_a_restart(model: &str, crowd: Crowd) {
+    let plain = engine(model, &Options { prefix_cache: false, ..crowd.small() });
+    let expected = converse(crowd, plain, |_| {}, |_, engine| engine);
+    let remembered = converse(crowd, engine(model, &crowd.forever()), |_| {}, |_, engine| engine);
     same(&remembered, &expected, model);
     let most = found(&remembered);
     let temp = tempfile::tempdir().unwrap();
     let dir = temp.path().join("cache");
-    let mut options = on_disk(&dir, &small());
+    let mut options = on_disk(&dir, &crowd.small());
     options.disk_cache = options.disk_cache.map(|disk| DiskCache { bytes: 1 << 30, ..disk });
     let mut reports = Vec::new();
-    let answers = converse(engine(model, &options), let_it_write, |turn, running| {
-        if turn != TURNS / 2 - 1 && turn != TURNS - 1 {
+    let answers = converse(crowd, engine(model, &options), let_it_write, |turn, running| {
+        if ![crowd.turns / 2, crowd.turns].contains(&(turn + 1)) {
             return running;
         }
         reports.push(running.cache_report().disk.unwrap());
@@ -88,10 +101,17 @@ fn outlive_a_restart(model: &str) {
 
 #[test]
 fn many_conversations_of_a_hybrid_model_outlive_a_restart() {
-    outlive_a_restart("qwen3.5");
+    outlive_a_restart("qwen3.5", SOME);
 }
 
 #[test]
 fn many_conversations_of_a_windowed_model_outlive_a_restart() {
-    outlive_a_restart("gemma3");
+    outlive_a_restart("gemma3", SOME);
+}
+
+#[test]
+#[ignore = "soak"]
+fn two_hundred_conversations_outlive_a_restart() {
+    outlive_a_restart("qwen3.5", MANY);
+    outlive_a_restart("gemma3", MANY);
 }

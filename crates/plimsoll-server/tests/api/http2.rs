@@ -285,9 +285,9 @@ fn assert_ends(mut client: Client) {
 #[test]
 fn idle_connections_and_incomplete_prefaces_end_in_time() {
     let server = Server::with(hasty(), limits(), letters);
-    for part in [&PREFACE[..2], &PREFACE[..3], &PREFACE[..20], PREFACE, b""] {
-        let mut client = server.send(part);
-        let began = Instant::now();
+    let parts = [&PREFACE[..2], &PREFACE[..3], &PREFACE[..20], PREFACE, b""];
+    let began = Instant::now();
+    for (part, mut client) in parts.map(|part| (part, server.send(part))) {
         let mut rest = Vec::new();
         let _ = std::io::Read::read_to_end(&mut client.stream, &mut rest);
         assert!(began.elapsed() < Duration::from_secs(20), "{part:?}: {:?}", began.elapsed());

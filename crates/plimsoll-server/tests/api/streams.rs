@@ -8,7 +8,15 @@ use plimsoll_engine::{FinishReason, Request};
 use plimsoll_server::ServerConfig;
 use serde_json::json;
 
-use crate::common::{Script, Server, ask, config, endless, eventually, hasty, post, silent};
+use crate::common::{Client, Script, Server, ask, config, endless, eventually, hasty, post, silent};
+
+/// Bytes that the system keeps for a client that reads nothing yet, and for one that reads.
+const SMALL: usize = 4 << 10;
+const LARGE: usize = 1 << 20;
+
+fn takes(client: &Client, bytes: usize) {
+    socket2::SockRef::from(&client.stream).set_recv_buffer_size(bytes).unwrap();
+}
 
 #[test]
 fn a_client_that_leaves_aborts_its_request_in_every_phase() {
@@ -181,9 +189,10 @@ fn a_backlog_comes_in_events_of_bounded_size_and_says_the_same() {
     assert_eq!((whole.0.len(), whole.1.len()), (400, 400));
     SAID.store(false, Ordering::Release);
     let mut client = server.connect();
-    socket2::SockRef::from(&client.stream).set_recv_buffer_size(4096).unwrap();
+    takes(&client, SMALL);
     client.write(post(path, &body.to_string()).as_bytes());
     eventually("all is said", || SAID.load(Ordering::Acquire));
+    takes(&client, LARGE);
     let events = client.answer().events();
     assert_eq!(said(&events), whole);
     let largest = events.iter().map(|event| event.to_string().len()).max().unwrap();
@@ -244,9 +253,10 @@ fn time_limit_holds_for_unread_output() {
     // More than sockets and buffers between hold, so that some of it is still with the engine.
     let body = json!({"prompt": "x", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": true});
     let mut client = server.connect();
-    socket2::SockRef::from(&client.stream).set_recv_buffer_size(4096).unwrap();
+    takes(&client, SMALL);
     client.write(post("/v1/completions", &body.to_string()));
     std::thread::sleep(Duration::from_secs(2));
+    takes(&client, LARGE);
     let events = client.answer().events();
     let error = &events.last().unwrap()["error"];
     assert!(error["message"].as_str().is_some_and(|message| message.contains("limit of 1 s")), "{error}");
