@@ -165,7 +165,7 @@ pub trait Encoder: Send + Sync {
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError>;
 }
 
-/// A tower that sees.
+/// An encoder of images and videos.
 pub trait Vision: Encoder {
     /// How the family places images among the positions of a text; none where every token stands at its index.
     fn place_rule(&self) -> Option<PlaceRule>;

@@ -26,8 +26,8 @@ pub struct KvCache {
     pub windows: Option<WindowPool>,
     /// Window pages and states that a tier below memory is to keep, by their pages of the tree; none without such a tier.
     unsaved: Option<Pending>,
-    /// How often what was computed by then came to be doubted.
-    doubts: u32,
+    /// How often the cache was invalidated.
+    invalidations: u32,
 }
 
 /// At most one page in so many is pinned.
@@ -45,7 +45,7 @@ pub(crate) struct Missing {
 impl KvCache {
     /// These tables, together.
     pub fn new(pool: PagePool, index: Option<PrefixIndex>, states: Option<StatePool>) -> Self {
-        Self { pool, index, states, windows: None, unsaved: None, doubts: 0 }
+        Self { pool, index, states, windows: None, unsaved: None, invalidations: 0 }
     }
 
     /// The same with window pages.
@@ -399,15 +399,15 @@ impl KvCache {
         self.unsaved.iter_mut().for_each(Pending::clear);
     }
 
-    /// Forgets every prefix, and lets none in that a sequence holds now: what it was computed from may have been found in them.
-    pub(crate) fn doubt(&mut self) {
+    /// Forgets every prefix, and takes none from the sequences of now: they may have been computed from a wrong one.
+    pub(crate) fn invalidate(&mut self) {
         self.clear();
-        self.doubts += 1;
+        self.invalidations += 1;
     }
 
-    /// How often that was: what was computed before the last time is not for others.
-    pub(crate) fn doubts(&self) -> u32 {
-        self.doubts
+    /// How often it was invalidated. What was computed before the last time is not shared.
+    pub(crate) fn invalidations(&self) -> u32 {
+        self.invalidations
     }
 }
 

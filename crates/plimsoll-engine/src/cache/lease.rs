@@ -16,7 +16,7 @@ use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, PageKey, Purpose, SlotId
 
 /// Checkpoints that one sequence may ask for: the end of its input, where it leaves the cached prefix, where a follower does, and
 /// the ends of pinned prefixes.
-pub const WISHES_MAX: usize = 3 + super::Pin::MOST;
+pub const CHECKPOINTS_WANTED_MAX: usize = 3 + super::Pin::MOST;
 
 /// Slots a sequence may own at once: one, and one for each draft.
 const RING_MAX: usize = 1 + Options::DRAFTS_MAX;
@@ -33,15 +33,15 @@ pub struct PageLease {
     windows: Vec<PageId>,
     /// Pages from the first on whose window pages are not held.
     slid: usize,
-    /// [`KvCache::doubts`] when it took its first page.
-    doubts: u32,
+    /// [`KvCache::invalidations`] when it took its first page.
+    invalidations: u32,
 }
 
 impl PageLease {
     /// No pages yet. `pages` and `windows` have room for all it may come to, so that growing never allocates.
     pub fn new(cache: &SharedCache, pages: Vec<PageId>, windows: Vec<PageId>) -> Self {
         debug_assert!(pages.is_empty() && windows.is_empty());
-        Self { cache: Rc::clone(cache), pages, windows, slid: 0, doubts: 0 }
+        Self { cache: Rc::clone(cache), pages, windows, slid: 0, invalidations: 0 }
     }
 
     /// Positions the pages have room for.
@@ -82,13 +82,13 @@ impl PageLease {
 
     /// Notes since when it holds what it holds.
     fn begin(&mut self) {
-        self.doubts = self.cache.borrow().doubts();
+        self.invalidations = self.cache.borrow().invalidations();
     }
 
     /// Whether a step has computed a non-finite value since this lease took its first page. Such a lease is never
     /// published to the prefix index.
-    pub(crate) fn doubted(&self) -> bool {
-        self.doubts != self.cache.borrow().doubts()
+    pub(crate) fn invalidated(&self) -> bool {
+        self.invalidations != self.cache.borrow().invalidations()
     }
 
     /// Grows to hold `positions`. False when the pool has no page left; what was taken stays.
@@ -156,10 +156,10 @@ impl PageLease {
         pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
     }
 
-    /// Lets others find the whole pages of `key`, which these pages hold, unless they are doubted. Sequences may start from the positions
+    /// Lets others find the whole pages of `key`, which these pages hold, unless they are invalid. Sequences may start from the positions
     /// `kept`: a tier below memory is to keep what they read.
     pub fn publish(&mut self, key: PageKey<'_>, kept: &[usize]) {
-        if self.doubted() {
+        if self.invalidated() {
             return;
         }
         let cache = &mut *self.cache.borrow_mut();
@@ -172,7 +172,7 @@ impl PageLease {
 
     /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
     pub fn publish_checkpoints(&mut self, key: PageKey<'_>, state: &mut StateLease, end_of_input: usize) -> bool {
-        let any = !state.written.is_empty() && !self.doubted();
+        let any = !state.written.is_empty() && !self.invalidated();
         for (position, slot) in state.written.drain(..) {
             let purpose = if position == end_of_input { Purpose::EndOfInput } else { Purpose::Boundary };
             let cache = &mut *self.cache.borrow_mut();
@@ -184,9 +184,9 @@ impl PageLease {
         any
     }
 
-    /// Ends the lease and leaves what was computed to the index, unless it is doubted.
+    /// Ends the lease and leaves what was computed to the index, unless it is invalid.
     pub fn donate(&mut self, key: PageKey<'_>) {
-        if self.doubted() {
+        if self.invalidated() {
             return self.clear();
         }
         if self.windowed() {
@@ -245,9 +245,9 @@ pub struct StateLease {
     width: usize,
     source: Source,
     /// Slots that the next step writes as checkpoints, with their positions, ascending.
-    planned: ArrayVec<(usize, SlotId), WISHES_MAX>,
+    planned: ArrayVec<(usize, SlotId), CHECKPOINTS_WANTED_MAX>,
     /// Checkpoints that the last step has written and that are not published yet.
-    written: ArrayVec<(usize, SlotId), WISHES_MAX>,
+    written: ArrayVec<(usize, SlotId), CHECKPOINTS_WANTED_MAX>,
 }
 
 impl StateLease {

@@ -18,23 +18,23 @@ pub struct Restore {
     /// Window pages of the last pages.
     windows: Vec<PageId>,
     slot: Option<SlotId>,
-    /// [`super::KvCache::doubts`] at the beginning.
-    doubts: u32,
+    /// [`super::KvCache::invalidations`] at the beginning.
+    invalidations: u32,
 }
 
 impl Restore {
     /// Holds what the tree knows of the first `pages` pages of `key`, which has a token more at least.
     pub fn begin(cache: &SharedCache, key: PageKey<'_>, pages: usize) -> Self {
         let mut held = Vec::with_capacity(pages);
-        let doubts = {
+        let invalidations = {
             let cache = &mut *cache.borrow_mut();
             if let Some(index) = &mut cache.index {
                 index.lookup(key.first(pages * PAGE_TOKENS + 1), &mut cache.pool, &mut held);
             }
-            cache.doubts()
+            cache.invalidations()
         };
         let known = held.len();
-        Self { cache: cache.clone(), pages: held, known, windows: Vec::new(), slot: None, doubts }
+        Self { cache: cache.clone(), pages: held, known, windows: Vec::new(), slot: None, invalidations }
     }
 
     /// Pages that the tree had.
@@ -69,7 +69,7 @@ impl Restore {
     /// Lets others find what was filled: all that was taken. Returns whether it was; not if the cache was cleared meanwhile.
     pub fn publish(mut self, key: PageKey<'_>) -> bool {
         let cache = &mut *self.cache.borrow_mut();
-        if self.doubts != cache.doubts() {
+        if self.invalidations != cache.invalidations() {
             return false;
         }
         let key = key.first(self.pages.len() * PAGE_TOKENS);

@@ -1,4 +1,4 @@
-//! The engine's CPU runner: a model on the CPU device, one generation of memory.
+//! The engine's CPU runner: a model on the CPU device.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The scheduler: which rows run in the next step. One for all work; it knows nothing of devices, text or clients.
+//! The scheduler: which rows run in the next step. One for all work. It computes nothing on a device, and has no text and no clients.
 //!
 //! A step is the decode rows of every running sequence (the newest token, and drafts to be checked) plus prefill chunks, oldest
 //! first, under the step's row budget; of a long prompt, a chunk between two steps instead (`layered.rs`). Pages are taken as

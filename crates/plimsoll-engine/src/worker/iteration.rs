@@ -177,7 +177,7 @@ impl<R: Runner> Worker<R> {
         }
         if std::mem::take(&mut self.non_finite) {
             tracing::error!("non-finite logits: prefix cache cleared");
-            self.cache.borrow_mut().doubt();
+            self.cache.borrow_mut().invalidate();
             self.clear_disk();
             self.forget_outputs();
         }

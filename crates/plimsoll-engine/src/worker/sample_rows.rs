@@ -133,7 +133,7 @@ impl<R: Runner> Worker<R> {
                     likely.and_then(|found| chooser.tell(found, request, counts, generated, position, allowed));
                 let chosen = match likely {
                     Some(token) => Ok(token),
-                    // What the most likely tokens do not tell is told by all.
+                    // The candidates do not decide: the whole row does.
                     None => {
                         let logits = self.runner.logits(logit_row);
                         chooser.choose(logits, request, counts, generated, position, allowed)

@@ -11,8 +11,7 @@ use super::content::wrap;
 /// What OpenAI's `system` is called by now.
 const DEVELOPER: &str = "developer";
 
-/// The messages with roles that a template of this source knows: most say nothing of what a developer says, and do not
-/// tell.
+/// The messages with roles that a template of this source knows: most templates drop `developer` messages silently.
 pub(crate) fn roles<'a>(messages: &'a Value, template: &str) -> Cow<'a, Value> {
     let mut messages = Cow::Borrowed(messages);
     let speaks = messages.as_array().is_some_and(|all| all.iter().any(|message| message["role"] == DEVELOPER));

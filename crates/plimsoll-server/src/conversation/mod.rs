@@ -1,5 +1,5 @@
-//! One request of Chat, Messages or Responses. Each API parses its own body and writes its own reply. The code between
-//! is here: prompt, grammar, submission, reply parsing.
+//! One conversation: a request of Chat, Messages, Responses, Ollama's chat or transcriptions. Each API parses its own body and
+//! writes its own reply. The code between is here: prompt, grammar, submission, reply parsing.
 
 pub(crate) mod active;
 mod adapt;

@@ -35,8 +35,8 @@ const TURN_WITHIN: u32 = 2;
 /// All files of a request must be here within so many times the time for one, waiting for a turn included.
 const FETCHES_WITHIN: u32 = 3;
 
-/// Gets the bytes that are elsewhere, all of a request's within a time of their own, and has ffmpeg read what is its own; `held` grows with them. What is
-/// dropped in between lets go of everything.
+/// Fetches remote files and reads local ones, all of a request within one time limit, and has ffmpeg read videos. `held` grows
+/// with their bytes. Dropping the future releases all of them.
 pub(crate) async fn fetch(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
     let Some(param) = media.iter().find(|medium| medium.needs_fetch()).map(|medium| medium.param.clone()) else {
         return external::read(state, media, held).await;

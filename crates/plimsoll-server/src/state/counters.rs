@@ -84,7 +84,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that did not get past the door.
+    /// Counts a request that was refused before a handler saw it.
     pub fn turned_away(&self, reason: &'static str) {
         self.turned_away.get_or_create(&Turned { reason }).inc();
     }

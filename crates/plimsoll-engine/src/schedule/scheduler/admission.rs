@@ -82,7 +82,7 @@ impl<T> Scheduler<T> {
         let key = seq.key();
         let same = |other: &Seq<T>| other.key().common(&key).min(key.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS;
         let (mut leader, mut best, mut shared) = (None, 0, 0);
-        let publishes = |other: &Seq<T>| other.salt == seq.salt && !other.pages.doubted();
+        let publishes = |other: &Seq<T>| other.salt == seq.salt && !other.pages.invalidated();
         for (i, other) in running.iter().enumerate().filter(|(_, other)| publishes(other)) {
             let prefilling = other.remaining() > 1;
             if !prefilling && !seq.keeps_points() {
@@ -98,7 +98,7 @@ impl<T> Scheduler<T> {
         let found = cache.peek(key);
         let stateful = seq.keeps_points();
         drop(cache);
-        let follows = |leader: usize| best > found && (!stateful || running[leader].wish(best));
+        let follows = |leader: usize| best > found && (!stateful || running[leader].request_checkpoint(best));
         match leader.is_some_and(follows) {
             true => Company::Follows,
             false => Company::Alone { shared },

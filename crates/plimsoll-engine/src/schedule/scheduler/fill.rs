@@ -29,7 +29,7 @@ impl<T> Scheduler<T> {
         (&self.shares, events)
     }
 
-    /// Rows of prompts last, where they stand apart; and those that begin alike side by side.
+    /// Sorts the shares: rows of prompts last if they are computed in other numerics, shared prefixes side by side.
     fn order_shares(&mut self) {
         let Self { shares, running, limits, .. } = self;
         let last = |share: &Share| limits.split_numerics() && running[share.seq].in_prompt(share.start);
@@ -51,7 +51,7 @@ impl<T> Scheduler<T> {
         // An image that cannot be cut is computed whole, whatever the limit on prompts.
         let together = self.running.iter().map(Seq::together).max().unwrap_or(0);
         rows = rows.min(most.max(together));
-        // The few do not hold up the many.
+        // A prompt is computed layer by layer only if more sequences decode than wait for long prompts.
         let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
         // And what is short does not wait for a long one before it: up to half of the rows are its own.
         let long = |seq: &Seq<T>| seq.computes_long_prompt() && seq.layered.is_none();
@@ -130,7 +130,7 @@ impl<T> Scheduler<T> {
 
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
-        // One that waits for a medium, or for what it may say, can do nothing until that is there, in whatever step.
+        // A sequence that waits for an encoder or a grammar's mask takes part in no step until it has it.
         let able = |seq: &Seq<T>| !seq.at_wall() && !seq.held;
         while let Some(i) = self.running.iter().position(|seq| seq.suspect_until.is_some() && able(seq)) {
             let mut rows = self.prefill_rows().max(self.running[i].together());

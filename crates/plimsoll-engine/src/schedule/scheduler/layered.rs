@@ -35,7 +35,7 @@ impl<T> Scheduler<T> {
         let first = if self.running[i].computed == 0 { FIRST } else { usize::MAX };
         let rows = self.beside.long.min(self.prefill_rows()).min(first).max(self.running[i].together());
         let Some(share) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
-        // What others wish for must be known now: states are written on the way.
+        // The checkpoints that others want must be known now: states are written on the way.
         self.ask_leaders();
         self.chunks_begun += 1;
         let seq = &mut self.running[i];

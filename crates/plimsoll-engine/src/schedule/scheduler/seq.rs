@@ -3,7 +3,7 @@
 use arrayvec::ArrayVec;
 
 use crate::api::options::Options;
-use crate::cache::lease::{PageLease, SharedCache, StateLease, WISHES_MAX};
+use crate::cache::lease::{CHECKPOINTS_WANTED_MAX, PageLease, SharedCache, StateLease};
 use crate::cache::{PAGE_TOKENS, PageId, PageKey, Pin};
 use crate::media::SeqMedia;
 use crate::schedule::scheduler::layered::Layered;
@@ -55,7 +55,7 @@ pub struct Seq<T> {
     pub drafts: ArrayVec<u32, { Options::DRAFTS_MAX }>,
     /// Positions with KV entries of the draft head, without a gap, up to the last position that the head was run on.
     pub drafted: std::ops::Range<usize>,
-    /// What its next token may be is not known yet: it takes part in no step.
+    /// It waits for its grammar's mask, and takes part in no step.
     pub held: bool,
     /// What a tier below memory has of its prefix.
     pub reading: Reading,
@@ -79,7 +79,7 @@ pub struct Seq<T> {
     /// Positions that others can find.
     pub(super) published: usize,
     /// Positions at which its state is to be kept for others.
-    pub(super) checkpoints_wanted: ArrayVec<usize, WISHES_MAX>,
+    pub(super) checkpoints_wanted: ArrayVec<usize, CHECKPOINTS_WANTED_MAX>,
     /// A step that took part in a failure: it runs alone until it has passed this position.
     pub(super) suspect_until: Option<usize>,
     /// What the owner attaches.
@@ -271,14 +271,14 @@ impl<T> Seq<T> {
 
     /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free. In a model with sliding windows
     /// that is to keep the window pages that a sequence reads from there on.
-    pub(super) fn wish(&mut self, position: usize) -> bool {
+    pub(super) fn request_checkpoint(&mut self, position: usize) -> bool {
         // Where the states of a chunk that was begun go is settled.
         let begun = self.computed + self.layered.map_or(0, |chunk| chunk.rows);
         let windowed = self.pages.windowed() && position >= self.computed.max(1);
         if !windowed && (position <= begun || !self.states.needed()) {
             return self.states.plans(position);
         }
-        if !self.checkpoints_wanted.contains(&position) && self.checkpoints_wanted.len() < WISHES_MAX {
+        if !self.checkpoints_wanted.contains(&position) && self.checkpoints_wanted.len() < CHECKPOINTS_WANTED_MAX {
             self.checkpoints_wanted.push(position);
         }
         self.checkpoints_wanted.contains(&position)
@@ -305,10 +305,10 @@ impl<T> Seq<T> {
         }
         // Where it starts others have ended: window pages from before are worth keeping.
         for position in [self.end_of_input(), found.known.max(shared), found.tokens] {
-            self.wish(position);
+            self.request_checkpoint(position);
         }
         for at in 0..self.pins.len() {
-            self.wish(self.pins[at].tokens.min(self.end_of_input()) / PAGE_TOKENS * PAGE_TOKENS);
+            self.request_checkpoint(self.pins[at].tokens.min(self.end_of_input()) / PAGE_TOKENS * PAGE_TOKENS);
         }
         true
     }
@@ -352,7 +352,7 @@ impl<T> Seq<T> {
         if !self.states.needed() {
             return;
         }
-        if self.pages.doubted() {
+        if self.pages.invalidated() {
             return self.checkpoints_wanted.clear();
         }
         let (start, end) = (self.computed, self.computed + rows);
