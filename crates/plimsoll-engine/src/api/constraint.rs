@@ -45,6 +45,12 @@ pub trait Constraint: Send {
         false
     }
 
+    /// The id from which tokens count together. If they are more likely together than each allowed token before that id,
+    /// one of them is the next token. None: every token counts by itself.
+    fn counts_together(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether [`Self::allowed`] and [`Self::accept`] return without waiting. Waits for the mask, for `patience` at
     /// most.
     fn mask_ready(&mut self, patience: Duration) -> bool {

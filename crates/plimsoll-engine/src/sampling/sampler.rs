@@ -12,7 +12,7 @@ use super::counts::TokenCounts;
 use super::params::SamplingParams;
 use super::rng::random_u64;
 use super::select::{Candidate, Kept, Row};
-use super::weights::{BLOCK, Weigher, block_max};
+use super::weights::{BLOCK, Weigher, apply_group, block_max};
 
 /// Why a sampler could not be built.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -138,6 +138,23 @@ impl Sampler {
         position: u64,
         allowed: Option<&[u32]>,
     ) -> Result<u32, SampleError> {
+        self.sample_grouped(logits, params, counts, position, allowed, None)
+    }
+
+    /// As [`Self::sample`]. If the tokens from the id `together` on are more likely together than each one before it,
+    /// those before it are not chosen. That is compared after bias, penalties and mask, at temperature 1.
+    ///
+    /// # Errors
+    /// [`SampleError`] if the row has the wrong length or leaves no token to choose.
+    pub fn sample_grouped(
+        &mut self,
+        logits: &mut [f32],
+        params: &SamplingParams,
+        counts: &TokenCounts,
+        position: u64,
+        allowed: Option<&[u32]>,
+        together: Option<u32>,
+    ) -> Result<u32, SampleError> {
         if logits.len() != self.vocab {
             return Err(SampleError::WrongLength { given: logits.len(), vocab: self.vocab });
         }
@@ -145,6 +162,9 @@ impl Sampler {
         apply_penalties(logits, params, counts);
         if let Some(words) = allowed {
             apply_mask(logits, words);
+        }
+        if let Some(first) = together {
+            apply_group(logits, first);
         }
         self.choose(logits, params, position)
     }

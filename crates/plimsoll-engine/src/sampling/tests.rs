@@ -377,3 +377,33 @@ fn logprobs_need_room_a_token_and_a_distribution() {
     assert!((said.logprob - 0.25_f32.ln()).abs() < 1e-6);
     assert_eq!(top.capacity(), room);
 }
+
+/// Tokens from 3 on count together: they win as soon as their sum is above each token before them.
+#[test]
+fn tokens_that_count_together_win_against_each_other_one() {
+    let mut sampler = Sampler::new(6).unwrap();
+    let mut chosen = |logits: [f32; 6], allowed: Option<&[u32]>, together: Option<u32>| {
+        let (params, counts) = (SamplingParams::greedy(), TokenCounts::default());
+        sampler.sample_grouped(&mut logits.clone(), &params, &counts, 0, allowed, together).unwrap()
+    };
+    // Three of 1.0 are e * 3; one of 2.0 is e * 2.718.
+    let row = [0.0, 2.0, -1.0, 0.9, 1.0, 1.1];
+    assert_eq!(chosen(row, None, None), 1, "each by itself");
+    assert_eq!(chosen(row, None, Some(3)), 5, "together");
+    assert_eq!(chosen(row, Some(&[0b011111]), Some(3)), 1, "what the mask rules out does not count");
+    assert_eq!(chosen(row, Some(&[0b111000]), Some(3)), 5);
+    assert_eq!(chosen(row, Some(&[0b000011]), Some(3)), 1, "none of the group is allowed");
+    assert_eq!(
+        chosen([f32::NEG_INFINITY, 1.0, 1.0, 1.0, -90.0, -90.0], None, Some(3)),
+        1,
+        "as likely is not more likely"
+    );
+    assert_eq!(chosen([0.0, f32::INFINITY, 0.0, 3.0, 3.0, 3.0], None, Some(3)), 1);
+    assert_eq!(chosen(row, None, Some(9)), 1, "behind the vocabulary");
+    let drawn = |seed, temperature| {
+        let params = SamplingParams { temperature, seed, ..SamplingParams::default() };
+        let mut sampler = Sampler::new(6).unwrap();
+        sampler.sample_grouped(&mut row.clone(), &params, &TokenCounts::default(), 0, None, Some(3)).unwrap()
+    };
+    assert!((0..50).all(|seed| drawn(seed, 3.0) >= 3), "drawn among the group, whatever the temperature");
+}

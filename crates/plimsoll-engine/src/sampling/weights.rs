@@ -92,6 +92,20 @@ impl Weigher {
     }
 }
 
+/// Rules out the tokens before `first` if those from there on are more likely together than each of them.
+pub(super) fn apply_group(logits: &mut [f32], first: u32) {
+    let (each, group) = logits.split_at_mut(logits.len().min(first as usize));
+    let (best, highest) = (block_max(each), block_max(group));
+    let max = best.max(highest);
+    // A row without a number, or with an infinite one, has no probabilities to add up.
+    if max.is_finite() && {
+        let weigher = Weigher::new(max, 1.0, 0.0);
+        weigher.sum(group) > weigher.weigh(best)
+    } {
+        each.fill(f32::NEG_INFINITY);
+    }
+}
+
 /// A weight plus [`RAISED_BY`]: the sum with 1.5 · 2^52 has the rounded weight in its low bits. Unlike a conversion to
 /// an integer this vectorises everywhere.
 #[inline(always)]

@@ -119,7 +119,8 @@ impl<R: Runner> Worker<R> {
         }
         let work = &mut seq.work;
         let most_likely = work.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
-        let chooser = &mut Chooser { sampler: &mut self.sampler, eos: &self.eos, most_likely };
+        let together = work.constraint.as_ref().and_then(|constraint| constraint.counts_together());
+        let chooser = &mut Chooser { sampler: &mut self.sampler, eos: &self.eos, most_likely, together };
         let token = match draft.filter(|_| self.optimistic) {
             Some(token) => token,
             None => {
@@ -128,7 +129,8 @@ impl<R: Runner> Worker<R> {
                 let allowed = allowed?.flatten();
                 let unended = allowed.is_some() && generated < work.request.min_tokens;
                 let (request, counts) = (&work.request, &work.counts);
-                let likely = self.runner.candidates(logit_row);
+                // The most likely tokens don't tell what all others add up to.
+                let likely = if together.is_some() { None } else { self.runner.candidates(logit_row) };
                 let likely =
                     likely.and_then(|found| chooser.tell(found, request, counts, generated, position, allowed));
                 let chosen = match likely {
@@ -168,6 +170,8 @@ pub(super) struct Chooser<'a> {
     pub eos: &'a [u32],
     /// The most likely token is taken, whatever the request says.
     pub most_likely: bool,
+    /// The id from which tokens count together, as [`Constraint::counts_together`](crate::api::constraint::Constraint) says.
+    pub together: Option<u32>,
 }
 
 impl Chooser<'_> {
@@ -204,7 +208,7 @@ impl Chooser<'_> {
         }
         faults::site(Site::Sampler);
         let sampling = &self.sampling(request);
-        self.sampler.sample(logits, sampling, counts, position as u64, allowed)
+        self.sampler.sample_grouped(logits, sampling, counts, position as u64, allowed, self.together)
     }
 
     fn sampling<'r>(&self, request: &'r Request) -> Cow<'r, SamplingParams> {

@@ -179,7 +179,7 @@ impl<R: Runner> Worker<R> {
         let seq = &mut self.scheduler.running_mut()[index];
         let logits = self.runner.logits(row);
         let (work, ahead) = (&mut seq.work, seq.drafts.len());
-        let mut chooser = Chooser { sampler: &mut self.sampler, eos: &self.eos, most_likely: false };
+        let mut chooser = Chooser { sampler: &mut self.sampler, eos: &self.eos, most_likely: false, together: None };
         let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
         let Ok(token) = chooser.choose(logits, &work.request, &work.counts, generated, position, None) else {
             return false;

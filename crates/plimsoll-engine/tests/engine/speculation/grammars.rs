@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A grammar with next tokens that depend on all tokens before: one of three classes may not come, and after so many
-/// tokens nothing may.
+/// A grammar with next tokens that depend on all tokens before: one of three classes may not come, half of the tokens may
+/// count together, and after so many tokens nothing may.
 #[derive(Debug)]
 pub(super) struct Weave(pub u64);
 
@@ -29,6 +29,10 @@ impl Constraint for Weaving {
         let may = |token: &u64| token % 3 != mix(self.woven) % 3;
         (0..256).filter(may).for_each(|token| self.mask[token as usize / 32] |= 1 << (token % 32));
         Ok(Some(&self.mask))
+    }
+
+    fn counts_together(&self) -> Option<u32> {
+        mix(self.woven).is_multiple_of(4).then_some(128)
     }
 
     fn accept(&mut self, token: u32) -> Result<(), Unfit> {
