@@ -103,6 +103,8 @@ pub struct Whisper {
     pub suppressed: Vec<u32>,
     /// Tokens that no text begins with.
     pub suppressed_first: Vec<u32>,
+    /// The latest position at which the first time of a text may lie; none for any.
+    pub first_time_max: Option<usize>,
     /// Whether a prompt names language and task; otherwise the model supports English only.
     pub multilingual: bool,
 }

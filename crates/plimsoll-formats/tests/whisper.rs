@@ -43,6 +43,9 @@ fn languages_and_suppressed_tokens_are_read() {
         ([1, 2, 50_361].as_slice(), [220, 50_256].as_slice())
     );
     assert!(!own.multilingual, "English alone");
+    assert_eq!(own.first_time_max, None);
+    let config = opened(r#", "max_initial_timestamp_index": 50"#).expect("it opens");
+    assert_eq!(whisper(&config).first_time_max, Some(50));
 }
 
 #[test]

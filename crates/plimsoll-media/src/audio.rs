@@ -5,16 +5,19 @@
 //! [`resample`](fn@resample) and [`Mel`] make what an encoder reads.
 
 mod file;
+mod forward;
+mod long;
 mod mel;
 mod resample;
 
+pub use long::LongClip;
 pub use mel::Mel;
 pub use resample::{resample, resampled_len};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use symphonia::core::codecs::audio::well_known::{CODEC_ID_FLAC, CODEC_ID_VORBIS};
-use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder, AudioDecoderOptions};
+use symphonia::core::codecs::audio::{AudioCodecParameters, AudioDecoder};
 use symphonia::core::common::Limit;
 use symphonia::core::errors::Error;
 use symphonia::core::formats::probe::Hint;
@@ -26,6 +29,7 @@ use symphonia::core::units::TimeBase;
 use crate::error::contained;
 use crate::{MediaError, Modality};
 use file::File;
+use forward::Forward;
 
 /// Samples per second that are taken.
 const RATES: std::ops::RangeInclusive<u32> = 8_000..=192_000;
@@ -38,6 +42,8 @@ const BAD_PACKETS_MAX: usize = 64;
 
 /// Bytes that the code books of a Vorbis header may unpack to.
 const CODE_BOOKS_MAX: u64 = 24 << 20;
+/// Bytes of a decoder: code books, tags and packets. A resampler that runs after it takes less.
+const DECODER_BYTES: u64 = 40 << 20;
 /// Bytes that a decoder keeps for one code word, about.
 const CODE_WORD_BYTES: u64 = 32;
 
@@ -76,8 +82,8 @@ pub struct Header {
 impl Header {
     /// The most heap bytes that decoding takes at any instant, the result included.
     pub fn decode_bytes(&self) -> u64 {
-        // The result; code books, tags and packets, or the resampler's work. The caller holds the file itself.
-        self.samples * size_of::<f32>() as u64 + (40 << 20)
+        // The result, and what makes it. The caller holds the file itself.
+        self.samples * size_of::<f32>() as u64 + DECODER_BYTES
     }
 }
 
@@ -115,7 +121,7 @@ struct Opened<'a> {
     unit: TimeBase,
 }
 
-fn open<'a>(file: File<'a>, limits: &AudioLimits) -> Result<Opened<'a>, MediaError> {
+fn open<'a>(file: File<impl AsRef<[u8]> + Send + Sync + 'a>, limits: &AudioLimits) -> Result<Opened<'a>, MediaError> {
     let format = open_container(file)?;
     let track = format.default_track(TrackType::Audio).ok_or_else(|| malformed("it has no audio track"))?;
     let (id, claimed, unit) = (track.id, track.num_frames, track.time_base);
@@ -159,36 +165,12 @@ fn samples_of(units: u64, unit: TimeBase, rate: u32) -> u64 {
     u64::try_from(parts / u128::from(unit.denom.get())).unwrap_or(u64::MAX)
 }
 
-/// As many samples as were counted: what cannot be decoded is silent, what is too much is left out.
+/// As many samples as were counted.
 fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<AudioClip, MediaError> {
-    let Opened { mut format, track, parameters, rate, channels, unit, .. } = opened;
-    let decoder = symphonia::default::get_codecs().make_audio_decoder(&parameters, &AudioDecoderOptions::default());
-    let mut decoder = decoder.map_err(unreadable)?;
-    let count = count as usize;
-    let mut samples = Vec::with_capacity(count);
-    let (mut interleaved, mut bad) = (Vec::new(), 0);
-    while let Some(packet) = format.next_packet().map_err(unreadable)? {
-        check_wanted(stop)?;
-        if packet.track_id != track {
-            continue;
-        }
-        // The first packets of an MP3 may lean on ones that are not there.
-        bad = if decode_packet(&mut *decoder, &packet, (rate, channels), &mut interleaved)? { 0 } else { bad + 1 };
-        if interleaved.is_empty() {
-            let silent = samples_of(packet.dur.get(), unit, rate).min((count - samples.len()) as u64);
-            samples.resize(samples.len() + silent as usize, 0.0);
-        }
-        if bad > BAD_PACKETS_MAX {
-            return Err(malformed("too much of it cannot be decoded"));
-        }
-        let mixed = interleaved.chunks_exact(channels).map(|frame| frame.iter().sum::<f32>() / channels as f32);
-        samples.extend(mixed.take(count - samples.len()));
-        interleaved.clear();
-    }
-    if samples.is_empty() {
-        return Err(malformed("it holds no samples"));
-    }
-    samples.resize(count, 0.0);
+    let rate = opened.rate;
+    let mut forward = Forward::new(opened, count)?;
+    let mut samples = Vec::with_capacity(count as usize);
+    while forward.more(&mut samples, stop)? {}
     Ok(AudioClip { rate, samples })
 }
 
@@ -242,7 +224,9 @@ fn check_code_books(headers: &[u8]) -> Result<(), MediaError> {
     over(total, CODE_BOOKS_MAX, "bytes of code books", "fixed")
 }
 
-fn open_container(file: File<'_>) -> Result<Box<dyn FormatReader + '_>, MediaError> {
+fn open_container<'a>(
+    file: File<impl AsRef<[u8]> + Send + Sync + 'a>,
+) -> Result<Box<dyn FormatReader + 'a>, MediaError> {
     let stream = MediaSourceStream::new(Box::new(file), Default::default());
     let mut metadata = MetadataOptions::default();
     metadata.limit_tag_bytes = Limit::Maximum(TAGS_MAX);

@@ -114,7 +114,7 @@ impl SeqMedia {
     #[cfg(test)]
     pub(crate) fn with_room(key: ContentKey, tokens: usize, room: Vacant) -> Self {
         let staged = plimsoll_media::Staging::new(0).reserve(0).expect("no bytes");
-        let pixels = Arc::new(Pixels { frames: Vec::new(), spectrogram: Vec::new(), staged });
+        let pixels = Arc::new(Pixels { frames: Vec::new(), spectrogram: Vec::new(), staged: staged.into() });
         let (grid, modality) = (Grid { frames: 1, height: 1, width: tokens }, Modality::Image);
         let (end, output, encode) = (tokens, Output::Room(room), false);
         let items = vec![Medium { key, grid, modality, pixels, tokens, end, output, encode }];

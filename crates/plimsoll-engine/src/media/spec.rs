@@ -35,8 +35,8 @@ pub struct Pixels {
     pub frames: Vec<Rgb>,
     /// An audio clip's spectrogram, frame by frame; empty for all else.
     pub spectrogram: Vec<f32>,
-    /// Their reservation in [`MediaSpec::staging`].
-    pub staged: Staged,
+    /// Their reservation in [`MediaSpec::staging`]. Windows of one clip share it.
+    pub staged: Arc<Staged>,
 }
 
 /// What the engine's model takes besides text, and within which limits.

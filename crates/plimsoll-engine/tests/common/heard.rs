@@ -41,7 +41,7 @@ pub fn audio(spec: &MediaSpec, samples: &[f32], first: usize) -> MediaItem {
         grid: Grid::audio(frames),
         first: first as u32,
         seconds: None,
-        pixels: Arc::new(Pixels { frames: Vec::new(), spectrogram, staged }),
+        pixels: Arc::new(Pixels { frames: Vec::new(), spectrogram, staged: staged.into() }),
     }
 }
 
@@ -61,7 +61,7 @@ fn shown(spec: &MediaSpec, frames: Vec<Rgb>, video: Option<f32>, first: usize) -
         pixels: Arc::new(Pixels {
             frames,
             spectrogram: Vec::new(),
-            staged: spec.staging.reserve(content.len() as u64).unwrap(),
+            staged: spec.staging.reserve(content.len() as u64).unwrap().into(),
         }),
     }
 }

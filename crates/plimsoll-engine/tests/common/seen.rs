@@ -35,7 +35,7 @@ pub fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, secon
     let grid = Grid { frames: fit.groups as usize, height: side(fit.size.height), width: side(fit.size.width) };
     let staged = spec.staging.reserve(frames.iter().map(|frame| frame.data.len() as u64).sum()).unwrap();
     let key = ContentKey::of(fit.shape.modality, &spec.parameters, &content);
-    let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged });
+    let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged: staged.into() });
     MediaItem { key, shape: fit.shape, grid, first: first as u32, seconds, pixels }
 }
 
@@ -57,7 +57,7 @@ fn items(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, seconds: Option<f32>) 
         let Size { height, width } = frame.size;
         let staged = spec.staging.reserve(frame.data.len() as u64).unwrap();
         let shape = rule.piece(frame.size);
-        let pixels = Arc::new(Pixels { frames: vec![frame], spectrogram: Vec::new(), staged });
+        let pixels = Arc::new(Pixels { frames: vec![frame], spectrogram: Vec::new(), staged: staged.into() });
         let key = ContentKey::of(shape.modality, &spec.parameters, &content);
         let grid = Grid { frames: 1, height: side(height), width: side(width) };
         MediaItem { key, shape, grid, first: 0, seconds: None, pixels }

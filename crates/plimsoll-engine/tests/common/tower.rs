@@ -167,7 +167,7 @@ impl Mixed {
             }
             self.prompt.extend(std::iter::repeat_n(placeholder, per_group));
         }
-        let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged });
+        let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged: staged.into() });
         self.media.push(MediaItem { key, shape, grid, first, seconds: None, pixels });
         self
     }

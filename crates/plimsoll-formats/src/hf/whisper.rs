@@ -52,6 +52,10 @@ pub(super) fn build(config: &Lookup, generation: &Lookup) -> Result<ModelConfig,
         text_positions: or("max_target_positions", 448)?,
         suppressed: suppressed(config, generation, "suppress_tokens")?,
         suppressed_first: suppressed(config, generation, "begin_suppress_tokens")?,
+        first_time_max: match generation.size("max_initial_timestamp_index")? {
+            None => config.size("max_initial_timestamp_index")?,
+            named => named,
+        },
         // Where no file says it, the size of the published vocabularies does.
         multilingual: generation.bool("is_multilingual")?.unwrap_or(or("vocab_size", VOCAB)? >= VOCAB),
     };

@@ -15,17 +15,17 @@ const PIPED_LEAST: usize = 0x7FFF_0000;
 type Correction = (usize, [u8; 4]);
 
 /// A file that is read where it lies: what its header should say is put over what it says on the way.
-pub(super) struct File<'a> {
-    bytes: Cursor<&'a [u8]>,
+pub(super) struct File<B> {
+    bytes: Cursor<B>,
     /// The length of the whole and that of the last part.
     corrections: [Option<Correction>; 2],
 }
 
-impl<'a> File<'a> {
+impl<B: AsRef<[u8]>> File<B> {
     /// Refuses what is none of the formats, so that nothing is searched for one.
-    pub fn new(bytes: &'a [u8]) -> Result<Self, MediaError> {
-        let corrections = match bytes {
-            [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => true_lengths(bytes)?,
+    pub fn new(bytes: B) -> Result<Self, MediaError> {
+        let corrections = match bytes.as_ref() {
+            whole @ [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => true_lengths(whole)?,
             [b'f', b'L', b'a', b'C', ..] | [b'O', b'g', b'g', b'S', ..] | [b'I', b'D', b'3', ..] => [None; 2],
             [0xFF, second, ..] if second & 0xE0 == 0xE0 => [None; 2],
             _ => return Err(MediaError::Unsupported { what: WHAT, supported: SUPPORTED }),
@@ -52,7 +52,7 @@ fn true_lengths(bytes: &[u8]) -> Result<[Option<Correction>; 2], MediaError> {
     Ok([whole, None])
 }
 
-impl Read for File<'_> {
+impl<B: AsRef<[u8]>> Read for File<B> {
     fn read(&mut self, out: &mut [u8]) -> IoResult<usize> {
         let from = usize::try_from(self.bytes.position()).unwrap_or(usize::MAX);
         let count = self.bytes.read(out)?;
@@ -67,19 +67,19 @@ impl Read for File<'_> {
     }
 }
 
-impl Seek for File<'_> {
+impl<B: AsRef<[u8]>> Seek for File<B> {
     fn seek(&mut self, to: SeekFrom) -> IoResult<u64> {
         self.bytes.seek(to)
     }
 }
 
-impl MediaSource for File<'_> {
+impl<B: AsRef<[u8]> + Send + Sync> MediaSource for File<B> {
     fn is_seekable(&self) -> bool {
         true
     }
 
     fn byte_len(&self) -> Option<u64> {
-        Some(self.bytes.get_ref().len() as u64)
+        Some(self.bytes.get_ref().as_ref().len() as u64)
     }
 }
 

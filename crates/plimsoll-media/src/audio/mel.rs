@@ -125,6 +125,34 @@ impl Mel {
         }
     }
 
+    /// Samples per second.
+    pub(super) fn rate(&self) -> u32 {
+        self.rule.rate as u32
+    }
+
+    /// Samples from one frame to the next.
+    pub(super) fn hop(&self) -> usize {
+        self.rule.hop as usize
+    }
+
+    /// Samples on either side of a frame's middle that its transform reads.
+    pub(super) fn reach(&self) -> usize {
+        self.fft.len() / 2
+    }
+
+    /// Fills `out` with the frames from `first` on of a clip of `samples` samples, each given by `sample`, as [`Self::spectrogram`] has them
+    /// before the loudest value is known. Returns the largest.
+    pub(super) fn part(&self, samples: u64, first: u64, sample: impl Fn(u64) -> f32, out: &mut [f32]) -> f32 {
+        let (last, before) = ((samples - 1) as usize, self.reach());
+        let start = first as usize * self.hop();
+        self.logarithms(&|at: usize| sample(reflected(last, start + at, before) as u64), out)
+    }
+
+    /// What becomes of such frames once the loudest value is known.
+    pub(super) fn cut(loudest: f32, out: &mut [f32]) {
+        above(loudest, out);
+    }
+
     /// Fills `out` with the logarithms of the bands' powers. Returns the largest.
     fn logarithms(&self, sample: &dyn Fn(usize) -> f32, out: &mut [f32]) -> f32 {
         let mut loudest = f32::NEG_INFINITY;

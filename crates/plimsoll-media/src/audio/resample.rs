@@ -15,6 +15,8 @@ use crate::error::contained;
 
 /// Samples of a block, at least: the longer, the closer to the half of the rate is what is kept.
 const BLOCK: usize = 4096;
+/// Bytes of a resampler for each sample of its blocks: blocks, spectra, filter and the transforms' own room.
+const BLOCK_SAMPLE_BYTES: u64 = 128;
 
 /// Samples that an audio clip of `samples` at `rate` has at another.
 pub fn resampled_len(samples: u64, rate: u32, to: u32) -> u64 {
@@ -30,28 +32,86 @@ pub fn resample(samples: Vec<f32>, rate: u32, to: u32, stop: &AtomicBool) -> Res
 }
 
 fn by_blocks(samples: &[f32], rate: u32, to: u32, stop: &AtomicBool) -> Result<Vec<f32>, MediaError> {
-    // Of an even number of the shortest blocks there are: the middle of the filter is a sample on either side.
-    let pair = 2 * (rate / common(rate, to)) as usize;
-    let resampler = Fft::<f32>::new(rate as usize, to as usize, BLOCK.next_multiple_of(pair), 1, FixedSync::Both);
-    let mut resampler = resampler.map_err(failed)?;
-    let mut block = vec![0.0; resampler.input_frames_next()];
-    let mut made = vec![0.0; resampler.output_frames_next()];
-    let count = resampled_len(samples.len() as u64, rate, to) as usize;
-    let (mut out, mut left) = (Vec::with_capacity(count), samples);
-    let mut early = resampler.output_delay();
-    while out.len() < count {
+    let mut resampling = Resampling::new(rate, to)?;
+    let mut out = Vec::with_capacity(resampled_len(samples.len() as u64, rate, to) as usize);
+    for part in samples.chunks(resampling.block.len()) {
         check_wanted(stop)?;
-        let (own, rest) = left.split_at(left.len().min(block.len()));
-        block[..own.len()].copy_from_slice(own);
-        block[own.len()..].fill(0.0);
-        let (frames_in, frames_out) = (block.len(), made.len());
-        let from = InterleavedSlice::new(&block, 1, frames_in).map_err(failed)?;
-        let mut into = InterleavedSlice::new_mut(&mut made, 1, frames_out).map_err(failed)?;
-        resampler.process_into_buffer(&from, &mut into, None).map_err(failed)?;
-        out.extend(made[early..].iter().take(count - out.len()));
-        (early, left) = (0, rest);
+        resampling.push(part, &mut out)?;
     }
+    check_wanted(stop)?;
+    resampling.finish(&mut out)?;
     Ok(out)
+}
+
+/// Samples of a block: of an even number of the shortest blocks there are, so that the middle of the filter is a sample on either side.
+fn block(rate: u32, to: u32) -> usize {
+    BLOCK.next_multiple_of(2 * (rate / common(rate, to)) as usize)
+}
+
+/// Bytes that the resampler of one rate takes at most: its transforms are as long as two blocks.
+pub(super) fn resampler_bytes(rate: u32, to: u32) -> u64 {
+    if rate == to { 0 } else { (block(rate, to) + block(to, rate)) as u64 * BLOCK_SAMPLE_BYTES }
+}
+
+/// A clip that is resampled as it comes.
+pub(super) struct Resampling {
+    rate: u32,
+    to: u32,
+    resampler: Fft<f32>,
+    block: Vec<f32>,
+    /// Samples in the block.
+    filled: usize,
+    made: Vec<f32>,
+    /// Made samples that come before the first.
+    early: usize,
+    given: u64,
+    taken: u64,
+}
+
+impl Resampling {
+    pub fn new(rate: u32, to: u32) -> Result<Self, MediaError> {
+        let resampler = Fft::<f32>::new(rate as usize, to as usize, block(rate, to), 1, FixedSync::Both);
+        let resampler = resampler.map_err(failed)?;
+        let (block, made) = (vec![0.0; resampler.input_frames_next()], vec![0.0; resampler.output_frames_next()]);
+        let early = resampler.output_delay();
+        Ok(Self { rate, to, resampler, block, filled: 0, made, early, given: 0, taken: 0 })
+    }
+
+    /// Takes samples, and appends what they make.
+    pub fn push(&mut self, mut samples: &[f32], out: &mut Vec<f32>) -> Result<(), MediaError> {
+        self.given += samples.len() as u64;
+        while !samples.is_empty() {
+            let (own, rest) = samples.split_at(samples.len().min(self.block.len() - self.filled));
+            self.block[self.filled..][..own.len()].copy_from_slice(own);
+            (self.filled, samples) = (self.filled + own.len(), rest);
+            if self.filled == self.block.len() {
+                self.process(out)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends what is left of a clip that has ended.
+    pub fn finish(&mut self, out: &mut Vec<f32>) -> Result<(), MediaError> {
+        while self.taken < resampled_len(self.given, self.rate, self.to) {
+            self.block[self.filled..].fill(0.0);
+            self.process(out)?;
+        }
+        Ok(())
+    }
+
+    fn process(&mut self, out: &mut Vec<f32>) -> Result<(), MediaError> {
+        let (frames_in, frames_out) = (self.block.len(), self.made.len());
+        let from = InterleavedSlice::new(&self.block, 1, frames_in).map_err(failed)?;
+        let mut into = InterleavedSlice::new_mut(&mut self.made, 1, frames_out).map_err(failed)?;
+        self.resampler.process_into_buffer(&from, &mut into, None).map_err(failed)?;
+        let most = resampled_len(self.given, self.rate, self.to) - self.taken;
+        let made = &self.made[self.early..];
+        let made = &made[..made.len().min(usize::try_from(most).unwrap_or(usize::MAX))];
+        out.extend_from_slice(made);
+        (self.taken, self.early, self.filled) = (self.taken + made.len() as u64, 0, 0);
+        Ok(())
+    }
 }
 
 /// The greatest number that divides both.

@@ -226,6 +226,11 @@ impl AudioRule {
         }
     }
 
+    /// Samples of a window of a longer clip; none where clips are not cut into windows.
+    pub fn window(&self) -> Option<u64> {
+        matches!(self.cut, AudioCut::Fixed(_)).then_some(self.min_samples)
+    }
+
     /// Samples of an audio clip after padding.
     pub fn filled(&self, samples: u64) -> u64 {
         if samples == 0 { 0 } else { samples.max(self.min_samples) }
