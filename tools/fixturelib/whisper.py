@@ -6,13 +6,16 @@ of them; the token is the one that ends a text. `rows` are rows of the encoder's
 `transcripts` are greedy answers of at most `SAID` tokens as transformers' `generate` gives them: for a sound the `prompt` (a text or null),
 the `language` (a code, or null: detected), the `task`, the ids that are given (`given`), those that are generated, a detected language,
 task and mark for no times included (`said`), and the `text`. `lengths` are rows for so many samples.
+
+`timed` are answers with times, of clips of any length, as `generate` gives them window by window: the `segments` with `start`, `end`,
+`tokens` and `text`, the `windows` there were, and of one window the mean log-probability of its tokens (`avg_logprob`), before any rule.
 """
 
 import json
 
 import torch
 import transformers
-from transformers import WhisperFeatureExtractor
+from transformers import WhisperFeatureExtractor, WhisperTimeStampLogitsProcessor
 
 from . import checkpoint, models, omni, reference
 from . import tokenizer as tok
@@ -51,6 +54,17 @@ TRANSCRIPTS = [
     (9_000, "The log of the harbour.", "de", "transcribe"),
     (25_000, None, "fr", "translate"),
 ]
+
+# Samples, prompt, language, task, most tokens of a window.
+TIMED = [
+    (20_000, None, "en", "transcribe", 16),
+    (9_000, "The log of the harbour.", "de", "transcribe", 16),
+    (31_000, None, "fr", "translate", 24),
+    (5 * omni.RATE + 77, "Is the mark dry?", "en", "transcribe", 12),
+    (75 * omni.RATE + 4_321, None, None, "transcribe", 10),
+]
+# A choice of `generate` among times and texts is no nearer to a tie than this, and no window moves by less than so many frames.
+TIMED_MARGIN, LEAST_FRAMES = 1e-3, SECONDS * 100 // 30
 
 
 def extractor() -> WhisperFeatureExtractor:
@@ -136,6 +150,67 @@ def agrees(model, found: dict) -> bool:
     return [i for i in made if i < END][-len(own):] == own
 
 
+class Watched(WhisperTimeStampLogitsProcessor):
+    """The rules of times, which remember how near the nearest choice was to a tie."""
+
+    nearest = float("inf")
+
+    def __call__(self, input_ids, scores):
+        self._detect_timestamp_from_logprob = False
+        before = super().__call__(input_ids, scores)[0].float()
+        self._detect_timestamp_from_logprob = True
+        after = super().__call__(input_ids, scores)
+        texts, times = before[:self.timestamp_begin].max(), before[self.timestamp_begin:].logsumexp(-1)
+        best = after[0].topk(2).values
+        gaps = [float(best[0] - best[1])] + [abs(float(texts - times))] * bool(torch.isfinite(texts) and torch.isfinite(times))
+        Watched.nearest = min(Watched.nearest, *gaps)
+        return after
+
+
+@torch.no_grad()
+def timed(model, tokenizer, seed: int, samples: int, prompt: str | None, language: str | None, task: str, most: int) -> dict | None:
+    """One answer with times; none if a choice is nearly a tie, or a window moves by very little."""
+    from transformers.models.whisper import generation_whisper
+
+    # The whole clip's spectrogram, neither cut off nor filled up.
+    values = extractor()(
+        omni.floats(omni.sound(seed, samples)), sampling_rate=omni.RATE, return_tensors="pt", truncation=False, padding="longest",
+    )["input_features"]
+    first = before(tokenizer, prompt)
+    seeks, kept = [], (generation_whisper.WhisperTimeStampLogitsProcessor, Watched.nearest)
+    generation_whisper.WhisperTimeStampLogitsProcessor, Watched.nearest = Watched, float("inf")
+    try:
+        made = model.generate(
+            values, return_timestamps=True, return_segments=True, condition_on_prev_tokens=False, language=language, task=task,
+            prompt_ids=torch.tensor(first) if first else None, do_sample=False, num_beams=1, max_new_tokens=most,
+            monitor_progress=lambda progress: seeks.append(int(progress[0, 0])),
+        )
+    finally:
+        generation_whisper.WhisperTimeStampLogitsProcessor, nearest = kept[0], Watched.nearest
+    if nearest < TIMED_MARGIN or any(b - a < LEAST_FRAMES for a, b in zip(seeks, seeks[1:])):
+        return None
+    segments = [
+        {
+            "start": round(float(found["start"]), 2), "end": round(float(found["end"]), 2), "tokens": found["tokens"].tolist(),
+            "text": tokenizer.decode([i for i in found["tokens"].tolist() if i < END], skip_special_tokens=True),
+        }
+        for found in made["segments"][0]
+    ]
+    result = {
+        "seed": seed, "samples": samples, "prompt": prompt, "language": language, "task": task, "max_tokens": most, "frames": values.shape[2],
+        "windows": len(seeks), "segments": segments,
+    }
+    if len(seeks) == 1:
+        said = [token for found in segments for token in found["tokens"]]
+        said += [END] * (len(said) < most)
+        given = [*first, START, IDS[f"<|{language}|>"], IDS[f"<|{task}|>"]]
+        padded = torch.nn.functional.pad(values, (0, SECONDS * 100 - values.shape[2]))
+        logits = model(padded, decoder_input_ids=torch.tensor([given + said]), use_cache=False).logits[0].float()
+        lps = torch.log_softmax(logits[len(given) - 1:-1], dim=-1)
+        result["avg_logprob"] = reference.short(lps.gather(1, torch.tensor(said)[:, None]).mean())
+    return result
+
+
 def write_files(folder, extended) -> None:
     """Tokenizer and generation settings, as the published checkpoints have them."""
     written = json.loads((folder / "tokenizer_config.json").read_text())
@@ -199,10 +274,14 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     for found in transcripts:
         assert agrees(loaded, found), found
         del found["prompt_ids"], found["text_ids"]
+    times = [
+        first((timed(loaded, extended, attempt * 5 + i, *asked) for attempt in range(200)), f"no clear times: {asked}")
+        for i, asked in enumerate(TIMED)
+    ]
     made_with = f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager"
     reference.dump(
         {
-            "model": folder.name, "made_with": made_with, "cases": cases, "transcripts": transcripts,
+            "model": folder.name, "made_with": made_with, "cases": cases, "transcripts": transcripts, "timed": times,
             "lengths": [[n, ROWS] for n in (1, 201, 16_000, SECONDS * omni.RATE)],
         },
         folder / "reference.json",

@@ -130,6 +130,7 @@ const GROUPS: [(&str, &[&str]); 9] = [
             "ffmpeg",
             "max_image_bytes",
             "max_audio_bytes",
+            "max_transcription_seconds",
             "max_decode_pixels",
             "max_animation_frames",
             "max_animation_pixels",

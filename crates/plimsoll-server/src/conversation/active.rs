@@ -116,7 +116,7 @@ impl ActiveRequest {
 
     /// Begins another turn of the model with a prompt of its own. The turn is admitted like a request: limits, budget,
     /// queue. Only the first turn is refused while the server drains.
-    pub fn resume(&mut self, submission: Submission) -> Result<(), ApiError> {
+    pub fn resume(&mut self, submission: Submission, api: &'static str) -> Result<(), ApiError> {
         let mut bytes = submission.reserve_answer_bytes(&self.state)?;
         let now = Instant::now();
         let again = !self.submission.prompts.is_empty();
@@ -131,7 +131,7 @@ impl ActiveRequest {
             client.charge(prompt_tokens);
         }
         self.tally.turn(prompt_tokens, readers.len(), submission.common.n as usize);
-        self.log.turn(prompt_tokens, readers.len(), submission.record(&self.state, "responses"));
+        self.log.turn(prompt_tokens, readers.len(), submission.record(&self.state, api));
         (self.unfinished, self.last_news) = (readers.len(), now);
         self.choices = readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect();
         self.submission = submission;
@@ -148,6 +148,11 @@ impl ActiveRequest {
         };
         self.fails(error.clone());
         error
+    }
+
+    /// Keeps so many bytes of the byte budget for the output of the turns so far.
+    pub fn settle(&mut self, bytes: u64) -> Result<(), ApiError> {
+        self.bytes.settle(bytes)
     }
 
     /// Records that the model's turn has ended and the request goes on.

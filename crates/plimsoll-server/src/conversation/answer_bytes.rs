@@ -105,6 +105,15 @@ impl AnswerBytes {
         }
     }
 
+    /// Keeps `bytes` for the output of the turns so far: no more of it comes.
+    ///
+    /// # Errors
+    /// The byte budget has no room for them.
+    pub fn settle(&mut self, bytes: u64) -> ApiResult<()> {
+        self.held = self.take();
+        self.held.as_mut().map_or(Ok(()), |held| held.become_bytes(bytes))
+    }
+
     /// Counts a piece of output. Of a stream nothing is counted: its pieces have bounded size.
     ///
     /// # Errors

@@ -17,6 +17,11 @@ impl Submission {
     /// engine refuses a request, those before it are dropped, hence aborted.
     pub async fn start(mut self, state: &Arc<ModelState>, id: String, api: &'static str) -> ApiResult<ActiveRequest> {
         self.decode(state).await?;
+        self.begin(state, id, api)
+    }
+
+    /// Submits one engine request per choice. The media are decoded.
+    pub fn begin(self, state: &Arc<ModelState>, id: String, api: &'static str) -> ApiResult<ActiveRequest> {
         let bytes = self.reserve_answer_bytes(state)?;
         let readers = self.submit(state, Caller::current().arrived(), false)?;
         let watches = readers.iter().map(Reader::watch).collect();

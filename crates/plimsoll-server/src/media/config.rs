@@ -61,6 +61,8 @@ pub struct MediaConfig {
     pub image: ImageLimits,
     /// What the file of an audio clip may have in bytes at most. How long it may be, the engine says.
     pub audio_bytes: u64,
+    /// Most seconds of an audio clip that is transcribed window by window.
+    pub transcription_seconds: u64,
     /// A request waits this long for room to decode its media in, and as long for a decoder.
     pub room_timeout: Duration,
     /// Decodes video files and audio that nothing here decodes.
@@ -78,6 +80,7 @@ impl Default for MediaConfig {
             roots: Vec::new(),
             image: ImageLimits::default(),
             audio_bytes: AudioLimits::default().file_bytes,
+            transcription_seconds: Self::TRANSCRIPTION_SECONDS,
             room_timeout: Duration::from_secs(10),
             ffmpeg: None,
             root_certificates: None,
@@ -86,6 +89,9 @@ impl Default for MediaConfig {
 }
 
 impl MediaConfig {
+    /// Seconds of a transcribed clip unless the operator says otherwise: four hours.
+    pub const TRANSCRIPTION_SECONDS: u64 = 4 * 3600;
+
     /// Bytes of a file of this kind, at most, and the flag that says so.
     pub(crate) fn file_limit(&self, kind: Modality) -> (u64, &'static str) {
         match kind {

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use plimsoll_engine::{AudioSpec, MediaItem, Pixels};
 use plimsoll_media::audio::{self, AudioLimits, resample};
@@ -14,6 +15,7 @@ use tokio::time::timeout;
 
 use super::decode_memory::DecodeMemory;
 use super::measure::{Measured, Piece, audio_limits};
+use super::medium::Windowing;
 use super::refused::refused;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
@@ -50,11 +52,12 @@ pub(crate) async fn prepare(
     };
     let param = first.param.clone();
     let mut phase = state.server.phase.subscribe();
+    let waiting = state.server.config.media.room_timeout;
     let work = media.iter().map(|medium| medium.decode_bytes).max().unwrap_or(0);
     let pixels: Vec<u64> = media.iter().flat_map(Measured::item_bytes).collect();
     let DecodeMemory { pixels, mut work } = tokio::select! {
         biased;
-        reserved = budget.take(work, &pixels, state.server.config.media.room_timeout) => reserved.map_err(|error| refused(&param, &error))?,
+        reserved = budget.take(work, &pixels, waiting) => reserved.map_err(|error| refused(&param, &error))?,
         () = reached(&mut phase, Phase::Cut) => return Err(cut()),
     };
     let wanted = Wanted::default();
@@ -64,13 +67,14 @@ pub(crate) async fn prepare(
         let staged: Vec<Staged> = pixels.by_ref().take(medium.item_bytes().count()).collect();
         let decoder = tokio::select! {
             biased;
-            decoder = decoder(state, medium.shape.modality) => decoder?,
+            decoder = decoder(state, medium.shape.modality, Some(waiting)) => decoder?,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
         let stop = wanted.stop();
         let ffmpeg = state.server.config.media.ffmpeg.clone();
         let limits = state.server.config.media.image;
-        let audio = spec.audio.clone().map(|audio| (audio_limits(&audio, &state.server.config.media), audio));
+        let audio =
+            spec.audio.clone().map(|audio| (audio_limits(&audio, &state.server.config.media, Windowing::Never), audio));
         let file = files.as_mut().map(|files| files.split(medium.file_bytes()));
         let decoding = tokio::task::spawn_blocking(move || {
             // Held until decoding is done, also if the client has disconnected.
@@ -93,16 +97,25 @@ pub(crate) async fn prepare(
     Ok(items)
 }
 
-/// Waits for a free decoder, no longer than for memory.
-pub(super) async fn decoder(state: &ModelState, kind: Modality) -> ApiResult<OwnedSemaphorePermit> {
+/// Waits for a free decoder, no longer than `limit` if there is one.
+pub(super) async fn decoder(
+    state: &ModelState,
+    kind: Modality,
+    limit: Option<Duration>,
+) -> ApiResult<OwnedSemaphorePermit> {
     let decoders = match kind {
         Modality::Image | Modality::Video => &state.media_pipeline.decoders,
         Modality::Audio => &state.media_pipeline.listeners,
     };
-    let limit = state.server.config.media.room_timeout;
-    let free = timeout(limit, Arc::clone(decoders).acquire_owned()).await;
-    let busy = |_| ApiError::unavailable(format!("all decoders of media were busy for {} s", limit.as_secs_f32()), 1);
-    free.map_err(busy)?.map_err(|_| ApiError::unavailable("the server is shutting down", 5))
+    let free = Arc::clone(decoders).acquire_owned();
+    let free = match limit {
+        Some(limit) => timeout(limit, free).await.map_err(|_| {
+            let message = format!("all decoders of media were busy for {} s", limit.as_secs_f32());
+            ApiError::unavailable(message, 1)
+        })?,
+        None => free.await,
+    };
+    free.map_err(|_| ApiError::unavailable("the server is shutting down", 5))
 }
 
 /// The items of a medium: one, or one for each of an image's pieces.
@@ -125,7 +138,7 @@ fn items_of(
     }
     let item = |staged| {
         let Measured { key, shape, grid, first, seconds, .. } = medium;
-        let pixels = Arc::new(Pixels { frames, spectrogram, staged });
+        let pixels = Arc::new(Pixels { frames, spectrogram, staged: Arc::new(staged) });
         MediaItem { key, shape, grid, first, seconds, pixels }
     };
     Ok(staged.into_iter().next().map(item).into_iter().collect())
@@ -141,7 +154,7 @@ fn apart(medium: &Measured, frames: Vec<Rgb>, staged: Vec<Staged>) -> Vec<MediaI
             grid: piece.grid,
             first: piece.first,
             seconds: None,
-            pixels: Arc::new(Pixels { frames: vec![frame], spectrogram: Vec::new(), staged }),
+            pixels: Arc::new(Pixels { frames: vec![frame], spectrogram: Vec::new(), staged: Arc::new(staged) }),
         }
     };
     medium.pieces.iter().zip(frames).zip(staged).enumerate().map(item).collect()

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_media::Modality;
+use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::ffmpeg::{Container, Ffmpeg, Film, RUN_BYTES};
 
 use super::decode::{Wanted, decoder};
@@ -29,7 +30,7 @@ pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &m
         let file = std::mem::take(bytes);
         let (file, seen) = tokio::select! {
             biased;
-            done = run(state, ffmpeg.clone(), (&medium.param, medium.kind), file, held) => done?,
+            done = run(state, ffmpeg.clone(), medium, file, held) => done?,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
         let file = match seen {
@@ -56,20 +57,25 @@ fn external(medium: &mut Medium) -> Option<&mut Vec<u8>> {
 async fn run(
     state: &Arc<ModelState>,
     ffmpeg: Ffmpeg,
-    (param, kind): (&str, Modality),
+    medium: &Medium,
     file: Vec<u8>,
     held: &mut Held,
 ) -> ApiResult<(Vec<u8>, Seen)> {
     let (Some(spec), Some(budget)) = (state.served.engine.media(), &state.media_pipeline.decode_budget) else {
         return Err(ApiError::internal("internal error: media input reached a model without an encoder"));
     };
-    let config = &state.server.config.media;
+    let (config, param, kind) = (&state.server.config.media, medium.param.as_str(), medium.kind);
     let audio = spec.audio.as_ref().filter(|_| kind == Modality::Audio);
-    let audio = audio.map(|audio| (audio.rule.rate as u32, audio_limits(audio, config)));
+    let audio = audio.map(|audio| {
+        let (rate, limits) = (audio.rule.rate as u32, audio_limits(audio, config, medium.windows));
+        // What is longer than this becomes a WAV over the limit of bytes, and is refused.
+        let seconds = limits.seconds.min(limits.file_bytes.div_ceil(2 * u64::from(rate)));
+        (rate, AudioLimits { seconds, ..limits })
+    });
     let wave_bytes = audio.map_or(0, |(rate, limits)| Ffmpeg::audio_bytes(rate, &limits).min(limits.file_bytes));
     let work = RUN_BYTES + file.len() as u64 + wave_bytes;
     let work = budget.take(work, &[], config.room_timeout).await.map_err(|error| refused(param, &error))?;
-    let decoder = decoder(state, kind).await?;
+    let decoder = decoder(state, kind, Some(config.room_timeout)).await?;
     let (wanted, image, share) = (Wanted::default(), config.image, held.split(file.capacity() as u64));
     let stop = wanted.stop();
     let reading = tokio::task::spawn_blocking(move || {

@@ -2,14 +2,14 @@
 //! decoded.
 
 use plimsoll_engine::{AudioSpec, Grid, MediaSpec, Spelling, VideoSpec};
-use plimsoll_media::audio::{self, AudioLimits, resampled_len};
+use plimsoll_media::audio::{self, AudioLimits, LongClip, resampled_len};
 use plimsoll_media::ffmpeg::{Film, RUN_BYTES};
 use plimsoll_media::geometry::{Cut, Fit, ImageRule, Steps};
 use plimsoll_media::image::{Filter, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
 use super::config::MediaConfig;
-use super::medium::{Medium, Source};
+use super::medium::{Medium, Source, Windowing};
 use super::refused::refused;
 use super::source::formats;
 use crate::http::error::ApiResult;
@@ -35,6 +35,8 @@ pub(crate) struct Measured {
     pub seconds: Option<f32>,
     /// Of an audio clip, the frames of its spectrogram before it is filled up with silence.
     pub clip_frames: u64,
+    /// Of an audio clip that is taken window by window, what its file says of itself. All else is of one window.
+    pub windowed: Option<audio::Header>,
     /// Index of its first placeholder in the prompt, once there is one.
     pub first: u32,
     /// What decoding it takes at most beside its pixels.
@@ -130,7 +132,7 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
     let files: Vec<Vec<u8>> =
         files.filter_map(|source| if let Source::Bytes(bytes) = source { Some(bytes) } else { None }).collect();
     if let (Modality::Audio, Some(audio)) = (wanted, &spec.audio) {
-        return measure_audio(spec, audio, limits, medium.param, files);
+        return measure_audio(spec, audio, limits, (medium.param, medium.windows), files);
     }
     let headers = files.iter().map(|file| match &medium.film {
         Some(film) => Ok(Look::film(film, file)),
@@ -166,6 +168,7 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
         times,
         seconds,
         clip_frames: 0,
+        windowed: None,
         first: 0,
         decode_bytes: headers.iter().map(decoding).max().unwrap_or(0),
         pixel_bytes: RGB * (images * size.pixels() + behind.map_or(0, Size::pixels)),
@@ -183,8 +186,15 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
 }
 
 /// What an audio clip may be, by the engine's rule and the server's.
-pub(super) fn audio_limits(audio: &AudioSpec, limits: &MediaConfig) -> AudioLimits {
-    let (seconds, limited_by) = (audio.rule.max_seconds, audio.rule.limited_by());
+pub(super) fn audio_limits(audio: &AudioSpec, limits: &MediaConfig, windows: Windowing) -> AudioLimits {
+    let rule = &audio.rule;
+    // A flag that allows less than a window holds for all clips.
+    let longer =
+        windows != Windowing::Never && rule.window().is_some_and(|window| window <= rule.max_seconds * rule.rate);
+    let (seconds, limited_by) = match longer {
+        true => (limits.transcription_seconds, "--max-transcription-seconds"),
+        false => (rule.max_seconds, rule.limited_by()),
+    };
     AudioLimits { file_bytes: limits.audio_bytes, seconds, limited_by }
 }
 
@@ -193,16 +203,26 @@ fn measure_audio(
     spec: &MediaSpec,
     audio: &AudioSpec,
     limits: &MediaConfig,
-    param: String,
+    (param, windows): (String, Windowing),
     files: Vec<Vec<u8>>,
 ) -> Result<Measured, MediaError> {
     let file = files.first().ok_or_else(|| malformed(Modality::Audio, "it is not there".into()))?;
-    let header = audio::probe(file, &audio_limits(audio, limits)).map_err(|error| supported(error, Modality::Audio))?;
+    let limits = audio_limits(audio, limits, windows);
+    let header = audio::probe(file, &limits).map_err(|error| supported(error, Modality::Audio))?;
     let given = resampled_len(header.samples, header.rate, audio.rule.rate as u32);
-    let samples = audio.rule.filled(given);
-    let shape = audio.rule.shape(given)?;
+    let window = audio.rule.window().filter(|_| windows != Windowing::Never);
+    let window = window.filter(|window| windows == Windowing::Always || given > *window);
+    let samples = window.unwrap_or(audio.rule.filled(given));
+    let shape = match window {
+        Some(_) => audio.rule.worst(),
+        None => audio.rule.shape(given)?,
+    };
     let frames = audio.rule.frames(samples);
     let bytes = size_of::<f32>() as u64;
+    let decode_bytes = match window {
+        Some(_) => LongClip::bytes(&header, &audio.mel, frames as usize),
+        None => header.decode_bytes() + samples * bytes,
+    };
     Ok(Measured {
         key: ContentKey::of(Modality::Audio, &spec.parameters, file),
         param,
@@ -211,8 +231,9 @@ fn measure_audio(
         times: Vec::new(),
         seconds: None,
         clip_frames: audio.rule.frames(given),
+        windowed: window.map(|_| header),
         first: 0,
-        decode_bytes: header.decode_bytes() + samples * bytes,
+        decode_bytes,
         pixel_bytes: frames * audio.mel.bands() as u64 * bytes,
         files,
         film: None,

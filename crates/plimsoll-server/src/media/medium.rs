@@ -19,6 +19,20 @@ pub(crate) struct Medium {
     pub listed: Option<f64>,
     /// What ffmpeg has found in a video file.
     pub film: Option<Film>,
+    /// Whether an audio clip is taken window by window.
+    pub windows: Windowing,
+}
+
+/// Whether an audio clip is taken window by window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Windowing {
+    /// It is one item.
+    #[default]
+    Never,
+    /// If it is longer than a window.
+    IfLonger,
+    /// Also if it fits into one.
+    Always,
 }
 
 /// Where bytes come from.
@@ -35,7 +49,7 @@ pub(crate) enum Source {
 impl Medium {
     /// One file of a kind, or the frames of a list with its frames a second.
     pub fn new(param: String, kind: Modality, sources: Vec<Source>, listed: Option<f64>) -> Self {
-        Self { param, kind, sources, pixels_max: None, listed, film: None }
+        Self { param, kind, sources, pixels_max: None, listed, film: None, windows: Windowing::Never }
     }
 
     /// Whether any of its files has to be got first.

@@ -9,6 +9,7 @@
 //! | `prompt` | puts placeholders into prompts |
 //! | `decode_memory` | waits for the memory of the pixels |
 //! | `decode` | decodes |
+//! | `windows` | decodes a long audio clip window by window |
 //!
 //! Files count against the byte budget of bodies until they are decoded. Decoding and pixels count against the engine's
 //! [`Staging`](plimsoll_media::Staging). Every refusal comes before decoding. Not here: patches, encoders, the engine
@@ -27,10 +28,12 @@ pub(crate) mod pipeline;
 pub(crate) mod prompt;
 mod refused;
 mod source;
+mod windows;
 
 pub(crate) use decode::prepare;
 pub(crate) use fetch::{fetch, fetch_file};
 pub(crate) use measure::{Measured, measure_all};
-pub(crate) use medium::Medium;
+pub(crate) use medium::{Medium, Windowing};
 pub(crate) use parse::MediaParser;
 pub(crate) use source::{data_url, fetchable, from_base64};
+pub(crate) use windows::ClipWindows;

@@ -5,7 +5,7 @@ use plimsoll_media::Modality;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::medium::{Medium, Source};
+use super::medium::{Medium, Source, Windowing};
 use super::refused::refused;
 use super::source::{data_url, decoded, fetchable, local, too_large};
 use crate::documents::DocumentParser;
@@ -142,13 +142,13 @@ impl<'a> MediaParser<'a> {
     }
 
     /// Adds an audio clip from its bytes.
-    pub fn audio_file(&mut self, param: &str, bytes: &[u8]) -> ApiResult<Value> {
+    pub fn audio_file(&mut self, param: &str, bytes: &[u8], windows: Windowing) -> ApiResult<Value> {
         let limit = self.state.server.config.media.file_limit(Modality::Audio);
         if bytes.len() as u64 > limit.0 {
             return Err(refused(param, &too_large(bytes.len() as u64, limit)));
         }
         let (param, sources) = (param.to_owned(), vec![Source::Bytes(bytes.to_vec())]);
-        self.add(Medium::new(param, Modality::Audio, sources, None))
+        self.add(Medium { windows, ..Medium::new(param, Modality::Audio, sources, None) })
     }
 
     /// Adds a video: an animation, or frames between commas, as vLLM takes them.

@@ -36,6 +36,8 @@ pub(crate) struct Counts {
     pub fetched_bytes: Counter,
     /// Files that ffmpeg has read before they were measured.
     pub ffmpeg_runs: Counter,
+    /// Windows of audio clips that are taken window by window.
+    pub windows: Counter,
     /// Items that were refused for what they are.
     pub refused: Counter,
 }

@@ -66,6 +66,7 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
         times: times.to_vec(),
         seconds: None,
         clip_frames: 0,
+        windowed: None,
         first: 0,
         decode_bytes: 0,
         pixel_bytes: 0,

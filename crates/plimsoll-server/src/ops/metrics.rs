@@ -79,6 +79,7 @@ fn register_media(media_pipeline: &MediaPipeline, registry: &mut Registry) {
     }
     for (name, help, counter) in [
         ("plimsoll_media_prepared", "Images and videos whose pixels went to the engine", &media.prepared),
+        ("plimsoll_media_windows", "Windows of long audio clips that went to the engine", &media.windows),
         ("plimsoll_media_refused", "Images and videos that were refused for what they are", &media.refused),
         ("plimsoll_media_fetched", "Files that were fetched from other servers", &media.fetched),
         ("plimsoll_media_fetched_bytes", "Bytes of them", &media.fetched_bytes),

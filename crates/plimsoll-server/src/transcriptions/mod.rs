@@ -2,12 +2,29 @@
 //!
 //! The form becomes a conversation of one message: the audio, and the instruction to transcribe it. Qwen3-ASR, which only
 //! transcribes, gets the audio alone. Whisper gets a prompt of tokens, and also answers `POST /v1/audio/translations`.
+//!
+//! | file | job |
+//! | --- | --- |
+//! | `request` | reads the form |
+//! | `whisper` | writes Whisper's prompts, and says which tokens may follow |
+//! | `times`, `masks` | the rules of its times, and the tokens they allow |
+//! | `windows` | has a clip transcribed window by window, with times |
+//! | `segments` | cuts a window's tokens into segments |
+//! | `timed`, `subtitles` | write their answers |
+//! | `tagged` | takes a language off the beginning of an answer |
+//! | `respond` | writes the answers without times |
 
 mod languages;
+mod masks;
 pub(crate) mod request;
 mod respond;
+mod segments;
+mod subtitles;
 mod tagged;
+mod timed;
+mod times;
 mod whisper;
+mod windows;
 
 use std::sync::Arc;
 
@@ -70,8 +87,12 @@ async fn answer(state: Arc<ModelState>, request: Request, task: Task) -> ApiResu
         Ok((asked, held))
     });
     let (asked, held) = parsed.await?;
-    let request::Transcription { chat, format, language, heading, grammar } = asked;
+    let request::Transcription { chat, format, language, heading, grammar, windows } = asked;
     let mut submission = chat.prepare_on_worker(&state, held).await?;
+    let form = respond::Form { task, format, heading, language };
+    if let Some(prompts) = windows.filter(|_| submission.measured.iter().any(|medium| medium.windowed.is_some())) {
+        return timed::answer(&state, submission, prompts, form).await;
+    }
     submission.grammar = grammar;
     let audio = respond::AudioLength::of(&state, &submission);
     let mut request = submission.start(&state, state.server.ids.request("transcription"), "transcriptions").await?;
@@ -80,5 +101,5 @@ async fn answer(state: Arc<ModelState>, request: Request, task: Task) -> ApiResu
         return Ok(stream::response(request, shape));
     }
     let collected = collect(&mut request).await?;
-    Ok(respond::whole(request, collected, respond::Form { task, format, heading, language }, audio))
+    Ok(respond::whole(request, collected, form, audio))
 }

@@ -8,6 +8,7 @@ use plimsoll_media::Modality;
 use serde_json::{Value, json};
 
 use super::tagged::{self, Heading};
+use super::whisper::WindowPrompts;
 use super::{Task, languages, whisper};
 use crate::conversation::ChatRequest;
 use crate::conversation::marks::Marks;
@@ -16,7 +17,7 @@ use crate::conversation::params::Common;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::Fields;
 use crate::http::form::{Part, object, parts};
-use crate::media::MediaParser;
+use crate::media::{MediaParser, Windowing};
 use crate::state::model::ModelState;
 
 /// Fields that are no texts.
@@ -42,8 +43,29 @@ pub(super) enum Format {
     Json,
     /// The text alone.
     Text,
-    /// An object with the language that was given, and the length of the audio.
+    /// An object with the language, the length of the audio, and the segments if the model gives times.
     Verbose,
+    /// Subtitles in SubRip.
+    Srt,
+    /// Subtitles in WebVTT.
+    Vtt,
+}
+
+impl Format {
+    /// Whether it shows when something is said.
+    pub fn shows_times(self) -> bool {
+        matches!(self, Self::Verbose | Self::Srt | Self::Vtt)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Json => "json",
+            Self::Text => "text",
+            Self::Verbose => "verbose_json",
+            Self::Srt => "srt",
+            Self::Vtt => "vtt",
+        }
+    }
 }
 
 /// A parsed request.
@@ -56,6 +78,8 @@ pub(crate) struct Transcription {
     pub(super) heading: Heading,
     /// What the answer must match.
     pub(super) grammar: Option<Arc<dyn Grammar>>,
+    /// How the model is asked if the clip is taken window by window; none for a model without times.
+    pub(super) windows: Option<WindowPrompts>,
 }
 
 /// The file of a form, and its texts.
@@ -88,19 +112,30 @@ pub(crate) fn parse(body: &[u8], boundary: &str, task: Task, state: &ModelState)
         let message = format!("{} files are in the form; one is needed, as `file`", files.len());
         return Err(ApiError::invalid("file", message));
     };
-    let audio = media.audio_file("file", file.content)?;
     let newer = fields.has("max_completion_tokens");
     let max_tokens = fields.either::<u32>("max_completion_tokens", "max_tokens")?;
     let language = fields.take::<String>("language")?;
     let prompt = fields.take::<String>("prompt")?.filter(|prompt| !prompt.is_empty());
-    let format = format(&mut fields, common.stream)?;
-    let why = "the server gives no times, log-probabilities or speakers of audio";
-    fields.never(&["timestamp_granularities", "include", "known_speaker_names", "known_speaker_references"], why)?;
+    let asked = whisper::ask(state, task, language.as_deref(), prompt.as_deref())?;
+    let timed = asked.as_ref().is_some_and(|asked| asked.windows.is_some());
+    let format = format(&mut fields, common.stream, timed)?;
+    granularities(&mut fields, format, timed)?;
+    let why = "the server gives no log-probabilities or speakers of audio";
+    fields.never(&["include", "known_speaker_names", "known_speaker_references"], why)?;
     fields.only("chunking_strategy", &["\"auto\""])?;
     fields.hints(&["user"]);
     fields.finish()?;
-    let asked = Asked::new(state, task, audio, language.as_deref(), prompt.as_deref())?;
-    let Asked { messages, tokens, language, heading, grammar } = asked;
+    let windowing = match timed {
+        true if format.shows_times() => Windowing::Always,
+        true => Windowing::IfLonger,
+        false => Windowing::Never,
+    };
+    let audio = media.audio_file("file", file.content, windowing)?;
+    let asked = match asked {
+        Some(asked) => Asked::by_tokens(asked),
+        None => Asked::by_message(state, task, audio, language.as_deref(), prompt.as_deref())?,
+    };
+    let Asked { messages, tokens, language, heading, grammar, windows } = asked;
     let continues = messages.last().is_some_and(|last| last["role"] == "assistant");
     let mut conversation = Conversation::new("file", messages, media.media, None);
     conversation.tokens = tokens;
@@ -125,7 +160,7 @@ pub(crate) fn parse(body: &[u8], boundary: &str, task: Task, state: &ModelState)
         drops_oldest: false,
         marks: Marks::default(),
     };
-    Ok(Transcription { chat, format, language, heading, grammar })
+    Ok(Transcription { chat, format, language, heading, grammar, windows })
 }
 
 /// How the model is asked.
@@ -136,22 +171,25 @@ struct Asked {
     language: Option<&'static str>,
     heading: Heading,
     grammar: Option<Arc<dyn Grammar>>,
+    windows: Option<WindowPrompts>,
 }
 
 impl Asked {
-    fn new(
+    /// Whisper, in the tokens of its vocabulary.
+    fn by_tokens(asked: whisper::Asked) -> Self {
+        let whisper::Asked { tokens, grammar, heading, language, windows } = asked;
+        let (tokens, grammar) = (Some(tokens), Some(grammar));
+        Self { messages: Vec::new(), tokens, language, heading, grammar, windows }
+    }
+
+    /// Other models, by a message.
+    fn by_message(
         state: &ModelState,
         task: Task,
         audio: Value,
         language: Option<&str>,
         prompt: Option<&str>,
     ) -> ApiResult<Self> {
-        if let Some(whisper::Asked { tokens, grammar, heading, language }) =
-            whisper::ask(state, task, language, prompt)?
-        {
-            let (messages, grammar) = (Vec::new(), Some(grammar));
-            return Ok(Self { messages, tokens: Some(tokens), language, heading, grammar });
-        }
         if task == Task::Translate {
             let message =
                 "the served model does not translate audio: send the clip and an instruction to /v1/chat/completions";
@@ -169,29 +207,63 @@ impl Asked {
         let begun = begun.map(|begun| json!({"role": "assistant", "content": begun}));
         let said = [json!({"role": "user", "content": content})];
         let messages = system.into_iter().chain(said).chain(begun).collect();
-        Ok(Self { messages, tokens: None, language, heading, grammar: None })
+        Ok(Self { messages, tokens: None, language, heading, grammar: None, windows: None })
     }
 }
 
-fn format(fields: &mut Fields<'_>, stream: bool) -> ApiResult<Format> {
+/// `timed`: the served model gives times.
+fn format(fields: &mut Fields<'_>, stream: bool, timed: bool) -> ApiResult<Format> {
     let asked = fields.take::<String>("response_format")?;
     let format = match asked.as_deref() {
         None | Some("json") => Format::Json,
         Some("text") => Format::Text,
         Some("verbose_json") => Format::Verbose,
+        Some("srt") if timed => Format::Srt,
+        Some("vtt") if timed => Format::Vtt,
         Some(other) => {
-            let message = format!(
-                "response_format is `{}`; supported are json, text and verbose_json: the server gives no times for subtitles",
-                quote(other)
-            );
+            let supported = match timed {
+                true => "json, text, verbose_json, srt and vtt",
+                false => "json, text and verbose_json: the served model gives no times for subtitles",
+            };
+            let message = format!("response_format is `{}`; supported are {supported}", quote(other));
             return Err(ApiError::unsupported("response_format", message));
         }
     };
-    if stream && format == Format::Verbose {
-        let message = "response_format verbose_json is not available with stream; use json";
+    if stream && format.shows_times() {
+        let message = format!("response_format {} is not available with stream; use json", format.name());
         return Err(ApiError::unsupported("response_format", message));
     }
     Ok(format)
+}
+
+/// Checks which times are asked for: those of segments are possible.
+fn granularities(fields: &mut Fields<'_>, format: Format, timed: bool) -> ApiResult<()> {
+    const FIELD: &str = "timestamp_granularities";
+    let Some(asked) = fields.take::<Value>(FIELD)? else { return Ok(()) };
+    let asked = if let Value::Array(asked) = asked { asked } else { vec![asked] };
+    if !timed {
+        let message = format!("{FIELD}: the served model gives no times: leave the field out");
+        return Err(ApiError::unsupported(FIELD, message));
+    }
+    for one in &asked {
+        match one.as_str() {
+            Some("segment") => {}
+            Some("word") => {
+                let message =
+                    format!("{FIELD} is `word`: the server gives times of segments, not of words; use segment");
+                return Err(ApiError::unsupported(FIELD, message));
+            }
+            _ => {
+                let message = format!("{FIELD} is `{}`; supported is segment", quote(&one.to_string()));
+                return Err(ApiError::unsupported(FIELD, message));
+            }
+        }
+    }
+    if format != Format::Verbose {
+        let message = format!("{FIELD} needs response_format verbose_json, not {}", format.name());
+        return Err(ApiError::invalid(FIELD, message));
+    }
+    Ok(())
 }
 
 /// What the model is asked to do.

@@ -21,9 +21,9 @@ use crate::state::model::ModelState;
 /// The audio of a submission.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AudioLength {
-    tokens: u64,
+    pub tokens: u64,
     /// In whole frames of the spectrogram.
-    seconds: f64,
+    pub seconds: f64,
 }
 
 impl AudioLength {
@@ -37,7 +37,7 @@ impl AudioLength {
 }
 
 #[derive(Serialize)]
-struct Usage {
+pub(super) struct Usage {
     #[serde(rename = "type")]
     kind: &'static str,
     input_tokens: u64,
@@ -53,7 +53,7 @@ struct InputDetails {
 }
 
 impl Usage {
-    fn of(request: &ActiveRequest, audio: AudioLength) -> Self {
+    pub fn of(request: &ActiveRequest, audio: AudioLength) -> Self {
         let usage = request.usage();
         let text_tokens = usage.prompt_tokens.saturating_sub(audio.tokens);
         Self {
@@ -107,8 +107,7 @@ pub(super) fn whole(
     let verbose = format == Format::Verbose;
     if format == Format::Text {
         text.push('\n');
-        let kind = HeaderValue::from_static("text/plain; charset=utf-8");
-        return ([(header::CONTENT_TYPE, kind)], Body::from(text)).into_response();
+        return plain("text/plain; charset=utf-8", text);
     }
     let answer = Answer {
         task: verbose.then_some(task.name()),
@@ -118,6 +117,11 @@ pub(super) fn whole(
         usage: Usage::of(&request, audio),
     };
     json(&answer, held)
+}
+
+/// A text of this type.
+pub(super) fn plain(kind: &'static str, text: String) -> Response {
+    ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], Body::from(text)).into_response()
 }
 
 fn content(part: &Part) -> Option<&str> {
@@ -150,17 +154,27 @@ struct Done<'a> {
     usage: Usage,
 }
 
+/// Writes the event of a piece of text, if there is any.
+pub(super) fn show(piece: &str, out: &mut Events) {
+    if !piece.is_empty() {
+        out.push(&Piece { kind: "transcript.text.delta", delta: piece });
+    }
+}
+
+/// Writes the event of the whole text.
+pub(super) fn done(text: &str, usage: Usage, out: &mut Events) {
+    out.push(&Done { kind: "transcript.text.done", text, usage });
+}
+
 impl Stream {
     pub fn new(request: &ActiveRequest, audio: AudioLength, heading: Heading) -> Self {
         let (reading, tagged) = (Reading::new(&request.submission.rules), Tagged::new(heading));
         Self { reading, tagged, text: String::new(), audio }
     }
 
-    fn show(&mut self, piece: String, out: &mut Events) {
-        if !piece.is_empty() {
-            self.text.push_str(&piece);
-            out.push(&Piece { kind: "transcript.text.delta", delta: &piece });
-        }
+    fn show(&mut self, piece: &str, out: &mut Events) {
+        self.text.push_str(piece);
+        show(piece, out);
     }
 }
 
@@ -174,15 +188,14 @@ impl Shape for Stream {
         for part in self.reading.read(delta.text, end, &request.state.server.ids) {
             if let Some(piece) = content(&part) {
                 let piece = self.tagged.push(piece);
-                self.show(piece, out);
+                self.show(&piece, out);
             }
         }
     }
 
     fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
         let rest = self.tagged.end();
-        self.show(rest, out);
-        let usage = Usage::of(request, self.audio);
-        out.push(&Done { kind: "transcript.text.done", text: &self.text, usage });
+        self.show(&rest, out);
+        done(&self.text, Usage::of(request, self.audio), out);
     }
 }

@@ -1,14 +1,17 @@
 //! What Whisper is asked: a prompt of tokens behind the audio, and the tokens that may follow.
 //!
 //! Reference: transformers, `generation_whisper.py`. The prompt names language and task. Without a language the model writes these tokens
-//! itself, each chosen among those that may stand there. Then it writes text, without times.
+//! itself, each chosen among those that may stand there. Then it writes text, without times, or between times if these are asked for or the
+//! clip is longer than a window.
 
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 use plimsoll_engine::{Transcript, Whisper};
 
+use super::masks::{mask, text_mask, without};
 use super::tagged::{Heading, PLAIN};
+use super::times::{Rules, Timed, Times};
 use super::{Task, languages};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::state::model::ModelState;
@@ -26,6 +29,55 @@ pub(super) struct Asked {
     pub heading: Heading,
     /// The language's name, where it is given or the only one.
     pub language: Option<&'static str>,
+    /// How it is asked for times; none if its vocabulary has none.
+    pub windows: Option<WindowPrompts>,
+}
+
+/// How windows of a clip are asked for, with times.
+pub(super) struct WindowPrompts {
+    placeholder: u32,
+    /// The client's prompt, and what begins a transcript.
+    before: Vec<u32>,
+    /// The token of a given language.
+    language: Option<u32>,
+    /// None if the model supports English only.
+    task: Option<u32>,
+    /// The rules with a language to detect, and without.
+    detecting: Arc<Timed>,
+    naming: Arc<Timed>,
+    pub times: Times,
+}
+
+/// The prompt of one window.
+pub(super) struct WindowPrompt {
+    /// With one placeholder for each row of the encoder.
+    pub tokens: Vec<u32>,
+    pub grammar: Arc<dyn Grammar>,
+    /// Tokens of the answer that name language and task.
+    pub heading: usize,
+}
+
+impl WindowPrompts {
+    /// The prompt of a window of so many rows; `detected` is the language of the windows before.
+    pub fn of(&self, rows: usize, detected: Option<u32>) -> WindowPrompt {
+        let mut tokens = vec![self.placeholder; rows];
+        tokens.extend(&self.before);
+        let (rules, heading) = match (self.task, self.language.or(detected)) {
+            (Some(task), Some(language)) => {
+                tokens.extend([language, task]);
+                (&self.naming, 0)
+            }
+            (Some(_), None) => (&self.detecting, 2),
+            (None, _) => (&self.naming, 0),
+        };
+        WindowPrompt { tokens, grammar: Arc::new(Rules(Arc::clone(rules))), heading }
+    }
+}
+
+/// The name of the language that a token stands for.
+pub(super) fn language_of(state: &ModelState, token: u32) -> Option<&'static str> {
+    let named = state.served.tokenizer.token_name(token);
+    languages::all().find(|(code, _)| name(code) == named).map(|(_, name)| name)
 }
 
 /// The question to the served model; none if it takes instructions.
@@ -45,15 +97,18 @@ pub(super) fn ask(
         let message = "the served model supports English only and does not translate: use /v1/audio/transcriptions";
         return Err(ApiError::unsupported("model", message));
     }
-    let mut tokens = vec![placeholder];
-    tokens.extend(previous(state, whisper, prompt)?);
-    tokens.push(token(state, START)?);
+    let start = token(state, START)?;
+    let mut before = previous(state, whisper, prompt)?;
+    before.push(start);
+    let mut tokens: Vec<u32> = std::iter::once(placeholder).chain(before.iter().copied()).collect();
     let mut masks = Vec::new();
     let vocab = state.served.engine.limits().vocab_size;
+    let plain = token(state, PLAIN)?;
     let task = if whisper.multilingual { Some(token(state, task.token())?) } else { None };
-    match (language, task) {
-        (_, None) => tokens.push(token(state, PLAIN)?),
-        (Some((code, _)), Some(task)) => tokens.extend([token(state, &name(code))?, task, token(state, PLAIN)?]),
+    let code = language.map(|(code, _)| token(state, &name(code))).filter(|_| task.is_some()).transpose()?;
+    match (code, task) {
+        (_, None) => tokens.push(plain),
+        (Some(code), Some(task)) => tokens.extend([code, task, plain]),
         (None, Some(task)) => {
             let ids = languages::all().filter_map(|(code, _)| state.served.tokenizer.token_to_id(&name(code)));
             let ids: Vec<u32> = ids.collect();
@@ -61,18 +116,28 @@ pub(super) fn ask(
                 return Err(no_languages());
             }
             masks.push(mask(vocab, ids));
-            masks.extend([task, token(state, PLAIN)?].map(|id| mask(vocab, [id])));
+            masks.extend([task, plain].map(|id| mask(vocab, [id])));
         }
     }
     let (heading, named) = (if masks.is_empty() { Heading::Space } else { Heading::Tokens }, masks.len());
-    let start = token(state, START)?;
     let ends = state.served.engine.eos();
     // Behind the first special token there are only others, and times.
-    let text = without(mask(vocab, (0..start).chain(ends.iter().copied())), &whisper.suppressed);
+    let text = text_mask(vocab, start, ends, &whisper.suppressed);
+    // Times follow the mark for none of them, one for each position of the encoder and one for its end.
+    let last = plain.saturating_add(1 + whisper.positions as u32);
+    let windows = (last < vocab).then(|| {
+        let latest =
+            whisper.first_time_max.map_or(last, |most| last.min(plain + 1 + most.min(whisper.positions) as u32));
+        let times = Times { first: plain + 1, last, initial: latest };
+        let rules = |heading: &[Box<[u32]>]| Timed::new(heading.to_vec(), text.clone(), ends, vocab, times);
+        let (detecting, naming) = (rules(masks.get(..2).unwrap_or_default()), rules(&[]));
+        WindowPrompts { placeholder, before, language: code, task, detecting, naming, times }
+    });
     masks.push(without(text.clone(), &whisper.suppressed_first));
     masks.push(text);
     let language = language.map(|(_, name)| name).or((!whisper.multilingual).then_some("English"));
-    Ok(Some(Asked { tokens, grammar: Arc::new(Path { masks: masks.into(), named }), heading, language }))
+    let grammar = Arc::new(Path { masks: masks.into(), named });
+    Ok(Some(Asked { tokens, grammar, heading, language, windows }))
 }
 
 /// Code and name of a language that the model has.
@@ -114,21 +179,6 @@ fn name(code: &str) -> String {
 fn token(state: &ModelState, name: &str) -> ApiResult<u32> {
     let found = state.served.tokenizer.token_to_id(name);
     found.ok_or_else(|| ApiError::unsupported("model", format!("the served model's tokenizer has no token `{name}`")))
-}
-
-/// Tokens as a bit mask.
-fn mask(vocab: u32, ids: impl IntoIterator<Item = u32>) -> Box<[u32]> {
-    let mut words = vec![0; vocab.div_ceil(32) as usize];
-    ids.into_iter().filter(|id| *id < vocab).for_each(|id| words[id as usize / 32] |= 1 << (id % 32));
-    words.into()
-}
-
-/// The mask without these tokens.
-fn without(mut mask: Box<[u32]>, ids: &[u32]) -> Box<[u32]> {
-    for id in ids {
-        mask.get_mut(*id as usize / 32).into_iter().for_each(|word| *word &= !(1 << (id % 32)));
-    }
-    mask
 }
 
 /// Which tokens may come first, second, and so on; the last of these for all that follow.

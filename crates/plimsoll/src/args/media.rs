@@ -39,6 +39,9 @@ pub struct MediaArgs {
     /// Largest audio file in bytes.
     #[arg(long, value_parser = size, default_value_t = AudioLimits::default().file_bytes)]
     pub max_audio_bytes: u64,
+    /// Longest audio clip in seconds that Whisper transcribes window by window.
+    #[arg(long, default_value_t = MediaConfig::TRANSCRIPTION_SECONDS, value_parser = RangedU64ValueParser::<u64>::new().range(1..=86_400))]
+    pub max_transcription_seconds: u64,
     /// Most pixels of an image before it is resized.
     #[arg(long, default_value_t = ImageLimits::default().pixels)]
     pub max_decode_pixels: u64,
@@ -71,6 +74,7 @@ impl MediaArgs {
                 animation_pixels: self.max_animation_pixels,
             },
             audio_bytes: self.max_audio_bytes,
+            transcription_seconds: self.max_transcription_seconds,
             root_certificates: plimsoll_hub::Settings::from_env().root_certificates,
             ..MediaConfig::default()
         })

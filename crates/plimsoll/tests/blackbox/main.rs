@@ -50,3 +50,4 @@ mod structured;
 mod surroundings;
 mod terminal;
 mod tiles;
+mod transcripts;

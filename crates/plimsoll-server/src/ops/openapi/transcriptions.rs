@@ -13,7 +13,22 @@ pub(super) const OBJECTS: &[Object] = &[
             ("language", "~string"),
             ("duration", "~number"),
             ("text", "string"),
+            ("segments", "~[TranscriptionSegment]"),
             ("usage", "TranscriptionUsage"),
+        ],
+    ),
+    (
+        "TranscriptionSegment",
+        &[
+            ("id", "integer"),
+            ("seek", "integer"),
+            ("start", "number"),
+            ("end", "number"),
+            ("text", "string"),
+            ("tokens", "[integer]"),
+            ("temperature", "number"),
+            ("avg_logprob", "~number"),
+            ("compression_ratio", "~number"),
         ],
     ),
     (
@@ -49,7 +64,8 @@ fn operation(summary: &str) -> Value {
             "model": {"type": "string"},
             "language": {"type": "string", "description": "An ISO 639 code, or the language's English name"},
             "prompt": {"type": "string", "description": "Words and names to expect; it becomes the system message, or for Whisper the text that precedes the clip"},
-            "response_format": {"type": "string", "enum": ["json", "text", "verbose_json"]},
+            "response_format": {"type": "string", "enum": ["json", "text", "verbose_json", "srt", "vtt"], "description": "Whisper alone has srt and vtt"},
+            "timestamp_granularities": {"type": "array", "items": {"type": "string", "enum": ["segment"]}, "description": "With verbose_json, by Whisper"},
             "stream": {"type": "boolean"},
             "temperature": number(), "top_p": number(), "min_p": number(), "top_k": {"type": "integer"},
             "repetition_penalty": number(), "presence_penalty": number(), "frequency_penalty": number(),
@@ -67,6 +83,8 @@ fn operation(summary: &str) -> Value {
                 "content": {
                     "application/json": {"schema": reference("Transcription")},
                     "text/plain": {"schema": {"type": "string"}},
+                    "application/x-subrip": {"schema": {"type": "string"}},
+                    "text/vtt": {"schema": {"type": "string"}},
                     "text/event-stream": {"schema": {
                         "type": "object", "required": ["data"], "properties": {"data": {"type": "string"}},
                         "description": "`transcript.text.delta` events, one `transcript.text.done` with the whole text, then `data: [DONE]`"

@@ -105,7 +105,7 @@ impl Responding {
             }
             Done::Prepared { base, result } => {
                 run.base = Some(base);
-                request.resume((*result)?)?;
+                request.resume((*result)?, "responses")?;
                 self.reasoning_before += self.reading.reasoning_tokens();
                 self.reading = Reading::new(&request.submission.rules);
                 self.unreported = Unreported::default();

@@ -126,7 +126,7 @@ fn what_a_transcription_cannot_have_is_refused_by_name() {
         (&[("response_format", "srt")][..], "response_format", "supported are json, text and verbose_json"),
         (&[("response_format", "verbose_json"), ("stream", "true")], "response_format", "not available with stream"),
         (&[("timestamp_granularities[]", "word")], "timestamp_granularities", "gives no times"),
-        (&[("include[]", "logprobs")], "include", "gives no times, log-probabilities"),
+        (&[("include[]", "logprobs")], "include", "gives no log-probabilities"),
         (&[("language", "tlh")], "language", "language is `tlh`; known are ar, "),
         (&[("temperature", "warm")], "temperature", ""),
         (&[("stream", "yes")], "stream", ""),

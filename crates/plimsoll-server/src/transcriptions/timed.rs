@@ -1,0 +1,137 @@
+//! The answer of a transcription with times: whole, as subtitles, or as a stream of the segments' texts.
+
+use std::sync::Arc;
+
+use axum::response::Response;
+use plimsoll_engine::Delta;
+use serde::Serialize;
+
+use super::request::Format;
+use super::respond::{self, Form, Usage, plain};
+use super::subtitles;
+use super::whisper::WindowPrompts;
+use super::windows::{Windows, seconds};
+use crate::conversation::active::ActiveRequest;
+use crate::conversation::stream::{self, Shape};
+use crate::conversation::submission::Submission;
+use crate::http::error::ApiResult;
+use crate::http::json::json;
+use crate::http::sse::Events;
+use crate::state::model::ModelState;
+
+/// A segment as OpenAI's API has it. What is not computed is left out: `no_speech_prob`.
+#[derive(Serialize)]
+struct Segment<'a> {
+    id: usize,
+    /// Frames before the window.
+    seek: u64,
+    start: f64,
+    end: f64,
+    text: &'a str,
+    tokens: &'a [u32],
+    temperature: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    avg_logprob: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compression_ratio: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    duration: Option<f64>,
+    text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    segments: Option<Vec<Segment<'a>>>,
+    usage: Usage,
+}
+
+/// Has the submission's clip transcribed, and answers.
+pub(super) async fn answer(
+    state: &Arc<ModelState>,
+    submission: Submission,
+    prompts: WindowPrompts,
+    form: Form,
+) -> ApiResult<Response> {
+    let (streams, temperature) = (submission.common.stream, submission.common.sampling.temperature);
+    let keeps = form.format.shows_times();
+    let (mut windows, mut request) = Windows::begin(state, submission, prompts, form.language, keeps).await?;
+    if streams {
+        return Ok(stream::response(request, Stream { windows }));
+    }
+    while windows.step(&mut request).await?.is_some() {}
+    Ok(whole(request, windows, &form, temperature))
+}
+
+/// The whole answer.
+fn whole(mut request: ActiveRequest, windows: Windows, form: &Form, temperature: f32) -> Response {
+    let (state, held) = (Arc::clone(&request.state), request.take_held());
+    let millis = |frames| (1000.0 * seconds(&state, frames)).round() as u64;
+    let cues = windows.segments.iter().map(|segment| (segment.frames.map(millis), segment.text.as_str()));
+    match form.format {
+        Format::Text => return plain("text/plain; charset=utf-8", windows.text + "\n"),
+        Format::Srt => return plain("application/x-subrip; charset=utf-8", subtitles::srt(cues)),
+        Format::Vtt => return plain("text/vtt; charset=utf-8", subtitles::vtt(cues)),
+        Format::Json | Format::Verbose => {}
+    }
+    let segments = windows.segments.iter().enumerate().map(|(id, own)| {
+        let [start, end] = own.frames.map(|frames| seconds(&state, frames));
+        Segment {
+            id,
+            seek: own.seek,
+            start,
+            end,
+            text: &own.text,
+            tokens: &own.tokens,
+            temperature,
+            avg_logprob: own.avg_logprob,
+            compression_ratio: own.compression_ratio,
+        }
+    });
+    let verbose = form.format == Format::Verbose;
+    let audio = windows.audio(&state);
+    let answer = Answer {
+        task: verbose.then_some(form.task.name()),
+        language: windows.language.filter(|_| verbose).map(str::to_lowercase),
+        duration: verbose.then_some(audio.seconds),
+        text: &windows.text,
+        segments: verbose.then(|| segments.collect()),
+        usage: Usage::of(&request, audio),
+    };
+    json(&answer, held)
+}
+
+/// The stream's state.
+struct Stream {
+    windows: Windows,
+}
+
+impl Shape for Stream {
+    fn open(&mut self, _request: &ActiveRequest, out: &mut Events) {
+        out.comment();
+    }
+
+    /// Every piece is taken by [`Self::step`].
+    fn delta(&mut self, _request: &ActiveRequest, _choice: usize, _delta: Delta, _out: &mut Events) {}
+
+    fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
+        respond::done(&self.windows.text, Usage::of(request, self.windows.audio(&request.state)), out);
+    }
+
+    async fn step(&mut self, request: &mut ActiveRequest, out: &mut Events) -> bool {
+        match self.windows.step(request).await {
+            Ok(Some(piece)) => {
+                respond::show(&piece, out);
+                return false;
+            }
+            Ok(None) => self.close(request, out),
+            Err(error) => self.fail(request, &error, out),
+        }
+        self.end(out);
+        true
+    }
+}

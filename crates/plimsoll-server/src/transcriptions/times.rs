@@ -1,0 +1,209 @@
+//! The rules of Whisper's times: which tokens may follow which.
+//!
+//! Reference: transformers, `WhisperTimeStampLogitsProcessor`. A text begins with a time. Times come in pairs, the end of a segment and
+//! the beginning of the next, and never go backwards. That all times count together is for the sampler.
+
+use std::sync::Arc;
+
+use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
+
+use super::masks::mask;
+
+/// The ids of times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Times {
+    /// The id of zero seconds.
+    pub first: u32,
+    /// The last id.
+    pub last: u32,
+    /// The last id that a text may begin with.
+    pub initial: u32,
+}
+
+impl Times {
+    /// Whether a token is a time.
+    pub fn has(self, token: u32) -> bool {
+        (self.first..=self.last).contains(&token)
+    }
+}
+
+/// Tokens of a heading, each among those that may stand there, then texts between times.
+#[derive(Debug)]
+pub(super) struct Timed {
+    heading: Box<[Box<[u32]>]>,
+    /// Tokens of texts, and those that end a text.
+    text: Box<[u32]>,
+    /// Tokens that end a text.
+    ends: Box<[u32]>,
+    vocab: u32,
+    times: Times,
+}
+
+impl Timed {
+    /// `text` has the tokens of texts and those that end one, `ends` the latter.
+    pub fn new(heading: Vec<Box<[u32]>>, text: Box<[u32]>, ends: &[u32], vocab: u32, times: Times) -> Arc<Self> {
+        Arc::new(Self { heading: heading.into(), text, ends: mask(vocab, ends.iter().copied()), vocab, times })
+    }
+}
+
+/// The rules for one output.
+#[derive(Debug)]
+pub(super) struct Rules(pub Arc<Timed>);
+
+impl Grammar for Rules {
+    fn begin(&self) -> Result<Box<dyn Constraint>, String> {
+        let (rules, now) = (Arc::clone(&self.0), mask(self.0.vocab, []));
+        Ok(Box::new(Walk { rules, now, headed: 0, latest: None, last: None, before: true }))
+    }
+
+    fn bytes_max(&self, _max_tokens: u32) -> u64 {
+        // The rules, and the mask of one output.
+        (self.0.heading.len() as u64 + 3) * size_of_val(&*self.0.text) as u64
+    }
+}
+
+struct Walk {
+    rules: Arc<Timed>,
+    /// The mask of the next token.
+    now: Box<[u32]>,
+    /// Tokens of the heading so far.
+    headed: usize,
+    /// The latest time.
+    latest: Option<u32>,
+    /// Whether the last token is a time; none before the first.
+    last: Option<bool>,
+    /// Whether the one before is a time, or missing.
+    before: bool,
+}
+
+impl Walk {
+    /// The tokens of texts that may follow, and the times.
+    fn next(&self) -> (Option<&[u32]>, std::ops::Range<u32>) {
+        let Times { first, last, initial } = self.rules.times;
+        let end = last + 1;
+        match (self.last, self.latest) {
+            (None, _) => (None, first..initial + 1),
+            // A time that begins a segment.
+            (Some(true), _) if self.before => (Some(&self.rules.text), end..end),
+            // A time that ends one: the next begins at once, or there is none.
+            (Some(true), Some(latest)) => (Some(&self.rules.ends), latest..end),
+            // A segment has a length.
+            (_, Some(latest)) => (Some(&self.rules.text), latest + 1..end),
+            (_, None) => (Some(&self.rules.text), first..end),
+        }
+    }
+}
+
+impl Constraint for Walk {
+    fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
+        if let Some(heading) = self.rules.heading.get(self.headed) {
+            self.now.copy_from_slice(heading);
+            return Ok(Some(&self.now));
+        }
+        let mut now = std::mem::take(&mut self.now);
+        let (text, times) = self.next();
+        match text {
+            Some(text) => now.copy_from_slice(text),
+            None => now.fill(0),
+        }
+        for id in times {
+            now[id as usize / 32] |= 1 << (id % 32);
+        }
+        self.now = now;
+        Ok(Some(&self.now))
+    }
+
+    fn takes_most_likely(&self) -> bool {
+        self.headed < self.rules.heading.len()
+    }
+
+    fn counts_together(&self) -> Option<u32> {
+        (self.headed == self.rules.heading.len()).then_some(self.rules.times.first)
+    }
+
+    fn accept(&mut self, token: u32) -> Result<(), Unfit> {
+        if self.headed < self.rules.heading.len() {
+            self.headed += 1;
+            return Ok(());
+        }
+        let time = self.rules.times.has(token);
+        self.before = self.last.unwrap_or(true);
+        self.last = Some(time);
+        self.latest = if time { Some(token) } else { self.latest };
+        Ok(())
+    }
+
+    fn complete(&self) -> bool {
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transcriptions::masks::text_mask;
+
+    /// Texts are 0 to 9, 9 ends them, 10 to 19 are special, times are 20 to 29.
+    fn walk(heading: &[u32]) -> Box<dyn Constraint> {
+        let heading = heading.iter().map(|id| mask(30, [*id])).collect();
+        let times = Times { first: 20, last: 29, initial: 23 };
+        Rules(Timed::new(heading, text_mask(30, 10, &[9], &[3]), &[9], 30, times)).begin().unwrap()
+    }
+
+    fn allowed(walk: &mut dyn Constraint) -> Vec<u32> {
+        let words = walk.allowed().unwrap().unwrap();
+        (0..30).filter(|id| words[0] >> id & 1 == 1).collect()
+    }
+
+    /// What may follow these tokens.
+    fn after(tokens: &[u32]) -> Vec<u32> {
+        let mut walk = walk(&[]);
+        for token in tokens {
+            assert!(allowed(&mut *walk).contains(token), "{token} of {tokens:?}");
+            assert_eq!(walk.counts_together(), Some(20));
+            walk.accept(*token).unwrap();
+        }
+        allowed(&mut *walk)
+    }
+
+    const TEXT: [u32; 9] = [0, 1, 2, 4, 5, 6, 7, 8, 9];
+
+    fn with(texts: &[u32], times: std::ops::RangeInclusive<u32>) -> Vec<u32> {
+        texts.iter().copied().chain(times).collect()
+    }
+
+    #[test]
+    fn a_text_begins_with_a_time_that_is_not_too_late() {
+        assert_eq!(after(&[]), with(&[], 20..=23));
+    }
+
+    #[test]
+    fn the_time_that_begins_a_segment_is_followed_by_text() {
+        assert_eq!(after(&[21]), TEXT);
+        assert_eq!(after(&[21, 5, 24, 24]), TEXT);
+    }
+
+    #[test]
+    fn the_time_that_ends_a_segment_is_followed_by_a_time_or_the_end() {
+        assert_eq!(after(&[21, 5, 24]), with(&[9], 24..=29));
+    }
+
+    #[test]
+    fn times_never_go_backwards_and_segments_have_a_length() {
+        assert_eq!(after(&[21, 5]), with(&TEXT, 22..=29));
+        assert_eq!(after(&[21, 5, 24, 26, 5]), with(&TEXT, 27..=29));
+        assert_eq!(after(&[21, 5, 29, 29, 5]), TEXT, "no time is left");
+    }
+
+    #[test]
+    fn a_heading_comes_first_and_follows_no_rule_of_times() {
+        let mut walk = walk(&[12, 15]);
+        assert_eq!(allowed(&mut *walk), [12]);
+        assert!(walk.takes_most_likely() && walk.counts_together().is_none());
+        walk.accept(12).unwrap();
+        assert_eq!(allowed(&mut *walk), [15]);
+        walk.accept(15).unwrap();
+        assert_eq!(allowed(&mut *walk), with(&[], 20..=23));
+        assert!(!walk.takes_most_likely() && !walk.complete());
+    }
+}

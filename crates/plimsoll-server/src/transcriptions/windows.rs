@@ -1,0 +1,300 @@
+//! A clip transcribed window by window, with times: each window is a turn of one request.
+//!
+//! Reference: transformers, `generation_whisper.py` with `return_timestamps=True`, without the text of earlier windows and without other
+//! temperatures. The language is that of the first window. A window begins where the segments of the last one end.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use plimsoll_engine::{Delta, MediaItem};
+
+use super::respond::AudioLength;
+use super::segments::{STEP_FRAMES, cuts, ended};
+use super::whisper::{WindowPrompts, language_of};
+use crate::conversation::active::{ActiveRequest, Event};
+use crate::conversation::params::Common;
+use crate::conversation::submission::{Submission, TokenizedPrompt};
+use crate::http::budget::Held;
+use crate::http::error::{ApiError, ApiResult};
+use crate::media::ClipWindows;
+use crate::state::model::ModelState;
+
+/// A window moves by this part of its length at least, or as a whole.
+const LEAST_PART: u64 = 30;
+
+/// Bytes of a kept segment besides its text and tokens, in memory and as JSON that grew by doubling.
+const SEGMENT_BYTES: u64 = 1024;
+/// Bytes of a kept token, and of a byte of text: both in memory and as JSON.
+const TOKEN_BYTES: u64 = 32;
+const TEXT_BYTES: u64 = 8;
+
+/// The name of the route in the log.
+const API: &str = "transcriptions";
+
+/// The making of a window's spectrogram.
+type Job = Pin<Box<dyn Future<Output = (ClipWindows, ApiResult<MediaItem>)> + Send>>;
+
+/// A piece of the transcript with its times.
+#[derive(Debug)]
+pub(super) struct Segment {
+    /// Frame of the clip with which its window begins.
+    pub seek: u64,
+    /// Frames of the clip at which it begins and ends.
+    pub frames: [u64; 2],
+    pub text: String,
+    /// Its tokens, times included.
+    pub tokens: Vec<u32>,
+    /// The mean log-probability of the window's tokens, if they were asked for.
+    pub avg_logprob: Option<f64>,
+    /// How much shorter the window's text becomes if it is compressed.
+    pub compression_ratio: Option<f64>,
+}
+
+/// The tokens of the current window.
+#[derive(Default)]
+struct Said {
+    /// Tokens of the answer that name language and task, and are still to come.
+    heading: usize,
+    tokens: Vec<u32>,
+    /// The sum of log-probabilities, and of how many tokens.
+    logprobs: (f64, u32),
+    /// Tokens that were given out as text.
+    shown: usize,
+}
+
+/// A clip that is being transcribed.
+pub(super) struct Windows {
+    prompts: WindowPrompts,
+    /// None while a window is being made, and after the last.
+    clip: Option<ClipWindows>,
+    job: Option<Job>,
+    /// Rows and frames of a window, and frames of the clip.
+    rows: usize,
+    window: u64,
+    frames: u64,
+    /// Frame with which the current window begins.
+    seek: u64,
+    common: Common,
+    length_param: &'static str,
+    /// Whether segments are kept, with the numbers about them.
+    keeps: bool,
+    said: Said,
+    pub language: Option<&'static str>,
+    detected: Option<u32>,
+    pub text: String,
+    pub segments: Vec<Segment>,
+    /// Bytes of the segments.
+    kept_bytes: u64,
+    /// Windows that went to the engine.
+    begun: u64,
+    /// The last window has been transcribed.
+    ended: bool,
+}
+
+impl Windows {
+    /// Begins with the first window of the submission's clip. `keeps`: the answer shows segments.
+    pub async fn begin(
+        state: &Arc<ModelState>,
+        mut submission: Submission,
+        prompts: WindowPrompts,
+        language: Option<&'static str>,
+        keeps: bool,
+    ) -> ApiResult<(Self, ActiveRequest)> {
+        let none = || ApiError::internal("internal error: there is no audio clip");
+        let medium = submission.measured.pop().ok_or_else(none)?;
+        let (rows, window) = (medium.shape.tokens as usize, medium.grid.patches() as u64);
+        let mut clip = ClipWindows::open(state, medium, submission.files.take()).await?;
+        let item = clip.window(0).await?;
+        let mut windows = Self {
+            prompts,
+            frames: clip.frames,
+            clip: Some(clip),
+            job: None,
+            rows,
+            window,
+            seek: 0,
+            common: submission.common.clone(),
+            length_param: submission.length_param,
+            keeps,
+            said: Said::default(),
+            language,
+            detected: None,
+            text: String::new(),
+            segments: Vec::new(),
+            kept_bytes: 0,
+            begun: 0,
+            ended: false,
+        };
+        let first = windows.submission(state, item, submission.kept.take())?;
+        let request = first.begin(state, state.server.ids.request("transcription"), API)?;
+        Ok((windows, request))
+    }
+
+    /// The request for one window.
+    fn submission(&mut self, state: &ModelState, item: MediaItem, kept: Option<Held>) -> ApiResult<Submission> {
+        let prompt = self.prompts.of(self.rows, self.detected);
+        self.said = Said { heading: prompt.heading, ..Said::default() };
+        self.begun += 1;
+        let ids = TokenizedPrompt { ids: prompt.tokens, echo: None, around: (0, 0) };
+        Ok(Submission {
+            grammar: Some(prompt.grammar),
+            media: vec![item],
+            logprobs: self.keeps.then_some(0),
+            prompt_param: "file",
+            length_param: self.length_param,
+            gathers: true,
+            kept,
+            ..Submission::of_prompts(self.common.clone(), vec![ids], state)?
+        })
+    }
+
+    /// Takes the next step, and returns text that can be shown; none at the end of the clip. Cancel-safe.
+    pub async fn step(&mut self, request: &mut ActiveRequest) -> Result<Option<String>, ApiError> {
+        if let Some(job) = &mut self.job {
+            let (clip, item) = tokio::select! {
+                biased;
+                error = request.interrupted() => return Err(error),
+                made = job => made,
+            };
+            self.job = None;
+            self.clip = Some(clip);
+            let resumed = item.and_then(|item| {
+                request.settle(self.kept_bytes + TEXT_BYTES * self.text.len() as u64)?;
+                let state = Arc::clone(&request.state);
+                let next = self.submission(&state, item, request.submission.kept.take())?;
+                request.resume(next, API)
+            });
+            return match resumed {
+                Ok(()) => Ok(Some(String::new())),
+                Err(error) => {
+                    request.fails(error.clone());
+                    Err(error)
+                }
+            };
+        }
+        if self.ended {
+            return Ok(None);
+        }
+        match request.next().await {
+            Event::Delta(_, delta) => Ok(Some(self.take(&request.state, delta))),
+            Event::Done => {
+                let text = self.end_window(&request.state);
+                if self.seek >= self.frames {
+                    self.clip = None;
+                    self.ended = true;
+                    return Ok(Some(text));
+                }
+                request.turn_ended();
+                let (clip, seek) = (self.clip.take(), self.seek);
+                self.job = clip.map(|mut clip| -> Job {
+                    Box::pin(async move {
+                        let item = clip.window(seek).await;
+                        (clip, item)
+                    })
+                });
+                Ok(Some(text))
+            }
+            Event::Failed(error) => Err(error),
+        }
+    }
+
+    /// Takes a piece of a window's answer. Returns the text of segments that have ended with it.
+    fn take(&mut self, state: &ModelState, delta: Delta) -> String {
+        for token in delta.tokens {
+            if self.said.heading > 0 {
+                self.said.heading -= 1;
+                if self.detected.is_none() {
+                    self.detected = Some(token.id);
+                    self.language = language_of(state, token.id);
+                }
+                continue;
+            }
+            if let Some(own) = token.logprobs.and_then(|report| report.own) {
+                self.said.logprobs.0 += f64::from(own);
+                self.said.logprobs.1 += 1;
+            }
+            if !state.served.engine.eos().contains(&token.id) {
+                self.said.tokens.push(token.id);
+            }
+        }
+        self.show(state, ended(&self.said.tokens, self.prompts.times))
+    }
+
+    /// The text of a window's tokens up to `end` that was not given out yet.
+    fn show(&mut self, state: &ModelState, end: usize) -> String {
+        let begin = self.said.shown;
+        if end <= begin {
+            return String::new();
+        }
+        self.said.shown = end;
+        let text = self.spell(state, &self.said.tokens[begin..end]);
+        let text = if self.text.is_empty() { text.trim_start().to_owned() } else { text };
+        self.text.push_str(&text);
+        text
+    }
+
+    /// The text of tokens, without times.
+    fn spell(&self, state: &ModelState, tokens: &[u32]) -> String {
+        let texts: Vec<u32> = tokens.iter().copied().filter(|token| !self.prompts.times.has(*token)).collect();
+        state.served.tokenizer.decode(&texts, true)
+    }
+
+    /// Cuts a window's answer into segments, and moves to the next. Returns the text that is left to show.
+    fn end_window(&mut self, state: &ModelState) -> String {
+        let filled = self.window.min(self.frames - self.seek);
+        let (found, moved) = cuts(&self.said.tokens, self.prompts.times, filled, (self.window / LEAST_PART).max(1));
+        let mut shown = String::new();
+        for cut in &found {
+            shown.push_str(&self.show(state, cut.tokens.end));
+        }
+        if self.keeps {
+            let texts = found.iter().map(|cut| self.spell(state, &self.said.tokens[cut.tokens.clone()]));
+            let texts: Vec<String> = texts.collect();
+            let (sum, count) = self.said.logprobs;
+            let avg_logprob = (count > 0).then(|| sum / f64::from(count));
+            let compression_ratio = compression_ratio(&texts.concat());
+            for (cut, text) in found.into_iter().zip(texts) {
+                let frames = cut.steps.map(|step| self.seek + step * STEP_FRAMES);
+                let tokens = self.said.tokens[cut.tokens].to_vec();
+                self.kept_bytes += SEGMENT_BYTES + TOKEN_BYTES * tokens.len() as u64 + TEXT_BYTES * text.len() as u64;
+                let segment = Segment { seek: self.seek, frames, text, tokens, avg_logprob, compression_ratio };
+                self.segments.push(segment);
+            }
+        }
+        self.said = Said::default();
+        self.seek += moved;
+        shown
+    }
+
+    /// The audio that the windows so far were made of.
+    pub fn audio(&self, state: &ModelState) -> AudioLength {
+        AudioLength { tokens: self.begun * self.rows as u64, seconds: seconds(state, self.frames) }
+    }
+}
+
+/// The time of a frame in seconds.
+pub(super) fn seconds(state: &ModelState, frames: u64) -> f64 {
+    let rule = state.served.engine.media().and_then(|spec| spec.audio.as_ref()).map(|audio| &audio.rule);
+    rule.map_or(0.0, |rule| (frames * rule.hop) as f64 / rule.rate as f64)
+}
+
+/// Bytes of a text for each byte of it compressed by zlib, as OpenAI's `compression_ratio`.
+fn compression_ratio(text: &str) -> Option<f64> {
+    use std::io::Write;
+    let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(text.as_bytes()).ok()?;
+    let compressed = encoder.finish().ok()?;
+    Some(text.len() as f64 / compressed.len().max(1) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_text_is_compressed_and_no_text_has_no_ratio_to_speak_of() {
+        assert_eq!(compression_ratio(""), Some(0.0));
+        assert!(compression_ratio("Is the mark dry?").unwrap() < 1.0);
+        assert!(compression_ratio(&" Thank you.".repeat(40)).unwrap() > 10.0);
+    }
+}
