@@ -218,8 +218,24 @@ fn check(case: &Case) {
     }
 }
 
+/// Whether a fixture is another one's weights in another form.
+fn is_another_form(name: &str) -> bool {
+    ["gguf-", "mlx-", "awq-", "ct-", "fp8-", "gptq-", "autoround-"].iter().any(|form| name.starts_with(form))
+}
+
 #[test]
 fn every_component_of_every_fixture_takes_what_was_planned() {
+    every_component_of_fixtures(false, 512);
+}
+
+/// As long as the fixtures' contexts, and in all forms.
+#[test]
+#[ignore = "soak"]
+fn every_component_of_every_form_takes_what_was_planned() {
+    every_component_of_fixtures(true, 1024);
+}
+
+fn every_component_of_fixtures(all_forms: bool, context_max: u32) {
     let _alone = alone();
     let mut models: Vec<String> = std::fs::read_dir(fixtures().join("models"))
         .unwrap()
@@ -233,10 +249,7 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
                 && !name.starts_with("omni")
                 && !["asr", "whisper"].contains(&name.as_str())
         })
-        // Packed weights are counted, not measured here: of each family one form is enough.
-        .filter(|name| {
-            !["gguf-", "mlx-", "awq-", "ct-", "fp8-", "gptq-", "autoround-"].iter().any(|form| name.starts_with(form))
-        })
+        .filter(|name| all_forms || !is_another_form(name))
         .filter(|name| !["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&name.as_str()))
         .collect();
     models.sort();
@@ -247,7 +260,7 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
         let gguf = dir.join("model.gguf");
         let path = if gguf.is_file() { gguf } else { dir };
         let context = Checkpoint::open(&path).expect("a fixture").config.max_context as u32;
-        check(&Case { name, path, prompt: 64, output: context.min(512) - 64, running: 8, long_id: None });
+        check(&Case { name, path, prompt: 64, output: context.min(context_max) - 64, running: 8, long_id: None });
     }
 }
 
