@@ -45,8 +45,8 @@ impl ClipWindows {
     /// Reserves memory, and reads the clip once in search of its loudest value. `file` is the file's share of the byte budget. Dropping the
     /// future ends the reading.
     pub async fn open(state: &Arc<ModelState>, medium: Measured, file: Option<Held>) -> ApiResult<Self> {
-        let spec = state.served.engine.media().and_then(|spec| spec.audio.clone());
-        let (Some(audio), Some(budget), Some(header)) = (spec, &state.media_pipeline.decode_budget, medium.windowed)
+        let (Some(audio), Some(budget), Some(header)) =
+            (state.audio().cloned(), &state.media_pipeline.decode_budget, medium.windowed)
         else {
             return Err(ApiError::internal("internal error: a long audio clip reached a model that takes none"));
         };
@@ -77,7 +77,7 @@ impl ClipWindows {
     pub async fn window(&mut self, first: u64) -> ApiResult<MediaItem> {
         let gone = || ApiError::internal("internal error: an audio clip is read after it has failed");
         let mut open = self.clip.take().ok_or_else(gone)?;
-        let audio = self.state.served.engine.media().and_then(|spec| spec.audio.as_ref()).ok_or_else(gone)?;
+        let audio = self.state.audio().ok_or_else(gone)?;
         let count = self.grid.patches() * audio.mel.bands();
         let (stop, kept) = (self.wanted.stop(), Arc::clone(&self.reserved));
         let read = move || {

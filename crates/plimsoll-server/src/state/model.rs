@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::http::StatusCode;
-use plimsoll_engine::{TRANSCRIBES_ONLY, Transcript};
+use plimsoll_engine::{AudioSpec, TRANSCRIBES_ONLY, Transcript};
 use plimsoll_grammar::{Grammars, Settings};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_reply::{ReasoningFormat, ToolFormat};
@@ -92,6 +92,11 @@ impl ModelState {
             return Err(ApiError::unsupported("model", TRANSCRIBES_ONLY));
         }
         self.check_writes()
+    }
+
+    /// What the model makes of audio; none if it takes none.
+    pub fn audio(&self) -> Option<&AudioSpec> {
+        self.served.engine.media().and_then(|spec| spec.audio.as_ref())
     }
 
     /// How the model is asked for a transcript; none if it takes no audio.

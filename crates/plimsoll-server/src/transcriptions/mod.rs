@@ -101,5 +101,5 @@ async fn answer(state: Arc<ModelState>, request: Request, task: Task) -> ApiResu
         return Ok(stream::response(request, shape));
     }
     let collected = collect(&mut request).await?;
-    Ok(respond::whole(request, collected, form, audio))
+    Ok(respond::whole(request, collected, &form, audio))
 }

@@ -14,6 +14,7 @@ use crate::conversation::choices::Collected;
 use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::conversation::stream::Shape;
 use crate::conversation::submission::Submission;
+use crate::http::budget::Held;
 use crate::http::json::json;
 use crate::http::sse::Events;
 use crate::state::model::ModelState;
@@ -31,9 +32,13 @@ impl AudioLength {
     pub fn of(state: &ModelState, submission: &Submission) -> Self {
         let tokens = submission.measured.iter().map(|medium| medium.shape.tokens).sum();
         let frames: u64 = submission.measured.iter().map(|medium| medium.clip_frames).sum();
-        let rule = state.served.engine.media().and_then(|spec| spec.audio.as_ref()).map(|audio| &audio.rule);
-        Self { tokens, seconds: rule.map_or(0.0, |rule| frames as f64 * rule.hop as f64 / rule.rate as f64) }
+        Self { tokens, seconds: seconds(state, frames) }
     }
+}
+
+/// The time of so many frames in seconds.
+pub(super) fn seconds(state: &ModelState, frames: u64) -> f64 {
+    state.audio().map_or(0.0, |audio| (frames * audio.rule.hop) as f64 / audio.rule.rate as f64)
 }
 
 #[derive(Serialize)]
@@ -75,7 +80,51 @@ struct Answer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     duration: Option<f64>,
     text: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    segments: Option<Vec<Segment<'a>>>,
     usage: Usage,
+}
+
+/// A segment as OpenAI's API has it. What is not computed is left out: `no_speech_prob`.
+#[derive(Serialize)]
+pub(super) struct Segment<'a> {
+    pub id: usize,
+    /// Frames before the window.
+    pub seek: u64,
+    pub start: f64,
+    pub end: f64,
+    pub text: &'a str,
+    pub tokens: &'a [u32],
+    pub temperature: f32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub avg_logprob: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compression_ratio: Option<f64>,
+}
+
+/// A finished transcript.
+pub(super) struct Transcript<'a> {
+    pub text: &'a str,
+    pub language: Option<&'a str>,
+    pub audio: AudioLength,
+    /// None without times.
+    pub segments: Option<Vec<Segment<'a>>>,
+}
+
+impl Transcript<'_> {
+    /// The answer as an object: all of it in `verbose_json`, else the text.
+    pub fn object(self, request: &ActiveRequest, form: &Form, held: Option<Held>) -> Response {
+        let verbose = form.format == Format::Verbose;
+        let answer = Answer {
+            task: verbose.then_some(form.task.name()),
+            language: self.language.filter(|_| verbose).map(str::to_lowercase),
+            duration: verbose.then_some(self.audio.seconds),
+            text: self.text,
+            segments: self.segments.filter(|_| verbose),
+            usage: Usage::of(request, self.audio),
+        };
+        json(&answer, held)
+    }
 }
 
 /// What is asked for, and how it is answered.
@@ -91,32 +140,28 @@ pub(super) struct Form {
 pub(super) fn whole(
     mut request: ActiveRequest,
     mut collected: Vec<Collected>,
-    form: Form,
+    form: &Form,
     audio: AudioLength,
 ) -> Response {
-    let Form { task, format, heading, language } = form;
     let held = request.take_held();
     let mut reading = Reading::new(&request.submission.rules);
-    let (mut text, mut tagged) = (String::new(), Tagged::new(heading));
+    let (mut text, mut tagged) = (String::new(), Tagged::new(form.heading));
     for choice in &mut collected {
         let end = ReplyEnd::of(choice.finish, choice.stop_reason.as_deref());
         let parts = reading.read(std::mem::take(&mut choice.text), end, &request.state.server.ids);
         parts.iter().filter_map(content).for_each(|piece| text.push_str(&tagged.push(piece)));
     }
     text.push_str(&tagged.end());
-    let verbose = format == Format::Verbose;
-    if format == Format::Text {
-        text.push('\n');
-        return plain("text/plain; charset=utf-8", text);
+    if form.format == Format::Text {
+        return text_only(text);
     }
-    let answer = Answer {
-        task: verbose.then_some(task.name()),
-        language: language.or(tagged.language.as_deref()).filter(|_| verbose).map(str::to_lowercase),
-        duration: verbose.then_some(audio.seconds),
-        text: &text,
-        usage: Usage::of(&request, audio),
-    };
-    json(&answer, held)
+    let language = form.language.or(tagged.language.as_deref());
+    Transcript { text: &text, language, audio, segments: None }.object(&request, form, held)
+}
+
+/// The answer in the format `text`.
+pub(super) fn text_only(text: String) -> Response {
+    plain("text/plain; charset=utf-8", text + "\n")
 }
 
 /// A text of this type.

@@ -4,51 +4,18 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use plimsoll_engine::Delta;
-use serde::Serialize;
 
 use super::request::Format;
-use super::respond::{self, Form, Usage, plain};
+use super::respond::{self, Form, Segment, Transcript, Usage, plain, seconds, text_only};
 use super::subtitles;
 use super::whisper::WindowPrompts;
-use super::windows::{Windows, seconds};
+use super::windows::Windows;
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::stream::{self, Shape};
 use crate::conversation::submission::Submission;
 use crate::http::error::ApiResult;
-use crate::http::json::json;
 use crate::http::sse::Events;
 use crate::state::model::ModelState;
-
-/// A segment as OpenAI's API has it. What is not computed is left out: `no_speech_prob`.
-#[derive(Serialize)]
-struct Segment<'a> {
-    id: usize,
-    /// Frames before the window.
-    seek: u64,
-    start: f64,
-    end: f64,
-    text: &'a str,
-    tokens: &'a [u32],
-    temperature: f32,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    avg_logprob: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    compression_ratio: Option<f64>,
-}
-
-#[derive(Serialize)]
-struct Answer<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    task: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    language: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    duration: Option<f64>,
-    text: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    segments: Option<Vec<Segment<'a>>>,
-    usage: Usage,
-}
 
 /// Has the submission's clip transcribed, and answers.
 pub(super) async fn answer(
@@ -73,7 +40,7 @@ fn whole(mut request: ActiveRequest, windows: Windows, form: &Form, temperature:
     let millis = |frames| (1000.0 * seconds(&state, frames)).round() as u64;
     let cues = windows.segments.iter().map(|segment| (segment.frames.map(millis), segment.text.as_str()));
     match form.format {
-        Format::Text => return plain("text/plain; charset=utf-8", windows.text + "\n"),
+        Format::Text => return text_only(windows.text),
         Format::Srt => return plain("application/x-subrip; charset=utf-8", subtitles::srt(cues)),
         Format::Vtt => return plain("text/vtt; charset=utf-8", subtitles::vtt(cues)),
         Format::Json | Format::Verbose => {}
@@ -92,17 +59,8 @@ fn whole(mut request: ActiveRequest, windows: Windows, form: &Form, temperature:
             compression_ratio: own.compression_ratio,
         }
     });
-    let verbose = form.format == Format::Verbose;
-    let audio = windows.audio(&state);
-    let answer = Answer {
-        task: verbose.then_some(form.task.name()),
-        language: windows.language.filter(|_| verbose).map(str::to_lowercase),
-        duration: verbose.then_some(audio.seconds),
-        text: &windows.text,
-        segments: verbose.then(|| segments.collect()),
-        usage: Usage::of(&request, audio),
-    };
-    json(&answer, held)
+    let (text, language, audio) = (windows.text.as_str(), windows.language, windows.audio(&state));
+    Transcript { text, language, audio, segments: Some(segments.collect()) }.object(&request, form, held)
 }
 
 /// The stream's state.

@@ -48,17 +48,33 @@ impl Timed {
 
 /// The rules for one output.
 #[derive(Debug)]
-pub(super) struct Rules(pub Arc<Timed>);
+pub(super) struct Rules {
+    rules: Arc<Timed>,
+    /// Tokens of the heading that the prompt has.
+    headed: usize,
+}
+
+impl Rules {
+    /// `headed`: the prompt has the heading.
+    pub fn new(rules: &Arc<Timed>, headed: bool) -> Self {
+        Self { rules: Arc::clone(rules), headed: if headed { rules.heading.len() } else { 0 } }
+    }
+
+    /// Tokens of the heading that the output begins with.
+    pub fn heading(&self) -> usize {
+        self.rules.heading.len() - self.headed
+    }
+}
 
 impl Grammar for Rules {
     fn begin(&self) -> Result<Box<dyn Constraint>, String> {
-        let (rules, now) = (Arc::clone(&self.0), mask(self.0.vocab, []));
-        Ok(Box::new(Walk { rules, now, headed: 0, latest: None, last: None, before: true }))
+        let (rules, now) = (Arc::clone(&self.rules), mask(self.rules.vocab, []));
+        Ok(Box::new(Walk { rules, now, headed: self.headed, latest: None, last: None, before: true }))
     }
 
     fn bytes_max(&self, _max_tokens: u32) -> u64 {
         // The rules, and the mask of one output.
-        (self.0.heading.len() as u64 + 3) * size_of_val(&*self.0.text) as u64
+        (self.rules.heading.len() as u64 + 3) * size_of_val(&*self.rules.text) as u64
     }
 }
 
@@ -97,8 +113,7 @@ impl Walk {
 impl Constraint for Walk {
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
         if let Some(heading) = self.rules.heading.get(self.headed) {
-            self.now.copy_from_slice(heading);
-            return Ok(Some(&self.now));
+            return Ok(Some(heading));
         }
         let mut now = std::mem::take(&mut self.now);
         let (text, times) = self.next();
@@ -147,7 +162,7 @@ mod tests {
     fn walk(heading: &[u32]) -> Box<dyn Constraint> {
         let heading = heading.iter().map(|id| mask(30, [*id])).collect();
         let times = Times { first: 20, last: 29, initial: 23 };
-        Rules(Timed::new(heading, text_mask(30, 10, &[9], &[3]), &[9], 30, times)).begin().unwrap()
+        Rules::new(&Timed::new(heading, text_mask(30, 10, &[9], &[3]), &[9], 30, times), false).begin().unwrap()
     }
 
     fn allowed(walk: &mut dyn Constraint) -> Vec<u32> {

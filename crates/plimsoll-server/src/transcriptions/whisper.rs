@@ -42,9 +42,7 @@ pub(super) struct WindowPrompts {
     language: Option<u32>,
     /// None if the model supports English only.
     task: Option<u32>,
-    /// The rules with a language to detect, and without.
-    detecting: Arc<Timed>,
-    naming: Arc<Timed>,
+    rules: Arc<Timed>,
     pub times: Times,
 }
 
@@ -62,15 +60,12 @@ impl WindowPrompts {
     pub fn of(&self, rows: usize, detected: Option<u32>) -> WindowPrompt {
         let mut tokens = vec![self.placeholder; rows];
         tokens.extend(&self.before);
-        let (rules, heading) = match (self.task, self.language.or(detected)) {
-            (Some(task), Some(language)) => {
-                tokens.extend([language, task]);
-                (&self.naming, 0)
-            }
-            (Some(_), None) => (&self.detecting, 2),
-            (None, _) => (&self.naming, 0),
-        };
-        WindowPrompt { tokens, grammar: Arc::new(Rules(Arc::clone(rules))), heading }
+        let named = self.language.or(detected);
+        if let (Some(task), Some(language)) = (self.task, named) {
+            tokens.extend([language, task]);
+        }
+        let rules = Rules::new(&self.rules, named.is_some());
+        WindowPrompt { tokens, heading: rules.heading(), grammar: Arc::new(rules) }
     }
 }
 
@@ -87,8 +82,8 @@ pub(super) fn ask(
     language: Option<&str>,
     prompt: Option<&str>,
 ) -> ApiResult<Option<Asked>> {
-    let spec = state.served.engine.media().and_then(|spec| spec.audio.as_ref());
-    let Some((placeholder, Transcript::Decoded(whisper))) = spec.map(|audio| (audio.placeholder, &audio.transcript))
+    let Some((placeholder, Transcript::Decoded(whisper))) =
+        state.audio().map(|audio| (audio.placeholder, &audio.transcript))
     else {
         return Ok(None);
     };
@@ -129,9 +124,10 @@ pub(super) fn ask(
         let latest =
             whisper.first_time_max.map_or(last, |most| last.min(plain + 1 + most.min(whisper.positions) as u32));
         let times = Times { first: plain + 1, last, initial: latest };
-        let rules = |heading: &[Box<[u32]>]| Timed::new(heading.to_vec(), text.clone(), ends, vocab, times);
-        let (detecting, naming) = (rules(masks.get(..2).unwrap_or_default()), rules(&[]));
-        WindowPrompts { placeholder, before, language: code, task, detecting, naming, times }
+        // Language and task; no mark says that there are no times.
+        let heading = masks.get(..2).unwrap_or_default().to_vec();
+        let rules = Timed::new(heading, text.clone(), ends, vocab, times);
+        WindowPrompts { placeholder, before, language: code, task, rules, times }
     });
     masks.push(without(text.clone(), &whisper.suppressed_first));
     masks.push(text);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::{Delta, MediaItem};
 
-use super::respond::AudioLength;
+use super::respond::{AudioLength, seconds};
 use super::segments::{STEP_FRAMES, cuts, ended};
 use super::whisper::{WindowPrompts, language_of};
 use crate::conversation::active::{ActiveRequest, Event};
@@ -87,8 +87,6 @@ pub(super) struct Windows {
     kept_bytes: u64,
     /// Windows that went to the engine.
     begun: u64,
-    /// The last window has been transcribed.
-    ended: bool,
 }
 
 impl Windows {
@@ -123,7 +121,6 @@ impl Windows {
             segments: Vec::new(),
             kept_bytes: 0,
             begun: 0,
-            ended: false,
         };
         let first = windows.submission(state, item, submission.kept.take())?;
         let request = first.begin(state, state.server.ids.request("transcription"), API)?;
@@ -172,7 +169,7 @@ impl Windows {
                 }
             };
         }
-        if self.ended {
+        if self.clip.is_none() {
             return Ok(None);
         }
         match request.next().await {
@@ -181,7 +178,6 @@ impl Windows {
                 let text = self.end_window(&request.state);
                 if self.seek >= self.frames {
                     self.clip = None;
-                    self.ended = true;
                     return Ok(Some(text));
                 }
                 request.turn_ended();
@@ -270,12 +266,6 @@ impl Windows {
     pub fn audio(&self, state: &ModelState) -> AudioLength {
         AudioLength { tokens: self.begun * self.rows as u64, seconds: seconds(state, self.frames) }
     }
-}
-
-/// The time of a frame in seconds.
-pub(super) fn seconds(state: &ModelState, frames: u64) -> f64 {
-    let rule = state.served.engine.media().and_then(|spec| spec.audio.as_ref()).map(|audio| &audio.rule);
-    rule.map_or(0.0, |rule| (frames * rule.hop) as f64 / rule.rate as f64)
 }
 
 /// Bytes of a text for each byte of it compressed by zlib, as OpenAI's `compression_ratio`.
