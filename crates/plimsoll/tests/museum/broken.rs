@@ -114,10 +114,26 @@ fn renamed(manifest: &str) -> String {
     manifest.replace(&version, &version.replace("\"\n", "-mutated\"\n"))
 }
 
+/// Removes from `copy` what an earlier run has left there and `folder` of the source has no longer.
+fn remove_stale(folder: &str, copy: &Path) {
+    for entry in fs::read_dir(copy.join(folder)).expect("a folder in the build directory") {
+        let entry = entry.expect("an entry");
+        let built = folder.is_empty() && entry.file_name() == "target";
+        let source = repository().join(folder).join(entry.file_name());
+        if built || source.is_dir() == entry.path().is_dir() && source.exists() {
+            continue;
+        }
+        let removed =
+            if entry.path().is_dir() { fs::remove_dir_all(entry.path()) } else { fs::remove_file(entry.path()) };
+        removed.expect("a file in the build directory");
+    }
+}
+
 /// Copies `folder` of the source to `copy`, with the mutations. A file that would not change is not written, so that a second run
 /// builds little.
 fn copy(folder: &str, copy: &Path, rows: &[Mutation]) {
     fs::create_dir_all(copy.join(folder)).expect("a folder in the build directory");
+    remove_stale(folder, copy);
     for entry in fs::read_dir(repository().join(folder)).expect("a folder of the source") {
         let entry = entry.expect("an entry");
         let name = entry.file_name().into_string().expect("a name in UTF-8");
