@@ -149,7 +149,7 @@ impl Registry {
             let served = loader.load(index, &looked_at)?;
             let engine = served.engine.clone();
             ModelState::of(&server, served, grammar_bytes, Some(label)).map_err(|error| {
-                loader.unload(&engine);
+                loader.unload(engine);
                 LoadError::Failed(error.to_string())
             })
         });

@@ -92,8 +92,9 @@ pub trait Loader: Send + Sync + 'static {
     /// [`LoadError`]; nothing of it stays then.
     fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError>;
 
-    /// Ends an engine that no request uses and gives its memory back. False when it did not end in time.
-    fn unload(&self, engine: &EngineHandle) -> bool;
+    /// Ends an engine that no request uses and gives its memory back, with that of its last handle. False when it did
+    /// not end in time.
+    fn unload(&self, engine: EngineHandle) -> bool;
 
     /// What these engines, all that they share, and a model on its way in or out hold, as one.
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport;

@@ -70,7 +70,7 @@ impl Registry {
             engine
         };
         let loader = Arc::clone(&self.loader);
-        let gone = tokio::task::spawn_blocking(move || loader.unload(&engine)).await;
+        let gone = tokio::task::spawn_blocking(move || loader.unload(engine)).await;
         if matches!(gone, Ok(true)) {
             tracing::info!(model = slot.name(), "unloaded");
             self.server.metrics.models.unloaded.inc();

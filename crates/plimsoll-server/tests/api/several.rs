@@ -111,7 +111,7 @@ impl Loader for Fake {
         Ok(served)
     }
 
-    fn unload(&self, engine: &EngineHandle) -> bool {
+    fn unload(&self, engine: EngineHandle) -> bool {
         engine.stop();
         let until = Instant::now() + Duration::from_secs(5);
         while !engine.stopped() && Instant::now() < until {

@@ -335,15 +335,16 @@ impl Loader for Loading {
         let engine = started.inspect_err(|_| heap::trim())?;
         served(model, engine.clone(), &shop.models[index].1.reading, listed(&shop.models[index]).names).map_err(
             |error| {
-                self.unload(&engine);
+                self.unload(engine);
                 failed(error)
             },
         )
     }
 
-    fn unload(&self, engine: &EngineHandle) -> bool {
+    fn unload(&self, engine: EngineHandle) -> bool {
         let gone = engine.move_out(UNLOAD_WITHIN);
-        // What the heap keeps of it goes back, too.
+        // The last handle holds the tokenizer and the tables of requests: what the heap keeps of them goes back, too.
+        drop(engine);
         heap::trim();
         tracing::debug!(planned = %Bytes(self.engine_host.planned_total()), "an engine has moved out");
         gone
