@@ -147,7 +147,7 @@ impl<'a> KvPages<'a> {
 
 impl<'a> Queries<'a> {
     /// So many rows from `first` on.
-    fn rows(&self, first: usize, count: usize) -> Queries<'a> {
+    pub fn rows(&self, first: usize, count: usize) -> Queries<'a> {
         Queries { data: &self.data[first * self.ld..], spans: &self.spans[first..][..count], ..*self }
     }
 
@@ -258,7 +258,7 @@ unsafe fn tiles(
     mut each: impl FnMut(usize, usize, &mut dyn FnMut(&mut [f32])),
 ) {
     let tile = tile(params.bf16);
-    for (row, rows) in runs(kv, queries.spans, split) {
+    for (row, rows) in attend_runs(kv, queries.spans, split) {
         let (kv, queries) = (kv.of(queries.spans[row].pages_at), queries.rows(row, rows));
         // SAFETY: the caller's word.
         let running = unsafe { Running::new(isa, &kv, &queries, params, split, scratch) };
@@ -272,7 +272,7 @@ unsafe fn tiles(
 }
 
 /// The rows that see something of a split, as runs of neighbours that have its pages in common: their first row and how many.
-fn runs<'a>(kv: &KvPages<'a>, spans: &'a [Span], split: usize) -> impl Iterator<Item = (usize, usize)> {
+pub fn attend_runs<'a>(kv: &KvPages<'a>, spans: &'a [Span], split: usize) -> impl Iterator<Item = (usize, usize)> {
     let sees = move |span: &Span| attend_splits(std::slice::from_ref(span)).contains(&split);
     let alike = move |a: &Span, b: &Span| {
         a.pages_at == b.pages_at
@@ -383,6 +383,3 @@ pub unsafe fn attend_combine(
         unsafe { finish(isa, (heads, layout.width()), query, (state, sinks), out) };
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -176,6 +176,3 @@ unsafe fn input<'a>(from: *const f32, offset: usize, channels: usize) -> &'a [f3
     // SAFETY: this function's contract.
     unsafe { std::slice::from_raw_parts(from.add(offset), channels) }
 }
-
-#[cfg(test)]
-mod tests;

@@ -381,6 +381,3 @@ impl Kernel for Gates<'_> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

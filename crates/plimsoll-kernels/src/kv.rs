@@ -326,6 +326,3 @@ fn quantize<S: Simd>(s: S, x: &[f32]) -> ([u8; KV_BLOCK], f32) {
     }
     (codes, scale)
 }
-
-#[cfg(test)]
-pub(crate) mod tests;

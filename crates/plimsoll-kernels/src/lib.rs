@@ -37,12 +37,16 @@ mod simd;
 mod sizes;
 mod softmax;
 #[cfg(test)]
+#[path = "../tests/kernels/support.rs"]
 mod testing;
+
+#[cfg(test)]
+extern crate self as plimsoll_kernels;
 
 pub use acts::{ActForm, ActLayout, Acts, quantize_acts};
 pub use attention::{
     AttendOutput, AttendParams, KvPages, Queries, SPLIT, SPLIT_PAGES, Span, attend, attend_combine, attend_merge,
-    attend_partial_len, attend_scratch_len, attend_split, attend_split_scratch_len, attend_splits,
+    attend_partial_len, attend_runs, attend_scratch_len, attend_split, attend_split_scratch_len, attend_splits,
 };
 pub use bf16::{Bf16Acts, Bf16Layout, round_row};
 pub use conv::{ConvRows, ConvSpec, HeadNorm, causal_conv, conv_scratch_len, conv_weights, conv_weights_len};

@@ -248,6 +248,3 @@ impl Kernel for Finish {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

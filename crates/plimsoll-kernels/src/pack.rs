@@ -359,6 +359,3 @@ mod float8;
 
 pub(crate) use float8::f8_as_f16;
 pub use float8::{F8Row, pack_panel_f8};
-
-#[cfg(test)]
-pub(crate) mod tests;

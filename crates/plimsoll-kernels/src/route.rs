@@ -229,6 +229,3 @@ impl Kernel for AddGated<'_> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

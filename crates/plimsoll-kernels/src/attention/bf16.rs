@@ -384,6 +384,3 @@ impl<'a> Bf16Split<'a> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -235,6 +235,3 @@ pub(super) unsafe fn multiply_glu(
         }
     });
 }
-
-#[cfg(test)]
-mod tests;

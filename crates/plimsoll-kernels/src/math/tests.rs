@@ -3,7 +3,17 @@
 use super::*;
 use crate::isa::Kernel;
 use crate::simd::LANES;
-use crate::testing::{Random, bits, isas, ulps};
+use crate::testing::{Random, bits, isas};
+
+/// Units in the last place between `value` and the exact `reference`, in units of the float nearest to it.
+fn ulps(value: f32, reference: f64) -> f64 {
+    let nearest = reference as f32;
+    if nearest.is_infinite() || nearest.is_nan() {
+        return if bits(&[value]) == bits(&[nearest]) { 0.0 } else { f64::INFINITY };
+    }
+    let step = f64::from(f32::from_bits(nearest.abs().to_bits() + 1)) - f64::from(nearest.abs());
+    (f64::from(value) - reference).abs() / step
+}
 
 #[derive(Clone, Copy, Debug)]
 enum Function {

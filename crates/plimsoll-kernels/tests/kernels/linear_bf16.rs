@@ -2,13 +2,11 @@
 
 use proptest::prelude::*;
 
-use crate::half::{bf16_to_f32, f32_to_bf16};
-use crate::pack::pack_panel_f32;
-use crate::pack::tests::{Source, any_quant};
-use crate::testing::{Aligned, Random, bits};
-use crate::{
-    Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, PackScales, Packing, Target, Weights, linear, linear_glu,
-    round_row,
+use crate::pack::{Source, any_quant};
+use crate::support::{Aligned, Random, bits};
+use plimsoll_kernels::{
+    Bf16Acts, Bf16Layout, Input, Isa, Mode, PANEL, PackKind, PackScales, Packing, Target, Weights, bf16_to_f32,
+    f32_to_bf16, linear, linear_glu, pack_panel_f32, round_row,
 };
 
 /// The nearest bfloat16, ties away from zero; subnormals count as 0, as the unit has it.
@@ -146,10 +144,10 @@ fn more_rows_than_one_unpacking_serves_are_the_same_rows() {
 
 fn many(rows: usize) {
     let (k, out) = (416, 40);
-    let quant = crate::QuantPacking {
+    let quant = plimsoll_kernels::QuantPacking {
         bits: 4,
         group: 32,
-        scales: crate::PackScales::F16,
+        scales: plimsoll_kernels::PackScales::F16,
         zero: 0,
         offset: true,
         codebook: None,
@@ -172,10 +170,10 @@ fn a_gate_is_what_its_parts_are() {
     if !Isa::Amx.available() {
         return;
     }
-    let quant = crate::QuantPacking {
+    let quant = plimsoll_kernels::QuantPacking {
         bits: 4,
         group: 32,
-        scales: crate::PackScales::F16,
+        scales: plimsoll_kernels::PackScales::F16,
         zero: 8,
         offset: false,
         codebook: None,
@@ -195,12 +193,12 @@ fn a_gate_is_what_its_parts_are() {
     let buffer = round(Bf16Layout { rows, k }, &x);
     let acts = Bf16Acts::new(Bf16Layout { rows, k }, buffer.bytes());
     let weights = [0, 1].map(|i| Weights { packing: &sources[i].packing, data: &data[i], bias: biases[i] });
-    use crate::Activation::{GeluQuick, GeluTanh, Silu, Tanh};
+    use plimsoll_kernels::Activation::{GeluQuick, GeluTanh, Silu, Tanh};
     for (activation, (panel_step, tile_step)) in
         [(Silu, (6, 5)), (Silu, (1, 2)), (GeluTanh, (6, 5)), (GeluQuick, (6, 5)), (Tanh, (6, 5))]
     {
         let mut expected = gate.clone();
-        crate::glu_rough(Isa::Amx, activation, &mut expected, &up);
+        plimsoll_kernels::glu_rough(Isa::Amx, activation, &mut expected, &up);
         let mut found = Aligned::new(layout.bytes());
         found.bytes_mut().fill(0xff);
         for panel in (0..6).step_by(panel_step) {
@@ -237,7 +235,7 @@ fn weights_that_are_no_numbers_make_none() {
         return;
     }
     for (scales, offset) in [(PackScales::F16, false), (PackScales::F16, true), (PackScales::Super, true)] {
-        let quant = crate::QuantPacking {
+        let quant = plimsoll_kernels::QuantPacking {
             bits: 4,
             group: 32,
             scales,
@@ -258,10 +256,10 @@ fn weights_that_are_no_numbers_make_none() {
 }
 
 fn spoil(rows: usize) {
-    let quant = crate::QuantPacking {
+    let quant = plimsoll_kernels::QuantPacking {
         bits: 6,
         group: 16,
-        scales: crate::PackScales::Super,
+        scales: plimsoll_kernels::PackScales::Super,
         zero: 32,
         offset: false,
         codebook: None,

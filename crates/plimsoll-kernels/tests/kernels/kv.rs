@@ -1,8 +1,7 @@
 //! A stored position is where the layout says, within the precision of its type, and nothing else changes.
 
-use super::*;
-use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16};
-use crate::testing::{Random, isas};
+use crate::support::{Random, isas};
+use plimsoll_kernels::*;
 
 /// K[d] or V[d] of one slot and head, read by the documented layout.
 pub(crate) fn read(layout: &KvLayout, page: &[u8], head: usize, slot: usize, d: usize, value: bool) -> f32 {

@@ -2,9 +2,18 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::packing::Codebook;
-use crate::testing::{FLOAT_KINDS, Random, bits};
+use crate::support::{Random, bits};
+use plimsoll_kernels::*;
+
+/// What storing does to a value.
+pub(super) type Rounding = fn(f32) -> f32;
+
+/// The float kinds, each with its rounding.
+pub(super) const FLOAT_KINDS: [(PackKind, Rounding); 3] = [
+    (PackKind::F32, |v| v),
+    (PackKind::F16, |v| f16_to_f32(f32_to_f16(v))),
+    (PackKind::Bf16, |v| bf16_to_f32(f32_to_bf16(v))),
+];
 
 /// Rows of quantized weights of any packing, owned.
 pub(crate) struct Source {

@@ -2,9 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::delta::NO_SLOT;
-use crate::testing::{Random, bits, isas};
+use crate::support::{Random, bits, isas};
+use plimsoll_kernels::*;
 
 /// Some channels of a wider layer.
 struct Case {

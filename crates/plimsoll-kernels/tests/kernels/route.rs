@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::testing::{Random, bits, isas};
+use crate::support::{Random, bits, isas};
+use plimsoll_kernels::*;
 
 #[test]
 fn logits_beyond_the_sigmoid_choose_the_greatest() {

@@ -1,7 +1,6 @@
 //! What the tests of this crate share: instruction sets to try, random and awkward numbers, comparison by bits.
 
-use crate::half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
-use crate::{Isa, PackKind};
+use plimsoll_kernels::Isa;
 
 /// The instruction sets this machine can run, the oracle first.
 pub(crate) fn isas() -> impl Iterator<Item = Isa> {
@@ -77,23 +76,3 @@ impl Aligned {
         unsafe { std::slice::from_raw_parts_mut(self.lines.as_mut_ptr().cast::<u8>().add(self.offset), self.len) }
     }
 }
-
-/// Units in the last place between `value` and the exact `reference`, in units of the float nearest to it.
-pub(crate) fn ulps(value: f32, reference: f64) -> f64 {
-    let nearest = reference as f32;
-    if nearest.is_infinite() || nearest.is_nan() {
-        return if bits(&[value]) == bits(&[nearest]) { 0.0 } else { f64::INFINITY };
-    }
-    let step = f64::from(f32::from_bits(nearest.abs().to_bits() + 1)) - f64::from(nearest.abs());
-    (f64::from(value) - reference).abs() / step
-}
-
-/// What storing does to a value.
-pub(crate) type Rounding = fn(f32) -> f32;
-
-/// The float kinds, each with its rounding.
-pub(crate) const FLOAT_KINDS: [(PackKind, Rounding); 3] = [
-    (PackKind::F32, |v| v),
-    (PackKind::F16, |v| f16_to_f32(f32_to_f16(v))),
-    (PackKind::Bf16, |v| bf16_to_f32(f32_to_bf16(v))),
-];

@@ -3,11 +3,9 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::acts::{ActForm, ActLayout, quantize_acts};
-use crate::pack::tests::{Source, any_quant};
-use crate::pack::{F8Row, pack_panel_f8, pack_panel_f32};
-use crate::testing::{Aligned, FLOAT_KINDS, Random, bits, isas};
+use crate::pack::{FLOAT_KINDS, Source, any_quant};
+use crate::support::{Aligned, Random, bits, isas};
+use plimsoll_kernels::*;
 
 /// What a call adds to the plain product.
 #[derive(Clone, Debug)]
@@ -148,8 +146,6 @@ fn quant_reference(source: &Source, quant: QuantPacking, form: ActForm, x: &[f32
     (0..source.packing.out()).map(output).collect()
 }
 
-use crate::packing::QuantPacking;
-
 const FORMS: [ActForm; 3] = [ActForm::Bytes, ActForm::Words, ActForm::Tiled];
 
 fn any_form() -> impl Strategy<Value = ActForm> {
@@ -229,7 +225,7 @@ proptest! {
         };
         let mut unpacked = vec![f32::NAN; k];
         for (row, (codes, scale)) in codes.iter().zip(&scales).enumerate() {
-            crate::unpack_row(&packing, &data, row, &mut unpacked);
+            plimsoll_kernels::unpack_row(&packing, &data, row, &mut unpacked);
             let values: Vec<f32> = codes.iter().enumerate().map(|(k, code)| number(*code) * scale[k / group]).collect();
             prop_assert_eq!(bits(&unpacked), bits(&values), "row {}", row);
         }
@@ -272,7 +268,7 @@ const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 
 
 /// What GGUF makes of Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, IQ4_NL, IQ2_XS, MXFP4 and NVFP4.
 fn known_quants() -> [QuantPacking; 10] {
-    use crate::PackScales::{E8m0Half, F16, Super, SuperF32, Ue4m3Half};
+    use plimsoll_kernels::PackScales::{E8m0Half, F16, Super, SuperF32, Ue4m3Half};
     let quant = |bits, group, scales, zero, offset| QuantPacking { bits, group, scales, zero, offset, codebook: None };
     [
         quant(4, 32, F16, 8, false),
@@ -330,8 +326,14 @@ fn a_row_of_nonsense_spoils_no_other() {
 #[test]
 #[should_panic(expected = "multiply another kind")]
 fn quantized_weights_refuse_floats() {
-    let quant =
-        QuantPacking { bits: 8, group: 32, scales: crate::PackScales::F16, zero: 128, offset: false, codebook: None };
+    let quant = QuantPacking {
+        bits: 8,
+        group: 32,
+        scales: plimsoll_kernels::PackScales::F16,
+        zero: 128,
+        offset: false,
+        codebook: None,
+    };
     let source = Source::new(quant, 16, 32, 1);
     let data = source.packed();
     let extras = Extras { bias: None, before: None };

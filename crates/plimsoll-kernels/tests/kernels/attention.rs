@@ -1,10 +1,9 @@
 //! Attention against a double-precision reference, and against itself: tiles, splits and instruction sets must not show, and
 //! what lies beyond the visible positions must not leak.
 
-use super::*;
-use crate::kv::tests::{DTYPES, read};
-use crate::kv::{KvDtype, kv_store};
-use crate::testing::{Aligned, Random, bits, isas};
+use crate::kv::{DTYPES, read};
+use crate::support::{Aligned, Random, bits, isas};
+use plimsoll_kernels::*;
 
 /// A cache of shuffled pages with some positions stored and poison everywhere else.
 pub(super) struct Cache {
@@ -205,8 +204,8 @@ pub(super) fn expect_the_same_beside_those_that_begin_alike(isa: Isa, plain: Att
             spans.extend(causal(rows, positions, usize::MAX).into_iter().map(|span| Span { pages_at: at, ..span }));
         }
         let kv = KvPages { pages: &pages, ..cache.view(1) };
-        let split_0: Vec<_> = runs(&kv, &spans, 0).collect();
-        let split_1: Vec<_> = runs(&kv, &spans, 1).collect();
+        let split_0: Vec<_> = attend_runs(&kv, &spans, 0).collect();
+        let split_1: Vec<_> = attend_runs(&kv, &spans, 1).collect();
         assert_eq!(split_0, [(0, 6), (6, 3)], "all but the last begin alike");
         assert_eq!(split_1, [(0, 3), (3, 1), (5, 1), (6, 3)], "the fourth sees nothing there");
         let width = heads * dim;
@@ -247,7 +246,7 @@ pub(super) fn expect_parts_of_a_split_apart(isa: Isa, plain: AttendParams) {
             .collect();
         let pages = cache.pages.repeat(spans.len());
         let kv = KvPages { pages: &pages, ..cache.view(0) };
-        assert_eq!(runs(&kv, &spans, 0).collect::<Vec<_>>(), [(0, 6)]);
+        assert_eq!(attend_runs(&kv, &spans, 0).collect::<Vec<_>>(), [(0, 6)]);
         let data = random.floats(spans.len() * heads * dim);
         let queries = Queries { data: &data, ld: heads * dim, heads, spans: &spans };
         for params in [plain, AttendParams { softcap: Some(2.0), ..plain }] {

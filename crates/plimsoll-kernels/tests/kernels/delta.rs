@@ -3,8 +3,8 @@
 
 use proptest::prelude::*;
 
-use super::*;
-use crate::testing::{Random, bits, isas};
+use crate::support::{Random, bits, isas};
+use plimsoll_kernels::*;
 
 /// A head's inputs, with more columns around them than are its own.
 struct Head {

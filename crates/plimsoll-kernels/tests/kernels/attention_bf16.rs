@@ -1,14 +1,12 @@
 //! Rounded attention: near the reference, and independent of tiles, splits and neighbours, on all that this processor has for it.
 
-use super::super::tests::{
+use crate::attention::{
     Cache, PLAIN, causal, expect_near_double_precision, expect_parts_of_a_split_apart,
     expect_the_same_beside_those_that_begin_alike, run, run_splits,
 };
-use super::*;
-use crate::attention::Span;
-use crate::kv::tests::DTYPES;
-use crate::kv::{KvDtype, kv_store};
-use crate::testing::{Random, bits};
+use crate::kv::DTYPES;
+use crate::support::{Random, bits};
+use plimsoll_kernels::*;
 
 const BF16: AttendParams = AttendParams { bf16: true, ..PLAIN };
 
