@@ -1,4 +1,4 @@
-//! A chord in every format, and headers that lie.
+//! A chord in every format, headers that lie, and tones at other rates and in their bands.
 
 mod common;
 
@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicBool;
 
 use common::fixture;
 use plimsoll_media::MediaError;
-use plimsoll_media::audio::{self, AudioClip, AudioLimits, probe};
+use plimsoll_media::audio::{self, AudioClip, AudioLimits, Mel, probe, resample, resampled_len};
+use plimsoll_media::geometry::{AudioRule, ProcessorFiles};
 
 fn decode(bytes: &[u8], limits: &AudioLimits) -> Result<AudioClip, MediaError> {
     audio::decode(bytes, limits, &AtomicBool::new(false))
@@ -134,4 +135,63 @@ fn nothing_and_next_to_nothing_are_refused() {
 fn nothing_is_decoded_without_a_waiting_request() {
     let outcome = audio::decode(&fixture("chord.wav"), &AudioLimits::default(), &AtomicBool::new(true));
     assert_eq!(outcome, Err(MediaError::Abandoned));
+}
+
+fn tone(hertz: f64, rate: u32, samples: usize) -> Vec<f32> {
+    (0..samples).map(|i| (std::f64::consts::TAU * hertz * i as f64 / f64::from(rate)).sin() as f32).collect()
+}
+
+fn resampled(samples: Vec<f32>, rate: u32) -> Vec<f32> {
+    resample(samples, rate, 16_000, &AtomicBool::new(false)).unwrap()
+}
+
+#[test]
+fn nothing_is_made_without_a_waiting_request() {
+    let outcome = resample(vec![0.0; 48_000], 48_000, 16_000, &AtomicBool::new(true));
+    assert_eq!(outcome, Err(MediaError::Abandoned));
+}
+
+#[test]
+fn tones_keep_their_pitch_and_what_is_too_high_is_silent() {
+    for rate in [8_000, 11_025, 22_050, 44_100, 48_000, 96_000, 191_999] {
+        let samples = rate as usize / 4;
+        let found = resampled(tone(1000.0, rate, samples), rate);
+        assert_eq!(found.len() as u64, resampled_len(samples as u64, rate, 16_000));
+        let expected = tone(1000.0, 16_000, found.len());
+        // The filter rings at both ends of the tone. Worst at 8 kHz, with half the rate nearest to the tone: 4e-4
+        // after 300 samples.
+        let middle = 1000..found.len() - 1000;
+        let worst = middle.clone().map(|i| (found[i] - expected[i]).abs()).fold(0.0, f32::max);
+        assert!(worst < 1e-4, "{rate}: off by {worst}");
+        if rate > 20_000 {
+            let high = resampled(tone(9_000.0, rate, samples), rate);
+            let worst = middle.map(|i| high[i].abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-3, "{rate}: 9 kHz comes out as {worst}");
+        }
+    }
+    let same = tone(440.0, 16_000, 777);
+    assert_eq!(resampled(same.clone(), 16_000), same);
+    assert_eq!(resampled(vec![0.5], 48_000).len(), 1);
+}
+
+#[test]
+fn a_tone_is_in_its_band() {
+    let rule = AudioRule::windows(&ProcessorFiles::default().audio, 50, 800, 60).unwrap();
+    let mel = Mel::new(&rule, 128);
+    // Slaney's scale: even up to 1 kHz, logarithmic above.
+    let step = 6.4_f64.ln() / 27.0;
+    let highest = 15.0 + 8.0_f64.ln() / step;
+    let hertz_of = |mel: f64| if mel < 15.0 { 200.0 * mel / 3.0 } else { 1000.0 * ((mel - 15.0) * step).exp() };
+    for hertz in [300.0, 1000.0, 5000.0] {
+        let tone = tone(hertz, 16_000, 3300);
+        let mut out = vec![0.0; mel.frames(tone.len()) * mel.bands()];
+        mel.spectrogram(&tone, &mut out);
+        assert_eq!(out.len(), 20 * 128);
+        // The first two frames hear the tone beside its mirror image.
+        for frame in out.chunks_exact(128).skip(2) {
+            let loudest = frame.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0;
+            let centre = hertz_of(highest * (loudest + 1) as f64 / 129.0);
+            assert!((centre - hertz).abs() < 60.0, "{centre} for {hertz}");
+        }
+    }
 }
