@@ -1,5 +1,6 @@
 //! Server-sent events, and lines of JSON.
 
+use std::fmt::Arguments;
 use std::io;
 
 use axum::http::{HeaderName, HeaderValue, header};
@@ -78,19 +79,17 @@ impl Events {
 
     /// Adds one event.
     pub fn push(&mut self, data: &impl Serialize) {
-        self.write(None, data);
+        self.write(format_args!(""), data);
     }
 
     /// Adds an event that a reader can name when it comes back.
-    pub fn push_numbered(&mut self, id: std::fmt::Arguments<'_>, data: &impl Serialize) {
-        // Writing into memory cannot fail.
-        let _ = std::io::Write::write_fmt(&mut self.0, format_args!("id: {id}\n"));
-        self.write(None, data);
+    pub fn push_numbered(&mut self, id: Arguments<'_>, data: &impl Serialize) {
+        self.write(format_args!("id: {id}\n"), data);
     }
 
     /// Adds an event that has a name.
     pub fn push_named(&mut self, name: &str, data: &impl Serialize) {
-        self.write(Some(name), data);
+        self.write(format_args!("event: {name}\n"), data);
     }
 
     /// Adds a line of JSON.
@@ -111,15 +110,12 @@ impl Events {
         self.0.push(b' ');
     }
 
-    fn write(&mut self, name: Option<&str>, data: &impl Serialize) {
+    /// `head`: the event's lines above its data.
+    fn write(&mut self, head: Arguments<'_>, data: &impl Serialize) {
         let start = self.0.len();
-        if let Some(name) = name {
-            self.0.extend_from_slice(b"event: ");
-            self.0.extend_from_slice(name.as_bytes());
-            self.0.push(b'\n');
-        }
-        self.0.extend_from_slice(b"data: ");
         let mut event = Unfinished { bytes: &mut self.0, start, whole: false };
+        // Writing into memory cannot fail.
+        let _ = io::Write::write_fmt(&mut *event.bytes, format_args!("{head}data: "));
         faults::site(Site::Shape);
         // Serializing plain structs into memory cannot fail; if it did, half an event must not be sent.
         if serde_json::to_writer(&mut *event.bytes, data).is_ok() {
@@ -146,5 +142,39 @@ impl Events {
 
     pub fn done(&mut self) {
         self.0.extend_from_slice(b"data: [DONE]\n\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use serde::Serializer;
+
+    use super::*;
+
+    struct Panics;
+
+    impl Serialize for Panics {
+        fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
+            panic!("as a test wants it")
+        }
+    }
+
+    #[test]
+    fn half_an_event_is_taken_back() {
+        let mut events = Events::default();
+        events.push_numbered(format_args!("{}-{}", 1, 2), &"whole");
+        let ways: [fn(&mut Events); 4] = [
+            |events| events.push(&Panics),
+            |events| events.push_named("name", &Panics),
+            |events| events.push_numbered(format_args!("3"), &Panics),
+            |events| events.push_line(&Panics),
+        ];
+        for way in ways {
+            assert!(catch_unwind(AssertUnwindSafe(|| way(&mut events))).is_err());
+        }
+        events.push_named("end", &0);
+        assert_eq!(events.0, b"id: 1-2\ndata: \"whole\"\n\nevent: end\ndata: 0\n\n");
     }
 }

@@ -33,9 +33,8 @@ impl TextWorkers {
             // Held until the work is done, also if the client has disconnected.
             let _permit = permit;
             CLIENT.set(Some(client));
-            let done = Unknown::during(unknown, work);
-            CLIENT.set(None);
-            done
+            let _over = Over;
+            Unknown::during(unknown, work)
         });
         let done = done.await;
         drop(waits);
@@ -46,6 +45,15 @@ impl TextWorkers {
 thread_local! {
     /// The client that this text worker works for: the other end lives as long as its request.
     static CLIENT: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
+}
+
+/// Ends the work for a client, also where it panics.
+struct Over;
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        CLIENT.set(None);
+    }
 }
 
 /// Whether the client that this thread works for has left. False on threads that work for none.
@@ -64,4 +72,20 @@ pub(crate) fn spawn_thread<T: Send + 'static>(
     let (sender, receiver) = channel();
     let body = move || drop(sender.send(work()));
     thread::Builder::new().name(name.into()).spawn(body).map(|_| receiver)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_panics_leaves_no_client_behind() {
+        let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
+        let workers = TextWorkers::new(1);
+        let panicked = runtime.block_on(workers.run(|| panic!("as a test wants it")));
+        assert!(panicked.unwrap().is_none());
+        // The only blocking thread, in work that is no client's.
+        let left = runtime.block_on(runtime.spawn_blocking(client_left)).unwrap();
+        assert!(!left, "the thread still works for a client that has left");
+    }
 }
