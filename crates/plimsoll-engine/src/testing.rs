@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
-use crate::api::arrival::{Arrival, Message};
 use crate::api::handle::EngineHandle;
 use crate::api::limits::Limits;
 use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
@@ -25,8 +24,9 @@ use crate::media::MediaSpec;
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
-use crate::schedule::scheduler::StepLimits;
+use crate::schedule::scheduler::{NewSeq, StepLimits};
 use crate::shared::Shared;
+use crate::worker::request_state::{Message, RequestState};
 use crate::worker::{Encoding, Parts, Worker};
 
 pub use crate::speculation::pace::Speculation;
@@ -245,7 +245,7 @@ pub fn letters(request: &Request) -> Script {
 }
 
 struct Active {
-    arrival: Arrival,
+    arrival: NewSeq<RequestState>,
     script: Script,
     due: Instant,
     text_bytes: u32,
@@ -293,20 +293,23 @@ impl Engine {
         }
     }
 
-    fn admit(&mut self, mut arrival: Arrival) {
-        let request = &arrival.request;
-        let script = (self.script)(request);
+    fn admit(&mut self, mut arrival: NewSeq<RequestState>) {
+        // The request as it was submitted.
+        let request =
+            Request { prompt: arrival.tokens.clone(), pins: arrival.pins.clone(), ..arrival.work.request.clone() };
+        let script = (self.script)(&request);
+        let outbox = &mut arrival.work.outbox;
         if let Some(n) = request.prompt_logprobs {
             let own = |(i, id): (usize, &u32)| report(*id, n, i == 0);
             let reports: Vec<_> = request.prompt.iter().enumerate().map(own).collect();
-            arrival.outbox.push(|delta| delta.prompt_logprobs = reports);
+            outbox.push(|delta| delta.prompt_logprobs = reports);
         }
-        self.observed.constrained.fetch_add(arrival.buffers.constraint.is_some().into(), Ordering::AcqRel);
+        outbox.progress().scheduled();
+        outbox.progress().stands(Phase::Prefill, 0, [0; 3]);
+        self.observed.constrained.fetch_add(arrival.work.constraint.is_some().into(), Ordering::AcqRel);
         if let Ok(mut requests) = self.observed.requests.lock() {
-            requests.push(arrival.request.clone());
+            requests.push(request);
         }
-        arrival.outbox.progress().scheduled();
-        arrival.outbox.progress().stands(Phase::Prefill, 0, [0; 3]);
         self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0, text_chars: 0 });
     }
 
@@ -317,9 +320,9 @@ impl Engine {
         let observed = &self.observed;
         self.active.retain_mut(|active| {
             // A reader that goes because of what it is told now has not left.
-            let gone = active.arrival.outbox.reader_gone();
+            let gone = active.arrival.work.outbox.reader_gone();
             let outcome = active.advance(now);
-            active.arrival.outbox.wake_reader();
+            active.arrival.work.outbox.wake_reader();
             match outcome {
                 _ if gone => {
                     observed.aborted.fetch_add(1, Ordering::AcqRel);
@@ -356,7 +359,7 @@ impl Active {
         let Some(step) = self.script.next() else {
             return Outcome::Goes;
         };
-        let outbox = &mut self.arrival.outbox;
+        let outbox = &mut self.arrival.work.outbox;
         if let Step::Token(..) = step {
             outbox.progress().stands(Phase::Decode, 0, [0; 3]);
         }
@@ -367,7 +370,7 @@ impl Active {
                 outbox.push(|delta| (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted));
             }
             Step::Token(id, text) => {
-                let logprobs = self.arrival.request.logprobs.map(|n| report(id, n, false));
+                let logprobs = self.arrival.work.request.logprobs.map(|n| report(id, n, false));
                 let token = TokenOut { id, text_offset: self.text_bytes, text_chars: self.text_chars, logprobs };
                 self.text_bytes += text.len() as u32;
                 self.text_chars += text.chars().count() as u32;

@@ -13,8 +13,6 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan, heap};
 
 use crate::api::admission::{AdmissionPermit, HostBytes};
-use crate::api::arrival::{Arrival, Message, Timestamps};
-use crate::api::byte_reservation::ByteReservation;
 use crate::api::error::Refusal;
 use crate::api::limits::Limits;
 use crate::api::outbox::{Reader, outbox};
@@ -26,7 +24,23 @@ use crate::memory::ledger_report::LedgerReport;
 use crate::metrics::Metrics;
 use crate::shared::Shared;
 pub use crate::status::Status;
+use crate::worker::request_state::{Message, RequestState};
 pub use saved::{SavePrefixError, SavedPrefix};
+
+/// What a request follows on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Nothing: a draining server refuses it.
+    First,
+    /// A turn of the same request. A draining server lets it finish.
+    Turn,
+    /// Other inputs of the same request, which a draining server lets finish. A full queue does not count as a refusal:
+    /// the caller waits and tries again.
+    Input {
+        /// Some of them run: this one leaves half of the queue to other requests.
+        others_run: bool,
+    },
+}
 
 /// A clonable handle to a running engine.
 #[derive(Clone)]
@@ -41,30 +55,14 @@ pub struct EngineHandle {
 impl EngineHandle {
     /// Checks a request, reserves its memory and queues it. Never blocks.
     pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
-        if self.shared.draining.load(Ordering::Acquire) {
+        self.submit_as(Entry::First, request)
+    }
+
+    /// As [`Self::submit`], for what follows on something else, too.
+    pub fn submit_as(&self, entry: Entry, mut request: Request) -> Result<Reader, Refusal> {
+        if entry == Entry::First && self.shared.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
-        self.submit_turn(request)
-    }
-
-    /// As [`Self::submit`], for a further turn of a request that has run a turn. A draining server lets it finish.
-    pub fn submit_turn(&self, request: Request) -> Result<Reader, Refusal> {
-        self.queue(request, self.shared.limits.max_waiting).inspect_err(|refusal| {
-            if let Refusal::Full { .. } = refusal {
-                self.shared.metrics.refused_full.inc();
-            }
-        })
-    }
-
-    /// As [`Self::submit`], for a further input of a request that has run some of its inputs. A draining server lets it
-    /// finish. If `others_run` (other inputs of the same request), it leaves half of the queue to other requests. A
-    /// full queue does not count as a refusal: the caller waits and tries again.
-    pub fn submit_next(&self, request: Request, others_run: bool) -> Result<Reader, Refusal> {
-        let waiting = self.shared.limits.max_waiting;
-        self.queue(request, if others_run { waiting / 2 } else { waiting })
-    }
-
-    fn queue(&self, mut request: Request, waiting: u32) -> Result<Reader, Refusal> {
         let limits = &self.shared.limits;
         request.embed.iter_mut().for_each(|embed| limits.complete(embed));
         request.check(limits).inspect_err(|_| {
@@ -89,25 +87,23 @@ impl EngineHandle {
         if self.shared.watchdog.stalled() {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
-        let (permit, bytes) = self.reserve(&request, waiting)?;
+        let (permit, bytes) = self.reserve(entry, &request)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| {
             self.shared.metrics.refused_memory.inc();
             unavailable(&message)
         })?;
-        let reserved = ByteReservation::reserve(&mut request, self.media());
-        let buffers = reserved.map(|buffers| ByteReservation { constraint, ..buffers });
-        let Some((buffers, (outbox, reader))) = buffers.and_then(|buffers| Some((buffers, outbox(bytes, &request)?)))
-        else {
+        let vocab = limits.vocab_size as usize;
+        let reserved = outbox(bytes, &request).and_then(|(outbox, reader)| {
+            Some((RequestState::reserve(request, constraint, outbox, permit, vocab, self.media())?, reader))
+        });
+        let Some((new_seq, reader)) = reserved else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };
-        let arrived = Instant::now();
-        let timestamps = Timestamps { received: request.received.unwrap_or(arrived), arrived };
-        let arrival = Arrival { request, outbox, timestamps, permit, buffers };
-        match self.arrivals.try_send(Some(arrival)) {
+        match self.arrivals.try_send(Some(new_seq)) {
             Ok(()) => Ok(reader),
-            Err(TrySendError::Full(_)) => Err(self.full("queue")),
+            Err(TrySendError::Full(_)) => Err(self.full(entry, "queue")),
             Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
         }
     }
@@ -126,12 +122,12 @@ impl EngineHandle {
         }
     }
 
-    /// Takes a place among the running and `waiting` further requests, and reserves the request's host bytes.
+    /// Takes a place among the running and waiting requests, and reserves the request's host bytes.
     ///
     /// # Errors
     /// [`Refusal::Full`] if there are no places or bytes left; [`Refusal::Invalid`] if the request needs more than all
     /// bytes.
-    fn reserve(&self, request: &Request, waiting: u32) -> Result<(AdmissionPermit, HostBytes), Refusal> {
+    fn reserve(&self, entry: Entry, request: &Request) -> Result<(AdmissionPermit, HostBytes), Refusal> {
         let limits = &self.shared.limits;
         let bytes = request.host_bytes();
         if bytes > limits.host_bytes {
@@ -144,14 +140,18 @@ impl EngineHandle {
                 ),
             });
         }
-        let places = u64::from(limits.running_max_req_size) + u64::from(waiting);
-        let Some(permit) = self.shared.reservations.take_place(places) else { return Err(self.full("queue")) };
-        let Some(bytes) = self.shared.reservations.reserve(bytes) else { return Err(self.full("host")) };
+        let left = matches!(entry, Entry::Input { others_run: true }).then_some(limits.max_waiting / 2);
+        let places = u64::from(limits.running_max_req_size) + u64::from(left.unwrap_or(limits.max_waiting));
+        let Some(permit) = self.shared.reservations.take_place(places) else { return Err(self.full(entry, "queue")) };
+        let Some(bytes) = self.shared.reservations.reserve(bytes) else { return Err(self.full(entry, "host")) };
         Ok((permit, bytes))
     }
 
-    fn full(&self, what: &str) -> Refusal {
+    fn full(&self, entry: Entry, what: &str) -> Refusal {
         let limits = &self.shared.limits;
+        if !matches!(entry, Entry::Input { .. }) {
+            self.shared.metrics.refused_full.inc();
+        }
         let message = match what {
             "host" => format!("all {} bytes for requests on the host are reserved; try again later", limits.host_bytes),
             // Disconnected clients hold their places until the engine's next step.

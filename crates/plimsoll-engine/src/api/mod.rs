@@ -1,9 +1,7 @@
 //! What a client of the engine sees: requests, limits, output, errors, the handle.
 
 pub(crate) mod admission;
-pub(crate) mod arrival;
 pub mod backlog;
-pub(crate) mod byte_reservation;
 pub mod cancel;
 pub mod constraint;
 pub(crate) mod error;

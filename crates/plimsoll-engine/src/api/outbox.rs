@@ -63,11 +63,21 @@ fn chunk(len: usize, size: usize) -> u64 {
 }
 
 /// Reserves at least one more entry: an eighth of the list, at most `left`.
-fn make_room<T>(list: &mut Vec<T>, left: usize) -> Result<(), TryReserveError> {
+fn one_more<T>(list: &mut Vec<T>, left: usize) -> Result<(), TryReserveError> {
     match list.len() == list.capacity() && left > 0 {
         true => list.try_reserve_exact((list.len() / 8).max(8).min(left)),
         false => Ok(()),
     }
+}
+
+/// Reserves one more entry of each list, and `bytes` of text or an eighth of what there is.
+fn make_room(delta: &mut Delta, bytes: usize, left: &Left) -> Result<(), TryReserveError> {
+    one_more(&mut delta.tokens, left.tokens)?;
+    one_more(&mut delta.prompt_logprobs, left.prompt)?;
+    if delta.text.capacity() - delta.text.len() < bytes {
+        delta.text.try_reserve_exact(bytes.max((delta.text.len() / 8).min(left.text)))?;
+    }
+    Ok(())
 }
 
 impl OutboxState {
@@ -145,43 +155,31 @@ impl Outbox {
     /// Lets `write` add to the unread output. [`Self::wake_reader`] wakes the reader. After the last delta nothing is
     /// added. A `write` that allocates goes through `Self::try_push`.
     pub fn push(&mut self, write: impl FnOnce(&mut Delta)) {
-        let written = self.push_into(|_, _| Ok(()), write);
+        let written = self.try_push(None, write);
         debug_assert!(written.is_ok(), "no room was asked for");
     }
 
-    /// As [`Self::push`], for a `write` that adds at most one entry to each list and up to `text_bytes` of text. Memory
-    /// is reserved first, so a failure leaves the delta unchanged.
-    pub(crate) fn try_push(&mut self, text_bytes: usize, write: impl FnOnce(&mut Delta)) -> Result<(), Failure> {
-        if !self.finished && !self.reserve_text(text_bytes) {
+    /// As [`Self::push`]. With `text_bytes`, `write` may add one entry to each list and so many bytes of text: memory is
+    /// reserved first, so a failure leaves the delta unchanged.
+    pub(crate) fn try_push(
+        &mut self,
+        text_bytes: Option<usize>,
+        write: impl FnOnce(&mut Delta),
+    ) -> Result<(), Failure> {
+        if self.finished {
+            return Ok(());
+        }
+        if text_bytes.is_some_and(|bytes| !self.reserve_text(bytes)) {
             let why = "the text of this answer takes more bytes than were reserved for it, and all bytes for requests are taken \
                        (--request-bytes)";
             return Err(Unfit::Memory(why.into()).into());
-        }
-        let reserve = |delta: &mut Delta, left: &Left| {
-            make_room(&mut delta.tokens, left.tokens)?;
-            make_room(&mut delta.prompt_logprobs, left.prompt)?;
-            if delta.text.capacity() - delta.text.len() < text_bytes {
-                delta.text.try_reserve_exact(text_bytes.max((delta.text.len() / 8).min(left.text)))?;
-            }
-            Ok(())
-        };
-        Ok(self.push_into(reserve, write)?)
-    }
-
-    fn push_into(
-        &mut self,
-        reserve: impl FnOnce(&mut Delta, &Left) -> Result<(), TryReserveError>,
-        write: impl FnOnce(&mut Delta),
-    ) -> Result<(), TryReserveError> {
-        if self.finished {
-            return Ok(());
         }
         let reserved = &self.shared.reserved;
         let mut pending = self.shared.pending();
         let Pending { delta, bytes: before, .. } = &mut *pending;
         let (before, tokens, prompt, text) =
             (*before, delta.tokens.len(), delta.prompt_logprobs.len(), delta.text.len());
-        let made = reserve(delta, &self.left);
+        let made = text_bytes.map_or(Ok(()), |bytes| make_room(delta, bytes, &self.left));
         if made.is_ok() {
             write(delta);
             self.left.tokens = self.left.tokens.saturating_sub(delta.tokens.len() - tokens);
@@ -193,7 +191,7 @@ impl Outbox {
         self.wake_pending |= !delta.is_empty();
         pending.count(tokens, prompt);
         reserved.record(before, pending.bytes);
-        made
+        Ok(made?)
     }
 
     /// Wakes the reader if there is output since the last wake. The engine wakes all readers together, once a step,

@@ -98,6 +98,11 @@ impl Progress {
         self.scheduled_us.store(self.elapsed_us(), Relaxed);
     }
 
+    /// When it arrived.
+    pub fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
     /// Since its arrival; at least 1, since 0 stands for none.
     fn elapsed_us(&self) -> u64 {
         (self.arrived.elapsed().as_micros() as u64).max(1)

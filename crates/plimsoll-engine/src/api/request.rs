@@ -184,7 +184,7 @@ impl Request {
 
     /// The part that the engine holds until the request ends: ids, pages, counts, stop strings, fixed state.
     pub(crate) fn sequence_bytes(&self) -> u64 {
-        let total = self.prompt.len() + self.max_tokens as usize;
+        let total = self.total_max();
         // A place for each page, and for its window page.
         let pages = 2 * chunk(total.div_ceil(PAGE_TOKENS) * size_of::<u32>());
         // As text in the request, as text and table in the matcher.
@@ -199,16 +199,22 @@ impl Request {
         REQUEST_FIXED_BYTES + chunk(total * size_of::<u32>()) + pages + stops + bias + counts + pooled + media
     }
 
+    /// Tokens of its prompt, and the most it may generate.
+    pub(crate) fn total_max(&self) -> usize {
+        self.prompt.len() + self.max_tokens as usize
+    }
+
     /// Most text that may come out with one token beyond its own: bytes that a stop string held back, and a broken
     /// character.
     pub(crate) fn held_back_max(&self) -> usize {
         self.stop.iter().map(String::len).max().unwrap_or(0) + BROKEN_TEXT_BYTES
     }
 
-    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed.
-    pub(crate) fn candidates(&self, vocab: usize) -> u32 {
+    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed. `constrained`: a
+    /// grammar chooses among them.
+    pub(crate) fn candidates(&self, vocab: usize, constrained: bool) -> u32 {
         let reported = self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.embed.is_some();
-        let narrowed = self.grammar.is_some() || self.min_tokens > 0;
+        let narrowed = constrained || self.min_tokens > 0;
         if reported { 0 } else { self.sampling.candidates(vocab, narrowed) }
     }
 

@@ -6,13 +6,13 @@
 use plimsoll_device::{KvShape, WeightTable};
 use plimsoll_memory::{Component, Ledger};
 
-use crate::api::arrival::Message;
 use crate::api::options::Options;
 use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool, unsaved_bytes};
 use crate::memory::process::ProcessAccount;
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
 use crate::schedule::scheduler::{Seq, Share, StepLimits};
+use crate::worker::request_state::Message;
 use crate::worker::request_state::RequestState;
 
 /// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by

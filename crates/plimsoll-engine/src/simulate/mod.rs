@@ -14,7 +14,6 @@ use crate::api::limits::Limits;
 use crate::api::request::Request;
 use crate::cache::lease::SharedCache;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool, WindowPool};
-use crate::media::SeqMedia;
 use crate::plan::EnginePlan;
 use crate::sampling::SamplingParams;
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
@@ -256,22 +255,9 @@ impl<'a> Simulation<'a> {
         let leaves_at = if leaves && outputs == 0 { arrived + seconds(line.ms) } else { f64::INFINITY };
         let (last_token, first, counted) = (arrived, false, false);
         let work = Job { arrived, leaves_at, outputs, leaves, first, last_token, host_bytes, counted };
-        let total_max = tokens.len() + request.max_tokens as usize;
-        let new_seq = NewSeq {
-            pins: Default::default(),
-            order: self.order,
-            salt: line.salt,
-            total_max,
-            logits_from: if line.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 },
-            pooled: None,
-            slots: self.plan.step.slots,
-            pages: Vec::new(),
-            window_pages: Vec::new(),
-            media: SeqMedia::default(),
-            tokens,
-            work,
-        };
-        self.scheduler.push(Seq::new(&self.cache, new_seq));
+        let logits_from = if line.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 };
+        let new_seq = NewSeq { salt: line.salt, logits_from, ..NewSeq::new(tokens, request.max_tokens as usize, work) };
+        self.scheduler.push(Seq::new(&self.cache, self.order, self.plan.step.slots, new_seq));
         self.order += 1;
         self.out.host_bytes_peak = self.out.host_bytes_peak.max(self.host_bytes);
     }

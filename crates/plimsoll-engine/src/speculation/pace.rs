@@ -152,6 +152,11 @@ impl Drafting {
         Self { off: !wanted, ..Self::default() }
     }
 
+    /// Makes none from now on.
+    pub fn stop(&mut self) {
+        self.off = true;
+    }
+
     /// Counts `drafted` drafts that are being checked.
     pub fn check(&mut self, drafted: usize) {
         self.drafted += drafted as u32;

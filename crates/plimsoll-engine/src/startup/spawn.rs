@@ -12,7 +12,6 @@ use super::error::StartError;
 use super::host::Host;
 use super::packed::WeightsLoad;
 use super::start_reserve::StartReserve;
-use crate::api::arrival::Message;
 use crate::api::handle::EngineHandle;
 use crate::api::options::Options;
 use crate::cache::PrefixIndex;
@@ -27,6 +26,7 @@ use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::shared::Shared;
 use crate::startup::size::PoolBuild;
+use crate::worker::request_state::Message;
 use crate::worker::request_state::SharedTokenizer;
 use crate::worker::{DiskParts, Encoding, Parts, Worker};
 

@@ -41,7 +41,16 @@ impl<R: Runner> Worker<R> {
         faults::site(Site::Scheduler);
         let next = self.plan_step();
         if !self.shares.is_empty() {
-            self.run_step(next, began);
+            for share in &self.shares {
+                note_first_step(&mut self.scheduler.running_mut()[share.seq], share.start, began, &self.shared);
+            }
+            match self.forward() {
+                Ok(()) => {
+                    let drafting = self.settle(next);
+                    self.observe_pace(began, drafting);
+                }
+                Err(error) => self.quarantine(error),
+            }
         } else if self.scheduler.layered().is_none() {
             // All sequences wait for the encoder, for a grammar's mask, or for the disk.
             if let Some(seq) = self.scheduler.running_mut().iter_mut().find(|seq| seq.held) {
@@ -64,20 +73,6 @@ impl<R: Runner> Worker<R> {
             for seq in self.scheduler.soon_mut() {
                 seq.held = !seq.work.mask_ready(Duration::ZERO);
             }
-        }
-    }
-
-    /// Runs the planned shares and delivers their tokens.
-    fn run_step(&mut self, next: Next, began: Instant) {
-        for share in &self.shares {
-            note_first_step(&mut self.scheduler.running_mut()[share.seq], share.start, began, &self.shared);
-        }
-        match self.forward() {
-            Ok(()) => {
-                let drafting = self.settle(next);
-                self.observe_pace(began, drafting);
-            }
-            Err(error) => self.quarantine(error),
         }
     }
 
@@ -111,7 +106,7 @@ impl<R: Runner> Worker<R> {
     pub(super) fn settle(&mut self, next: Next) -> Instant {
         self.sample_rows();
         for share in &self.shares {
-            self.scheduler.running_mut()[share.seq].work.wake_reader();
+            self.scheduler.running_mut()[share.seq].work.outbox.wake_reader();
         }
         let drafting = Instant::now();
         match self.limits.draft_head {

@@ -24,7 +24,6 @@ use std::time::Instant;
 use plimsoll_device::MediaRows;
 use plimsoll_memory::heap::GivenUp;
 
-use crate::api::arrival::Message;
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
 use crate::memory::governor::Governor;
@@ -36,6 +35,7 @@ use crate::schedule::prefill_budget::PrefillMeter;
 use crate::schedule::scheduler::{Scheduler, Share, StepLimits};
 use crate::shared::Shared;
 use crate::speculation::pace::{Pace, Speculation};
+use crate::worker::request_state::Message;
 use crate::worker::request_state::{RequestState, SharedTokenizer};
 pub(crate) use disk::{Disk, DiskParts};
 pub(crate) use encode::Encoding;

@@ -10,8 +10,6 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
 use crate::api::admission::AdmissionPermit;
-use crate::api::arrival::Timestamps;
-use crate::api::byte_reservation::ByteReservation;
 use crate::api::constraint::{Constraint, Unfit};
 use crate::api::error::Failure;
 use crate::api::outbox::Outbox;
@@ -19,10 +17,19 @@ use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
 use crate::api::pooling::Pool;
 use crate::api::progress::Progress;
 use crate::api::request::Request;
+use crate::cache::PAGE_TOKENS;
+use crate::media::{MediaSpec, SeqMedia};
 use crate::metrics::Metrics;
 use crate::sampling::TokenCounts;
+use crate::schedule::scheduler::{NewSeq, Pooled};
 use crate::speculation::pace::Drafting;
 use crate::speculation::prompt_lookup::Trail;
+
+/// What the engine thread waits for: a request with all its memory, or nothing but to be woken.
+pub(crate) type Message = Option<NewSeq<RequestState>>;
+
+/// Bytes reserved for the text of one token.
+const PIECE_BYTES: usize = 64;
 
 /// The state of one request, which its sequence carries through the scheduler.
 pub(crate) struct RequestState {
@@ -33,9 +40,10 @@ pub(crate) struct RequestState {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Collected hidden states, for an embedding or a score.
     pub pool: Option<Pool>,
-    outbox: Outbox,
+    pub outbox: Outbox,
     _permit: AdmissionPermit,
-    timestamps: Timestamps,
+    /// The server received it.
+    received: Instant,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
     drafting: Drafting,
@@ -56,26 +64,59 @@ pub(crate) struct RequestState {
 }
 
 impl RequestState {
-    /// Takes over all parts of an arrival but its prompt and pages. `drafts`: speculative decoding is allowed.
-    pub fn new(
+    /// The new sequence of a request, with all its fixed-size host buffers: the engine thread allocates none of them. Not
+    /// here: unread output, which the outbox grows, and limits. None if memory is short.
+    pub fn reserve(
         mut request: Request,
+        constraint: Option<Box<dyn Constraint>>,
         outbox: Outbox,
         permit: AdmissionPermit,
-        timestamps: Timestamps,
-        buffers: ByteReservation,
-        drafts: bool,
-    ) -> Self {
-        let ByteReservation { counts, stops, constraint, piece, pool, .. } = buffers;
-        Self {
+        vocab: usize,
+        spec: Option<&MediaSpec>,
+    ) -> Option<NewSeq<Self>> {
+        let total_max = request.total_max();
+        // A block of exactly the reserved size, whatever capacity the prompt came with.
+        let mut tokens = Vec::new();
+        tokens.try_reserve_exact(total_max).ok()?;
+        tokens.extend_from_slice(&std::mem::take(&mut request.prompt));
+        let mut counts = TokenCounts::default();
+        if request.sampling.needs_counts() {
+            counts = TokenCounts::new(request.distinct_tokens_max(tokens.len())).ok()?;
+            for id in &tokens {
+                counts.add_prompt(*id).expect("room for every distinct token");
+            }
+        }
+        let pages_max = total_max.div_ceil(PAGE_TOKENS);
+        let (mut pages, mut window_pages) = (Vec::new(), Vec::new());
+        pages.try_reserve_exact(pages_max).ok()?;
+        window_pages.try_reserve_exact(pages_max).ok()?;
+        let mut piece = String::new();
+        piece.try_reserve_exact(PIECE_BYTES).ok()?;
+        // The strings were checked: only memory can be short.
+        let stops = StopMatcher::new(&request.stop).ok()?.keeping(request.keep_stop);
+        let pool = match request.embed {
+            Some(embed) => Some(Pool::reserve(embed.size)?),
+            None => None,
+        };
+        let media = match spec {
+            Some(spec) => SeqMedia::reserve(spec, &tokens, &request.media, request.cache_salt).ok()?,
+            None => SeqMedia::default(),
+        };
+        let candidates = request.candidates(vocab, constraint.is_some());
+        let pins = std::mem::take(&mut request.pins);
+        let salt = request.cache_salt;
+        let (output, embed) = (request.max_tokens as usize, request.embed);
+        let logits_from = if request.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 };
+        let work = Self {
             counts,
             constraint,
             pool,
             outbox,
             _permit: permit,
-            timestamps,
+            received: request.received.unwrap_or_else(Instant::now),
             scheduled: None,
             last_token: None,
-            drafting: Drafting::new(drafts && request.speculate),
+            drafting: Drafting::new(request.speculate),
             trail: Trail::default(),
             detokenizer: Detokenizer::continuing(request.skip_special_tokens)
                 .keeping(std::mem::take(&mut request.kept_special_ids)),
@@ -87,7 +128,22 @@ impl RequestState {
             finished: false,
             failed: false,
             request,
-        }
+        };
+        Some(NewSeq {
+            salt,
+            logits_from,
+            pooled: embed.map(|embed| Pooled {
+                logits: embed.pooling.of_model(),
+                every_row: embed.pooling.needs_every_row(),
+                second_at: embed.second_at.map_or(usize::MAX, |at| at as usize),
+            }),
+            candidates,
+            pages,
+            window_pages,
+            media,
+            pins,
+            ..NewSeq::new(tokens, output, work)
+        })
     }
 
     /// The request's progress, for other threads.
@@ -118,7 +174,7 @@ impl RequestState {
         }
         self.scheduled = Some(now);
         self.progress().scheduled();
-        metrics.queue_seconds.observe((now - self.timestamps.arrived).as_secs_f64());
+        metrics.queue_seconds.observe((now - self.progress().arrived()).as_secs_f64());
         metrics.cached_tokens.inc_by(cached_tokens as u64);
         self.outbox.push(|delta| delta.cached_tokens = cached_tokens as u32);
         true
@@ -146,7 +202,7 @@ impl RequestState {
 
     /// Reports a prompt token's log-probability.
     pub fn prompt_logprobs(&mut self, logprobs: TokenLogprobs) -> Result<(), Failure> {
-        self.outbox.try_push(0, |delta| delta.prompt_logprobs.push(logprobs))
+        self.outbox.try_push(Some(0), |delta| delta.prompt_logprobs.push(logprobs))
     }
 
     /// Delivers a sampled token, and decides whether it is the last.
@@ -188,7 +244,7 @@ impl RequestState {
         let (piece, stops, detokenizer) = (&mut self.piece, &mut self.stops, &mut self.detokenizer);
         let text_bytes = stops.appended_max(piece.len() + char::REPLACEMENT_CHARACTER.len_utf8());
         let (request, finished) = (&mut self.request, &mut self.finished);
-        let written = self.outbox.try_push(text_bytes, |delta| {
+        let written = self.outbox.try_push(Some(text_bytes), |delta| {
             delta.tokens.push(out);
             (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted);
             let stopped = may_stop && stops.push(piece, &mut delta.text);
@@ -232,11 +288,6 @@ impl RequestState {
         self.outbox.push(|delta| delta.finish = Some(FinishReason::Length));
     }
 
-    /// Wakes the reader if there is output since the last wake.
-    pub fn wake_reader(&mut self) {
-        self.outbox.wake_reader();
-    }
-
     /// Ends the request with an error.
     pub fn fail(&mut self, failure: impl Into<Failure>) {
         self.finished = true;
@@ -259,7 +310,7 @@ impl RequestState {
     fn note_time(&mut self, metrics: &Metrics) {
         let now = Instant::now();
         match self.last_token {
-            None => metrics.ttft_seconds.observe((now - self.timestamps.received).as_secs_f64()),
+            None => metrics.ttft_seconds.observe((now - self.received).as_secs_f64()),
             Some(last) => metrics.inter_token_seconds.observe((now - last).as_secs_f64()),
         }
         self.last_token = Some(now);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use plimsoll_engine::{Reader, Request};
+use plimsoll_engine::{Entry, Reader, Request};
 
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::submission::{Submission, TokenizedPrompt};
@@ -17,11 +17,6 @@ impl Submission {
     /// engine refuses a request, those before it are dropped, hence aborted.
     pub async fn start(mut self, state: &Arc<ModelState>, id: String, api: &'static str) -> ApiResult<ActiveRequest> {
         self.decode(state).await?;
-        self.begin(state, id, api)
-    }
-
-    /// Submits one engine request per choice. The media are decoded.
-    pub fn begin(self, state: &Arc<ModelState>, id: String, api: &'static str) -> ApiResult<ActiveRequest> {
         let bytes = self.reserve_answer_bytes(state)?;
         let readers = self.submit(state, Caller::current().arrived(), false)?;
         let watches = readers.iter().map(Reader::watch).collect();
@@ -29,8 +24,11 @@ impl Submission {
         Ok(ActiveRequest::new(state, id, api, self, readers, ticket, bytes))
     }
 
-    /// Decodes the media.
+    /// Decodes the media that are not decoded yet.
     pub async fn decode(&mut self, state: &Arc<ModelState>) -> ApiResult<()> {
+        if self.measured.is_empty() {
+            return Ok(());
+        }
         self.media = media::prepare(state, std::mem::take(&mut self.measured), self.files.take()).await?;
         Ok(())
     }
@@ -51,7 +49,7 @@ impl Submission {
             for _ in 0..n {
                 let request = self.request(readers.len() as u32, prompt, max_tokens, received);
                 let engine = &state.served.engine;
-                let reader = if again { engine.submit_turn(request) } else { engine.submit(request) };
+                let reader = engine.submit_as(if again { Entry::Turn } else { Entry::First }, request);
                 readers.push(reader.map_err(|refusal| self.named(refusal.into()))?);
             }
         }

@@ -12,7 +12,8 @@ use crate::http::unknown::Unknown;
 use crate::otlp::Parent;
 
 tokio::task_local! {
-    static CALLER: Caller;
+    /// The client of the running handler.
+    pub(crate) static CALLER: Caller;
 }
 
 /// A client and its request.
@@ -37,11 +38,6 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Runs a handler on behalf of this caller.
-    pub async fn run<T>(self, handler: impl Future<Output = T>) -> T {
-        CALLER.scope(self, handler).await
-    }
-
     /// When its request arrived. Clients measure latency from there, so the time before the engine counts.
     pub fn arrived(&self) -> Instant {
         self.since.unwrap_or_else(Instant::now)

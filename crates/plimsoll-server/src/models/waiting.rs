@@ -16,7 +16,7 @@ use tokio::time::timeout;
 
 use super::answer::{Entering, answer, next_bytes};
 use super::{InUse, Loaded};
-use crate::http::caller::Caller;
+use crate::http::caller::{CALLER, Caller};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::sse::{self, Events};
 use crate::messages;
@@ -75,7 +75,7 @@ async fn begun(
     request: Request,
 ) -> ApiResult<Body> {
     let (loaded, user) = entered?;
-    let answering = caller.run(answer(loaded, user, request));
+    let answering = CALLER.scope(caller, answer(loaded, user, request));
     let answered = AssertUnwindSafe(answering).catch_unwind().await;
     let mut response = answered.map_err(|_| server.panicked("answering"))?;
     response.extensions_mut().remove::<ApiError>().map_or_else(|| Ok(response.into_body()), Err)

@@ -13,7 +13,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt;
 
-use crate::http::caller::Caller;
+use crate::http::caller::{CALLER, Caller};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::rates::{Client, Who};
 use crate::http::unknown::{self, Unknown};
@@ -61,7 +61,7 @@ pub(crate) async fn handle_request(State(state): State<Arc<ServerState>>, reques
         }
         (None, Ok(caller)) => {
             // A panic while an answer is written fails this answer only, not the connection.
-            let answer = AssertUnwindSafe(caller.run(next.run(request))).catch_unwind().await;
+            let answer = AssertUnwindSafe(CALLER.scope(caller, next.run(request))).catch_unwind().await;
             let answer = answer.unwrap_or_else(|_| state.panicked("answering").into_response());
             // Counted before the answer is reshaped, and with the engine's own refusals.
             state.invalid.iter().filter(|_| needs_model).for_each(|invalid| ApiError::count_invalid(&answer, invalid));

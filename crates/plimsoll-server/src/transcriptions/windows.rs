@@ -123,7 +123,7 @@ impl Windows {
             begun: 0,
         };
         let first = windows.submission(state, item, submission.kept.take())?;
-        let request = first.begin(state, state.server.ids.request("transcription"), API)?;
+        let request = first.start(state, state.server.ids.request("transcription"), API).await?;
         Ok((windows, request))
     }
 

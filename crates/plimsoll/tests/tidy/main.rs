@@ -1,8 +1,9 @@
-//! House rules that no compiler holds: `unsafe`, module cycles, sizes, words, test tiers.
+//! House rules that no compiler holds: `unsafe`, module cycles, sizes, words, test tiers, the way of a request.
 
 mod cycles;
 mod sizes;
 mod unsafe_code;
+mod way;
 mod words;
 
 use std::path::{Path, PathBuf};

@@ -9,21 +9,9 @@ use proptest::prelude::*;
 use super::*;
 use crate::cache::{KvCache, PagePool};
 
-fn new_seq(order: u64, len: usize, logits: bool) -> NewSeq<()> {
-    NewSeq {
-        pins: Default::default(),
-        order,
-        salt: 0,
-        tokens: vec![7; len],
-        total_max: len,
-        logits_from: len - 1,
-        pooled: Some(Pooled { logits, every_row: true, second_at: usize::MAX }),
-        slots: 0,
-        pages: Vec::new(),
-        window_pages: Vec::new(),
-        media: crate::media::SeqMedia::default(),
-        work: (),
-    }
+fn new_seq(len: usize, logits: bool) -> NewSeq<()> {
+    let pooled = Some(Pooled { logits, every_row: true, second_at: usize::MAX });
+    NewSeq { pooled, ..NewSeq::new(vec![7; len], 0, ()) }
 }
 
 proptest! {
@@ -48,7 +36,7 @@ proptest! {
             prop_assert!(round < 500, "it never ends");
             // A few arrive before every step.
             for (order, (len, logits, _)) in arrivals.by_ref().take(round % 7) {
-                scheduler.push(Seq::new(&cache, new_seq(order as u64, (*len).min(rows), *logits)));
+                scheduler.push(Seq::new(&cache, order as u64, 0, new_seq((*len).min(rows), *logits)));
             }
             let oldest = scheduler.running().iter().chain(scheduler.waiting()).map(|seq| seq.order).min();
             let shares = scheduler.schedule().0.to_vec();

@@ -86,11 +86,9 @@ pub struct Seq<T> {
     pub work: T,
 }
 
-/// What a sequence is made from.
+/// What a sequence is made from, with all memory that it needs until it ends.
 #[derive(Debug)]
 pub struct NewSeq<T> {
-    /// Arrival number: smaller is older.
-    pub order: u64,
     /// Sequences of different salts share no pages.
     pub salt: u64,
     /// The prompt, with room for the output.
@@ -101,8 +99,8 @@ pub struct NewSeq<T> {
     pub logits_from: usize,
     /// Set if no text is made of it.
     pub pooled: Option<Pooled>,
-    /// State slots it owns while it runs; 0 for a model without recurrent state.
-    pub slots: usize,
+    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed.
+    pub candidates: u32,
     /// Empty, with room for all its pages.
     pub pages: Vec<PageId>,
     /// The same for its window pages.
@@ -120,23 +118,31 @@ fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> 
     PageKey { salt, tokens, media: media.marks() }
 }
 
-impl<T> Seq<T> {
-    /// A sequence that holds nothing yet.
-    pub fn new(cache: &SharedCache, new: NewSeq<T>) -> Self {
-        let NewSeq {
-            order,
-            salt,
+impl<T> NewSeq<T> {
+    /// Of a prompt and the most it may generate: a text that shares its pages, without room for them.
+    pub fn new(tokens: Vec<u32>, output: usize, work: T) -> Self {
+        Self {
+            salt: 0,
+            total_max: tokens.len() + output,
+            logits_from: tokens.len() - 1,
+            pooled: None,
+            candidates: 0,
+            pages: Vec::new(),
+            window_pages: Vec::new(),
+            media: SeqMedia::default(),
+            pins: ArrayVec::new(),
             tokens,
-            total_max,
-            logits_from,
-            pooled,
-            slots,
-            pages,
-            window_pages,
-            media,
-            pins,
             work,
-        } = new;
+        }
+    }
+}
+
+impl<T> Seq<T> {
+    /// A sequence that holds nothing yet. `order`: its arrival number, smaller is older. `slots`: state slots it owns
+    /// while it runs; 0 for a model without recurrent state.
+    pub fn new(cache: &SharedCache, order: u64, slots: usize, new: NewSeq<T>) -> Self {
+        let NewSeq { salt, tokens, total_max, logits_from, pooled, candidates, pages, window_pages, media, pins, work } =
+            new;
         Self {
             order,
             salt,
@@ -151,7 +157,7 @@ impl<T> Seq<T> {
             held: false,
             reading: Reading::default(),
             logits_from,
-            candidates: 0,
+            candidates,
             pooled,
             media,
             pins,

@@ -10,7 +10,6 @@ use plimsoll_device::Bf16Rows;
 use proptest::prelude::*;
 
 use super::*;
-use crate::media::SeqMedia;
 use world::{Sizes, World, happening, sizes};
 
 proptest! {

@@ -142,21 +142,10 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     let cache = Rc::new(RefCell::new(KvCache::new(PagePool::new(pages).unwrap(), index, states)));
     let mut scheduler = Scheduler::new(limits, cache.clone(), requests.len());
     for (order, (prompt, output, reported)) in requests.iter().enumerate() {
-        let new_seq = NewSeq {
-            pins: Default::default(),
-            order: order as u64,
-            salt: 0,
-            tokens: (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect(),
-            total_max: prompt + output,
-            logits_from: if *reported { 0 } else { prompt - 1 },
-            pooled: None,
-            slots: limits.slots,
-            pages: Vec::new(),
-            window_pages: Vec::new(),
-            media: crate::media::SeqMedia::default(),
-            work: (),
-        };
-        scheduler.push(Seq::new(&cache, new_seq));
+        let tokens = (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect();
+        let logits_from = if *reported { 0 } else { prompt - 1 };
+        let new_seq = NewSeq { logits_from, ..NewSeq::new(tokens, *output, ()) };
+        scheduler.push(Seq::new(&cache, order as u64, limits.slots, new_seq));
     }
     let mut buffers = [StepBuffers::new(&limits, 64), StepBuffers::new(&limits.of_layers(), 64)];
     let mut runner = Recorder::new(blueprint);

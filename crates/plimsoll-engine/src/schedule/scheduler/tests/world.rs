@@ -217,22 +217,8 @@ impl World {
         let token = |i: usize| if own(i) { 10 + (order as u32 % 4) } else { family };
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
         let logits_from = if reports { 0 } else { prompt_len - 1 };
-        let (slots, pages, window_pages) = (self.limits.slots, Vec::new(), Vec::new());
-        let new = NewSeq {
-            pins: Default::default(),
-            order,
-            salt,
-            tokens,
-            total_max,
-            logits_from,
-            pooled: None,
-            slots,
-            pages,
-            window_pages,
-            media: SeqMedia::default(),
-            work: (),
-        };
-        self.scheduler.push(Seq::new(&self.cache, new));
+        let new = NewSeq { salt, logits_from, ..NewSeq::new(tokens, total_max - prompt_len, ()) };
+        self.scheduler.push(Seq::new(&self.cache, order, self.limits.slots, new));
         self.arrived += 1;
         self.work += total_max;
     }
@@ -240,21 +226,8 @@ impl World {
     /// A request of these tokens arrives.
     pub(super) fn push(&mut self, tokens: Vec<u32>, output: usize) {
         self.work += tokens.len() + output;
-        let new = NewSeq {
-            pins: Default::default(),
-            order: self.arrived,
-            salt: 0,
-            logits_from: tokens.len() - 1,
-            pooled: None,
-            total_max: tokens.len() + output,
-            tokens,
-            slots: self.limits.slots,
-            pages: Vec::new(),
-            window_pages: Vec::new(),
-            media: SeqMedia::default(),
-            work: (),
-        };
-        self.scheduler.push(Seq::new(&self.cache, new));
+        let new = NewSeq::new(tokens, output, ());
+        self.scheduler.push(Seq::new(&self.cache, self.arrived, self.limits.slots, new));
         self.arrived += 1;
     }
 
