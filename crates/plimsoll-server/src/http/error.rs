@@ -85,6 +85,11 @@ impl ApiError {
         Self { code: Some("grammar_too_complex"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
+    /// A request that comes while the server shuts down.
+    pub fn shutting_down() -> Self {
+        Self::unavailable("the server is shutting down", 5)
+    }
+
     /// 503: not now.
     pub fn unavailable(message: impl Into<String>, retry_after_s: u32) -> Self {
         let retry_after_s = Some(retry_after_s);

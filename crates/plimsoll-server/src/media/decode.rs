@@ -115,7 +115,7 @@ pub(super) async fn decoder(
         })?,
         None => free.await,
     };
-    free.map_err(|_| ApiError::unavailable("the server is shutting down", 5))
+    free.map_err(|_| ApiError::shutting_down())
 }
 
 /// The items of a medium: one, or one for each of an image's pieces.

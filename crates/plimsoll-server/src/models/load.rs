@@ -75,7 +75,7 @@ impl Registry {
     /// Loads a model. Only in turn.
     async fn load(self: &Arc<Self>, index: usize) -> ApiResult<(Loaded, InUse)> {
         if self.server.draining() {
-            return Err(ApiError::unavailable("the server is shutting down", 5));
+            return Err(ApiError::shutting_down());
         }
         let slot = &self.slots[index];
         let failed = slot.inner().failed.clone().filter(|(at, _)| at.elapsed() < FAILED_FOR);
@@ -95,7 +95,9 @@ impl Registry {
             Err(NotLoaded::Crowded(error)) => Err(error),
             Err(NotLoaded::Failed(error)) => {
                 inner.state = State::Unloaded;
-                let answer = told(slot.name(), &error);
+                // A drain whose time is up gives the load up, and may be faster than what tells the requests that wait.
+                let cut_off = error == LoadError::Cancelled && self.server.draining();
+                let answer = if cut_off { cut() } else { told(slot.name(), &error) };
                 if error == LoadError::Cancelled {
                     models.cancelled.inc();
                 } else {

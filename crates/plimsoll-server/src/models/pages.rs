@@ -83,7 +83,7 @@ pub(super) async fn health(State(registry): State<Arc<Registry>>) -> ApiResult<R
 /// 200 when a new request would be taken.
 pub(super) async fn ready(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
     if registry.server.draining() {
-        return Err(ApiError::unavailable("the server is shutting down", 5));
+        return Err(ApiError::shutting_down());
     }
     healthy(&registry, "ready")
 }

@@ -37,7 +37,7 @@ pub(crate) async fn health(State(state): State<Arc<ModelState>>) -> ApiResult<Re
 /// 200 when a new request would be taken: healthy and not shutting down.
 pub(crate) async fn ready(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
     if state.served.engine.draining() || *state.server.phase.borrow() != Phase::Serving {
-        return Err(ApiError::unavailable("the server is shutting down", 5));
+        return Err(ApiError::shutting_down());
     }
     health(State(Arc::clone(&state))).await?;
     Ok(healthy(&state, "ready"))

@@ -25,7 +25,7 @@ impl TextWorkers {
     /// Runs `work` on a blocking thread. None: it panicked.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> ApiResult<Option<T>> {
         let permit = Arc::clone(&self.0).acquire_owned().await;
-        let permit = permit.map_err(|_| ApiError::unavailable("the server is shutting down", 5))?;
+        let permit = permit.map_err(|_| ApiError::shutting_down())?;
         let waits = Arc::new(());
         let client = Arc::downgrade(&waits);
         let unknown = Caller::current().unknown;
