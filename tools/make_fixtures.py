@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, vision.py, tiled.py,
+gguf_blocks.py, packed_forms.py, hybrid.py, hybrid_forms.py, nextn.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, vision.py, tiled.py,
 siglip.py, idefics3.py, llama4_images.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, whisper.py, mmproj.py, mmproj_images.py.
 """
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
     asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_blocks, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, llama4_images, mlx_affine, mmproj,
-    mmproj_images, models, omni, omni2_5, packed_forms, pixtral, reference, siglip, tiled, unified, vision, whisper,
+    mmproj_images, models, nextn, omni, omni2_5, packed_forms, pixtral, reference, siglip, tiled, unified, vision, whisper,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -60,10 +60,12 @@ def base(name: str):
     return raw, dtype, model
 
 
-def finish(folder: Path, model, tokenizer, extra: dict | None = None) -> None:
-    """Writes reference.json and says how it went."""
+def finish(folder: Path, model, tokenizer, extra: dict | None = None, head=None) -> None:
+    """Writes reference.json, the part of an MTP head included, and says how it went."""
     lengths = families.LENGTHS.get(folder.name, reference.LENGTHS)
     made = reference.make(model, tokenizer, folder.name, SEED, lengths=lengths, extra=extra)
+    if head is not None:
+        made["mtp"] = hybrid.mtp_entries(head, model, tokenizer, SEED)
     reference.dump(made, folder / "reference.json")
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{folder.name:26} {size / 1000:7.0f} kB   least margin {made['margin']:.3f}", flush=True)
@@ -72,11 +74,13 @@ def finish(folder: Path, model, tokenizer, extra: dict | None = None) -> None:
 def make_plain(name: str, tokenizer) -> None:
     """One architecture in its own dtype."""
     raw, dtype, model = base(name)
+    head = nextn.head_of(name, raw, model, dtype)
     folder = checkpoint.fresh(ROOT / "models" / name)
     checkpoint.write_side_files(folder, raw, dtype, tokenizer, template_as_file=name == "qwen3")
-    tensors = {k: v.to(getattr(torch, dtype)) for k, v in families.published(raw, models.state(model)).items()}
+    tensors = families.published(raw, nextn.with_head(name, raw, models.state(model), head))
+    tensors = {k: v.to(getattr(torch, dtype)) for k, v in tensors.items()}
     checkpoint.write_tensors(folder, tensors, shards=3 if name == "llama3-rope" else 1)
-    finish(folder, checkpoint.reload(folder), tokenizer)
+    finish(folder, checkpoint.reload(folder), tokenizer, head=head)
 
 
 def make_cast(name: str, source: str, dtype: str, tokenizer) -> None:
@@ -91,8 +95,9 @@ def make_cast(name: str, source: str, dtype: str, tokenizer) -> None:
 def make_mlx(name: str, tokenizer) -> None:
     """A model in MLX's quantized format; numbers of the values the codes stand for."""
     source, bits, group, dtype, overrides = families.MLX.get(name) or ("llama", *MLX[name])
-    raw, _, model = base(source)
-    tensors = families.split_experts(raw, models.state(model))
+    raw, of_source, model = base(source)
+    head = nextn.head_of(name, raw, model, of_source)
+    tensors = families.split_experts(raw, nextn.with_head(name, raw, models.state(model), head))
     if name in latent.APART_IN_MLX:
         tensors = latent.apart(raw, tensors)
     stored, exact, entry = mlx_affine.quantize_checkpoint(tensors, bits, group, dtype, overrides)
@@ -100,8 +105,8 @@ def make_mlx(name: str, tokenizer) -> None:
     config = {**raw, "quantization": entry, "quantization_config": entry}
     checkpoint.write_side_files(folder, config, str(dtype).removeprefix("torch."), tokenizer)
     checkpoint.write_tensors(folder, families.for_mlx(raw, stored))
-    models.load_state(model, families.join_experts(raw, latent.together(exact)))
-    finish(folder, model, tokenizer)
+    nextn.load(raw, model, head, families.join_experts(raw, latent.together(exact)))
+    finish(folder, model, tokenizer, head=head)
 
 
 def make_mxfp4(name: str, source: str, tokenizer) -> None:

@@ -70,6 +70,9 @@ def reload(folder: Path) -> transformers.PreTrainedModel:
     model, info = kind.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
-    assert not info["missing_keys"] and not info["unexpected_keys"], info
+    # The MTP head of `nextn.py`, for which transformers has no class.
+    head = f"model.layers.{raw.get('num_hidden_layers')}."
+    unexpected = [key for key in info["unexpected_keys"] if not key.startswith(head)]
+    assert not info["missing_keys"] and not unexpected, info
     # Without images, transformers 5.24 fails beyond the text model of Llama 4.
     return (model.language_model if raw["model_type"] == "llama4" else model).eval()

@@ -240,6 +240,7 @@ GLM4_MOE = {
     "norm_topk_prob": True,
     "num_experts_per_tok": 2,
     "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 1,
     "partial_rotary_factor": 0.5,
     "rope_scaling": None,
     "rope_theta": 1000000,

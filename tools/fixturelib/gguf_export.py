@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 
-from . import falcon_h1, families, gemma4, latent, llama4, models, tokenizer as tok
+from . import falcon_h1, families, gemma4, latent, llama4, models, nextn, tokenizer as tok
 from .checkpoint import fresh
 
 # name → (model, type of matrices, type of embedding and output, exceptions by GGUF name)
@@ -172,9 +172,9 @@ GEMMA_LAYER_NAMES = {
 NAMES_OF = {
     "gemma2": GEMMA_LAYER_NAMES, "gemma3_text": GEMMA_LAYER_NAMES, "phi3": FUSED_LAYER_NAMES,
     "hunyuan_v1_dense": HUNYUAN_LAYER_NAMES, "llama4_text": LLAMA4_LAYER_NAMES, "ernie4_5_moe": SHARED_LAYER_NAMES, "glm4": GLM_LAYER_NAMES,
-    "glm4_moe": {**SHARED_LAYER_NAMES, "post_attention_layernorm": "post_attention_norm"},
+    "glm4_moe": {**SHARED_LAYER_NAMES, **nextn.GGUF_NAMES, "post_attention_layernorm": "post_attention_norm"},
     "granitemoehybrid": GRANITE4_LAYER_NAMES, "falcon_h1": falcon_h1.LAYER_NAMES, "nemotron_h": NEMOTRON_H_LAYER_NAMES, "lfm2": LFM2_LAYER_NAMES, "lfm2_moe": LFM2_LAYER_NAMES,
-    **dict.fromkeys(latent.KINDS, {**SHARED_LAYER_NAMES, **latent.LAYER_NAMES}),
+    **dict.fromkeys(latent.KINDS, {**SHARED_LAYER_NAMES, **nextn.GGUF_NAMES, **latent.LAYER_NAMES}),
     "gpt_oss": GPT_OSS_LAYER_NAMES, "olmo2": GEMMA_LAYER_NAMES, "olmo3": GEMMA_LAYER_NAMES,
 }
 # model_type → GGUF architecture, where they differ.
@@ -560,10 +560,13 @@ def read_back(path: Path, raw: dict, names) -> dict[str, torch.Tensor]:
 def make(name: str, folder: Path, base, tokenizer, finish) -> None:
     """One file with its reference."""
     source, *kinds = FILES[name]
-    raw, _, model = base(source)
+    raw, dtype, model = base(source)
+    head = nextn.head_of(name, raw, model, dtype)
     # Gemma 4 keeps gate and up projection in one tensor.
     four = raw["model_type"] == "gemma4_text"
-    tensors = models.state(model) if four else families.split_experts(raw, models.state(model))
+    tensors = nextn.with_head(name, raw, models.state(model), head)
+    if not four:
+        tensors = families.split_experts(raw, tensors)
     if raw["model_type"] in latent.KINDS:
         tensors = latent.apart(raw, tensors)
     if raw["model_type"] == "falcon_h1":
@@ -575,7 +578,9 @@ def make(name: str, folder: Path, base, tokenizer, finish) -> None:
     if "E" in raw.get("hybrid_override_pattern", ""):
         architecture += "_moe"
     writer = gguf.GGUFWriter(path, architecture)
-    write_metadata(writer, raw, name, tokenizer)
+    write_metadata(writer, nextn.with_blocks(raw, head), name, tokenizer)
+    if head is not None:
+        writer.add_nextn_predict_layers(1)
     write_tensors(writer, raw, tensors, kinds)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -587,5 +592,5 @@ def make(name: str, folder: Path, base, tokenizer, finish) -> None:
         plain = raw["rope_theta"] ** -(np.arange(0, raw["head_dim"], 2) / raw["head_dim"])
         assert np.allclose(model.model.rotary_emb.inv_freq.numpy(), plain / divisors, rtol=1e-5)
     read = read_back(path, raw, tensors)
-    models.load_state(model, read if four else families.join_experts(raw, latent.together(read)))
-    finish(folder, model, tokenizer)
+    nextn.load(raw, model, head, read if four else families.join_experts(raw, latent.together(read)))
+    finish(folder, model, tokenizer, head=head)

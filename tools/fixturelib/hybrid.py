@@ -108,6 +108,7 @@ LAYERS = {
     "qwen3_next": ("qwen3_next", "Qwen3Next"),
     "qwen3_5_text": ("qwen3_5", "Qwen3_5"),
     "qwen3_5_moe_text": ("qwen3_5_moe", "Qwen3_5Moe"),
+    "glm4_moe": ("glm4_moe", "Glm4Moe"),
 }
 
 
@@ -118,7 +119,10 @@ class MtpHead(torch.nn.Module):
         super().__init__()
         folder, prefix = LAYERS[raw["model_type"]]
         module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-        layer = getattr(module, f"{prefix}DecoderLayer")(main.config, main.config.layer_types.index("full_attention"))
+        # Of GLM, a layer like the last.
+        hybrid = folder.startswith("qwen")
+        index = main.config.layer_types.index("full_attention") if hybrid else raw["num_hidden_layers"] - 1
+        layer = getattr(module, f"{prefix}DecoderLayer")(main.config, index)
         norm = getattr(module, f"{prefix}RMSNorm")
         size, eps = raw["hidden_size"], raw["rms_norm_eps"]
         self.fc = torch.nn.Linear(2 * size, size, bias=False)
@@ -243,19 +247,25 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     finish(name, folder, loaded, head, tokenizer, seed)
 
 
+def mtp_entries(head: MtpHead, main, tokenizer, seed: int) -> list[dict]:
+    """The head's references: the first prompt of each length without a near tie."""
+    entries = []
+    for length in (8, 70):
+        rng = np.random.default_rng(seed + length)
+        for ids in reference.candidates(length, tokenizer, rng):
+            following, margin = reference.greedy_of(main, ids, 1)
+            entry = mtp_reference(head, main, ids, following[0]) if margin >= reference.MARGIN else None
+            if entry:
+                entries.append(entry)
+                break
+    return entries
+
+
 def finish(name: str, folder, main, head: MtpHead | None, tokenizer, seed: int, lengths=LENGTHS) -> None:
     """Writes reference.json, the head's part included, and says how it went."""
     made = reference.make(main, tokenizer, name, seed, lengths=lengths)
     if head is not None:
-        made["mtp"] = []
-        for length in (8, 70):
-            rng = np.random.default_rng(seed + length)
-            for ids in reference.candidates(length, tokenizer, rng):
-                following, margin = reference.greedy_of(main, ids, 1)
-                entry = mtp_reference(head, main, ids, following[0]) if margin >= reference.MARGIN else None
-                if entry:
-                    made["mtp"].append(entry)
-                    break
+        made["mtp"] = mtp_entries(head, main, tokenizer, seed)
     reference.dump(made, folder / "reference.json")
     size = sum(f.stat().st_size for f in folder.iterdir())
     print(f"{name:26} {size / 1000:7.0f} kB   least margin {made['margin']:.3f}   {type(main).__name__}", flush=True)

@@ -3,7 +3,7 @@
 use crate::bounds::{
     CONTEXT_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, VOCAB_MAX, positive, within, wrong,
 };
-use crate::config::ModelConfig;
+use crate::config::{Experts, ModelConfig};
 use crate::error::FormatError;
 use crate::variant::{LayerHeads, Mixer, check_taps};
 
@@ -29,7 +29,12 @@ impl ModelConfig {
     pub fn kv_source(&self, layer: usize) -> Option<usize> {
         let first = self.layers - self.variant.shared_kv_layers;
         let source = (0..first).rev().find(|source| self.slides(*source) == self.slides(layer));
-        source.filter(|_| layer >= first)
+        source.filter(|_| (first..self.layers).contains(&layer))
+    }
+
+    /// The mixture of experts of layer `layer`, if it has one. That of a draft head, behind the last, has one if the model has.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| experts.layers.get(layer).copied().unwrap_or(true))
     }
 
     /// The width of the plain feed-forward part of layer `layer`.

@@ -40,6 +40,7 @@ mod checkpoint;
 mod config;
 mod decode;
 mod directory;
+mod draft_head;
 mod e4m3;
 mod encoder;
 mod encoder_sizes;

@@ -132,6 +132,21 @@ fn gpt_oss_has_experts_with_biases_and_refuses_another_gate() {
 }
 
 #[test]
+fn draft_heads_behind_the_last_layer_are_counted() {
+    for (class, extra, layers) in [
+        ("Glm4MoeForCausalLM", r#""num_nextn_predict_layers": 1"#, 1),
+        ("Glm4MoeForCausalLM", r#""num_nextn_predict_layers": 0"#, 0),
+        ("Glm4MoeForCausalLM", r#""num_hidden_layers": 2"#, 0),
+        // No head of this family is known.
+        ("Glm4ForCausalLM", r#""num_nextn_predict_layers": 1"#, 0),
+    ] {
+        assert_eq!(of_class(class, extra).draft_layers, layers, "{class} with {extra}");
+    }
+    let refusal = patched("Glm4MoeForCausalLM", r#""num_nextn_predict_layers": 9"#);
+    assert_eq!(refusal.map(drop), Err("model configuration: draft layers: 10, allowed are 1 to 9".to_owned()));
+}
+
+#[test]
 fn routers_of_glm_and_ernie_are_read_and_refused() {
     let glm =
         r#""num_hidden_layers": 3, "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "num_experts_per_tok": 4"#;

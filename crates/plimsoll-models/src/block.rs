@@ -14,7 +14,7 @@ use plimsoll_formats::{Activation as ConfigActivation, LayerHeads, ModelConfig, 
 /// tells.
 pub fn norm(config: &ModelConfig, name: &str, len: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
     let mut plus = config.norm_weight_offset;
-    if plus == 0.0 && name.starts_with("mtp.") {
+    if plus == 0.0 && config.architecture.is_hybrid() && name.starts_with("mtp.") {
         let negative = declare.read_vector(name)?.is_some_and(|weights| weights.iter().any(|weight| *weight < 0.0));
         plus = if negative { 1.0 } else { 0.0 };
     }

@@ -204,7 +204,7 @@ impl Decoder {
                     Kind::Attention(AttentionPlace { layer, cache, sliding, shared: false })
                 }
             };
-            let experts = config.experts.as_ref().is_some_and(|experts| experts.layers[layer]);
+            let experts = config.experts_of(layer).is_some();
             layers.push(Layer::declare(config, &format!("model.layers.{layer}"), kind, experts, declare)?);
         }
         let rotary = Rotary::declare(config, declare)?;

@@ -20,13 +20,15 @@ use crate::parallel::ParallelBlock;
 use crate::per_layer::{PerLayerBlock, PerLayerInputs, layer_scalar};
 use crate::rope::{has_local_angles, rope};
 use crate::short_conv::ShortConvBlock;
-use crate::text_encoder::head::Head;
+use crate::text_encoder::head::Head as EncoderHead;
 use crate::text_encoder::logits_of;
-use crate::{Encoder, Model, Output, Pass, Vision, audio, vision};
+use crate::{Drafter, Encoder, Model, Output, Pass, Vision, audio, vision};
 use beside::Beside;
+use head::Head;
 use mixer::Mixer;
 
 mod beside;
+mod head;
 mod mixer;
 
 /// The norms around one half of a layer, where the family has them.
@@ -77,12 +79,14 @@ pub struct Family {
     rotary_dim: usize,
     widest_norm: usize,
     state: Option<StateShape>,
+    /// The draft head, if it was asked for.
+    head: Option<Head>,
     vision: Option<Box<dyn Vision>>,
     audio: Option<Box<dyn Encoder>>,
     /// Whether an image's tokens see each other in sliding layers alone.
     global_is_causal: bool,
     /// Where every position sees those before and after it: what a device must know of that, and what is made of the hidden states.
-    encodes: Option<(EncoderShape, Option<Head>)>,
+    encodes: Option<(EncoderShape, Option<EncoderHead>)>,
 }
 
 /// Layers of each kind that have been declared.
@@ -92,11 +96,16 @@ struct Counts {
     recurrent: usize,
 }
 
-/// Declares a checkpoint of such a family.
-pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
+/// Declares a checkpoint of such a family, the draft head's weights only `with_drafter`.
+pub fn build(
+    config: &ModelConfig,
+    declare: &mut Declare<'_>,
+    with_drafter: bool,
+) -> Result<Box<dyn Model>, DeclareError> {
     let ends = Ends::declare(config, declare)?;
     let mut counts = Counts::default();
-    let layers = (0..config.layers).map(|layer| declare_layer(config, layer, &mut counts, declare));
+    let name = |layer: usize| format!("model.layers.{layer}");
+    let layers = (0..config.layers).map(|layer| declare_layer(config, layer, &name(layer), &mut counts, declare));
     let layers = layers.collect::<Result<Vec<_>, DeclareError>>()?;
     let mixers = || layers.iter().filter_map(|layer| layer.mixer.as_ref());
     let state = mixers().find_map(|mixer| mixer.state_shape(counts.recurrent));
@@ -105,7 +114,14 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
     let local = has_local_angles(config)
         .then(|| declare.values(rope(config.rotary_dim, config.rope_local_theta, &RopeScaling::None).inv_freq));
     let per_layer = PerLayerInputs::declare(config, declare)?;
-    let head = config.encoder.map(|encoder| Head::declare(config, &encoder, declare)).transpose()?;
+    let encodes = match &config.encoder {
+        Some(encoder) => Some((encoder_shape(config), EncoderHead::declare(config, encoder, declare)?)),
+        None => None,
+    };
+    let head = match with_drafter {
+        true => Some(Head::declare(config, ends, &mut counts, declare)?),
+        false => None,
+    };
     Ok(Box::new(Family {
         ends,
         layers,
@@ -119,10 +135,11 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
         rotary_dim: config.rotary_dim,
         widest_norm: widest_norm.max(config.variant.per_layer_input.map_or(0, |input| input.width)),
         state,
+        head,
         vision: vision::declare(config, declare)?,
         audio: audio::declare(config, declare)?,
         global_is_causal: config.vision.as_ref().is_some_and(|vision| matches!(vision.tower, Tower::Gemma4(_))),
-        encodes: head.map(|head| (encoder_shape(config), head)),
+        encodes,
     }))
 }
 
@@ -133,10 +150,10 @@ fn encoder_shape(config: &ModelConfig) -> EncoderShape {
 fn declare_layer(
     config: &ModelConfig,
     layer: usize,
+    prefix: &str,
     counts: &mut Counts,
     declare: &mut Declare<'_>,
 ) -> Result<Layer, DeclareError> {
-    let prefix = format!("model.layers.{layer}");
     let norms = |before: Option<&str>, after: Option<&str>, declare: &mut Declare<'_>| {
         let mut one = |name: Option<&str>| {
             let name = name.map(|name| format!("{prefix}.{name}.weight"));
@@ -162,31 +179,31 @@ fn declare_layer(
             let cache = source.unwrap_or(counts.attention - 1);
             let place = AttentionPlace { layer, cache, sliding, shared: source.is_some() };
             Some(match config.variant.latent {
-                Some(latent) => Mixer::Latent(Box::new(LatentBlock::declare(config, latent, &prefix, cache, declare)?)),
-                None => Mixer::Attention(AttentionBlock::declare(config, &prefix, place, declare)?),
+                Some(latent) => Mixer::Latent(Box::new(LatentBlock::declare(config, latent, prefix, cache, declare)?)),
+                None => Mixer::Attention(AttentionBlock::declare(config, prefix, place, declare)?),
             })
         }
         MixerKind::ShortConv => {
             counts.recurrent += 1;
-            Some(Mixer::ShortConv(ShortConvBlock::declare(config, &prefix, counts.recurrent - 1, declare)?))
+            Some(Mixer::ShortConv(ShortConvBlock::declare(config, prefix, counts.recurrent - 1, declare)?))
         }
         MixerKind::Mamba => {
             counts.recurrent += 1;
-            Some(Mixer::Mamba(MambaBlock::declare(config, &prefix, counts.recurrent - 1, declare)?))
+            Some(Mixer::Mamba(MambaBlock::declare(config, prefix, counts.recurrent - 1, declare)?))
         }
         MixerKind::Parallel => {
             (counts.attention, counts.recurrent) = (counts.attention + 1, counts.recurrent + 1);
             let places = [layer, counts.attention - 1, counts.recurrent - 1];
-            Some(Mixer::Parallel(Box::new(ParallelBlock::declare(config, &prefix, places, declare)?)))
+            Some(Mixer::Parallel(Box::new(ParallelBlock::declare(config, prefix, places, declare)?)))
         }
         MixerKind::None => None,
     };
     let transform = match config.variant.transforms(layer) {
-        true => Some(declare_transform(config, layer, &prefix, declare)?),
+        true => Some(declare_transform(config, layer, prefix, declare)?),
         false => None,
     };
-    let per_layer = PerLayerBlock::declare(config, &prefix, declare)?;
-    let scalar = if config.variant.layer_scalar { Some(layer_scalar(&prefix, declare)?) } else { None };
+    let per_layer = PerLayerBlock::declare(config, prefix, declare)?;
+    let scalar = if config.variant.layer_scalar { Some(layer_scalar(prefix, declare)?) } else { None };
     let angles = if sliding && has_local_angles(config) { LOCAL } else { GLOBAL };
     let angles = config.variant.rotates(layer).then_some(angles);
     Ok(Layer { mixer_norms, mixer, transform_norms, transform, per_layer, scalar, angles, sliding })
@@ -199,7 +216,7 @@ fn declare_transform(
     declare: &mut Declare<'_>,
 ) -> Result<Transform, DeclareError> {
     let mlp = format!("{prefix}.mlp");
-    let experts = config.experts.as_ref().filter(|experts| experts.layers[layer]);
+    let experts = config.experts_of(layer);
     let experts = experts.map(|experts| MoeBlock::declare(config, experts, &mlp, declare)).transpose()?;
     Ok(match experts {
         Some(experts) if config.variant.mlp_beside_experts => {
@@ -384,13 +401,18 @@ impl Model for Family {
     }
 
     fn shape(&self, dtype: KvDtype) -> ModelShape {
-        let layers = self.layers.iter().filter_map(|layer| layer.mixer.as_ref()?.kv());
+        let layers = self.layers.iter().chain(self.head.as_ref().map(|head| &head.layer));
+        let layers = layers.filter_map(|layer| layer.mixer.as_ref()?.kv());
         let kv = KvShape::of(dtype, self.state.is_some(), layers);
         let hidden = self.ends.hidden.max(self.widest_norm);
         if let Some((shape, _)) = &self.encodes {
             return ModelShape { kv: KvShape::none(), state: None, hidden, encoder: Some(*shape), bf16: false };
         }
         ModelShape { kv, state: self.state, hidden, encoder: self.encoders(), bf16: false }
+    }
+
+    fn drafter(&self) -> Option<&dyn Drafter> {
+        self.head.as_ref().map(|_| self as &dyn Drafter)
     }
 
     fn vision(&self) -> Option<&dyn Vision> {

@@ -18,6 +18,7 @@ mod latent;
 pub mod llama;
 pub mod mamba;
 pub mod moe;
+mod mtp;
 mod parallel;
 mod per_layer;
 pub mod qwen2;
@@ -255,7 +256,7 @@ pub fn build(
     declare: &mut Declare<'_>,
     with_drafter: bool,
 ) -> Result<Box<dyn Model>, DeclareError> {
-    if with_drafter && !config.architecture.is_hybrid() {
+    if with_drafter && !config.architecture.has_draft_head() {
         return Err(DeclareError::Unsupported(format!(
             "--enable-mtp needs a draft head, and {} models have none",
             config.architecture
@@ -268,7 +269,7 @@ pub fn build(
         Architecture::Qwen3Moe => qwen3_moe::build(config, declare),
         Architecture::Qwen3Next => qwen3_next::build(config, declare, with_drafter),
         Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => qwen3_5::build(config, declare, with_drafter),
-        Architecture::Decoder(_) => family::build(config, declare),
+        Architecture::Decoder(_) => family::build(config, declare, with_drafter),
         Architecture::Bert | Architecture::Roberta | Architecture::ModernBert | Architecture::NomicBert => {
             text_encoder::build(config, declare)
         }

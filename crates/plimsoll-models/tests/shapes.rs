@@ -355,11 +355,37 @@ fn a_draft_head_that_is_not_there_is_refused_by_its_flag() {
         ("llama", "--enable-mtp needs a draft head, and Llama models have none"),
         ("qwen3-moe", "--enable-mtp needs a draft head, and Qwen3Moe models have none"),
         ("gguf-qwen3next-q8_0", "--enable-mtp needs a draft head, and the checkpoint has none"),
+        ("glm4", "--enable-mtp needs a draft head, and GLM-4 models have none"),
     ] {
         let checkpoint = common::checkpoint(model);
         let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
         let refusal = plimsoll_models::build(&checkpoint.config, &mut declare, true).err().expect(model).to_string();
         assert!(refusal.contains(part), "{model}: {refusal}");
+    }
+}
+
+/// Configuration, parameters of the head in millions, layers in the KV cache with it. GLM-4.5-Air, by hand: attention 2 · 4,096 · 12,288
+/// + 2 · 4,096 · 1,024; 129 experts of 3 · 4,096 · 1,408 and their router; a projection of 2 · 4,096².
+const HEADS: [(&str, f64, usize); 1] = [("glm-4.5-air-106b-a12b.json", 2375.06, 47)];
+
+#[test]
+fn draft_heads_behind_the_last_layer_are_planned_from_their_configurations() {
+    for (name, millions, layers) in HEADS {
+        let mut checkpoint = config(name);
+        let built = |with_drafter| {
+            let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+            let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter).unwrap();
+            (model.shape(KvDtype::F16).kv, declare.finish().bytes as f64 / 2e6)
+        };
+        let ((plain, without), (kv, with)) = (built(false), built(true));
+        let found = with - without;
+        assert!((found / millions - 1.0).abs() < 2e-3, "{name}: {found} million parameters for {millions}");
+        assert_eq!((plain.layers().len() + 1, kv.layers().len()), (layers, layers), "{name}");
+        assert_eq!(plain.layers()[0].layout, kv.layers()[layers - 1].layout, "{name}");
+        checkpoint.config.draft_layers = 2;
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let refusal = plimsoll_models::build(&checkpoint.config, &mut declare, true).err().expect(name).to_string();
+        assert!(refusal.contains("--enable-mtp needs a draft head of one layer, and num_nextn_predict_layers is 2"));
     }
 }
 

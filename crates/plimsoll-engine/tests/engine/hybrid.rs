@@ -15,13 +15,15 @@ use crate::common::{
 };
 
 const HYBRIDS: [&str; 3] = ["qwen3-next", "qwen3.5", "qwen3.5-moe"];
+/// Models of attention alone, with a draft head behind the last layer.
+const HEADS: [&str; 2] = ["glm4-moe", "gguf-glm4-moe-q8_0"];
 /// Hybrids without a draft head: short convolutions, and Mamba-2.
 const HEADLESS: [&str; 5] = ["lfm2", "lfm2-moe", "granite4-h-moe", "falcon-h1", "nemotron-h-moe"];
 
 /// The continuations of transformers, whatever is drafted on the way.
 #[test]
 fn drafts_change_no_reference() {
-    for model in HYBRIDS {
+    for model in HYBRIDS.into_iter().chain(HEADS) {
         for drafts in [0, 1, 3] {
             let engine = engine(model, &with_drafts(drafts));
             for prompt in reference(model)["prompts"].as_array().unwrap() {
@@ -36,7 +38,7 @@ fn drafts_change_no_reference() {
 /// The head's first guess is the one of the reference implementation.
 #[test]
 fn the_first_draft_is_the_references() {
-    for model in HYBRIDS {
+    for model in HYBRIDS.into_iter().chain(HEADS) {
         let engine = engine(model, &Options { mtp_optimistic: true, ..with_drafts(1) });
         let mut checked = 0;
         for case in reference(model)["mtp"].as_array().unwrap() {
@@ -139,6 +141,12 @@ fn crowd(seed: u64) -> Vec<Request> {
 #[test]
 fn a_crowd_of_hybrids_says_what_each_says_alone() {
     HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Auto));
+}
+
+/// The same for models without state.
+#[test]
+fn a_crowd_of_models_with_heads_says_what_each_says_alone() {
+    HEADS.iter().for_each(|model| check(model, ComputeDtype::Auto));
 }
 
 /// The same without draft heads, where drafts are looked up in the text.

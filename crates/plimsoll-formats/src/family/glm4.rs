@@ -43,7 +43,14 @@ pub(super) const MOE: Family = Family {
     name: "GLM-4.5",
     classes: &["Glm4MoeForCausalLM", "Glm4MoeModel", "glm4_moe"],
     gguf: &["glm4moe"],
-    defaults: Defaults { kv_heads: Some(8), max_context: 131_072, partial: Some(0.5), eps: 1e-5, ..Defaults::LLAMA },
+    defaults: Defaults {
+        kv_heads: Some(8),
+        max_context: 131_072,
+        partial: Some(0.5),
+        eps: 1e-5,
+        draft_head: true,
+        ..Defaults::LLAMA
+    },
     from_hf: |json, config| {
         config.attention_output_bias = false;
         config.qk_norm = json.bool("use_qk_norm")?.unwrap_or(false);

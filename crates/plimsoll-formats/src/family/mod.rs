@@ -106,6 +106,8 @@ pub(crate) struct Defaults {
     pub(crate) uneven: bool,
     /// Whether attention is latent: the family reads the widths of keys and values.
     pub(crate) latent: bool,
+    /// Whether checkpoints may have an MTP head, in the layers behind the last.
+    pub(crate) draft_head: bool,
 }
 
 impl Defaults {
@@ -126,6 +128,7 @@ impl Defaults {
         tied: false,
         uneven: false,
         latent: false,
+        draft_head: false,
     };
 }
 
@@ -145,6 +148,14 @@ pub(crate) fn named(name: &str) -> Option<&'static Family> {
 }
 
 impl Architecture {
+    /// Whether checkpoints may have a head for multi-token prediction (MTP).
+    pub fn has_draft_head(&self) -> bool {
+        match self {
+            Architecture::Decoder(name) => named(name).is_some_and(|family| family.defaults.draft_head),
+            other => other.is_hybrid(),
+        }
+    }
+
     /// The name that GGUF files give the architecture: `gemma3`, `qwen35moe`.
     pub fn gguf_name(&self) -> String {
         match self {

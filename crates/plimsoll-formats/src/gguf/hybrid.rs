@@ -7,6 +7,7 @@ use super::meta::{GgufMeta, GgufValue};
 use crate::architecture::Architecture;
 use crate::config::{DeltaNet, Experts, Routing};
 use crate::directory::Entry;
+use crate::draft_head;
 use crate::error::FormatError;
 
 /// Every so many layers is one of attention, where the metadata does not list them.
@@ -97,17 +98,6 @@ pub(super) fn name_draft_head(meta: &GgufMeta, entries: &mut [Entry]) -> Result<
     let Some(first) = blocks.and_then(|blocks| blocks.checked_sub(draft as u64)).filter(|_| draft > 0) else {
         return Ok(());
     };
-    for entry in entries {
-        let block = entry.name.strip_prefix("model.layers.").or_else(|| entry.name.strip_prefix("blk."));
-        let Some((layer, rest)) = block.and_then(|block| block.split_once('.')) else { continue };
-        let Some(layer) = layer.parse::<u64>().ok().and_then(|layer| layer.checked_sub(first)) else { continue };
-        entry.name = match rest {
-            "nextn.eh_proj.weight" => "mtp.fc.weight".to_owned(),
-            "nextn.enorm.weight" => "mtp.pre_fc_norm_embedding.weight".to_owned(),
-            "nextn.hnorm.weight" => "mtp.pre_fc_norm_hidden.weight".to_owned(),
-            "nextn.shared_head_norm.weight" => "mtp.norm.weight".to_owned(),
-            _ => format!("mtp.layers.{layer}.{rest}"),
-        };
-    }
+    draft_head::rename(entries, first, draft);
     Ok(())
 }

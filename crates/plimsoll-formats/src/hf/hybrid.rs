@@ -124,8 +124,11 @@ pub(super) fn rotary_dim(partial: Option<f32>, head_dim: usize, default: Option<
 
 /// Layers of the draft head. Qwen3-Next's configuration does not mention the one that its checkpoints have.
 pub(super) fn draft_layers(config: &Lookup, architecture: &Architecture) -> Result<usize, FormatError> {
-    if !architecture.is_hybrid() {
+    if !architecture.has_draft_head() {
         return Ok(0);
+    }
+    if !architecture.is_hybrid() {
+        return Ok(config.size("num_nextn_predict_layers")?.unwrap_or(0));
     }
     if config.bool("mtp_use_dedicated_embeddings")? == Some(true) {
         return Err(FormatError::Unsupported("mtp_use_dedicated_embeddings: true".to_owned()));

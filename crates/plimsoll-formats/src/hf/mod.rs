@@ -28,6 +28,7 @@ mod whisper;
 use crate::architecture::Architecture;
 use crate::config::ModelConfig;
 use crate::directory::Directory;
+use crate::draft_head;
 use crate::error::FormatError;
 use crate::family::{self, Names};
 use crate::mapping::Mapping;
@@ -116,6 +117,7 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
         }
         rename_overrides(&mut opened.config, names);
     }
+    draft_head::rename(&mut entries, opened.config.layers as u64, opened.config.draft_layers);
     opened.directory = Directory::new(entries)?;
     // The file decides, whatever its configuration says: a head that is there is not the embedding's table again, which writers leave out.
     if !opened.directory.is_empty() {

@@ -1,0 +1,62 @@
+//! The names of a draft head (MTP) that a file keeps in the layers behind the last: GLM-4.5 in
+//! safetensors, all families in GGUF.
+//!
+//! The canonical names are those of Qwen's heads: `mtp.fc`, `mtp.norm`, `mtp.layers.0.*`. The head shares the model's embedding and
+//! output projection: DeepSeek's description of its weights says so. Copies of the two in the head's layer are not read.
+
+use crate::directory::Entry;
+use crate::family::{Names, renamed};
+
+/// What a head has beside its layer, in safetensors and in GGUF.
+const NAMES: Names = &[
+    ("eh_proj", "mtp.fc"),
+    ("enorm", "mtp.pre_fc_norm_embedding"),
+    ("hnorm", "mtp.pre_fc_norm_hidden"),
+    ("shared_head.norm", "mtp.norm"),
+    ("nextn.eh_proj", "mtp.fc"),
+    ("nextn.enorm", "mtp.pre_fc_norm_embedding"),
+    ("nextn.hnorm", "mtp.pre_fc_norm_hidden"),
+    ("nextn.shared_head_norm", "mtp.norm"),
+];
+
+/// Renames the tensors of the layers from `first` on, if there are `draft` layers of a head.
+pub(crate) fn rename(entries: &mut [Entry], first: u64, draft: usize) {
+    for entry in entries.iter_mut().filter(|_| draft > 0) {
+        if let Some(name) = canonical(&entry.name, first) {
+            entry.name = name;
+        }
+    }
+}
+
+/// The canonical name of a tensor in a layer from `first` on. Only the first of several heads gets the names of a head.
+fn canonical(name: &str, first: u64) -> Option<String> {
+    let layer = name.strip_prefix("model.layers.").or_else(|| name.strip_prefix("blk."))?;
+    let (layer, rest) = layer.split_once('.')?;
+    let layer = layer.parse::<u64>().ok()?.checked_sub(first)?;
+    let own = renamed(NAMES, rest).filter(|_| layer == 0);
+    Some(own.unwrap_or_else(|| format!("mtp.layers.{layer}.{rest}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical;
+
+    #[test]
+    fn layers_behind_the_last_are_the_heads() {
+        for (name, want) in [
+            ("model.layers.46.eh_proj.weight", Some("mtp.fc.weight")),
+            ("model.layers.46.enorm.weight", Some("mtp.pre_fc_norm_embedding.weight")),
+            ("model.layers.46.hnorm.weight", Some("mtp.pre_fc_norm_hidden.weight")),
+            ("model.layers.46.shared_head.norm.weight", Some("mtp.norm.weight")),
+            ("model.layers.46.shared_head.head.weight", Some("mtp.layers.0.shared_head.head.weight")),
+            ("model.layers.46.mlp.gate.weight", Some("mtp.layers.0.mlp.gate.weight")),
+            ("blk.46.nextn.shared_head_norm.weight", Some("mtp.norm.weight")),
+            ("blk.46.nextn.embed_tokens.weight", Some("mtp.layers.0.nextn.embed_tokens.weight")),
+            ("model.layers.47.eh_proj.weight", Some("mtp.layers.1.eh_proj.weight")),
+            ("model.layers.45.mlp.gate.weight", None),
+            ("model.norm.weight", None),
+        ] {
+            assert_eq!(canonical(name, 46).as_deref(), want, "{name}");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! What heads for multi-token prediction (MTP) have around their layer: from a position's hidden state and the token that follows
+//! it they guess the token after that.
+//!
+//! Reference: `tools/fixturelib/hybrid.py`, put together from transformers' own layers. The hidden state is the one behind the
+//! model's final norm; in a further pass, the one behind the head's norm. Embedding and output projection are the model's.
+
+use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId};
+use plimsoll_formats::ModelConfig;
+
+use crate::Output;
+use crate::block::norm;
+use crate::ends::Ends;
+use crate::tower::Norm;
+
+/// Weights of a head, but for its layer.
+pub(crate) struct MtpEnds {
+    ends: Ends,
+    embedding_norm: VectorId,
+    hidden_norm: VectorId,
+    join: LinearId,
+    norm: Norm,
+    eps: f32,
+}
+
+impl MtpEnds {
+    /// Declares `mtp.*`, or says that there is no head, or one that is not supported.
+    pub fn declare(config: &ModelConfig, ends: Ends, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
+        let unsupported = |what: String| Err(DeclareError::Unsupported(format!("--enable-mtp {what}")));
+        let (key, tensor) = match config.architecture.is_hybrid() {
+            true => ("mtp_num_hidden_layers", "mtp.fc.weight".to_owned()),
+            false => ("num_nextn_predict_layers", format!("model.layers.{}.eh_proj.weight", config.layers)),
+        };
+        let layers = config.draft_layers;
+        let there = declare.has("mtp.fc.weight") || declare.is_plan() && layers > 0;
+        if !there {
+            let lacks = match config.architecture.is_hybrid() || layers > 0 {
+                true => format!("no tensor '{tensor}'"),
+                false => format!("{key} is 0"),
+            };
+            return unsupported(format!(
+                "needs a draft head, and the checkpoint has none ({lacks}): use --prompt-lookup-num-tokens instead"
+            ));
+        }
+        if layers > 1 {
+            return unsupported(format!(
+                "needs a draft head of one layer, and {key} is {layers}: use --prompt-lookup-num-tokens instead"
+            ));
+        }
+        let mut head_norm = |name: &str| norm(config, &format!("mtp.{name}.weight"), config.hidden_size, declare);
+        let embedding_norm = head_norm("pre_fc_norm_embedding")?;
+        let hidden_norm = head_norm("pre_fc_norm_hidden")?;
+        let norm = Norm { weight: head_norm("norm")?, bias: None, eps: config.norm_eps };
+        let join = declare.linear("mtp.fc.weight", config.hidden_size, 2 * config.hidden_size)?;
+        Ok(Self { ends, embedding_norm, hidden_norm, join, norm, eps: config.norm_eps })
+    }
+
+    /// A pass of a head with this `layer`: see [`crate::Drafter::draft`]. The layer computes in place, and overwrites two more buffers of
+    /// the same shape.
+    pub fn draft(
+        &self,
+        device: &mut dyn Device,
+        (hidden, rows): (Buf, &[u32]),
+        step: &StepInput<'_>,
+        layer: impl FnOnce(&mut dyn Device, Buf, [Buf; 2]) -> Result<(), DeviceError>,
+    ) -> Result<Output, DeviceError> {
+        let x = device.temp(rows.len(), self.ends.hidden)?;
+        let scope = device.mark();
+        let both = device.temp(rows.len(), 2 * self.ends.hidden)?;
+        let embedded = self.ends.embed(device, step)?;
+        device.rms_norm(embedded, embedded, self.embedding_norm, self.eps);
+        let before = device.temp(rows.len(), self.ends.hidden)?;
+        device.gather(before, hidden, rows);
+        device.rms_norm(before, before, self.hidden_norm, self.eps);
+        device.put(both, embedded, 0);
+        device.put(both, before, embedded.cols);
+        device.linear_rows(both.into(), &[(self.join, x)], Mode::Store, step.bf16_rows)?;
+        // The halves are used up.
+        layer(device, x, [before, embedded])?;
+        device.release(scope);
+        self.ends.output_through(device, x, self.norm, step)
+    }
+}
