@@ -109,6 +109,8 @@ LAYERS = {
     "qwen3_5_text": ("qwen3_5", "Qwen3_5"),
     "qwen3_5_moe_text": ("qwen3_5_moe", "Qwen3_5Moe"),
     "glm4_moe": ("glm4_moe", "Glm4Moe"),
+    "glm4_moe_lite": ("glm4_moe_lite", "Glm4MoeLite"),
+    "deepseek_v3": ("deepseek_v3", "DeepseekV3"),
 }
 
 
@@ -119,7 +121,7 @@ class MtpHead(torch.nn.Module):
         super().__init__()
         folder, prefix = LAYERS[raw["model_type"]]
         module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
-        # Of GLM, a layer like the last.
+        # Of GLM and DeepSeek, a layer like the last.
         hybrid = folder.startswith("qwen")
         index = main.config.layer_types.index("full_attention") if hybrid else raw["num_hidden_layers"] - 1
         layer = getattr(module, f"{prefix}DecoderLayer")(main.config, index)

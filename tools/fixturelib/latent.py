@@ -37,6 +37,7 @@ GLM_FLASH = {
     "kv_lora_rank": 64,
     "n_group": 1,
     "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
     "partial_rotary_factor": 1.0,
     "q_lora_rank": 96,
     "rope_scaling": None,

@@ -1,4 +1,4 @@
-"""MTP heads of GLM-4.5, which checkpoints store as the layer behind the last.
+"""MTP heads of GLM-4.5, GLM-4.7-Flash and DeepSeek-V3, which checkpoints store as the layer behind the last.
 
 transformers leaves these heads out. `hybrid.MtpHead` makes one from transformers' decoder layer of the family, and says what
 it computes: `eh_proj` is its `fc`, `enorm` and `hnorm` are the norms before it, `shared_head.norm` the one behind the layer.
@@ -11,7 +11,9 @@ from . import hybrid, models
 
 SEED = 21
 # Fixtures with a head. Others of these families have none, as MLX's converter leaves it.
-HEADS = ("glm4-moe", "mlx-glm4-moe-4bit", "gguf-glm4-moe-q8_0")
+HEADS = (
+    "glm4-moe", "mlx-glm4-moe-4bit", "gguf-glm4-moe-q8_0", "glm4.7-flash", "gguf-glm4.7-flash-q8_0", "deepseek-v3",
+)
 COPIES = ("glm4-moe", "gguf-glm4-moe-q8_0")
 
 # Parts of the head's layer by their published names → those of hybrid.MtpHead.

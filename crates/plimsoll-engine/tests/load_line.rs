@@ -76,8 +76,8 @@ fn i2_every_component_of_every_fixture_is_within_its_plan() {
     let _alone = alone();
     for entry in std::fs::read_dir(fixtures().join("models")).unwrap() {
         let model = entry.unwrap().file_name().into_string().unwrap();
-        let mtp =
-            model.starts_with("mtp-") || ["qwen3-next", "qwen3.5", "qwen3.5-moe", "glm4-moe"].contains(&model.as_str());
+        let heads = ["qwen3-next", "qwen3.5", "qwen3.5-moe", "glm4-moe", "glm4.7-flash", "deepseek-v3"];
+        let mtp = model.starts_with("mtp-") || heads.contains(&model.as_str());
         let options = Options { enable_mtp: mtp, mtp_num_draft_tokens: 2, ..exact() };
         let encoder = model.starts_with("bert") || model.starts_with("embedding");
         let options = Options { max_total_token_num: options.max_total_token_num.filter(|_| !encoder), ..options };

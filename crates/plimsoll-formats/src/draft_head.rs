@@ -1,5 +1,5 @@
-//! The names of a draft head (MTP) that a file keeps in the layers behind the last: GLM-4.5 in
-//! safetensors, all families in GGUF.
+//! The names of a draft head (MTP) that a file keeps in the layers behind the last: GLM-4.5, GLM-4.7-Flash and DeepSeek-V3
+//! in safetensors, all families in GGUF.
 //!
 //! The canonical names are those of Qwen's heads: `mtp.fc`, `mtp.norm`, `mtp.layers.0.*`. The head shares the model's embedding and
 //! output projection: DeepSeek's description of its weights says so. Copies of the two in the head's layer are not read.

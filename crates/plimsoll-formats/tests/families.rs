@@ -137,6 +137,8 @@ fn draft_heads_behind_the_last_layer_are_counted() {
         ("Glm4MoeForCausalLM", r#""num_nextn_predict_layers": 1"#, 1),
         ("Glm4MoeForCausalLM", r#""num_nextn_predict_layers": 0"#, 0),
         ("Glm4MoeForCausalLM", r#""num_hidden_layers": 2"#, 0),
+        ("Glm4MoeLiteForCausalLM", r#""num_nextn_predict_layers": 1"#, 1),
+        ("DeepseekV3ForCausalLM", r#""num_nextn_predict_layers": 2, "n_group": 1, "topk_group": 1"#, 2),
         // No head of this family is known.
         ("Glm4ForCausalLM", r#""num_nextn_predict_layers": 1"#, 0),
     ] {

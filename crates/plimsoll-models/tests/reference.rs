@@ -301,4 +301,7 @@ models! { check_head:
     head_of_glm4_moe "glm4-moe",
     head_of_mlx_glm4_moe "mlx-glm4-moe-4bit",
     head_of_gguf_glm4_moe "gguf-glm4-moe-q8_0",
+    head_of_glm4_7_flash "glm4.7-flash",
+    head_of_gguf_glm4_7_flash "gguf-glm4.7-flash-q8_0",
+    head_of_deepseek_v3 "deepseek-v3",
 }

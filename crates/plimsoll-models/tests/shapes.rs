@@ -65,7 +65,7 @@ fn a_hybrid_of_122_billion_is_planned_from_its_configuration() {
 }
 
 /// Configuration, parameters in billions, layers in the KV cache, KV heads, width of a head.
-const PUBLISHED: [(&str, f64, usize, usize, usize); 18] = [
+const PUBLISHED: [(&str, f64, usize, usize, usize); 19] = [
     ("smollm3-3b.json", 3.08, 36, 4, 128),
     ("phi-4-mini-3.8b.json", 3.84, 32, 8, 128),
     ("ministral-3-8b.json", 8.49, 34, 8, 128),
@@ -80,6 +80,8 @@ const PUBLISHED: [(&str, f64, usize, usize, usize); 18] = [
     // One row a token: 512 elements and 64 rotated ones.
     ("glm-4.7-flash.json", 29.94, 47, 1, 576),
     ("deepseek-v2-lite.json", 15.71, 27, 1, 576),
+    // Its configuration from memory, in bfloat16: published weights are FP8.
+    ("deepseek-v3.json", 671.0, 61, 1, 576),
     ("lfm2-1.2b.json", 1.17, 6, 8, 64),
     ("lfm2-8b-a1b.json", 8.34, 6, 8, 64),
     ("falcon-h1-0.5b.json", 0.521, 36, 2, 64),
@@ -356,6 +358,8 @@ fn a_draft_head_that_is_not_there_is_refused_by_its_flag() {
         ("qwen3-moe", "--enable-mtp needs a draft head, and Qwen3Moe models have none"),
         ("gguf-qwen3next-q8_0", "--enable-mtp needs a draft head, and the checkpoint has none"),
         ("glm4", "--enable-mtp needs a draft head, and GLM-4 models have none"),
+        ("mlx-glm4.7-flash-4bit", "the checkpoint has none (no tensor 'model.layers.3.eh_proj.weight')"),
+        ("deepseek-v2-lite", "the checkpoint has none (num_nextn_predict_layers is 0)"),
     ] {
         let checkpoint = common::checkpoint(model);
         let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
@@ -364,9 +368,15 @@ fn a_draft_head_that_is_not_there_is_refused_by_its_flag() {
     }
 }
 
-/// Configuration, parameters of the head in millions, layers in the KV cache with it. GLM-4.5-Air, by hand: attention 2 · 4,096 · 12,288
-/// + 2 · 4,096 · 1,024; 129 experts of 3 · 4,096 · 1,408 and their router; a projection of 2 · 4,096².
-const HEADS: [(&str, f64, usize); 1] = [("glm-4.5-air-106b-a12b.json", 2375.06, 47)];
+/// Configuration, parameters of the head in millions, layers in the KV cache with it. By hand: GLM-4.5-Air has attention of
+/// 2 · 4,096 · 12,288 + 2 · 4,096 · 1,024, 129 experts of 3 · 4,096 · 1,408, a router of 128 · 4,096, a projection of 2 · 4,096².
+/// Attention of GLM-4.7-Flash has 2,048 · 768 + 768 · 20 · 256 + 2,048 · 576 + 512 · 20 · 448 + 20 · 256 · 2,048, that of
+/// DeepSeek-V3 7,168 · 1,536 + 1,536 · 128 · 192 + 7,168 · 576 + 512 · 128 · 256 + 128 · 128 · 7,168; the rest as above.
+const HEADS: [(&str, f64, usize); 3] = [
+    ("glm-4.5-air-106b-a12b.json", 2375.06, 47),
+    ("glm-4.7-flash.json", 643.71, 48),
+    ("deepseek-v3.json", 11_610.07, 62),
+];
 
 #[test]
 fn draft_heads_behind_the_last_layer_are_planned_from_their_configurations() {

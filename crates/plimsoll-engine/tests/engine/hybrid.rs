@@ -16,7 +16,7 @@ use crate::common::{
 
 const HYBRIDS: [&str; 3] = ["qwen3-next", "qwen3.5", "qwen3.5-moe"];
 /// Models of attention alone, with a draft head behind the last layer.
-const HEADS: [&str; 2] = ["glm4-moe", "gguf-glm4-moe-q8_0"];
+const HEADS: [&str; 4] = ["glm4-moe", "gguf-glm4-moe-q8_0", "glm4.7-flash", "deepseek-v3"];
 /// Hybrids without a draft head: short convolutions, and Mamba-2.
 const HEADLESS: [&str; 5] = ["lfm2", "lfm2-moe", "granite4-h-moe", "falcon-h1", "nemotron-h-moe"];
 
@@ -143,10 +143,12 @@ fn a_crowd_of_hybrids_says_what_each_says_alone() {
     HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Auto));
 }
 
-/// The same for models without state.
+/// The same for models without state, in all three kinds of arithmetic.
 #[test]
 fn a_crowd_of_models_with_heads_says_what_each_says_alone() {
-    HEADS.iter().for_each(|model| check(model, ComputeDtype::Auto));
+    for compute_dtype in [ComputeDtype::Auto, ComputeDtype::Int8].into_iter().chain(all_bf16()) {
+        HEADS.iter().for_each(|model| check(model, compute_dtype));
+    }
 }
 
 /// The same without draft heads, where drafts are looked up in the text.

@@ -29,6 +29,7 @@ pub(super) const DEEPSEEK: Family = Family {
         intermediate: Some(18_432),
         max_context: 4096,
         latent: true,
+        draft_head: true,
         ..Defaults::LLAMA
     },
     from_hf: |json, config| match is_v2(json) {
@@ -62,6 +63,7 @@ pub(super) const GLM_FLASH: Family = Family {
         max_context: 202_752,
         eps: 1e-5,
         latent: true,
+        draft_head: true,
         ..Defaults::LLAMA
     },
     from_hf: |json, config| of_hf(json, config, &GLM),
