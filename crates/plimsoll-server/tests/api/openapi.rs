@@ -145,6 +145,12 @@ fn every_field_of_the_document_is_taken_and_every_answer_fits() {
                 if takes_either(&path) && name != "prompt" {
                     body["messages"] = schema["properties"]["messages"]["examples"][0].clone();
                 }
+                // Without a limit an infill fills the context.
+                if path == "/infill"
+                    && !["max_completion_tokens", "max_tokens", "n_predict", "num_predict"].contains(&name.as_str())
+                {
+                    body["n_predict"] = json!(4);
+                }
                 body[name] = example.clone();
                 match name.as_str() {
                     "stream_options" => body["stream"] = json!(true),
