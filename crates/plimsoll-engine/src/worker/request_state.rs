@@ -40,8 +40,6 @@ pub(crate) struct RequestState {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Collected hidden states, for an embedding or a score.
     pub pool: Option<Pool>,
-    pub outbox: Outbox,
-    _permit: AdmissionPermit,
     /// The server received it.
     received: Instant,
     scheduled: Option<Instant>,
@@ -61,6 +59,9 @@ pub(crate) struct RequestState {
     piece: String,
     finished: bool,
     failed: bool,
+    // These two give back what was reserved, after all else is freed: fields are dropped in this order.
+    pub outbox: Outbox,
+    _permit: AdmissionPermit,
 }
 
 impl RequestState {

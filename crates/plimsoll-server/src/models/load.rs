@@ -25,10 +25,6 @@ const FAILED_FOR: Duration = Duration::from_secs(5);
 /// Seconds after which a client retries when other models use the memory.
 pub(super) const RETRY_AFTER_S: u32 = 5;
 
-/// A load goes on for this long after the last waiting request has ended: clients that retry, some after
-/// [`RETRY_AFTER_S`], find it under way.
-const LINGER: Duration = Duration::from_secs(6);
-
 impl Registry {
     /// Begins a use of a model that is loaded.
     pub(super) fn enter(self: &Arc<Self>, index: usize) -> Option<(Loaded, InUse)> {
@@ -165,8 +161,8 @@ impl Registry {
         }
     }
 
-    /// Completes when no request has waited for a model for [`LINGER`], when none waits while the server drains, or
-    /// when the drain's time is up.
+    /// Completes when no request has waited for a model for [`abandoned_load`](crate::state::config::ServerConfig::abandoned_load), when none
+    /// waits while the server drains, or when the drain's time is up.
     async fn given_up(&self, index: usize) {
         let mut waiting = self.slots[index].waiting.subscribe();
         let [mut draining, mut cut] = [(); 2].map(|()| self.server.phase.subscribe());
@@ -178,7 +174,7 @@ impl Registry {
                     biased;
                     _ = waiting.wait_for(|waiting| *waiting > 0) => {}
                     () = reached(&mut draining, Phase::Draining) => return,
-                    () = sleep(LINGER) => return,
+                    () = sleep(self.server.config.abandoned_load) => return,
                 }
             }
         };

@@ -43,9 +43,6 @@ const MODELS_MAX: usize = 64;
 /// Time between two searches for idle models.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// A server that ends waits so long for a load to come to its next checkpoint.
-const CHECKPOINT_WITHIN: Duration = Duration::from_secs(10);
-
 /// A model that can be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
@@ -244,8 +241,9 @@ impl Registry {
     /// The server is over: every engine ends.
     async fn end(&self) {
         // A load that is under way has been told to stop.
-        let Ok(_turn) = timeout(CHECKPOINT_WITHIN, self.turn.lock()).await else {
-            tracing::error!("a load goes on after {} s; the process ends without it", CHECKPOINT_WITHIN.as_secs());
+        let last_load = self.server.config.last_load;
+        let Ok(_turn) = timeout(last_load, self.turn.lock()).await else {
+            tracing::error!("a load goes on after {} s; the process ends without it", last_load.as_secs());
             return;
         };
         let engines: Vec<EngineHandle> = self.loaded().iter().map(|state| state.served.engine.clone()).collect();

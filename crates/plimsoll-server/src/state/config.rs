@@ -243,6 +243,11 @@ pub struct ServerConfig {
     pub keep_alive: Duration,
     /// After a shutdown signal, running requests have this long to finish.
     pub drain_deadline: Duration,
+    /// A load goes on for this long after the last waiting request has ended: clients that retry as they are told find it
+    /// under way.
+    pub abandoned_load: Duration,
+    /// A server that ends waits so long for a load to come to its next checkpoint.
+    pub last_load: Duration,
 }
 
 impl Default for ServerConfig {
@@ -279,6 +284,8 @@ impl Default for ServerConfig {
             request_timeout: None,
             keep_alive: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(30),
+            abandoned_load: Duration::from_secs(6),
+            last_load: Duration::from_secs(10),
         }
     }
 }

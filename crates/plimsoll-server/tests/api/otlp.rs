@@ -194,14 +194,15 @@ fn a_collector_that_hangs_is_gone_or_refuses_delays_nothing_and_drops_are_counte
     let wrong = Collector::start(Manner::Answers(404));
     let partial = Collector::start(Manner::Rejects(2));
     let body = json!({"prompt": "x", "max_tokens": 1});
-    for (url, exports, dropped, failures) in [
+    let cases = [
         (hung.url(), Some(&hung), 5, 3),
         (format!("http://{gone}"), None, 5, 3),
         (busy.url(), Some(&busy), 5, 3),
         // Sending the same again would not help.
         (wrong.url(), Some(&wrong), 5, 1),
         (partial.url(), Some(&partial), 2, 0),
-    ] {
+    ];
+    let given_up = |(url, exports, dropped, failures): (String, Option<&Collector>, u64, u64)| {
         let server = Server::with(traced(&url, &timeout), limits(), letters);
         let began = Instant::now();
         ask(&server, "/v1/completions", "", &body).answer().ok();
@@ -212,7 +213,9 @@ fn a_collector_that_hangs_is_gone_or_refuses_delays_nothing_and_drops_are_counte
             assert_eq!(collector.exports() as u64, failures.max(1), "{url}");
         }
         println!("{url}: given up after {:?}", began.elapsed());
-    }
+    };
+    let given_up = &given_up;
+    std::thread::scope(|scope| cases.into_iter().for_each(|case| drop(scope.spawn(move || given_up(case)))));
 }
 
 #[test]

@@ -37,12 +37,12 @@ fn abandoned_load_is_cancelled() {
     let began = Instant::now();
     let [first, second] = clients;
     drop(first);
-    std::thread::sleep(Duration::from_secs(2));
-    assert_eq!(states(&server)[1], "minute loading", "somebody waits for it");
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(states(&server)[1], "minute loading", "the other still waits for it");
     drop(second);
     eventually("it is given up", || states(&server)[1] == "minute unloaded");
     assert!(
-        began.elapsed() > Duration::from_secs(6),
+        began.elapsed() > Duration::from_millis(1700),
         "clients that try again find it under way: {:?}",
         began.elapsed()
     );
@@ -73,7 +73,7 @@ fn abandoned_fetch_delays_no_request() {
     let began = Instant::now();
     ask(&server, "a").ok();
     let took = began.elapsed();
-    assert!(took > Duration::from_secs(4) && took < Duration::from_secs(40), "{took:?}");
+    assert!(took > Duration::from_millis(500) && took < Duration::from_secs(40), "{took:?}");
     eventually("the fetch has heard of it", || fake.fetches[1].load(Ordering::Acquire) == 1);
     assert_eq!((fake.loads.load(Ordering::Acquire), &states(&server)[1][..]), (1, "far unloaded"));
     let metrics = server.get("/metrics");
@@ -113,7 +113,7 @@ fn a_drain_gives_a_load_its_time_and_no_more() {
 
 #[test]
 fn drain_does_not_wait_for_an_abandoned_load() {
-    // Nor are six seconds left to clients that come back. Once of three times, since a machine may stand still for a while.
+    // Nor is any time left to clients that come back. Once of three times, since a machine may stand still for a while.
     let quick = (0..3).any(|_| {
         let patient = ServerConfig { drain_deadline: PATIENCE, ..config() };
         let minute = Model { takes: PATIENCE, ..model("minute", 5) };
@@ -130,8 +130,10 @@ fn drain_does_not_wait_for_an_abandoned_load() {
 #[test]
 fn load_without_checkpoints_delays_others_briefly() {
     let (server, fake, clients) = waiting_for(true);
+    let began = Instant::now();
     drop(clients);
     server.shut_down();
     assert!(server.wait_for_end(PATIENCE));
-    assert!(fake.engines.lock().unwrap().is_empty(), "it is left behind after ten seconds of twenty");
+    assert!(began.elapsed() > Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(fake.engines.lock().unwrap().is_empty(), "it is left behind after one second of twenty");
 }
