@@ -1,26 +1,25 @@
 //! What the server is given: the model it serves and the limits it keeps. No behaviour lives here.
 
+mod bounds;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, HttpAlternative, MediaSpec, Pooling, Transcript};
-use plimsoll_grammar::sandbox::SANDBOXES_BYTES_MAX;
-use plimsoll_memory::Bytes;
+use plimsoll_engine::{EngineHandle, MediaSpec, Pooling, Transcript};
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
 
 use crate::http::access::{ApiKeys, Origins};
-use crate::http::body::{ARRIVING_BYTES, BodyLimits, PARSED_FACTOR};
+use crate::http::body::{ARRIVING_BYTES, BodyLimits};
 use crate::http::error::ServeError;
 use crate::http::rates::RateLimits;
 use crate::http::unknown::UnknownFields;
-use crate::mcp::{self, MCP_THREADS, McpConfig};
-use crate::media::config::{DECODERS, MediaConfig};
-use crate::otlp::{self, OTLP_THREADS, OtlpConfig};
-use crate::state::background::BACKGROUND_MAX;
-use crate::state::record::{RECORDER_BYTES, RecordConfig};
+use crate::mcp::McpConfig;
+use crate::media::config::MediaConfig;
+use crate::otlp::OtlpConfig;
+use crate::state::record::RecordConfig;
 
 /// One served model: its engine and what turns text into its token ids.
 #[derive(Clone)]
@@ -243,8 +242,7 @@ pub struct ServerConfig {
     pub keep_alive: Duration,
     /// After a shutdown signal, running requests have this long to finish.
     pub drain_deadline: Duration,
-    /// A load goes on for this long after the last waiting request has ended: clients that retry as they are told find it
-    /// under way.
+    /// A load goes on for this long after its last waiting request: clients that retry as told find it under way.
     pub abandoned_load: Duration,
     /// A server that ends waits so long for a load to come to its next checkpoint.
     pub last_load: Duration,
@@ -304,21 +302,11 @@ pub(crate) const PROBES_MAX: usize = 4;
 /// Bytes hyper may buffer for one direction of these: the least that it takes.
 pub(crate) const PROBE_BUFFER_BYTES: usize = 8 << 10;
 
-/// Heap bytes of one connection besides its two buffers: 22.1 KiB measured with both full (`tests/host_heap.rs`).
-const CONNECTION_FIXED_BYTES: u64 = 23 << 10;
-
 /// Bytes of one request head.
 pub(crate) const HEAD_BYTES: usize = 32 << 10;
 
 /// Kernel bytes for one direction of one connection (the kernel doubles what is asked for).
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
-
-/// Bytes of one event of a stream: a piece of output ([`plimsoll_engine::backlog::DELTA_BYTES`]) as JSON, in a list
-/// that grew by doubling.
-const EVENT_BYTES: u64 = 2 * plimsoll_engine::backlog::DELTA_BYTES as u64;
-
-/// Threads that read a document: one that waits for its process, two for the pipes.
-const DOCUMENT_THREADS: usize = 3;
 
 impl ServerConfig {
     /// Refuses limits that contradict each other, and limits too small for any request.
@@ -365,92 +353,5 @@ impl ServerConfig {
         } else {
             format!("{}:{}", self.host, self.port)
         }
-    }
-
-    /// The most heap bytes that open connections take: buffers, task, parsed head, stream state.
-    pub fn connection_bytes_max(&self) -> u64 {
-        let bytes = |count: u64, buffer: usize| count * (2 * buffer as u64 + CONNECTION_FIXED_BYTES);
-        bytes(self.max_connections.into(), CONNECTION_BUFFER_BYTES) + bytes(PROBES_MAX as u64, PROBE_BUFFER_BYTES)
-    }
-
-    /// The most heap bytes that events of streams take which connections have no room for yet, one each.
-    pub fn event_bytes_max(&self) -> u64 {
-        u64::from(self.max_connections) * EVENT_BYTES
-    }
-
-    /// Bytes for bodies that are being parsed, all together: as much as the largest one takes.
-    pub(crate) fn parsing_bytes_max(&self) -> u64 {
-        PARSED_FACTOR * self.max_body_bytes
-    }
-
-    /// The part of [`Self::heap_bytes_max`] that each model has: its grammars, the processes that test and validate
-    /// them, and the text workers' buffers.
-    pub fn model_bytes_max(&self, grammar_bytes: u64) -> u64 {
-        let sandboxes = if grammar_bytes == 0 { 0 } else { SANDBOXES_BYTES_MAX };
-        grammar_bytes + sandboxes + u64::from(self.text_workers) * plimsoll_text::CUTTING_BYTES_MAX as u64
-    }
-
-    /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
-    pub fn heap_bytes_max(&self) -> u64 {
-        let connections = self.connection_bytes_max() + self.event_bytes_max();
-        // Bodies, prompts and whole answers: one budget, enforced byte by byte. What is parsed at the moment: another.
-        let in_flight = self.max_bytes_in_flight + self.parsing_bytes_max();
-        // Values a template makes on its way to a prompt, and the prompt.
-        let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
-        let running = u64::from(self.max_connections) * crate::state::running::ENTRY_BYTES;
-        // A response in the background has what a connection has, without the connection's buffers.
-        let own = crate::state::running::ENTRY_BYTES + CONNECTION_FIXED_BYTES + EVENT_BYTES;
-        let background = if self.response_store_bytes == 0 { 0 } else { u64::from(BACKGROUND_MAX) * own };
-        let documents =
-            if self.document_bytes == 0 { 0 } else { plimsoll_document::Reader::process_bytes(self.document_bytes) };
-        connections
-            + in_flight
-            + templates
-            + self.max_tokenizing_bytes
-            + self.model_bytes_max(self.grammar_bytes)
-            + self.response_store_bytes
-            + running
-            + background
-            + documents
-            + if self.mcp.servers.is_empty() { 0 } else { mcp::heap_bytes_max() }
-            + self.record.as_ref().map_or(0, |_| RECORDER_BYTES)
-            + self.otlp.as_ref().map_or(0, |_| otlp::heap_bytes_max(self.max_connections + BACKGROUND_MAX))
-            + self.rates.heap_bytes_max(self.api_keys.len())
-    }
-
-    /// Threads of the HTTP side: the runtime's, one that fetches a file or loads a model, two for grammars, those for
-    /// documents, the recorder's, the exporter's and one that looks up names of MCP servers. More files are fetched, and more
-    /// names looked up, at once only if the system has threads to spare.
-    pub fn threads_max(&self) -> usize {
-        let documents = if self.document_bytes == 0 { 0 } else { DOCUMENT_THREADS };
-        let otlp = self.otlp.as_ref().map_or(0, |_| OTLP_THREADS);
-        let mcp = if self.mcp.servers.is_empty() { 0 } else { MCP_THREADS };
-        HTTP_WORKERS + self.blocking_threads() + 1 + 2 + documents + usize::from(self.record.is_some()) + otlp + mcp
-    }
-
-    /// Threads of the runtime that tokenize, decode media and unload a model. The runtime starts all of them at once:
-    /// if the system refused a thread later, a request would hang. The runtime never starts more. Without this limit it
-    /// would start another thread whenever a finished one is still busy for a moment.
-    pub fn blocking_threads(&self) -> usize {
-        self.text_workers as usize + 2 * DECODERS + 1
-    }
-
-    /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.
-    pub fn alternatives(&self) -> Vec<HttpAlternative> {
-        let with = |flag, value: String, change: &dyn Fn(&mut Self)| {
-            let mut config = self.clone();
-            change(&mut config);
-            let http_bytes = config.heap_bytes_max();
-            config.check().is_ok().then_some(HttpAlternative { flag, value, http_bytes })
-        };
-        let (connections, body) = (self.max_connections / 2, self.max_body_bytes / 2);
-        let (in_flight, grammars) = (self.max_bytes_in_flight / 2, self.grammar_bytes / 2);
-        let all = [
-            with("--max-connections", connections.to_string(), &|config| config.max_connections = connections),
-            with("--max-body-bytes", Bytes(body).flag(), &|config| config.max_body_bytes = body),
-            with("--max-bytes-in-flight", Bytes(in_flight).flag(), &|config| config.max_bytes_in_flight = in_flight),
-            with("--grammar-bytes", Bytes(grammars).flag(), &|config| config.grammar_bytes = grammars),
-        ];
-        all.into_iter().flatten().collect()
     }
 }
