@@ -18,6 +18,46 @@ use crate::metrics::Metrics;
 use crate::status::Status;
 use crate::worker::watchdog::Watchdog;
 
+/// How far the engine is on its way to its end.
+#[derive(Default)]
+pub(crate) struct Ending {
+    /// No new requests are taken.
+    pub draining: AtomicBool,
+    /// The engine thread is asked to stop.
+    pub stop: AtomicBool,
+    /// It has stopped.
+    pub stopped: AtomicBool,
+}
+
+/// What start-up tells, once each.
+#[derive(Default)]
+pub(crate) struct Known {
+    /// What is held on the heap, as measured; a scripted engine has none.
+    pub accounts: OnceLock<Accounts>,
+    /// The tokens that end output, the model's and its tokenizer's.
+    pub eos: OnceLock<Vec<u32>>,
+    /// What the model takes besides text.
+    pub media: OnceLock<MediaSpec>,
+    /// What the prefix cache holds, where others are to know.
+    pub kv_event_log: OnceLock<Arc<KvEventLog>>,
+    /// Bytes of a page of the whole context and of a window page, as planned.
+    pub page_bytes: OnceLock<[u64; 2]>,
+    /// The prefix cache on disk, if there is one, and what is saved there under names.
+    pub saved: OnceLock<SavedPrefixes>,
+}
+
+/// What the watching thread and the engine thread tell each other.
+pub(crate) struct Watch {
+    /// The last look at the machine, and the level the engine stands on.
+    pub gauge: Gauge,
+    /// Whether the engine gets anywhere.
+    pub watchdog: Watchdog,
+    /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
+    pub reserve_kept: AtomicBool,
+    /// The engine thread asks for the heap to be trimmed; the watching thread does it.
+    pub trim: AtomicBool,
+}
+
 /// What the handle and the engine thread both see.
 pub(crate) struct Shared {
     pub limits: Limits,
@@ -26,31 +66,11 @@ pub(crate) struct Shared {
     pub metrics: Metrics,
     pub status: Status,
     pub cached: CacheStats,
-    pub draining: AtomicBool,
-    pub stop: AtomicBool,
-    pub stopped: AtomicBool,
-    /// What is held on the heap, once start-up has measured it; a scripted engine has none.
-    pub accounts: OnceLock<Accounts>,
-    /// The last look at the machine, and the level the engine stands on.
-    pub gauge: Gauge,
-    /// Whether the engine gets anywhere.
-    pub watchdog: Watchdog,
-    /// The tokens that end output, the model's and its tokenizer's.
-    pub eos: OnceLock<Vec<u32>>,
-    /// What the model takes besides text.
-    pub media: OnceLock<MediaSpec>,
-    /// What the prefix cache holds, where others are to know.
-    pub kv_event_log: OnceLock<Arc<KvEventLog>>,
-    /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
-    pub reserve_kept: AtomicBool,
-    /// The engine thread asks for the heap to be trimmed; the watching thread does it.
-    pub trim: AtomicBool,
-    /// Bytes of a page of the whole context and of a window page, once start-up has planned them.
-    pub page_bytes: OnceLock<[u64; 2]>,
-    /// The prefix cache on disk, if there is one, and what is saved there under names.
-    pub saved: OnceLock<SavedPrefixes>,
     /// Places and host bytes of requests in the system.
     pub reservations: Arc<Reservations>,
+    pub ending: Ending,
+    pub known: Known,
+    pub watch: Watch,
 }
 
 impl Shared {
@@ -62,34 +82,29 @@ impl Shared {
             metrics: Metrics::default(),
             status: Status::default(),
             cached: CacheStats::default(),
-            draining: AtomicBool::new(false),
-            stop: AtomicBool::new(false),
-            stopped: AtomicBool::new(false),
-            accounts: OnceLock::new(),
-            gauge: Gauge::default(),
-            watchdog: Watchdog::new(STALL_LIMIT),
-            eos: OnceLock::new(),
-            media: OnceLock::new(),
-            kv_event_log: OnceLock::new(),
-            reserve_kept: AtomicBool::new(false),
-            trim: AtomicBool::new(false),
-            page_bytes: OnceLock::new(),
-            saved: OnceLock::new(),
             reservations: Arc::new(Reservations::new(limits.host_bytes)),
+            ending: Ending::default(),
+            known: Known::default(),
+            watch: Watch {
+                gauge: Gauge::default(),
+                watchdog: Watchdog::new(STALL_LIMIT),
+                reserve_kept: AtomicBool::new(false),
+                trim: AtomicBool::new(false),
+            },
         }
     }
 
     /// Enters in the ledger what is measured rather than counted.
     pub fn observe_accounts(&self) {
-        if let Some(accounts) = self.accounts.get() {
-            let staged = self.media.get().map_or(0, |media| media.staging.used());
+        if let Some(accounts) = self.known.accounts.get() {
+            let staged = self.known.media.get().map_or(0, |media| media.staging.used());
             accounts.observe(&self.ledger, self.reservations.held(), staged);
         }
     }
 
     /// Bytes of one page of keys and values, as planned.
     pub fn page_bytes(&self) -> u64 {
-        match self.page_bytes.get() {
+        match self.known.page_bytes.get() {
             Some([whole, _]) => *whole,
             None => self.each(Component::KvPages, self.status.pages_total.load(Acquire)),
         }
@@ -97,7 +112,7 @@ impl Shared {
 
     /// Bytes of one window page, as planned; 0 for models without sliding windows.
     pub fn window_page_bytes(&self) -> u64 {
-        self.page_bytes.get().map_or(0, |[_, window]| *window)
+        self.known.page_bytes.get().map_or(0, |[_, window]| *window)
     }
 
     /// Bytes of one state slot, as planned; 0 for models without recurrent state.

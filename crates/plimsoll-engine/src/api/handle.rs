@@ -60,7 +60,7 @@ impl EngineHandle {
 
     /// As [`Self::submit`], for what follows on something else, too.
     pub fn submit_as(&self, entry: Entry, mut request: Request) -> Result<Reader, Refusal> {
-        if entry == Entry::First && self.shared.draining.load(Ordering::Acquire) {
+        if entry == Entry::First && self.shared.ending.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
         let limits = &self.shared.limits;
@@ -75,7 +75,7 @@ impl EngineHandle {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
         }
-        if self.shared.reserve_kept.load(Ordering::Relaxed) && heap::reserve_blocks_missing() > 0 {
+        if self.shared.watch.reserve_kept.load(Ordering::Relaxed) && heap::reserve_blocks_missing() > 0 {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable(
                 "memory was refused a moment ago: no new requests until the reserve is whole again",
@@ -84,7 +84,7 @@ impl EngineHandle {
         if self.stopped() {
             return Err(unavailable("the engine has stopped"));
         }
-        if self.shared.watchdog.stalled() {
+        if self.shared.watch.watchdog.stalled() {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
         let (permit, bytes) = self.reserve(entry, &request)?;
@@ -172,12 +172,12 @@ impl EngineHandle {
 
     /// The tokens that end output; none for an engine without a model.
     pub fn eos(&self) -> &[u32] {
-        self.shared.eos.get().map_or(&[], Vec::as_slice)
+        self.shared.known.eos.get().map_or(&[], Vec::as_slice)
     }
 
     /// What the model takes besides text, and within which limits; none for a model of text alone.
     pub fn media(&self) -> Option<&MediaSpec> {
-        self.shared.media.get()
+        self.shared.known.media.get()
     }
 
     /// The plan this engine was built from.
@@ -198,7 +198,7 @@ impl EngineHandle {
 
     /// What the largest steps really took of the step workspace when they were proven; none for a scripted engine.
     pub fn proven_workspace_bytes(&self) -> Option<u64> {
-        self.shared.accounts.get().map(|accounts| accounts.workspace_peak)
+        self.shared.known.accounts.get().map(|accounts| accounts.workspace_peak)
     }
 
     /// Counters and histograms.
@@ -208,7 +208,7 @@ impl EngineHandle {
 
     /// How far the engine gives way because memory is short on the machine.
     pub fn level(&self) -> DegradationLevel {
-        self.shared.gauge.level()
+        self.shared.watch.gauge.level()
     }
 
     /// Gauges, refreshed every step.
@@ -235,28 +235,28 @@ impl EngineHandle {
 
     /// How long the engine may make no progress before it counts as stalled.
     pub fn stall_limit(&self) -> Duration {
-        self.shared.watchdog.limit()
+        self.shared.watch.watchdog.limit()
     }
 
     /// Sets [`Self::stall_limit`].
     pub fn set_stall_limit(&self, limit: Duration) {
-        self.shared.watchdog.set_limit(limit);
+        self.shared.watch.watchdog.set_limit(limit);
     }
 
     /// Whether new requests are refused because of shutdown.
     pub fn draining(&self) -> bool {
-        self.shared.draining.load(Ordering::Acquire)
+        self.shared.ending.draining.load(Ordering::Acquire)
     }
 
     /// Stops admitting; requests already accepted are finished.
     pub fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Release);
+        self.shared.ending.draining.store(true, Ordering::Release);
     }
 
     /// Ends every request with an error and the engine thread with them.
     pub fn stop(&self) {
         self.drain();
-        self.shared.stop.store(true, Ordering::Release);
+        self.shared.ending.stop.store(true, Ordering::Release);
         // An idle engine would notice only when it next looks around. A full queue says that it is not idle.
         let _ = self.arrivals.try_send(None);
     }
@@ -272,7 +272,7 @@ impl EngineHandle {
 
     /// Whether the engine thread has ended.
     pub fn stopped(&self) -> bool {
-        self.shared.stopped.load(Ordering::Acquire)
+        self.shared.ending.stopped.load(Ordering::Acquire)
     }
 
     /// Whether nothing is running or waiting.

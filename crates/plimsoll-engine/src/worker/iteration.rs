@@ -40,8 +40,8 @@ impl<R: Runner> Worker<R> {
         let began = Instant::now();
         faults::site(Site::Scheduler);
         let next = self.plan_step();
-        if !self.shares.is_empty() {
-            for share in &self.shares {
+        if !self.step.shares.is_empty() {
+            for share in &self.step.shares {
                 note_first_step(&mut self.scheduler.running_mut()[share.seq], share.start, began, &self.shared);
             }
             match self.forward() {
@@ -78,43 +78,43 @@ impl<R: Runner> Worker<R> {
 
     /// Plans the next step: its shares, and whether it verifies and makes drafts.
     pub(super) fn plan_step(&mut self) -> Next {
-        self.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.held).count();
-        let paused = self.drafts_max == 0 || self.governor.level() >= DegradationLevel::SpeculationOff;
-        let next = if paused { Next::PLAIN } else { self.pace.next(self.decodes) };
+        self.step.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.held).count();
+        let paused = self.drafts.most == 0 || self.pressure.governor.level() >= DegradationLevel::SpeculationOff;
+        let next = if paused { Next::PLAIN } else { self.drafts.pace.next(self.step.decodes) };
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
-        self.scheduler.prompts_take(self.prefill_budget.rows(self.decodes));
+        self.scheduler.prompts_take(self.prefill_budget.rows(self.step.decodes));
         let (shares, events) = self.scheduler.schedule();
-        self.shares.clear();
-        self.shares.extend_from_slice(shares);
+        self.step.shares.clear();
+        self.step.shares.extend_from_slice(shares);
         self.shared.metrics.preemptions.inc_by(events.preempted);
         next
     }
 
     /// Runs the shares as one step.
     pub(super) fn forward(&mut self) -> Result<(), String> {
-        let mut media = std::mem::take(&mut self.media_rows);
-        let step = self.buffers.fill(&self.shares, self.scheduler.running(), &mut media);
+        let mut media = std::mem::take(&mut self.step.media_rows);
+        let step = self.step.buffers.fill(&self.step.shares, self.scheduler.running(), &mut media);
         let step = StepInput { media: &media, ..step };
         let ran = run_guarded(&self.shared.metrics, || self.runner.forward(&step));
-        self.media_rows = reuse(media);
+        self.step.media_rows = reuse(media);
         ran
     }
 
     /// After a step: delivers tokens, makes drafts, publishes prompts for others to share. Returns when drafting began.
     pub(super) fn settle(&mut self, next: Next) -> Instant {
         self.sample_rows();
-        for share in &self.shares {
+        for share in &self.step.shares {
             self.scheduler.running_mut()[share.seq].work.outbox.wake_reader();
         }
         let drafting = Instant::now();
         match self.limits.draft_head {
             true => self.draft(next),
-            false if self.drafts_max > 0 => self.look_up(next),
+            false if self.drafts.most > 0 => self.look_up(next),
             false => {}
         }
-        for share in &self.shares {
+        for share in &self.step.shares {
             if !self.scheduler.running()[share.seq].work.failed() {
                 self.scheduler.publish(share.seq);
             }
@@ -124,19 +124,19 @@ impl<R: Runner> Worker<R> {
 
     pub(super) fn observe_pace(&mut self, began: Instant, drafting: Instant) {
         let now = Instant::now();
-        let shares = self.shares.iter().zip(&self.counted);
+        let shares = self.step.shares.iter().zip(&self.step.counted);
         let decoding = shares.filter(|(share, _)| share.rows == 1 + share.drafts);
         let (decodes, tokens) = decoding.fold((0, 0), |(n, tokens), (_, counted)| (n + 1, tokens + counted));
-        let rows: usize = self.shares.iter().map(|share| share.rows).sum();
-        let drafts: usize = self.shares.iter().map(|share| share.drafts).sum();
+        let rows: usize = self.step.shares.iter().map(|share| share.rows).sum();
+        let drafts: usize = self.step.shares.iter().map(|share| share.drafts).sum();
         let (prompt_rows, seconds) = (rows - decodes - drafts, (now - began).as_secs_f64());
         if let (0, Some(disk)) = (decodes, &mut self.disk) {
             disk.computed(prompt_rows, seconds);
         }
         self.prefill_budget.observe(decodes, prompt_rows, seconds);
-        if self.drafts_max > 0 {
+        if self.drafts.most > 0 {
             let draft_seconds = (now - drafting).as_secs_f64();
-            self.pace.observe(&Done { decodes, prompt_rows, drafts, tokens, seconds, draft_seconds });
+            self.drafts.pace.observe(&Done { decodes, prompt_rows, drafts, tokens, seconds, draft_seconds });
         }
     }
 
@@ -145,10 +145,10 @@ impl<R: Runner> Worker<R> {
     pub(super) fn quarantine(&mut self, error: String) {
         self.shared.metrics.failed_steps.inc();
         if self.scheduler.step_failed() {
-            tracing::error!(error, shares = self.shares.len(), "a step failed; running its sequences one by one");
+            tracing::error!(error, shares = self.step.shares.len(), "a step failed; running its sequences one by one");
             return;
         }
-        for share in &self.shares {
+        for share in &self.step.shares {
             self.scheduler.running_mut()[share.seq].work.fail(error.clone());
         }
     }
@@ -170,7 +170,7 @@ impl<R: Runner> Worker<R> {
                 self.shared.metrics.finished.inc();
             }
         }
-        if std::mem::take(&mut self.non_finite) {
+        if std::mem::take(&mut self.health.non_finite) {
             tracing::error!("non-finite logits: prefix cache cleared");
             self.cache.borrow_mut().invalidate();
             self.clear_disk();

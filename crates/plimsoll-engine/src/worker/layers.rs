@@ -42,8 +42,8 @@ impl<R: Runner> Worker<R> {
             Ok(true) => {
                 self.layers.begun = None;
                 self.shared.metrics.layered_chunks.inc();
-                self.shares.clear();
-                self.shares.push(share);
+                self.step.shares.clear();
+                self.step.shares.push(share);
                 self.settle(next);
             }
             Err(error) => {
@@ -67,13 +67,13 @@ impl<R: Runner> Worker<R> {
 
     /// True if the chunk is done.
     fn run_layers(&mut self, number: u64, share: Share) -> Result<bool, String> {
-        let Self { runner, scheduler, layers, media_rows, prefill_budget, shared, decodes, .. } = self;
+        let Self { runner, scheduler, layers, step: current, prefill_budget, shared, .. } = self;
         let mut began = Instant::now();
         let begins = layers.begun.is_none();
         if begins {
             note_first_step(&mut scheduler.running_mut()[share.seq], share.start, began, shared);
         }
-        let mut media = std::mem::take(media_rows);
+        let mut media = std::mem::take(&mut current.media_rows);
         let step = layers.buffers.fill(&[share], scheduler.running(), &mut media);
         let step = StepInput { media: &media, ..step };
         let mut layer = layers.begun.map_or(0, |(_, layer)| layer);
@@ -81,7 +81,7 @@ impl<R: Runner> Worker<R> {
             if begins {
                 runner.begin(&step)?;
             }
-            let mut patience = prefill_budget.patience(*decodes);
+            let mut patience = prefill_budget.patience(current.decodes);
             loop {
                 let done = runner.advance(&step)?;
                 let seconds = began.elapsed().as_secs_f64();
@@ -95,7 +95,7 @@ impl<R: Runner> Worker<R> {
             }
         });
         layers.begun = Some((number, layer));
-        self.media_rows = reuse(media);
+        self.step.media_rows = reuse(media);
         ran
     }
 }

@@ -10,6 +10,7 @@ mod encode;
 mod engine_loop;
 mod iteration;
 mod layers;
+mod parts;
 mod pool;
 pub(crate) mod request_state;
 mod sample_rows;
@@ -21,88 +22,44 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use plimsoll_device::MediaRows;
-use plimsoll_memory::heap::GivenUp;
-
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
-use crate::memory::governor::Governor;
-use crate::memory::trim::Trim;
 use crate::runner::Runner;
-use crate::runner::step::{DraftRows, StepBuffers};
+use crate::runner::step::StepBuffers;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
-use crate::schedule::scheduler::{Scheduler, Share, StepLimits};
+use crate::schedule::scheduler::{Scheduler, StepLimits};
 use crate::shared::Shared;
-use crate::speculation::pace::{Pace, Speculation};
-use crate::worker::request_state::Message;
-use crate::worker::request_state::{RequestState, SharedTokenizer};
+use crate::speculation::pace::Speculation;
+use crate::worker::request_state::{Message, RequestState, SharedTokenizer};
 pub(crate) use disk::{Disk, DiskParts};
 pub(crate) use encode::Encoding;
 use layers::Layers;
-use speculate::{DraftedSeq, Tally};
+use parts::{CurrentStep, Drafts, Health, Pressure, Tokens};
 
 /// The state of the engine thread.
 pub(crate) struct Worker<R> {
     pub shared: Arc<Shared>,
     pub arrivals: Receiver<Message>,
     pub epoch: Instant,
-    runner: R,
-    cache: SharedCache,
-    scheduler: Scheduler<RequestState>,
+    /// Requests that arrived since start.
+    arrived: u64,
     limits: StepLimits,
-    buffers: StepBuffers,
+    scheduler: Scheduler<RequestState>,
+    prefill_budget: PrefillMeter,
+    cache: SharedCache,
+    runner: R,
+    step: CurrentStep,
     /// A long prompt's chunk between two layers.
     layers: Layers,
-    /// Pieces of encoder outputs in a step; empty between steps.
-    media_rows: Vec<MediaRows<'static>>,
+    tokens: Tokens,
+    drafts: Drafts,
     /// For a model that takes media.
     encoding: Option<Encoding>,
-    shares: Vec<Share>,
-    /// Rows of each share that count: all but drafts that were rejected.
-    counted: Vec<usize>,
-    /// Drafts are accepted without verification.
-    optimistic: bool,
-    /// Drafts a sequence may have at once.
-    drafts_max: usize,
-    pace: Pace,
-    prefill_budget: PrefillMeter,
-    speculation: Tally,
-    /// Sequences that decode in the current step.
-    decodes: usize,
-    /// The next pass of the draft head, and the sequences that get drafts from it.
-    passes: Vec<DraftRows>,
-    drafting: Vec<DraftedSeq>,
-    sampler: Sampler,
-    /// A copy of the row being sampled, kept while its log-probabilities are still to be reported.
-    raw: Vec<f32>,
-    tokenizer: SharedTokenizer,
-    /// The model's own end-of-sequence tokens.
-    eos: Vec<u32>,
-    arrived: u64,
-    governor: Governor,
-    /// The emergency reserve, if it was given up and not taken back yet.
-    given_up: Option<GivenUp>,
-    /// The last memory reading that was handled.
-    readings: u64,
-    /// Pages on their way back to the system, reused.
-    evicted: Vec<u32>,
-    evicted_windows: Vec<u32>,
-    /// Pages are resident only while they are used.
-    elastic: bool,
-    trim: Trim,
-    /// Shares delivered since start, a measure of progress.
-    delivered: u64,
-    /// Delivered shares, ended requests and encoded items at the last check, and when the sum last changed.
-    progress: (u64, Instant),
-    /// `delivered` and ended requests at the last recovery.
-    recovered_at: Option<u64>,
-    /// A device was lost and could not be opened again.
-    device_gone: bool,
-    /// The last step had non-finite logits: the prefix cache must be cleared.
-    non_finite: bool,
     /// The prefix cache on disk.
     disk: Option<Disk>,
+    pressure: Pressure,
+    health: Health,
 }
 
 /// What a worker is built from.
@@ -158,47 +115,31 @@ impl<R: Runner> Worker<R> {
         let layers = Layers::new(&limits, (shared.limits.max_req_total_len as usize).div_ceil(PAGE_TOKENS));
         let mut worker = Self {
             scheduler: Scheduler::new(limits, cache.clone(), shared.limits.max_waiting as usize),
-            media_rows: buffers.room_for_media(),
-            buffers,
+            step: CurrentStep {
+                media_rows: buffers.room_for_media(),
+                buffers,
+                shares: Vec::with_capacity(limits.running),
+                counted: Vec::with_capacity(limits.running),
+                decodes: 0,
+            },
             layers,
+            tokens: Tokens { sampler, raw: Vec::with_capacity(shared.limits.vocab_size as usize), tokenizer, eos },
+            drafts: Drafts::new(speculation, &limits),
             encoding,
-            shares: Vec::with_capacity(limits.running),
-            counted: Vec::with_capacity(limits.running),
-            optimistic: speculation.optimistic,
-            drafts_max: limits.drafts,
-            pace: Pace::new(speculation.adaptive, speculation.cost),
             prefill_budget,
-            speculation: Tally::default(),
-            decodes: 0,
-            passes: Vec::with_capacity(limits.running),
-            drafting: Vec::with_capacity(limits.running),
             limits,
             arrivals,
             epoch,
             runner,
             cache,
-            sampler,
-            raw: Vec::with_capacity(shared.limits.vocab_size as usize),
             shared,
-            tokenizer,
-            eos,
             arrived: 0,
-            governor: Governor::default(),
-            given_up: None,
-            readings: 0,
-            evicted: Vec::with_capacity(pages),
-            evicted_windows: Vec::with_capacity(windows),
-            elastic,
-            trim: Trim::new(),
-            delivered: 0,
-            progress: (0, Instant::now()),
-            recovered_at: None,
-            device_gone: false,
-            non_finite: false,
             disk: disk.map(Disk::new),
+            pressure: Pressure::new(elastic, pages, windows),
+            health: Health::default(),
         };
         if let Some(disk) = &worker.disk {
-            let _ = worker.shared.saved.set(disk.saved_prefixes());
+            let _ = worker.shared.known.saved.set(disk.saved_prefixes());
         }
         // The proof has touched them all.
         worker.give_pages_back();

@@ -17,22 +17,22 @@ use crate::schedule::scheduler::Share;
 impl<R: Runner> Worker<R> {
     /// Samples and delivers the rows of the last step, and records how many rows of each share count.
     pub(super) fn sample_rows(&mut self) {
-        self.counted.clear();
+        self.step.counted.clear();
         let (mut first_row, mut logit_row) = (0, 0);
-        for i in 0..self.shares.len() {
-            let share = self.shares[i];
+        for i in 0..self.step.shares.len() {
+            let share = self.step.shares[i];
             let counted = match self.scheduler.running()[share.seq].pooled {
                 Some(_) => self.pool_share(share, first_row, logit_row),
                 None => self.sample_share(share, logit_row),
             };
             first_row += share.rows;
             logit_row += share.logit_rows;
-            self.counted.push(counted);
+            self.step.counted.push(counted);
             let seq = &mut self.scheduler.running_mut()[share.seq];
             let of_prompt = seq.prompt_len.saturating_sub(share.start).min(share.rows);
             self.shared.metrics.prompt_tokens.inc_by(of_prompt as u64);
             seq.drafts.clear();
-            self.delivered += 1;
+            self.health.delivered += 1;
             if !seq.work.failed() {
                 self.scheduler.commit(share, counted);
             }
@@ -62,7 +62,7 @@ impl<R: Runner> Worker<R> {
             match outcome {
                 Ok(Ok(hit)) => hits += usize::from(hit),
                 Ok(Err(failure)) => {
-                    self.non_finite |= matches!(failure, Failure::NonFinite(_));
+                    self.health.non_finite |= matches!(failure, Failure::NonFinite(_));
                     seq.work.fail(failure);
                 }
                 Err(panic) => {
@@ -75,8 +75,8 @@ impl<R: Runner> Worker<R> {
             }
         }
         if share.drafts > 0 {
-            self.speculation.checked(share.drafts, hits, &self.shared.metrics);
-            self.pace.checked(self.scheduler.running_mut()[share.seq].work.drafting().source, hits);
+            self.drafts.tally.checked(share.drafts, hits, &self.shared.metrics);
+            self.drafts.pace.checked(self.scheduler.running_mut()[share.seq].work.drafting().source, hits);
         }
         counted
     }
@@ -114,14 +114,14 @@ impl<R: Runner> Worker<R> {
         }
         let report = seq.work.request.logprobs;
         if report.is_some() {
-            self.raw.clear();
-            self.raw.extend_from_slice(self.runner.logits(logit_row));
+            self.tokens.raw.clear();
+            self.tokens.raw.extend_from_slice(self.runner.logits(logit_row));
         }
         let work = &mut seq.work;
         let most_likely = work.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
         let together = work.constraint.as_ref().and_then(|constraint| constraint.counts_together());
-        let chooser = &mut Chooser { sampler: &mut self.sampler, eos: &self.eos, most_likely, together };
-        let token = match draft.filter(|_| self.optimistic) {
+        let chooser = &mut Chooser { sampler: &mut self.tokens.sampler, eos: &self.tokens.eos, most_likely, together };
+        let token = match draft.filter(|_| self.drafts.optimistic) {
             Some(token) => token,
             None => {
                 let (generated, position) = (work.generated, seq.tokens.len());
@@ -148,7 +148,7 @@ impl<R: Runner> Worker<R> {
                 })?
             }
         };
-        let report = report.map(|n| logprobs(&self.raw, token, n)).transpose()?;
+        let report = report.map(|n| logprobs(&self.tokens.raw, token, n)).transpose()?;
         seq.tokens.push(token);
         // Recomputing after a preemption needs no logits of positions with a known next token.
         seq.logits_from = seq.tokens.len() - 1;
@@ -156,7 +156,7 @@ impl<R: Runner> Worker<R> {
         if hit {
             seq.work.drafting().hit();
         }
-        seq.work.token(token, report, &self.tokenizer, &self.eos, &self.shared.metrics)?;
+        seq.work.token(token, report, &self.tokens.tokenizer, &self.tokens.eos, &self.shared.metrics)?;
         Ok(hit)
     }
 }

@@ -69,15 +69,15 @@ impl<R: Runner> Worker<R> {
         if !next.draft {
             return;
         }
-        for share in &self.shares {
+        for share in &self.step.shares {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             if !settled(seq) {
                 continue;
             }
             let Some(Continuation { repeat, resumed }) = seq.work.trail().follow(&seq.tokens) else { continue };
             let source = if resumed { Source::Resumed } else { Source::repeat(repeat.length) };
-            let want = seq.drafts_useful(self.drafts_max);
-            if self.pace.drafts(next, seq.work.drafting(), source) {
+            let want = seq.drafts_useful(self.drafts.most);
+            if self.drafts.pace.drafts(next, seq.work.drafting(), source) {
                 seq.work.drafting().source = source;
                 seq.drafts.extend(repeat.guesses(&seq.tokens).take(want));
             }
@@ -87,7 +87,7 @@ impl<R: Runner> Worker<R> {
     /// Runs the draft head after a step.
     pub(super) fn draft(&mut self, next: Next) {
         self.plan_first_pass(next);
-        if self.passes.is_empty() {
+        if self.drafts.passes.is_empty() {
             return;
         }
         let outcome = catch_unwind(AssertUnwindSafe(|| self.draft_passes()));
@@ -97,7 +97,7 @@ impl<R: Runner> Worker<R> {
             Err(panic) => Some(panic_message(panic)),
         };
         // Drafts are not output: their counts are removed again.
-        for share in &self.shares {
+        for share in &self.step.shares {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             if seq.work.request.sampling.needs_counts() {
                 seq.drafts.iter().for_each(|id| seq.work.counts.remove_output(*id).expect("added when it was guessed"));
@@ -106,7 +106,7 @@ impl<R: Runner> Worker<R> {
         if let Some(error) = error {
             tracing::error!(error, "the draft head failed; speculation is paused");
             self.shared.metrics.failed_steps.inc();
-            self.pace.fall_silent();
+            self.drafts.pace.fall_silent();
             // Pages were marked before the pass that fills them.
             self.cache.borrow_mut().pool.forget_drafted();
             for seq in self.scheduler.running_mut() {
@@ -118,28 +118,28 @@ impl<R: Runner> Worker<R> {
 
     /// The head's first rows: prompt rows, and the settled rows of sequences that draft.
     fn plan_first_pass(&mut self, next: Next) {
-        self.passes.clear();
-        self.drafting.clear();
+        self.drafts.passes.clear();
+        self.drafts.seqs.clear();
         let mut from = 0;
         // Rows that a pass may have beside those of the step, which a draft model goes back over after a pause.
-        let computed: usize = self.shares.iter().map(|share| share.rows).sum();
+        let computed: usize = self.step.shares.iter().map(|share| share.rows).sum();
         let mut spare = if self.limits.draft_model { self.limits.rows.saturating_sub(computed) } else { 0 };
-        for (share, counted) in self.shares.iter().zip(&self.counted) {
+        for (share, counted) in self.step.shares.iter().zip(&self.step.counted) {
             let seq = &mut self.scheduler.running_mut()[share.seq];
             let prompt = next.fill && (share.start < seq.prompt_len || (share.rows > 1 && share.drafts == 0));
-            let wanted = settled(seq) && self.pace.drafts(next, seq.work.drafting(), Source::Head);
+            let wanted = settled(seq) && self.drafts.pace.drafts(next, seq.work.drafting(), Source::Head);
             // The next token of a row must be known.
             let rows = (*counted).min(seq.tokens.len() - 1 - share.start);
             if (prompt || wanted) && rows > 0 && !seq.work.failed() {
-                let want = if wanted { seq.room_for_drafts(self.drafts_max) } else { 0 };
+                let want = if wanted { seq.room_for_drafts(self.drafts.most) } else { 0 };
                 let start = if want > 0 { seq.draft_from(share.start, spare) } else { share.start };
                 spare -= share.start - start;
                 let rows = rows + share.start - start;
                 seq.draft_over(start, rows);
                 let wanted = want > 0;
-                self.passes.push(DraftRows { seq: share.seq, start, rows, from, wanted });
+                self.drafts.passes.push(DraftRows { seq: share.seq, start, rows, from, wanted });
                 if wanted {
-                    self.drafting.push(DraftedSeq { seq: share.seq, want });
+                    self.drafts.seqs.push(DraftedSeq { seq: share.seq, want });
                 }
             }
             from += share.rows;
@@ -148,24 +148,24 @@ impl<R: Runner> Worker<R> {
 
     fn draft_passes(&mut self) -> Result<(), DeviceError> {
         loop {
-            let (from, step) = self.buffers.fill_drafts(&self.passes, self.scheduler.running());
+            let (from, step) = self.step.buffers.fill_drafts(&self.drafts.passes, self.scheduler.running());
             self.runner.draft(from, &step)?;
-            if self.drafting.is_empty() {
+            if self.drafts.seqs.is_empty() {
                 break;
             }
-            self.passes.clear();
+            self.drafts.passes.clear();
             let mut kept = 0;
-            for row in 0..self.drafting.len() {
-                let drafted = self.drafting[row];
+            for row in 0..self.drafts.seqs.len() {
+                let drafted = self.drafts.seqs[row];
                 if self.guess(drafted.seq, row) && self.scheduler.running()[drafted.seq].drafts.len() < drafted.want {
                     let seq = &self.scheduler.running()[drafted.seq];
                     let start = seq.tokens.len() - 2 + seq.drafts.len();
-                    self.passes.push(DraftRows { seq: drafted.seq, start, rows: 1, from: row, wanted: true });
-                    self.drafting[kept] = drafted;
+                    self.drafts.passes.push(DraftRows { seq: drafted.seq, start, rows: 1, from: row, wanted: true });
+                    self.drafts.seqs[kept] = drafted;
                     kept += 1;
                 }
             }
-            self.drafting.truncate(kept);
+            self.drafts.seqs.truncate(kept);
             if kept == 0 {
                 break;
             }
@@ -179,7 +179,8 @@ impl<R: Runner> Worker<R> {
         let seq = &mut self.scheduler.running_mut()[index];
         let logits = self.runner.logits(row);
         let (work, ahead) = (&mut seq.work, seq.drafts.len());
-        let mut chooser = Chooser { sampler: &mut self.sampler, eos: &self.eos, most_likely: false, together: None };
+        let mut chooser =
+            Chooser { sampler: &mut self.tokens.sampler, eos: &self.tokens.eos, most_likely: false, together: None };
         let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
         let Ok(token) = chooser.choose(logits, &work.request, &work.counts, generated, position, None) else {
             return false;

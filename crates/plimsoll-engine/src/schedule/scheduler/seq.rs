@@ -31,6 +31,24 @@ pub enum Reading {
     Done,
 }
 
+/// What the scheduler remembers of a sequence between steps.
+#[derive(Debug, Default)]
+pub(super) struct Course {
+    /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9): the scheduler's
+    /// [`StepLimits::split_numerics`](super::StepLimits::split_numerics).
+    pub(super) split_numerics: bool,
+    /// What was left to compute when it was last admitted takes more than a step.
+    pub(super) long: bool,
+    /// The chunk of it that is being computed layer by layer.
+    pub(super) layered: Option<Layered>,
+    /// Positions that others can find.
+    pub(super) published: usize,
+    /// Positions at which its state is to be kept for others.
+    pub(super) checkpoints_wanted: ArrayVec<usize, CHECKPOINTS_WANTED_MAX>,
+    /// A step that took part in a failure: it runs alone until it has passed this position.
+    pub(super) suspect_until: Option<usize>,
+}
+
 /// One sequence as the scheduler sees it.
 #[derive(Debug)]
 pub struct Seq<T> {
@@ -69,19 +87,8 @@ pub struct Seq<T> {
     pub media: SeqMedia,
     /// Prefixes of its prompt that the cache is to keep.
     pub pins: ArrayVec<Pin, { Pin::MOST }>,
-    /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9): the scheduler's
-    /// [`StepLimits::split_numerics`](super::StepLimits::split_numerics).
-    pub(super) split_numerics: bool,
-    /// What was left to compute when it was last admitted takes more than a step.
-    pub(super) long: bool,
-    /// The chunk of it that is being computed layer by layer.
-    pub(super) layered: Option<Layered>,
-    /// Positions that others can find.
-    pub(super) published: usize,
-    /// Positions at which its state is to be kept for others.
-    pub(super) checkpoints_wanted: ArrayVec<usize, CHECKPOINTS_WANTED_MAX>,
-    /// A step that took part in a failure: it runs alone until it has passed this position.
-    pub(super) suspect_until: Option<usize>,
+    /// What the scheduler remembers of it between steps.
+    pub(super) course: Course,
     /// What the owner attaches.
     pub work: T,
 }
@@ -161,12 +168,7 @@ impl<T> Seq<T> {
             pooled,
             media,
             pins,
-            split_numerics: false,
-            long: false,
-            layered: None,
-            published: 0,
-            checkpoints_wanted: ArrayVec::new(),
-            suspect_until: None,
+            course: Course::default(),
             work,
         }
     }
@@ -183,7 +185,7 @@ impl<T> Seq<T> {
 
     /// Whether a prompt of more than a step is left to compute, and could be now.
     pub(super) fn computes_long_prompt(&self) -> bool {
-        self.long && !self.decoding() && !self.at_wall()
+        self.course.long && !self.decoding() && !self.at_wall()
     }
 
     /// Whether a position is one of its prompt's.
@@ -213,7 +215,7 @@ impl<T> Seq<T> {
 
     /// So many of its tokens have pages that it may find and others may.
     fn findable(&self) -> usize {
-        if self.split_numerics { self.prompt_len } else { self.tokens.len() }
+        if self.course.split_numerics { self.prompt_len } else { self.tokens.len() }
     }
 
     /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
@@ -279,15 +281,17 @@ impl<T> Seq<T> {
     /// that is to keep the window pages that a sequence reads from there on.
     pub(super) fn request_checkpoint(&mut self, position: usize) -> bool {
         // Where the states of a chunk that was begun go is settled.
-        let begun = self.computed + self.layered.map_or(0, |chunk| chunk.rows);
+        let begun = self.computed + self.course.layered.map_or(0, |chunk| chunk.rows);
         let windowed = self.pages.windowed() && position >= self.computed.max(1);
         if !windowed && (position <= begun || !self.states.needed()) {
             return self.states.plans(position);
         }
-        if !self.checkpoints_wanted.contains(&position) && self.checkpoints_wanted.len() < CHECKPOINTS_WANTED_MAX {
-            self.checkpoints_wanted.push(position);
+        if !self.course.checkpoints_wanted.contains(&position)
+            && self.course.checkpoints_wanted.len() < CHECKPOINTS_WANTED_MAX
+        {
+            self.course.checkpoints_wanted.push(position);
         }
-        self.checkpoints_wanted.contains(&position)
+        self.course.checkpoints_wanted.contains(&position)
     }
 
     /// Takes what the sequence needs to run: the longest cached prefix, and its state slots. Returns false, with
@@ -322,7 +326,7 @@ impl<T> Seq<T> {
     fn start_at(&mut self, computed: usize) {
         self.media.start_over();
         let drafted = self.pages.drafted_from(computed)..computed;
-        (self.computed, self.published, self.drafted) = (computed, computed, drafted);
+        (self.computed, self.course.published, self.drafted) = (computed, computed, drafted);
     }
 
     /// Gives up all pages and slots; everything is computed again later.
@@ -340,16 +344,16 @@ impl<T> Seq<T> {
     }
 
     fn start_over(&mut self) {
-        self.layered = None;
+        self.course.layered = None;
         self.drafts.clear();
-        self.checkpoints_wanted.clear();
+        self.course.checkpoints_wanted.clear();
         self.start_at(0);
     }
 
     /// Gives back the window pages that its next row does not see.
     pub(super) fn slide(&mut self) {
-        if let Some(slid) = self.pages.slide(self.computed, &self.checkpoints_wanted) {
-            self.checkpoints_wanted.retain(|position| *position / PAGE_TOKENS > slid);
+        if let Some(slid) = self.pages.slide(self.computed, &self.course.checkpoints_wanted) {
+            self.course.checkpoints_wanted.retain(|position| *position / PAGE_TOKENS > slid);
         }
     }
 
@@ -359,17 +363,17 @@ impl<T> Seq<T> {
             return;
         }
         if self.pages.invalidated() {
-            return self.checkpoints_wanted.clear();
+            return self.course.checkpoints_wanted.clear();
         }
         let (start, end) = (self.computed, self.computed + rows);
-        self.checkpoints_wanted.sort_unstable();
-        for i in 0..self.checkpoints_wanted.len() {
-            let position = self.checkpoints_wanted[i];
+        self.course.checkpoints_wanted.sort_unstable();
+        for i in 0..self.course.checkpoints_wanted.len() {
+            let position = self.course.checkpoints_wanted[i];
             if position > start && position <= end {
                 self.states.plan_checkpoint(position);
             }
         }
-        self.checkpoints_wanted.retain(|position| *position > end);
+        self.course.checkpoints_wanted.retain(|position| *position > end);
     }
 
     /// Lets others find what was computed up to the end of the prompt.
@@ -386,9 +390,9 @@ impl<T> Seq<T> {
         }
         // A chunk may go on behind the prompt, in one that is computed again.
         let end = self.computed.min(self.prompt_len);
-        if end / PAGE_TOKENS > self.published / PAGE_TOKENS {
-            self.pages.publish(key.first(end), &self.checkpoints_wanted);
-            self.published = end;
+        if end / PAGE_TOKENS > self.course.published / PAGE_TOKENS {
+            self.pages.publish(key.first(end), &self.course.checkpoints_wanted);
+            self.course.published = end;
         }
     }
 

@@ -1,0 +1,113 @@
+//! The parts of the engine thread's state, beside the scheduler, the cache and the runner.
+
+use std::time::Instant;
+
+use plimsoll_device::MediaRows;
+use plimsoll_memory::heap::GivenUp;
+
+use crate::memory::governor::Governor;
+use crate::memory::trim::Trim;
+use crate::runner::step::{DraftRows, StepBuffers};
+use crate::sampling::Sampler;
+use crate::schedule::scheduler::{Share, StepLimits};
+use crate::speculation::pace::{Pace, Speculation};
+use crate::worker::request_state::SharedTokenizer;
+use crate::worker::speculate::{DraftedSeq, Tally};
+
+/// The step that is planned or runs.
+pub(super) struct CurrentStep {
+    pub buffers: StepBuffers,
+    /// Pieces of encoder outputs in it; empty between steps.
+    pub media_rows: Vec<MediaRows<'static>>,
+    pub shares: Vec<Share>,
+    /// Rows of each share that count: all but drafts that were rejected.
+    pub counted: Vec<usize>,
+    /// Sequences that decode in it.
+    pub decodes: usize,
+}
+
+/// What makes tokens of logits, and text of tokens.
+pub(super) struct Tokens {
+    pub sampler: Sampler,
+    /// A copy of the row being sampled, kept while its log-probabilities are still to be reported.
+    pub raw: Vec<f32>,
+    pub tokenizer: SharedTokenizer,
+    /// The model's own end-of-sequence tokens.
+    pub eos: Vec<u32>,
+}
+
+/// Drafts of next tokens.
+pub(super) struct Drafts {
+    /// They are accepted without verification.
+    pub optimistic: bool,
+    /// How many a sequence may have at once.
+    pub most: usize,
+    pub pace: Pace,
+    pub tally: Tally,
+    /// The next pass of the draft head, and the sequences that get drafts from it.
+    pub passes: Vec<DraftRows>,
+    pub seqs: Vec<DraftedSeq>,
+}
+
+impl Drafts {
+    pub fn new(speculation: Speculation, limits: &StepLimits) -> Self {
+        Self {
+            optimistic: speculation.optimistic,
+            most: limits.drafts,
+            pace: Pace::new(speculation.adaptive, speculation.cost),
+            tally: Tally::default(),
+            passes: Vec::with_capacity(limits.running),
+            seqs: Vec::with_capacity(limits.running),
+        }
+    }
+}
+
+/// What is done when memory is short, and what goes back to the system.
+pub(super) struct Pressure {
+    pub governor: Governor,
+    /// The emergency reserve, if it was given up and not taken back yet.
+    pub given_up: Option<GivenUp>,
+    /// The last memory reading that was handled.
+    pub readings: u64,
+    /// Pages on their way back to the system, reused.
+    pub evicted: Vec<u32>,
+    pub evicted_windows: Vec<u32>,
+    /// Pages are resident only while they are used.
+    pub elastic: bool,
+    pub trim: Trim,
+}
+
+impl Pressure {
+    /// With room for the ids of all `pages` and window pages.
+    pub fn new(elastic: bool, pages: usize, windows: usize) -> Self {
+        Self {
+            governor: Governor::default(),
+            given_up: None,
+            readings: 0,
+            evicted: Vec::with_capacity(pages),
+            evicted_windows: Vec::with_capacity(windows),
+            elastic,
+            trim: Trim::new(),
+        }
+    }
+}
+
+/// Whether the engine makes progress, and what a step has broken.
+pub(super) struct Health {
+    /// Shares delivered since start, a measure of progress.
+    pub delivered: u64,
+    /// Delivered shares, ended requests and encoded items at the last check, and when the sum last changed.
+    pub progress: (u64, Instant),
+    /// `delivered` and ended requests at the last recovery.
+    pub recovered_at: Option<u64>,
+    /// A device was lost and could not be opened again.
+    pub device_gone: bool,
+    /// The last step had non-finite logits: the prefix cache must be cleared.
+    pub non_finite: bool,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { delivered: 0, progress: (0, Instant::now()), recovered_at: None, device_gone: false, non_finite: false }
+    }
+}
