@@ -10,7 +10,7 @@ import torch
 from . import hybrid, models
 
 SEED = 21
-# Fixtures with a head. Others of these families have none, as MLX's converter leaves it.
+# Fixtures with a head. MLX's converter leaves the head out; `mlx-glm4-moe-4bit` stands for one that keeps it.
 HEADS = (
     "glm4-moe", "mlx-glm4-moe-4bit", "gguf-glm4-moe-q8_0", "glm4.7-flash", "gguf-glm4.7-flash-q8_0", "deepseek-v3",
 )

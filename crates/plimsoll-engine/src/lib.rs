@@ -26,7 +26,7 @@ mod worker;
 
 pub use api::cancel::Cancel;
 pub use api::error::Refusal;
-pub use api::handle::{EngineHandle, Entry, SavePrefixError, SavedPrefix};
+pub use api::handle::{EngineHandle, SavePrefixError, SavedPrefix, SubmitKind};
 pub use api::limits::Limits;
 pub use api::options::{DeviceChoice, DiskCache, HttpAlternative, Options, PackedCache};
 pub use api::outbox::{Reader, Watch};

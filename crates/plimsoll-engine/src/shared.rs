@@ -18,9 +18,9 @@ use crate::metrics::Metrics;
 use crate::status::Status;
 use crate::worker::watchdog::Watchdog;
 
-/// How far the engine is on its way to its end.
+/// The end of the engine: the handle asks for it, the engine thread answers.
 #[derive(Default)]
-pub(crate) struct Ending {
+pub(crate) struct Shutdown {
     /// No new requests are taken.
     pub draining: AtomicBool,
     /// The engine thread is asked to stop.
@@ -29,9 +29,9 @@ pub(crate) struct Ending {
     pub stopped: AtomicBool,
 }
 
-/// What start-up tells, once each.
+/// What start-up finds out. It sets each once; all others read.
 #[derive(Default)]
-pub(crate) struct Known {
+pub(crate) struct StartFacts {
     /// What is held on the heap, as measured; a scripted engine has none.
     pub accounts: OnceLock<Accounts>,
     /// The tokens that end output, the model's and its tokenizer's.
@@ -46,8 +46,8 @@ pub(crate) struct Known {
     pub saved: OnceLock<SavedPrefixes>,
 }
 
-/// What the watching thread and the engine thread tell each other.
-pub(crate) struct Watch {
+/// What the watching thread finds, and what the engine thread asks of it.
+pub(crate) struct Monitor {
     /// The last look at the machine, and the level the engine stands on.
     pub gauge: Gauge,
     /// Whether the engine gets anywhere.
@@ -68,9 +68,9 @@ pub(crate) struct Shared {
     pub cached: CacheStats,
     /// Places and host bytes of requests in the system.
     pub reservations: Arc<Reservations>,
-    pub ending: Ending,
-    pub known: Known,
-    pub watch: Watch,
+    pub shutdown: Shutdown,
+    pub facts: StartFacts,
+    pub monitor: Monitor,
 }
 
 impl Shared {
@@ -83,9 +83,9 @@ impl Shared {
             status: Status::default(),
             cached: CacheStats::default(),
             reservations: Arc::new(Reservations::new(limits.host_bytes)),
-            ending: Ending::default(),
-            known: Known::default(),
-            watch: Watch {
+            shutdown: Shutdown::default(),
+            facts: StartFacts::default(),
+            monitor: Monitor {
                 gauge: Gauge::default(),
                 watchdog: Watchdog::new(STALL_LIMIT),
                 reserve_kept: AtomicBool::new(false),
@@ -96,15 +96,15 @@ impl Shared {
 
     /// Enters in the ledger what is measured rather than counted.
     pub fn observe_accounts(&self) {
-        if let Some(accounts) = self.known.accounts.get() {
-            let staged = self.known.media.get().map_or(0, |media| media.staging.used());
+        if let Some(accounts) = self.facts.accounts.get() {
+            let staged = self.facts.media.get().map_or(0, |media| media.staging.used());
             accounts.observe(&self.ledger, self.reservations.held(), staged);
         }
     }
 
     /// Bytes of one page of keys and values, as planned.
     pub fn page_bytes(&self) -> u64 {
-        match self.known.page_bytes.get() {
+        match self.facts.page_bytes.get() {
             Some([whole, _]) => *whole,
             None => self.each(Component::KvPages, self.status.pages_total.load(Acquire)),
         }
@@ -112,7 +112,7 @@ impl Shared {
 
     /// Bytes of one window page, as planned; 0 for models without sliding windows.
     pub fn window_page_bytes(&self) -> u64 {
-        self.known.page_bytes.get().map_or(0, |[_, window]| *window)
+        self.facts.page_bytes.get().map_or(0, |[_, window]| *window)
     }
 
     /// Bytes of one state slot, as planned; 0 for models without recurrent state.

@@ -118,7 +118,7 @@ pub fn scripted_with_media(
     let (arrivals, inbox) = sync_channel(places as usize);
     let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), device: None, lines: Vec::new() };
     let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
-    media.into_iter().for_each(|media| drop(shared.known.media.set(media)));
+    media.into_iter().for_each(|media| drop(shared.facts.media.set(media)));
     let observed = Arc::new(Observed::default());
     let epoch = Instant::now();
     let engine = Engine {
@@ -165,7 +165,7 @@ impl<R: Runner> Bench<R> {
         let (arrivals, inbox) = sync_channel(places as usize);
         let plan = Plan { limit: 1 << 30, limit_source: "a test".into(), device: None, lines: Vec::new() };
         let shared = Arc::new(Shared::new(limits, plan, Arc::new(Ledger::new())));
-        media.into_iter().for_each(|media| drop(shared.known.media.set(media)));
+        media.into_iter().for_each(|media| drop(shared.facts.media.set(media)));
         let epoch = Instant::now();
         let handle = EngineHandle { shared: Arc::clone(&shared), engine_host: None, arrivals, epoch };
         let build = move || {
@@ -174,13 +174,13 @@ impl<R: Runner> Bench<R> {
             let notes = || KvEventLog::new(pages).expect("notes");
             let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index").with_event_log(notes()));
             let told = index.as_ref().and_then(PrefixIndex::kv_event_log);
-            told.into_iter().for_each(|notes| drop(shared.known.kv_event_log.set(Arc::clone(notes))));
+            told.into_iter().for_each(|notes| drop(shared.facts.kv_event_log.set(Arc::clone(notes))));
             let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
             let windows = || WindowPool::new(state_slots, pages, step.window).expect("window pages");
             let windows = (step.window > 0).then(windows);
             let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states).with_windows(windows)));
             let sampler = Sampler::new(limits.vocab_size as usize).expect("a sampler");
-            let encoding = shared.known.media.get().map(|media| Encoding::new(media).expect("room for patches"));
+            let encoding = shared.facts.media.get().map(|media| Encoding::new(media).expect("room for patches"));
             let (arrivals, limits) = (inbox, step);
             Worker::new(Parts {
                 shared,
@@ -272,11 +272,11 @@ impl Engine {
             if self.observed.frozen.load(Ordering::Acquire) {
                 continue;
             }
-            if self.shared.ending.stop.load(Ordering::Acquire) || !self.step() {
+            if self.shared.shutdown.stop.load(Ordering::Acquire) || !self.step() {
                 break;
             }
         }
-        self.shared.ending.stopped.store(true, Ordering::Release);
+        self.shared.shutdown.stopped.store(true, Ordering::Release);
     }
 
     /// Takes what has arrived, waiting a moment for it. False when every handle is gone.
@@ -294,7 +294,7 @@ impl Engine {
     }
 
     fn admit(&mut self, mut arrival: NewSeq<RequestState>) {
-        // The request as it was submitted.
+        // The request with its prompt and pins back; the detokenizer has its special ids.
         let request =
             Request { prompt: arrival.tokens.clone(), pins: arrival.pins.clone(), ..arrival.work.request.clone() };
         let script = (self.script)(&request);
@@ -418,16 +418,16 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
 
 /// Hands the engine a made-up look at the machine.
 pub fn take_reading(engine: &EngineHandle, reading: crate::memory::governor::Reading) {
-    engine.shared.watch.gauge.set(reading);
+    engine.shared.monitor.gauge.set(reading);
 }
 
 /// Looks after the engine's progress as start-up's watching thread does, several times a stall limit, until the engine ends.
 pub fn watch_progress(engine: &EngineHandle) {
     let (shared, epoch) = (Arc::downgrade(&engine.shared), engine.epoch);
     std::thread::spawn(move || {
-        while let Some(shared) = shared.upgrade().filter(|shared| !shared.ending.stopped.load(Ordering::Acquire)) {
-            shared.watch.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
-            let pause = shared.watch.watchdog.limit() / 8;
+        while let Some(shared) = shared.upgrade().filter(|shared| !shared.shutdown.stopped.load(Ordering::Acquire)) {
+            shared.monitor.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
+            let pause = shared.monitor.watchdog.limit() / 8;
             drop(shared);
             std::thread::sleep(pause);
         }

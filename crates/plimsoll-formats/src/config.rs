@@ -3,6 +3,8 @@
 //! Where the values come from is the business of `hf::config` and `gguf::config`. Numbers here are what a forward
 //! pass needs, after all defaults and format-specific conventions have been resolved.
 
+use std::borrow::Cow;
+
 use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::audio::Audio;
@@ -10,6 +12,7 @@ use crate::bounds::{
     CONTEXT_MAX, DRAFT_LAYERS_MAX, EXPERTS_MAX, EXPERTS_TOTAL_MAX, GROUPS_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX,
     INTERMEDIATE_MAX, LAYERS_MAX, TAPS_MAX, VOCAB_MAX, positive, within, wrong,
 };
+use crate::draft_head;
 use crate::encoder::Encoder;
 use crate::encoding::{Dtype, Encoding};
 use crate::error::FormatError;
@@ -296,6 +299,13 @@ impl ModelConfig {
         self.rope_scaling.check(self.rotary_dim / 2)
     }
 
+    /// The name by which the quantization knows a module: that of a draft head's may be another.
+    fn published<'a>(&self, module: &'a str) -> Cow<'a, str> {
+        let head = !self.architecture.is_hybrid() && self.draft_layers > 0;
+        let published = if head { draft_head::published(module, self.layers) } else { None };
+        published.map_or(Cow::Borrowed(module), Cow::Owned)
+    }
+
     /// The encoding that a tensor will have, judged from the configuration alone, for planning before any weight is
     /// there: `name` is canonical and ends in `.weight` or `.bias`, `shape` has the outermost dimension first.
     pub fn planned_encoding(&self, name: &str, shape: &[usize]) -> Encoding {
@@ -306,7 +316,7 @@ impl ModelConfig {
         if matrix
             && name.ends_with(".weight")
             && let Some(quantization) = &self.quantization
-            && let Some(scheme) = quantization.of(name.strip_suffix(".weight").unwrap_or(name))
+            && let Some(scheme) = quantization.of(&self.published(name.strip_suffix(".weight").unwrap_or(name)))
         {
             return scheme.encoding(self.torch_dtype.unwrap_or(Dtype::Bf16), shape[dims - 1]);
         }

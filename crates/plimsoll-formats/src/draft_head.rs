@@ -5,7 +5,7 @@
 //! output projection: DeepSeek's description of its weights says so. Copies of the two in the head's layer are not read.
 
 use crate::directory::Entry;
-use crate::family::{Names, renamed};
+use crate::names::{Names, renamed};
 
 /// What a head has beside its layer, in safetensors and in GGUF.
 const NAMES: Names = &[
@@ -37,9 +37,28 @@ fn canonical(name: &str, first: u64) -> Option<String> {
     Some(own.unwrap_or_else(|| format!("mtp.layers.{layer}.{rest}")))
 }
 
+/// The published name of a head's module in safetensors, by which quantizations name it. None for all but a head's modules.
+pub(crate) fn published(name: &str, first: usize) -> Option<String> {
+    let own = NAMES.iter().find(|(_, canonical)| *canonical == name).map(|(published, _)| *published);
+    let part = own.or_else(|| name.strip_prefix("mtp.layers.0."))?;
+    Some(format!("model.layers.{first}.{part}"))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::canonical;
+    use super::{canonical, published};
+
+    #[test]
+    fn published_names_are_those_that_become_canonical() {
+        for name in
+            ["mtp.fc", "mtp.norm", "mtp.pre_fc_norm_hidden", "mtp.layers.0.mlp.gate", "mtp.layers.0.self_attn.q_proj"]
+        {
+            let found = published(name, 46).unwrap();
+            assert_eq!(canonical(&format!("{found}.weight"), 46), Some(format!("{name}.weight")), "{found}");
+        }
+        assert_eq!(published("mtp.fc", 46).as_deref(), Some("model.layers.46.eh_proj"));
+        assert_eq!(published("model.layers.45.mlp.gate", 46), None);
+    }
 
     #[test]
     fn layers_behind_the_last_are_the_heads() {

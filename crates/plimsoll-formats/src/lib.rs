@@ -54,6 +54,7 @@ mod guard;
 mod hf;
 mod layers;
 mod mapping;
+mod names;
 mod quantization;
 mod row;
 mod variant;

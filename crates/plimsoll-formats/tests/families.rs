@@ -3,7 +3,7 @@
 mod common;
 
 use common::{GgufWriter, LLAMA, of_class, open_config, patched, refuses};
-use plimsoll_formats::{Activation, LayerHeads, Mixer, Norms, PerLayerInput, QkNorm, RopeScaling};
+use plimsoll_formats::{Activation, Encoding, LayerHeads, Mixer, Norms, PerLayerInput, QkNorm, RopeScaling};
 
 #[test]
 fn layers_without_rotation_are_listed_or_counted() {
@@ -146,6 +146,26 @@ fn draft_heads_behind_the_last_layer_are_counted() {
     }
     let refusal = patched("Glm4MoeForCausalLM", r#""num_nextn_predict_layers": 9"#);
     assert_eq!(refusal.map(drop), Err("model configuration: draft layers: 10, allowed are 1 to 9".to_owned()));
+}
+
+#[test]
+fn a_heads_projection_left_in_floats_is_planned_in_floats() {
+    let group =
+        r#""weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}, "targets": ["Linear"]"#;
+    let quantized = |ignore: &str| {
+        let config = of_class(
+            "Glm4MoeForCausalLM",
+            &format!(
+                r#""num_nextn_predict_layers": 1, "num_hidden_layers": 2, "quantization_config": {{"quant_method": "compressed-tensors",
+                "format": "pack-quantized", "ignore": ["{ignore}"], "config_groups": {{"a": {{{group}}}}}}}"#
+            ),
+        );
+        ["mtp.fc.weight", "mtp.layers.0.self_attn.q_proj.weight"]
+            .map(|name| matches!(config.planned_encoding(name, &[64, 128]), Encoding::Quant(_)))
+    };
+    assert_eq!(quantized("lm_head"), [true, true]);
+    assert_eq!(quantized("model.layers.2.eh_proj"), [false, true]);
+    assert_eq!(quantized("re:.*layers.2.self_attn.*"), [true, false]);
 }
 
 #[test]

@@ -40,6 +40,7 @@ mod softmax;
 #[path = "../tests/kernels/support.rs"]
 mod testing;
 
+// `testing` is a file of the tests outside, too, which name the crate.
 #[cfg(test)]
 extern crate self as plimsoll_kernels;
 

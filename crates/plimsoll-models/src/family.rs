@@ -20,16 +20,16 @@ use crate::parallel::ParallelBlock;
 use crate::per_layer::{PerLayerBlock, PerLayerInputs, layer_scalar};
 use crate::rope::{has_local_angles, rope};
 use crate::short_conv::ShortConvBlock;
-use crate::text_encoder::head::Head as EncoderHead;
+use crate::text_encoder::head::Head;
 use crate::text_encoder::logits_of;
 use crate::{Drafter, Encoder, Model, Output, Pass, Vision, audio, vision};
 use beside::Beside;
-use head::Head;
 use mixer::Mixer;
+use mtp::MtpHead;
 
 mod beside;
-mod head;
 mod mixer;
+mod mtp;
 
 /// The norms around one half of a layer, where the family has them.
 #[derive(Clone, Copy)]
@@ -80,13 +80,13 @@ pub struct Family {
     widest_norm: usize,
     state: Option<StateShape>,
     /// The draft head, if it was asked for.
-    head: Option<Head>,
+    head: Option<MtpHead>,
     vision: Option<Box<dyn Vision>>,
     audio: Option<Box<dyn Encoder>>,
     /// Whether an image's tokens see each other in sliding layers alone.
     global_is_causal: bool,
     /// Where every position sees those before and after it: what a device must know of that, and what is made of the hidden states.
-    encodes: Option<(EncoderShape, Option<EncoderHead>)>,
+    encodes: Option<(EncoderShape, Option<Head>)>,
 }
 
 /// Layers of each kind that have been declared.
@@ -115,11 +115,11 @@ pub fn build(
         .then(|| declare.values(rope(config.rotary_dim, config.rope_local_theta, &RopeScaling::None).inv_freq));
     let per_layer = PerLayerInputs::declare(config, declare)?;
     let encodes = match &config.encoder {
-        Some(encoder) => Some((encoder_shape(config), EncoderHead::declare(config, encoder, declare)?)),
+        Some(encoder) => Some((encoder_shape(config), Head::declare(config, encoder, declare)?)),
         None => None,
     };
     let head = match with_drafter {
-        true => Some(Head::declare(config, ends, &mut counts, declare)?),
+        true => Some(MtpHead::declare(config, ends, &mut counts, declare)?),
         false => None,
     };
     Ok(Box::new(Family {

@@ -1,5 +1,5 @@
-//! What heads for multi-token prediction (MTP) have around their layer: from a position's hidden state and the token that follows
-//! it they guess the token after that.
+//! Heads for multi-token prediction (MTP), but for their layer: from a position's hidden state and the token that follows it
+//! they guess the token after that.
 //!
 //! Reference: `tools/fixturelib/hybrid.py`, put together from transformers' own layers. The hidden state is the one behind the
 //! model's final norm; in a further pass, the one behind the head's norm. Embedding and output projection are the model's.
@@ -13,7 +13,7 @@ use crate::ends::Ends;
 use crate::tower::Norm;
 
 /// Weights of a head, but for its layer.
-pub(crate) struct MtpEnds {
+pub(crate) struct MtpWeights {
     ends: Ends,
     embedding_norm: VectorId,
     hidden_norm: VectorId,
@@ -22,28 +22,26 @@ pub(crate) struct MtpEnds {
     eps: f32,
 }
 
-impl MtpEnds {
+impl MtpWeights {
     /// Declares `mtp.*`, or says that there is no head, or one that is not supported.
     pub fn declare(config: &ModelConfig, ends: Ends, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let unsupported = |what: String| Err(DeclareError::Unsupported(format!("--enable-mtp {what}")));
-        let (key, tensor) = match config.architecture.is_hybrid() {
-            true => ("mtp_num_hidden_layers", "mtp.fc.weight".to_owned()),
-            false => ("num_nextn_predict_layers", format!("model.layers.{}.eh_proj.weight", config.layers)),
-        };
+        let hybrid = config.architecture.is_hybrid();
+        let key = if hybrid { "mtp_num_hidden_layers" } else { "num_nextn_predict_layers" };
         let layers = config.draft_layers;
         let there = declare.has("mtp.fc.weight") || declare.is_plan() && layers > 0;
         if !there {
-            let lacks = match config.architecture.is_hybrid() || layers > 0 {
-                true => format!("no tensor '{tensor}'"),
-                false => format!("{key} is 0"),
+            let lacks = match hybrid || layers > 0 {
+                true => "no tensor 'mtp.fc', 'eh_proj' or 'nextn.eh_proj'".to_owned(),
+                false => format!("{key} is 0 or missing"),
             };
             return unsupported(format!(
-                "needs a draft head, and the checkpoint has none ({lacks}): use --prompt-lookup-num-tokens instead"
+                "needs a draft head, and the checkpoint has none ({lacks}): use --prompt-lookup-num-tokens or --draft-model"
             ));
         }
         if layers > 1 {
             return unsupported(format!(
-                "needs a draft head of one layer, and {key} is {layers}: use --prompt-lookup-num-tokens instead"
+                "needs a draft head of one layer, and {key} is {layers}: use --prompt-lookup-num-tokens or --draft-model"
             ));
         }
         let mut head_norm = |name: &str| norm(config, &format!("mtp.{name}.weight"), config.hidden_size, declare);

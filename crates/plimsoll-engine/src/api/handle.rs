@@ -27,17 +27,17 @@ pub use crate::status::Status;
 use crate::worker::request_state::{Message, RequestState};
 pub use saved::{SavePrefixError, SavedPrefix};
 
-/// What a request follows on.
+/// How a request relates to earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
-    /// Nothing: a draining server refuses it.
-    First,
-    /// A turn of the same request. A draining server lets it finish.
+pub enum SubmitKind {
+    /// It stands alone: a draining server refuses it.
+    New,
+    /// A further turn of a request that has run one. A draining server lets it finish.
     Turn,
-    /// Other inputs of the same request, which a draining server lets finish. A full queue does not count as a refusal:
+    /// A further input of a request that has run some. A draining server lets it finish. A full queue does not count as a refusal:
     /// the caller waits and tries again.
     Input {
-        /// Some of them run: this one leaves half of the queue to other requests.
+        /// Some of its inputs run: it leaves half of the queue to other requests.
         others_run: bool,
     },
 }
@@ -55,12 +55,12 @@ pub struct EngineHandle {
 impl EngineHandle {
     /// Checks a request, reserves its memory and queues it. Never blocks.
     pub fn submit(&self, request: Request) -> Result<Reader, Refusal> {
-        self.submit_as(Entry::First, request)
+        self.submit_as(SubmitKind::New, request)
     }
 
-    /// As [`Self::submit`], for what follows on something else, too.
-    pub fn submit_as(&self, entry: Entry, mut request: Request) -> Result<Reader, Refusal> {
-        if entry == Entry::First && self.shared.ending.draining.load(Ordering::Acquire) {
+    /// As [`Self::submit`]. `kind` says whether a draining or full server refuses it.
+    pub fn submit_as(&self, kind: SubmitKind, mut request: Request) -> Result<Reader, Refusal> {
+        if kind == SubmitKind::New && self.shared.shutdown.draining.load(Ordering::Acquire) {
             return Err(unavailable("the server is shutting down and accepts no new requests"));
         }
         let limits = &self.shared.limits;
@@ -75,7 +75,7 @@ impl EngineHandle {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory is short on this machine: no new requests until it is back"));
         }
-        if self.shared.watch.reserve_kept.load(Ordering::Relaxed) && heap::reserve_blocks_missing() > 0 {
+        if self.shared.monitor.reserve_kept.load(Ordering::Relaxed) && heap::reserve_blocks_missing() > 0 {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable(
                 "memory was refused a moment ago: no new requests until the reserve is whole again",
@@ -84,10 +84,10 @@ impl EngineHandle {
         if self.stopped() {
             return Err(unavailable("the engine has stopped"));
         }
-        if self.shared.watch.watchdog.stalled() {
+        if self.shared.monitor.watchdog.stalled() {
             return Err(unavailable("the engine makes no progress: no new requests until it does"));
         }
-        let (permit, bytes) = self.reserve(entry, &request)?;
+        let (permit, bytes) = self.reserve(kind, &request)?;
         let constraint = request.grammar.take().map(|grammar| grammar.begin()).transpose();
         let constraint = constraint.map_err(|message| {
             self.shared.metrics.refused_memory.inc();
@@ -95,7 +95,7 @@ impl EngineHandle {
         })?;
         let vocab = limits.vocab_size as usize;
         let reserved = outbox(bytes, &request).and_then(|(outbox, reader)| {
-            Some((RequestState::reserve(request, constraint, outbox, permit, vocab, self.media())?, reader))
+            Some((RequestState::new_seq(request, constraint, outbox, permit, vocab, self.media())?, reader))
         });
         let Some((new_seq, reader)) = reserved else {
             self.shared.metrics.refused_memory.inc();
@@ -103,7 +103,7 @@ impl EngineHandle {
         };
         match self.arrivals.try_send(Some(new_seq)) {
             Ok(()) => Ok(reader),
-            Err(TrySendError::Full(_)) => Err(self.full(entry, "queue")),
+            Err(TrySendError::Full(_)) => Err(self.refuse_full(kind, "queue")),
             Err(TrySendError::Disconnected(_)) => Err(unavailable("the engine has stopped")),
         }
     }
@@ -127,7 +127,7 @@ impl EngineHandle {
     /// # Errors
     /// [`Refusal::Full`] if there are no places or bytes left; [`Refusal::Invalid`] if the request needs more than all
     /// bytes.
-    fn reserve(&self, entry: Entry, request: &Request) -> Result<(AdmissionPermit, HostBytes), Refusal> {
+    fn reserve(&self, kind: SubmitKind, request: &Request) -> Result<(AdmissionPermit, HostBytes), Refusal> {
         let limits = &self.shared.limits;
         let bytes = request.host_bytes();
         if bytes > limits.host_bytes {
@@ -140,16 +140,20 @@ impl EngineHandle {
                 ),
             });
         }
-        let left = matches!(entry, Entry::Input { others_run: true }).then_some(limits.max_waiting / 2);
-        let places = u64::from(limits.running_max_req_size) + u64::from(left.unwrap_or(limits.max_waiting));
-        let Some(permit) = self.shared.reservations.take_place(places) else { return Err(self.full(entry, "queue")) };
-        let Some(bytes) = self.shared.reservations.reserve(bytes) else { return Err(self.full(entry, "host")) };
+        let halved = matches!(kind, SubmitKind::Input { others_run: true });
+        let waiting_max = if halved { limits.max_waiting / 2 } else { limits.max_waiting };
+        let places = u64::from(limits.running_max_req_size) + u64::from(waiting_max);
+        let Some(permit) = self.shared.reservations.take_place(places) else {
+            return Err(self.refuse_full(kind, "queue"));
+        };
+        let Some(bytes) = self.shared.reservations.reserve(bytes) else { return Err(self.refuse_full(kind, "host")) };
         Ok((permit, bytes))
     }
 
-    fn full(&self, entry: Entry, what: &str) -> Refusal {
+    /// Counts the refusal, except of an input that is tried again.
+    fn refuse_full(&self, kind: SubmitKind, what: &str) -> Refusal {
         let limits = &self.shared.limits;
-        if !matches!(entry, Entry::Input { .. }) {
+        if !matches!(kind, SubmitKind::Input { .. }) {
             self.shared.metrics.refused_full.inc();
         }
         let message = match what {
@@ -172,12 +176,12 @@ impl EngineHandle {
 
     /// The tokens that end output; none for an engine without a model.
     pub fn eos(&self) -> &[u32] {
-        self.shared.known.eos.get().map_or(&[], Vec::as_slice)
+        self.shared.facts.eos.get().map_or(&[], Vec::as_slice)
     }
 
     /// What the model takes besides text, and within which limits; none for a model of text alone.
     pub fn media(&self) -> Option<&MediaSpec> {
-        self.shared.known.media.get()
+        self.shared.facts.media.get()
     }
 
     /// The plan this engine was built from.
@@ -198,7 +202,7 @@ impl EngineHandle {
 
     /// What the largest steps really took of the step workspace when they were proven; none for a scripted engine.
     pub fn proven_workspace_bytes(&self) -> Option<u64> {
-        self.shared.known.accounts.get().map(|accounts| accounts.workspace_peak)
+        self.shared.facts.accounts.get().map(|accounts| accounts.workspace_peak)
     }
 
     /// Counters and histograms.
@@ -208,7 +212,7 @@ impl EngineHandle {
 
     /// How far the engine gives way because memory is short on the machine.
     pub fn level(&self) -> DegradationLevel {
-        self.shared.watch.gauge.level()
+        self.shared.monitor.gauge.level()
     }
 
     /// Gauges, refreshed every step.
@@ -235,28 +239,28 @@ impl EngineHandle {
 
     /// How long the engine may make no progress before it counts as stalled.
     pub fn stall_limit(&self) -> Duration {
-        self.shared.watch.watchdog.limit()
+        self.shared.monitor.watchdog.limit()
     }
 
     /// Sets [`Self::stall_limit`].
     pub fn set_stall_limit(&self, limit: Duration) {
-        self.shared.watch.watchdog.set_limit(limit);
+        self.shared.monitor.watchdog.set_limit(limit);
     }
 
     /// Whether new requests are refused because of shutdown.
     pub fn draining(&self) -> bool {
-        self.shared.ending.draining.load(Ordering::Acquire)
+        self.shared.shutdown.draining.load(Ordering::Acquire)
     }
 
     /// Stops admitting; requests already accepted are finished.
     pub fn drain(&self) {
-        self.shared.ending.draining.store(true, Ordering::Release);
+        self.shared.shutdown.draining.store(true, Ordering::Release);
     }
 
     /// Ends every request with an error and the engine thread with them.
     pub fn stop(&self) {
         self.drain();
-        self.shared.ending.stop.store(true, Ordering::Release);
+        self.shared.shutdown.stop.store(true, Ordering::Release);
         // An idle engine would notice only when it next looks around. A full queue says that it is not idle.
         let _ = self.arrivals.try_send(None);
     }
@@ -272,7 +276,7 @@ impl EngineHandle {
 
     /// Whether the engine thread has ended.
     pub fn stopped(&self) -> bool {
-        self.shared.ending.stopped.load(Ordering::Acquire)
+        self.shared.shutdown.stopped.load(Ordering::Acquire)
     }
 
     /// Whether nothing is running or waiting.

@@ -178,8 +178,8 @@ impl EngineHost {
     pub fn close(&self, within: Duration) -> bool {
         let hosted_engines = self.hosted_engines();
         for engine in hosted_engines.here.iter().flat_map(|hosted_engine| &hosted_engine.engine) {
-            engine.ending.draining.store(true, Release);
-            engine.ending.stop.store(true, Release);
+            engine.shutdown.draining.store(true, Release);
+            engine.shutdown.stop.store(true, Release);
         }
         let waited =
             self.left.wait_timeout_while(hosted_engines, within, |hosted_engines| !hosted_engines.here.is_empty());

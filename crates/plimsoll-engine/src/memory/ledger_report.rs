@@ -354,12 +354,12 @@ impl Pools {
                 total: status.slots_total.load(Relaxed),
                 cached: status.slots_kept.load(Relaxed),
             },
-            encoder_outputs: shared.known.media.get().map_or(Pages { used: 0, total: 0, cached: 0 }, |media| {
+            encoder_outputs: shared.facts.media.get().map_or(Pages { used: 0, total: 0, cached: 0 }, |media| {
                 let stats = media.outputs.stats();
                 let (total, cached) = (stats.pages as u64, stats.pages_idle as u64);
                 Pages { used: total - stats.pages_free as u64, total, cached }
             }),
-            media_bytes: shared.known.media.get().map_or(Share { used: 0, total: 0 }, |media| Share {
+            media_bytes: shared.facts.media.get().map_or(Share { used: 0, total: 0 }, |media| Share {
                 used: media.staging.used(),
                 total: media.staging.limit(),
             }),
@@ -403,7 +403,7 @@ impl Degradation {
     }
 
     fn of(shared: &Shared, counts: &Counts) -> Self {
-        let (level, reading) = (shared.watch.gauge.level().name(), shared.watch.gauge.last());
+        let (level, reading) = (shared.monitor.gauge.level().name(), shared.monitor.gauge.last());
         let mut degradation = Self { level, reading, ..Self::default() };
         degradation.count(counts);
         degradation

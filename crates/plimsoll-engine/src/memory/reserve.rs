@@ -48,7 +48,7 @@ impl Keeper {
             shared.metrics.reserve_releases.inc_by(refused);
         }
         // An engine that preempts its own has no room for it. What the last level gave up on purpose the heap does not take back.
-        if heap::reserve_blocks_missing() == 0 || shared.watch.gauge.level() >= DegradationLevel::Preempt {
+        if heap::reserve_blocks_missing() == 0 || shared.monitor.gauge.level() >= DegradationLevel::Preempt {
             return;
         }
         let mut whole = false;

@@ -53,7 +53,7 @@ pub(crate) fn watch(
     log_every: u64,
 ) -> std::io::Result<()> {
     // From here on the watcher refills the emergency reserve, so admission may wait for it.
-    shared.watch.reserve_kept.store(true, Relaxed);
+    shared.monitor.reserve_kept.store(true, Relaxed);
     let shared = Arc::downgrade(shared);
     let (engine_host, keeper) = (engine_host.map(Arc::downgrade), Keeper::new());
     let mut watcher = Watcher { root, limits, used: false, since_trim: 0, logged: 0, log_every, keeper, engine_host };
@@ -61,7 +61,7 @@ pub(crate) fn watch(
         let _woken = heap::wake_me();
         let mut due = Instant::now();
         while let Some(shared) = Weak::upgrade(&shared) {
-            if shared.ending.stopped.load(Relaxed) {
+            if shared.shutdown.stopped.load(Relaxed) {
                 break;
             }
             if Instant::now() >= due {
@@ -80,7 +80,7 @@ pub(crate) fn watch(
 
 impl Watcher {
     fn look(&mut self, shared: &Shared, epoch: Instant) {
-        shared.watch.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
+        shared.monitor.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
         shared.observe_accounts();
         // The first time they have just been read.
         if std::mem::replace(&mut self.used, true) {
@@ -89,11 +89,11 @@ impl Watcher {
         let now = HostNow::read(&self.root, &self.limits);
         let engine_host = self.engine_host.as_ref().and_then(Weak::upgrade);
         let sums = ProcessSums { engine: shared, engine_host: engine_host.as_deref() };
-        shared.watch.gauge.set(reading(&sums, &self.limits, &now));
+        shared.monitor.gauge.set(reading(&sums, &self.limits, &now));
         // To look costs as much as all the rest: not every time.
         self.since_trim = (self.since_trim + 1) % TRIM_READINGS;
         let much = self.since_trim == 0 && heap::kept(&Touched::read(&Root::system())) > KEPT_BYTES;
-        if shared.watch.trim.swap(false, Relaxed) || much {
+        if shared.monitor.trim.swap(false, Relaxed) || much {
             heap::trim();
             self.since_trim = 0;
         }

@@ -91,7 +91,7 @@ impl<T> Scheduler<T> {
 
     /// Queues a sequence behind all older ones.
     pub fn push(&mut self, mut seq: Seq<T>) {
-        seq.course.split_numerics = self.limits.split_numerics();
+        seq.sched.split_numerics = self.limits.split_numerics();
         let fits = |seq: &Seq<T>| match self.limits.encoder_batch {
             true => seq.total_max <= self.limits.rows,
             false => seq.total_max.div_ceil(PAGE_TOKENS) <= self.cache.borrow().pool.total(),
@@ -148,12 +148,12 @@ impl<T> Scheduler<T> {
     /// Records that the first `rows` rows of a share of the last step count; rows after them were drafts that missed.
     pub fn commit(&mut self, share: Share, rows: usize) {
         let seq = &mut self.running[share.seq];
-        seq.course.layered = None;
+        seq.sched.layered = None;
         seq.computed = share.start + rows;
         seq.media.passed(seq.computed);
         seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));
-        if seq.course.suspect_until.is_some_and(|position| seq.computed >= position) {
-            seq.course.suspect_until = None;
+        if seq.sched.suspect_until.is_some_and(|position| seq.computed >= position) {
+            seq.sched.suspect_until = None;
         }
     }
 

@@ -64,7 +64,7 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
     let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
     complete(&shared, &planned.kv, &eos, media, load);
-    notes.into_iter().for_each(|notes| drop(shared.known.kv_event_log.set(Arc::clone(notes))));
+    notes.into_iter().for_each(|notes| drop(shared.facts.kv_event_log.set(Arc::clone(notes))));
     let (handle, receiver) = connect(&shared, hosted.as_ref(), options);
     let epoch = handle.epoch;
     let emergency_reserve = match emergency_reserve {
@@ -75,7 +75,7 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
     };
     ledger.seal();
     let ((built, wait), (go, begin)) = (channel(), channel::<MemoryLease>());
-    let outputs = handle.shared.known.media.get().map(|media| media.outputs.clone());
+    let outputs = handle.shared.facts.media.get().map(|media| media.outputs.clone());
     let body = move || {
         let cache = std::rc::Rc::new(std::cell::RefCell::new(cache));
         let worker = Worker::new(Parts {
@@ -132,9 +132,9 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
 fn complete(shared: &Shared, kv: &KvShape, eos: &[u32], media: Option<MediaSpec>, load: WeightsLoad) {
     shared.metrics.weights_mapped.set(load.mapped.into());
     shared.metrics.weights_load_seconds.set(load.took.as_secs_f64());
-    let _ = shared.known.page_bytes.set([KvGroup::Whole, KvGroup::Window].map(|group| kv.page_bytes(group) as u64));
-    let _ = shared.known.eos.set(eos.to_vec());
-    media.into_iter().for_each(|media| drop(shared.known.media.set(media)));
+    let _ = shared.facts.page_bytes.set([KvGroup::Whole, KvGroup::Window].map(|group| kv.page_bytes(group) as u64));
+    let _ = shared.facts.eos.set(eos.to_vec());
+    media.into_iter().for_each(|media| drop(shared.facts.media.set(media)));
 }
 
 /// The handle of the engine, and where its arrivals come out.
@@ -166,7 +166,7 @@ fn close_books(
     memory_lease.built(handle.plan().total(), there)?;
     report_baseline(ledger);
     // Set once, here.
-    let _ = handle.shared.known.accounts.set(accounts);
+    let _ = handle.shared.facts.accounts.set(accounts);
     let (epoch, root, limits) = (handle.epoch, host.root.clone(), host.limits.clone());
     watch(&handle.shared, handle.engine_host.as_ref(), epoch, root, limits, options.log_ledger_every)
         .map_err(StartError::Thread)?;

@@ -15,7 +15,7 @@ impl<R: Runner> Worker<R> {
         let queued = catch_unwind(AssertUnwindSafe(|| {
             faults::site(Site::Accept);
             // A draft that is not verified could break the grammar.
-            if self.drafts.most == 0 || (self.drafts.optimistic && arrival.work.constraint.is_some()) {
+            if self.drafts.per_seq_max == 0 || (self.drafts.optimistic && arrival.work.constraint.is_some()) {
                 arrival.work.drafting().stop();
             }
             self.scheduler.push(Seq::new(&self.cache, self.arrived, self.limits.slots, arrival));

@@ -128,7 +128,7 @@ impl<R: Runner> Worker<R> {
         let mut granted = None;
         batch.clear();
         // While memory is short, one at a time.
-        let most = if self.pressure.governor.level() >= DegradationLevel::SmallChunks { 1 } else { spec.batch };
+        let most = if self.relief.governor.level() >= DegradationLevel::SmallChunks { 1 } else { spec.batch };
         let mut claims = true;
         let Self { scheduler, disk, .. } = self;
         for (index, seq) in scheduler.running_mut().iter_mut().enumerate() {

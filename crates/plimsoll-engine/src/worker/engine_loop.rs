@@ -21,7 +21,7 @@ struct Stopped(Arc<Shared>);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        self.0.ending.stopped.store(true, Release);
+        self.0.shutdown.stopped.store(true, Release);
         self.0.cached.wake();
     }
 }
@@ -33,7 +33,7 @@ impl<R: Runner> Worker<R> {
         loop {
             let open = self.wait();
             self.round();
-            if self.shared.ending.stop.load(Acquire) {
+            if self.shared.shutdown.stop.load(Acquire) {
                 self.accept_all();
                 self.end_all("the server is shutting down");
                 self.flush_disk();
@@ -71,7 +71,7 @@ impl<R: Runner> Worker<R> {
             tracing::error!(panic, "the engine panicked outside any request");
             self.start_over();
         } else if !self.makes_progress() {
-            let limit = self.shared.watch.watchdog.limit().as_secs_f64();
+            let limit = self.shared.monitor.watchdog.limit().as_secs_f64();
             tracing::error!(
                 limit,
                 "no progress for the limit's seconds: all requests are requeued and the page tables rebuilt"

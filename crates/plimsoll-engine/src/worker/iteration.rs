@@ -79,7 +79,7 @@ impl<R: Runner> Worker<R> {
     /// Plans the next step: its shares, and whether it verifies and makes drafts.
     pub(super) fn plan_step(&mut self) -> Next {
         self.step.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.held).count();
-        let paused = self.drafts.most == 0 || self.pressure.governor.level() >= DegradationLevel::SpeculationOff;
+        let paused = self.drafts.per_seq_max == 0 || self.relief.governor.level() >= DegradationLevel::SpeculationOff;
         let next = if paused { Next::PLAIN } else { self.drafts.pace.next(self.step.decodes) };
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
@@ -111,7 +111,7 @@ impl<R: Runner> Worker<R> {
         let drafting = Instant::now();
         match self.limits.draft_head {
             true => self.draft(next),
-            false if self.drafts.most > 0 => self.look_up(next),
+            false if self.drafts.per_seq_max > 0 => self.look_up(next),
             false => {}
         }
         for share in &self.step.shares {
@@ -134,7 +134,7 @@ impl<R: Runner> Worker<R> {
             disk.computed(prompt_rows, seconds);
         }
         self.prefill_budget.observe(decodes, prompt_rows, seconds);
-        if self.drafts.most > 0 {
+        if self.drafts.per_seq_max > 0 {
             let draft_seconds = (now - drafting).as_secs_f64();
             self.drafts.pace.observe(&Done { decodes, prompt_rows, drafts, tokens, seconds, draft_seconds });
         }
@@ -170,7 +170,7 @@ impl<R: Runner> Worker<R> {
                 self.shared.metrics.finished.inc();
             }
         }
-        if std::mem::take(&mut self.health.non_finite) {
+        if std::mem::take(&mut self.recovery.non_finite) {
             tracing::error!("non-finite logits: prefix cache cleared");
             self.cache.borrow_mut().invalidate();
             self.clear_disk();

@@ -35,7 +35,7 @@ use crate::worker::request_state::{Message, RequestState, SharedTokenizer};
 pub(crate) use disk::{Disk, DiskParts};
 pub(crate) use encode::Encoding;
 use layers::Layers;
-use parts::{CurrentStep, Drafts, Health, Pressure, Tokens};
+use parts::{CurrentStep, Drafts, MemoryRelief, Recovery, TokenOutput};
 
 /// The state of the engine thread.
 pub(crate) struct Worker<R> {
@@ -52,14 +52,14 @@ pub(crate) struct Worker<R> {
     step: CurrentStep,
     /// A long prompt's chunk between two layers.
     layers: Layers,
-    tokens: Tokens,
+    output: TokenOutput,
     drafts: Drafts,
     /// For a model that takes media.
     encoding: Option<Encoding>,
     /// The prefix cache on disk.
     disk: Option<Disk>,
-    pressure: Pressure,
-    health: Health,
+    relief: MemoryRelief,
+    recovery: Recovery,
 }
 
 /// What a worker is built from.
@@ -123,7 +123,7 @@ impl<R: Runner> Worker<R> {
                 decodes: 0,
             },
             layers,
-            tokens: Tokens { sampler, raw: Vec::with_capacity(shared.limits.vocab_size as usize), tokenizer, eos },
+            output: TokenOutput { sampler, raw: Vec::with_capacity(shared.limits.vocab_size as usize), tokenizer, eos },
             drafts: Drafts::new(speculation, &limits),
             encoding,
             prefill_budget,
@@ -135,11 +135,11 @@ impl<R: Runner> Worker<R> {
             shared,
             arrived: 0,
             disk: disk.map(Disk::new),
-            pressure: Pressure::new(elastic, pages, windows),
-            health: Health::default(),
+            relief: MemoryRelief::new(elastic, pages, windows),
+            recovery: Recovery::default(),
         };
         if let Some(disk) = &worker.disk {
-            let _ = worker.shared.known.saved.set(disk.saved_prefixes());
+            let _ = worker.shared.facts.saved.set(disk.saved_prefixes());
         }
         // The proof has touched them all.
         worker.give_pages_back();

@@ -26,8 +26,8 @@ pub(super) struct CurrentStep {
     pub decodes: usize,
 }
 
-/// What makes tokens of logits, and text of tokens.
-pub(super) struct Tokens {
+/// Sampler and tokenizer.
+pub(super) struct TokenOutput {
     pub sampler: Sampler,
     /// A copy of the row being sampled, kept while its log-probabilities are still to be reported.
     pub raw: Vec<f32>,
@@ -41,29 +41,29 @@ pub(super) struct Drafts {
     /// They are accepted without verification.
     pub optimistic: bool,
     /// How many a sequence may have at once.
-    pub most: usize,
+    pub per_seq_max: usize,
     pub pace: Pace,
     pub tally: Tally,
     /// The next pass of the draft head, and the sequences that get drafts from it.
     pub passes: Vec<DraftRows>,
-    pub seqs: Vec<DraftedSeq>,
+    pub drafted: Vec<DraftedSeq>,
 }
 
 impl Drafts {
     pub fn new(speculation: Speculation, limits: &StepLimits) -> Self {
         Self {
             optimistic: speculation.optimistic,
-            most: limits.drafts,
+            per_seq_max: limits.drafts,
             pace: Pace::new(speculation.adaptive, speculation.cost),
             tally: Tally::default(),
             passes: Vec::with_capacity(limits.running),
-            seqs: Vec::with_capacity(limits.running),
+            drafted: Vec::with_capacity(limits.running),
         }
     }
 }
 
-/// What is done when memory is short, and what goes back to the system.
-pub(super) struct Pressure {
+/// What gives way when memory is short, and what goes back to the system.
+pub(super) struct MemoryRelief {
     pub governor: Governor,
     /// The emergency reserve, if it was given up and not taken back yet.
     pub given_up: Option<GivenUp>,
@@ -77,7 +77,7 @@ pub(super) struct Pressure {
     pub trim: Trim,
 }
 
-impl Pressure {
+impl MemoryRelief {
     /// With room for the ids of all `pages` and window pages.
     pub fn new(elastic: bool, pages: usize, windows: usize) -> Self {
         Self {
@@ -92,8 +92,8 @@ impl Pressure {
     }
 }
 
-/// Whether the engine makes progress, and what a step has broken.
-pub(super) struct Health {
+/// Progress, for the decision whether to recover, and what a step has broken.
+pub(super) struct Recovery {
     /// Shares delivered since start, a measure of progress.
     pub delivered: u64,
     /// Delivered shares, ended requests and encoded items at the last check, and when the sum last changed.
@@ -106,7 +106,7 @@ pub(super) struct Health {
     pub non_finite: bool,
 }
 
-impl Default for Health {
+impl Default for Recovery {
     fn default() -> Self {
         Self { delivered: 0, progress: (0, Instant::now()), recovered_at: None, device_gone: false, non_finite: false }
     }

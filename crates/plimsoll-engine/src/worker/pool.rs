@@ -17,7 +17,7 @@ impl<R: Runner> Worker<R> {
         match outcome {
             Ok(Ok(())) => {}
             Ok(Err(failure)) => {
-                self.health.non_finite |= matches!(failure, Failure::NonFinite(_));
+                self.recovery.non_finite |= matches!(failure, Failure::NonFinite(_));
                 work.fail(failure);
             }
             Err(panic) => {

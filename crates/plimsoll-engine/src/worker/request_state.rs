@@ -59,15 +59,16 @@ pub(crate) struct RequestState {
     piece: String,
     finished: bool,
     failed: bool,
-    // These two give back what was reserved, after all else is freed: fields are dropped in this order.
+    /// The output. It is dropped after all fields above: then the reserved bytes go back.
     pub outbox: Outbox,
+    /// The place among the requests in the system, which goes back last.
     _permit: AdmissionPermit,
 }
 
 impl RequestState {
     /// The new sequence of a request, with all its fixed-size host buffers: the engine thread allocates none of them. Not
     /// here: unread output, which the outbox grows, and limits. None if memory is short.
-    pub fn reserve(
+    pub fn new_seq(
         mut request: Request,
         constraint: Option<Box<dyn Constraint>>,
         outbox: Outbox,

@@ -32,7 +32,7 @@ impl<R: Runner> Worker<R> {
             let of_prompt = seq.prompt_len.saturating_sub(share.start).min(share.rows);
             self.shared.metrics.prompt_tokens.inc_by(of_prompt as u64);
             seq.drafts.clear();
-            self.health.delivered += 1;
+            self.recovery.delivered += 1;
             if !seq.work.failed() {
                 self.scheduler.commit(share, counted);
             }
@@ -62,7 +62,7 @@ impl<R: Runner> Worker<R> {
             match outcome {
                 Ok(Ok(hit)) => hits += usize::from(hit),
                 Ok(Err(failure)) => {
-                    self.health.non_finite |= matches!(failure, Failure::NonFinite(_));
+                    self.recovery.non_finite |= matches!(failure, Failure::NonFinite(_));
                     seq.work.fail(failure);
                 }
                 Err(panic) => {
@@ -114,13 +114,13 @@ impl<R: Runner> Worker<R> {
         }
         let report = seq.work.request.logprobs;
         if report.is_some() {
-            self.tokens.raw.clear();
-            self.tokens.raw.extend_from_slice(self.runner.logits(logit_row));
+            self.output.raw.clear();
+            self.output.raw.extend_from_slice(self.runner.logits(logit_row));
         }
         let work = &mut seq.work;
         let most_likely = work.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
         let together = work.constraint.as_ref().and_then(|constraint| constraint.counts_together());
-        let chooser = &mut Chooser { sampler: &mut self.tokens.sampler, eos: &self.tokens.eos, most_likely, together };
+        let chooser = &mut Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely, together };
         let token = match draft.filter(|_| self.drafts.optimistic) {
             Some(token) => token,
             None => {
@@ -148,7 +148,7 @@ impl<R: Runner> Worker<R> {
                 })?
             }
         };
-        let report = report.map(|n| logprobs(&self.tokens.raw, token, n)).transpose()?;
+        let report = report.map(|n| logprobs(&self.output.raw, token, n)).transpose()?;
         seq.tokens.push(token);
         // Recomputing after a preemption needs no logits of positions with a known next token.
         seq.logits_from = seq.tokens.len() - 1;
@@ -156,7 +156,7 @@ impl<R: Runner> Worker<R> {
         if hit {
             seq.work.drafting().hit();
         }
-        seq.work.token(token, report, &self.tokens.tokenizer, &self.tokens.eos, &self.shared.metrics)?;
+        seq.work.token(token, report, &self.output.tokenizer, &self.output.eos, &self.shared.metrics)?;
         Ok(hit)
     }
 }

@@ -76,7 +76,7 @@ impl<R: Runner> Worker<R> {
             }
             let Some(Continuation { repeat, resumed }) = seq.work.trail().follow(&seq.tokens) else { continue };
             let source = if resumed { Source::Resumed } else { Source::repeat(repeat.length) };
-            let want = seq.drafts_useful(self.drafts.most);
+            let want = seq.drafts_useful(self.drafts.per_seq_max);
             if self.drafts.pace.drafts(next, seq.work.drafting(), source) {
                 seq.work.drafting().source = source;
                 seq.drafts.extend(repeat.guesses(&seq.tokens).take(want));
@@ -119,7 +119,7 @@ impl<R: Runner> Worker<R> {
     /// The head's first rows: prompt rows, and the settled rows of sequences that draft.
     fn plan_first_pass(&mut self, next: Next) {
         self.drafts.passes.clear();
-        self.drafts.seqs.clear();
+        self.drafts.drafted.clear();
         let mut from = 0;
         // Rows that a pass may have beside those of the step, which a draft model goes back over after a pause.
         let computed: usize = self.step.shares.iter().map(|share| share.rows).sum();
@@ -131,7 +131,7 @@ impl<R: Runner> Worker<R> {
             // The next token of a row must be known.
             let rows = (*counted).min(seq.tokens.len() - 1 - share.start);
             if (prompt || wanted) && rows > 0 && !seq.work.failed() {
-                let want = if wanted { seq.room_for_drafts(self.drafts.most) } else { 0 };
+                let want = if wanted { seq.room_for_drafts(self.drafts.per_seq_max) } else { 0 };
                 let start = if want > 0 { seq.draft_from(share.start, spare) } else { share.start };
                 spare -= share.start - start;
                 let rows = rows + share.start - start;
@@ -139,7 +139,7 @@ impl<R: Runner> Worker<R> {
                 let wanted = want > 0;
                 self.drafts.passes.push(DraftRows { seq: share.seq, start, rows, from, wanted });
                 if wanted {
-                    self.drafts.seqs.push(DraftedSeq { seq: share.seq, want });
+                    self.drafts.drafted.push(DraftedSeq { seq: share.seq, want });
                 }
             }
             from += share.rows;
@@ -150,22 +150,22 @@ impl<R: Runner> Worker<R> {
         loop {
             let (from, step) = self.step.buffers.fill_drafts(&self.drafts.passes, self.scheduler.running());
             self.runner.draft(from, &step)?;
-            if self.drafts.seqs.is_empty() {
+            if self.drafts.drafted.is_empty() {
                 break;
             }
             self.drafts.passes.clear();
             let mut kept = 0;
-            for row in 0..self.drafts.seqs.len() {
-                let drafted = self.drafts.seqs[row];
+            for row in 0..self.drafts.drafted.len() {
+                let drafted = self.drafts.drafted[row];
                 if self.guess(drafted.seq, row) && self.scheduler.running()[drafted.seq].drafts.len() < drafted.want {
                     let seq = &self.scheduler.running()[drafted.seq];
                     let start = seq.tokens.len() - 2 + seq.drafts.len();
                     self.drafts.passes.push(DraftRows { seq: drafted.seq, start, rows: 1, from: row, wanted: true });
-                    self.drafts.seqs[kept] = drafted;
+                    self.drafts.drafted[kept] = drafted;
                     kept += 1;
                 }
             }
-            self.drafts.seqs.truncate(kept);
+            self.drafts.drafted.truncate(kept);
             if kept == 0 {
                 break;
             }
@@ -180,7 +180,7 @@ impl<R: Runner> Worker<R> {
         let logits = self.runner.logits(row);
         let (work, ahead) = (&mut seq.work, seq.drafts.len());
         let mut chooser =
-            Chooser { sampler: &mut self.tokens.sampler, eos: &self.tokens.eos, most_likely: false, together: None };
+            Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely: false, together: None };
         let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
         let Ok(token) = chooser.choose(logits, &work.request, &work.counts, generated, position, None) else {
             return false;

@@ -22,23 +22,23 @@ impl<R: Runner> Worker<R> {
         self.scheduler.start_over();
         self.disk.iter_mut().for_each(Disk::forget);
         self.cache.borrow_mut().start_over();
-        let done = self.health.delivered + self.ended();
-        if self.health.recovered_at.replace(done) == Some(done) {
+        let done = self.recovery.delivered + self.ended();
+        if self.recovery.recovered_at.replace(done) == Some(done) {
             self.end_all("the engine failed and recovered; the request was lost");
         }
-        self.health.progress = (done, Instant::now());
+        self.recovery.progress = (done, Instant::now());
     }
 
     /// Ends all requests after the loss of a device and opens it again, once. If that fails, later requests end with the reason.
     pub(super) fn recover_device(&mut self) {
-        let Some(why) = self.runner.lost().filter(|_| !self.health.device_gone) else { return };
+        let Some(why) = self.runner.lost().filter(|_| !self.recovery.device_gone) else { return };
         tracing::error!(why, "the GPU was lost: all requests end, and the GPU is opened again");
         self.runner.forget();
         self.end_all(&format!("the GPU was lost: {why}"));
         match self.runner.reopen() {
             Ok(()) => tracing::warn!("the GPU was opened again, and the weights loaded"),
             Err(error) => {
-                self.health.device_gone = true;
+                self.recovery.device_gone = true;
                 tracing::error!(
                     error,
                     "the GPU could not be opened again: requests fail until the server is restarted"
@@ -54,11 +54,11 @@ impl<R: Runner> Worker<R> {
         // Sequences of a slow grammar continue together, when the last one's mask is ready.
         let held = self.scheduler.running().iter().filter(|seq| seq.held);
         let moved = held.fold(0_u64, |sum, seq| sum.wrapping_add(seq.work.moved()));
-        let now = (self.health.delivered + self.ended() + encoded + self.outputs_read().1).wrapping_add(moved);
-        if now != self.health.progress.0 || self.scheduler.is_empty() {
-            self.health.progress = (now, Instant::now());
+        let now = (self.recovery.delivered + self.ended() + encoded + self.outputs_read().1).wrapping_add(moved);
+        if now != self.recovery.progress.0 || self.scheduler.is_empty() {
+            self.recovery.progress = (now, Instant::now());
         }
-        self.health.progress.1.elapsed() <= self.shared.watch.watchdog.limit()
+        self.recovery.progress.1.elapsed() <= self.shared.monitor.watchdog.limit()
     }
 
     /// Requests that have ended: finished, failed or aborted.
@@ -70,18 +70,18 @@ impl<R: Runner> Worker<R> {
     /// Returns unused memory to the system: some now and then, all after an idle period.
     pub(super) fn trim(&mut self) {
         let idle = self.scheduler.is_empty();
-        match self.pressure.trim.due(Instant::now(), self.scheduler.running().len(), self.ended(), idle) {
+        match self.relief.trim.due(Instant::now(), self.scheduler.running().len(), self.ended(), idle) {
             Due::Nothing => return,
             Due::Free => {}
             Due::All => {
                 self.check_at_rest();
-                if self.pressure.elastic {
-                    self.cache.borrow_mut().evict_idle(&mut self.pressure.evicted, &mut self.pressure.evicted_windows);
+                if self.relief.elastic {
+                    self.cache.borrow_mut().evict_idle(&mut self.relief.evicted, &mut self.relief.evicted_windows);
                 }
             }
         }
         self.shared.metrics.trims.inc();
-        self.shared.watch.trim.store(true, Release);
+        self.shared.monitor.trim.store(true, Release);
         self.give_pages_back();
     }
 
@@ -102,18 +102,18 @@ impl<R: Runner> Worker<R> {
         self.shared.metrics.lost_slots.inc_by(slots as u64);
         self.start_over();
         // No request was waiting: the next failure is a first one, not a second.
-        self.health.recovered_at = None;
+        self.recovery.recovered_at = None;
     }
 
     /// In elastic mode: every free page's memory goes back to the system.
     pub(super) fn give_pages_back(&mut self) {
-        if self.pressure.elastic {
-            self.pressure.evicted.clear();
-            self.pressure.evicted_windows.clear();
+        if self.relief.elastic {
+            self.relief.evicted.clear();
+            self.relief.evicted_windows.clear();
             let cache = self.cache.borrow();
-            cache.pool.each_free(|page| self.pressure.evicted.push(page));
+            cache.pool.each_free(|page| self.relief.evicted.push(page));
             if let Some(windows) = &cache.windows {
-                windows.pool().each_free(|page| self.pressure.evicted_windows.push(page));
+                windows.pool().each_free(|page| self.relief.evicted_windows.push(page));
             }
             drop(cache);
             self.decommit();
@@ -121,17 +121,17 @@ impl<R: Runner> Worker<R> {
     }
 
     fn decommit(&mut self) {
-        self.runner.decommit(KvGroup::Whole, &self.pressure.evicted);
-        self.runner.decommit(KvGroup::Window, &self.pressure.evicted_windows);
+        self.runner.decommit(KvGroup::Whole, &self.relief.evicted);
+        self.runner.decommit(KvGroup::Window, &self.relief.evicted_windows);
     }
 
     /// Acts on a new reading of the machine, if there is one: gives way, or recovers.
     pub(super) fn govern(&mut self) {
-        let Some(reading) = self.shared.watch.gauge.newer(&mut self.pressure.readings) else { return };
-        let level = self.pressure.governor.observe(&reading);
-        self.shared.watch.gauge.stand(level, &reading, &self.shared.metrics);
+        let Some(reading) = self.shared.monitor.gauge.newer(&mut self.relief.readings) else { return };
+        let level = self.relief.governor.observe(&reading);
+        self.shared.monitor.gauge.stand(level, &reading, &self.shared.metrics);
         if level >= DegradationLevel::EvictPrefix {
-            self.cache.borrow_mut().evict_idle(&mut self.pressure.evicted, &mut self.pressure.evicted_windows);
+            self.cache.borrow_mut().evict_idle(&mut self.relief.evicted, &mut self.relief.evicted_windows);
             self.decommit();
         }
         let prefill_rows = if level >= DegradationLevel::SmallChunks { PAGE_TOKENS } else { usize::MAX };
@@ -143,10 +143,10 @@ impl<R: Runner> Worker<R> {
         let preempted = self.scheduler.ease(prefill_rows, running);
         self.shared.metrics.preemptions.inc_by(preempted);
         if level < DegradationLevel::Preempt {
-            self.pressure.given_up = None;
+            self.relief.given_up = None;
         }
         if level >= DegradationLevel::Fail {
-            self.pressure.given_up.get_or_insert_with(heap::give_up_reserve);
+            self.relief.given_up.get_or_insert_with(heap::give_up_reserve);
             if let Some(mut seq) = self.scheduler.give_up_newest() {
                 tracing::warn!("the newest request is given up: memory ran short on this machine");
                 seq.work.fail(Failure::Memory);
@@ -213,7 +213,7 @@ impl<R: Runner> Worker<R> {
         }
         status.iterations.fetch_add(1, Release);
         // A round without a step delivered is no progress.
-        let progress = self.health.progress.1.duration_since(self.epoch);
+        let progress = self.recovery.progress.1.duration_since(self.epoch);
         status.progress_ms.store(progress.as_millis() as u64, Release);
     }
 }

@@ -29,6 +29,7 @@ use crate::config::ModelConfig;
 use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::hf::json::Lookup;
+pub(crate) use crate::names::{Names, renamed};
 pub(crate) use gemma::is_embedding;
 
 /// All of them.
@@ -60,9 +61,6 @@ const FAMILIES: &[&Family] = &[
     &granite_hybrid::FAMILY,
     &nemotron_h::FAMILY,
 ];
-
-/// Parts of a layer, and whole names outside layers: the name in the file, the canonical name. `*` stands for a number in both.
-pub(crate) type Names = &'static [(&'static str, &'static str)];
 
 /// The facts of one family.
 pub(crate) struct Family {
@@ -172,22 +170,6 @@ impl Architecture {
             other => format!("{other:?}").replace('_', "").to_lowercase(),
         }
     }
-}
-
-/// The canonical name of `part`, a tensor of a layer or the module it belongs to, if the table has it.
-pub(crate) fn renamed(names: Names, part: &str) -> Option<String> {
-    names.iter().find_map(|(stored, canonical)| {
-        let (number, rest) = behind(stored, part)?;
-        (rest.is_empty() || rest.starts_with('.')).then(|| format!("{}{rest}", canonical.replace('*', number)))
-    })
-}
-
-/// The number that stands for `*` in `stored`, and what follows `stored` in `part`.
-fn behind<'a>(stored: &str, part: &'a str) -> Option<(&'a str, &'a str)> {
-    let Some((head, tail)) = stored.split_once('*') else { return Some(("", part.strip_prefix(stored)?)) };
-    let part = part.strip_prefix(head)?;
-    let (number, rest) = part.split_at(part.bytes().take_while(u8::is_ascii_digit).count());
-    Some((number, rest.strip_prefix(tail)?)).filter(|_| !number.is_empty())
 }
 
 /// The canonical name of the tensor or module `name` of a Hugging Face checkpoint.

@@ -6,12 +6,12 @@ use plimsoll_formats::ModelConfig;
 use crate::block::AttentionPlace;
 use crate::decoder::{Kind, Layer, Rotary};
 use crate::ends::Ends;
-use crate::mtp::MtpEnds;
+use crate::mtp::MtpWeights;
 use crate::{Drafter, Output};
 
 /// Weights of a draft head of one layer.
 pub struct MtpHead {
-    ends: MtpEnds,
+    weights: MtpWeights,
     rotary: Rotary,
     layer: Layer,
 }
@@ -25,10 +25,10 @@ impl MtpHead {
         cache: usize,
         declare: &mut Declare<'_>,
     ) -> Result<Self, DeclareError> {
-        let ends = MtpEnds::declare(config, ends, declare)?;
+        let weights = MtpWeights::declare(config, ends, declare)?;
         let kind = Kind::Attention(AttentionPlace { layer: config.layers, cache, sliding: false, shared: false });
         let layer = Layer::declare(config, "mtp.layers.0", kind, config.experts.is_some(), declare)?;
-        Ok(Self { ends, rotary, layer })
+        Ok(Self { weights, rotary, layer })
     }
 
     /// Its layer.
@@ -45,7 +45,7 @@ impl Drafter for MtpHead {
         rows: &[u32],
         step: &StepInput<'_>,
     ) -> Result<Output, DeviceError> {
-        self.ends.draft(device, (hidden, rows), step, |device, x, [normed, _]| {
+        self.weights.draft(device, (hidden, rows), step, |device, x, [normed, _]| {
             let angles = self.rotary.angles(device, step)?;
             self.layer.forward(device, x, normed, angles, step)
         })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use plimsoll_engine::{Entry, Reader, Request};
+use plimsoll_engine::{Reader, Request, SubmitKind};
 
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::submission::{Submission, TokenizedPrompt};
@@ -49,7 +49,7 @@ impl Submission {
             for _ in 0..n {
                 let request = self.request(readers.len() as u32, prompt, max_tokens, received);
                 let engine = &state.served.engine;
-                let reader = engine.submit_as(if again { Entry::Turn } else { Entry::First }, request);
+                let reader = engine.submit_as(if again { SubmitKind::Turn } else { SubmitKind::New }, request);
                 readers.push(reader.map_err(|refusal| self.named(refusal.into()))?);
             }
         }

@@ -91,7 +91,7 @@ impl Registry {
             Err(NotLoaded::Crowded(error)) => Err(error),
             Err(NotLoaded::Failed(error)) => {
                 inner.state = State::Unloaded;
-                // A drain whose time is up gives the load up, and may be faster than what tells the requests that wait.
+                // The loader may report the cancellation before the waiting requests see that the drain's time is up.
                 let cut_off = error == LoadError::Cancelled && self.server.draining();
                 let answer = if cut_off { cut() } else { told(slot.name(), &error) };
                 if error == LoadError::Cancelled {
@@ -161,7 +161,7 @@ impl Registry {
         }
     }
 
-    /// Completes when no request has waited for a model for [`abandoned_load`](crate::state::config::ServerConfig::abandoned_load), when none
+    /// Completes when no request has waited for a model for [`load_linger`](crate::state::config::ServerConfig::load_linger), when none
     /// waits while the server drains, or when the drain's time is up.
     async fn given_up(&self, index: usize) {
         let mut waiting = self.slots[index].waiting.subscribe();
@@ -174,7 +174,7 @@ impl Registry {
                     biased;
                     _ = waiting.wait_for(|waiting| *waiting > 0) => {}
                     () = reached(&mut draining, Phase::Draining) => return,
-                    () = sleep(self.server.config.abandoned_load) => return,
+                    () = sleep(self.server.config.load_linger) => return,
                 }
             }
         };

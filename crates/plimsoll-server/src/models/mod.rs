@@ -241,15 +241,19 @@ impl Registry {
     /// The server is over: every engine ends.
     async fn end(&self) {
         // A load that is under way has been told to stop.
-        let last_load = self.server.config.last_load;
-        let Ok(_turn) = timeout(last_load, self.turn.lock()).await else {
-            tracing::error!("a load goes on after {} s; the process ends without it", last_load.as_secs());
+        let load_checkpoint_timeout = self.server.config.load_checkpoint_timeout;
+        let Ok(_turn) = timeout(load_checkpoint_timeout, self.turn.lock()).await else {
+            tracing::error!(
+                "a load goes on after {} s; the process ends without it",
+                load_checkpoint_timeout.as_secs()
+            );
             return;
         };
         let engines: Vec<EngineHandle> = self.loaded().iter().map(|state| state.served.engine.clone()).collect();
-        let engines: Vec<&EngineHandle> = engines.iter().collect();
-        let_go(&engines).await;
-        tracing::info!("drained; the ledger at the end:\n{}", self.loader.report(&engines));
+        let handles: Vec<&EngineHandle> = engines.iter().collect();
+        let_go(&handles).await;
+        tracing::info!("drained; the ledger at the end:\n{}", self.loader.report(&handles));
+        drop(engines);
         for index in 0..self.slots.len() {
             self.unload(index, None).await;
         }

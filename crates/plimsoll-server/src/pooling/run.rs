@@ -7,7 +7,7 @@ use axum::http::StatusCode;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{Cause, Entry, Reader, Refusal, Request, Snapshot};
+use plimsoll_engine::{Cause, Reader, Refusal, Request, Snapshot, SubmitKind};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Input;
@@ -72,8 +72,9 @@ async fn all(
         let mut crowded = false;
         while next < inputs.len() && running.len() < window {
             let (engine, request) = (&state.served.engine, request(&inputs[next]));
-            let entry = if next == 0 { Entry::First } else { Entry::Input { others_run: !running.is_empty() } };
-            match engine.submit_as(entry, request) {
+            let further = SubmitKind::Input { others_run: !running.is_empty() };
+            let kind = if next == 0 { SubmitKind::New } else { further };
+            match engine.submit_as(kind, request) {
                 Ok(reader) => running.push(answer(next, reader)),
                 // The queue is full. A finished input of this request frees a place, unless another request takes it.
                 Err(Refusal::Full { .. }) if next > 0 => {

@@ -242,10 +242,11 @@ pub struct ServerConfig {
     pub keep_alive: Duration,
     /// After a shutdown signal, running requests have this long to finish.
     pub drain_deadline: Duration,
-    /// A load goes on for this long after its last waiting request: clients that retry as told find it under way.
-    pub abandoned_load: Duration,
+    /// A load goes on for this long after its last waiting request has ended: clients that retry, some after the
+    /// `retry-after` of a busy server (5 s), find it under way.
+    pub load_linger: Duration,
     /// A server that ends waits so long for a load to come to its next checkpoint.
-    pub last_load: Duration,
+    pub load_checkpoint_timeout: Duration,
 }
 
 impl Default for ServerConfig {
@@ -282,8 +283,8 @@ impl Default for ServerConfig {
             request_timeout: None,
             keep_alive: Duration::from_secs(10),
             drain_deadline: Duration::from_secs(30),
-            abandoned_load: Duration::from_secs(6),
-            last_load: Duration::from_secs(10),
+            load_linger: Duration::from_secs(6),
+            load_checkpoint_timeout: Duration::from_secs(10),
         }
     }
 }

@@ -33,7 +33,7 @@ impl TextWorkers {
             // Held until the work is done, also if the client has disconnected.
             let _permit = permit;
             CLIENT.set(Some(client));
-            let _over = Over;
+            let _clear = ClearClient;
             Unknown::during(unknown, work)
         });
         let done = done.await;
@@ -48,9 +48,9 @@ thread_local! {
 }
 
 /// Ends the work for a client, also where it panics.
-struct Over;
+struct ClearClient;
 
-impl Drop for Over {
+impl Drop for ClearClient {
     fn drop(&mut self) {
         CLIENT.set(None);
     }

@@ -97,8 +97,8 @@ pub fn config() -> ServerConfig {
         body_timeout: PATIENCE,
         write_timeout: PATIENCE,
         drain_deadline: Duration::from_millis(600),
-        abandoned_load: Duration::from_millis(700),
-        last_load: Duration::from_secs(1),
+        load_linger: Duration::from_millis(700),
+        load_checkpoint_timeout: Duration::from_secs(1),
         ..ServerConfig::default()
     }
 }

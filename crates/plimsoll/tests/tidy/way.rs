@@ -1,4 +1,4 @@
-//! A chat request passes few functions, and ARCHITECTURE.md lists them.
+//! A chat request passes few functions, and ARCHITECTURE.md lists them. Names and their number are checked, not who calls whom.
 
 use std::collections::HashMap;
 

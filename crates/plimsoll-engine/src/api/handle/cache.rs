@@ -13,7 +13,7 @@ fn report(shared: &Shared) -> CacheReport {
     let (pages, kept) = (status.pages_cached.load(Acquire), status.slots_kept.load(Acquire));
     let windows = status.windows_cached.load(Acquire);
     let (page_bytes, slot_bytes) = (shared.page_bytes(), shared.slot_bytes());
-    let encoder = shared.known.media.get().map(|media| media.outputs.stats());
+    let encoder = shared.facts.media.get().map(|media| media.outputs.stats());
     CacheReport {
         enabled: status.prefix_cache.load(Acquire),
         page_tokens: PAGE_TOKENS as u64,
@@ -32,7 +32,7 @@ fn report(shared: &Shared) -> CacheReport {
         miss_tokens: cached.miss_tokens.load(Acquire),
         inserted_pages: cached.inserted.load(Acquire),
         evicted_pages: cached.evicted.load(Acquire),
-        disk: shared.known.saved.get().map(|saved| disk_report(shared, saved.store.limits().bytes)),
+        disk: shared.facts.saved.get().map(|saved| disk_report(shared, saved.store.limits().bytes)),
     }
 }
 
@@ -78,7 +78,7 @@ impl EngineHandle {
 
     /// What the prefix cache holds, for others to follow; none unless [`crate::Options::kv_events`].
     pub fn kv_event_log(&self) -> Option<&Arc<KvEventLog>> {
-        self.shared.known.kv_event_log.get()
+        self.shared.facts.kv_event_log.get()
     }
 
     /// Bytes of one page of keys and values.

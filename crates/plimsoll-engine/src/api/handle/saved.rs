@@ -43,7 +43,7 @@ pub enum SavePrefixError {
 
 impl EngineHandle {
     fn saved(&self) -> Option<&SavedPrefixes> {
-        self.shared.known.saved.get()
+        self.shared.facts.saved.get()
     }
 
     /// The saved prefixes; none without a cache on disk.

@@ -38,7 +38,7 @@ impl<T> Scheduler<T> {
             return None;
         }
         let mut seq = self.waiting.remove(at);
-        seq.course.long = seq.remaining() > self.limits.rows;
+        seq.sched.long = seq.remaining() > self.limits.rows;
         let index = self.running.iter().rposition(|r| r.order < seq.order).map_or(0, |i| i + 1);
         self.running.insert(index, seq);
         // Newer ones may run already (they did not have to wait for a prefix): they move up by one.

@@ -49,7 +49,7 @@ proptest! {
                 prop_assert_eq!(share.logit_rows, usize::from(seq.pooled.unwrap().logits));
             }
             if let Some(first) = shares.first() {
-                let suspect = scheduler.running().iter().any(|seq| seq.course.suspect_until.is_some());
+                let suspect = scheduler.running().iter().any(|seq| seq.sched.suspect_until.is_some());
                 prop_assert!(suspect || Some(scheduler.running()[first.seq].order) == oldest, "nobody overtakes the oldest");
             }
             let fate = lengths[round % lengths.len()].2;

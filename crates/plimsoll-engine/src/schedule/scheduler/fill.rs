@@ -54,7 +54,7 @@ impl<T> Scheduler<T> {
         // A prompt is computed layer by layer only if more sequences decode than wait for long prompts.
         let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
         // And what is short does not wait for a long one before it: up to half of the rows are its own.
-        let long = |seq: &Seq<T>| seq.computes_long_prompt() && seq.course.layered.is_none();
+        let long = |seq: &Seq<T>| seq.computes_long_prompt() && seq.sched.layered.is_none();
         let halved = |long: &usize| !layers && self.running[*long].together() <= rows - rows / 2;
         if let Some(long) = self.running.iter().position(long).filter(halved) {
             let (mut short, mut short_logits) = (rows / 2, logit_rows / 2);
@@ -83,7 +83,7 @@ impl<T> Scheduler<T> {
         };
         while i < self.running.len() {
             let seq = &self.running[i];
-            let meant = !seq.decoding() && (all || !seq.course.long);
+            let meant = !seq.decoding() && (all || !seq.sched.long);
             if meant && !self.shares.iter().any(|share| share.seq == i) {
                 self.schedule_prompt(i, layers, rows, logit_rows, events);
             }
@@ -92,7 +92,7 @@ impl<T> Scheduler<T> {
         while *rows > 0 && *logit_rows > 0 && self.next_fits(*rows) {
             let long = all && (!layers || self.layered().is_none());
             let Some(admitted) = self.admit(long) else { break };
-            if self.running[admitted].course.suspect_until.is_some() && !self.shares.is_empty() {
+            if self.running[admitted].sched.suspect_until.is_some() && !self.shares.is_empty() {
                 // Its turn comes in the next step, alone.
                 return false;
             }
@@ -103,7 +103,7 @@ impl<T> Scheduler<T> {
                 // It had to give way itself: it would come back at once, and so on.
                 return true;
             }
-            if self.running.get(admitted).is_some_and(|seq| seq.course.suspect_until.is_some()) {
+            if self.running.get(admitted).is_some_and(|seq| seq.sched.suspect_until.is_some()) {
                 return false;
             }
         }
@@ -132,7 +132,7 @@ impl<T> Scheduler<T> {
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
         // A sequence that waits for an encoder or a grammar's mask takes part in no step until it has it.
         let able = |seq: &Seq<T>| !seq.at_wall() && !seq.held;
-        while let Some(i) = self.running.iter().position(|seq| seq.course.suspect_until.is_some() && able(seq)) {
+        while let Some(i) = self.running.iter().position(|seq| seq.sched.suspect_until.is_some() && able(seq)) {
             let mut rows = self.prefill_rows().max(self.running[i].together());
             let mut logit_rows = self.limits.logit_rows;
             let order = self.running[i].order;
@@ -158,7 +158,7 @@ impl<T> Scheduler<T> {
         for i in (0..self.shares.len()).rev() {
             let share = self.shares[i];
             let seq = &mut self.running[share.seq];
-            seq.course.suspect_until = Some(share.start + share.rows);
+            seq.sched.suspect_until = Some(share.start + share.rows);
             seq.drafts.clear();
             if seq.states.needed() {
                 let mut restarted = self.running.remove(share.seq);
@@ -214,10 +214,10 @@ impl<T> Scheduler<T> {
         events: &mut Events,
     ) {
         let seq = &self.running[i];
-        if seq.course.layered.is_some() || seq.held {
+        if seq.sched.layered.is_some() || seq.held {
             return;
         }
-        match layers && seq.course.long {
+        match layers && seq.sched.long {
             true => self.begin_layers(i, events),
             false => self.schedule_chunk(i, rows, logit_rows, events),
         }

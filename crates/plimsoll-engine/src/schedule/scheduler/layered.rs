@@ -21,7 +21,7 @@ impl<T> Scheduler<T> {
     /// committed, or its sequence gives up its place.
     pub fn layered(&self) -> Option<(u64, Share)> {
         self.running.iter().enumerate().find_map(|(seq, of)| {
-            let Layered { number, rows, logit_rows } = of.course.layered?;
+            let Layered { number, rows, logit_rows } = of.sched.layered?;
             Some((number, Share { seq, start: of.computed, rows, logit_rows, drafts: 0 }))
         })
     }
@@ -40,7 +40,6 @@ impl<T> Scheduler<T> {
         self.chunks_begun += 1;
         let seq = &mut self.running[i];
         seq.plan_checkpoints(share.rows);
-        seq.course.layered =
-            Some(Layered { number: self.chunks_begun, rows: share.rows, logit_rows: share.logit_rows });
+        seq.sched.layered = Some(Layered { number: self.chunks_begun, rows: share.rows, logit_rows: share.logit_rows });
     }
 }

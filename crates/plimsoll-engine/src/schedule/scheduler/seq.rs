@@ -31,9 +31,9 @@ pub enum Reading {
     Done,
 }
 
-/// What the scheduler remembers of a sequence between steps.
+/// The part of a sequence that the scheduler alone reads and writes.
 #[derive(Debug, Default)]
-pub(super) struct Course {
+pub(super) struct SchedState {
     /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9): the scheduler's
     /// [`StepLimits::split_numerics`](super::StepLimits::split_numerics).
     pub(super) split_numerics: bool,
@@ -87,8 +87,8 @@ pub struct Seq<T> {
     pub media: SeqMedia,
     /// Prefixes of its prompt that the cache is to keep.
     pub pins: ArrayVec<Pin, { Pin::MOST }>,
-    /// What the scheduler remembers of it between steps.
-    pub(super) course: Course,
+    /// The scheduler's own part.
+    pub(super) sched: SchedState,
     /// What the owner attaches.
     pub work: T,
 }
@@ -126,7 +126,7 @@ fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> 
 }
 
 impl<T> NewSeq<T> {
-    /// Of a prompt and the most it may generate: a text that shares its pages, without room for them.
+    /// A sequence of `tokens` that generates `output` more at most. No salt, no media; the page lists have no capacity.
     pub fn new(tokens: Vec<u32>, output: usize, work: T) -> Self {
         Self {
             salt: 0,
@@ -168,7 +168,7 @@ impl<T> Seq<T> {
             pooled,
             media,
             pins,
-            course: Course::default(),
+            sched: SchedState::default(),
             work,
         }
     }
@@ -185,7 +185,7 @@ impl<T> Seq<T> {
 
     /// Whether a prompt of more than a step is left to compute, and could be now.
     pub(super) fn computes_long_prompt(&self) -> bool {
-        self.course.long && !self.decoding() && !self.at_wall()
+        self.sched.long && !self.decoding() && !self.at_wall()
     }
 
     /// Whether a position is one of its prompt's.
@@ -215,7 +215,7 @@ impl<T> Seq<T> {
 
     /// So many of its tokens have pages that it may find and others may.
     fn findable(&self) -> usize {
-        if self.course.split_numerics { self.prompt_len } else { self.tokens.len() }
+        if self.sched.split_numerics { self.prompt_len } else { self.tokens.len() }
     }
 
     /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
@@ -281,17 +281,17 @@ impl<T> Seq<T> {
     /// that is to keep the window pages that a sequence reads from there on.
     pub(super) fn request_checkpoint(&mut self, position: usize) -> bool {
         // Where the states of a chunk that was begun go is settled.
-        let begun = self.computed + self.course.layered.map_or(0, |chunk| chunk.rows);
+        let begun = self.computed + self.sched.layered.map_or(0, |chunk| chunk.rows);
         let windowed = self.pages.windowed() && position >= self.computed.max(1);
         if !windowed && (position <= begun || !self.states.needed()) {
             return self.states.plans(position);
         }
-        if !self.course.checkpoints_wanted.contains(&position)
-            && self.course.checkpoints_wanted.len() < CHECKPOINTS_WANTED_MAX
+        if !self.sched.checkpoints_wanted.contains(&position)
+            && self.sched.checkpoints_wanted.len() < CHECKPOINTS_WANTED_MAX
         {
-            self.course.checkpoints_wanted.push(position);
+            self.sched.checkpoints_wanted.push(position);
         }
-        self.course.checkpoints_wanted.contains(&position)
+        self.sched.checkpoints_wanted.contains(&position)
     }
 
     /// Takes what the sequence needs to run: the longest cached prefix, and its state slots. Returns false, with
@@ -326,7 +326,7 @@ impl<T> Seq<T> {
     fn start_at(&mut self, computed: usize) {
         self.media.start_over();
         let drafted = self.pages.drafted_from(computed)..computed;
-        (self.computed, self.course.published, self.drafted) = (computed, computed, drafted);
+        (self.computed, self.sched.published, self.drafted) = (computed, computed, drafted);
     }
 
     /// Gives up all pages and slots; everything is computed again later.
@@ -344,16 +344,16 @@ impl<T> Seq<T> {
     }
 
     fn start_over(&mut self) {
-        self.course.layered = None;
+        self.sched.layered = None;
         self.drafts.clear();
-        self.course.checkpoints_wanted.clear();
+        self.sched.checkpoints_wanted.clear();
         self.start_at(0);
     }
 
     /// Gives back the window pages that its next row does not see.
     pub(super) fn slide(&mut self) {
-        if let Some(slid) = self.pages.slide(self.computed, &self.course.checkpoints_wanted) {
-            self.course.checkpoints_wanted.retain(|position| *position / PAGE_TOKENS > slid);
+        if let Some(slid) = self.pages.slide(self.computed, &self.sched.checkpoints_wanted) {
+            self.sched.checkpoints_wanted.retain(|position| *position / PAGE_TOKENS > slid);
         }
     }
 
@@ -363,17 +363,17 @@ impl<T> Seq<T> {
             return;
         }
         if self.pages.invalidated() {
-            return self.course.checkpoints_wanted.clear();
+            return self.sched.checkpoints_wanted.clear();
         }
         let (start, end) = (self.computed, self.computed + rows);
-        self.course.checkpoints_wanted.sort_unstable();
-        for i in 0..self.course.checkpoints_wanted.len() {
-            let position = self.course.checkpoints_wanted[i];
+        self.sched.checkpoints_wanted.sort_unstable();
+        for i in 0..self.sched.checkpoints_wanted.len() {
+            let position = self.sched.checkpoints_wanted[i];
             if position > start && position <= end {
                 self.states.plan_checkpoint(position);
             }
         }
-        self.course.checkpoints_wanted.retain(|position| *position > end);
+        self.sched.checkpoints_wanted.retain(|position| *position > end);
     }
 
     /// Lets others find what was computed up to the end of the prompt.
@@ -390,9 +390,9 @@ impl<T> Seq<T> {
         }
         // A chunk may go on behind the prompt, in one that is computed again.
         let end = self.computed.min(self.prompt_len);
-        if end / PAGE_TOKENS > self.course.published / PAGE_TOKENS {
-            self.pages.publish(key.first(end), &self.course.checkpoints_wanted);
-            self.course.published = end;
+        if end / PAGE_TOKENS > self.sched.published / PAGE_TOKENS {
+            self.pages.publish(key.first(end), &self.sched.checkpoints_wanted);
+            self.sched.published = end;
         }
     }
 

@@ -81,9 +81,8 @@ fn short_prompts_do_not_wait_for_long_ones() {
     }
     let done =
         |world: &World| world.scheduler.running().iter().filter(|seq| seq.total_max < 400 && seq.decoding()).count();
-    let long = |world: &World| {
-        world.scheduler.running().iter().map(|seq| if seq.course.long { seq.computed } else { 0 }).sum()
-    };
+    let long =
+        |world: &World| world.scheduler.running().iter().map(|seq| if seq.sched.long { seq.computed } else { 0 }).sum();
     let (mut steps, before): (usize, usize) = (0, long(&world));
     while done(&world) < 5 {
         world.step();
@@ -292,7 +291,7 @@ fn equal_prefix_starts_from_cached_chunks() {
         for _ in 0..200 {
             world.step();
             for seq in world.scheduler.running() {
-                starts.entry(seq.order).or_insert((seq.course.published, world.layers_done));
+                starts.entry(seq.order).or_insert((seq.sched.published, world.layers_done));
             }
         }
         assert!(world.layers_done > 10, "the long prompts go layer by layer");

@@ -37,7 +37,7 @@ fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u
     while !world.scheduler.is_empty() {
         world.step();
         if let Some(seq) = world.scheduler.running().first() {
-            found.get_or_insert(seq.course.published);
+            found.get_or_insert(seq.sched.published);
             last.clone_from(&seq.tokens);
         }
     }
@@ -78,7 +78,7 @@ fn cold_requests_with_one_prefix_wait_for_the_first_and_hit() {
     while !world.scheduler.is_empty() {
         world.step();
         for seq in world.scheduler.running() {
-            starts.entry(seq.order).or_insert(seq.course.published);
+            starts.entry(seq.order).or_insert(seq.sched.published);
         }
     }
     let hits = (1..8).filter(|order| starts[order] == 96).count();

@@ -270,7 +270,7 @@ impl World {
         assert_eq!(Share { seq: share.seq, ..begun }, share, "it is what it was");
         let seq = &self.scheduler.running()[share.seq];
         let end = share.start + share.rows;
-        assert!(!seq.decoding() && seq.course.long && share.rows <= self.scheduler.beside.long);
+        assert!(!seq.decoding() && seq.sched.long && share.rows <= self.scheduler.beside.long);
         assert!(share.start == seq.computed && end <= seq.tokens.len() && seq.pages.capacity() >= end);
         assert!(share.logit_rows <= self.limits.logit_rows);
         let written = &seq.pages.pages()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];

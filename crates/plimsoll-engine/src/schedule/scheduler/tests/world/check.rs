@@ -152,7 +152,7 @@ impl World {
                 assert!(!read.iter().flatten().any(|page| written.contains(page)), "nor does a window page");
             }
         }
-        let quarantine = running.iter().any(|seq| seq.course.suspect_until.is_some());
+        let quarantine = running.iter().any(|seq| seq.sched.suspect_until.is_some());
         if let Some(oldest) = oldest.filter(|_| !quarantine) {
             // It may have come in while a younger one's chunk was under way.
             assert!(served.contains(&oldest) || layered, "I5: the oldest running sequence goes on");

@@ -5,16 +5,16 @@ use plimsoll_formats::ModelConfig;
 
 use super::{Counts, Family, Layer, declare_layer};
 use crate::ends::Ends;
-use crate::mtp::MtpEnds;
+use crate::mtp::MtpWeights;
 use crate::{Drafter, Output, Pass};
 
 /// Weights of a draft head of one layer.
-pub(super) struct Head {
-    ends: MtpEnds,
+pub(super) struct MtpHead {
+    weights: MtpWeights,
     pub layer: Layer,
 }
 
-impl Head {
+impl MtpHead {
     /// Declares `mtp.*`; the head's keys and values are behind those of all layers in the cache.
     pub fn declare(
         config: &ModelConfig,
@@ -22,9 +22,9 @@ impl Head {
         counts: &mut Counts,
         declare: &mut Declare<'_>,
     ) -> Result<Self, DeclareError> {
-        let ends = MtpEnds::declare(config, ends, declare)?;
+        let weights = MtpWeights::declare(config, ends, declare)?;
         let layer = declare_layer(config, config.layers, "mtp.layers.0", counts, declare)?;
-        Ok(Self { ends, layer })
+        Ok(Self { weights, layer })
     }
 }
 
@@ -36,8 +36,8 @@ impl Drafter for Family {
         rows: &[u32],
         step: &StepInput<'_>,
     ) -> Result<Output, DeviceError> {
-        let Head { ends, layer } = self.head.as_ref().ok_or(DeviceError::NoDraft)?;
-        ends.draft(device, (hidden, rows), step, |device, x, buffers| {
+        let MtpHead { weights, layer } = self.head.as_ref().ok_or(DeviceError::NoDraft)?;
+        weights.draft(device, (hidden, rows), step, |device, x, buffers| {
             let angles = [Some(self.global.angles(device, step)?), None];
             let pass = Pass::new(x, device.mark(), angles);
             if let Some(mixer) = &layer.mixer {
