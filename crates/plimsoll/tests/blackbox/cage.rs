@@ -10,7 +10,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::limit::{Cage, say, text, tool};
-use crate::product::{Server, cache, default_model, plimsoll, repository, run};
+use crate::product::{Server, binary, cache, default_model, plimsoll, repository, run};
 
 /// Other tests share the cores: how quickly health answers is judged elsewhere.
 const HEALTH_MS: &str = "30000";
@@ -19,7 +19,7 @@ const HEALTH_MS: &str = "30000";
 fn soak(args: &[&str]) -> Output {
     default_model();
     let mut command = Command::new(tool("soak_cgroup.sh"));
-    command.args(args).env("PLIMSOLL", env!("CARGO_BIN_EXE_plimsoll")).env("PLIMSOLL_CACHE", cache());
+    command.args(args).env("PLIMSOLL", binary()).env("PLIMSOLL_CACHE", cache());
     let output = command.env("HEALTH_MS", HEALTH_MS).env_remove("RUST_LOG").output().expect("the script starts");
     let said = text(&output.stdout);
     if said.contains("NO MEMORY CGROUP") {

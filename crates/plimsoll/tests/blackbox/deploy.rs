@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::http::{Answer, request};
-use crate::product::{Finished, PATIENCE, Server, fixture, plimsoll, repository};
+use crate::product::{Finished, PATIENCE, Server, binary, fixture, plimsoll, repository};
 
 /// A file of its own, removed at the end.
 struct Scratch(PathBuf);
@@ -110,7 +110,7 @@ fn systemd_unit_is_valid_and_its_memory_is_the_plan() {
     let plan = Finished::of(
         Command::new(repository().join("deploy/memory-max.sh"))
             .args([fixture("llama").to_str().unwrap(), "--max-total-token-num", "1024"])
-            .env("PLIMSOLL", env!("CARGO_BIN_EXE_plimsoll"))
+            .env("PLIMSOLL", binary())
             .output()
             .unwrap(),
     )
@@ -120,7 +120,7 @@ fn systemd_unit_is_valid_and_its_memory_is_the_plan() {
     let (planned, max) = (number("The plan takes "), number("MemoryMax="));
     assert!(planned > 0 && max == planned + planned * 3 / 100, "{plan}");
     // Where systemd is installed it has the last word; the binary is this one.
-    let here = unit.replace("ExecStart=plimsoll", concat!("ExecStart=", env!("CARGO_BIN_EXE_plimsoll")));
+    let here = unit.replace("ExecStart=plimsoll", &format!("ExecStart={}", binary().display()));
     let here = Scratch::new("plimsoll.service", &here);
     match Command::new("systemd-analyze").args(["verify", here.path()]).output() {
         Ok(output) => {
@@ -207,7 +207,7 @@ fn passed_socket_serves_clients_that_came_before_the_server() {
     // As systemd does it: descriptor 3, and the number of the process in `LISTEN_PID`.
     let mut command = Command::new("sh");
     command.args(["-c", "exec 3<&0 0</dev/null; export LISTEN_PID=$$; exec \"$0\" \"$@\""]);
-    command.args([env!("CARGO_BIN_EXE_plimsoll"), "serve", "demo", "--port", "1", "--max-total-token-num", "1024"]);
+    command.arg(binary()).args(["serve", "demo", "--port", "1", "--max-total-token-num", "1024"]);
     command.env("LISTEN_FDS", "1").env_remove("LISTEN_FDNAMES").stdin(Stdio::from(OwnedFd::from(listener)));
     let server = Server::try_start(command).unwrap_or_else(|words| panic!("{words}"));
     assert_eq!(server.address, address, "{}", server.ready);

@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::product::{cache, default_model, repository};
+use crate::product::{binary, cache, default_model, repository};
 
 /// A guide that takes longer hangs.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(600);
@@ -61,7 +61,7 @@ impl Scratch {
     fn new(name: &str) -> Self {
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("guide-{name}-{}", std::process::id()));
         fs::create_dir_all(path.join("bin")).unwrap();
-        symlink(env!("CARGO_BIN_EXE_plimsoll"), path.join("bin/plimsoll")).unwrap();
+        symlink(binary(), path.join("bin/plimsoll")).unwrap();
         for part in ["crates", "deploy", "tests", "tools"] {
             symlink(repository().join(part), path.join(part)).unwrap();
         }

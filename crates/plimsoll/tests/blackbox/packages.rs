@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::product::{Finished, outside_of_cargo, repository};
+use crate::product::{Finished, binary, outside_of_cargo, repository};
 use crate::python::packages;
 
 fn folder() -> PathBuf {
@@ -65,7 +65,7 @@ fn archive_wheel_and_debian_package_carry_the_program() {
 #[ignore = "external"]
 fn a_service_manager_passes_a_socket_and_hears_of_ready() {
     let mut script = Command::new("python3");
-    script.arg(repository().join("tests/clients/activation.py")).args([env!("CARGO_BIN_EXE_plimsoll"), "demo"]);
+    script.arg(repository().join("tests/clients/activation.py")).arg(binary()).arg("demo");
     assert!(run(&mut script).trim_end().ends_with("all good"));
 }
 

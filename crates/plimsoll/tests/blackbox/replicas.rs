@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use serde_yaml_ng::Deserializer;
 
 use crate::http::{Answer, request};
-use crate::product::{Server, fixture, repository, run};
+use crate::product::{Server, binary, fixture, repository, run};
 use crate::python;
 
 /// A reader of `/v1/kv_events`.
@@ -160,7 +160,7 @@ fn behind(gateway: &str, replicas: &str) {
         _ => python::among("routers", ROUTERS, "python3"),
     };
     command.arg(repository().join("tests/clients/replicas.py")).arg("--model").arg(fixture("llama"));
-    command.args(["--plimsoll", env!("CARGO_BIN_EXE_plimsoll"), "--gateway", gateway, "--replicas", replicas]);
+    command.arg("--plimsoll").arg(binary()).args(["--gateway", gateway, "--replicas", replicas]);
     let output = command.output().expect("python3 runs");
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     print!("{stdout}");

@@ -7,7 +7,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,9 +42,28 @@ pub fn fixture(name: &str) -> PathBuf {
     if gguf.is_file() { gguf } else { directory }
 }
 
+/// The binary, under a name of this process's own: a test that builds packages replaces cargo's in the midst of others.
+pub fn binary() -> &'static Path {
+    static BINARY: LazyLock<PathBuf> = LazyLock::new(|| {
+        let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("binaries");
+        for old in std::fs::read_dir(&all).into_iter().flatten().flatten() {
+            // Where the system does not show processes, all are left.
+            let ended = Path::new("/proc/self").exists() && !Path::new("/proc").join(old.file_name()).exists();
+            if ended {
+                let _ = std::fs::remove_dir_all(old.path());
+            }
+        }
+        let own = all.join(std::process::id().to_string());
+        std::fs::create_dir_all(&own).expect("a folder in the build directory");
+        std::fs::hard_link(env!("CARGO_BIN_EXE_plimsoll"), own.join("plimsoll")).expect("a link to the binary");
+        own.join("plimsoll")
+    });
+    &BINARY
+}
+
 /// The binary with the tests' cache.
 pub fn plimsoll<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
+    let mut command = Command::new(binary());
     command.args(args).env("PLIMSOLL_CACHE", cache()).env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
