@@ -12,4 +12,5 @@ pub(crate) mod json;
 pub(crate) mod path;
 pub(crate) mod rates;
 pub(crate) mod sse;
+pub(crate) mod thread_value;
 pub(crate) mod unknown;

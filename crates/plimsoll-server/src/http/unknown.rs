@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::{HeaderName, HeaderValue};
 
+use crate::http::thread_value;
+
 /// The response header that names them.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-plimsoll-unknown-fields");
 
@@ -51,16 +53,7 @@ impl Unknown {
 
     /// Does `work` on this thread, where unknown fields are found for this request.
     pub fn during<T>(this: Option<Arc<Self>>, work: impl FnOnce() -> T) -> T {
-        /// Ends it also where the work panics.
-        struct Over;
-        impl Drop for Over {
-            fn drop(&mut self) {
-                READING.set(None);
-            }
-        }
-        READING.set(this);
-        let _over = Over;
-        work()
+        thread_value::during(&READING, this, work)
     }
 
     /// How many there were, and the header's value where there is one.

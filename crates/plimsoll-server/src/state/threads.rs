@@ -11,6 +11,7 @@ use tokio::sync::oneshot::{Receiver, channel};
 
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
+use crate::http::thread_value;
 use crate::http::unknown::Unknown;
 
 /// The permits of the text workers.
@@ -32,9 +33,7 @@ impl TextWorkers {
         let done = tokio::task::spawn_blocking(move || {
             // Held until the work is done, also if the client has disconnected.
             let _permit = permit;
-            CLIENT.set(Some(client));
-            let _clear = ClearClient;
-            Unknown::during(unknown, work)
+            thread_value::during(&CLIENT, Some(client), || Unknown::during(unknown, work))
         });
         let done = done.await;
         drop(waits);
@@ -45,15 +44,6 @@ impl TextWorkers {
 thread_local! {
     /// The client that this text worker works for: the other end lives as long as its request.
     static CLIENT: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
-}
-
-/// Ends the work for a client, also where it panics.
-struct ClearClient;
-
-impl Drop for ClearClient {
-    fn drop(&mut self) {
-        CLIENT.set(None);
-    }
 }
 
 /// Whether the client that this thread works for has left. False on threads that work for none.
