@@ -15,7 +15,7 @@ use plimsoll_memory::{Ledger, Plan, heap};
 use crate::api::admission::{AdmissionPermit, HostBytes};
 use crate::api::error::Refusal;
 use crate::api::limits::Limits;
-use crate::api::outbox::{Reader, outbox};
+use crate::api::outbox::Reader;
 use crate::api::request::Request;
 use crate::media::MediaSpec;
 use crate::memory::degradation::DegradationLevel;
@@ -94,10 +94,8 @@ impl EngineHandle {
             unavailable(&message)
         })?;
         let vocab = limits.vocab_size as usize;
-        let reserved = outbox(bytes, &request).and_then(|(outbox, reader)| {
-            Some((RequestState::new_seq(request, constraint, outbox, permit, vocab, self.media())?, reader))
-        });
-        let Some((new_seq, reader)) = reserved else {
+        let made = RequestState::new_seq(request, constraint, bytes, permit, vocab, self.media());
+        let Some((new_seq, reader)) = made else {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable("memory ran short on this machine; try again later"));
         };

@@ -190,7 +190,7 @@ impl Request {
         // As text in the request, as text and table in the matcher.
         let stops: u64 = self.stop.iter().map(|s| STOP_FIXED_BYTES + 2 * chunk(s.len()) + chunk(2 * s.len())).sum();
         let bias = chunk(self.sampling.logit_bias.len() * size_of::<(u32, f32)>());
-        let counts = match self.distinct_tokens_max(self.prompt.len()) {
+        let counts = match self.distinct_tokens_max() {
             0 => 0,
             distinct => chunk(TokenCounts::bytes_for(distinct)) + COUNTS_FIXED_BYTES,
         };
@@ -219,8 +219,8 @@ impl Request {
     }
 
     /// Distinct tokens with a count of their occurrences: 0 without penalties.
-    pub(crate) fn distinct_tokens_max(&self, prompt_len: usize) -> usize {
-        if self.sampling.needs_counts() { prompt_len + self.max_tokens as usize } else { 0 }
+    pub(crate) fn distinct_tokens_max(&self) -> usize {
+        if self.sampling.needs_counts() { self.total_max() } else { 0 }
     }
 }
 

@@ -12,8 +12,7 @@ use crate::memory::process::ProcessAccount;
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
 use crate::schedule::scheduler::{Seq, Share, StepLimits};
-use crate::worker::request_state::Message;
-use crate::worker::request_state::RequestState;
+use crate::worker::request_state::{Message, RequestState};
 
 /// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by
 /// doubling, an index at most half full, and a table of two merges a token at most seven eighths full. Measured: 66

@@ -255,8 +255,8 @@ impl<'a> Simulation<'a> {
         let leaves_at = if leaves && outputs == 0 { arrived + seconds(line.ms) } else { f64::INFINITY };
         let (last_token, first, counted) = (arrived, false, false);
         let work = Job { arrived, leaves_at, outputs, leaves, first, last_token, host_bytes, counted };
-        let logits_from = if line.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 };
-        let new_seq = NewSeq { salt: line.salt, logits_from, ..NewSeq::new(tokens, request.max_tokens as usize, work) };
+        let new_seq = NewSeq { salt: line.salt, ..NewSeq::new(tokens, request.max_tokens as usize, work) };
+        let new_seq = new_seq.reporting(line.prompt_logprobs.is_some());
         self.scheduler.push(Seq::new(&self.cache, self.order, self.plan.step.slots, new_seq));
         self.order += 1;
         self.out.host_bytes_peak = self.out.host_bytes_peak.max(self.host_bytes);

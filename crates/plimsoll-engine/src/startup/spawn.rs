@@ -26,8 +26,7 @@ use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::shared::Shared;
 use crate::startup::size::PoolBuild;
-use crate::worker::request_state::Message;
-use crate::worker::request_state::SharedTokenizer;
+use crate::worker::request_state::{Message, SharedTokenizer};
 use crate::worker::{DiskParts, Encoding, Parts, Worker};
 
 /// A proven engine on its way to its thread.

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::faults::{self, Site};
 use plimsoll_text::{Detokenizer, StopMatcher, Tokenizer};
 
-use crate::api::admission::AdmissionPermit;
+use crate::api::admission::{AdmissionPermit, HostBytes};
 use crate::api::constraint::{Constraint, Unfit};
 use crate::api::error::Failure;
-use crate::api::outbox::Outbox;
+use crate::api::outbox::{Outbox, Reader, outbox};
 use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
 use crate::api::pooling::Pool;
 use crate::api::progress::Progress;
@@ -66,25 +66,26 @@ pub(crate) struct RequestState {
 }
 
 impl RequestState {
-    /// The new sequence of a request, with all its fixed-size host buffers: the engine thread allocates none of them. Not
-    /// here: unread output, which the outbox grows, and limits. None if memory is short.
+    /// The new sequence of a request and its reader, with all fixed-size host buffers: the engine thread allocates none of
+    /// them. Not here: unread output, which the outbox grows, and limits. None if memory is short.
     pub fn new_seq(
         mut request: Request,
         constraint: Option<Box<dyn Constraint>>,
-        outbox: Outbox,
+        reserved: HostBytes,
         permit: AdmissionPermit,
         vocab: usize,
         spec: Option<&MediaSpec>,
-    ) -> Option<NewSeq<Self>> {
+    ) -> Option<(NewSeq<Self>, Reader)> {
         let total_max = request.total_max();
         // A block of exactly the reserved size, whatever capacity the prompt came with.
         let mut tokens = Vec::new();
         tokens.try_reserve_exact(total_max).ok()?;
-        tokens.extend_from_slice(&std::mem::take(&mut request.prompt));
+        tokens.extend_from_slice(&request.prompt);
+        request.prompt = tokens;
         let mut counts = TokenCounts::default();
         if request.sampling.needs_counts() {
-            counts = TokenCounts::new(request.distinct_tokens_max(tokens.len())).ok()?;
-            for id in &tokens {
+            counts = TokenCounts::new(request.distinct_tokens_max()).ok()?;
+            for id in &request.prompt {
                 counts.add_prompt(*id).expect("room for every distinct token");
             }
         }
@@ -101,14 +102,17 @@ impl RequestState {
             None => None,
         };
         let media = match spec {
-            Some(spec) => SeqMedia::reserve(spec, &tokens, &request.media, request.cache_salt).ok()?,
+            Some(spec) => SeqMedia::reserve(spec, &request.prompt, &request.media, request.cache_salt).ok()?,
             None => SeqMedia::default(),
         };
+        // The last: if memory is refused for its shared part, the emergency reserve alone can pay.
+        let (outbox, reader) = outbox(reserved, &request)?;
+        let tokens = std::mem::take(&mut request.prompt);
         let candidates = request.candidates(vocab, constraint.is_some());
         let pins = std::mem::take(&mut request.pins);
         let salt = request.cache_salt;
         let (output, embed) = (request.max_tokens as usize, request.embed);
-        let logits_from = if request.prompt_logprobs.is_some() { 0 } else { tokens.len() - 1 };
+        let reports = request.prompt_logprobs.is_some();
         let work = Self {
             counts,
             constraint,
@@ -131,9 +135,8 @@ impl RequestState {
             failed: false,
             request,
         };
-        Some(NewSeq {
+        let new_seq = NewSeq {
             salt,
-            logits_from,
             pooled: embed.map(|embed| Pooled {
                 logits: embed.pooling.of_model(),
                 every_row: embed.pooling.needs_every_row(),
@@ -144,8 +147,9 @@ impl RequestState {
             window_pages,
             media,
             pins,
-            ..NewSeq::new(tokens, output, work)
-        })
+            ..NewSeq::new(tokens, output, work).reporting(reports)
+        };
+        Some((new_seq, reader))
     }
 
     /// The request's progress, for other threads.

@@ -142,6 +142,11 @@ impl<T> NewSeq<T> {
             work,
         }
     }
+
+    /// With logits of its whole prompt, where its log-probabilities are wanted.
+    pub fn reporting(self, prompt: bool) -> Self {
+        Self { logits_from: if prompt { 0 } else { self.logits_from }, ..self }
+    }
 }
 
 impl<T> Seq<T> {

@@ -143,8 +143,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     let mut scheduler = Scheduler::new(limits, cache.clone(), requests.len());
     for (order, (prompt, output, reported)) in requests.iter().enumerate() {
         let tokens = (0..*prompt as u32).map(|i| (i * 7 + order as u32) % 300).collect();
-        let logits_from = if *reported { 0 } else { prompt - 1 };
-        let new_seq = NewSeq { logits_from, ..NewSeq::new(tokens, *output, ()) };
+        let new_seq = NewSeq::new(tokens, *output, ()).reporting(*reported);
         scheduler.push(Seq::new(&cache, order as u64, limits.slots, new_seq));
     }
     let mut buffers = [StepBuffers::new(&limits, 64), StepBuffers::new(&limits.of_layers(), 64)];

@@ -216,8 +216,7 @@ impl World {
         let own = |i: usize| i >= prompt_len / 2 && order % 2 == 1;
         let token = |i: usize| if own(i) { 10 + (order as u32 % 4) } else { family };
         let tokens: Vec<u32> = (0..prompt_len).map(token).collect();
-        let logits_from = if reports { 0 } else { prompt_len - 1 };
-        let new = NewSeq { salt, logits_from, ..NewSeq::new(tokens, total_max - prompt_len, ()) };
+        let new = NewSeq { salt, ..NewSeq::new(tokens, total_max - prompt_len, ()) }.reporting(reports);
         self.scheduler.push(Seq::new(&self.cache, order, self.limits.slots, new));
         self.arrived += 1;
         self.work += total_max;
