@@ -65,6 +65,18 @@ pub(crate) struct RequestState {
     _permit: AdmissionPermit,
 }
 
+/// Room for the occurrences of all tokens of a request, with the prompt's counted; empty if it has no penalties.
+fn prompt_counts(request: &Request) -> Option<TokenCounts> {
+    if !request.sampling.needs_counts() {
+        return Some(TokenCounts::default());
+    }
+    let mut counts = TokenCounts::new(request.distinct_tokens_max()).ok()?;
+    for id in &request.prompt {
+        counts.add_prompt(*id).expect("room for every distinct token");
+    }
+    Some(counts)
+}
+
 impl RequestState {
     /// The new sequence of a request and its reader, with all fixed-size host buffers: the engine thread allocates none of
     /// them. Not here: unread output, which the outbox grows, and limits. None if memory is short.
@@ -82,13 +94,7 @@ impl RequestState {
         tokens.try_reserve_exact(total_max).ok()?;
         tokens.extend_from_slice(&request.prompt);
         request.prompt = tokens;
-        let mut counts = TokenCounts::default();
-        if request.sampling.needs_counts() {
-            counts = TokenCounts::new(request.distinct_tokens_max()).ok()?;
-            for id in &request.prompt {
-                counts.add_prompt(*id).expect("room for every distinct token");
-            }
-        }
+        let counts = prompt_counts(&request)?;
         let pages_max = total_max.div_ceil(PAGE_TOKENS);
         let (mut pages, mut window_pages) = (Vec::new(), Vec::new());
         pages.try_reserve_exact(pages_max).ok()?;
