@@ -13,7 +13,7 @@ use prometheus_client::registry::Registry;
 
 pub(crate) use self::disk::CAUSES;
 pub use self::disk::{DISK_KINDS, DiskMetrics, KindMetrics};
-use crate::memory::degradation::DegradationLevel;
+use crate::api::degradation::DegradationLevel;
 
 /// What the engine counts.
 #[derive(Clone, Debug)]

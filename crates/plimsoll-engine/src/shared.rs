@@ -1,5 +1,7 @@
 //! The state that the handle, the engine thread and the watching thread share.
 
+pub(crate) mod watchdog;
+
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Acquire;
 use std::sync::{Arc, OnceLock};
@@ -15,8 +17,8 @@ use crate::media::MediaSpec;
 use crate::memory::footprint::Accounts;
 use crate::memory::governor::Gauge;
 use crate::metrics::Metrics;
+use crate::shared::watchdog::Watchdog;
 use crate::status::Status;
-use crate::worker::watchdog::Watchdog;
 
 /// The end of the engine: the handle asks for it, the engine thread answers.
 #[derive(Default)]

@@ -14,19 +14,19 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan};
 use plimsoll_text::Tokenizer;
 
-use crate::api::handle::EngineHandle;
 use crate::api::limits::Limits;
 use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
 use crate::api::progress::Phase;
-use crate::api::request::Request;
 use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool};
+use crate::handle::EngineHandle;
 use crate::media::MediaSpec;
+use crate::request::Request;
+use crate::request::state::{Message, RequestState};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::schedule::scheduler::{NewSeq, StepLimits};
 use crate::shared::Shared;
-use crate::worker::request_state::{Message, RequestState};
 use crate::worker::{Encoding, Parts, Worker};
 
 pub use crate::speculation::pace::Speculation;

@@ -1,15 +1,16 @@
-//! What a client of the engine sees: requests, limits, output, errors, the handle.
+//! What the engine and its clients say to each other: options, limits, output, progress, errors. It imports no other folder of the engine
+//! but `sampling`.
 
 pub(crate) mod admission;
 pub mod backlog;
 pub mod cancel;
 pub mod constraint;
+pub(crate) mod degradation;
 pub(crate) mod error;
-pub mod handle;
 pub(crate) mod limits;
 pub mod options;
-pub mod outbox;
 pub(crate) mod output;
+pub(crate) mod plan_error;
 pub mod pooling;
 pub mod progress;
-pub mod request;
+pub(crate) mod start_error;

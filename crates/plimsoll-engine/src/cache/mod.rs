@@ -39,3 +39,12 @@ pub use states::{Purpose, SlotId, StateError, StatePool, StateStats};
 pub use unsaved::{Link, Part};
 pub(crate) use unsaved::{OUTPUT_KIND, SavedPrefixes, block_name, links, part_name, unsaved_bytes};
 pub use windows::WindowPool;
+
+/// Sizes of the two pools.
+#[derive(Clone, Copy, Debug)]
+pub struct Pools {
+    /// Pages.
+    pub pages: usize,
+    /// State slots, or window pages for models with sliding windows; 0 for models without either.
+    pub slots: usize,
+}

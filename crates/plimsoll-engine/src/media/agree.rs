@@ -4,7 +4,7 @@ use plimsoll_formats::{Tower, Vision as VisionConfig};
 use plimsoll_media::geometry::{Patches, Tiles};
 use plimsoll_media::{MediaError, Size};
 
-use crate::plan::error::PlanError;
+use crate::api::plan_error::PlanError;
 
 /// The tower knows the places of one tile's patches, no others.
 pub(super) fn agree_on_tiles(rule: &Tiles, config: &VisionConfig) -> Result<(), PlanError> {

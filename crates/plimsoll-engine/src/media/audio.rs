@@ -9,7 +9,7 @@ use plimsoll_media::geometry::{AudioRule, ProcessorFiles};
 
 use super::pieces::Limits;
 use super::spec::{AudioSpec, Transcript};
-use crate::plan::error::PlanError;
+use crate::api::plan_error::PlanError;
 
 /// Samples to which Qwen3-ASR's feature extractor fills up an audio clip.
 const SHORTEST_SAMPLES: u64 = 8000;

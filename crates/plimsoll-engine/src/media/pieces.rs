@@ -9,7 +9,7 @@ use plimsoll_media::image::Normalize;
 use super::plan::image_bounds;
 use super::spec::ImageSpec;
 use crate::api::options::Options;
-use crate::plan::error::PlanError;
+use crate::api::plan_error::PlanError;
 
 /// What a rule is bounded by.
 pub(super) struct Limits<'a> {

@@ -17,7 +17,7 @@ use plimsoll_models::{Encoder, EncoderInput, EncoderKind, Grid, PlaceRule, Visio
 
 use super::spec::{AudioSpec, ImageSpec, MediaSpec, Spelling, VideoSpec};
 use crate::api::options::Options;
-use crate::plan::error::PlanError;
+use crate::api::plan_error::PlanError;
 use transfers::Transfers;
 
 /// What of the options decides how large items are.

@@ -20,7 +20,7 @@ use super::spec::{ImageSpec, Spelling, VideoSpec};
 use super::spelling::{self, between, framed, paragraph};
 use super::{audio, mmproj};
 use crate::api::options::Options;
-use crate::plan::error::PlanError;
+use crate::api::plan_error::PlanError;
 
 /// Without a flag, no item has more tokens than this, whatever the model's processor allows. Some processors allow an
 /// image of 16384 tokens: on a CPU it takes minutes, while all other requests wait. llama.cpp has the same limit.

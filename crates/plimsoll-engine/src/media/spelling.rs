@@ -3,7 +3,7 @@
 use plimsoll_media::MediaError;
 
 use super::spec::Spelling;
-use crate::plan::error::PlanError;
+use crate::api::plan_error::PlanError;
 
 /// The file that names most words.
 const TOKENIZER: &str = "tokenizer_config.json";

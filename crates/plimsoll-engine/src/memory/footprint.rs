@@ -9,10 +9,10 @@ use plimsoll_memory::{Component, Ledger};
 use crate::api::options::Options;
 use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool, unsaved_bytes};
 use crate::memory::process::ProcessAccount;
+use crate::request::state::{Message, RequestState};
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
 use crate::schedule::scheduler::{Seq, Share, StepLimits};
-use crate::worker::request_state::{Message, RequestState};
 
 /// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by
 /// doubling, an index at most half full, and a table of two merges a token at most seven eighths full. Measured: 66

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use serde::Serialize;
 
-pub use crate::memory::degradation::DegradationLevel;
+pub use crate::api::degradation::DegradationLevel;
 use crate::metrics::Metrics;
 
 /// Calm readings before the degradation level falls by one: three seconds.

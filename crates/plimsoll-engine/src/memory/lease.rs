@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use plimsoll_memory::host::lease::{Answer, Lease, LeaseDir, LeaseError};
 use plimsoll_memory::host::{HostLimits, HostNow, Root};
 
-use crate::startup::error::StartError;
+use crate::api::start_error::StartError;
 
 /// A lease, or none where no directory for leases can be used.
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use plimsoll_device::KvDtype;
 use plimsoll_memory::Bytes;
 
 use crate::api::options::Options;
+use crate::api::plan_error::Advice;
 use crate::media::MediaPlan;
-use crate::plan::error::Advice;
 
 /// A flag that trades something for memory, with the options that it leads to.
 pub(crate) struct Alternative {

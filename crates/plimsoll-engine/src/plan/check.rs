@@ -3,8 +3,8 @@
 use plimsoll_device::{ComputeDtype, Isa};
 use plimsoll_formats::Checkpoint;
 
-use super::error::PlanError;
 use crate::api::options::{DeviceChoice, Options};
+use crate::api::plan_error::PlanError;
 
 /// A request of a few hundred tokens takes about so much.
 const REQUEST_BYTES_MIN: u64 = 16 << 10;

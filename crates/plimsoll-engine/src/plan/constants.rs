@@ -12,9 +12,6 @@ pub(crate) const PROCESS_BASELINE_BYTES: u64 = if cfg!(debug_assertions) { 5 << 
 pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
 pub(crate) const EMERGENCY_RESERVE_BYTES: u64 = 16 << 20;
-/// What is mapped and not touched differs by some hundred KiB from one look to the next, and between `plan` and `serve`. Under an rlimit the
-/// line is so much lower, at least, and a multiple of this below the limit: both find the same.
-pub(crate) const SPACE_STEP_BYTES: u64 = 4 << 20;
 
 /// For the planner, and the proof: rows of media, without contents.
 pub(crate) const ROWS_OF_MEDIA: [MediaRows<'static>; 1] = [MediaRows { first_row: 0, values: &[] }];

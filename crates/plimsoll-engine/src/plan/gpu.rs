@@ -7,11 +7,11 @@ use plimsoll_gpu::segments::{CALL_BYTES, Segments, load_bytes};
 use plimsoll_memory::Bytes;
 use plimsoll_memory::host::Remedy;
 
-use super::error::PlanError;
 use super::run::Ran;
-use super::sizes::Pools;
 use super::{Blueprint, Draft, Line};
 use crate::api::options::Options;
+use crate::api::plan_error::PlanError;
+use crate::cache::Pools;
 use crate::media::MediaPlan;
 use crate::memory::footprint::engine_bytes;
 use crate::schedule::scheduler::StepLimits;

@@ -7,7 +7,6 @@ mod check;
 pub(crate) mod constants;
 pub(crate) mod disk;
 mod draft;
-pub(crate) mod error;
 pub(crate) mod gpu;
 mod idle;
 pub(crate) mod line;
@@ -26,6 +25,8 @@ use plimsoll_models::Model;
 
 use crate::api::limits::Limits;
 use crate::api::options::Options;
+pub use crate::api::plan_error::{PlanError, Shortfall};
+use crate::cache::Pools;
 use crate::cache::WindowPool;
 use crate::media::{MediaPlan, MediaRules};
 use crate::memory::footprint::Tables;
@@ -37,13 +38,12 @@ pub use check::check_options;
 use constants::EMERGENCY_RESERVE_BYTES;
 use disk::DiskPlan;
 use draft::Draft;
-pub use error::{PlanError, Shortfall};
 use gpu::GpuStep;
 pub use gpu::{GpuLine, GpuPlan, OwnMemory};
 pub use line::Line;
 pub use run::INPUT_TOKENS;
 use run::Run;
-use sizes::{Pools, Sizes};
+use sizes::Sizes;
 
 /// Without a budget or a pool size the pool holds this many tokens for each of [`CASUAL_USERS`], not the whole machine.
 const CASUAL_TOKENS: usize = 1024;

@@ -6,8 +6,8 @@ use plimsoll_device::{
 
 use super::Blueprint;
 use super::constants::ROWS_OF_MEDIA;
-use super::error::PlanError;
 use crate::api::options::Options;
+use crate::api::plan_error::PlanError;
 use crate::runner::cpu::Passes;
 use crate::runner::encoder_batch::{self, EncoderStep};
 use crate::schedule::scheduler::StepLimits;

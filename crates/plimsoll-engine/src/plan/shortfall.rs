@@ -4,9 +4,9 @@ use plimsoll_device::PAGE_TOKENS;
 use plimsoll_memory::host::Remedy;
 use plimsoll_memory::{Plan, PlanLine};
 
-use super::error::{PlanError, Shortfall};
-use super::sizes::Pools;
 use super::{Blueprint, Draft};
+use crate::api::plan_error::{PlanError, Shortfall};
+use crate::cache::Pools;
 
 impl Blueprint {
     /// What is short for one request.

@@ -6,15 +6,6 @@ use plimsoll_memory::sizing::{self, ProfileConfig, SizingError, SizingInput, Sta
 use crate::memory::footprint::Tables;
 use crate::schedule::scheduler::StepLimits;
 
-/// Sizes of the two pools.
-#[derive(Clone, Copy, Debug)]
-pub struct Pools {
-    /// Pages.
-    pub pages: usize,
-    /// State slots, or window pages for models with sliding windows; 0 for models without either.
-    pub slots: usize,
-}
-
 /// What the planner found, whatever the pools: everything but the emergency reserve.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {

@@ -7,7 +7,7 @@ use plimsoll_memory::sizing::{self, Failure};
 use plimsoll_memory::{Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
-use crate::plan::sizes::Pools;
+use crate::cache::Pools;
 use crate::runner::Runner;
 use crate::runner::cpu::CpuRunner;
 

@@ -8,7 +8,6 @@ use plimsoll_memory::Ledger;
 use plimsoll_memory::sizing::{self, Failure};
 use plimsoll_models::{EncoderInput, EncoderKind, Model};
 
-use crate::plan::GpuPlan;
 use crate::runner::Runner;
 use crate::runner::backend::{Backend, Extent};
 use crate::runner::cpu::Passes;
@@ -202,16 +201,17 @@ impl Runner for GpuRunner {
 /// An open GPU with loaded weights.
 pub(crate) struct GpuBackend {
     model: Arc<dyn Model>,
-    plan: GpuPlan,
+    /// What does not depend on the pools.
+    step: Sizes,
     /// While no runner holds them.
     parts: Option<(Context, GpuWeights)>,
     load: Load,
 }
 
 impl GpuBackend {
-    /// Loaded weights on an open device; `load` does it again.
-    pub fn new(model: Arc<dyn Model>, plan: GpuPlan, loaded: (Context, GpuWeights), load: Load) -> Self {
-        Self { model, plan, parts: Some(loaded), load }
+    /// Loaded weights on an open device; `load` does it again. The pools of `step` do not count.
+    pub fn new(model: Arc<dyn Model>, step: Sizes, loaded: (Context, GpuWeights), load: Load) -> Self {
+        Self { model, step, parts: Some(loaded), load }
     }
 }
 
@@ -221,7 +221,7 @@ fn refused(error: GpuError) -> Failure {
         GpuError::Refused { component, bytes, .. } => {
             sizing::OutOfMemory { component: component.into(), requested: bytes, shortfall: 1 }.into()
         }
-        error => Failure::Other(crate::startup::StartError::from(error).into()),
+        error => Failure::Other(crate::api::start_error::StartError::from(error).into()),
     }
 }
 
@@ -233,9 +233,9 @@ impl Backend for GpuBackend {
             return Err(Failure::Other("a generation was built while another stands".into()));
         };
         let windows = if shape.kv.window().is_some() { extent.pools.slots } else { 0 };
-        let GpuPlan { arena, upload, readback, calls, outputs, .. } = self.plan;
         let slots = if shape.state.is_some() { extent.pools.slots } else { 0 };
-        let sizes = Sizes { pages: [extent.pools.pages, windows], slots, arena, upload, readback, calls, outputs };
+        let sizes = Sizes { pages: [extent.pools.pages, windows], slots, ..self.step };
+        let outputs = sizes.outputs;
         match GpuMemory::new(&mut context, ledger, shape, sizes) {
             Ok(memory) => {
                 let device = Some(GpuDevice::new(context, weights, memory));

@@ -11,10 +11,10 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::api::limits::Limits;
-use crate::api::request::Request;
 use crate::cache::lease::SharedCache;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool, WindowPool};
 use crate::plan::EnginePlan;
+use crate::request::Request;
 use crate::sampling::SamplingParams;
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
 use crate::trace::{Line, Trace};

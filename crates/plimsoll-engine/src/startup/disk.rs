@@ -12,8 +12,8 @@ use plimsoll_tier::{Access, Key, Limits, Store, System, Tier};
 use sha2::{Digest, Sha256};
 use twox_hash::XxHash3_128;
 
-use super::error::StartError;
 use crate::api::options::Options;
+use crate::api::start_error::StartError;
 use crate::cache::Link;
 use crate::plan::EnginePlan;
 use crate::worker::DiskParts;

@@ -104,15 +104,15 @@ mod open {
 
     use plimsoll_device::{ThreadPool, WeightTable};
     use plimsoll_formats::{Checkpoint, Sources};
-    use plimsoll_gpu::{Adapter, AdapterChoice, Context, GpuError, GpuWeights};
+    use plimsoll_gpu::{Adapter, AdapterChoice, Context, GpuError, GpuWeights, Sizes};
     use plimsoll_memory::Ledger;
     use plimsoll_models::Model;
 
     use crate::api::cancel::Cancel;
     use crate::api::options::{DeviceChoice, Options};
+    use crate::api::start_error::StartError;
     use crate::plan::GpuPlan;
     use crate::runner::gpu::{GpuBackend, Load};
-    use crate::startup::StartError;
 
     pub(super) fn find(index: Option<usize>, allow_software: bool) -> Result<Adapter, GpuError> {
         Adapter::find(AdapterChoice { index, allow_software })
@@ -140,7 +140,9 @@ mod open {
         let mut pool = ThreadPool::new(threads).map_err(StartError::Thread)?;
         let stopped = || cancel.is_cancelled();
         let weights = GpuWeights::load_unless(&mut context, weights, checkpoint, ledger, &mut pool, progress, stopped)?;
-        Ok(GpuBackend::new(model, plan, (context, weights), again))
+        let GpuPlan { arena, upload, readback, calls, outputs, .. } = plan;
+        let step = Sizes { pages: [0; 2], slots: 0, arena, upload, readback, calls, outputs };
+        Ok(GpuBackend::new(model, step, (context, weights), again))
     }
 
     /// The same after the device was lost, from files that are opened anew.

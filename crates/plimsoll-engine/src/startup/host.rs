@@ -8,13 +8,13 @@ use plimsoll_memory::host::{HostError, HostLimits, HostNow, Remedy, Root};
 use plimsoll_memory::{Bytes, Ledger};
 
 use crate::api::options::Options;
-use crate::memory::host::EngineHost;
+use crate::api::plan_error::PlanError;
+use crate::api::plan_error::SPACE_STEP_BYTES;
+use crate::api::start_error::{NoRoom, StartError};
 use crate::memory::lease::MemoryLease;
-use crate::plan::constants::SPACE_STEP_BYTES;
-use crate::plan::error::PlanError;
 use crate::plan::line::Line;
-use crate::startup::error::{NoRoom, StartError};
 use crate::startup::gpu;
+use crate::watch::host::EngineHost;
 
 const SPACE_KEPT_BYTES: u64 = 1 << 20;
 

@@ -2,7 +2,6 @@
 
 mod device;
 mod disk;
-pub(crate) mod error;
 mod gpu;
 mod host;
 mod packed;
@@ -22,22 +21,22 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
 use crate::api::cancel::Cancel;
-use crate::api::handle::EngineHandle;
 use crate::api::options::Options;
+pub use crate::api::start_error::{NoRoom, StartError};
+use crate::handle::EngineHandle;
 use crate::media::{MediaPlan, MediaSpec};
 use crate::memory::footprint::{Accounts, Tables, engine_bytes, sampler_bytes, table_bytes};
-use crate::memory::host::HostedLease;
 use crate::memory::lease::MemoryLease;
 use crate::memory::process::ProcessAccount;
 use crate::plan::{Blueprint, EnginePlan};
+use crate::request::state::SharedTokenizer;
 use crate::runner::backend::{Backend, CpuBackend};
 use crate::sampling::Sampler;
 use crate::startup::phases::Phases;
 use crate::startup::size::{PoolBuild, PoolBuilder, profile_config};
-use crate::worker::request_state::SharedTokenizer;
+use crate::watch::host::HostedLease;
 pub use device::settle_device;
 use disk::DiskStart;
-pub use error::{NoRoom, StartError};
 pub use gpu::gpus;
 pub use host::Host;
 use packed::{Loaded, WeightsLoad};

@@ -15,8 +15,8 @@ use plimsoll_tier::{LargeFiles, System};
 use sha2::{Digest, Sha256};
 
 use super::disk::program;
-use super::error::StartError;
 use crate::api::options::{Options, PackedCache};
+use crate::api::start_error::StartError;
 
 /// Loaded weights, and how they were loaded.
 pub(super) struct Loaded {

@@ -12,15 +12,16 @@ use plimsoll_memory::sizing::{
 use plimsoll_memory::{Component, EmergencyReserve, Ledger};
 
 use crate::api::cancel::Cancel;
+use crate::api::start_error::StartError;
+use crate::cache::Pools;
 use crate::cache::{self, KvCache, KvEventLog, Link, PagePool, PrefixIndex};
 use crate::media::MediaSpec;
 use crate::memory::footprint::Tables;
 use crate::plan::EnginePlan;
-use crate::plan::sizes::{Pools, Sizes};
+use crate::plan::sizes::Sizes;
 use crate::runner::Runner;
 use crate::runner::backend::{Backend, Extent, refused};
 use crate::sampling::Sampler;
-use crate::startup::error::StartError;
 use crate::startup::phases::Phases;
 use crate::startup::stress::{stress, stress_tower};
 

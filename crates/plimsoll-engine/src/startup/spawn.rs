@@ -8,25 +8,25 @@ use plimsoll_device::{KvGroup, KvShape};
 use plimsoll_media::OutputPool;
 use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
 
-use super::error::StartError;
 use super::host::Host;
 use super::packed::WeightsLoad;
 use super::start_reserve::StartReserve;
-use crate::api::handle::EngineHandle;
 use crate::api::options::Options;
+use crate::api::start_error::StartError;
 use crate::cache::PrefixIndex;
+use crate::handle::EngineHandle;
 use crate::media::MediaSpec;
 use crate::memory::footprint::Accounts;
-use crate::memory::host::HostedLease;
 use crate::memory::lease::MemoryLease;
-use crate::memory::watch::watch;
 use crate::plan::EnginePlan;
+use crate::request::state::{Message, SharedTokenizer};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::shared::Shared;
 use crate::startup::size::PoolBuild;
-use crate::worker::request_state::{Message, SharedTokenizer};
+use crate::watch::host::HostedLease;
+use crate::watch::thread::watch;
 use crate::worker::{DiskParts, Encoding, Parts, Worker};
 
 /// A proven engine on its way to its thread.

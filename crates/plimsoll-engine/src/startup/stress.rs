@@ -10,9 +10,9 @@ use plimsoll_media::{Claim, ContentKey, MediaError, Modality};
 use plimsoll_models::{EncoderInput, Grid};
 
 use crate::api::cancel::Cancel;
+use crate::cache::Pools;
 use crate::media::{MediaPlan, MediaSpec, widen};
 use crate::plan::constants::ROWS_OF_MEDIA;
-use crate::plan::sizes::Pools;
 use crate::runner::Runner;
 use crate::runner::encoder_batch::{self, EncoderStep};
 use crate::sampling::{Sampler, SamplingParams, TokenCounts, top_logprobs};

@@ -8,7 +8,7 @@ use plimsoll_text::Tokenizer;
 
 use super::*;
 use crate::api::output::{Delta, TokenOut};
-use crate::api::request::Request;
+use crate::request::Request;
 use crate::sampling::SamplingParams;
 
 pub(super) fn fixture(model: &str) -> PathBuf {
@@ -79,7 +79,7 @@ pub(super) fn first_error(engine: &EngineHandle) -> Option<String> {
 /// Greedy answers of a handful of requests that run side by side, with every log-probability.
 pub(super) fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
     let readers: Vec<_> = (0..12).map(|i| engine.submit(request(i)).unwrap()).collect();
-    let read = |mut reader: crate::api::outbox::Reader| {
+    let read = |mut reader: crate::request::outbox::Reader| {
         let deltas = std::iter::from_fn(|| pollster::block_on(reader.next()));
         deltas.inspect(|delta: &Delta| assert_eq!(delta.error, None)).flat_map(|delta| delta.tokens).collect()
     };

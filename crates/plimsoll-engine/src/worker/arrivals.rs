@@ -5,9 +5,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use plimsoll_memory::faults::{self, Site};
 
 use super::Worker;
+use crate::request::state::RequestState;
 use crate::runner::Runner;
 use crate::schedule::scheduler::{NewSeq, Seq};
-use crate::worker::request_state::RequestState;
 
 impl<R: Runner> Worker<R> {
     /// Queues an arrival. A panic ends only this request: its outbox delivers the error when it is dropped.

@@ -14,8 +14,8 @@ use plimsoll_memory::faults::{self, Site};
 use plimsoll_models::{EncoderInput, EncoderKind, Grid};
 
 use super::{Worker, panic_message};
+use crate::api::degradation::DegradationLevel;
 use crate::media::{MediaSpec, sense, widen};
-use crate::memory::degradation::DegradationLevel;
 use crate::metrics::Metrics;
 use crate::runner::Runner;
 

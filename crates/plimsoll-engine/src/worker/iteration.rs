@@ -8,14 +8,14 @@ use plimsoll_device::{DeviceError, StepInput};
 use plimsoll_memory::faults::{self, Site};
 
 use super::{Worker, panic_message};
-use crate::memory::degradation::DegradationLevel;
+use crate::api::degradation::DegradationLevel;
 use crate::metrics::Metrics;
+use crate::request::state::RequestState;
 use crate::runner::Runner;
 use crate::runner::step::reuse;
 use crate::schedule::scheduler::Seq;
 use crate::shared::Shared;
 use crate::speculation::pace::{Done, Next};
-use crate::worker::request_state::RequestState;
 
 /// How long the engine waits at a time for a grammar's mask, if every sequence waits for one.
 const HELD_WAIT: Duration = Duration::from_millis(5);

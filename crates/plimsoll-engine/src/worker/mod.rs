@@ -12,11 +12,9 @@ mod iteration;
 mod layers;
 mod parts;
 mod pool;
-pub(crate) mod request_state;
 mod sample_rows;
 mod speculate;
 mod upkeep;
-pub(crate) mod watchdog;
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -24,6 +22,7 @@ use std::time::Instant;
 
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
+use crate::request::state::{Message, RequestState, SharedTokenizer};
 use crate::runner::Runner;
 use crate::runner::step::StepBuffers;
 use crate::sampling::Sampler;
@@ -31,7 +30,6 @@ use crate::schedule::prefill_budget::PrefillMeter;
 use crate::schedule::scheduler::{Scheduler, StepLimits};
 use crate::shared::Shared;
 use crate::speculation::pace::Speculation;
-use crate::worker::request_state::{Message, RequestState, SharedTokenizer};
 pub(crate) use disk::{Disk, DiskParts};
 pub(crate) use encode::Encoding;
 use layers::Layers;

@@ -7,11 +7,11 @@ use plimsoll_memory::heap::GivenUp;
 
 use crate::memory::governor::Governor;
 use crate::memory::trim::Trim;
+use crate::request::state::SharedTokenizer;
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
 use crate::schedule::scheduler::{Share, StepLimits};
 use crate::speculation::pace::{Pace, Speculation};
-use crate::worker::request_state::SharedTokenizer;
 use crate::worker::speculate::{DraftedSeq, Tally};
 
 /// The step that is planned or runs.

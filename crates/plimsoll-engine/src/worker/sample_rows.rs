@@ -9,7 +9,7 @@ use super::{Worker, panic_message};
 use crate::api::constraint::Unfit;
 use crate::api::error::Failure;
 use crate::api::output::TokenLogprobs;
-use crate::api::request::Request;
+use crate::request::Request;
 use crate::runner::Runner;
 use crate::sampling::{LogprobError, SampleError, Sampler, SamplingParams, TokenCounts, top_logprobs};
 use crate::schedule::scheduler::Share;

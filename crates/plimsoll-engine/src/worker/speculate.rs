@@ -14,12 +14,12 @@ use plimsoll_device::DeviceError;
 use super::sample_rows::Chooser;
 use super::{Worker, panic_message};
 use crate::metrics::Metrics;
+use crate::request::state::RequestState;
 use crate::runner::Runner;
 use crate::runner::step::DraftRows;
 use crate::schedule::scheduler::Seq;
 use crate::speculation::pace::{Next, Source};
 use crate::speculation::prompt_lookup::Continuation;
-use crate::worker::request_state::RequestState;
 
 /// Verified steps between two lines in the log.
 const LOG_EVERY: u64 = 4096;

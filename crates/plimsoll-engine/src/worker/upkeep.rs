@@ -7,10 +7,10 @@ use plimsoll_device::KvGroup;
 use plimsoll_memory::heap;
 
 use super::{Disk, Worker};
+use crate::api::degradation::DegradationLevel;
 use crate::api::error::Failure;
 use crate::api::progress::Phase;
 use crate::cache::PAGE_TOKENS;
-use crate::memory::degradation::DegradationLevel;
 use crate::memory::trim::Due;
 use crate::runner::Runner;
 

@@ -7,8 +7,8 @@ use tempfile::TempDir;
 
 use super::super::tests::{alone, answers, fixture, start_with, stop};
 use super::*;
-use crate::api::handle::EngineHandle;
 use crate::api::output::TokenOut;
+use crate::handle::EngineHandle;
 
 fn options(dir: &TempDir) -> Options {
     Options { packed_cache: Some(PackedCache::at(dir.path().join("packed"))), ..Options::default() }

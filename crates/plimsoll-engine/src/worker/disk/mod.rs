@@ -23,10 +23,10 @@ use super::Worker;
 use crate::cache::{Link, OUTPUT_KIND, PAGE_TOKENS, PageKey, Part, Pin, PinEnd, SavedPrefixes, links, part_name};
 use crate::metrics::CAUSES;
 use crate::plan::disk::{self as plan_of, DiskPlan};
+use crate::request::state::RequestState;
 use crate::runner::Runner;
 use crate::schedule::scheduler::Seq;
 use crate::shared::Shared;
-use crate::worker::request_state::RequestState;
 
 /// Nothing is read for so long after a read that took too long, so that requests do not wait for a hung disk one after another.
 const PAUSE: Duration = Duration::from_secs(60);

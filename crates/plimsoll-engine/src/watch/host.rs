@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use plimsoll_memory::{Bytes, Component, EmergencyReserve, Ledger, Plan, PlanLine, heap};
 
+use crate::api::start_error::{NoRoom, StartError};
 use crate::memory::lease::MemoryLease;
-use crate::memory::ledger_report::counts::Counts;
 use crate::memory::process::ProcessAccount;
 use crate::plan::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
 use crate::plan::line::Line;
 use crate::shared::Shared;
-use crate::startup::error::{NoRoom, StartError};
+use crate::watch::ledger_report::counts::Counts;
 
 /// What the hosted engines share, and the list of these engines.
 pub struct EngineHost {

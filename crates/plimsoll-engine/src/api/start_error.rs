@@ -8,7 +8,7 @@ use plimsoll_memory::sizing::SizingError;
 use plimsoll_memory::{Bytes, OutOfMemory};
 use thiserror::Error;
 
-use crate::plan::error::PlanError;
+use crate::api::plan_error::PlanError;
 use crate::sampling::SamplerError;
 
 /// Why an engine did not start.

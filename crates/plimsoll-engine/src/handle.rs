@@ -13,18 +13,18 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::{Ledger, Plan, heap};
 
 use crate::api::admission::{AdmissionPermit, HostBytes};
+use crate::api::degradation::DegradationLevel;
 use crate::api::error::Refusal;
 use crate::api::limits::Limits;
-use crate::api::outbox::Reader;
-use crate::api::request::Request;
 use crate::media::MediaSpec;
-use crate::memory::degradation::DegradationLevel;
-use crate::memory::host::EngineHost;
-use crate::memory::ledger_report::LedgerReport;
 use crate::metrics::Metrics;
+use crate::request::Request;
+use crate::request::outbox::Reader;
+use crate::request::state::{Message, RequestState};
 use crate::shared::Shared;
 pub use crate::status::Status;
-use crate::worker::request_state::{Message, RequestState};
+use crate::watch::host::EngineHost;
+use crate::watch::ledger_report::LedgerReport;
 pub use saved::{SavePrefixError, SavedPrefix};
 
 /// How a request relates to earlier ones.

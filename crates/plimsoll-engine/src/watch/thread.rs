@@ -12,10 +12,10 @@ use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root, Touched};
 
 use crate::memory::governor::Reading;
-use crate::memory::host::{EngineHost, ProcessSums};
-use crate::memory::ledger_report::LedgerReport;
-use crate::memory::reserve::{Keeper, RETRY};
 use crate::shared::Shared;
+use crate::watch::host::{EngineHost, ProcessSums};
+use crate::watch::ledger_report::LedgerReport;
+use crate::watch::reserve::{Keeper, RETRY};
 
 /// Between two readings.
 const INTERVAL: Duration = Duration::from_millis(500);

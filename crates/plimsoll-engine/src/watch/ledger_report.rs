@@ -13,10 +13,10 @@ use plimsoll_memory::host::{OwnProcess, Root, Touched};
 use plimsoll_memory::{Ledger, Plan, heap};
 use serde::Serialize;
 
-use crate::memory::degradation::DegradationLevel;
+use crate::api::degradation::DegradationLevel;
 use crate::memory::governor::Reading;
-use crate::memory::host::{EngineHost, HostedEngine, ProcessSums};
 use crate::shared::Shared;
+use crate::watch::host::{EngineHost, HostedEngine, ProcessSums};
 pub use components::{ComponentRow, DeviceMemory};
 pub(crate) use counts::Counts;
 pub use counts::{DeviceAllocations, Requests, Tokens};

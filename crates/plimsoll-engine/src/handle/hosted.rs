@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use super::EngineHandle;
-use crate::memory::host::{EngineHost, HostedEngine, HostedEngines};
-use crate::memory::ledger_report::{LedgerReport, Whole, looked_at};
 use crate::shared::Shared;
+use crate::watch::host::{EngineHost, HostedEngine, HostedEngines};
+use crate::watch::ledger_report::{LedgerReport, Whole, looked_at};
 
 impl EngineHost {
     /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on

@@ -1,7 +1,7 @@
 //! The keeper of the emergency reserve: brings back what refused allocations have cost, as soon as there is room, and says what happened.
 //!
 //! It lives on the watching thread, which the heap wakes when a slice was given up; where several engines share a emergency reserve, each has
-//! a keeper and all are woken. Until the emergency reserve is whole again nothing new is admitted (`api/handle.rs`), so that what runs has the
+//! a keeper and all are woken. Until the emergency reserve is whole again nothing new is admitted (`handle.rs`), so that what runs has the
 //! slices that are left to itself. What an engine gave up on purpose stays given up until that engine has entered down
 //! ([`heap::GivenUp`]), however calm its neighbours are.
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use plimsoll_memory::heap;
 
-use crate::memory::degradation::DegradationLevel;
+use crate::api::degradation::DegradationLevel;
 use crate::shared::Shared;
 
 /// Between two attempts to bring a slice back.

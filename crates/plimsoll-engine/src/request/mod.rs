@@ -2,6 +2,9 @@
 //!
 //! Its numbers bound all memory it can use. Admission computes that before it allocates.
 
+pub mod outbox;
+pub(crate) mod state;
+
 use std::sync::Arc;
 use std::time::Instant;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use serde::Serialize;
 
-use crate::memory::degradation::DegradationLevel;
+use crate::api::degradation::DegradationLevel;
 use crate::shared::Shared;
 
 /// All counts of one engine, or their sum over several.

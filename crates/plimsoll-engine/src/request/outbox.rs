@@ -18,7 +18,7 @@ use crate::api::constraint::Unfit;
 use crate::api::error::Failure;
 use crate::api::output::{Cause, Delta, FinishReason, TEXT_BYTES_PER_TOKEN, TokenLogprobs, TokenOut};
 use crate::api::progress::{Progress, Snapshot};
-use crate::api::request::Request;
+use crate::request::Request;
 
 /// Text beyond [`TEXT_BYTES_PER_TOKEN`] is reserved in steps of this many bytes.
 const EXTRA_TEXT_BYTES: usize = 1024;
