@@ -91,6 +91,9 @@ def refused(content, *expected):
 def check_answers_are_those_of_transformers():
     same = 0
     for case in REFERENCE["cases"]:
+        # An audio track comes in a video file, which --ffmpeg decodes.
+        if any("of_video" in item for item in case["items"]):
+            continue
         prompt = words(case["ids"])
         tail = prompt.rsplit("Next to it ", 1)[1].split("<|im_end|>")[0]
         parts = []

@@ -1,7 +1,8 @@
 """A tiny model that hears and sees: the thinker of a Qwen3-Omni, named on disk as the published checkpoint is.
 
 Sounds are made by `sound`, a formula of whole numbers that a test repeats; pictures by that of vision.py. `reference.json` holds
-`cases` as described there, and for each item besides: `kind`, of a sound `samples` and its spectrogram's `frames`. `patches` are every
+`cases` as described there, and for each item besides: `kind`, of a sound `samples` and its spectrogram's `frames`, and
+`of_video` if it is the audio track of the video before it. `patches` are every
 `PATCH_STEP`-th value of the processor's patches or of a sound's spectrogram (frame by frame). `places` may lie between whole
 steps, where a video's frames do.
 
@@ -13,6 +14,8 @@ placeholders that the processor writes for so many samples: [samples, tokens].
 
 import json
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Callable
 
 import numpy as np
@@ -21,7 +24,10 @@ import transformers
 from transformers import WhisperFeatureExtractor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
-from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
+from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import (
+    Qwen3OmniMoeProcessor,
+    _get_feat_extract_output_lengths,
+)
 
 from . import checkpoint, models, reference, vision
 from . import tokenizer as tok
@@ -79,7 +85,8 @@ RAW = {
     },
 }
 
-# What is in a prompt, in order: ("sound", samples), ("picture", height, width), ("video", frames, height, width).
+# What is in a prompt, in order: ("sound", samples), ("picture", height, width), ("video", frames, height, width),
+# ("film", frames, height, width, samples): a video with its audio track, whose tokens stand among those of its frames.
 CASES = {
     # Less than a window of convolutions; a length that no hop divides.
     "short": [("sound", 5_000)],
@@ -88,9 +95,15 @@ CASES = {
     "picture": [("sound", 20_000), ("picture", 24, 40)],
     "video": [("picture", 16, 16), ("video", 4, 16, 8)],
     "all": [("video", 4, 16, 8), ("sound", 17_000), ("picture", 16, 16), ("sound", 16_000)],
+    # The track is longer than the frames.
+    "film": [("picture", 16, 16), ("film", 6, 16, 8, 40_000)],
+    # One is shorter, and one as long; a sound of its own between them. None is shorter than a window of convolutions: beside a longer
+    # one the reference would fill it up before it computes them.
+    "films": [("film", 8, 16, 16, 17_000), ("sound", 16_000), ("film", 8, 8, 16, 52_000)],
 }
 # Seconds from one group of frames to the next: places that are no whole numbers.
-SECONDS = 0.35
+SECONDS = {"films": 0.9}
+USUAL_SECONDS = 0.35
 
 
 def sound(seed: int, samples: int) -> np.ndarray:
@@ -163,7 +176,7 @@ class Kind:
     spectrogram: Callable
     # Placeholders of so many frames.
     tokens: Callable
-    processor: str
+    processor: type
     # Whether the words behind the last item are tokenized as one text, as those of a chat are.
     joined: bool = False
 
@@ -174,8 +187,34 @@ def _tokens(frames: int) -> int:
 
 OMNI = Kind(
     raw=RAW, text=TEXT, model=transformers.Qwen3OmniMoeThinkerForConditionalGeneration, spectrogram=spectrogram, tokens=_tokens,
-    processor="Qwen3OmniMoeProcessor",
+    processor=Qwen3OmniMoeProcessor,
 )
+
+
+def seconds_of(name: str) -> float:
+    """Of a case, from one group of frames to the next."""
+    return SECONDS.get(name, USUAL_SECONDS)
+
+
+def heard(of: Kind, seed: int, samples: int):
+    """A sound's spectrogram, its tokens, and what a reference says of it."""
+    values = of.spectrogram(sound(seed, samples), BANDS)
+    frames = values.shape[1]
+    return values, of.tokens(frames), {"kind": "sound", "seed": seed, "samples": samples, "frames": frames}
+
+
+def interleaved(of: Kind, grid: list[int], seconds: float, tokens: int) -> list[int]:
+    """What the processor writes for a video and its audio track of so many tokens."""
+    kind = of.processor
+    self = SimpleNamespace(
+        audio_bos_token="(", audio_eos_token=")", video_token="v", audio_token="a",
+        video_processor=SimpleNamespace(merge_size=2), get_chunked_index=partial(kind.get_chunked_index, None),
+    )
+    written = kind.replace_video_with_audio_token(
+        self, {"video_grid_thw": [grid], "video_second_per_grid": [seconds]}, 0, {"num_audio_tokens": [tokens]}, 0,
+        position_id_per_seconds=of.raw["thinker_config"]["position_id_per_seconds"], seconds_per_chunk=kind.seconds_per_chunk,
+    )
+    return [{"(": AUDIO_START, ")": AUDIO_END, "v": VIDEO, "a": AUDIO}[letter] for letter in written]
 
 
 def items_of(of: Kind, name: str, seed: int):
@@ -185,14 +224,14 @@ def items_of(of: Kind, name: str, seed: int):
     for i, (kind, *sizes) in enumerate(CASES[name]):
         own = seed + i
         if kind == "sound":
-            values = of.spectrogram(sound(own, sizes[0]), BANDS)
-            frames = values.shape[1]
+            values, tokens, more = heard(of, own, sizes[0])
             spectra.append(values)
-            items.append({"kind": kind, "seed": own, "samples": sizes[0], "frames": frames})
-            prompts.append([AUDIO_START] + [AUDIO] * of.tokens(frames) + [AUDIO_END])
+            items.append(more)
+            prompts.append([AUDIO_START] + [AUDIO] * tokens + [AUDIO_END])
             sampled += [reference.short(v) for v in values.T.flatten()[::PATCH_STEP]]
             continue
-        frames, height, width = sizes if kind == "video" else (1, *sizes)
+        track, kind = sizes[3:], "video" if kind == "film" else kind
+        frames, height, width = sizes[:3] if kind == "video" else (1, *sizes)
         shots = np.stack([vision.picture(own, frame, height, width) for frame in range(frames)])
         shots = torch.from_numpy(shots).permute(0, 3, 1, 2)
         if kind == "video":
@@ -207,14 +246,23 @@ def items_of(of: Kind, name: str, seed: int):
             media[key] = torch.cat([media[key], made[key]]) if key in media else made[key]
         items.append({"kind": kind, "seed": own, "frames": frames if kind == "video" else 0, "height": height,
                       "width": width, "grid": grid})
-        prompts.append([START] + [token] * (grid[0] * grid[1] * grid[2] // 4) + [END])
+        words = [token] * (grid[0] * grid[1] * grid[2] // 4)
         sampled += [reference.short(v) for v in made[keys[0]].flatten()[::PATCH_STEP]]
+        for samples in track:
+            values, tokens, more = heard(of, own, samples)
+            spectra.append(values)
+            items.append({**more, "of_video": True})
+            words = interleaved(of, grid, seconds_of(name), tokens)
+            sampled += [reference.short(v) for v in values.T.flatten()[::PATCH_STEP]]
+        prompts.append([START] + words + [END])
     if spectra:
         most = max(s.shape[1] for s in spectra)
         media["input_features"] = torch.stack([torch.nn.functional.pad(s, (0, most - s.shape[1])) for s in spectra])
         media["feature_attention_mask"] = torch.stack([(torch.arange(most) < s.shape[1]).long() for s in spectra])
     if "video_grid_thw" in media:
-        media["video_second_per_grid"] = torch.tensor([SECONDS] * len(media["video_grid_thw"]))
+        media["video_second_per_grid"] = torch.tensor([seconds_of(name)] * len(media["video_grid_thw"]))
+    if any("of_video" in item for item in items):
+        media["use_audio_in_video"] = True
     return items, media, sampled, prompts, spectra
 
 
@@ -266,11 +314,12 @@ def case(of: Kind, model, tokenizer, name: str, seed: int, tail: str) -> dict | 
     tokens = torch.tensor([ids])
     lengths = media.get("feature_attention_mask")
     places, deltas = model.get_rope_index(
-        tokens, media.get("image_grid_thw"), media.get("video_grid_thw"), torch.ones_like(tokens), False,
+        tokens, media.get("image_grid_thw"), media.get("video_grid_thw"), torch.ones_like(tokens),
+        media.get("use_audio_in_video", False),
         None if lengths is None else lengths.sum(-1), media.get("video_second_per_grid"),
     )
     return {
-        "name": name, "items": items, "seconds": SECONDS, "ids": ids, "places": places[:, 0].T.tolist(),
+        "name": name, "items": items, "seconds": seconds_of(name), "ids": ids, "places": places[:, 0].T.tolist(),
         "next": len(ids) + float(deltas[0, 0]), "patches": sampled, "rows": rows_of(model, items, media, spectra),
         **path,
     }
@@ -282,7 +331,7 @@ def write_processors(of: Kind, folder) -> None:
     sounds = {
         "chunk_length": 300, "dither": 0.0, "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": BANDS,
         "hop_length": 160, "n_fft": 400, "n_samples": 4_800_000, "nb_max_frames": 30_000, "padding_side": "right",
-        "padding_value": 0.0, "processor_class": of.processor, "return_attention_mask": True, "sampling_rate": RATE,
+        "padding_value": 0.0, "processor_class": of.processor.__name__, "return_attention_mask": True, "sampling_rate": RATE,
     }
     files = {
         "preprocessor_config": {**image, **sounds, "image_processor_type": "Qwen2VLImageProcessor"},
@@ -309,7 +358,7 @@ def make(folder, tokenizer, seed: int, of: Kind = OMNI) -> None:
     checkpoint.write_side_files(folder, {**of.raw, "text_config": of.text}, DTYPE, extended)
     (folder / "config.json").write_text(json.dumps({**of.raw, "transformers_version": "4.57.0"}, indent=2, sort_keys=True) + "\n")
     written = json.loads((folder / "tokenizer_config.json").read_text())
-    written["chat_template"] = CHAT_TEMPLATE
+    written |= {"chat_template": CHAT_TEMPLATE, "audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"}
     for token in EXTRA:
         written["added_tokens_decoder"][str(extended.token_to_id(token))] = {
             "content": token, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True,

@@ -6,7 +6,7 @@ hear silence, not a mirror image.
 
 import torch
 import transformers
-from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import _get_feat_extract_output_lengths
+from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import Qwen2_5OmniProcessor, _get_feat_extract_output_lengths
 
 from . import models, omni, vision
 from . import tokenizer as tok
@@ -60,7 +60,7 @@ def make(folder, tokenizer, seed: int) -> None:
     """The model with its reference."""
     kind = omni.Kind(
         raw=RAW, text=TEXT, model=transformers.Qwen2_5OmniThinkerForConditionalGeneration, spectrogram=spectrogram,
-        tokens=lambda frames: int(_get_feat_extract_output_lengths(torch.tensor(frames))), processor="Qwen2_5OmniProcessor",
+        tokens=lambda frames: int(_get_feat_extract_output_lengths(torch.tensor(frames))), processor=Qwen2_5OmniProcessor,
         joined=True,
     )
     omni.make(folder, tokenizer, seed, kind)

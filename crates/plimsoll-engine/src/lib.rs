@@ -45,7 +45,7 @@ pub use media::{
 };
 pub use plan::{Blueprint, EnginePlan, GpuLine, GpuPlan, Line, OwnMemory, PlanError, Shortfall, check_options};
 pub use plimsoll_formats::Whisper;
-pub use plimsoll_models::{FrameTimes, Grid, PlaceRule};
+pub use plimsoll_models::{EncoderKind, FrameTimes, Grid, PlaceRule, Stretch};
 pub use plimsoll_tier::SaveError;
 pub use request::Request;
 pub use request::outbox::{Reader, Watch};

@@ -29,6 +29,9 @@ pub enum MediaError {
         /// What is wrong with it.
         why: String,
     },
+    /// The file has no audio, which the request needs.
+    #[error("the file has no audio track")]
+    NoAudioTrack,
     /// The bytes are in a format that is not decoded here.
     #[error("{what} is in a format that is not supported; supported are {supported}")]
     Unsupported {
@@ -121,7 +124,7 @@ pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
 impl MediaError {
     /// True where the request is at fault (a 4xx), false where the server is.
     pub fn is_the_clients(&self) -> bool {
-        matches!(self, Self::OverLimit { .. } | Self::Malformed { .. } | Self::Unsupported { .. })
+        matches!(self, Self::OverLimit { .. } | Self::Malformed { .. } | Self::NoAudioTrack | Self::Unsupported { .. })
     }
 }
 

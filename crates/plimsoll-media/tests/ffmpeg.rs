@@ -27,6 +27,7 @@ fn said(does: &str) -> String {
 #[test]
 fn a_file_that_breaks_a_limit_is_an_error_that_says_so() {
     assert_eq!(said("fails"), "an audio clip cannot be read: ffmpeg, within 192 MiB: moov atom not found");
+    assert_eq!(said("silent"), "the file has no audio track");
     let flood = said("floods");
     assert!(flood.contains("it decodes to more than 100096 bytes"), "{flood}");
     let grown = said("grows");
@@ -115,6 +116,8 @@ fn video_files_are_upright_limited_and_whole() {
     assert!(cut.contains("moov atom not found"), "{cut}");
     let sound = clip("d.m4a", &["-f", "lavfi", "-i", "sine=d=1", "-c:a", "aac"]);
     assert!(ffmpeg.film(&sound, &limits, &GO_ON).is_err(), "it has no video track");
+    let silent = ffmpeg.audio(&upright, 16_000, &AudioLimits::default(), &GO_ON);
+    assert_eq!(silent, Err(MediaError::NoAudioTrack));
     // Matroska can be read up to where it ends; then too few of its frames are there.
     let whole = clip("e.mkv", &[&PICTURES[..], &["-c:v", "libx264"]].concat());
     let film = ffmpeg.film(&whole, &limits, &GO_ON).unwrap();

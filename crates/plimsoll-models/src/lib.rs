@@ -39,7 +39,7 @@ use plimsoll_device::{
 use plimsoll_formats::{Architecture, ModelConfig};
 
 use draft::WithDraft;
-pub use vision::{After, FrameTimes, PlaceRule, PlacedItem, TextLine};
+pub use vision::{After, FrameTimes, Interleave, PlaceRule, PlacedItem, Stretch, TextLine};
 
 /// What a step leaves in the workspace until the next one begins.
 #[derive(Clone, Copy, Debug)]

@@ -204,7 +204,7 @@ fn check_places(rig: &Rig, model: &str, case: &Case, value: &Value) -> (Vec<[f32
     let seconds = value["seconds"].as_f64().unwrap() as f32;
     let items = case.grids.iter().zip(&case.videos);
     let items: Vec<PlacedItem> =
-        items.map(|(grid, video)| PlacedItem { grid: *grid, seconds: video.then_some(seconds) }).collect();
+        items.map(|(grid, video)| PlacedItem { grid: *grid, seconds: video.then_some(seconds), track: 0 }).collect();
     let rule = rig.model.vision().unwrap().place_rule().unwrap();
     let next = rule.places(|token| case.is_media(&config, token), &items, &mut places).text.at(0);
     for (token, (found, expected)) in places.iter().zip(value["places"].as_array().unwrap()).enumerate() {

@@ -2,6 +2,8 @@
 
 use std::collections::TryReserveError;
 
+use plimsoll_media::Modality;
+
 use super::spec::{MediaItem, MediaSpec};
 
 /// Placeholders without a gap: a whole image, or one group of frames.
@@ -19,35 +21,68 @@ pub(crate) struct Run {
 
 /// The runs of `items` in `prompt`, told one by one; or what does not agree.
 fn walk(spec: &MediaSpec, prompt: &[u32], items: &[MediaItem], mut each: impl FnMut(Run)) -> Result<(), String> {
-    let mut at = 0;
-    for (index, item) in (0..).zip(items) {
-        let kind = item.shape.modality;
-        let placeholder = spec.kind(kind).map_or(u32::MAX, |(placeholder, _)| placeholder);
+    let (mut at, mut index) = (0, 0);
+    while let Some(item) = items.get(index) {
         let first = next(spec, prompt, at);
         if first != Some(item.first as usize) {
-            let (what, says) = (kind.name(), item.first);
-            return Err(format!("{what} {index} is said to begin at token {says}; its placeholder is at {first:?}"));
+            return Err(elsewhere(index, item, first));
         }
-        let mut row = 0;
-        while u64::from(row) < item.shape.tokens {
-            let Some(start) = next(spec, prompt, at) else { break };
-            let most = (item.shape.tokens - u64::from(row)) as usize;
-            let len = prompt[start..].iter().take(most).take_while(|token| **token == placeholder).count();
-            if len == 0 {
-                break;
-            }
-            each(Run { item: index, start: start as u32, len: len as u32, row });
-            (row, at) = (row + len as u32, start + len);
-        }
-        if u64::from(row) != item.shape.tokens {
-            let (what, tokens) = (kind.name(), item.shape.tokens);
-            return Err(format!("{what} {index} has {tokens} tokens; the prompt has {row} placeholders for it"));
-        }
+        let tracked = items.get(index + 1).is_some_and(|next| next.of_video);
+        let together = &items[index..=index + usize::from(tracked)];
+        at = turns(spec, prompt, (index, together), at, &mut each)?;
+        index += together.len();
     }
     match next(spec, prompt, at) {
         Some(at) => Err(format!("the placeholder at token {at} of the prompt stands for no medium")),
         None => Ok(()),
     }
+}
+
+/// The runs of one item, or of a video and its audio track, from the token `at` on; returns the token after the last.
+fn turns(
+    spec: &MediaSpec,
+    prompt: &[u32],
+    (index, items): (usize, &[MediaItem]),
+    mut at: usize,
+    each: &mut impl FnMut(Run),
+) -> Result<usize, String> {
+    let kinds = [items[0].shape.modality, items[items.len() - 1].shape.modality];
+    let takes_turns =
+        kinds == [Modality::Video, Modality::Audio] && spec.places.is_some_and(|rule| rule.interleave().is_some());
+    if items[0].of_video || (items.len() > 1 && !takes_turns) {
+        return Err(format!(
+            "medium {index} or the one after it is said to be the audio track of a video, which it is not"
+        ));
+    }
+    let placeholder =
+        |item: &MediaItem| spec.kind(item.shape.modality).map_or(u32::MAX, |(placeholder, _)| placeholder);
+    let mut rows = [0_u32; 2];
+    while let Some(start) = next(spec, prompt, at) {
+        let left = |nth: usize| items[nth].shape.tokens - u64::from(rows[nth]);
+        let turn = (0..items.len()).find(|nth| prompt[start] == placeholder(&items[*nth]) && left(*nth) > 0);
+        let Some(nth) = turn else { break };
+        let (item, row) = (&items[nth], rows[nth]);
+        // No text stands between the tokens of a video and of its track.
+        if (row == 0 && start != item.first as usize) || (items.len() > 1 && rows != [0; 2] && start != at) {
+            return Err(elsewhere(index + nth, item, Some(start)));
+        }
+        let same = prompt[start..].iter().take(left(nth) as usize).take_while(|token| **token == prompt[start]);
+        let len = same.count() as u32;
+        each(Run { item: (index + nth) as u32, start: start as u32, len, row });
+        (rows[nth], at) = (row + len, start + len as usize);
+    }
+    match items.iter().zip(rows).position(|(item, row)| u64::from(row) != item.shape.tokens) {
+        Some(nth) => {
+            let (what, tokens, row) = (items[nth].shape.modality.name(), items[nth].shape.tokens, rows[nth]);
+            Err(format!("{what} {} has {tokens} tokens; the prompt has {row} placeholders for it", index + nth))
+        }
+        None => Ok(at),
+    }
+}
+
+fn elsewhere(index: usize, item: &MediaItem, found: Option<usize>) -> String {
+    let (what, says) = (item.shape.modality.name(), item.first);
+    format!("{what} {index} is said to begin at token {says}; its placeholder is at {found:?}")
 }
 
 /// The next placeholder from `at` on.

@@ -120,7 +120,9 @@ impl MediaRules {
             Some(Tower::Llama4(_)) => spelling::tiled(),
             Some(Tower::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
             Some(Tower::Gemma4(_)) => between(tokenizer()?.as_deref())?,
-            Some(Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Omni) | None => Spelling::Plain,
+            Some(Tower::Omni2_5) => spelling::interleaved(tokenizer()?.as_deref(), ["<|audio_bos|>", "<|audio_eos|>"])?,
+            Some(Tower::Omni) => spelling::interleaved(tokenizer()?.as_deref(), ["<|audio_start|>", "<|audio_end|>"])?,
+            Some(Tower::Qwen2 | Tower::Qwen2_5) | None => Spelling::Plain,
         };
         let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
         Ok(Some(Self {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use plimsoll_media::{Claim, ContentKey, MediaError, Modality, OutputPool, Pinned, Vacant};
 use plimsoll_memory::heap::chunk_bytes;
-use plimsoll_models::{EncoderKind, Grid, PlacedItem, TextLine};
+use plimsoll_models::{EncoderKind, Grid, Interleave, PlacedItem, TextLine};
 
 use super::placed::{self, Run};
 use super::spec::{MediaItem, MediaSpec, Pixels, sense};
@@ -73,9 +73,14 @@ impl SeqMedia {
             let last = runs.iter().rev().find(|run| run.item == index);
             // How far its frames are apart in time says where they stand.
             let apart = item.seconds.map_or(0, f32::to_bits).to_le_bytes();
-            let content = derived("media of a prompt", item, &[&before, &apart[..]]);
+            let (purpose, from) = match track_of(media, index as usize) {
+                0 => ("media of a prompt", item.first),
+                // The word before them has a place of its own, too.
+                _ => ("video of a prompt with its audio track", item.first.saturating_sub(1)),
+            };
+            let content = derived(purpose, item, &[&before, &apart[..]]);
             before = *content.as_bytes();
-            marks.push(MediaMark { from: item.first, content });
+            marks.push(MediaMark { from, content });
             items.push(Medium {
                 key: derived("encoder output", item, &[&salt.to_le_bytes()]),
                 grid: item.grid,
@@ -91,8 +96,12 @@ impl SeqMedia {
         if !media.is_empty() {
             places.try_reserve_exact(prompt.len())?;
             places.resize(prompt.len(), [0.0; 3]);
-            let placed = |item: &MediaItem| PlacedItem { grid: item.grid, seconds: item.seconds };
-            let seen = media.iter().filter(|item| sense(item.shape.modality) == EncoderKind::Vision);
+            let placed = |(index, item): (usize, &MediaItem)| PlacedItem {
+                grid: item.grid,
+                seconds: item.seconds,
+                track: track_of(media, index),
+            };
+            let seen = media.iter().enumerate().filter(|(_, item)| sense(item.shape.modality) == EncoderKind::Vision);
             let placed: Vec<_> = seen.map(placed).collect();
             match spec.places {
                 Some(rule) => {
@@ -127,7 +136,11 @@ impl SeqMedia {
             return 0;
         }
         let chunk = |bytes| chunk_bytes(bytes) as u64;
-        let runs: usize = media.iter().map(|item| item.grid.frames).sum();
+        let runs = |(index, item): (usize, &MediaItem)| match track_of(media, index) {
+            0 => item.grid.frames,
+            track => Interleave::most(item.shape.tokens as usize, track),
+        };
+        let runs: usize = media.iter().enumerate().map(runs).sum();
         let each = size_of::<Medium>() + size_of::<MediaItem>();
         let marks = chunk((media.len() + 1) * size_of::<MediaMark>());
         chunk(runs * size_of::<Run>()) + chunk(media.len() * each) + marks + chunk(prompt * size_of::<[f32; 3]>())
@@ -297,6 +310,11 @@ impl SeqMedia {
             }
         }
     }
+}
+
+/// Tokens of the audio track of a video; 0 without one.
+fn track_of(media: &[MediaItem], video: usize) -> usize {
+    media.get(video + 1).filter(|next| next.of_video).map_or(0, |track| track.shape.tokens as usize)
 }
 
 /// A name for an item together with `with`. That is the media before it and its place in time, on which its pages

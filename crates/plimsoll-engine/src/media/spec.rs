@@ -20,10 +20,12 @@ pub struct MediaItem {
     /// Its patches, or the frames of its spectrogram.
     pub grid: Grid,
     /// Index of its first placeholder token in the prompt. The others follow, without a gap or (between groups of frames) with text
-    /// among them, before the next item's.
+    /// among them, before the next item's. Those of a video and of its audio track take turns.
     pub first: u32,
     /// Of a video, the seconds from one group of frames to the next; none for all else.
     pub seconds: Option<f32>,
+    /// It is the audio track of the video before it, and its placeholders stand among those of the video's frames.
+    pub of_video: bool,
     /// What it looks or audio clips like. Requests of the same prompt share it.
     pub pixels: Arc<Pixels>,
 }
@@ -72,6 +74,14 @@ pub struct MediaSpec {
 pub enum Spelling {
     /// It is left as it is.
     Plain,
+    /// The same. But a video with its audio track stands between two words, and the tokens of both take turns
+    /// ([`PlaceRule::interleave`]): Qwen2.5-Omni, Qwen3-Omni.
+    Interleaved {
+        /// The word before.
+        start: String,
+        /// The word after.
+        end: String,
+    },
     /// Every group of a video's frames stands behind the time at which it is shown: Qwen3-VL and later.
     Timed,
     /// A template writes a word for an image. It becomes a paragraph: the word, the image's placeholders and another word. Gemma 3.

@@ -24,6 +24,13 @@ pub(super) fn paragraph(tokenizer: Option<&str>) -> Result<Spelling, PlanError> 
     Ok(Spelling::Paragraph { start, end })
 }
 
+/// The words around a video with its audio track. `default` is what they are where the file does not name them.
+pub(super) fn interleaved(tokenizer: Option<&str>, default: [&'static str; 2]) -> Result<Spelling, PlanError> {
+    let [start, end] = default;
+    let [start, end] = words((TOKENIZER, tokenizer), [("audio_bos_token", start), ("audio_eos_token", end)])?;
+    Ok(Spelling::Interleaved { start, end })
+}
+
 /// The same of LFM2-VL.
 pub(super) fn pieces(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     let [start, end, whole] = words(

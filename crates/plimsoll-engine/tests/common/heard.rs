@@ -41,6 +41,7 @@ pub fn audio(spec: &MediaSpec, samples: &[f32], first: usize) -> MediaItem {
         grid: Grid::audio(frames),
         first: first as u32,
         seconds: None,
+        of_video: false,
         pixels: Arc::new(Pixels { frames: Vec::new(), spectrogram, staged: staged.into() }),
     }
 }
@@ -58,6 +59,7 @@ fn shown(spec: &MediaSpec, frames: Vec<Rgb>, video: Option<f32>, first: usize) -
         grid,
         first: first as u32,
         seconds: video,
+        of_video: false,
         pixels: Arc::new(Pixels {
             frames,
             spectrogram: Vec::new(),
@@ -74,16 +76,26 @@ pub fn request(engine: &EngineHandle, case: &Value, max_tokens: u32) -> Request 
     let (mut media, mut from) = (Vec::new(), 0);
     for given in case["items"].as_array().unwrap() {
         let seed = number(&given["seed"]);
-        let first = (from..prompt.len()).find(|at| spec.is_placeholder(prompt[*at])).unwrap();
+        let of_video = given["of_video"] == true;
+        // Its first token is somewhere among those of the video.
+        let video =
+            media.last().filter(|_| of_video).map(|video: &MediaItem| (video.first as usize, video.shape.tokens));
+        let stands = |at: &usize| match of_video {
+            true => prompt[*at] == spec.audio.as_ref().unwrap().placeholder,
+            false => spec.is_placeholder(prompt[*at]),
+        };
+        let first = (video.map_or(from, |(first, _)| first)..prompt.len()).find(stands).unwrap();
         let item = if given["kind"] == "sound" {
-            audio(spec, &played(seed as i64, number(&given["samples"])), first)
+            let clip = audio(spec, &played(seed as i64, number(&given["samples"])), first);
+            MediaItem { of_video, ..clip }
         } else {
             let frames = number(&given["frames"]);
             let size = Size::new(number(&given["height"]) as u32, number(&given["width"]) as u32);
             let shots = (0..frames.max(1)).map(|frame| drawn(seed, frame, size)).collect();
             shown(spec, shots, (frames > 0).then(|| case["seconds"].as_f64().unwrap() as f32), first)
         };
-        from = first + item.shape.tokens as usize;
+        let (from_here, tokens) = video.unwrap_or((first, 0));
+        from = from_here + (tokens + item.shape.tokens) as usize;
         media.push(item);
     }
     Request { media, logprobs: Some(0), ..greedy(&prompt, max_tokens) }

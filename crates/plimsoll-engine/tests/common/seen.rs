@@ -36,7 +36,7 @@ pub fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, secon
     let staged = spec.staging.reserve(frames.iter().map(|frame| frame.data.len() as u64).sum()).unwrap();
     let key = ContentKey::of(fit.shape.modality, &spec.parameters, &content);
     let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged: staged.into() });
-    MediaItem { key, shape: fit.shape, grid, first: first as u32, seconds, pixels }
+    MediaItem { key, shape: fit.shape, grid, first: first as u32, seconds, of_video: false, pixels }
 }
 
 /// The same as a request has it: an image that is encoded in pieces is an item each. Where they begin is not said yet.
@@ -60,7 +60,7 @@ fn items(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, seconds: Option<f32>) 
         let pixels = Arc::new(Pixels { frames: vec![frame], spectrogram: Vec::new(), staged: staged.into() });
         let key = ContentKey::of(shape.modality, &spec.parameters, &content);
         let grid = Grid { frames: 1, height: side(height), width: side(width) };
-        MediaItem { key, shape, grid, first: 0, seconds: None, pixels }
+        MediaItem { key, shape, grid, first: 0, seconds: None, of_video: false, pixels }
     };
     made.into_iter().enumerate().map(piece).collect()
 }

@@ -168,7 +168,7 @@ impl Mixed {
             self.prompt.extend(std::iter::repeat_n(placeholder, per_group));
         }
         let pixels = Arc::new(Pixels { frames, spectrogram: Vec::new(), staged: staged.into() });
-        self.media.push(MediaItem { key, shape, grid, first, seconds: None, pixels });
+        self.media.push(MediaItem { key, shape, grid, first, seconds: None, of_video: false, pixels });
         self
     }
 
@@ -179,7 +179,8 @@ impl Mixed {
     /// What the model says after it, greedily.
     pub fn says(&self, tokens: usize) -> Vec<u32> {
         let mut places = vec![[0.0; 3]; self.prompt.len()];
-        let placed: Vec<_> = self.media.iter().map(|item| PlacedItem { grid: item.grid, seconds: None }).collect();
+        let placed: Vec<_> =
+            self.media.iter().map(|item| PlacedItem { grid: item.grid, seconds: None, track: 0 }).collect();
         let is_media = |token: u32| token == IMAGE || token == VIDEO;
         let after = self.spec.places.unwrap().places(|at| is_media(self.prompt[at]), &placed, &mut places).text.at(0);
         let mut rows = self.media.iter().flat_map(|item| {

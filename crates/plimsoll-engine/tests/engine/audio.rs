@@ -175,11 +175,12 @@ fn in_company(model: &str) {
 fn i9_a_second_turn_finds_what_it_would_compute() {
     let [cached, plain] = [true, false].map(|prefix_cache| engine(&small(Options { prefix_cache, ..exact() })));
     let cases = cases();
-    let is_film = |item: &Value| item["frames"].as_u64().is_some_and(|frames| frames > 2);
-    let film = cases.iter().find(|case| case["items"].as_array().unwrap().iter().any(is_film)).unwrap();
+    let is_video = |item: &Value| item["kind"] == "video";
+    let film = cases.iter().find(|case| case["items"].as_array().unwrap().iter().any(is_video)).unwrap();
+    let tracked = cases.iter().find(|case| case["name"] == "films").unwrap();
     // Between whole steps, so that places have fractions that need rounding more than once on the way.
-    for thousandths in [311, 407, 533] {
-        let mut first = request(&cached, film, 100);
+    for (case, thousandths) in [(film, 311), (film, 407), (film, 533), (tracked, 533)] {
+        let mut first = request(&cached, case, 100);
         first.media.iter_mut().for_each(|item| {
             item.seconds = item.seconds.map(|_| thousandths as f32 / 1000.0);
         });
@@ -225,6 +226,8 @@ fn i6_nothing_longer_than_what_was_proven_comes_in() {
     assert!(lying.contains("do not agree"), "{lying}");
     let square = words(&|item| item.grid = Grid { frames: 1, height: item.grid.width, width: 1 });
     assert!(square.contains("do not agree"), "{square}");
+    let track = words(&|item| item.of_video = true);
+    assert!(track.contains("the audio track of a video, which it is not"), "{track}");
     let elsewhere = words(&|item| item.first += 1);
     assert!(elsewhere.contains("is said to begin at token"), "{elsewhere}");
     engine.stop();

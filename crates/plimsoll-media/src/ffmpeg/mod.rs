@@ -31,6 +31,8 @@ const TAKEN_MAX: u64 = 4096;
 const MISSING: usize = 16;
 /// Bytes of a line of the list of packets.
 const LINE_BYTES: u64 = 256;
+/// What ffmpeg says of a track that a file does not have.
+const NO_STREAM: &str = "matches no streams";
 /// Seconds beyond the limit that are decoded, so that a track that is too long is seen to be.
 const BEYOND: u64 = 1;
 
@@ -139,7 +141,7 @@ impl Ffmpeg {
         run.end()
     }
 
-    /// The first audio track as WAV: one channel of 16 bits, the average of all, at `rate`.
+    /// The first audio track of an audio or video file as WAV: one channel of 16 bits, the average of all, at `rate`.
     pub fn audio(
         &self,
         bytes: &[u8],
@@ -151,7 +153,10 @@ impl Ffmpeg {
         let (seconds, hz) = ((limits.seconds + BEYOND).to_string(), rate.to_string());
         let decode = ["-map", "0:a:0", "-t", &seconds, "-ac", "1", "-ar", &hz, "-c:a", "pcm_s16le", "-f", "wav"];
         let run = Run::start(&self.program, (SOUND, container), bytes, (&[], &decode), stop)?;
-        run.all(Self::audio_bytes(rate, limits))
+        run.all(Self::audio_bytes(rate, limits)).map_err(|error| match error {
+            MediaError::Malformed { why, .. } if why.contains(NO_STREAM) => MediaError::NoAudioTrack,
+            error => error,
+        })
     }
 
     /// Bytes that [`Self::audio`] gives at most.

@@ -2,6 +2,7 @@
 
 mod class_rows;
 mod gemma4;
+mod interleave;
 mod intern;
 mod llama4;
 mod order;
@@ -26,6 +27,7 @@ use siglip2::Siglip2Tower;
 use tower::VisionTower;
 use unified::UnifiedTower;
 
+pub use interleave::{Interleave, Stretch};
 pub use places::{After, FrameTimes, PlaceRule, PlacedItem, TextLine};
 
 /// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.

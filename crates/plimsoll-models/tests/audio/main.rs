@@ -7,6 +7,7 @@ mod common;
 mod lengths;
 #[path = "../common/played.rs"]
 mod played;
+mod tracks;
 
 use common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, reference};
 use played::played;
@@ -16,7 +17,7 @@ use plimsoll_media::Size;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::{AudioRule, Patches, ProcessorFiles};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
-use plimsoll_models::{EncoderInput, EncoderKind, Grid, PlacedItem};
+use plimsoll_models::{EncoderInput, EncoderKind, Grid};
 use serde_json::Value;
 
 const MODEL: &str = "omni";
@@ -77,6 +78,8 @@ struct Item {
     seconds: Option<f32>,
     patches: Vec<f32>,
     tokens: usize,
+    /// It is the audio track of the video before it.
+    of_video: bool,
 }
 
 fn number(value: &Value) -> usize {
@@ -97,7 +100,8 @@ fn item(model: &str, value: &Value, seconds: f32) -> Item {
         assert_eq!(patches.len(), frames * bands, "{samples} samples");
         let shape = rule.shape(samples as u64).unwrap();
         let grid = Grid::audio(frames);
-        return Item { sense: EncoderKind::Audio, grid, seconds: None, patches, tokens: shape.tokens as usize };
+        let (tokens, of_video) = (shape.tokens as usize, value["of_video"].as_bool() == Some(true));
+        return Item { sense: EncoderKind::Audio, grid, seconds: None, patches, tokens, of_video };
     }
     let size = Size::new(number(&value["height"]) as u32, number(&value["width"]) as u32);
     let frames = number(&value["frames"]);
@@ -110,7 +114,7 @@ fn item(model: &str, value: &Value, seconds: f32) -> Item {
     let [groups, height, width] = [0, 1, 2].map(|i| number(&value["grid"][i]));
     let grid = Grid { frames: groups, height, width };
     let tokens = groups * height * width / 4;
-    Item { sense: EncoderKind::Vision, grid, seconds: video.then_some(seconds), patches, tokens }
+    Item { sense: EncoderKind::Vision, grid, seconds: video.then_some(seconds), patches, tokens, of_video: false }
 }
 
 fn items(model: &str, value: &Value) -> Vec<Item> {
@@ -171,8 +175,7 @@ fn part(model: &str, rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32
     let prompt = ids(&value["ids"]);
     let planes = [vision.tokens.image, vision.tokens.video];
     let mut places = vec![[0.0; 3]; prompt.len()];
-    let seen = items.iter().filter(|item| item.sense == EncoderKind::Vision);
-    let placed: Vec<PlacedItem> = seen.map(|item| PlacedItem { grid: item.grid, seconds: item.seconds }).collect();
+    let placed = tracks::placed(items);
     let places_of = rig.model.vision().unwrap().place_rule().unwrap();
     let next = places_of.places(|token| planes.contains(&prompt[token]), &placed, &mut places).text.at(0);
     for (token, (found, expected)) in places.iter().zip(value["places"].as_array().unwrap()).enumerate() {
@@ -188,9 +191,8 @@ fn part(model: &str, rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32
     let mut part = Part::new(&[prompt.as_slice(), tokens].concat(), 0, None, 0);
     part.places = places;
     part.places.extend((0..tokens.len()).map(|i| [next + i as f32; 3]));
-    let is_media = |token: &u32| planes.contains(token) || *token == audio.placeholder;
-    let media = prompt.iter().enumerate().filter(|(_, token)| is_media(token)).map(|(at, _)| at);
-    part.media = media.zip(rows).collect();
+    part.media = tracks::taking_turns(&prompt, items, rows, (&planes, audio.placeholder));
+    tracks::interleaved(value, &prompt, items, (&places_of, vision.tokens.video));
     part
 }
 
@@ -302,7 +304,7 @@ fn answers_as_the_reference(model: &str) {
             assert_eq!(grid.width, number(&item["frames"]));
             let mut patches = vec![0.0; grid.width * config.bands];
             mel.spectrogram(&samples, &mut patches);
-            Item { sense: EncoderKind::Audio, grid, seconds: None, patches, tokens }
+            Item { sense: EncoderKind::Audio, grid, seconds: None, patches, tokens, of_video: false }
         };
         let items: Vec<Item> = value["items"].as_array().unwrap().iter().map(one).collect();
         check_patches(&items, value);

@@ -19,6 +19,7 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 pub(crate) fn conversation(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Conversation> {
     let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
     let mut media = MediaParser::new(state);
+    media.processor(fields)?;
     let messages = messages(raw, &mut media)?;
     let documents = std::mem::take(&mut media.files.documents);
     let tools = tools::take(fields)?;
@@ -186,7 +187,7 @@ fn content(fields: &mut Fields<'_>, media: &mut MediaParser<'_>) -> ApiResult<Op
             file.finish()?;
             add_text(&mut content, &text);
         } else {
-            add_medium(&mut content, media.part(&kind, &mut part)?);
+            media.part(&kind, &mut part)?.into_iter().for_each(|medium| add_medium(&mut content, medium));
         }
         cache_control(&mut part)?;
         part.finish()?;

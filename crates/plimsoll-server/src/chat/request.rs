@@ -23,8 +23,8 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
     fields.only("stream_reasoning", &["true"])?;
     let why = "this server answers in text and by the served model alone";
     fields.never(&["audio", "web_search_options"], why)?;
-    let why = "images and videos are prepared as the model's own processor does, within this server's limits; `detail: low` and `fps` are known";
-    fields.never(&["mm_processor_kwargs", "media_io_kwargs"], why)?;
+    let why = "images and videos are prepared as the model's own processor does, within this server's limits; `detail: low`, `fps` and mm_processor_kwargs.use_audio_in_video are known";
+    fields.never(&["media_io_kwargs"], why)?;
     let include_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
     let budget = fields.take::<u32>("thinking_token_budget")?;
     fields.finish()?;

@@ -137,9 +137,9 @@ fn items_of(
         return Ok(apart(&medium, frames, staged));
     }
     let item = |staged| {
-        let Measured { key, shape, grid, first, seconds, .. } = medium;
+        let Measured { key, shape, grid, first, seconds, of_video, .. } = medium;
         let pixels = Arc::new(Pixels { frames, spectrogram, staged: Arc::new(staged) });
-        MediaItem { key, shape, grid, first, seconds, pixels }
+        MediaItem { key, shape, grid, first, seconds: seconds.map(|seconds| seconds as f32), of_video, pixels }
     };
     Ok(staged.into_iter().next().map(item).into_iter().collect())
 }
@@ -154,6 +154,7 @@ fn apart(medium: &Measured, frames: Vec<Rgb>, staged: Vec<Staged>) -> Vec<MediaI
             grid: piece.grid,
             first: piece.first,
             seconds: None,
+            of_video: false,
             pixels: Arc::new(Pixels { frames: vec![frame], spectrogram: Vec::new(), staged: Arc::new(staged) }),
         }
     };

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use plimsoll_media::Modality;
 use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::ffmpeg::{Container, Ffmpeg, Film, RUN_BYTES};
+use plimsoll_media::{MediaError, Modality};
 
 use super::decode::{Wanted, decoder};
 use super::measure::audio_limits;
 use super::medium::{Medium, Source};
+use super::parse::TRACKS;
 use super::refused::refused;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
@@ -25,24 +26,43 @@ enum Seen {
 pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
     let Some(ffmpeg) = &state.server.config.media.ffmpeg else { return Ok(()) };
     let mut phase = state.server.phase.subscribe();
-    for medium in media {
-        let Some(bytes) = external(medium) else { continue };
+    for at in 0..media.len() {
+        // The track is in the file of the video before it.
+        let track = media[at].of_video;
+        let Some(bytes) = external(&mut media[at - usize::from(track)]) else {
+            if track {
+                return Err(trackless(&media[at].param, "an animation has no audio track"));
+            }
+            continue;
+        };
         let file = std::mem::take(bytes);
         let (file, seen) = tokio::select! {
             biased;
-            done = run(state, ffmpeg.clone(), medium, file, held) => done?,
+            done = run(state, ffmpeg.clone(), &media[at], file, held) => done?,
             () = reached(&mut phase, Phase::Cut) => return Err(cut()),
         };
-        let file = match seen {
+        let (param, bytes) = (&media[at].param, file.capacity() as u64);
+        match seen {
             Seen::Film(film) => {
-                medium.film = Some(film);
-                file
+                media[at].film = Some(film);
+                media[at].sources = vec![Source::Bytes(file)];
             }
-            Seen::Wave(wave) => wave,
-        };
-        medium.sources = vec![Source::Bytes(file)];
+            Seen::Wave(wave) => {
+                let kept = if track { 0 } else { bytes };
+                held.grow_for(param, (wave.capacity() as u64).saturating_sub(kept))?;
+                media[at].sources = vec![Source::Bytes(wave)];
+                if track {
+                    media[at - 1].sources = vec![Source::Bytes(file)];
+                }
+            }
+        }
     }
     Ok(())
+}
+
+/// The error for a video without the audio track that the client asks for.
+fn trackless(param: &str, why: &str) -> ApiError {
+    ApiError::invalid(param, format!("{param}: {why}; leave out {TRACKS}"))
 }
 
 /// The bytes of a medium that ffmpeg is to read.
@@ -92,10 +112,10 @@ async fn run(
     state.media_pipeline.counts.ffmpeg_runs.inc();
     let seen = seen.map_err(|error| {
         state.media_pipeline.counts.refused.inc();
-        refused(param, &error)
+        match error {
+            MediaError::NoAudioTrack if medium.of_video => trackless(param, "the video has no audio track"),
+            error => refused(param, &error),
+        }
     })?;
-    if let Seen::Wave(wave) = &seen {
-        held.grow_for(param, (wave.capacity() as u64).saturating_sub(file.capacity() as u64))?;
-    }
     Ok((file, seen))
 }

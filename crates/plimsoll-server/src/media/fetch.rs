@@ -67,7 +67,7 @@ async fn fetch_all(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Hel
     for medium in media {
         for source in &mut medium.sources {
             let bytes = match source {
-                Source::Bytes(_) => continue,
+                Source::Bytes(_) | Source::Track => continue,
                 Source::Url(url) => remote(state, (&medium.param, medium.kind), url.clone(), held).await?,
                 Source::File(path) => read(state, (&medium.param, medium.kind), path.clone(), held).await?,
             };

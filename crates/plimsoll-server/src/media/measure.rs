@@ -1,7 +1,7 @@
 //! What a medium will take, from its header alone: tokens, pixels, bytes. Refused here is refused before anything is
 //! decoded.
 
-use plimsoll_engine::{AudioSpec, Grid, MediaSpec, Spelling, VideoSpec};
+use plimsoll_engine::{AudioSpec, Grid, MediaSpec, Spelling, Stretch, VideoSpec};
 use plimsoll_media::audio::{self, AudioLimits, LongClip, resampled_len};
 use plimsoll_media::ffmpeg::{Film, RUN_BYTES};
 use plimsoll_media::geometry::{Cut, Fit, ImageRule, Steps};
@@ -32,7 +32,11 @@ pub(crate) struct Measured {
     /// When each group of frames is shown, in seconds, where the model is told; else none.
     pub times: Vec<f64>,
     /// Of a video, the seconds from one group of frames to the next.
-    pub seconds: Option<f32>,
+    pub seconds: Option<f64>,
+    /// Of a video with an audio track that is interleaved, how the tokens of both take turns; else none.
+    pub stretches: Vec<Stretch>,
+    /// It is that audio track, which has no placeholder of its own before they are repeated.
+    pub of_video: bool,
     /// Of an audio clip, the frames of its spectrogram before it is filled up with silence.
     pub clip_frames: u64,
     /// Of an audio clip that is taken window by window, what its file says of itself. All else is of one window.
@@ -113,17 +117,30 @@ impl Measured {
 pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Medium>) -> ApiResult<Vec<Measured>> {
     let mut measured = Vec::with_capacity(media.len());
     for medium in media {
-        let param = medium.param.clone();
+        let (param, track) = (medium.param.clone(), medium.of_video);
         let one = measure(spec, &state.server.config.media, medium);
         measured.push(one.map_err(|error| {
             state.media_pipeline.counts.refused.inc();
             refused(&param, &error)
         })?);
+        if track {
+            interleave(spec, &mut measured);
+        }
     }
     let rows = measured.iter().flat_map(|medium| medium.item_tokens().map(|tokens| tokens as usize));
     let param = measured.first().map_or("messages", |first| &first.param);
     spec.outputs.check(rows).map_err(|error| refused(param, &error))?;
     Ok(measured)
+}
+
+/// Lets the tokens of a video and of its audio track, which were measured last, take turns where the model's processor does so.
+fn interleave(spec: &MediaSpec, measured: &mut [Measured]) {
+    let rule = spec.places.and_then(|rule| rule.interleave());
+    let (Some(rule), [.., video, track]) = (rule, measured) else { return };
+    let groups = video.grid.frames;
+    let shape = (groups, video.shape.tokens as usize / groups.max(1));
+    video.stretches = rule.stretches(shape, video.seconds.unwrap_or(0.0), track.shape.tokens as usize);
+    (track.of_video, track.runs) = (true, 0);
 }
 
 /// Reads the headers. Every byte of it must be here.
@@ -167,6 +184,8 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
         grid: grid(groups, size, patch),
         times,
         seconds,
+        stretches: Vec::new(),
+        of_video: false,
         clip_frames: 0,
         windowed: None,
         first: 0,
@@ -230,6 +249,8 @@ fn measure_audio(
         grid: Grid::audio(frames as usize),
         times: Vec::new(),
         seconds: None,
+        stretches: Vec::new(),
+        of_video: false,
         clip_frames: audio.rule.frames(given),
         windowed: window.map(|_| header),
         first: 0,
@@ -290,7 +311,7 @@ struct Plan {
     pieces: Vec<Piece>,
     frames: Option<Vec<u64>>,
     times: Vec<f64>,
-    seconds: Option<f32>,
+    seconds: Option<f64>,
     runs: u64,
 }
 
@@ -352,8 +373,8 @@ fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[
         pieces: Vec::new(),
         times: if stamped { sampling.timestamps(&indices, fps) } else { Vec::new() },
         frames: listed.is_none().then_some(indices),
-        seconds: Some((patches.temporal as f64 / sampled) as f32),
-        runs: if *spelling == Spelling::Plain { 1 } else { fit.groups },
+        seconds: Some(patches.temporal as f64 / sampled),
+        runs: if matches!(spelling, Spelling::Plain | Spelling::Interleaved { .. }) { 1 } else { fit.groups },
         fit,
     })
 }

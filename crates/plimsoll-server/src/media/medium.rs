@@ -17,6 +17,8 @@ pub(crate) struct Medium {
     pub pixels_max: Option<u64>,
     /// Frames of a list a second; none for one file.
     pub listed: Option<f64>,
+    /// It is the audio track of the video before it.
+    pub of_video: bool,
     /// What ffmpeg has found in a video file.
     pub film: Option<Film>,
     /// Whether an audio clip is taken window by window.
@@ -44,17 +46,25 @@ pub(crate) enum Source {
     Url(String),
     /// From a file under one of the server's roots.
     File(PathBuf),
+    /// The audio track of the video before it.
+    Track,
 }
 
 impl Medium {
     /// One file of a kind, or the frames of a list with its frames a second.
     pub fn new(param: String, kind: Modality, sources: Vec<Source>, listed: Option<f64>) -> Self {
-        Self { param, kind, sources, pixels_max: None, listed, film: None, windows: Windowing::Never }
+        let windows = Windowing::Never;
+        Self { param, kind, sources, pixels_max: None, listed, of_video: false, film: None, windows }
+    }
+
+    /// The audio track of the video before it.
+    pub fn track(param: String) -> Self {
+        Self { of_video: true, ..Self::new(param, Modality::Audio, vec![Source::Track], None) }
     }
 
     /// Whether any of its files has to be got first.
     pub fn needs_fetch(&self) -> bool {
-        self.sources.iter().any(|source| !matches!(source, Source::Bytes(_)))
+        self.sources.iter().any(|source| matches!(source, Source::Url(_) | Source::File(_)))
     }
 
     /// Bytes that are here.
@@ -63,6 +73,7 @@ impl Medium {
             Source::Bytes(bytes) => bytes.capacity(),
             Source::Url(url) => url.capacity(),
             Source::File(path) => path.as_os_str().len(),
+            Source::Track => 0,
         };
         self.sources.iter().map(|source| own(source) as u64).sum()
     }

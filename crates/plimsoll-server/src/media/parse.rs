@@ -22,6 +22,9 @@ const FRAMES_PER_SECOND: f64 = 2.0;
 /// Frames a second that a list of frames may have: positions in time are counted in 32 bits.
 const FPS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
 
+/// The option of a processor by which the model hears the audio tracks of videos.
+pub(super) const TRACKS: &str = "mm_processor_kwargs.use_audio_in_video";
+
 /// Names of audio formats; of which one a file is, its first bytes say.
 const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "aac", "m4a", "mp4", "opus", "webm"];
 
@@ -29,17 +32,41 @@ const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "aac", "m4a", "mp
 pub(crate) struct MediaParser<'a> {
     state: &'a ModelState,
     pub media: Vec<Medium>,
+    /// Whether the model is to hear the audio tracks of videos, too.
+    tracks: bool,
     /// The request's files that are no media.
     pub files: DocumentParser<'a>,
 }
 
 impl<'a> MediaParser<'a> {
     pub fn new(state: &'a ModelState) -> Self {
-        Self { state, media: Vec::new(), files: DocumentParser::new(&state.server) }
+        Self { state, media: Vec::new(), tracks: false, files: DocumentParser::new(&state.server) }
     }
 
-    /// Takes a part of chat's content that is no text: what stands for it in the template's message.
-    pub fn part(&mut self, kind: &str, fields: &mut Fields<'_>) -> ApiResult<Value> {
+    /// Takes what the client asks of the model's processor.
+    pub fn processor(&mut self, fields: &mut Fields<'_>) -> ApiResult<()> {
+        let Some(raw) = fields.raw("mm_processor_kwargs") else { return Ok(()) };
+        let mut own = Fields::of("mm_processor_kwargs".into(), raw)?;
+        self.tracks = own.take("use_audio_in_video")?.unwrap_or(false);
+        own.finish()?;
+        if self.tracks && self.state.audio().is_none() {
+            let name = &self.state.served.names[0];
+            let message = format!("{TRACKS}: the served model `{name}` takes no audio; leave it out");
+            return Err(ApiError::unsupported(TRACKS, message));
+        }
+        Ok(())
+    }
+
+    /// Takes a part of chat's content that is no text: what stands for it in the template's message, a video with an audio track for
+    /// two where the model's processor does not interleave them.
+    pub fn part(&mut self, kind: &str, fields: &mut Fields<'_>) -> ApiResult<Vec<Value>> {
+        let medium = self.medium(kind, fields)?;
+        let interleaved = self.state.served.engine.media().and_then(|spec| spec.places?.interleave()).is_some();
+        let behind = self.media.last().is_some_and(|medium| medium.of_video) && !interleaved;
+        Ok(std::iter::once(medium).chain(behind.then(|| json!({"type": Modality::Audio.name()}))).collect())
+    }
+
+    fn medium(&mut self, kind: &str, fields: &mut Fields<'_>) -> ApiResult<Value> {
         let at = fields.param("type");
         match kind {
             "image_url" => {
@@ -151,7 +178,7 @@ impl<'a> MediaParser<'a> {
         self.add(Medium { windows, ..Medium::new(param, Modality::Audio, sources, None) })
     }
 
-    /// Adds a video: an animation, or frames between commas, as vLLM takes them.
+    /// Adds a video: a file with its audio track if the client asks for it, or frames between commas, as vLLM takes them.
     fn video(&mut self, param: String, url: &str) -> ApiResult<Value> {
         let frames = without_prefix(url, "data:video/jpeg;base64,");
         let (sources, listed) = match frames {
@@ -163,7 +190,24 @@ impl<'a> MediaParser<'a> {
             }
             None => (vec![self.source(&param, url, Modality::Video)?], None),
         };
-        self.add(Medium::new(param, Modality::Video, sources, listed))
+        self.add_video(param, sources, listed)
+    }
+
+    /// Adds a video, and its audio track if the client asks for it.
+    fn add_video(&mut self, param: String, sources: Vec<Source>, listed: Option<f64>) -> ApiResult<Value> {
+        if !self.tracks {
+            return self.add(Medium::new(param, Modality::Video, sources, listed));
+        }
+        let unsupported = |why: &str| Err(ApiError::unsupported(param.clone(), format!("{param}: {TRACKS}: {why}")));
+        if listed.is_some() {
+            return unsupported("a list of frames has no audio track; send a video file, or leave it out");
+        }
+        if self.state.server.config.media.ffmpeg.is_none() {
+            return unsupported("ffmpeg decodes audio tracks; start the server with --ffmpeg, or leave it out");
+        }
+        let video = self.add(Medium::new(param.clone(), Modality::Video, sources, None))?;
+        self.add(Medium::track(param))?;
+        Ok(video)
     }
 
     /// Adds a video from a list of images.
@@ -181,7 +225,7 @@ impl<'a> MediaParser<'a> {
         let frames: Vec<Text<'_>> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
         let frames = self.few(&param, frames.iter().map(|frame| &*frame.0))?;
         let sources = frames.map(|url| self.source(&param, url, Modality::Image)).collect::<ApiResult<_>>()?;
-        self.add(Medium::new(param, Modality::Video, sources, Some(fps)))
+        self.add_video(param, sources, Some(fps))
     }
 
     /// Refuses more frames than a video may have.

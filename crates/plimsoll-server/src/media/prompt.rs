@@ -1,7 +1,7 @@
 //! Placeholders in prompts. A template's placeholder becomes as many tokens as its medium has. Text from the client
 //! never becomes a placeholder.
 
-use plimsoll_engine::{MediaSpec, Spelling};
+use plimsoll_engine::{EncoderKind, MediaSpec, Spelling};
 use plimsoll_media::Modality;
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value};
@@ -76,6 +76,10 @@ impl<'a> Placeholders<'a> {
         let pad = |kind| self.id(kind).map_or("", |id| self.tokenizer.token_name(id));
         match &self.spec.spelling {
             Spelling::Plain => prompt,
+            Spelling::Interleaved { start, end } => replaced(&prompt, media, pad, |medium| {
+                let pad = pad(medium.shape.modality);
+                if medium.stretches.is_empty() { pad.to_owned() } else { format!("{start}{pad}{end}") }
+            }),
             Spelling::Timed => timed(prompt, media, pad(Modality::Video)),
             Spelling::Paragraph { start, end } => {
                 let pad = pad(Modality::Image);
@@ -159,6 +163,11 @@ impl<'a> Placeholders<'a> {
             if self.id(medium.shape.modality) != Some(id) {
                 return Err(self.unmatched(param));
             }
+            if !medium.stretches.is_empty() {
+                let track = waiting.next().ok_or_else(|| self.unmatched(param))?;
+                self.take_turns(medium, track, &mut all);
+                continue;
+            }
             let each = medium.begin_run(nth, all.len() as u32);
             all.extend(std::iter::repeat_n(id, each));
             open = (nth + 1 < medium.runs).then_some((medium, nth + 1));
@@ -167,6 +176,21 @@ impl<'a> Placeholders<'a> {
             return Err(self.unmatched(param));
         }
         Ok(all)
+    }
+
+    /// Writes the placeholders of a video and of its audio track, and notes where each begins.
+    fn take_turns(&self, video: &mut Measured, track: &mut Measured, all: &mut Vec<u32>) {
+        let mut firsts = [&mut track.first, &mut video.first].map(Some);
+        for (encoder, tokens) in &video.stretches {
+            let (first, kind) = match encoder {
+                EncoderKind::Audio => (0, Modality::Audio),
+                EncoderKind::Vision => (1, Modality::Video),
+            };
+            if let Some(first) = firsts[first].take() {
+                *first = all.len() as u32;
+            }
+            all.extend(std::iter::repeat_n(self.id(kind).unwrap_or_default(), *tokens));
+        }
     }
 
     fn unmatched(&self, param: &str) -> ApiError {
@@ -208,7 +232,8 @@ fn replaced<'w>(
 ) -> String {
     let mut spelled = String::with_capacity(prompt.len());
     let mut rest = prompt;
-    for medium in media {
+    // An audio track is spelled with its video.
+    for medium in media.iter().filter(|medium| !medium.of_video) {
         let word = word(medium.shape.modality);
         let Some(at) = rest.find(word).filter(|_| !word.is_empty()) else { break };
         spelled.push_str(&rest[..at]);

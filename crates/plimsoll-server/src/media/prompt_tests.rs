@@ -65,6 +65,8 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
         grid: Grid { frames: 1, height: 2, width: 2 },
         times: times.to_vec(),
         seconds: None,
+        stretches: Vec::new(),
+        of_video: false,
         clip_frames: 0,
         windowed: None,
         first: 0,

@@ -97,6 +97,7 @@ impl ClipWindows {
             grid: self.grid,
             first: 0,
             seconds: None,
+            of_video: false,
             pixels: Arc::new(pixels),
         })
     }

@@ -220,6 +220,60 @@ fn refuses(server: &Server, part: &Value, words: &str) {
     assert!(status == 400 && text.contains(words), "{status}: {text}");
 }
 
+/// A server with ffmpeg, for which the default of `--media-bytes` is enough.
+fn decoding(model: &str) -> Server {
+    Server::start_model(&fixture(model), &[&EXACT[..6], &["--ffmpeg"]].concat())
+}
+
+/// The audio track of a video file has the answer of its samples, where the model's processor has them.
+#[test]
+#[ignore = "external"]
+fn audio_track_of_a_video_file_is_heard() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-tracks-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a directory");
+    for at in 0..4 {
+        std::fs::write(folder.join(format!("{at}.png")), png(64, 48, at + 1)).expect("a frame");
+    }
+    let frames = ["-framerate", "2", "-i", "%d.png"];
+    let sine = ["-f", "lavfi", "-i", "sine=frequency=330:duration=2"];
+    let codecs = ["-c:v", "libx264rgb", "-qp", "0", "-c:a", "aac", "a.mp4"];
+    let video = made(&folder, "video/mp4", &[&frames[..], &sine, &codecs].concat());
+    let wave = made(&folder, "audio/wav", &["-i", "a.mp4", "-vn", "-ac", "1", "-ar", "16000", "a.wav"]);
+    let film = json!({"type": "video_url", "video_url": {"url": video}});
+    let sound = json!({"type": "audio_url", "audio_url": {"url": wave}});
+    let tracked = |parts: &[Value]| {
+        let mut body = chat(parts, 8);
+        body["mm_processor_kwargs"] = json!({"use_audio_in_video": true});
+        body
+    };
+    let ask = |server: &Server, body: &Value| server.ask("/v1/chat/completions", body);
+
+    let gemma = decoding("vl-gemma4-audio");
+    let (own, beside) =
+        (ask(&gemma, &tracked(std::slice::from_ref(&film))), ask(&gemma, &chat(&[film.clone(), sound], 8)));
+    assert_eq!(own["prompt_token_ids"], beside["prompt_token_ids"]);
+    assert_eq!(own["choices"], beside["choices"]);
+    idle(&gemma);
+    drop(gemma);
+
+    let omni = decoding("omni");
+    let answer = ask(&omni, &tracked(std::slice::from_ref(&film)));
+    let ids: Vec<u64> = answer["prompt_token_ids"].as_array().expect("ids").iter().filter_map(Value::as_u64).collect();
+    let media = |id: &u64| [387, 390].contains(id);
+    let runs: Vec<(u64, usize)> =
+        ids.chunk_by(|a, b| a == b).filter(|run| media(&run[0])).map(|run| (run[0], run.len())).collect();
+    // A second from one group of frames to the next, 13 tokens of audio a second.
+    let [(387, group), (390, 13), (387, same), (390, rest)] = runs[..] else { panic!("{runs:?}") };
+    assert!(group == same && (12..=15).contains(&rest), "{runs:?}");
+    let silent = made(&folder, "video/mp4", &["-i", "a.mp4", "-an", "-c", "copy", "b.mp4"]);
+    let body = tracked(&[json!({"type": "video_url", "video_url": {"url": silent}})]);
+    let refused = omni.post("/v1/chat/completions", &body);
+    let (status, text) = (refused.status, refused.text());
+    assert!(status == 400 && text.contains("the video has no audio track; leave out"), "{status}: {text}");
+    idle(&omni);
+    std::fs::remove_dir_all(folder).expect("it goes");
+}
+
 /// A video file has the answer of its frames, an AAC file that of its samples, and each needs `--ffmpeg`.
 #[test]
 #[ignore = "external"]
@@ -235,9 +289,7 @@ fn ffmpeg_decodes_video_files_and_audio() {
     let file = json!({"type": "video_url", "video_url": {"url": video}});
     let listed: Vec<String> = frames.iter().map(|frame| data_url(frame)).collect();
     let listed = json!({"type": "video", "video": listed, "fps": 2.0});
-    // The default of --media-bytes is enough.
-    let serve_all = |model: &str| Server::start_model(&fixture(model), &[&EXACT[..6], &["--ffmpeg"]].concat());
-    let server = serve_all("vl-qwen2.5");
+    let server = decoding("vl-qwen2.5");
     assert_eq!(choice(&server, &file), choice(&server, &listed));
     let cut = json!({"type": "video_url", "video_url": {"url": &video[..22 + video.len() / 8 * 4]}});
     refuses(&server, &cut, "a video cannot be read: ffmpeg");
@@ -251,7 +303,7 @@ fn ffmpeg_decodes_video_files_and_audio() {
     let aac = made(&folder, "audio/mp4", &["-i", "a.m4a", "-c", "copy", "b.m4a"]);
     let wave = made(&folder, "audio/wav", &["-i", "a.m4a", "-ac", "1", "-ar", "16000", "a.wav"]);
     let heard = |url: &str| json!({"type": "audio_url", "audio_url": {"url": url}});
-    let server = serve_all("omni");
+    let server = decoding("omni");
     assert_eq!(choice(&server, &heard(&aac)), choice(&server, &heard(&wave)));
     idle(&server);
     std::fs::remove_dir_all(folder).expect("it goes");

@@ -293,6 +293,10 @@ fn conversation() -> Fields {
         ("add_generation_prompt", flag(true)),
         ("continue_final_message", flag(false)),
         ("chat_template_kwargs", json!({"type": "object", "examples": [{"mood": "fine"}]})),
+        (
+            "mm_processor_kwargs",
+            json!({"type": "object", "description": "`use_audio_in_video`", "examples": [{"use_audio_in_video": false}]}),
+        ),
         ("enable_thinking", flag(false)),
         ("think", json!({"description": "Ollama's: true, false or an effort", "examples": [false]})),
         (

@@ -3,6 +3,7 @@
 
 mod fetched;
 mod refused;
+mod tracks;
 mod transcribed;
 mod ways;
 
