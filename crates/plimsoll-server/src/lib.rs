@@ -16,7 +16,6 @@
 mod chat;
 mod completions;
 mod conversation;
-mod documents;
 #[doc(hidden)]
 pub mod fuzzed;
 mod http;
@@ -38,7 +37,6 @@ pub use http::error::ServeError;
 pub use http::rates::RateLimits;
 pub use http::unknown::UnknownFields;
 pub use mcp::{McpConfig, McpServer};
-pub use media::config::{MediaConfig, MediaFetch};
 pub use models::{Listed, LoadError, Loader, serve_models};
 pub use otlp::{OtlpConfig, Sampler};
 /// The sandbox for documents. The program must run its child side.
@@ -47,4 +45,5 @@ pub use plimsoll_document as document;
 pub use plimsoll_grammar::sandbox;
 pub use serve::listen::{Told, bind, check_passed_socket, has_passed_socket, serve};
 pub use state::config::{About, Formats, HTTP_WORKERS, Pooled, SamplingDefaults, SamplingSource, Served, ServerConfig};
+pub use state::media::config::{MediaConfig, MediaFetch};
 pub use state::record::RecordConfig;

@@ -12,6 +12,16 @@ pub enum FinishReason {
     Length,
 }
 
+impl FinishReason {
+    /// Its name in OpenAI's API.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
 /// A log-probability report for one token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprobs {

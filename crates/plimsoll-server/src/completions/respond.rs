@@ -1,12 +1,12 @@
 //! A completion that is not streamed, and the types that it shares with the stream.
 
 use axum::response::Response;
+use plimsoll_engine::FinishReason;
 use serde::{Serialize, Serializer};
 
 use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::{Collected, ids};
 use crate::conversation::logprobs::{CompletionLogprobs, PromptReport};
-use crate::conversation::reading::finish_name;
 use crate::http::json::json;
 
 /// One choice, whole or as a piece of a stream.
@@ -65,7 +65,7 @@ fn one<'a>(request: &'a ActiveRequest, index: usize, collected: &'a Collected) -
         index,
         text: [prompt.echo.as_deref().unwrap_or_default(), &collected.text],
         logprobs: request.submission.logprobs.map(|_| logprobs(request, index, collected)),
-        finish_reason: collected.finish.map(finish_name),
+        finish_reason: collected.finish.map(FinishReason::name),
         stop_reason: collected.stop_reason.as_deref(),
         token_ids: common.return_token_ids.then(|| ids(&collected.tokens)),
         prompt_token_ids: common.return_token_ids.then_some(&prompt.ids[..]),

@@ -6,7 +6,6 @@ use super::respond::{Answer, Choice};
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::choices::ids;
 use crate::conversation::logprobs::CompletionLogprobs;
-use crate::conversation::reading::finish_name;
 use crate::conversation::stream::Shape;
 use crate::http::sse::Events;
 
@@ -103,7 +102,7 @@ impl Shape for CompletionStream {
             send(request, choice, true, out);
         }
         if let Some(reason) = delta.finish {
-            let (finish_reason, stop_reason) = (Some(finish_name(reason)), delta.stop_reason.as_deref());
+            let (finish_reason, stop_reason) = (Some(reason.name()), delta.stop_reason.as_deref());
             send(request, Choice { index, finish_reason, stop_reason, ..Choice::default() }, true, out);
         }
     }

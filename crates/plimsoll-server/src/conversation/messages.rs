@@ -11,9 +11,9 @@ use serde_json::{Map, Value};
 
 use super::adapt;
 use super::tools::ToolUse;
-use crate::documents::{self, Document};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH, quote};
+use crate::media::documents::{self, Document};
 use crate::media::prompt::Placeholders;
 use crate::media::{self, Measured, Medium};
 use crate::state::model::ModelState;

@@ -126,14 +126,6 @@ const UNDECIDED_MAX: usize = 64;
 /// The span of a reply that is all content.
 const WHOLE: Range<usize> = 0..usize::MAX;
 
-/// OpenAI's finish reason.
-pub(crate) fn finish_name(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-    }
-}
-
 /// Whether a reply continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyEnd {
@@ -278,7 +270,7 @@ impl Reading {
     pub fn finish_name(&self, reason: FinishReason) -> &'static str {
         match reason {
             FinishReason::Stop if self.has_called() && !self.cut => "tool_calls",
-            reason => finish_name(reason),
+            reason => reason.name(),
         }
     }
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use crate::http::rates::Client;
+use crate::http::trace_parent::Parent;
 use crate::http::unknown::Unknown;
-use crate::otlp::Parent;
 
 tokio::task_local! {
     /// The client of the running handler.

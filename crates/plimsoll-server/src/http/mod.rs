@@ -13,4 +13,5 @@ pub(crate) mod path;
 pub(crate) mod rates;
 pub(crate) mod sse;
 pub(crate) mod thread_value;
+pub(crate) mod trace_parent;
 pub(crate) mod unknown;

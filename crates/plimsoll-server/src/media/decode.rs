@@ -13,12 +13,12 @@ use plimsoll_media::{ContentKey, MediaError, Modality, Staged};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::decode_memory::DecodeMemory;
 use super::measure::{Measured, Piece, audio_limits};
 use super::medium::Windowing;
 use super::refused::refused;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
+use crate::state::media::decode_memory::DecodeMemory;
 use crate::state::model::ModelState;
 use crate::state::server::{Phase, reached};
 

@@ -12,12 +12,12 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::external;
-use super::fetch_queue::{FETCHES, FETCHES_OF_A_HOST};
 use super::medium::{Medium, Source};
 use super::refused::refused;
 use super::source::{open, too_large};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
+use crate::state::media::fetch_queue::{FETCHES, FETCHES_OF_A_HOST};
 use crate::state::model::ModelState;
 use crate::state::server::{Phase, reached};
 use crate::state::threads::spawn_thread;

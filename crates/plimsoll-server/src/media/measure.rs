@@ -8,11 +8,11 @@ use plimsoll_media::geometry::{Cut, Fit, ImageRule, Steps};
 use plimsoll_media::image::{Filter, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
-use super::config::MediaConfig;
 use super::medium::{Medium, Source, Windowing};
 use super::refused::refused;
 use super::source::formats;
 use crate::http::error::ApiResult;
+use crate::state::media::config::MediaConfig;
 use crate::state::model::ModelState;
 
 /// Frames a second of an animation that does not say how fast it is.

@@ -7,24 +7,20 @@
 //! | `external` | has ffmpeg read video files and audio tracks |
 //! | `measure` | reads headers, computes tokens and memory |
 //! | `prompt` | puts placeholders into prompts |
-//! | `decode_memory` | waits for the memory of the pixels |
-//! | `decode` | decodes |
+//! | `decode` | waits for the memory of the pixels, decodes |
 //! | `windows` | decodes a long audio clip window by window |
 //!
 //! Files count against the byte budget of bodies until they are decoded. Decoding and pixels count against the engine's
 //! [`Staging`](plimsoll_media::Staging). Every refusal comes before decoding. Not here: patches, encoders, the engine
 //! thread.
 
-pub(crate) mod config;
 mod decode;
-mod decode_memory;
+pub(crate) mod documents;
 mod external;
 mod fetch;
-mod fetch_queue;
 mod measure;
 mod medium;
 mod parse;
-pub(crate) mod pipeline;
 pub(crate) mod prompt;
 mod refused;
 mod source;

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::medium::{Medium, Source, Windowing};
 use super::refused::refused;
 use super::source::{data_url, decoded, fetchable, local, too_large};
-use crate::documents::DocumentParser;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, Text, wrong};
+use crate::media::documents::DocumentParser;
 use crate::state::model::ModelState;
 
 /// Pixels that `detail: low` leaves an image.

@@ -10,9 +10,9 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use base64::read::DecoderReader;
 use plimsoll_media::{MediaError, Modality};
 
-use super::config::{MediaConfig, MediaFetch};
 use super::refused::refused;
 use crate::http::error::{ApiError, ApiResult, quote};
+use crate::state::media::config::{MediaConfig, MediaFetch};
 
 /// Standard base64, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(

@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 
 use crate::conversation::content::{add_medium, add_text, reasoning_alone, wrap};
 use crate::conversation::marks::Marks;
-use crate::documents::{self, Document};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
+use crate::media::documents::{self, Document};
 use crate::media::{MediaParser, Medium};
 use crate::state::model::ModelState;
 

@@ -9,7 +9,6 @@
 
 mod answer;
 mod dispatch;
-pub(crate) mod list;
 mod load;
 mod pages;
 mod room;

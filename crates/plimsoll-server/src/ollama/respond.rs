@@ -9,7 +9,7 @@ use super::Route;
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::clock::{Clock, Counts, now};
 use crate::conversation::logprobs::{ChatLogprobs, ChatToken};
-use crate::conversation::reading::{Part, Reading, ReplyEnd, finish_name};
+use crate::conversation::reading::{Part, Reading, ReplyEnd};
 use crate::http::json::json;
 use crate::http::sse::{Events, LINE_HEADERS};
 use crate::messages::input;
@@ -155,7 +155,7 @@ impl<'a> Line<'a> {
 
 /// Why it ended, in Ollama's words: a reply that calls a tool stops as any other.
 pub(super) fn reason(finish: Option<FinishReason>) -> &'static str {
-    finish.map_or("stop", finish_name)
+    finish.map_or("stop", FinishReason::name)
 }
 
 /// The answer to a request without a prompt: the model is there.

@@ -24,8 +24,8 @@ pub(crate) use exposition::Exposition;
 use exposition::joined;
 
 use crate::http::error::{ApiError, ApiResult};
-use crate::media::pipeline::MediaPipeline;
 use crate::ops::memory::report;
+use crate::state::media::pipeline::MediaPipeline;
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
 

@@ -8,6 +8,7 @@ pub(crate) mod index;
 pub(crate) mod kv_events;
 pub(crate) mod memory;
 pub(crate) mod metrics;
+pub(crate) mod models;
 pub(crate) mod openapi;
 pub(crate) mod page;
 pub(crate) mod saved;

@@ -6,8 +6,6 @@
 
 mod config;
 mod export;
-mod live;
-mod parent;
 mod proto;
 mod span;
 
@@ -18,12 +16,11 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 pub use config::{OtlpConfig, Sampler};
-pub(crate) use live::Spans;
-pub(crate) use parent::Parent;
-pub(crate) use span::{Asked, CHOICES as TRACED_CHOICES, Record};
+pub(crate) use span::{Asked, CHOICES as TRACED_CHOICES, Choice, Record, cut};
 
 use crate::http::error::ServeError;
 use crate::http::ids::Ids;
+use crate::http::trace_parent::Parent;
 
 /// Records that wait for the exporter.
 const QUEUE: usize = 512;
@@ -36,11 +33,11 @@ const SPANS_BYTES: usize = 24 << 10;
 /// Heap bytes of the HTTP client with one connection, TLS included.
 const CLIENT_BYTES: usize = 512 << 10;
 
-/// The most heap bytes that tracing takes, beside so many requests that run.
-pub(crate) fn heap_bytes_max(running: u32) -> u64 {
+/// The most heap bytes that tracing takes, beside what `running` requests keep for it: `live` bytes each and their texts.
+pub(crate) fn heap_bytes_max(running: u32, live: usize) -> u64 {
     let record = size_of::<export::Message>() + size_of::<Record>() + RECORD_HEAP_BYTES;
-    let live = size_of::<Spans>() + RECORD_HEAP_BYTES;
-    (QUEUE * record + BATCH * SPANS_BYTES + CLIENT_BYTES + running as usize * live) as u64
+    let running = running as usize * (live + RECORD_HEAP_BYTES);
+    (QUEUE * record + BATCH * SPANS_BYTES + CLIENT_BYTES + running) as u64
 }
 
 /// Threads: the exporter, and one that resolves the collector's name for it.

@@ -7,7 +7,6 @@ use plimsoll_engine::{FinishReason, Snapshot};
 
 use super::Trace;
 use super::proto::{ArrayValue, Code, KeyValue, Kind, Span, Status, Value, attribute};
-use crate::conversation::reading::finish_name;
 
 /// Choices of a request that have spans of their own.
 pub(crate) const CHOICES: usize = 4;
@@ -198,7 +197,7 @@ impl Record {
         if self.choices != 1 {
             all.push(attribute("gen_ai.request.choice.count", count(self.choices as u64)));
         }
-        let reasons: Vec<_> = self.finished.iter().flatten().map(|reason| text(finish_name(*reason)).into()).collect();
+        let reasons: Vec<_> = self.finished.iter().flatten().map(|reason| text(reason.name()).into()).collect();
         if !reasons.is_empty() {
             all.push(attribute("gen_ai.response.finish_reasons", Value::Array(ArrayValue { values: reasons })));
         }

@@ -8,10 +8,10 @@ use plimsoll_media::Modality;
 use super::mcp_items::McpItem;
 use super::references::{Stored, missing, refers};
 use crate::conversation::content::{add_medium, add_text};
-use crate::documents::SentFile;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, Text, check_nodes, wrong};
 use crate::media::MediaParser;
+use crate::media::documents::SentFile;
 use crate::state::model::ModelState;
 
 const ROLES: [&str; 4] = ["user", "assistant", "system", "developer"];

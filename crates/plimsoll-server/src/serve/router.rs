@@ -10,8 +10,8 @@ use axum::routing::{delete, get, post};
 
 use crate::http::access::PAGE_FILES;
 use crate::http::error::{ApiError, quote};
-use crate::models::list as models;
 use crate::ollama::catalog;
+use crate::ops::models;
 use crate::ops::{
     cache, cancel, gateway, health, index, kv_events, memory, metrics, openapi, page, saved, status, tokenize,
 };

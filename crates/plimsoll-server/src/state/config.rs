@@ -17,8 +17,8 @@ use crate::http::error::ServeError;
 use crate::http::rates::RateLimits;
 use crate::http::unknown::UnknownFields;
 use crate::mcp::McpConfig;
-use crate::media::config::MediaConfig;
 use crate::otlp::OtlpConfig;
+use crate::state::media::config::MediaConfig;
 use crate::state::record::RecordConfig;
 
 /// One served model: its engine and what turns text into its token ids.

@@ -14,8 +14,8 @@ use plimsoll_text::{Detokenizer, TextError};
 use crate::http::body::{BodyKind, EarlyBody, PARSED_FACTOR, ReadBody, read_body};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH, ServeError, quote};
-use crate::media::pipeline::MediaPipeline;
 use crate::state::config::{Served, ServerConfig, is_named};
+use crate::state::media::pipeline::MediaPipeline;
 use crate::state::running::RunningModel;
 use crate::state::server::{ServerState, choices_max};
 

@@ -9,10 +9,11 @@ use plimsoll_engine::{FinishReason, Snapshot, Watch};
 
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
-use crate::otlp::{Asked, Record, Spans, TRACED_CHOICES};
+use crate::otlp::{Asked, Record, TRACED_CHOICES};
 use crate::state::counters::Ended;
 use crate::state::model::ModelState;
 use crate::state::record::Entry;
+use crate::state::spans::Spans;
 
 /// The data of a request's line, which is written on drop.
 pub(crate) struct RequestLog {

@@ -7,10 +7,11 @@ use plimsoll_memory::Bytes;
 use super::{CONNECTION_BUFFER_BYTES, HTTP_WORKERS, PROBE_BUFFER_BYTES, PROBES_MAX, ServerConfig};
 use crate::http::body::PARSED_FACTOR;
 use crate::mcp::{self, MCP_THREADS};
-use crate::media::config::DECODERS;
 use crate::otlp::{self, OTLP_THREADS};
 use crate::state::background::BACKGROUND_MAX;
+use crate::state::media::config::DECODERS;
 use crate::state::record::RECORDER_BYTES;
+use crate::state::spans::Spans;
 
 /// Heap bytes of one connection besides its two buffers: 22.1 KiB measured with both full (`tests/host_heap.rs`).
 const CONNECTION_FIXED_BYTES: u64 = 23 << 10;
@@ -70,7 +71,10 @@ impl ServerConfig {
             + documents
             + if self.mcp.servers.is_empty() { 0 } else { mcp::heap_bytes_max() }
             + self.record.as_ref().map_or(0, |_| RECORDER_BYTES)
-            + self.otlp.as_ref().map_or(0, |_| otlp::heap_bytes_max(self.max_connections + BACKGROUND_MAX))
+            + self
+                .otlp
+                .as_ref()
+                .map_or(0, |_| otlp::heap_bytes_max(self.max_connections + BACKGROUND_MAX, size_of::<Spans>()))
             + self.rates.heap_bytes_max(self.api_keys.len())
     }
 

@@ -12,10 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::oneshot;
 
 /// Files that are fetched at once.
-pub(super) const FETCHES: usize = 16;
+pub(crate) const FETCHES: usize = 16;
 
 /// Of these, files of one host.
-pub(super) const FETCHES_OF_A_HOST: usize = 4;
+pub(crate) const FETCHES_OF_A_HOST: usize = 4;
 
 /// The fetches that run and the fetches that wait.
 #[derive(Default)]
@@ -43,7 +43,7 @@ struct InLine {
 }
 
 /// One turn; over when it is dropped.
-pub(super) struct FetchPermit {
+pub(crate) struct FetchPermit {
     fetch_queue: Arc<Inner>,
     host: u64,
 }
@@ -80,7 +80,7 @@ impl Inner {
 
 impl FetchQueue {
     /// Waits until a file of `host` may be fetched. Cancel-safe.
-    pub(super) async fn take(&self, host: &str) -> FetchPermit {
+    pub(crate) async fn take(&self, host: &str) -> FetchPermit {
         let fetch_queue = &self.0;
         let host = fetch_queue.hashes.hash_one(host.to_ascii_lowercase());
         loop {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use plimsoll_engine::{FinishReason, Watch};
 
-use super::span::{Asked, CHOICES, Choice, cut};
-use super::{Parent, Trace};
+use crate::http::trace_parent::Parent;
+use crate::otlp::{Asked, Choice, TRACED_CHOICES, Trace, cut};
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
 
@@ -15,8 +15,8 @@ pub(crate) struct Spans {
     pub trace: Trace,
     pub model: String,
     pub asked: Option<Asked>,
-    pub finished: [Option<FinishReason>; CHOICES],
-    pub parts: [Option<Choice>; CHOICES],
+    pub finished: [Option<FinishReason>; TRACED_CHOICES],
+    pub parts: [Option<Choice>; TRACED_CHOICES],
     /// Of the first choices. They keep the requests' bytes, so they are dropped with the readers.
     pub watches: Vec<Watch>,
 }
@@ -30,8 +30,8 @@ impl Spans {
             trace,
             model: cut(state.served.names.first().map_or("", String::as_str)).into(),
             asked: None,
-            finished: [None; CHOICES],
-            parts: [None; CHOICES],
+            finished: [None; TRACED_CHOICES],
+            parts: [None; TRACED_CHOICES],
             watches: Vec::new(),
         }))
     }

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout_at};
 
 /// What a request's media may take while they are prepared.
 #[derive(Debug)]
-pub(super) struct DecodeMemory {
+pub(crate) struct DecodeMemory {
     /// Of each item's pixels.
     pub pixels: Vec<Staged>,
     /// For decoding, one item after the other.
@@ -20,7 +20,7 @@ pub(super) struct DecodeMemory {
 
 /// The queue for staging memory.
 #[derive(Debug)]
-pub(super) struct DecodeBudget {
+pub(crate) struct DecodeBudget {
     staging: Staging,
     /// The request that holds this lock is the next to get memory.
     next: Mutex<()>,

@@ -15,13 +15,13 @@ use crate::http::error::ServeError;
 /// What all requests with media share.
 pub(crate) struct MediaPipeline {
     /// None with `--media-fetch off`.
-    pub(super) fetcher: Option<Arc<Fetcher>>,
+    pub(crate) fetcher: Option<Arc<Fetcher>>,
     pub fetch_queue: FetchQueue,
-    pub(super) decoders: Arc<Semaphore>,
+    pub(crate) decoders: Arc<Semaphore>,
     /// For audio clips.
-    pub(super) listeners: Arc<Semaphore>,
+    pub(crate) listeners: Arc<Semaphore>,
     /// None where the model takes no media.
-    pub(super) decode_budget: Option<DecodeBudget>,
+    pub(crate) decode_budget: Option<DecodeBudget>,
     pub counts: Counts,
 }
 

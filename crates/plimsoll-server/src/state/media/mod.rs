@@ -1,0 +1,6 @@
+//! What all requests with media share: limits, the queues for fetching and decoding, the memory of decoders.
+
+pub(crate) mod config;
+pub(crate) mod decode_memory;
+pub(crate) mod fetch_queue;
+pub(crate) mod pipeline;
