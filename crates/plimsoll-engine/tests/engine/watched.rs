@@ -15,7 +15,7 @@ use crate::common::{self, ask, engine, exact, full_pools, greedy, quiet, until};
 
 #[test]
 fn a_request_is_seen_on_its_whole_way() {
-    let (engine, _) = recall_engine(Shape { running: 1, step_time: Duration::from_millis(3), ..Shape::default() });
+    let (engine, _) = recall_engine(Shape { running: 1, step_time: Duration::from_millis(20), ..Shape::default() });
     let first = engine.submit(greedy(&prompt(1, 200), 50)).unwrap();
     let second = engine.submit(greedy(&prompt(2, 20), 10)).unwrap();
     let (first_watch, second_watch) = (first.watch(), second.watch());
@@ -31,7 +31,7 @@ fn a_request_is_seen_on_its_whole_way() {
     assert!(look.kv_pages as u64 <= engine.status().pages_used.load(Acquire));
     assert!(look.kv_pages >= 210 / 16 && look.host_bytes > 0, "{look:?}");
     let speed = look.tokens_per_second.unwrap();
-    assert!((10.0..400.0).contains(&speed), "a token takes three milliseconds or more, not {speed}/s");
+    assert!((1.0..60.0).contains(&speed), "a token takes 20 milliseconds or more, not {speed}/s");
     // The watch ends the request while its reader is still there.
     first_watch.abort();
     until(&engine, |_| first_watch.snapshot().phase == Phase::Ended);

@@ -309,7 +309,8 @@ fn a_draining_server_lets_a_response_take_its_next_turn() {
         let tokens: Vec<Step> = text.chars().map(|c| Step::Token(97, c.to_string())).collect();
         Box::new([wait].into_iter().chain(tokens).chain([Step::Finish(FinishReason::Stop, None)]))
     };
-    let server = Server::over(PLAIN, allowing(&mcp, PATIENCE), large(), script);
+    let config = ServerConfig { drain_deadline: PATIENCE, ..allowing(&mcp, PATIENCE) };
+    let server = Server::over(PLAIN, config, large(), script);
     let mut body = ask(&calc(&json!({})));
     body["stream"] = true.into();
     let mut client = server.send(post("/v1/responses", &body.to_string()));
