@@ -2,6 +2,8 @@
 //! plan kept, and nothing taken after ready. `tests/gpu/install.sh` installs the driver.
 
 mod common;
+#[path = "gpu/drafts.rs"]
+mod drafts;
 #[path = "gpu/encoders.rs"]
 mod encoders;
 #[path = "gpu/noop.rs"]

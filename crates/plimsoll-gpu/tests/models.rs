@@ -2,6 +2,8 @@
 //! another sequence. How a sequence is cut into steps changes no bit.
 
 mod common;
+#[path = "models/drafts.rs"]
+mod drafts;
 
 use common::{PAGES, Rig, alone, checkpoint, cpu, gpu};
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, Target};
@@ -14,8 +16,8 @@ const TOLERANCE: f64 = 2e-3;
 /// One sequence's part of a step: its tokens, the position of the first, and which of two sequences it is.
 type Part<'a> = (&'a [u32], usize, usize);
 
-/// The logits of every row of a step; `only_logits` leaves out what they do not need.
-fn step(device: &mut dyn Rig, model: &dyn Model, parts: &[Part<'_>], wanted: Option<&[u32]>) -> Vec<Vec<f32>> {
+/// Lays out a step and runs it; `wanted`: the rows of which logits are wanted, and nothing else.
+fn laid_out<T>(parts: &[Part<'_>], wanted: Option<&[u32]>, run: impl FnOnce(&StepInput<'_>) -> T) -> T {
     let (mut tokens, mut positions, mut seqs, mut pages) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut state_out = Vec::new();
     for (own, start, sequence) in parts {
@@ -35,7 +37,7 @@ fn step(device: &mut dyn Rig, model: &dyn Model, parts: &[Part<'_>], wanted: Opt
         SeqSpan { first_row: i, rows: 1, start: seq.start + row - seq.first_row, ..*seq }
     };
     let logit_seqs: Vec<SeqSpan> = wanted.unwrap_or_default().iter().enumerate().map(of_row).collect();
-    let input = StepInput {
+    run(&StepInput {
         tokens: &tokens,
         positions: &positions,
         seqs: &seqs,
@@ -46,9 +48,13 @@ fn step(device: &mut dyn Rig, model: &dyn Model, parts: &[Part<'_>], wanted: Opt
         state_out: &state_out,
         only_logits: wanted.is_some(),
         ..StepInput::default()
-    };
+    })
+}
+
+/// The logits of every row of a step; `only_logits` leaves out what they do not need.
+fn step(device: &mut dyn Rig, model: &dyn Model, parts: &[Part<'_>], wanted: Option<&[u32]>) -> Vec<Vec<f32>> {
     let scope = device.mark();
-    let output = model.forward(device.as_device(), &input).unwrap();
+    let output = laid_out(parts, wanted, |input| model.forward(device.as_device(), input)).unwrap();
     let rows = device.rows_of(&[output.logits]).remove(0);
     device.release(scope);
     rows

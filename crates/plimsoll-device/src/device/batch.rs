@@ -80,6 +80,8 @@ pub struct StepInput<'a> {
     pub bf16_logits: bool,
     /// Whether hidden states are used only to compute logits. The last layer then skips rows that need no logits.
     pub only_logits: bool,
+    /// Whether the host reads hidden states, to pool them. A device with memory of its own brings them back.
+    pub pooled: bool,
 }
 
 impl<'a> StepInput<'a> {

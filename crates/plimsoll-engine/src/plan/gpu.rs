@@ -256,8 +256,6 @@ fn served_by_gpu(options: &Options, missing: Option<&'static str>) -> Result<(),
     let rounded = !matches!(options.compute_dtype, ComputeDtype::Auto | ComputeDtype::F32);
     let unserved = [
         (rounded, "--compute-dtype", "needs --device cpu: the GPU computes in single precision, which is auto or f32"),
-        (options.enable_mtp, "--enable-mtp", "needs --device cpu: the GPU has no draft head yet"),
-        (options.draft_model.is_some(), "--draft-model", "needs --device cpu: the GPU runs one model"),
         (options.elastic, "--elastic", "needs --device cpu: the memory of a GPU is committed at start"),
         (options.hosted, "--device", "is gpu, which serves one model alone: use --device cpu for several"),
     ];

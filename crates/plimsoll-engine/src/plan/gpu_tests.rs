@@ -188,6 +188,35 @@ fn what_encoders_take_is_part_of_the_plan() {
     assert!(error.contains("--max-image-pixels is too large for a GPU: an encoder's temporaries take"), "{error}");
 }
 
+/// A pass that drafts may ask for more than the model's own, and the plan has room for it.
+#[test]
+fn draft_passes_are_part_of_the_plan() {
+    let few = || Options { graph_max_batch_size: 8, running_max_req_size: 8, ..Options::default() };
+    let options = || Options { batch_max_tokens: 64, ..few() };
+    let planned = |checkpoint: &Checkpoint, options: Options| {
+        let options = Options { device: DeviceChoice::Gpu(None), ..options };
+        let line = line((128 << 20, None), 600 << 20);
+        let planned = Blueprint::new(checkpoint, &options).unwrap().plan(&options, 2, &line);
+        planned.unwrap_or_else(|error| panic!("{error}"))
+    };
+    let with_draft = |draft: &str| checkpoint("llama").with_draft(checkpoint(draft)).unwrap();
+    let beside = || Options { draft_model: Some("a model".into()), ..options() };
+    let gpu = |planned: &EnginePlan| planned.gpu.clone().unwrap();
+    let alone = gpu(&planned(&checkpoint("llama"), options()));
+    // Of three layers, and the model has two.
+    let deeper = gpu(&planned(&with_draft("llama-tied"), beside()));
+    assert!(deeper.calls > alone.calls && deeper.weights > alone.weights, "{deeper:?} {alone:?}");
+    for model in ["qwen3.5", "qwen3-next", "glm4-moe", "glm4.7-flash", "deepseek-v3"] {
+        let plain = planned(&checkpoint(model), options());
+        let head = Options { enable_mtp: true, mtp_num_draft_tokens: 3, ..options() };
+        let drafting = planned(&checkpoint(model), head);
+        assert_eq!(drafting.kv.layers().len(), plain.kv.layers().len() + 1, "{model}");
+        let [drafting, plain] = [gpu(&drafting), gpu(&plain)];
+        assert!(drafting.weights > plain.weights && drafting.arena > plain.arena, "{model}: {drafting:?} {plain:?}");
+        assert!(drafting.readback > plain.readback && drafting.outputs > plain.outputs, "{model}");
+    }
+}
+
 #[test]
 fn what_a_gpu_does_not_serve_is_refused_by_name() {
     let usual = Options::default;

@@ -56,9 +56,9 @@ pub(super) struct Ran {
     pub rounds: bool,
     pub forward: Work,
     pub draft: Work,
-    /// Words that the model's own pass sends to a device with memory of its own, but for page ids.
+    /// Words that a pass sends to a device with memory of its own at most, but for page ids: the model's, or one that drafts.
     pub upload: usize,
-    /// What the model's own pass asks of a device that records it.
+    /// What a pass asks of a device that records it, at most.
     pub calls: Calls,
     /// An operation that the target lacks.
     pub missing: Option<&'static str>,
@@ -162,7 +162,7 @@ impl Blueprint {
         let (begun, below) = (device.work(), device.high_water());
         device.begin_step();
         passes.forward(&*self.model, &mut device, &input)?;
-        let (forward, upload, calls) = (device.work() - begun, device.upload_words(), device.calls());
+        let (forward, mut upload, mut calls) = (device.work() - begun, device.upload_words(), device.calls());
         seqs[0].state = None;
         for pass in 0..draft_passes {
             let rows = if pass == 0 { rows } else { lanes };
@@ -175,9 +175,12 @@ impl Blueprint {
                 seqs: &seqs,
                 pages: &pages,
                 logit_rows: &from[..lanes],
+                candidates: &candidates[..lanes.min(candidates.len())],
                 ..StepInput::default()
             };
+            device.begin_step();
             passes.draft(&*self.model, &mut device, &from, &input)?;
+            (upload, calls) = (upload.max(device.upload_words()), calls.max(device.calls()));
         }
         let draft = Work { state_bytes: 0, ..device.work() - begun - forward };
         let (rounds, missing) = (device.rounds(), device.missing());

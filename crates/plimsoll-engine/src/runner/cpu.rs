@@ -12,7 +12,7 @@ use crate::runner::Runner;
 #[derive(Debug, Default)]
 pub(crate) struct Passes {
     output: Option<Output>,
-    /// The most likely tokens of the model's rows, those of all rows one after another, where the step asks for them.
+    /// The most likely tokens of the last pass's rows, those of all rows one after another, where the step asks for them.
     candidates: Option<Buf>,
     /// Hidden states of the last draft pass's wanted rows, and where the workspace stood when they had been set aside.
     carry: Option<(Buf, Mark)>,
@@ -113,6 +113,7 @@ impl Passes {
             }
         };
         let output = drafter.draft(device, hidden, from, step)?;
+        self.candidates = find_candidates(device, output, step)?;
         let carry = carry.first(wanted.len().min(carry.rows));
         if carry.rows > 0 {
             device.gather(carry, output.hidden, wanted);

@@ -63,6 +63,7 @@ impl EncoderStep {
             pages: &self.pages,
             types: &self.types,
             logit_rows: &self.logit_rows,
+            pooled: true,
             ..StepInput::default()
         }
     }

@@ -81,7 +81,7 @@ impl GpuRunner {
                 }
                 None => self.outputs.push(output.logits),
             }
-            self.outputs.extend((!step.only_logits).then_some(output.hidden));
+            self.outputs.extend(step.pooled.then_some(output.hidden));
         }
         device.finish(&self.outputs).map(|()| passed)
     }
@@ -136,6 +136,13 @@ impl Runner for GpuRunner {
 
     fn forget(&mut self) {
         self.passes = Passes::default();
+    }
+
+    fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
+        let (model, device, passes) = self.parts()?;
+        // The pass before is carried out, and its hidden states lie in the arena still.
+        let passed = passes.draft(model, device, from, step);
+        self.finish(passed, step)
     }
 
     fn lost(&self) -> Option<String> {

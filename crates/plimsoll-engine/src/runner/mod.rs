@@ -70,8 +70,8 @@ pub trait Runner {
         &[]
     }
 
-    /// The hidden state, after the final norm, of the `row`-th row of the last [`Self::forward`], of which not only logits were wanted
-    /// ([`StepInput::only_logits`]); empty for a runner without a model.
+    /// The hidden state, after the final norm, of the `row`-th row of the last [`Self::forward`], of which hidden states are read
+    /// ([`StepInput::pooled`]); empty for a runner without a model.
     fn hidden(&mut self, row: usize) -> &[f32] {
         let _ = row;
         &[]
@@ -93,9 +93,9 @@ pub trait Runner {
         let _ = (part, id, bytes);
     }
 
-    /// The most likely tokens of the `row`-th wanted row of the last step, each a logit and an id, the most likely first, equal ones by
-    /// id; id −1 behind the last that is a number. None where the step did not ask for them ([`StepInput::candidates`]) or the device
-    /// does not find them.
+    /// The most likely tokens of the `row`-th wanted row of the last step or draft pass, each a logit and an id, the most likely first,
+    /// equal ones by id; id −1 behind the last that is a number. None where the step did not ask for them ([`StepInput::candidates`]) or
+    /// the device does not find them.
     fn candidates(&mut self, row: usize) -> Option<&[[f32; 2]]> {
         let _ = row;
         None

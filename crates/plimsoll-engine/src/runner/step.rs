@@ -195,6 +195,7 @@ impl StepBuffers {
             self.from.extend(pass.from as u32..(pass.from + pass.rows) as u32);
             if pass.wanted {
                 self.logit_rows.push(self.tokens.len() as u32 - 1);
+                self.candidates.extend(self.limits.candidates.then_some(seq.candidates));
             }
         }
         (&self.from, StepInput { only_logits: false, ..self.input() })
@@ -222,6 +223,7 @@ impl StepBuffers {
             bf16_rows: self.limits.bf16_rows(self.tokens.len(), self.prompt_rows),
             bf16_logits: self.limits.bf16_logits(),
             only_logits: (!self.limits.draft_head || self.limits.draft_model) && !self.pooled,
+            pooled: self.pooled,
         }
     }
 }

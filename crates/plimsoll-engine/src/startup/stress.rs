@@ -252,6 +252,8 @@ impl Stress<'_> {
             media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
             bf16_rows: self.limits.bf16_rows(batch.tokens.len(), batch.of_prompts),
             bf16_logits: self.limits.bf16_logits(),
+            // As much as a step can bring back.
+            pooled: true,
             ..StepInput::default()
         }
     }
@@ -262,7 +264,17 @@ impl Stress<'_> {
         let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
         let last: Vec<u32> = spans.iter().map(|span| (span.first_row + span.rows - 1) as u32).collect();
         let bf16_rows = self.limits.bf16_rows(step.tokens.len(), 0);
-        let first = StepInput { seqs: &spans, logit_rows: &last, state_out: &[], media: &[], bf16_rows, ..*step };
+        let candidates = vec![CANDIDATES_MAX as u32; if self.candidates { spans.len() } else { 0 }];
+        let first = StepInput {
+            seqs: &spans,
+            logit_rows: &last,
+            candidates: &candidates,
+            state_out: &[],
+            media: &[],
+            bf16_rows,
+            pooled: false,
+            ..*step
+        };
         self.runner.draft(&rows, &first)?;
         let seqs: Vec<u32> = (0..spans.len() as u32).collect();
         let tokens = vec![1; spans.len()];
@@ -285,6 +297,7 @@ impl Stress<'_> {
                     seqs: &spans,
                     pages: step.pages,
                     logit_rows: &seqs,
+                    candidates: &candidates,
                     places: &places,
                     bf16_rows: self.limits.bf16_rows(tokens.len(), 0),
                     bf16_logits: self.limits.bf16_logits(),

@@ -114,6 +114,7 @@ impl<R: Runner> Worker<R> {
             false if self.drafts.per_seq_max > 0 => self.look_up(next),
             false => {}
         }
+        self.shared.metrics.device_fetched_bytes.inc_by(self.runner.take_fetched());
         for share in &self.step.shares {
             if !self.scheduler.running()[share.seq].work.failed() {
                 self.scheduler.publish(share.seq);

@@ -37,7 +37,6 @@ impl<R: Runner> Worker<R> {
                 self.scheduler.commit(share, counted);
             }
         }
-        self.shared.metrics.device_fetched_bytes.inc_by(self.runner.take_fetched());
     }
 
     /// Samples one share's rows. Its logits begin with row `logit_row`. Returns how many of its rows count: a draft

@@ -104,9 +104,12 @@ impl<R: Runner> Worker<R> {
             }
         }
         if let Some(error) = error {
-            tracing::error!(error, "the draft head failed; speculation is paused");
             self.shared.metrics.failed_steps.inc();
-            self.drafts.pace.fall_silent();
+            // The head of a lost device did not fail: it drafts as soon as the device is open again.
+            if self.runner.lost().is_none() {
+                tracing::error!(error, "the draft head failed; speculation is paused");
+                self.drafts.pace.fall_silent();
+            }
             // Pages were marked before the pass that fills them.
             self.cache.borrow_mut().pool.forget_drafted();
             for seq in self.scheduler.running_mut() {
@@ -177,14 +180,18 @@ impl<R: Runner> Worker<R> {
     /// sampled.
     fn guess(&mut self, index: usize, row: usize) -> bool {
         let seq = &mut self.scheduler.running_mut()[index];
-        let logits = self.runner.logits(row);
         let (work, ahead) = (&mut seq.work, seq.drafts.len());
         let mut chooser =
             Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely: false, together: None };
         let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
-        let Ok(token) = chooser.choose(logits, &work.request, &work.counts, generated, position, None) else {
-            return false;
+        let (request, counts) = (&work.request, &work.counts);
+        let likely = self.runner.candidates(row);
+        let likely = likely.and_then(|found| chooser.tell(found, request, counts, generated, position, None));
+        let chosen = match likely {
+            Some(token) => Ok(token),
+            None => chooser.choose(self.runner.logits(row), request, counts, generated, position, None),
         };
+        let Ok(token) = chosen else { return false };
         if work.request.sampling.needs_counts() {
             work.counts.add_output(token).expect("room for every token of the answer");
         }

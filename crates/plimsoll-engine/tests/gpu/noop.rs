@@ -7,7 +7,7 @@ use plimsoll_gpu::{NoopGpu, stand_in};
 use plimsoll_memory::{Component, faults};
 use plimsoll_text::Tokenizer;
 
-use super::common::{alone, ask, checkpoint, exact, fixtures, greedy, quiet};
+use super::common::{alone, ask, checkpoint, exact, fixtures, greedy, quiet, seen};
 use super::{allocations, on_gpu};
 
 /// A GPU for as long as this lives.
@@ -33,18 +33,37 @@ fn options() -> Options {
 /// A start, in which `loading` is called while weights are loaded.
 fn launch(model: &str, options: &Options, loading: impl FnMut(u64)) -> Result<EngineHandle, StartError> {
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
-    start(&checkpoint(model), tokenizer, options, &Host::read(options).unwrap(), loading)
+    let opened = match &options.draft_model {
+        Some(draft) => checkpoint(model).with_draft(checkpoint(draft)).unwrap(),
+        None => checkpoint(model),
+    };
+    start(&opened, tokenizer, options, &Host::read(options).unwrap(), loading)
 }
 
-/// Whatever the model and the size of buffers: what is held is what was planned, under both lines.
+/// Whatever the model, what drafts for it and the size of buffers: what is held is what was planned, under both lines.
 #[test]
 fn plans_are_kept_on_gpus_of_every_kind() {
     let _alone = alone();
+    let plain = ["llama", "gemma3", "qwen3.5", "qwen3-moe", "nemotron-h-moe", "bert"].map(|model| (model, options()));
+    let always = || Options { mtp_adaptive: false, ..options() };
+    let head = |drafts| Options { enable_mtp: true, mtp_num_draft_tokens: drafts, ..always() };
+    // A draft model of more layers than the model has sends and asks for more than the model.
+    let beside = |draft: &str| Options { draft_model: Some(draft.into()), draft_num_tokens: 8, ..always() };
+    let drafting = [
+        ("qwen3.5", head(1)),
+        ("qwen3-next", head(8)),
+        ("glm4-moe", head(3)),
+        ("deepseek-v3", head(2)),
+        ("vl-qwen3.5", seen::small(head(2))),
+        ("llama", beside("llama-tied")),
+        ("qwen3.5", beside("llama")),
+    ];
     for (buffer, own) in [(64, None), (64, Some((600, 480))), (1024, Some((4096, 700)))] {
         let _gpu = gpu(buffer, own);
-        for model in ["llama", "gemma3", "qwen3.5", "qwen3-moe", "nemotron-h-moe", "bert"] {
-            let what = format!("{model}, buffers of {buffer} MiB, {own:?}");
-            let options = Options { memory_budget: Some("700MiB".parse().unwrap()), ..options() };
+        for (model, options) in plain.iter().chain(&drafting) {
+            let (model, drafts) = (*model, options.drafts());
+            let what = format!("{model}, {drafts} drafts, buffers of {buffer} MiB, {own:?}");
+            let options = Options { memory_budget: Some("700MiB".parse().unwrap()), ..options.clone() };
             let engine = launch(model, &options, |_| {}).unwrap_or_else(|error| panic!("{what}: {error}"));
             let (plan, ledger) = (engine.plan(), engine.ledger());
             assert_eq!(plan.device.as_ref().map(|device| device.limit), own.map(|(_, may)| may << 20), "{what}");
@@ -58,13 +77,17 @@ fn plans_are_kept_on_gpus_of_every_kind() {
                 readers.into_iter().for_each(|reader| assert_eq!(super::collect(reader).ids.len(), 5, "{what}"));
             }
             quiet(&engine);
+            assert_eq!(engine.metrics().drafted_tokens.get() > 0, drafts > 0, "{what}");
+            assert_eq!(engine.metrics().failed_steps.get(), 0, "{what}");
             assert_eq!((allocations(&engine), taken.1), (taken, 0), "{what}: no device memory is taken after ready");
             for component in [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace] {
                 let row = ledger.row(component);
                 assert!(row.peak <= row.planned, "{what}: {row:?}");
                 let holds_nothing = match component {
                     Component::KvPages => model == "bert",
-                    Component::StateSlots => !["qwen3.5", "nemotron-h-moe"].contains(&model),
+                    Component::StateSlots => {
+                        !["qwen3.5", "qwen3-next", "vl-qwen3.5", "nemotron-h-moe"].contains(&model)
+                    }
                     _ => false,
                 };
                 assert_eq!(row.committed == 0, holds_nothing, "{what}: {row:?}");
