@@ -193,6 +193,16 @@ fn recurrent_layers_do_too() {
 
 #[test]
 #[ignore = "external"]
+fn latent_attention_does_too() {
+    let _alone = alone();
+    for name in ["deepseek-v2-lite", "deepseek-v3", "glm4.7-flash"] {
+        check(name, DtypePolicy::F32, KvDtype::F32, TOLERANCE);
+    }
+    check("gguf-glm4.7-flash-q8_0", DtypePolicy::Auto, KvDtype::F32, TOLERANCE);
+}
+
+#[test]
+#[ignore = "external"]
 fn weights_as_stored_do_too() {
     let _alone = alone();
     for name in
