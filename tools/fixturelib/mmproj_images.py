@@ -1,4 +1,4 @@
-"""Gemma 3, Gemma 4, Mistral 3, Idefics3 and LFM2-VL as the two GGUF files that llama.cpp's converter makes: model.gguf and mmproj.gguf.
+"""Gemma 3, Gemma 4, Mistral 3, Idefics3, InternVL and LFM2-VL as the two GGUF files that llama.cpp's converter makes: model.gguf and mmproj.gguf.
 
 What the converter changes beyond gguf_export.py, and we with it: the encoder's tensors are called `v.*` and `mm.*`; the norm before
 Gemma 3's projection has 1 added; the rows of Mistral 3's queries and keys are interleaved as `llama`'s; the patch embedding of Gemma 4 and LFM2-VL becomes a convolution, and Gemma 4's bounds have one
@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer
 
-from . import budget, checkpoint, conformer, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, pixtral, reference, siglip, vision
+from . import budget, checkpoint, conformer, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, pixtral, reference, siglip, tiled, vision
 from .mmproj import finish
 
 # name → (where the model is, the model, type of the text's matrices, type of the encoder's)
@@ -27,10 +27,12 @@ FILES = {
     "vl-gguf-gemma4-audio": (conformer, "vl-gemma4-audio", Q.F16, Q.F16),
     "vl-gguf-idefics3": (idefics3, "vl-idefics3", Q.F16, Q.F16),
     "vl-gguf-mistral3": (pixtral, "vl-mistral3", Q.F16, Q.F16),
+    "vl-gguf-intern": (tiled, "vl-intern", Q.F16, Q.F16),
+    "vl-gguf-intern-rms": (tiled, "vl-intern-rms", Q.F16, Q.BF16),
     "vl-gguf-lfm2": (lfm2_vl, "vl-lfm2", Q.F16, Q.F16),
     "vl-gguf-lfm2-bare": (lfm2_vl, "vl-lfm2-bare", Q.Q8_0, Q.BF16),
 }
-PROJECTORS = {"gemma3": "gemma3", "gemma4": "gemma4v", "lfm2_vl": "lfm2", "mistral3": "pixtral", "idefics3": "idefics3"}
+PROJECTORS = {"gemma3": "gemma3", "gemma4": "gemma4v", "lfm2_vl": "lfm2", "mistral3": "pixtral", "idefics3": "idefics3", "internvl": "internvl"}
 PARTS = {
     "embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd", "post_layernorm": "v.post_ln",
     "mm_input_projection": "mm.input_projection", "mm_soft_emb_norm": "mm.soft_emb_norm", "embedding_projection": "mm.input_projection",
@@ -38,6 +40,13 @@ PARTS = {
     "layer_norm": "mm.input_norm", "linear_1": "mm.1", "linear_2": "mm.2",
     "modality_projection.proj": "mm.model.fc", "patch_conv": "v.patch_embd", "ln_pre": "v.pre_ln", "norm": "mm.input_norm",
     "patch_merger.merging_layer": "mm.patch_merger",
+    "embeddings.patch_embeddings.projection": "v.patch_embd",
+}
+# InternVL's projector, and the two rows of embeddings that have no leaf of their own in transformers.
+INTERN = {
+    "multi_modal_projector.layer_norm": "mm.model.mlp.0", "multi_modal_projector.linear_1": "mm.model.mlp.1",
+    "multi_modal_projector.linear_2": "mm.model.mlp.3", "vision_tower.embeddings.cls_token": "v.class_embd",
+    "vision_tower.embeddings.position_embeddings": "v.position_embd.weight",
 }
 LAYER = {
     "layer_norm1": "ln1", "layer_norm2": "ln2", "self_attn.out_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
@@ -47,6 +56,8 @@ LAYER = {
     **{f"feed_forward.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
     "self_attn.o_proj": "attn_out", **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
     **{f"mlp.{x}_proj": f"ffn_{x}" for x in ("gate", "up", "down")},
+    "layernorm_before": "ln1", "layernorm_after": "ln2", "attention.projection_layer": "attn_out",
+    "attention.q_norm": "attn_q_norm", "attention.k_norm": "attn_k_norm", "lambda_1": "ls1", "lambda_2": "ls2",
 }
 TOWERS = ("model.vision_tower.", "model.vision_model.", "model.multi_modal_projector.", "model.connector.", "model.embed_vision.")
 HEARS = ("model.audio_tower.", "model.embed_audio.")
@@ -80,17 +91,22 @@ def audio_name(key: str) -> str:
     return f"{AUDIO[module]}.{leaf}"
 
 
-def gguf_name(key: str) -> str:
+def gguf_name(key: str, kind: str) -> str:
     """The name of one of the encoder's tensors in mmproj.gguf."""
     if key.startswith(HEARS):
         return audio_name(key)
+    if kind == "internvl":
+        own = next((name for name in INTERN if key.startswith(f"model.{name}")), None)
+        if own:
+            return INTERN[own] + key.removeprefix(f"model.{own}")
+        key = f"{key}.weight" if ".lambda_" in key else key
     name = next(key.removeprefix(prefix) for prefix in TOWERS if key.startswith(prefix))
     name = name.replace(".linear.weight", ".weight").replace("projection_weight", "projection.weight")
     name = name.removesuffix(".weight") + ".weight" if name.endswith("_table") else name
     if name.startswith("std_"):
         return f"v.{name}"
     module, leaf = name.rsplit(".", 1)
-    if module.startswith(("encoder.layers.", "transformer.layers.")):
+    if module.startswith(("encoder.layer", "transformer.layers.")):
         _, _, layer, part = module.split(".", 3)
         return f"v.blk.{layer}.{LAYER[part]}.{leaf}"
     return f"{PARTS[module]}.{leaf}"
@@ -118,10 +134,15 @@ def changed(key: str, w: np.ndarray, raw: dict, back: bool) -> np.ndarray:
     return w.reshape(1) if w.ndim == 0 else w
 
 
+def side(size) -> int:
+    """A side of a square that a configuration may give twice."""
+    return size[0] if isinstance(size, list) else size
+
+
 def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     """mmproj.gguf; what a reader gets, by the names of the state dictionary."""
     about, width, kind = raw["vision_config"], raw["text_config"]["hidden_size"], raw["model_type"]
-    four, patch = kind == "gemma4", about["patch_size"]
+    four, patch = kind == "gemma4", side(about["patch_size"])
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_has_vision_encoder(True)
@@ -129,7 +150,7 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     writer.add_vision_projection_dim(width)
     # Of Mistral 3 what the processor's file says, which is the same in published models.
     sides = {"gemma4": 224, "lfm2_vl": 256, "mistral3": 45}
-    writer.add_vision_image_size(sides.get(kind) or about["image_size"])
+    writer.add_vision_image_size(sides.get(kind) or side(about["image_size"]))
     writer.add_vision_patch_size(patch)
     writer.add_vision_embedding_length(about["hidden_size"])
     writer.add_vision_feed_forward_length(about["intermediate_size"])
@@ -155,6 +176,11 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     if kind == "idefics3":
         writer.add_vision_projector_scale_factor(raw["scale_factor"])
         writer.add_vision_preproc_image_size(idefics3.longest(raw))
+    if kind == "internvl":
+        (image, _), _ = tiled.processors(raw)
+        writer.add_vision_projector_scale_factor(int(1 / raw["downsample_ratio"]))
+        writer.add_vision_preproc_min_tiles(image["min_patches"])
+        writer.add_vision_preproc_max_tiles(image["max_patches"])
     if kind == "lfm2_vl":
         writer.add_vision_projector_scale_factor(raw["downsample_factor"])
         (image, _), _ = lfm2_vl.processors(raw)
@@ -165,17 +191,20 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
         write_audio(writer, raw["audio_config"])
     exact = {}
     for key, tensor in tensors.items():
-        w, target = np.ascontiguousarray(changed(key, tensor.float().numpy(), raw, False)), gguf_name(key)
+        w, target = np.ascontiguousarray(changed(key, tensor.float().numpy(), raw, False)), gguf_name(key, kind)
         stored = matrix if w.ndim >= 2 else Q.F32
-        if w.ndim > 2 or "position_embd" in target:
+        if w.ndim > 2 or "_embd" in target:
             stored = Q.F32
         if target.startswith(("a.conv1d", "a.input_projection")) or ".conv_dw" in target:
             stored = Q.F32
         if target == "mm.input_projection.weight" and not four:
             stored = Q.F16
+        if kind == "internvl" and raw["vision_config"].get("use_qk_norm"):
+            # Older converters left out dimensions of one.
+            w = w.squeeze()
         data = np.ascontiguousarray(quantize(w, stored))
         writer.add_tensor(target, data, raw_dtype=stored)
-        back = np.array(dequantize(data, stored), dtype=np.float32).reshape(w.shape)
+        back = np.array(dequantize(data, stored), dtype=np.float32).reshape(tensor.shape if kind == "internvl" else w.shape)
         exact[key] = torch.from_numpy(np.ascontiguousarray(changed(key, back, raw, True)))
         assert torch.allclose(exact[key], tensor.float(), atol=0.05), key
     finish(writer)

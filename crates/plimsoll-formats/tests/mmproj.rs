@@ -283,7 +283,7 @@ fn an_audio_encoder_stands_beside_that_of_images() {
     assert_eq!(names(&file), names(&whole));
 }
 
-/// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM and Mistral 3 under the names of transformers, of which none is left over.
+/// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM, Mistral 3 and InternVL under the names of transformers, of which none is left over.
 #[test]
 fn encoders_of_images_alone_have_the_names_of_transformers() {
     let open = |name: &str| {
@@ -298,6 +298,8 @@ fn encoders_of_images_alone_have_the_names_of_transformers() {
         ("vl-gguf-idefics3/model.gguf", "vl-idefics3"),
         ("vl-gguf-mistral3/model.gguf", "vl-mistral3"),
         ("vl-gguf-lfm2-bare/model.gguf", "vl-lfm2-bare"),
+        ("vl-gguf-intern/model.gguf", "vl-intern"),
+        ("vl-gguf-intern-rms/model.gguf", "vl-intern-rms"),
     ] {
         let (file, whole) = (open(file), open(whole));
         let (of_file, of_whole) = (file.config.vision.clone().unwrap(), whole.config.vision.clone().unwrap());

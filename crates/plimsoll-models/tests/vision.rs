@@ -389,6 +389,8 @@ models! { check:
     llama4 "vl-llama4",
     gguf_idefics3 "vl-gguf-idefics3",
     gguf_mistral3 "vl-gguf-mistral3",
+    gguf_intern "vl-gguf-intern",
+    gguf_intern_rms "vl-gguf-intern-rms",
     gguf_lfm2 "vl-gguf-lfm2",
     gguf_lfm2_bare "vl-gguf-lfm2-bare",
 }
@@ -431,6 +433,7 @@ models! { check_plan:
     plan_of_lfm2_bare "vl-lfm2-bare",
     plan_of_gemma4 "vl-gemma4",
     plan_of_gemma4_e2b "vl-gemma4-e2b",
+    plan_of_gguf_intern "vl-gguf-intern",
     plan_of_gguf_gemma3 "vl-gguf-gemma3",
     plan_of_gguf_gemma4 "vl-gguf-gemma4",
     plan_of_gguf_lfm2 "vl-gguf-lfm2",

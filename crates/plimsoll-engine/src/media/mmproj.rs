@@ -25,7 +25,11 @@ pub(super) fn files(config: &Vision, processor: &Processor) -> (String, Option<S
     let (min, max) = published(config.tower);
     let (min, max) = (processor.min_pixels.unwrap_or(min), processor.max_pixels.unwrap_or(max));
     let image = text(config, processor, (min, max));
-    let video = published_video(config.tower).map(|pixels| text(config, processor, pixels));
+    let video = match config.tower {
+        // A frame is one tile.
+        Tower::Intern(_) => Some(image.clone()),
+        tower => published_video(tower).map(|pixels| text(config, processor, pixels)),
+    };
     (image, video)
 }
 
@@ -34,9 +38,14 @@ fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64))
     let mut put = |key: &str, value: Value| fields.insert(key.to_owned(), value);
     put("patch_size", json!(config.patch));
     match config.tower {
-        Tower::Siglip => {
+        Tower::Siglip | Tower::Intern(_) => {
             let side = config.table_side * config.patch;
             put("size", json!({"height": side, "width": side}));
+            for (key, tiles) in [("min_patches", processor.tiles[0]), ("max_patches", processor.tiles[1])] {
+                if let Some(tiles) = tiles {
+                    put(key, json!(tiles));
+                }
+            }
         }
         Tower::Gemma4(_) => {
             put("image_processor_type", json!("Gemma4ImageProcessor"));

@@ -397,7 +397,7 @@ fn without_a_flag_no_audio_has_more_tokens_than_the_largest_item() {
 
 #[test]
 fn images_of_a_gguf_model_are_prepared_as_those_of_the_same_model_elsewhere() {
-    for family in ["qwen3.5", "qwen3.5-moe", "qwen3-moe", "qwen2"] {
+    for family in ["qwen3.5", "qwen3.5-moe", "qwen3-moe", "qwen2", "intern", "intern-rms"] {
         let media = |model: String| {
             let checkpoint = Checkpoint::open(&fixture_of(&model)).unwrap();
             let media = Blueprint::new(&checkpoint, &options()).unwrap().media_plan(&options()).unwrap();

@@ -107,7 +107,8 @@ impl MediaRules {
         if config.is_some_and(|config| config.channels != 3) {
             return Err(MediaError::BadConfig { key: "in_channels", why: "images here have three".into() }.into());
         }
-        let outer = outer.or_else(|| config.and_then(sequence_length).filter(|_| !checkpoint.has_data()));
+        let from_config = !checkpoint.has_data() || matches!(checkpoint.mmproj(), MmprojState::Loaded { .. });
+        let outer = outer.or_else(|| config.and_then(sequence_length).filter(|_| from_config));
         let tokenizer = || file(checkpoint, "tokenizer_config.json");
         let gemma = audio.is_some_and(|audio| matches!(audio.tower, AudioTower::Conformer(_) | AudioTower::Samples));
         let spelling = match config.map(|config| config.tower) {

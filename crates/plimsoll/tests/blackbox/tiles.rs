@@ -15,7 +15,8 @@ fn serve(model: &str, more: &[&str]) -> Server {
 }
 
 fn cases(model: &str) -> Vec<Value> {
-    let text = std::fs::read(fixture(model).join("reference.json")).expect("a reference");
+    let folder = fixture("").join(model);
+    let text = std::fs::read(folder.join("reference.json")).expect("a reference");
     let all: Value = serde_json::from_slice(&text).expect("JSON");
     all["cases"].as_array().expect("cases").clone()
 }
@@ -88,7 +89,7 @@ fn as_the_reference(case: &Value, answer: &Value) {
 
 #[test]
 fn tiles_are_answered_as_transformers_does_alone_and_in_company() {
-    let interns = [("vl-intern", 6), ("vl-intern-rms", 6)];
+    let interns = [("vl-intern", 6), ("vl-intern-rms", 6), ("vl-gguf-intern", 6)];
     let gemmas = [("vl-gemma3", 3), ("vl-gemma4", 5), ("vl-gemma4-e2b", 5), ("vl-gemma4-unified", 5)];
     let pieces = [("vl-lfm2", 5), ("vl-lfm2-bare", 5), ("vl-smolvlm", 4), ("vl-idefics3", 4), ("vl-llama4", 4)];
     let rows = [("vl-mistral3", 5), ("vl-mistral3-other", 5)];

@@ -2,12 +2,13 @@
 //!
 //! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
 //! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `gemma_audio`,
-//! `idefics3`, `lfm2` and `pixtral` have both for the families of their names.
+//! `idefics3`, `intern`, `lfm2` and `pixtral` have both for the families of their names.
 
 mod beside;
 mod gemma;
 mod gemma_audio;
 mod idefics3;
+mod intern;
 mod lfm2;
 mod names;
 mod parts;
@@ -73,6 +74,8 @@ pub struct Processor {
     pub longest: Option<u64>,
     /// The side of what the encoder sees, or the longest that it may have.
     pub side: Option<u64>,
+    /// Fewest and most tiles that an image is cut into.
+    pub tiles: [Option<u64>; 2],
 }
 
 /// Why a file gives no encoder.

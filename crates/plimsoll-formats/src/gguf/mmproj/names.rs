@@ -1,7 +1,7 @@
 //! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.` and `audio.`.
 
 use super::parts::Read;
-use super::{Refusal, gemma_audio, pixtral};
+use super::{Refusal, gemma_audio, intern, pixtral};
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::vision::{Tower, Vision};
@@ -55,6 +55,7 @@ pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, 
             return Err(FormatError::Unsupported(what).into());
         };
         entry.name = name;
+        intern::shaped(&mut entry);
         named.push(entry);
     }
     if vision.temporal != PATCHES.len() {

@@ -92,6 +92,7 @@ pub(super) fn processor(keys: &Keys) -> Result<Processor, FormatError> {
         max_pixels: keys.size("image_max_pixels")?.map(|pixels| pixels as u64),
         longest: keys.size("preproc_image_size")?.map(|pixels| pixels as u64),
         side: keys.size("image_size")?.map(|pixels| pixels as u64),
+        tiles: [keys.size("preproc_min_tiles")?, keys.size("preproc_max_tiles")?].map(|tiles| tiles.map(|n| n as u64)),
     })
 }
 
