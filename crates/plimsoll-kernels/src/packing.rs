@@ -282,7 +282,11 @@ impl QuantPacking {
 
     /// The highest level.
     pub(crate) fn highest(&self) -> u8 {
-        (0..=(0xffu16 >> (8 - self.bits)) as u8).map(|code| self.level(code)).max().unwrap_or(0)
+        let code = (0xffu16 >> (8 - self.bits)) as u8;
+        match self.codebook {
+            Some(book) => book[..=usize::from(code)].iter().copied().max().unwrap_or(code),
+            None => code,
+        }
     }
 
     /// Whether the sum of codes (less the zero point) of a group, or of 32 of its elements, times activations has an exact single-precision value, and so has
@@ -296,7 +300,8 @@ impl QuantPacking {
     /// The stored group behind group `group` of 16 or, where groups are no smaller, 32 elements.
     #[inline(always)]
     pub(crate) fn stored_group(&self, group: usize) -> usize {
-        group >> (self.group / BLOCK as u8).max(1).trailing_zeros()
+        // Kernels ask for each group: most formats take the short way.
+        if usize::from(self.group) <= BLOCK { group } else { group >> (self.group / BLOCK as u8).trailing_zeros() }
     }
 
     /// Bytes of one block of codes: 32 elements of 16 outputs.

@@ -171,30 +171,30 @@ pub(super) unsafe fn scales<S: Simd, const HALVES: bool, const OFFSET: bool>(
     let (kind, parts) = (quant.scales, 1 + usize::from(OFFSET));
     // SAFETY: the layout is `packing`'s.
     unsafe {
-        if matches!(kind, PackScales::Super | PackScales::SuperF32) {
-            let wide = kind == PackScales::SuperF32;
-            let factors = PANEL * if wide { 4 } else { 2 };
-            let groups = if HALVES { SUPER / 16 } else { SUPER / 32 };
-            let at = at.add(group / groups * parts * (factors + PANEL * groups));
-            let small = at.add(parts * factors + group % groups * PANEL);
-            let scale = s.mul(load_scales(s, at, wide), s.load_i8(small));
-            if !OFFSET {
-                return (scale, s.zero());
+        match kind {
+            PackScales::F16 | PackScales::F32 => {
+                let wide = kind == PackScales::F32;
+                let bytes = PANEL * if wide { 4 } else { 2 };
+                let at = at.add(quant.stored_group(group) * parts * bytes);
+                let offset = if OFFSET { load_scales(s, at.add(bytes), wide) } else { s.zero() };
+                (load_scales(s, at, wide), offset)
             }
-            let offset = s.mul(load_scales(s, at.add(factors), wide), s.load_u8(small.add(groups * PANEL)));
-            return (scale, s.sub(s.splat(-0.0), offset));
+            PackScales::Super | PackScales::SuperF32 => {
+                let wide = kind == PackScales::SuperF32;
+                let factors = PANEL * if wide { 4 } else { 2 };
+                let groups = if HALVES { SUPER / 16 } else { SUPER / 32 };
+                let at = at.add(group / groups * parts * (factors + PANEL * groups));
+                let small = at.add(parts * factors + group % groups * PANEL);
+                let scale = s.mul(load_scales(s, at, wide), s.load_i8(small));
+                if !OFFSET {
+                    return (scale, s.zero());
+                }
+                let offset = s.mul(load_scales(s, at.add(factors), wide), s.load_u8(small.add(groups * PANEL)));
+                (scale, s.sub(s.splat(-0.0), offset))
+            }
+            PackScales::E8m0Half => (e8m0_half(s, s.load_u8_i(at.add(group * PANEL))), s.zero()),
+            PackScales::Ue4m3Half => (ue4m3_half(s, s.load_u8_i(at.add(group * PANEL))), s.zero()),
         }
-        if kind == PackScales::E8m0Half {
-            return (e8m0_half(s, s.load_u8_i(at.add(group * PANEL))), s.zero());
-        }
-        if kind == PackScales::Ue4m3Half {
-            return (ue4m3_half(s, s.load_u8_i(at.add(group * PANEL))), s.zero());
-        }
-        let wide = kind == PackScales::F32;
-        let bytes = PANEL * if wide { 4 } else { 2 };
-        let at = at.add(quant.stored_group(group) * parts * bytes);
-        let offset = if OFFSET { load_scales(s, at.add(bytes), wide) } else { s.zero() };
-        (load_scales(s, at, wide), offset)
     }
 }
 

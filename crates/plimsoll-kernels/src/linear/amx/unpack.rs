@@ -26,6 +26,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
         let Unpack { job, part, table, scratch } = self;
         let packing = job.weights.packing;
         let block_bytes = codes::block_bytes(CODE);
+        let scale_bytes = job.quant.super_bytes() * BLOCK / SUPER;
         let (per_block, quads) = if HALVES { (2, 4) } else { (1, 8) };
         // SAFETY: `Job::by_panels` only makes parts within the matrix, laid out as `packing` says, of at most `GROUPS` groups.
         unsafe {
@@ -34,7 +35,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
                 let scales = panel.add(packing.k() / BLOCK * block_bytes);
                 for g in 0..part.len {
                     let group = part.first + g;
-                    self.prefetch(s, panel, group);
+                    self.prefetch(s, panel, group, scale_bytes);
                     let block = panel.add(group / per_block * block_bytes);
                     // The table has levels for codes.
                     let all = match table {
@@ -64,9 +65,9 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
 
 impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unpack<'_, CODE, HALVES, OFFSET, P> {
     /// Asks for what a later part will unpack: further along the panel, or, near its end, at the beginning of the panel
-    /// that takes its place.
+    /// that takes its place; a block has `scale_bytes` of scales.
     #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, panel: *const u8, group: usize) {
+    fn prefetch<S: Simd>(&self, s: S, panel: *const u8, group: usize, scale_bytes: usize) {
         let packing = self.job.weights.packing;
         let (blocks, ahead) = (packing.k() / BLOCK, (group + AHEAD) / if HALVES { 2 } else { 1 });
         let (panel, block) = if ahead < blocks {
@@ -74,6 +75,6 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unp
         } else {
             (panel.wrapping_add(P * packing.panel_bytes()), ahead % blocks)
         };
-        codes::prefetch_block::<S, CODE>(s, panel, packing.k(), block, self.job.quant.super_bytes() * BLOCK / SUPER);
+        codes::prefetch_block::<S, CODE>(s, panel, packing.k(), block, scale_bytes);
     }
 }
