@@ -10,7 +10,8 @@ case "$*" in
 *image2pipe*) printf 'P6\n16 16\n255\n'; head -c 768 /dev/zero ;;
 *rawvideo*) head -c 3072 /dev/zero ;;
 *wav*)
-    [ "$says" != silent ] || { echo "Stream map '0:a:0' matches no streams." >&2; exit 1; }
+    [ "$says" != silent ] || { printf '%s\n' "Stream map '0:a:0' matches no streams." "Failed to set value '0:a:0' for option 'map'" \
+        'Error parsing options for output file -.' 'Error opening output files: Invalid argument' >&2; exit 1; }
     printf 'RIFF\244\273\0\0WAVEfmt \20\0\0\0\1\0\1\0\200\76\0\0\0\175\0\0\2\0\20\0data\200\273\0\0'
     head -c 48000 /dev/zero ;;
 esac

@@ -8,7 +8,7 @@ use crate::watch::host::{EngineHost, HostedEngine, HostedEngines};
 use crate::watch::ledger_report::{LedgerReport, Whole, looked_at};
 
 impl EngineHost {
-    /// House and residents as one report, in the shape of an engine's own. Those that are none of `engines` are on
+    /// The host and its engines as one report, in the shape of an engine's own. Those that are none of `engines` are on
     /// their way in or out: they hold bytes, and have no more to say.
     pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
         self.told(engines, true)

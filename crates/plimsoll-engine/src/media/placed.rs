@@ -6,7 +6,7 @@ use plimsoll_media::Modality;
 
 use super::spec::{MediaItem, MediaSpec};
 
-/// Placeholders without a gap: a whole image, or one group of frames.
+/// Placeholders without a gap: a whole image, groups of frames, or a part of an audio track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     /// Which of the request's items.

@@ -75,7 +75,7 @@ impl SeqMedia {
             let apart = item.seconds.map_or(0, f32::to_bits).to_le_bytes();
             let (purpose, from) = match track_of(media, index as usize) {
                 0 => ("media of a prompt", item.first),
-                // The word before them has a place of its own, too.
+                // The word before them is placed with them.
                 _ => ("video of a prompt with its audio track", item.first.saturating_sub(1)),
             };
             let content = derived(purpose, item, &[&before, &apart[..]]);

@@ -74,8 +74,8 @@ pub struct MediaSpec {
 pub enum Spelling {
     /// It is left as it is.
     Plain,
-    /// The same. But a video with its audio track stands between two words, and the tokens of both take turns
-    /// ([`PlaceRule::interleave`]): Qwen2.5-Omni, Qwen3-Omni.
+    /// It is left as it is, but for a video with its audio track: this stands between two words, and tokens of frames and of audio
+    /// take turns ([`PlaceRule::interleave`]). Qwen2.5-Omni, Qwen3-Omni.
     Interleaved {
         /// The word before.
         start: String,

@@ -1,8 +1,9 @@
-//! The engine host: what a process holds once, however many engines live in it: the HTTP side's heap, the process itself, the emergency reserve.
+//! The engine host: what a process holds once, however many engines it has: the HTTP side's heap, the process itself, the emergency
+//! reserve.
 //!
-//! An engine alone plans all of that as its own. Where several share one line, each plans only what goes with it
-//! ([`crate::Options::hosted`]) and is a resident here, from before its first byte until its thread has given the last one back. The sum of the
-//! engine host and its residents stays under the line. What must not be in here: which model is loaded or has to go (the server).
+//! An engine alone plans all of that as its own. Where several share one memory limit, each plans only what goes with it
+//! ([`crate::Options::hosted`]). It is listed here from before its first byte until its thread has given the last one back. The sum
+//! of the engine host and its engines stays under the limit. What must not be in here: which model is loaded or has to go (the server).
 
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

@@ -1,9 +1,9 @@
 //! The keeper of the emergency reserve: brings back what refused allocations have cost, as soon as there is room, and says what happened.
 //!
-//! It lives on the watching thread, which the heap wakes when a slice was given up; where several engines share a emergency reserve, each has
-//! a keeper and all are woken. Until the emergency reserve is whole again nothing new is admitted (`handle.rs`), so that what runs has the
-//! slices that are left to itself. What an engine gave up on purpose stays given up until that engine has entered down
-//! ([`heap::GivenUp`]), however calm its neighbours are.
+//! It runs on the watching thread, which the heap wakes when a slice was given up. Where several engines share an emergency reserve,
+//! each has a keeper and all are woken. Until the reserve is whole again no request is admitted (`handle.rs`): the slices that are left
+//! serve what runs. What an engine gave up on purpose stays given up until that engine's degradation level falls
+//! ([`heap::GivenUp`]), whatever the others' levels are.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

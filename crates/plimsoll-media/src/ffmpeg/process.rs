@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::child::{OwnedChild, isolate};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::Container;
+use super::{Container, NO_STREAM};
 use crate::MediaError;
 
 /// Bytes that one run may allocate. Measured with ffmpeg 5.1: 128 MiB for H.264 of 1920 × 1080.
@@ -160,8 +160,10 @@ impl<'a> Run<'a> {
             line.split_once("] ").filter(|_| line.starts_with('[')).map_or(line, |(_, rest)| rest).trim().to_owned()
         };
         let lines: Vec<String> = words.lines().map(plain).filter(|line| !line.is_empty()).collect();
-        let reason =
-            if lines.is_empty() { how.to_owned() } else { lines[lines.len().saturating_sub(LINES)..].join("; ") };
+        // A missing stream is the cause of all that newer releases say behind it.
+        let last = lines.len().saturating_sub(LINES);
+        let first = lines.iter().position(|line| line.contains(NO_STREAM)).unwrap_or(last);
+        let reason = if lines.is_empty() { how.to_owned() } else { lines[first..].join("; ") };
         let reason: String = reason.chars().filter(|char| !char.is_control()).take(REASON_CHARS).collect();
         MediaError::Malformed { what: self.what, why: format!("ffmpeg, within {} MiB: {reason}", RUN_BYTES >> 20) }
     }

@@ -176,6 +176,18 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Ends the taking: each field that is left is refused with `why`, unless it is null.
+    pub fn rest_unsupported(self, why: &str) -> ApiResult<()> {
+        match self.left.iter().find(|(_, raw)| raw.get() != "null") {
+            Some((name, _)) => {
+                let param = self.param(&quote(name));
+                let message = format!("{param} is not supported: {why}");
+                Err(ApiError::unsupported(param, message))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Ends the taking: what is left is unknown, and the server's setting says what becomes of it.
     pub fn finish(self) -> ApiResult<()> {
         // Null asks for nothing, whatever its name.

@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::ffmpeg::{Container, Ffmpeg, Film, RUN_BYTES};
-use plimsoll_media::{MediaError, Modality};
+use plimsoll_media::Modality;
 
 use super::decode::{Wanted, decoder};
 use super::measure::audio_limits;
 use super::medium::{Medium, Source};
-use super::parse::TRACKS;
-use super::refused::refused;
+use super::refused::{refused, track_refused};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
 use crate::state::model::ModelState;
@@ -29,12 +28,7 @@ pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &m
     for at in 0..media.len() {
         // The track is in the file of the video before it.
         let track = media[at].of_video;
-        let Some(bytes) = external(&mut media[at - usize::from(track)]) else {
-            if track {
-                return Err(trackless(&media[at].param, "an animation has no audio track"));
-            }
-            continue;
-        };
+        let Some(bytes) = external(&mut media[at - usize::from(track)]) else { continue };
         let file = std::mem::take(bytes);
         let (file, seen) = tokio::select! {
             biased;
@@ -58,11 +52,6 @@ pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &m
         }
     }
     Ok(())
-}
-
-/// The error for a video without the audio track that the client asks for.
-fn trackless(param: &str, why: &str) -> ApiError {
-    ApiError::invalid(param, format!("{param}: {why}; leave out {TRACKS}"))
 }
 
 /// The bytes of a medium that ffmpeg is to read.
@@ -112,10 +101,7 @@ async fn run(
     state.media_pipeline.counts.ffmpeg_runs.inc();
     let seen = seen.map_err(|error| {
         state.media_pipeline.counts.refused.inc();
-        match error {
-            MediaError::NoAudioTrack if medium.of_video => trackless(param, "the video has no audio track"),
-            error => refused(param, &error),
-        }
+        if medium.of_video { track_refused(param, &error) } else { refused(param, &error) }
     })?;
     Ok((file, seen))
 }

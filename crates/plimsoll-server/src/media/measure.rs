@@ -9,9 +9,9 @@ use plimsoll_media::image::{Filter, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
 use super::medium::{Medium, Source, Windowing};
-use super::refused::refused;
+use super::refused::{refused, track_refused, trackless};
 use super::source::formats;
-use crate::http::error::ApiResult;
+use crate::http::error::{ApiError, ApiResult};
 use crate::state::media::config::MediaConfig;
 use crate::state::model::ModelState;
 
@@ -35,7 +35,7 @@ pub(crate) struct Measured {
     pub seconds: Option<f64>,
     /// Of a video with an audio track that is interleaved, how the tokens of both take turns; else none.
     pub stretches: Vec<Stretch>,
-    /// It is that audio track, which has no placeholder of its own before they are repeated.
+    /// It is that audio track. The template has written no placeholder for it.
     pub of_video: bool,
     /// Of an audio clip, the frames of its spectrogram before it is filled up with silence.
     pub clip_frames: u64,
@@ -118,11 +118,17 @@ pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Mediu
     let mut measured = Vec::with_capacity(media.len());
     for medium in media {
         let (param, track) = (medium.param.clone(), medium.of_video);
-        let one = measure(spec, &state.server.config.media, medium);
-        measured.push(one.map_err(|error| {
+        let refused_here = |error: ApiError| {
             state.media_pipeline.counts.refused.inc();
-            refused(&param, &error)
-        })?);
+            error
+        };
+        // ffmpeg has not read it: the video, which was measured before, is an animation.
+        if track && medium.sources.iter().any(|source| matches!(source, Source::Track)) {
+            return Err(refused_here(trackless(&param)));
+        }
+        let one = measure(spec, &state.server.config.media, medium);
+        let refused = if track { track_refused } else { refused };
+        measured.push(one.map_err(|error| refused_here(refused(&param, &error)))?);
         if track {
             interleave(spec, &mut measured);
         }

@@ -9,10 +9,11 @@
 //! | `prompt` | puts placeholders into prompts |
 //! | `decode` | waits for the memory of the pixels, decodes |
 //! | `windows` | decodes a long audio clip window by window |
+//! | `documents` | reads the text of files |
 //!
 //! Files count against the byte budget of bodies until they are decoded. Decoding and pixels count against the engine's
-//! [`Staging`](plimsoll_media::Staging). Every refusal comes before decoding. Not here: patches, encoders, the engine
-//! thread.
+//! [`Staging`](plimsoll_media::Staging). Every refusal comes before pixels are decoded; what ffmpeg reads, it reads before that.
+//! Not here: patches, encoders, the engine thread.
 
 mod decode;
 pub(crate) mod documents;

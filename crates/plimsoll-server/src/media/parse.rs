@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::medium::{Medium, Source, Windowing};
+use super::refused::TRACKS;
 use super::refused::refused;
 use super::source::{data_url, decoded, fetchable, local, too_large};
 use crate::http::error::{ApiError, ApiResult, quote};
@@ -21,9 +22,6 @@ const FRAMES_PER_SECOND: f64 = 2.0;
 
 /// Frames a second that a list of frames may have: positions in time are counted in 32 bits.
 const FPS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
-
-/// The option of a processor by which the model hears the audio tracks of videos.
-pub(super) const TRACKS: &str = "mm_processor_kwargs.use_audio_in_video";
 
 /// Names of audio formats; of which one a file is, its first bytes say.
 const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "aac", "m4a", "mp4", "opus", "webm"];
@@ -48,7 +46,8 @@ impl<'a> MediaParser<'a> {
         let Some(raw) = fields.raw("mm_processor_kwargs") else { return Ok(()) };
         let mut own = Fields::of("mm_processor_kwargs".into(), raw)?;
         self.tracks = own.take("use_audio_in_video")?.unwrap_or(false);
-        own.finish()?;
+        // Each of them would change the answer.
+        own.rest_unsupported("only use_audio_in_video is known; leave it out")?;
         if self.tracks && self.state.audio().is_none() {
             let name = &self.state.served.names[0];
             let message = format!("{TRACKS}: the served model `{name}` takes no audio; leave it out");
@@ -57,8 +56,8 @@ impl<'a> MediaParser<'a> {
         Ok(())
     }
 
-    /// Takes a part of chat's content that is no text: what stands for it in the template's message, a video with an audio track for
-    /// two where the model's processor does not interleave them.
+    /// Takes a part of chat's content that is no text. Returns the parts of the template's message: one, or two for a video and its
+    /// audio track that the model's processor does not interleave.
     pub fn part(&mut self, kind: &str, fields: &mut Fields<'_>) -> ApiResult<Vec<Value>> {
         let medium = self.medium(kind, fields)?;
         let interleaved = self.state.served.engine.media().and_then(|spec| spec.places?.interleave()).is_some();
@@ -243,7 +242,8 @@ impl<'a> MediaParser<'a> {
     fn add(&mut self, medium: Medium) -> ApiResult<Value> {
         let most = self.state.served.engine.media().map_or(0, |spec| spec.items_max);
         if self.media.len() >= most {
-            let message = format!("the request has more than {most} media, the limit (--max-media-per-request)");
+            let track = if self.tracks { "; a video with its audio track counts as two" } else { "" };
+            let message = format!("the request has more than {most} media, the limit (--max-media-per-request){track}");
             return Err(ApiError::invalid(medium.param, message));
         }
         let kind = medium.kind.name();

@@ -4,11 +4,29 @@ use plimsoll_media::MediaError;
 
 use crate::http::error::ApiError;
 
+/// The option of a processor by which the model hears the audio tracks of videos.
+pub(super) const TRACKS: &str = "mm_processor_kwargs.use_audio_in_video";
+
 /// The error for a medium at `param`.
 pub(super) fn refused(param: &str, error: &MediaError) -> ApiError {
     match error {
         MediaError::StagingBusy { .. } | MediaError::OutputsBusy { .. } => ApiError::unavailable(error.to_string(), 1),
         error if error.is_the_clients() => ApiError::invalid(param, format!("{param}: {error}")),
         error => ApiError::internal(error.to_string()),
+    }
+}
+
+/// The error for a video without the audio track that the client asks for.
+pub(super) fn trackless(param: &str) -> ApiError {
+    ApiError::invalid(param, format!("{param}: the video has no audio track; leave out {TRACKS}"))
+}
+
+/// The error for an audio track.
+pub(super) fn track_refused(param: &str, error: &MediaError) -> ApiError {
+    let next = format!("this is about the video's audio track; shorten the video, or leave out {TRACKS}");
+    match error {
+        MediaError::NoAudioTrack => trackless(param),
+        error if error.is_the_clients() => ApiError::invalid(param, format!("{param}: {error}; {next}")),
+        error => refused(param, error),
     }
 }

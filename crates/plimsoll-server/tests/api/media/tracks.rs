@@ -121,15 +121,17 @@ fn track_that_cannot_be_heard_is_refused_with_the_next_step() {
     refused(&server, &tracked(&json!([film("silent")])), at, &["the video has no audio track", leave]);
     let url = format!("data:image/gif;base64,{}", STANDARD.encode(super::fixture("moving.gif")));
     let moving = json!({"type": "video_url", "video_url": {"url": url}});
-    refused(&server, &tracked(&json!([moving])), at, &["an animation has no audio track", leave]);
+    refused(&server, &tracked(&json!([moving])), at, &["the video has no audio track", leave]);
+    let still = json!({"type": "video_url", "video_url": {"url": super::data(&super::fixture("rgb.png"))}});
+    refused(&server, &tracked(&json!([still])), at, &["video"]);
     let frames = json!({"type": "video", "video": [super::data(&super::fixture("rgb.png"))]});
     refused(&server, &tracked(&json!([frames])), "messages[0].content[0].video", &["a list of frames", "leave it out"]);
     // A video and its track are two of four media.
     let three = tracked(&Value::Array(vec![film("sounds"); 3]));
-    refused(&server, &three, at.replace("[0].video", "[2].video").as_str(), &["more than 4 media"]);
+    refused(&server, &three, at.replace("[0].video", "[2].video").as_str(), &["more than 4 media", "counts as two"]);
     let mut other = chat(&json!("Hi"));
     other["mm_processor_kwargs"] = json!({"min_pixels": 1});
-    refused(&server, &other, "mm_processor_kwargs.min_pixels", &["would have no effect here"]);
+    refused(&server, &other, "mm_processor_kwargs.min_pixels", &["only use_audio_in_video is known"]);
     idle(&server, &spec);
 
     let (deaf, _) = seeing(config());
