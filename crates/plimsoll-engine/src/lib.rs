@@ -38,6 +38,7 @@ pub use api::progress::{Phase, Snapshot};
 pub use cache::Pin;
 pub use cache::stats::CacheReport;
 pub use handle::{EngineHandle, SavePrefixError, SavedPrefix, SubmitKind};
+pub use loading::rank::{Rank, ranks};
 pub use loading::sentence::Sentence;
 pub use loading::{CheckpointDefaults, LoadedModel, LoadingError, with_weights};
 pub use media::{

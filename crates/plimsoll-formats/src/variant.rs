@@ -239,6 +239,9 @@ pub struct Variant {
     pub local_rope: bool,
     /// What the results of attention and feed-forward part are multiplied with before they join the residual stream.
     pub residual_scale: f32,
+    /// Whether the checkpoint has the rows of the answers "yes" and "no" ([`crate::JUDGE`]) in the place of its output head, so that it
+    /// scores texts and writes none.
+    pub judges: bool,
     /// What output logits are multiplied with.
     pub logit_scale: f32,
     /// The growth of queries with their position.
@@ -291,6 +294,7 @@ impl Default for Variant {
             chunked: false,
             local_rope: false,
             residual_scale: 1.0,
+            judges: false,
             logit_scale: 1.0,
             query_growth: None,
             sinks: false,

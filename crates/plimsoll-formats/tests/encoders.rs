@@ -276,6 +276,22 @@ fn encoders_in_gguf_refuse_what_would_change_the_answer() {
     assert!(refusal.contains("context_length is 128, and position_embd has 96 rows"), "{refusal}");
     let unknown = in_file("nomic-bert-moe").open().expect("no model runs it").config.architecture;
     assert_eq!(unknown, Architecture::Other("nomic-bert-moe".to_owned()));
-    let refusal = GgufWriter::new("qwen3").tensor("cls.output.weight", &[64, 2]).refusal();
-    assert!(refusal.contains("a decoder with a classifier (cls.output)"), "{refusal}");
+}
+
+/// A file of Qwen3-Reranker has the rows of two answers, and says which.
+#[test]
+fn a_decoder_with_other_answers_than_yes_and_no_is_refused() {
+    let with = |arch: &str, rows: u64| {
+        let mut writer = GgufWriter::new(arch);
+        writer.tensor("cls.output.weight", &[64, rows]);
+        writer
+    };
+    assert!(with("qwen3", 2).open().expect("it opens").config.variant.judges);
+    assert!(!GgufWriter::new("qwen3").open().expect("it opens").config.variant.judges);
+    let refusal = with("qwen3", 3).refusal();
+    assert!(refusal.contains("cls.output has 3 rows; supported are 2"), "{refusal}");
+    let refusal = with("qwen2", 2).refusal();
+    assert!(refusal.contains("a classifier (cls.output) of Qwen2"), "{refusal}");
+    let refusal = with("qwen3", 2).strings("qwen3.classifier.output_labels", &["no", "yes"]).refusal();
+    assert!(refusal.contains(r#"output_labels is ["no", "yes"]; supported is ["yes", "no"]"#), "{refusal}");
 }

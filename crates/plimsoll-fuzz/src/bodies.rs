@@ -72,7 +72,12 @@ fn readers(encoder: bool) -> Bodies {
         created_s: 1_700_000_000,
         about: About::default(),
         default_max_tokens: None,
-        pooled: Pooled { pooling: encoder.then_some(Pooling::Mean), normalize: true, sigmoid: true },
+        pooled: Pooled {
+            pooling: encoder.then_some(Pooling::Mean),
+            normalize: true,
+            sigmoid: true,
+            ..Pooled::default()
+        },
         sampling: SamplingDefaults::default(),
     };
     let media = MediaConfig { fetch: MediaFetch::Off, ..MediaConfig::default() };

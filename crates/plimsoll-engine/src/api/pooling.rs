@@ -4,8 +4,6 @@
 //! and its result is collected row by row. Sums go from position to position, whatever the chunks, so the bits do not
 //! depend on the other requests.
 
-use std::str::FromStr;
-
 use crate::api::error::Failure;
 
 /// What a sequence becomes.
@@ -21,19 +19,6 @@ pub enum Pooling {
     Score,
     /// What the model's dense layers make of the pooled states; the model pools them itself.
     Dense,
-}
-
-impl FromStr for Pooling {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "mean" => Ok(Self::Mean),
-            "last" => Ok(Self::Last),
-            "cls" => Ok(Self::First),
-            _ => Err(format!("'{name}' is no pooling: use mean, last or cls")),
-        }
-    }
 }
 
 impl Pooling {

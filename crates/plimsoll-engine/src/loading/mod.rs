@@ -4,6 +4,7 @@
 
 pub(crate) mod error;
 pub(crate) mod generation;
+pub(crate) mod rank;
 pub mod sentence;
 
 use std::path::Path;
@@ -13,6 +14,7 @@ use plimsoll_formats::{Checkpoint, GgufMeta, GgufValue, Mmproj};
 use plimsoll_memory::heap;
 use plimsoll_text::{ChatTemplate, FimIds, GgufVocab, TemplateSources, TextError, Tokenizer};
 
+use crate::loading::rank::Rank;
 use crate::loading::sentence::Sentence;
 use crate::sampling::SamplingParams;
 pub use error::LoadingError;
@@ -68,7 +70,9 @@ pub struct LoadedModel {
     pub template: Option<Arc<ChatTemplate>>,
     /// Defaults from the checkpoint's own files.
     pub defaults: CheckpointDefaults,
-    /// Heap bytes that tokenizer and template take, measured while they were made; none where the heap is not counted.
+    /// How it scores a document for a query, or what it lacks for that.
+    pub rank: Result<Rank, String>,
+    /// Heap bytes that tokenizer, template and scoring take, measured while they were made; none where the heap is not counted.
     pub text_bytes: Option<u64>,
 }
 
@@ -87,11 +91,13 @@ impl LoadedModel {
             None => from_directory(checkpoint.dir())?,
         };
         let template = template.map(|sources| template_of(&sources, &tokenizer)).transpose()?;
+        let rank = Rank::read(&checkpoint, &tokenizer);
         let text_bytes = heap::in_use().checked_sub(before).filter(|bytes| *bytes > 0);
         Ok(Self {
             defaults: CheckpointDefaults::read(&checkpoint)?,
             tokenizer: Arc::new(tokenizer),
             template: template.map(Arc::new),
+            rank,
             checkpoint,
             text_bytes,
         })

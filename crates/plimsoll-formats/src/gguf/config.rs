@@ -14,6 +14,9 @@ use crate::error::{FormatError, quote};
 use crate::family::{self, Family};
 use crate::variant::{Mixer, Variant};
 
+/// The rows of the answers "yes" and "no", in this order.
+pub const JUDGE: &str = "cls.output.weight";
+
 /// Builds and checks the configuration.
 pub(super) fn from_meta(
     meta: &GgufMeta,
@@ -27,7 +30,7 @@ pub(super) fn from_meta(
     let keys = Keys { meta, prefix: meta.str("general.architecture").unwrap_or_default() };
     let built = match architecture.is_encoder() {
         true => encoder::build(&keys, architecture, directory),
-        false => refuse_scores(directory).and_then(|()| build(&keys, architecture, directory)),
+        false => build(&keys, architecture, directory),
     };
     let built = built.and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
@@ -97,7 +100,7 @@ fn build(keys: &Keys, architecture: Architecture, directory: &Directory) -> Resu
         qk_norm: hybrid
             || family.is_some() && has("model.layers.0.self_attn.q_norm.weight")
             || matches!(architecture, Architecture::Qwen3 | Architecture::Qwen3Moe),
-        variant: Variant::default(),
+        variant: Variant { judges: judges(keys, &architecture, directory)?, ..Variant::default() },
         tie_word_embeddings: !has("lm_head.weight"),
         hidden_act: Activation::Silu,
         query_scale: query_scale(keys, head_dim),
@@ -118,14 +121,21 @@ fn build(keys: &Keys, architecture: Architecture, directory: &Directory) -> Resu
     Ok(config)
 }
 
-/// Refuses a decoder that scores texts. Its file may lack the output head, which would then be read as tied.
-fn refuse_scores(directory: &Directory) -> Result<(), FormatError> {
-    match directory.get("cls.output.weight") {
-        None => Ok(()),
-        Some(_) => Err(FormatError::Unsupported(
-            "a decoder with a classifier (cls.output), as rerankers in GGUF have it; use the model's safetensors"
-                .to_owned(),
-        )),
+/// Whether the file has the rows of two answers, and no output head, as llama.cpp's converter writes Qwen3-Reranker.
+fn judges(keys: &Keys, architecture: &Architecture, directory: &Directory) -> Result<bool, FormatError> {
+    let Some(rows) = directory.get(JUDGE).map(|entry| entry.info.rows()) else { return Ok(false) };
+    let refused = |what: String| Err(FormatError::Unsupported(format!("{what}; use the model's safetensors")));
+    if keys.prefix != "qwen3" {
+        return refused(format!(
+            "a classifier (cls.output) of {architecture}: among decoders, Qwen3-Reranker alone has one here"
+        ));
+    }
+    let labels = keys.path("classifier.output_labels");
+    let named: Option<Vec<&str>> = keys.meta.strings(&labels).map(|names| names.iter().collect());
+    match (rows, named.as_deref()) {
+        (2, None | Some(["yes", "no"])) => Ok(true),
+        (2, Some(names)) => refused(format!("{labels} is {names:?}; supported is [\"yes\", \"no\"]")),
+        (rows, _) => refused(format!("cls.output has {rows} rows; supported are 2, for \"yes\" and \"no\"")),
     }
 }
 

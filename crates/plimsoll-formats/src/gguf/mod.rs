@@ -14,6 +14,7 @@ mod meta;
 mod mmproj;
 mod names;
 
+pub use config::JUDGE;
 pub use meta::{GgufMeta, GgufStrings, GgufValue};
 pub use mmproj::{Mmproj, MmprojState, Processor};
 pub(crate) use mmproj::{attach, is_mmproj};

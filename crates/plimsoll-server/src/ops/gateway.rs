@@ -173,7 +173,7 @@ pub(crate) async fn model_info(State(state): State<Arc<ModelState>>) -> Response
         model_path: name,
         tokenizer_path: name,
         served_model_name: name,
-        is_generation: !limits.encoder,
+        is_generation: state.served.generates(),
         has_image_understanding: engine.media().is_some_and(|media| media.image.is_some()),
         has_audio_understanding: engine.media().is_some_and(|media| media.audio.is_some()),
         max_context_length: limits.max_req_total_len,

@@ -70,7 +70,7 @@ impl Cut {
 
     /// Token ids of a text that stands alone.
     pub fn encode(self, state: &ModelState, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
-        let mut ids = self.readable(state, param, text, add_special)?;
+        let mut ids = self.readable(state, text, |text| state.encode(param, &[text], add_special))?;
         let (before, after) = if add_special { state.served.tokenizer.around() } else { (0, 0) };
         let own = ids.len() - before - after;
         let keep = self.room(before + after)?.min(self.document.unwrap_or(usize::MAX)).min(own);
@@ -81,8 +81,27 @@ impl Cut {
 
     /// Token ids of a text that becomes a part of a longer input.
     pub fn encode_part(self, state: &ModelState, param: &str, text: &str) -> ApiResult<Vec<u32>> {
-        let mut ids = self.readable(state, param, text, false)?;
+        let mut ids = self.readable(state, text, |text| state.encode(param, &[text], false))?;
         ids.truncate(self.document.unwrap_or(usize::MAX));
+        ids.shrink_to_fit();
+        Ok(ids)
+    }
+
+    /// Token ids of a text that goes on with a document, in an input with `around` other tokens. A special token in it is text.
+    pub fn encode_behind(
+        self,
+        state: &ModelState,
+        param: &str,
+        before: &str,
+        document: &str,
+        around: usize,
+    ) -> ApiResult<Vec<u32>> {
+        let encode = |text: &str| state.encode_plain(param, &[text]);
+        let mut ids = self.readable(state, &[before, document].concat(), encode)?;
+        if let Some(most) = self.document {
+            ids.truncate(encode(before)?.len().saturating_add(most));
+        }
+        ids.truncate(self.room(around)?);
         ids.shrink_to_fit();
         Ok(ids)
     }
@@ -101,12 +120,17 @@ impl Cut {
     }
 
     /// Token ids of a text; of one that is cut, of as much as can be read.
-    fn readable(self, state: &ModelState, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
+    fn readable(
+        self,
+        state: &ModelState,
+        text: &str,
+        encode: impl Fn(&str) -> ApiResult<Vec<u32>>,
+    ) -> ApiResult<Vec<u32>> {
         let beginning = if self.input.or(self.document).is_some() { state.beginning(text) } else { text };
-        let ids = state.encode(param, &[beginning], add_special)?;
+        let ids = encode(beginning)?;
         // A text of blanks, say, is longer than any that is known to fit, and may go on behind what was looked at.
         let enough = ids.len() >= state.served.engine.limits().max_req_total_len as usize;
-        if enough || beginning.len() == text.len() { Ok(ids) } else { state.encode(param, &[text], add_special) }
+        if enough || beginning.len() == text.len() { Ok(ids) } else { encode(text) }
     }
 
     /// Tokens that are left for what the client has sent.

@@ -1,9 +1,9 @@
-//! How well texts fit each other: what reranking and scoring share. A classifier reads both texts of a pair together;
-//! an embedding model reads each alone, and the cosine of the two is the score.
+//! How well texts fit each other: what reranking and scoring share. A classifier reads both texts of a pair together,
+//! as does a decoder that answers with "yes" or "no"; an embedding model reads each alone, and the cosine of the two is the score.
 
 use std::sync::Arc;
 
-use plimsoll_engine::Embed;
+use plimsoll_engine::{Embed, Pooling, Rank};
 
 use super::cut::Cut;
 use super::run::run;
@@ -27,6 +27,9 @@ impl Judgement {
         pairs: &[(usize, usize)],
         cut: Cut,
     ) -> ApiResult<Self> {
+        if let Some(rank) = &state.served.pooled.rank {
+            return Self::by_answer(state, rank, [(a, first), (b, second)], pairs, cut);
+        }
         match state.served.engine.limits().labels {
             0 => Self::by_cosine(state, [(a, first), (b, second)], pairs, cut),
             1 => Self::by_classifier(state, [(a, first), (b, second)], pairs, cut),
@@ -54,6 +57,33 @@ impl Judgement {
         }
         let after = texts[0].1.len();
         Ok(Self { inputs, pairs: Some(pairs.iter().map(|(a, b)| (*a, after + b)).collect()) })
+    }
+
+    fn by_answer(
+        state: &ModelState,
+        rank: &Rank,
+        [(_, first), (param, second)]: [(&str, &[String]); 2],
+        pairs: &[(usize, usize)],
+        cut: Cut,
+    ) -> ApiResult<Self> {
+        let [head, tail] = &rank.around;
+        let around = head.len() + tail.len();
+        let limit = state.served.engine.limits().max_req_total_len as usize;
+        // A token has a byte at least. A pair repeats its texts: what all take is held before the first is written down.
+        let bytes = pairs.iter().map(|(a, b)| {
+            let text = rank.fixed_bytes() + first[*a].len() + second[*b].len();
+            text.min(limit) + around
+        });
+        let ids = size_of::<u32>() * bytes.sum::<usize>();
+        let longest = |texts: &[String]| texts.iter().map(String::len).max().unwrap_or(0);
+        let text = 2 * (rank.fixed_bytes() + longest(first)) + longest(second);
+        let _held = hold_answer(state, param, (ids + text) as u64)?;
+        let input = |(i, (a, b)): (usize, &(usize, usize))| {
+            let own = cut.encode_behind(state, param, &rank.before_document(&first[*a]), &second[*b], around)?;
+            check_length(state, param, i, pairs.len(), own.len() + around)?;
+            Ok(Input { ids: [head, &own[..], tail].concat(), embed: Embed::new(Pooling::Last) })
+        };
+        Ok(Self { inputs: pairs.iter().enumerate().map(input).collect::<ApiResult<_>>()?, pairs: None })
     }
 
     fn by_classifier(
@@ -90,7 +120,11 @@ impl Judgement {
 
     /// Bytes that the engine's results take.
     pub fn result_bytes(&self, state: &ModelState) -> u64 {
-        let size = if self.pairs.is_some() { state.served.engine.limits().embedding_size } else { 1 };
+        let size = if self.pairs.is_some() || state.served.pooled.rank.is_some() {
+            state.served.engine.limits().embedding_size
+        } else {
+            1
+        };
         self.inputs.len() as u64 * (u64::from(size) * size_of::<f32>() as u64 + size_of::<Vec<f32>>() as u64)
     }
 
@@ -106,6 +140,9 @@ impl Judgement {
         Ok(match &self.pairs {
             Some(pairs) => pairs.iter().map(|(a, b)| vector::cosine(&results[*a], &results[*b])).collect(),
             None => {
+                if let Some(rank) = &state.served.pooled.rank {
+                    return Ok(results.iter().map(|hidden| rank.score(hidden)).collect());
+                }
                 let raw = results.iter().map(|scores| f64::from(scores[0]));
                 raw.map(|x| if state.served.pooled.sigmoid { vector::sigmoid(x) } else { x }).collect()
             }

@@ -58,7 +58,9 @@ fn embedding(state: &ModelState) -> ApiResult<Embed> {
     }
     let message = match state.served.engine.limits().labels {
         0 if state.served.transcribes_only() => TRANSCRIBES_ONLY,
-        0 => "this model is not served for embeddings: start the server with --pooling mean, last or cls",
+        0 if state.served.pooled.rank.is_none() => {
+            "this model is not served for embeddings: start the server with --pooling mean, last or cls, or rank for a Qwen3-Reranker"
+        }
         _ => "this model scores pairs and makes no embeddings: ask /v1/rerank or /v1/score",
     };
     Err(ApiError::unsupported("model", message))

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, MediaSpec, Pooling, Transcript};
+use plimsoll_engine::{EngineHandle, MediaSpec, Pooling, Rank, Transcript};
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde::Serialize;
@@ -69,7 +69,7 @@ pub(crate) fn is_named(names: &[String], name: &str) -> bool {
 }
 
 /// How a model's embeddings and scores are made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pooled {
     /// What a text's hidden states become; none: the model makes no embeddings here.
     pub pooling: Option<Pooling>,
@@ -77,6 +77,10 @@ pub struct Pooled {
     pub normalize: bool,
     /// Whether a classifier's score goes through the logistic function.
     pub sigmoid: bool,
+    /// How a decoder scores texts by its next token; none: it does not.
+    pub rank: Option<Rank>,
+    /// Whether it does nothing else: the checkpoint has no output head.
+    pub judges: bool,
 }
 
 /// How a model's replies are read.
@@ -139,9 +143,9 @@ pub enum SamplingSource {
 }
 
 impl Served {
-    /// Whether the model writes text; an encoder does not.
+    /// Whether the model writes text; an encoder and a decoder without an output head do not.
     pub fn generates(&self) -> bool {
-        !self.engine.limits().encoder
+        !self.engine.limits().encoder && !self.pooled.judges
     }
 
     /// Whether the model takes an audio clip and nothing else.

@@ -107,7 +107,10 @@ impl ModelState {
     /// 400 where the model writes no text.
     pub fn check_writes(&self) -> ApiResult<()> {
         if !self.served.generates() {
-            let message = "this model makes embeddings only: ask /v1/embeddings, /v1/rerank or /v1/score";
+            let message = match self.served.pooled.judges {
+                true => "this model scores texts only: ask /v1/rerank or /v1/score",
+                false => "this model makes embeddings only: ask /v1/embeddings, /v1/rerank or /v1/score",
+            };
             return Err(ApiError::unsupported("model", message));
         }
         Ok(())

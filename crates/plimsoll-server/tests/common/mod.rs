@@ -149,7 +149,7 @@ fn served_with_media(
     let tokenizer = if media.is_some() { tokenizer_with(&SEEING_SPECIALS) } else { tokenizer() };
     // Texts are embedded where the model is an encoder without a classifier.
     let pooling = (limits.encoder && limits.labels == 0).then_some(Pooling::Mean);
-    let pooled = Pooled { pooling, normalize: true, sigmoid: true };
+    let pooled = Pooled { pooling, normalize: true, sigmoid: true, ..Pooled::default() };
     let Scripted { handle, observed } = scripted_with_media(limits, media, script);
     handle.set_stall_limit(PATIENCE);
     let template = Arc::new(ChatTemplate::new(template, "", "<|im_end|>").unwrap());

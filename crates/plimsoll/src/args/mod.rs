@@ -29,7 +29,7 @@ pub use launch::{Client, LaunchArgs};
 pub use model::ModelArgs;
 pub use models::ModelsArgs;
 pub use plan::PlanArgs;
-pub use reading::{GenerationConfig, ReadingArgs};
+pub use reading::{GenerationConfig, PoolingMode, ReadingArgs};
 pub use replay::ReplayArgs;
 pub use run::RunArgs;
 pub use serve::ServeArgs;

@@ -1,5 +1,7 @@
 //! Flags about a model's replies and embeddings.
 
+use std::str::FromStr;
+
 use clap::{Args, ValueEnum};
 use plimsoll_engine::Pooling;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
@@ -13,13 +15,36 @@ pub struct ReadingArgs {
     /// Format of the model's reasoning: auto (read from the chat template), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.
     #[arg(long, default_value = "auto")]
     pub reasoning_parser: Choice<ReasoningFormat>,
-    /// Pooling mode of embeddings: mean, last or cls [default: as in the checkpoint's sentence-transformers files or the GGUF file;
+    /// Pooling mode of embeddings: mean, last or cls; or rank, for a Qwen3-Reranker, which scores texts by its next token [default: as in the checkpoint's sentence-transformers files or the GGUF file;
     /// mean for encoders without either].
     #[arg(long)]
-    pub pooling: Option<Pooling>,
+    pub pooling: Option<PoolingMode>,
     /// Default sampling: auto (the checkpoint's generation_config.json; without one temperature 0.7, top_p 0.95, min_p 0.05) or off (temperature 1, no filter).
     #[arg(long, value_enum, default_value_t = GenerationConfig::Auto)]
     pub generation_config: GenerationConfig,
+}
+
+/// What a text becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolingMode {
+    /// An embedding.
+    Embedding(Pooling),
+    /// A score, with the text that it is compared with.
+    Rank,
+}
+
+impl FromStr for PoolingMode {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "mean" => Ok(Self::Embedding(Pooling::Mean)),
+            "last" => Ok(Self::Embedding(Pooling::Last)),
+            "cls" => Ok(Self::Embedding(Pooling::First)),
+            "rank" => Ok(Self::Rank),
+            _ => Err(format!("unknown pooling mode '{name}': use mean, last, cls or rank")),
+        }
+    }
 }
 
 /// Whether a checkpoint's recommendations hold.

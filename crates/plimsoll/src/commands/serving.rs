@@ -6,13 +6,13 @@ use std::net::SocketAddr;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{CheckpointDefaults, EngineHandle, LoadedModel, LoadingError, Pooling, Sentence};
+use plimsoll_engine::{CheckpointDefaults, EngineHandle, LoadedModel, LoadingError, Pooling, Sentence, ranks};
 use plimsoll_formats::{Architecture, Checkpoint, Encoding, ModelConfig};
 use plimsoll_memory::Bytes;
 use plimsoll_server::{About, Formats, Pooled, SamplingDefaults, SamplingSource, Served};
 use sd_notify::NotifyState;
 
-use crate::args::{GenerationConfig, ReadingArgs};
+use crate::args::{GenerationConfig, PoolingMode, ReadingArgs};
 
 /// A model with its engine, as it is served.
 pub fn served(
@@ -22,6 +22,11 @@ pub fn served(
     names: Vec<String>,
 ) -> anyhow::Result<Served> {
     let (pooled, sampling) = settled(model.defaults, Some(&model.checkpoint.config), reading)?;
+    let judges = model.checkpoint.config.variant.judges;
+    let rank = match judges || reading.pooling == Some(PoolingMode::Rank) {
+        true => Some(model.rank.map_err(|why| anyhow::anyhow!("the model cannot score texts: {why}"))?),
+        false => None,
+    };
     log_sampling(&sampling);
     Ok(Served {
         about: about(&model.checkpoint),
@@ -29,7 +34,7 @@ pub fn served(
         tokenizer: model.tokenizer,
         formats: Formats::new(model.template.as_deref(), reading.tool_call_parser, reading.reasoning_parser),
         template: model.template,
-        pooled,
+        pooled: Pooled { rank, judges, ..pooled },
         names,
         created_s: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs()),
         default_max_tokens: None,
@@ -131,7 +136,7 @@ fn log_sampling(sampling: &SamplingDefaults) {
 /// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
 /// the mean.
 fn pooled(
-    asked: Option<Pooling>,
+    asked: Option<PoolingMode>,
     sentence: Result<Option<Sentence>, LoadingError>,
     config: Option<&ModelConfig>,
 ) -> anyhow::Result<Pooled> {
@@ -139,7 +144,18 @@ fn pooled(
         anyhow::bail!("--pooling: this model takes audio and makes no embeddings; leave --pooling out");
     }
     let encoder = config.and_then(|config| config.encoder);
-    let classifies = encoder.is_some_and(|encoder| encoder.labels.is_some());
+    let judges = config.is_some_and(|config| config.variant.judges);
+    let asked = match asked {
+        Some(PoolingMode::Embedding(pooling)) => Some(pooling),
+        Some(PoolingMode::Rank) => match config {
+            Some(config) if !ranks(&config.architecture) => {
+                anyhow::bail!("--pooling rank: {} does not score texts; Qwen3-Reranker does", config.architecture)
+            }
+            _ => return Ok(Pooled { sigmoid: true, ..Pooled::default() }),
+        },
+        None => None,
+    };
+    let classifies = judges || encoder.is_some_and(|encoder| encoder.labels.is_some());
     if classifies && asked.is_some() {
         anyhow::bail!("--pooling: this model scores pairs and makes no embeddings");
     }
@@ -161,6 +177,7 @@ fn pooled(
         pooling: pooling.filter(|_| !classifies),
         normalize: sentence.is_none_or(|sentence| sentence.normalize),
         sigmoid: encoder.is_none_or(|encoder| encoder.sigmoid),
+        ..Pooled::default()
     })
 }
 

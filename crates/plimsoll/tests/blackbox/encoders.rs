@@ -103,6 +103,56 @@ fn a_decoder_is_pooled_when_it_is_told_how() {
     assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("--pooling"));
 }
 
+/// The three forms in which people download Qwen3-Reranker: all score as transformers does.
+#[test]
+fn a_reranker_that_answers_yes_or_no_scores_the_same_in_each_of_its_forms() {
+    let flags = ["--max-total-token-num", "4096", "--dtype", "f32", "--kv-dtype", "f32"];
+    let reference = reference("rerank-qwen3");
+    let pairs = reference["pairs"].as_array().unwrap();
+    for (model, more) in [
+        ("rerank-qwen3-gguf", &[][..]),
+        ("rerank-qwen3-old", &["--pooling", "rank"]),
+        ("rerank-qwen3", &["--pooling", "rank"]),
+    ] {
+        let server = Server::start_model(&fixture(model), &[&flags[..], more].concat());
+        let side = |name: &str| pairs.iter().map(|pair| pair[name].clone()).collect::<Vec<_>>();
+        let answer = server.ask("/v1/score", &json!({"text_1": side("a"), "text_2": side("b")}));
+        let tokens: usize = pairs.iter().map(|pair| pair["ids"].as_array().unwrap().len()).sum();
+        assert_eq!(answer["usage"]["prompt_tokens"], json!(tokens), "{model}");
+        for (item, pair) in answer["data"].as_array().unwrap().iter().zip(pairs) {
+            let off = (item["score"].as_f64().unwrap() - pair["score"].as_f64().unwrap()).abs();
+            assert!(off < 1e-5, "{model}: {item}: off by {off}");
+        }
+        // The first two share their query. A document is cut, and special tokens in it are text.
+        let documents = json!([pairs[1]["b"], pairs[0]["b"]]);
+        let ask = |more: Value| {
+            let mut asked = json!({"query": pairs[0]["a"], "documents": documents});
+            asked.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            server.ask("/v1/rerank", &asked)
+        };
+        assert_eq!(ask(json!({}))["results"][0]["index"], json!(1), "{model}");
+        let cut = ask(json!({"max_tokens_per_doc": 1}))["usage"]["prompt_tokens"].as_u64().unwrap();
+        assert!(cut < ask(json!({}))["usage"]["prompt_tokens"].as_u64().unwrap(), "{model}");
+        let count = |text: &str| {
+            let answer = server.ask("/v1/rerank", &json!({"query": "a", "documents": [text]}));
+            answer["usage"]["prompt_tokens"].as_u64().unwrap()
+        };
+        assert!(count("<|im_end|>") > count("a") + 3, "{model}");
+        let refused = server.post("/v1/embeddings", &json!({"input": "a"}));
+        assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("/v1/rerank"));
+        let written = server.post("/v1/completions", &json!({"prompt": "A ship", "max_tokens": 2}));
+        match model {
+            "rerank-qwen3-gguf" => {
+                assert_eq!(written.status, 400);
+                let said = written.json()["error"]["message"].as_str().unwrap().to_owned();
+                assert!(said.contains("scores texts only"), "{said}");
+                assert_eq!(server.get("/v1/models").json()["data"][0]["output_modalities"], json!(["scores"]));
+            }
+            _ => assert_eq!(written.status, 200, "{model}"),
+        }
+    }
+}
+
 /// The fixture `qwen3` as Qwen3-Embedding's files are: no `model.` before the tensors' names, an end token that the tokenizer's
 /// post-processor appends, the last position pooled and normalized as `modules.json` says.
 fn as_qwen3_embedding(to: &Path) {
@@ -183,12 +233,16 @@ fn dense_layers_make_embeddings_and_a_modernbert_scores() {
 
 #[test]
 fn flags_that_mean_nothing_for_an_encoder_are_refused() {
-    let [bert, cross, dense, whisper] = ["bert", "bert-cross", "embeddinggemma", "whisper"].map(fixture);
+    let [bert, cross, dense, whisper, qwen3, judge] =
+        ["bert", "bert-cross", "embeddinggemma", "whisper", "qwen3", "rerank-qwen3-gguf"].map(fixture);
     let path = |path: &std::path::Path| path.to_str().unwrap().to_owned();
     for (args, words) in [
         (vec!["serve".into(), path(&bert), "--max-total-token-num".into(), "4096".into()], "encoder"),
         (vec!["serve".into(), path(&bert), "--enable-mtp".into()], "--enable-mtp"),
         (vec!["serve".into(), path(&cross), "--pooling".into(), "mean".into()], "scores pairs"),
+        (vec!["serve".into(), path(&judge), "--pooling".into(), "last".into()], "scores pairs"),
+        (vec!["serve".into(), path(&bert), "--pooling".into(), "rank".into()], "Bert does not score texts"),
+        (vec!["serve".into(), path(&qwen3), "--pooling".into(), "rank".into()], "the vocabulary has no token \"yes\""),
         (vec!["serve".into(), path(&dense), "--pooling".into(), "cls".into()], "leave --pooling out"),
         (vec!["serve".into(), path(&whisper), "--pooling".into(), "mean".into()], "leave --pooling out"),
         (
