@@ -3,7 +3,7 @@
 use crate::activation::Activation;
 use crate::architecture::Architecture;
 use crate::bounds::LAYERS_MAX;
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::{Experts, ModelConfig, RopeScaling, Routing};
 use crate::encoder::Encoder;
 use crate::error::FormatError;
 use crate::variant::Variant;
@@ -18,6 +18,29 @@ pub(crate) struct Sizes {
     pub(crate) max_context: usize,
     pub(crate) eps: f32,
     pub(crate) activation: Activation,
+}
+
+/// Experts in every other layer, the second one first: those of nomic-bert. Their weights are a softmax over all of them.
+pub(crate) fn alternating_experts(
+    config: &ModelConfig,
+    every: usize,
+    [count, top_k]: [usize; 2],
+) -> Result<Experts, FormatError> {
+    // The published code and llama.cpp disagree about the layers of another step.
+    if every != 2 {
+        return Err(FormatError::Unsupported(format!("moe_every_n_layers {every} of nomic-bert; supported is 2")));
+    }
+    Ok(Experts {
+        count,
+        top_k,
+        width: config.intermediate_size,
+        shared_width: 0,
+        renormalise: false,
+        routing: Routing::default(),
+        alternating: false,
+        biases: false,
+        layers: (0..config.layers).map(|layer| layer % every == 1).collect(),
+    })
 }
 
 impl Sizes {

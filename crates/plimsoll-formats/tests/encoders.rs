@@ -122,16 +122,46 @@ fn nomic_bert_refuses_what_would_change_the_answer() {
     refused(
         ORIGINAL,
         &[
-            (json!({"activation_function": "gelu"}), "activation_function \"gelu\" of nomic-bert"),
-            (json!({"qkv_proj_bias": true}), "qkv_proj_bias other than false"),
-            (json!({"mlp_fc1_bias": null}), "mlp_fc1_bias other than false"),
+            (json!({"activation_function": "gelu_new"}), "activation_function \"gelu_new\" of nomic-bert"),
+            (json!({"activation_function": "gelu"}), "qkv_proj_bias false with this activation_function"),
+            (json!({"qkv_proj_bias": true}), "qkv_proj_bias true with this activation_function"),
+            (json!({"mlp_fc1_bias": null}), "mlp_fc1_bias true with this activation_function"),
             (json!({"rotary_emb_fraction": 0.5}), "rotary_emb_fraction other than 1"),
             (json!({"rotary_emb_scale_base": 512}), "rotary_emb_scale_base"),
             (json!({"num_heads_kv": 2}), "num_heads_kv other than n_head"),
-            (json!({"moe_every_n_layers": 2}), "moe_every_n_layers"),
+            (json!({"moe_every_n_layers": 2}), "moe_every_n_layers with a gate"),
             (json!({"architectures": ["NomicBertForSequenceClassification"]}), "a classifier in the original layout"),
         ],
     );
+}
+
+/// nomic-embed-text-v2-moe has experts in its odd layers, biases and no gate.
+#[test]
+fn nomic_bert_has_experts_in_every_other_layer() {
+    let with_experts = |change: Value| {
+        let mut keys = json!({
+            "activation_function": "gelu", "qkv_proj_bias": true, "mlp_fc1_bias": true, "mlp_fc2_bias": true, "n_inner": 100,
+            "num_experts": 8, "moe_top_k": 2, "moe_every_n_layers": 2
+        });
+        keys.as_object_mut().expect("an object").extend(change.as_object().expect("an object").clone());
+        with(ORIGINAL, keys)
+    };
+    let config = with_experts(json!({})).expect("it opens");
+    let experts = config.experts.clone().expect("experts");
+    assert_eq!((experts.count, experts.top_k, experts.width, experts.renormalise), (8, 2, 100, false));
+    assert!(experts.layers.iter().enumerate().all(|(layer, has)| *has == (layer % 2 == 1)));
+    assert!(config.attention_bias && config.attention_output_bias && config.mlp_bias && config.variant.ungated);
+    assert!(with_experts(json!({"moe_every_n_layers": 0})).expect("it opens").experts.is_none());
+    for (change, words) in [
+        (json!({"moe_every_n_layers": 3}), "moe_every_n_layers 3 of nomic-bert; supported is 2"),
+        (json!({"num_shared_experts": 1}), "num_shared_experts"),
+        (json!({"expert_choice_router": true}), "expert_choice_router true"),
+        (json!({"moe_normalize_expert_weights": true}), "moe_normalize_expert_weights true"),
+        (json!({"moe_top_k": 9}), "experts per token: 9"),
+    ] {
+        let refusal = with_experts(change).expect_err(words);
+        assert!(refusal.contains(words), "{refusal}");
+    }
 }
 
 const GEMMA: &str = r#"{"architectures": ["Gemma3TextModel"], "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4,
@@ -274,8 +304,12 @@ fn encoders_in_gguf_refuse_what_would_change_the_answer() {
     }
     let refusal = in_file("bert").tensor("position_embd.weight", &[64, 96]).refusal();
     assert!(refusal.contains("context_length is 128, and position_embd has 96 rows"), "{refusal}");
-    let unknown = in_file("nomic-bert-moe").open().expect("no model runs it").config.architecture;
-    assert_eq!(unknown, Architecture::Other("nomic-bert-moe".to_owned()));
+    let mut mixture = in_file("nomic-bert-moe");
+    let refusal = mixture.u32("nomic-bert-moe.expert_count", 8).refusal();
+    assert!(refusal.contains("nomic-bert-moe.expert_used_count is missing"), "{refusal}");
+    let refusal =
+        mixture.u32("nomic-bert-moe.expert_used_count", 2).u32("nomic-bert-moe.moe_every_n_layers", 3).refusal();
+    assert!(refusal.contains("moe_every_n_layers 3 of nomic-bert; supported is 2"), "{refusal}");
 }
 
 /// A file of Qwen3-Reranker has the rows of two answers, and says which.

@@ -258,6 +258,7 @@ fn models_with_missing_operations_are_named() {
         ("bert", None),
         ("bert-modern-mean", None),
         ("bert-nomic", None),
+        ("bert-nomic-moe", None),
         ("vl-qwen2.5", None),
         ("gptq-llama-actorder", Some("columns ordered by activation")),
     ] {

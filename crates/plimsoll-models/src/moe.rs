@@ -4,7 +4,7 @@
 //! Checkpoints store experts one by one, or stacked with gate and up projection apart or together; here they are the same.
 
 use plimsoll_device::{
-    Activation, Buf, Declare, DeclareError, Device, DeviceError, Experts, LinearId, Mode, RowPiece, Scoring,
+    Activation, Buf, Declare, DeclareError, Device, DeviceError, Experts, LinearId, Mode, RowPiece, Scoring, VectorId,
 };
 use plimsoll_formats::{Architecture, Experts as ExpertsConfig, Method, ModelConfig, Routing};
 
@@ -27,6 +27,8 @@ pub struct MoeBlock {
     /// Bound of the tanh soft cap on the router's logits.
     logit_softcap: Option<f32>,
     weighs_inputs: bool,
+    /// What is added to the sum of the experts.
+    bias: Option<VectorId>,
     /// Projections to the experts' own width and back, and that width, where they have one.
     latent: Option<([LinearId; 2], usize)>,
 }
@@ -70,6 +72,10 @@ impl MoeBlock {
             }
             None => None,
         };
+        let bias = match stored {
+            Stored::Flat => Some(declare.vector(&format!("{prefix}.experts.bias"), hidden, 0.0)?),
+            _ => None,
+        };
         let hidden = latent.map_or(hidden, |(_, width)| width);
         let prefix = format!("{prefix}.experts");
         let mut matrices = |part| {
@@ -97,6 +103,7 @@ impl MoeBlock {
             logit_scale: 1.0,
             logit_softcap: experts.routing.logit_softcap,
             weighs_inputs: experts.routing.weighs_inputs,
+            bias,
             latent,
         })
     }
@@ -156,6 +163,9 @@ impl MoeBlock {
                 device.experts(&experts, result, inner, router, Mode::Store)?;
                 device.linear_rows(result.into(), &[(from, out)], mode, bf16_rows)?;
             }
+        }
+        if let Some(bias) = self.bias {
+            device.add_rows(out, bias, &|_| 0);
         }
         if let Some(shared) = &self.shared {
             let part = device.temp(x.rows, x.cols)?;
@@ -220,6 +230,9 @@ enum Stored {
     /// Gate and up projection in one tensor, gate first or by turns: [experts, 2 · width, hidden]; and one for down. Each may have its inputs before
     /// its outputs: [experts, hidden, 2 · width].
     Fused { inputs_first: [bool; 2] },
+    /// One tensor for each matrix, in two dimensions: [experts · width, hidden]. The inputs of down come before its outputs, and a bias
+    /// follows the sum of the experts. nomic-bert.
+    Flat,
 }
 
 impl Stored {
@@ -232,6 +245,12 @@ impl Stored {
                 Self::Fused { inputs_first: inputs_first(prefix, (experts.width, config.hidden_size), declare) }
             }
             _ if has("gate_up_proj") => fused,
+            Architecture::NomicBert if !has("up_proj") => Self::Flat,
+            Architecture::NomicBert
+                if declare.shape(&format!("{prefix}.experts.up_proj.weight")).is_some_and(|shape| shape.len() == 2) =>
+            {
+                Self::Flat
+            }
             _ if has("gate_proj") || has("up_proj") => Self::Stacked,
             _ if has("0.gate_proj") || has("0.up_proj") => Self::Single,
             _ if experts.alternating => fused,
@@ -269,6 +288,13 @@ impl Stored {
                 return match experts.biases {
                     true => declare.linear_with_bias(&module, out, k),
                     false => declare.linear(&format!("{module}.weight"), out, k),
+                };
+            }
+            (Self::Flat, part) => {
+                let (name, stored) = (format!("{prefix}.{own}.weight"), [count * width, hidden]);
+                return match part {
+                    Part::Down => declare.turned(&name, &stored, (expert * width, 0, 1), (out, k), None),
+                    _ => declare.linear_rows(&name, &stored, &[RowPiece::span(expert * width, width)], k),
                 };
             }
             (Self::Stacked, _) => (own, out, 0, 1, false),

@@ -98,6 +98,12 @@ fn nomic_bert_in_its_original_form() {
 }
 
 #[test]
+fn nomic_bert_with_experts() {
+    check("bert-nomic-moe");
+    check("bert-gguf-nomic-moe");
+}
+
+#[test]
 fn nomic_bert_with_a_classifier() {
     check("bert-nomic-cross");
 }
@@ -341,6 +347,7 @@ fn an_encoder_is_planned_without_a_pool_and_proven() {
         "bert-modern-mean",
         "bert-nomic",
         "bert-nomic-cross",
+        "bert-nomic-moe",
         "embeddinggemma",
         "embeddinggemma-bare",
     ] {

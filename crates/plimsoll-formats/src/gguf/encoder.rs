@@ -1,4 +1,4 @@
-//! Encoders of text in GGUF files: `bert` (also RoBERTa and XLM-RoBERTa), `nomic-bert` and `modern-bert`.
+//! Encoders of text in GGUF files: `bert` (also RoBERTa and XLM-RoBERTa), `nomic-bert`, `nomic-bert-moe` and `modern-bert`.
 //!
 //! The converter removes the rows of RoBERTa's table that stand before its first position, so that the three BERTs are one. Files have
 //! no key for the activation. Reference: llama.cpp, its converter and the models' loaders.
@@ -9,7 +9,7 @@ use crate::architecture::Architecture;
 use crate::config::ModelConfig;
 use crate::directory::Directory;
 use crate::encoder::{Classifier, Dense, DenseLayer, Encoder};
-use crate::encoder_sizes::Sizes;
+use crate::encoder_sizes::{Sizes, alternating_experts};
 use crate::error::FormatError;
 use crate::family::Names;
 
@@ -54,7 +54,8 @@ pub(super) fn build(
     let rows = |name: &str| directory.get(name).map(|entry| entry.info.rows());
     let has = |part: &str| directory.get(&format!("model.layers.0.{part}")).is_some();
     let eps = ["attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"].map(|key| keys.f32(key));
-    let modern = architecture == Architecture::ModernBert;
+    let (modern, mixture) = (architecture == Architecture::ModernBert, keys.prefix == "nomic-bert-moe");
+    let gated = modern || architecture == Architecture::NomicBert && !mixture;
     let sizes = Sizes {
         hidden: keys.need("embedding_length")?,
         layers: keys.need("block_count")?,
@@ -66,12 +67,13 @@ pub(super) fn build(
         },
         max_context: keys.need("context_length")?,
         eps: eps[0].or(eps[1]).ok_or_else(|| keys.missing("attention.layer_norm_epsilon"))?,
-        activation: if architecture == Architecture::NomicBert { Activation::Silu } else { Activation::Gelu },
+        activation: if gated && !modern { Activation::Silu } else { Activation::Gelu },
     };
     let encoder = Encoder {
         positions: rows("embeddings.position_embeddings.weight").unwrap_or(0),
         token_types: rows("embeddings.token_type_embeddings.weight").unwrap_or(0),
         labels: rows("classifier.out_proj.weight"),
+        gated,
         ..Encoder::PLAIN
     };
     let bert = architecture == Architecture::Bert;
@@ -85,12 +87,11 @@ pub(super) fn build(
         true => Encoder {
             norms_before: true,
             norm_bias: bias("model.norm"),
-            gated: true,
             // As llama.cpp has it; the file does not say.
             classifier: Classifier { mean: true, activation: Activation::Gelu, norm: true, ..classifier },
             ..encoder
         },
-        false => Encoder { gated: !bert, classifier, ..encoder },
+        false => Encoder { classifier, ..encoder },
     };
     check_head(directory, &encoder)?;
     let mut config = sizes.config(architecture, encoder)?;
@@ -104,6 +105,11 @@ pub(super) fn build(
     }
     if modern {
         windows(keys, &mut config)?;
+    }
+    if mixture {
+        let counts = [keys.need("expert_count")?, keys.need("expert_used_count")?];
+        config.experts = Some(alternating_experts(&config, keys.need("moe_every_n_layers")?, counts)?);
+        config.variant.ungated = true;
     }
     Ok(config)
 }

@@ -120,7 +120,7 @@ fn architecture_of(name: &str) -> Architecture {
         "qwen35" => Architecture::Qwen3_5,
         "qwen35moe" => Architecture::Qwen3_5Moe,
         "bert" => Architecture::Bert,
-        "nomic-bert" => Architecture::NomicBert,
+        "nomic-bert" | "nomic-bert-moe" => Architecture::NomicBert,
         "modern-bert" => Architecture::ModernBert,
         other => family::of_gguf(other)
             .map_or_else(|| Architecture::Other(other.to_owned()), |family| Architecture::Decoder(family.name)),

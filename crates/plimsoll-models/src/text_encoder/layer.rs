@@ -8,6 +8,7 @@ use plimsoll_formats::{Encoder, ModelConfig};
 use super::{Norm, matrix};
 use crate::Pass;
 use crate::block::{AttentionPlace, activation, feed_forward, projections};
+use crate::moe::MoeBlock;
 
 /// The part that works on each position by itself.
 enum Transform {
@@ -15,6 +16,8 @@ enum Transform {
     Plain { up: LinearId, down: LinearId, width: usize, act: Activation },
     /// `down(act(gate(x)) * up(x))`.
     Gated(FeedForward),
+    /// A mixture of experts.
+    Experts(Box<MoeBlock>),
 }
 
 /// Norms of the two halves of a layer.
@@ -57,7 +60,12 @@ impl Layer {
         let place = AttentionPlace { layer, cache: 0, sliding, shared: false };
         let [q, k, v] = projections(config, &attention, place, declare)?.map(|id| id.expect("a layer has all three"));
         let o = matrix(&format!("{attention}.o_proj"), config.attention_output_bias, (hidden, hidden), declare)?;
-        let transform = transform(config, encoder, &format!("{prefix}.mlp"), declare)?;
+        let transform = match config.experts.as_ref().filter(|experts| experts.layers[layer]) {
+            Some(experts) => {
+                Transform::Experts(Box::new(MoeBlock::declare(config, experts, &format!("{prefix}.mlp"), declare)?))
+            }
+            None => transform(config, encoder, &format!("{prefix}.mlp"), declare)?,
+        };
         let mut norm = |name: &str| Norm::declare(config, &format!("{prefix}.{name}"), declare);
         let norms = match encoder.norms_before {
             true => Norms::Before {
@@ -133,6 +141,15 @@ impl Layer {
     /// `x += transform(input)`.
     fn transform(&self, device: &mut dyn Device, input: Buf, x: Buf) -> Result<(), DeviceError> {
         match &self.transform {
+            Transform::Experts(experts) => {
+                // What is added must not be read again: the experts see the rows as they are before.
+                let scope = device.mark();
+                let part = device.temp(x.rows, x.cols)?;
+                experts.forward(device, input, part, Mode::Store, 0)?;
+                device.add(x, part);
+                device.release(scope);
+                Ok(())
+            }
             Transform::Gated(layer) => device.feed_forward(layer, input.into(), x, Mode::Add, 0),
             Transform::Plain { up, down, width, act } => {
                 let scope = device.mark();

@@ -1,4 +1,5 @@
-//! nomic-bert: BERT with rotated queries and keys, a gated feed-forward part and no biases in matrices.
+//! nomic-bert: BERT with rotated queries and keys, a gated feed-forward part and no biases in matrices. The second version has biases, no
+//! gate, and experts in every other layer.
 //!
 //! There are two forms of the configuration: that of transformers, and the one of the code that published checkpoints
 //! bring along, with keys of GPT-2 (`n_embd`).
@@ -8,9 +9,9 @@
 use super::{Family, activation, base, plain, refuse_true, token_types};
 use crate::activation::Activation;
 use crate::architecture::Architecture;
-use crate::config::{ModelConfig, RopeScaling};
+use crate::config::{Experts, ModelConfig, RopeScaling};
 use crate::encoder::Encoder;
-use crate::encoder_sizes::Sizes;
+use crate::encoder_sizes::{Sizes, alternating_experts};
 use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::rope;
@@ -29,7 +30,12 @@ pub(super) const FAMILY: Family = Family {
         ("encoder.layers.*.attn.out_proj", "model.layers.*.self_attn.o_proj"),
         ("encoder.layers.*.mlp.fc11", "model.layers.*.mlp.up_proj"),
         ("encoder.layers.*.mlp.fc12", "model.layers.*.mlp.gate_proj"),
+        ("encoder.layers.*.mlp.fc1", "model.layers.*.mlp.up_proj"),
         ("encoder.layers.*.mlp.fc2", "model.layers.*.mlp.down_proj"),
+        ("encoder.layers.*.mlp.router.layer", "model.layers.*.mlp.gate"),
+        ("encoder.layers.*.mlp.experts.mlp.w1", "model.layers.*.mlp.experts.up_proj.weight"),
+        ("encoder.layers.*.mlp.experts.mlp.w2", "model.layers.*.mlp.experts.down_proj.weight"),
+        ("encoder.layers.*.mlp.experts.bias", "model.layers.*.mlp.experts.bias"),
         ("encoder.layers.*.norm1", "model.layers.*.post_attention_layernorm"),
         ("encoder.layers.*.norm2", "model.layers.*.post_mlp_layernorm"),
         ("emb_ln", "embeddings.LayerNorm"),
@@ -79,7 +85,8 @@ fn read(config: &Lookup) -> Result<ModelConfig, FormatError> {
 
 /// The form of the published checkpoints.
 fn read_original(config: &Lookup) -> Result<ModelConfig, FormatError> {
-    refuse(config)?;
+    let (activation, gated) = gate_of(config)?;
+    refuse(config, gated)?;
     let step = config.size("pad_vocab_size_multiple")?.unwrap_or(1).max(1);
     let positions = config.size("n_positions")?.unwrap_or(POSITIONS);
     // Longer texts than those of training rotate otherwise where a factor is given.
@@ -90,14 +97,14 @@ fn read_original(config: &Lookup) -> Result<ModelConfig, FormatError> {
         hidden: config.need("n_embd")?,
         layers: config.need("n_layer")?,
         heads: config.need("n_head")?,
-        intermediate: rounded(config.need("n_inner")?, WIDTH_STEP),
+        intermediate: rounded(config.need("n_inner")?, if gated { WIDTH_STEP } else { 1 }),
         vocab: rounded(config.need("vocab_size")?, step),
         max_context: if scaled { positions.min(trained) } else { positions },
         eps: config.f32("layer_norm_epsilon")?.unwrap_or(1e-5),
-        activation: gate_of(config)?,
+        activation,
     };
     let token_types = config.size("type_vocab_size")?.unwrap_or(2);
-    let encoder = Encoder { token_types, gated: true, ..plain(config)? };
+    let encoder = Encoder { token_types, gated, ..plain(config)? };
     if encoder.labels.is_some() {
         return Err(FormatError::Unsupported(
             "a classifier in the original layout of nomic-bert; convert it to the transformers layout".to_owned(),
@@ -107,6 +114,11 @@ fn read_original(config: &Lookup) -> Result<ModelConfig, FormatError> {
     built.rope_theta = config.f32("rotary_emb_base")?.unwrap_or(THETA);
     built.rope_local_theta = built.rope_theta;
     built.variant.fused_qkv = true;
+    built.variant.ungated = !gated;
+    for bias in [&mut built.attention_bias, &mut built.attention_output_bias, &mut built.mlp_bias] {
+        *bias = !gated;
+    }
+    built.experts = experts(config, &built)?;
     Ok(built)
 }
 
@@ -115,20 +127,30 @@ fn rounded(size: usize, step: usize) -> usize {
     size.checked_next_multiple_of(step).unwrap_or(size)
 }
 
-/// The activation of the gate. The published code has feed-forward parts without a gate, too.
-fn gate_of(config: &Lookup) -> Result<Activation, FormatError> {
+/// The mixture of experts, if there is one.
+fn experts(config: &Lookup, built: &ModelConfig) -> Result<Option<Experts>, FormatError> {
+    let every = config.size("moe_every_n_layers")?.unwrap_or(0);
+    if every == 0 {
+        return Ok(None);
+    }
+    alternating_experts(built, every, [config.need("num_experts")?, config.need("moe_top_k")?]).map(Some)
+}
+
+/// The activation, and whether it is that of a gate.
+fn gate_of(config: &Lookup) -> Result<(Activation, bool), FormatError> {
     match config.str("activation_function")?.unwrap_or("gelu_new") {
-        "swiglu" => Ok(Activation::Silu),
-        "geglu" => Ok(Activation::Gelu),
+        "swiglu" => Ok((Activation::Silu, true)),
+        "geglu" => Ok((Activation::Gelu, true)),
+        "gelu" => Ok((Activation::Gelu, false)),
         other => Err(FormatError::Unsupported(format!(
-            "activation_function {} of nomic-bert; supported are swiglu and geglu",
+            "activation_function {} of nomic-bert; supported are swiglu, geglu and gelu",
             quote(other)
         ))),
     }
 }
 
 /// What no code here does, in the original form.
-fn refuse(config: &Lookup) -> Result<(), FormatError> {
+fn refuse(config: &Lookup, gated: bool) -> Result<(), FormatError> {
     let unsupported = |what: &str| Err(FormatError::Unsupported(format!("{what} of nomic-bert")));
     for key in [
         "prenorm",
@@ -138,13 +160,15 @@ fn refuse(config: &Lookup) -> Result<(), FormatError> {
         "use_rms_norm",
         "rotary_emb_interleaved",
         "rotary_head_dim",
+        "expert_choice_router",
+        "moe_normalize_expert_weights",
     ] {
         refuse_true(config, key)?;
     }
     // There they are true where the key is absent.
     for key in ["qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"] {
-        if config.bool(key)? != Some(false) {
-            return unsupported(&format!("{key} other than false"));
+        if config.bool(key)?.unwrap_or(true) == gated {
+            return unsupported(&format!("{key} {gated} with this activation_function"));
         }
     }
     if config.f32("rotary_emb_fraction")? != Some(1.0) {
@@ -157,10 +181,11 @@ fn refuse(config: &Lookup) -> Result<(), FormatError> {
     if heads.is_some() && heads != config.size("n_head")? {
         return unsupported("num_heads_kv other than n_head");
     }
-    for key in ["num_experts", "moe_every_n_layers"] {
-        if config.size(key)?.is_some_and(|count| count > 0) {
-            return unsupported(key);
-        }
+    if config.size("num_shared_experts")?.is_some_and(|count| count > 0) {
+        return unsupported("num_shared_experts");
+    }
+    if gated && config.size("moe_every_n_layers")?.is_some_and(|every| every > 0) {
+        return unsupported("moe_every_n_layers with a gate");
     }
     Ok(())
 }
