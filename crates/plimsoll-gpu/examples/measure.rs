@@ -121,7 +121,10 @@ fn products(device: &mut GpuDevice, of: &[(LinearId, PackKind, usize, usize, usi
                 device.finish(&[]).expect("a step");
             });
             let (read, work) = (*bytes as f64 / cost / 1e9, 2.0 * (rows * out * k) as f64 / cost / 1e12);
-            println!("| product {out} x {k}, {kind:?} | {rows} rows | {read:.1} GB/s, {work:.3} TFLOP/s |");
+            let each = cost * 1e3;
+            println!(
+                "| product {out} x {k}, {kind:?} | {rows} rows | {each:.2} ms, {read:.1} GB/s, {work:.3} TFLOP/s |"
+            );
         }
     }
 }
@@ -232,7 +235,7 @@ fn main() {
         Adapter::find(AdapterChoice { index: None, allow_software }).unwrap_or_else(|error| panic!("{error}"));
     features(&adapter);
     let software = adapter.is_software();
-    let most_rows = if software { 16 } else { 512 };
+    let most_rows = if software { 64 } else { 512 };
     if let Some(model) = args.first() {
         measure(&adapter, Path::new(model), true, most_rows);
     }

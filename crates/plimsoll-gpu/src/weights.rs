@@ -68,7 +68,7 @@ impl GpuWeights {
     ) -> Result<Self, GpuError> {
         let segments = Segments::new(&table, context.limits().buffer as usize)?;
         let kinds = table.linears.iter().map(|linear| linear.packing.kind());
-        context.prepare(kinds.flat_map(|kind| [Kernel::Linear(kind), Kernel::Embed(kind)]))?;
+        context.prepare(kinds.flat_map(|kind| [Kernel::Linear(kind), Kernel::Tiles(kind), Kernel::Embed(kind)]))?;
         if !table.experts.is_empty() {
             let matrices = table.experts.iter().cloned().flatten().map(|i| table.linears[i].packing.kind());
             context.prepare(matrices.map(Kernel::Experts).chain(Kernel::ROUTING))?;

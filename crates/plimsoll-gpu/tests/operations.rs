@@ -42,6 +42,9 @@ const PACKED: [&str; 21] = [
     "gpt-oss-mxfp4",
 ];
 
+/// Rows of products: around the sizes of every tile.
+const COMPANY: [usize; 15] = [1, 2, 3, 4, 5, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65];
+
 fn shape_of(kv: KvShape) -> ModelShape {
     ModelShape { kv, state: None, hidden: 1024, encoder: Some(EncoderShape::new(16, 1024)), bf16: false }
 }
@@ -88,17 +91,20 @@ fn products_with_every_packing() {
         for id in ids {
             let packing = table.linear(id).packing;
             packings.push(packing.kind());
-            for rows in [1, 4, 7] {
-                let x = Random::new(rows as u64).rows(rows, packing.k());
-                let what = format!("{name}: {:?}, {rows} rows", packing);
-                let expected = product(&mut cpu, id, &x, packing.out());
-                let got = product(&mut gpu, id, &x, packing.out());
-                // Activations have 16 bits on the CPU.
-                close(&what, &got, &expected, 2e-4);
-                let alone: Vec<_> =
-                    x.iter().map(|x| product(&mut gpu, id, std::slice::from_ref(x), packing.out())).collect();
-                assert_eq!(got, alone.concat(), "{what}: a row alone");
+            let x = Random::new(7).rows(*COMPANY.iter().max().unwrap(), packing.k());
+            let alone = x.iter().map(|x| product(&mut gpu, id, std::slice::from_ref(x), packing.out()));
+            let alone = alone.collect::<Vec<_>>().concat();
+            for rows in COMPANY {
+                let what = format!("{name}: {packing:?}, {rows} rows");
+                let got = product(&mut gpu, id, &x[..rows], packing.out());
+                assert!(got == alone[..rows], "{what}: a row alone has other bits");
+                // Other neighbours, and another place in the tile.
+                let got = product(&mut gpu, id, &x[x.len() - rows..], packing.out());
+                assert!(got == alone[x.len() - rows..], "{what}: a row alone has other bits than at another place");
             }
+            let expected = product(&mut cpu, id, &x, packing.out());
+            // Activations have 16 bits on the CPU.
+            close(&format!("{name}: {packing:?}"), &alone, &expected, 2e-4);
             let tokens = [0, packing.out() as u32 - 1, packing.out() as u32 / 2];
             let [expected, got] =
                 [rows_by_token(&mut cpu, id, &tokens, packing.k()), rows_by_token(&mut gpu, id, &tokens, packing.k())];

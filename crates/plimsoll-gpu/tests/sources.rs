@@ -31,7 +31,9 @@ fn packings() -> Vec<PackKind> {
 fn kernels() -> Vec<Kernel> {
     let mut all = Kernel::COMMON.to_vec();
     all.extend(
-        packings().into_iter().flat_map(|kind| [Kernel::Linear(kind), Kernel::Embed(kind), Kernel::Experts(kind)]),
+        packings()
+            .into_iter()
+            .flat_map(|kind| [Kernel::Linear(kind), Kernel::Tiles(kind), Kernel::Embed(kind), Kernel::Experts(kind)]),
     );
     all.extend(Kernel::ROUTING);
     all.extend(Kernel::ENCODER);

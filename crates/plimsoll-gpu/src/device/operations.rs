@@ -6,7 +6,7 @@ use plimsoll_device::{
 };
 
 use super::{GpuDevice, at};
-use crate::kernel::{Kernel, LINEAR_ROWS, Q8_BLOCK, THREADS, grid};
+use crate::kernel::{Kernel, LINEAR_ROWS, Q8_BLOCK, THREADS, TILE_PANELS, TILE_ROWS, TILES_FROM, grid};
 
 /// Workgroups in which every thread makes one of `count` elements.
 pub(super) fn elements(count: usize) -> [u32; 2] {
@@ -67,8 +67,12 @@ impl GpuDevice {
                 bias,
                 add,
             ];
-            let groups = [piece.panels as u32, x.rows.div_ceil(LINEAR_ROWS as usize) as u32];
-            self.call_on(Kernel::Linear(packing.kind()), piece.segment, groups, &params);
+            let (kernel, panels, rows): (fn(_) -> _, _, _) = match x.rows < TILES_FROM {
+                true => (Kernel::Linear, 1, LINEAR_ROWS),
+                false => (Kernel::Tiles, TILE_PANELS, TILE_ROWS),
+            };
+            let groups = [piece.panels.div_ceil(panels) as u32, x.rows.div_ceil(rows as usize) as u32];
+            self.call_on(kernel(packing.kind()), piece.segment, groups, &params);
         }
     }
 }

@@ -35,16 +35,16 @@ pub const EXPERTS: &[&str] = &[
 ];
 
 /// Slices of a workgroup.
-const SLICES: usize = 8;
+pub(super) const SLICES: usize = 8;
 
 /// Elements that a slice takes at once of matrices of floats.
-const RUN: usize = 8;
+pub(super) const RUN: usize = 8;
 
 /// Threads of a workgroup that makes products.
 const LINEAR_THREADS: usize = SLICES * PANEL;
 
 /// The bit planes of codes: the width of each, and its lowest bit in the code.
-fn planes(bits: u8) -> Vec<(u8, u8)> {
+pub(super) fn planes(bits: u8) -> Vec<(u8, u8)> {
     let mut position = 0;
     let of = |plane: &u8| {
         position += plane;
@@ -63,8 +63,18 @@ fn place(plane: u8, quad: usize) -> (usize, usize) {
     }
 }
 
+/// The same of the quad `quad`, as expressions.
+pub(super) fn place_of_quad(plane: u8) -> (&'static str, &'static str) {
+    match plane {
+        8 => ("quad", "0u"),
+        4 => ("quad % 4u", "quad / 4u * 4u"),
+        2 => ("quad / 4u", "quad % 4u * 2u"),
+        _ => ("0u", "quad"),
+    }
+}
+
 /// Words of a block's codes, of all lanes.
-fn block_words(bits: u8) -> usize {
+pub(super) fn block_words(bits: u8) -> usize {
     BLOCK * PANEL * usize::from(bits) / 32
 }
 
@@ -135,7 +145,7 @@ fn book(quant: QuantPacking) -> String {
 }
 
 /// A level less the zero point, as a float, of a code that is an expression.
-fn level(quant: QuantPacking, code: &str) -> String {
+pub(super) fn level(quant: QuantPacking, code: &str) -> String {
     match quant.codebook {
         Some(_) => format!("(book[{code}] - {}.0)", quant.zero),
         None if quant.zero == 0 => format!("f32({code})"),
@@ -144,7 +154,7 @@ fn level(quant: QuantPacking, code: &str) -> String {
 }
 
 /// A function that reads one element of the matrix: of the panel at `panel`, in lane `lane`, element `k`.
-fn element(kind: PackKind) -> String {
+pub(super) fn element(kind: PackKind) -> String {
     let body = match kind {
         PackKind::F32 => format!("return bitcast<f32>(weights[panel + k * {PANEL}u + lane]);"),
         PackKind::F16 => "return unpack2x16float(weights[panel + k * 8u + lane / 2u])[lane & 1u];".into(),
@@ -162,12 +172,7 @@ fn element(kind: PackKind) -> String {
             let mut base = 0;
             for (plane, position) in planes(quant.bits) {
                 let mask = (1u32 << plane) - 1;
-                let (vector, bit) = match plane {
-                    8 => ("quad", "0u"),
-                    4 => ("quad % 4u", "quad / 4u * 4u"),
-                    2 => ("quad / 4u", "quad % 4u * 2u"),
-                    _ => ("0u", "quad"),
-                };
+                let (vector, bit) = place_of_quad(plane);
                 code += &format!(
                     "    code |= ((weights[block + {base}u + ({vector}) * 16u + lane] >> (8u * byte + {bit})) & {mask}u) << {position}u;\n"
                 );
@@ -191,7 +196,7 @@ fn element(kind: PackKind) -> String {
     format!("\nfn element(panel: u32, lane: u32, k: u32) -> f32 {{\n    {body}\n}}\n")
 }
 
-fn reading(kind: PackKind) -> String {
+pub(super) fn reading(kind: PackKind) -> String {
     match kind {
         PackKind::Quant(quant) => scales(quant) + &book(quant),
         _ => String::new(),

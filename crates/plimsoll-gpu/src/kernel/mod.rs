@@ -11,6 +11,7 @@ mod experts;
 mod linear;
 pub(crate) mod recurrent;
 mod rows;
+mod tiles;
 
 use plimsoll_device::KvDtype;
 use plimsoll_kernels::PackKind;
@@ -26,6 +27,15 @@ pub const THREADS: u32 = 64;
 
 /// Rows that a workgroup of a matrix product makes at once.
 pub const LINEAR_ROWS: u32 = 4;
+
+/// Rows of a tile, which a workgroup makes of products with many rows.
+pub const TILE_ROWS: u32 = 32;
+
+/// Panels of a tile.
+pub const TILE_PANELS: usize = 4;
+
+/// Products of at least so many rows are made in tiles. With fewer rows tiles are too few to keep a large GPU busy.
+pub const TILES_FROM: usize = 17;
 
 /// Elements of keys or values that share a scale under q8.
 pub const Q8_BLOCK: usize = 32;
@@ -55,6 +65,8 @@ pub enum Kernel {
     Embed(PackKind),
     /// `y (+)= x·Wᵀ (+ bias)`.
     Linear(PackKind),
+    /// The same, bit for bit, for many rows.
+    Tiles(PackKind),
     /// `y = x·Wᵀ (+ bias)`, with a matrix for every choice of an expert.
     Experts(PackKind),
     /// A causal convolution over so many inputs.
@@ -164,7 +176,7 @@ impl Kernel {
     pub fn params(self) -> &'static [&'static str] {
         match self {
             Self::Embed(_) => linear::EMBED,
-            Self::Linear(_) => linear::LINEAR,
+            Self::Linear(_) | Self::Tiles(_) => linear::LINEAR,
             Self::Conv(_) => recurrent::CONV,
             Self::NormHeads => recurrent::NORM,
             Self::Gates | Self::TimeSteps => recurrent::STEPS,
@@ -199,7 +211,7 @@ impl Kernel {
     /// What group 1 of its bindings is.
     pub fn second(self) -> Second {
         match self {
-            Self::Embed(_) | Self::Linear(_) | Self::Experts(_) => Second::Weights,
+            Self::Embed(_) | Self::Linear(_) | Self::Tiles(_) | Self::Experts(_) => Second::Weights,
             Self::Store(_) | Self::Attend(..) => Second::Cache,
             Self::Conv(_) | Self::Recur(..) => Second::States,
             _ => Second::Nothing,
@@ -211,6 +223,7 @@ impl Kernel {
         let body = match self {
             Self::Embed(kind) => linear::embed(kind),
             Self::Linear(kind) => linear::linear(kind),
+            Self::Tiles(kind) => tiles::linear(kind),
             Self::Conv(taps) => recurrent::conv(taps),
             Self::NormHeads => recurrent::normalise(),
             Self::Gates => recurrent::gates(),
