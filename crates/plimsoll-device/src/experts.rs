@@ -110,7 +110,7 @@ fn take_matrix(stack: &mut StepStack, rows: usize, cols: usize) -> Result<Buf, S
     Ok(Buf { offset: stack.take(buf.bytes())?, ..buf })
 }
 
-/// Rows that a workgroup multiplies with one expert's matrix on a GPU.
+/// Rows that a workgroup multiplies with one expert's matrix on a GPU, at least.
 pub const GPU_EXPERT_ROWS: usize = 4;
 
 /// Experts of a layer, experts that a row takes, and groups of experts, that a GPU serves at most.
@@ -151,17 +151,17 @@ impl GpuExperts {
             ids: device.temp(rows, spec.top_k)?,
             weights: device.temp(rows, spec.top_k)?,
             order: device.temp(choices, 1)?,
-            blocks: device.temp(most_blocks(choices, spec.gate.len()), 3)?,
+            blocks: device.temp(Self::most_blocks(choices, spec.gate.len(), GPU_EXPERT_ROWS), 3)?,
             gate: device.temp(choices, width)?,
             up: device.temp(up, width)?,
             down: device.temp(choices, cols)?,
         })
     }
-}
 
-/// Blocks that so many choices make at most: every chosen expert may leave one block unfilled.
-fn most_blocks(choices: usize, experts: usize) -> usize {
-    (choices + (GPU_EXPERT_ROWS - 1) * choices.min(experts)) / GPU_EXPERT_ROWS
+    /// Blocks of `rows` that so many choices make at most: every chosen expert may leave one block unfilled.
+    pub fn most_blocks(choices: usize, experts: usize, rows: usize) -> usize {
+        (choices + (rows - 1) * choices.min(experts)) / rows
+    }
 }
 
 #[cfg(test)]
@@ -170,14 +170,21 @@ mod tests {
 
     #[test]
     fn no_distribution_of_choices_makes_more_blocks() {
-        for (choices, experts) in [(0_usize, 4_usize), (1, 4), (8, 4), (9, 3), (40, 7), (7, 128)] {
-            // As many experts as can be with one choice more than whole blocks, the rest with the last one.
-            for used in 1..=experts.min(choices) {
-                let blocks = used - 1 + (choices - (used - 1)).div_ceil(GPU_EXPERT_ROWS);
-                assert!(blocks <= most_blocks(choices, experts), "{choices} choices, {used} of {experts}");
+        for (choices, experts) in [(0_usize, 4_usize), (1, 4), (8, 4), (9, 3), (40, 7), (7, 128), (4096, 128)] {
+            for rows in [GPU_EXPERT_ROWS, 32] {
+                let most = GpuExperts::most_blocks(choices, experts, rows);
+                assert!(
+                    most <= GpuExperts::most_blocks(choices, experts, GPU_EXPERT_ROWS),
+                    "longer blocks are no more"
+                );
+                // As many experts as can be with one choice more than whole blocks, the rest with the last one.
+                for used in 1..=experts.min(choices) {
+                    let blocks = used - 1 + (choices - (used - 1)).div_ceil(rows);
+                    assert!(blocks <= most, "{choices} choices, {used} of {experts}");
+                }
+                let even = (0..experts).map(|i| (choices + i) / experts).map(|n: usize| n.div_ceil(rows));
+                assert!(even.sum::<usize>() <= most, "{choices} choices, {experts} experts");
             }
-            let even = (0..experts).map(|i| (choices + i) / experts).map(|n: usize| n.div_ceil(GPU_EXPERT_ROWS));
-            assert!(even.sum::<usize>() <= most_blocks(choices, experts), "{choices} choices, {experts} experts");
         }
     }
 }

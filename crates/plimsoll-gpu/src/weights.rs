@@ -71,7 +71,8 @@ impl GpuWeights {
         context.prepare(kinds.flat_map(|kind| [Kernel::Linear(kind), Kernel::Tiles(kind), Kernel::Embed(kind)]))?;
         if !table.experts.is_empty() {
             let matrices = table.experts.iter().cloned().flatten().map(|i| table.linears[i].packing.kind());
-            context.prepare(matrices.map(Kernel::Experts).chain(Kernel::ROUTING))?;
+            let both = matrices.flat_map(|kind| [Kernel::Experts(kind), Kernel::ExpertTiles(kind)]);
+            context.prepare(both.chain(Kernel::ROUTING))?;
         }
         let context = &*context;
         let usage = BufferUsages::STORAGE | BufferUsages::COPY_DST;

@@ -212,6 +212,29 @@ fn weights_as_stored_do_too() {
     }
 }
 
+/// Prompts long enough for tiles, of the experts' matrices too: in one step, and in steps that are too short for them.
+#[test]
+#[ignore = "external"]
+fn long_prompts_have_the_bits_of_their_pieces() {
+    let _alone = alone();
+    let tokens: Vec<u32> = (0..180).map(|i| 3 + i * i % 61).collect();
+    for name in ["llama", "gguf-qwen3-mixed", "qwen3-moe", "gemma4-26b", "llama4", "gpt-oss-mxfp4", "nemotron-h-moe"] {
+        let checkpoint = checkpoint(name);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
+        let model = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
+        let (table, shape) = (declare.finish(), model.shape(KvDtype::F16));
+        let mut device = gpu(&table, &checkpoint, &shape);
+        let whole = step(&mut device, &*model, &[(&tokens, 0, 0)], None);
+        let mut pieces = Vec::new();
+        for piece in tokens.chunks(14) {
+            pieces.extend(step(&mut device, &*model, &[(piece, pieces.len(), 1)], None));
+        }
+        assert!(pieces == whole, "{name}: in pieces");
+        let two = step(&mut device, &*model, &[(&tokens[..40], 0, 1), (&tokens, 0, 0)], None);
+        assert!(two[40..] == whole && two[..40] == whole[..40], "{name}: beside another");
+    }
+}
+
 /// Largest difference of a log-probability between two ways to use keys and values in eight bits: the CPU rounds queries, too.
 const Q8_TOLERANCE: f64 = 5e-2;
 

@@ -30,11 +30,9 @@ fn packings() -> Vec<PackKind> {
 
 fn kernels() -> Vec<Kernel> {
     let mut all = Kernel::COMMON.to_vec();
-    all.extend(
-        packings()
-            .into_iter()
-            .flat_map(|kind| [Kernel::Linear(kind), Kernel::Tiles(kind), Kernel::Embed(kind), Kernel::Experts(kind)]),
-    );
+    let products: [fn(PackKind) -> Kernel; 5] =
+        [Kernel::Linear, Kernel::Tiles, Kernel::Embed, Kernel::Experts, Kernel::ExpertTiles];
+    all.extend(packings().into_iter().flat_map(|kind| products.map(|of| of(kind))));
     all.extend(Kernel::ROUTING);
     all.extend(Kernel::ENCODER);
     all.extend([2, 3, 4].map(Kernel::Conv));

@@ -3,11 +3,25 @@
 //! Which experts are chosen is not known when dispatches are recorded. So there is a workgroup for every block that there can be, and a
 //! table says where a matrix lies. One dispatch serves the matrices of one packing in one segment.
 
-use plimsoll_device::{Buf, Device, DeviceError, Experts, GpuExperts, LinearId, Mode};
+use plimsoll_device::{Buf, Device, DeviceError, Experts, GPU_EXPERT_ROWS, GpuExperts, LinearId, Mode};
 
 use super::operations::{by_row, elements};
 use super::{GpuDevice, at};
-use crate::kernel::{GRID_WIDTH, Kernel};
+use crate::kernel::{GRID_WIDTH, Kernel, TILE_PANELS, TILE_ROWS, TILES_FROM};
+
+/// How choices are cut: rows of a block, and blocks at most.
+#[derive(Clone, Copy)]
+struct Blocks {
+    rows: u32,
+    count: usize,
+}
+
+impl Blocks {
+    fn new(choices: usize, experts: usize) -> Self {
+        let rows = if choices < TILES_FROM * experts { GPU_EXPERT_ROWS } else { TILE_ROWS as usize };
+        Self { rows: rows as u32, count: GpuExperts::most_blocks(choices, experts, rows) }
+    }
+}
 
 impl GpuDevice {
     pub(super) fn run_experts(
@@ -21,10 +35,12 @@ impl GpuDevice {
         let scope = self.mark();
         let width = self.weights.table().linear(spec.gate[0]).packing.out();
         let space = GpuExperts::take(self, spec, [x.rows, x.cols, width])?;
-        self.choose(spec, router, &space);
-        self.grouped(spec.gate, x, space.gate, spec.top_k, &space);
+        let blocks = Blocks::new(x.rows * spec.top_k, spec.gate.len());
+        assert!(blocks.count <= space.blocks.rows, "longer blocks are no more");
+        self.choose(spec, router, &space, blocks);
+        self.grouped(spec.gate, x, space.gate, spec.top_k, &space, blocks);
         if !spec.up.is_empty() {
-            self.grouped(spec.up, x, space.up, spec.top_k, &space);
+            self.grouped(spec.up, x, space.up, spec.top_k, &space, blocks);
         }
         if spec.weighs_inputs {
             // Gate and up are linear: their results times the weight are those of the input times the weight.
@@ -40,7 +56,7 @@ impl GpuDevice {
         } else {
             self.glu(space.gate, space.up, spec.act);
         }
-        self.grouped(spec.down, space.gate, space.down, 1, &space);
+        self.grouped(spec.down, space.gate, space.down, 1, &space, blocks);
         let (count, add) = (out.rows * out.cols, u32::from(mode == Mode::Add));
         let (top, cols) = (spec.top_k as u32, out.cols as u32);
         let params = [at(out), at(space.down), at(space.weights), top, cols, count as u32, add];
@@ -50,7 +66,7 @@ impl GpuDevice {
     }
 
     /// Each row's experts and weights, and all choices ordered by expert.
-    fn choose(&mut self, spec: &Experts<'_>, router: Buf, space: &GpuExperts) {
+    fn choose(&mut self, spec: &Experts<'_>, router: Buf, space: &GpuExperts, cut: Blocks) {
         let scoring = spec.scoring;
         let after = |vector| self.vector(vector) + 1;
         let correction = scoring.and_then(|scoring| scoring.correction).map_or(0, after);
@@ -77,12 +93,12 @@ impl GpuDevice {
             self.call(Kernel::ScaleChoices, elements(choices), &params);
         }
         let [ids, order, blocks] = [space.ids, space.order, space.blocks].map(at);
-        let params = [ids, choices as u32, experts, order, blocks, space.blocks.rows as u32];
+        let params = [ids, choices as u32, experts, order, blocks, cut.count as u32, cut.rows];
         self.call(Kernel::Group, [u32::from(choices > 0), 1], &params);
     }
 
     /// Every choice's row of `x`, which `share` choices have together, through its expert's matrix.
-    fn grouped(&mut self, ids: &[LinearId], x: Buf, out: Buf, share: usize, space: &GpuExperts) {
+    fn grouped(&mut self, ids: &[LinearId], x: Buf, out: Buf, share: usize, space: &GpuExperts, cut: Blocks) {
         let linear = self.weights.table().linear(ids[0]);
         let (k, outputs) = (linear.packing.k(), linear.packing.out());
         assert_eq!((x.cols, out.cols), (k, outputs), "shape of '{}'", linear.name);
@@ -96,8 +112,8 @@ impl GpuDevice {
             }
             let packing = self.weights.table().linear(*id).packing;
             assert_eq!((packing.k(), packing.out()), (k, outputs), "experts have one shape");
-            for first_block in (0..space.blocks.rows).step_by(GRID_WIDTH as usize) {
-                let blocks = (space.blocks.rows - first_block).min(GRID_WIDTH as usize);
+            for first_block in (0..cut.count).step_by(GRID_WIDTH as usize) {
+                let blocks = (cut.count - first_block).min(GRID_WIDTH as usize);
                 let params = [
                     at(x),
                     at(out),
@@ -112,8 +128,12 @@ impl GpuDevice {
                     first,
                     first_block as u32,
                 ];
-                let groups = [packing.panels() as u32, blocks as u32];
-                self.call_on(Kernel::Experts(packing.kind()), (segment & 0xffff) as usize, groups, &params);
+                let (kernel, panels): (fn(_) -> _, _) = match cut.rows {
+                    TILE_ROWS => (Kernel::ExpertTiles, TILE_PANELS),
+                    _ => (Kernel::Experts, 1),
+                };
+                let groups = [packing.panels().div_ceil(panels) as u32, blocks as u32];
+                self.call_on(kernel(packing.kind()), (segment & 0xffff) as usize, groups, &params);
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Whole numbers lie in the arena as floats, which hold them up to 2^24.
 
-use plimsoll_device::{GPU_EXPERT_ROWS, GPU_EXPERTS_MAX};
+use plimsoll_device::GPU_EXPERTS_MAX;
 
 use super::elements::{each, each_of};
 use super::rows::{GREATEST, SUM, over_all};
@@ -26,8 +26,8 @@ pub const ROUTE: &[&str] = &[
     "scale_f",
 ];
 
-/// `choices` ids of experts at `ids`, to be ordered and cut into blocks, of which there is room for `most`.
-pub const GROUP: &[&str] = &["ids", "choices", "experts", "order", "blocks", "most"];
+/// `choices` ids of experts at `ids`, to be ordered and cut into blocks of `rows` choices, of which there is room for `most`.
+pub const GROUP: &[&str] = &["ids", "choices", "experts", "order", "blocks", "most", "rows"];
 
 /// `count` elements of rows of `cols` at `out`; each row is the sum of `top` rows of `y`. `add`: to what is there.
 pub const COMBINE: &[&str] = &["out", "y", "weights", "top", "cols", "count", "add"];
@@ -216,7 +216,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
             count[e] = first;
             block[e] = made;
             first = first + n;
-            made = made + (n + $ROWSu - 1u) / $ROWSu;
+            made = made + (n + p.rows - 1u) / p.rows;
         }
         blocks = made;
     }
@@ -230,10 +230,10 @@ fn main(@builtin(local_invocation_index) thread: u32) {
             }
         }
         var at = p.blocks + block[e] * 3u;
-        for (var first = count[e]; first < next; first += $ROWSu) {
+        for (var first = count[e]; first < next; first += p.rows) {
             arena[at] = f32(e);
             arena[at + 1u] = f32(first);
-            arena[at + 2u] = f32(min($ROWSu, next - first));
+            arena[at + 2u] = f32(min(p.rows, next - first));
             at = at + 3u;
         }
     }
@@ -259,7 +259,7 @@ const COMBINES: &str = "let row = i / p.cols;
 fn filled(text: &str) -> String {
     let [experts, top, groups] = GPU_EXPERTS_MAX;
     let text = text.replace("$EXPERTS", &experts.to_string()).replace("$TOP", &top.to_string());
-    let text = text.replace("$GROUPS", &groups.to_string()).replace("$ROWS", &GPU_EXPERT_ROWS.to_string());
+    let text = text.replace("$GROUPS", &groups.to_string());
     sized(&text)
 }
 

@@ -34,7 +34,7 @@ pub const TILE_ROWS: u32 = 32;
 /// Panels of a tile.
 pub const TILE_PANELS: usize = 4;
 
-/// Products of at least so many rows are made in tiles. With fewer rows tiles are too few to keep a large GPU busy.
+/// Products of at least so many rows are made in tiles, those of experts where an expert has so many choices, all being equal. With fewer rows tiles are too few to keep a large GPU busy.
 pub const TILES_FROM: usize = 17;
 
 /// Elements of keys or values that share a scale under q8.
@@ -69,6 +69,8 @@ pub enum Kernel {
     Tiles(PackKind),
     /// `y = x·Wᵀ (+ bias)`, with a matrix for every choice of an expert.
     Experts(PackKind),
+    /// The same, bit for bit, for blocks of many choices.
+    ExpertTiles(PackKind),
     /// A causal convolution over so many inputs.
     Conv(usize),
     /// Normalises heads of queries and keys.
@@ -181,7 +183,7 @@ impl Kernel {
             Self::NormHeads => recurrent::NORM,
             Self::Gates | Self::TimeSteps => recurrent::STEPS,
             Self::Recur(..) => recurrent::RECUR,
-            Self::Experts(_) => linear::EXPERTS,
+            Self::Experts(_) | Self::ExpertTiles(_) => linear::EXPERTS,
             Self::Route | Self::ScaleChoices => experts::ROUTE,
             Self::Group => experts::GROUP,
             Self::Combine => experts::COMBINE,
@@ -211,7 +213,9 @@ impl Kernel {
     /// What group 1 of its bindings is.
     pub fn second(self) -> Second {
         match self {
-            Self::Embed(_) | Self::Linear(_) | Self::Tiles(_) | Self::Experts(_) => Second::Weights,
+            Self::Embed(_) | Self::Linear(_) | Self::Tiles(_) | Self::Experts(_) | Self::ExpertTiles(_) => {
+                Second::Weights
+            }
             Self::Store(_) | Self::Attend(..) => Second::Cache,
             Self::Conv(_) | Self::Recur(..) => Second::States,
             _ => Second::Nothing,
@@ -230,6 +234,7 @@ impl Kernel {
             Self::TimeSteps => recurrent::time_steps(),
             Self::Recur(key_dim, added) => recurrent::update(key_dim, added),
             Self::Experts(kind) => linear::experts(kind),
+            Self::ExpertTiles(kind) => tiles::experts(kind),
             Self::Route => experts::route(),
             Self::ScaleChoices => experts::scale(),
             Self::Group => experts::group(),

@@ -160,28 +160,49 @@ fn weight_at(panel: u32, lane: u32, k: u32) -> f32 {{
     [element(kind) + &shared, steps, k, weights, products]
 }
 
-pub(super) fn linear(kind: PackKind) -> String {
-    let [shared, steps, k, weights, products] = parts(kind);
-    // One column more than is used keeps neighbours in different banks.
-    let main = "
+/// Which rows, and which matrix: those of a dispatch.
+const DENSE: &str = "let row = group.y * $ROWSu;
+    let n = min($ROWSu, p.rows - row);
+    let matrix = p.w;
+    let first = p.first;
+    let bias = p.bias;
+    let add = p.add != 0u;
+";
+
+/// The same of a block of choices with one expert. Only what all threads read at once may decide a branch around a barrier.
+const GROUPED: &str = "let entry = p.blocks + (group.y + p.first_block) * 3u;
+    let id = (p.first_id + u32(arena[entry])) * 3u;
+    if (thread == 0u) {
+        block_rows = select(0u, u32(arena[entry + 2u]), lookup[id] == p.segment);
+    }
+    let n = workgroupUniformLoad(&block_rows);
+    if (n == 0u) {
+        return;
+    }
+    let order = p.order + u32(arena[entry + 1u]);
+    let matrix = lookup[id + 1u];
+    let first = 0u;
+    let bias = lookup[id + 2u];
+    let add = false;
+";
+
+/// The kernel. One column more than is used keeps neighbours in different banks.
+const MAIN: &str = "
 var<workgroup> ws: array<array<vec4<f32>, $ACROSS>, $STEP>;
 var<workgroup> xs: array<array<vec4<f32>, $COLUMNS>, $STEP>;
 fn input(row: u32, k: u32) -> f32 {
     if (k >= p.k) {
         return 0.0;
     }
-    return arena[p.x + row * p.k + k];
+    return arena[row + k];
 }
-fn store(row: u32, output: u32, made: f32) {
-    if (row >= p.rows || output >= p.first + p.outputs) {
-        return;
-    }
+fn store(row: u32, output: u32, made: f32, bias: u32, add: bool) {
     var sum = made;
-    if (p.bias != 0u) {
-        sum = sum + vectors[p.bias - 1u + output];
+    if (bias != 0u) {
+        sum = sum + vectors[bias - 1u + output];
     }
     let out = p.out + row * p.width + output;
-    if (p.add != 0u) {
+    if (add) {
         sum = sum + arena[out];
     }
     arena[out] = sum;
@@ -192,11 +213,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let down = thread / $ACROSSu;
     let quad = down;
     let slot = thread % $STEPu;
-    let row = group.y * $ROWSu;
-    let last = p.rows - 1u;
-    let panel = p.w + min(group.x * $PANELSu + across / 4u, (p.outputs - 1u) / 16u) * p.panel_words;
+    $HEAD
+    let last = n - 1u;
+    let panel = matrix + min(group.x * $PANELSu + across / 4u, (p.outputs - 1u) / 16u) * p.panel_words;
     let lane = across % 4u * 4u;
-    let used = row + down * 4u < p.rows;
+    let used = down * 4u < n;
     $TOTALS
     for (var s = 0u; s < $SLICESu; s++) {
         $SUMS
@@ -204,9 +225,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         for (var i = 0u; i < steps; i++) {
             $K
             $WEIGHTS
-            for (var rows = row + thread / $STEPu * 4u; rows < min(row + $ROWSu, p.rows); rows += $APARTu) {
-                xs[slot][(rows - row) / 4u] = vec4<f32>(input(rows, k), input(min(rows + 1u, last), k),
-                    input(min(rows + 2u, last), k), input(min(rows + 3u, last), k));
+            for (var r = thread / $STEPu * 4u; r < n; r += $APARTu) {
+                xs[slot][r / 4u] = vec4<f32>($INPUTS);
             }
             workgroupBarrier();
             if (used) {
@@ -221,20 +241,38 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         }
     }
     if (used) {
-        let output = p.first + (group.x * $ACROSSu + across) * 4u;
-        for (var i = 0u; i < 4u; i++) {
+        let output = (group.x * $ACROSSu + across) * 4u;
+        for (var i = 0u; i < min(4u, p.outputs - min(output, p.outputs)); i++) {
             $STORES
         }
     }
 }
 ";
+
+pub(super) fn linear(kind: PackKind) -> String {
+    products(kind, DENSE, ["p.x + (row + $N) * p.k", "row + $N"])
+}
+
+pub(super) fn experts(kind: PackKind) -> String {
+    let row = "u32(arena[order + $N])";
+    let text = products(kind, GROUPED, [&format!("p.x + {row} / p.share * p.k"), row]);
+    "var<workgroup> block_rows: u32;\n".to_owned() + &text
+}
+
+/// The kernel, with the beginning that is given, where a row's inputs begin, and its number among the outputs.
+fn products(kind: PackKind, head: &str, [input, made]: [&str; 2]) -> String {
+    let [shared, steps, k, weights, products] = parts(kind);
     let threads = ACROSS * DOWN;
-    let main = main.replace("$STEPS", &steps).replace("$K", &k).replace("$WEIGHTS", &weights);
+    let main = MAIN.replace("$STEPS", &steps).replace("$K", &k).replace("$WEIGHTS", &weights);
     let main = main.replace("$PRODUCTS", &products).replace("$SUMS", &each("var sum$R = vec4<f32>();\n"));
     let main = main.replace("$TOTALS", &each("var total$R = vec4<f32>();\n"));
     let main = main.replace("$FIRST", &each("total$R = sum$R;\n"));
     let main = main.replace("$NEXT", &each("total$R = total$R + sum$R;\n"));
-    let main = main.replace("$STORES", &each("store(row + down * 4u + $Ru, output + i, total$R[i]);\n"));
+    let stored = made.replace("$N", "(down * 4u + $Ru)");
+    let store = format!("if (down * 4u + $Ru < n) {{ store({stored}, first + output + i, total$R[i], bias, add); }}\n");
+    let main = main.replace("$STORES", &each(&store));
+    let of = |i: usize| format!("input({}, k)", input.replace("$N", &format!("min(r + {i}u, last)")));
+    let main = main.replace("$INPUTS", &(0..OWN).map(of).collect::<Vec<_>>().join(", ")).replace("$HEAD", head);
     let main = main.replace("$ACROSS", &ACROSS.to_string()).replace("$COLUMNS", &(DOWN + 1).to_string());
     let main = main.replace("$STEP", &STEP.to_string()).replace("$SLICES", &SLICES.to_string());
     let main = main.replace("$ROWS", &TILE_ROWS.to_string()).replace("$PANELS", &TILE_PANELS.to_string());
