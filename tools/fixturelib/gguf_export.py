@@ -100,6 +100,7 @@ GLM_LAYER_NAMES = {
 LLAMA4_LAYER_NAMES = {
     **LAYER_NAMES,
     "feed_forward.router": "ffn_gate_inp",
+    **{f"feed_forward.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
     **{f"feed_forward.experts.{part}_proj": f"ffn_{part}_exps" for part in ("gate", "up", "down")},
     **{f"feed_forward.shared_expert.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
 }

@@ -36,6 +36,34 @@ MODELS = {
         },
     },
 }
+# What a file can express: every fourth layer does not rotate, and queries and keys are normed.
+IN_FILE = {
+    name: {**raw, "text_config": {**raw["text_config"], "no_rope_layers": [], "use_qk_norm": True}} for name, raw in MODELS.items()
+}
+# Names of the encoder's parts in mmproj.gguf, and of those of a layer.
+PARTS = {
+    "vision_model.class_embedding": "v.class_embd", "vision_model.positional_embedding_vlm": "v.position_embd.weight",
+    "vision_model.patch_embedding.linear": "v.patch_embd", "vision_model.layernorm_pre": "v.pre_ln", "vision_model.layernorm_post": "v.post_ln",
+    "vision_model.vision_adapter.mlp.fc1": "mm.model.mlp.1", "vision_model.vision_adapter.mlp.fc2": "mm.model.mlp.2",
+    "multi_modal_projector.linear_1": "mm.model.fc",
+}
+LAYER = {
+    "input_layernorm": "ln1", "post_attention_layernorm": "ln2", **{f"self_attn.{x}_proj": f"attn_{x}" for x in "qkv"},
+    "self_attn.o_proj": "attn_out", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down",
+}
+
+
+def gguf_name(key: str) -> str:
+    """The name of one of the encoder's tensors in mmproj.gguf."""
+    if key in PARTS:
+        return PARTS[key]
+    module, leaf = key.rsplit(".", 1)
+    if module.startswith("vision_model.model.layers."):
+        layer, part = module.removeprefix("vision_model.model.layers.").split(".", 1)
+        return f"v.blk.{layer}.{LAYER[part]}.{leaf}"
+    return f"{PARTS[module]}.{leaf}"
+
+
 # As `vision.CASES`: two by three tiles that are full; a strip, mostly black; less than a tile; two pictures, one with half a tile to spare.
 CASES = {"full": [(0, 32, 48)], "strip": [(0, 7, 90)], "small": [(0, 9, 14)], "two": [(0, 70, 20), (0, 16, 16)]}
 

@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer
 
-from . import budget, checkpoint, conformer, gemma4_tensors, gguf_export, idefics3, lfm2_vl, models, pixtral, reference, siglip, tiled, vision
+from . import budget, checkpoint, conformer, families, gemma4_tensors, gguf_export, idefics3, lfm2_vl, llama4_images, models, pixtral, reference, siglip, tiled, vision
 from .mmproj import finish
 
 # name → (where the model is, the model, type of the text's matrices, type of the encoder's)
@@ -27,12 +27,13 @@ FILES = {
     "vl-gguf-gemma4-audio": (conformer, "vl-gemma4-audio", Q.F16, Q.F16),
     "vl-gguf-idefics3": (idefics3, "vl-idefics3", Q.F16, Q.F16),
     "vl-gguf-mistral3": (pixtral, "vl-mistral3", Q.F16, Q.F16),
+    "vl-gguf-llama4": (llama4_images, "vl-llama4", Q.F16, Q.F16),
     "vl-gguf-intern": (tiled, "vl-intern", Q.F16, Q.F16),
     "vl-gguf-intern-rms": (tiled, "vl-intern-rms", Q.F16, Q.BF16),
     "vl-gguf-lfm2": (lfm2_vl, "vl-lfm2", Q.F16, Q.F16),
     "vl-gguf-lfm2-bare": (lfm2_vl, "vl-lfm2-bare", Q.Q8_0, Q.BF16),
 }
-PROJECTORS = {"gemma3": "gemma3", "gemma4": "gemma4v", "lfm2_vl": "lfm2", "mistral3": "pixtral", "idefics3": "idefics3", "internvl": "internvl"}
+PROJECTORS = {"llama4": "llama4", "gemma3": "gemma3", "gemma4": "gemma4v", "lfm2_vl": "lfm2", "mistral3": "pixtral", "idefics3": "idefics3", "internvl": "internvl"}
 PARTS = {
     "embeddings.patch_embedding": "v.patch_embd", "embeddings.position_embedding": "v.position_embd", "post_layernorm": "v.post_ln",
     "mm_input_projection": "mm.input_projection", "mm_soft_emb_norm": "mm.soft_emb_norm", "embedding_projection": "mm.input_projection",
@@ -60,6 +61,7 @@ LAYER = {
     "attention.q_norm": "attn_q_norm", "attention.k_norm": "attn_k_norm", "lambda_1": "ls1", "lambda_2": "ls2",
 }
 TOWERS = ("model.vision_tower.", "model.vision_model.", "model.multi_modal_projector.", "model.connector.", "model.embed_vision.")
+LLAMA4_TOWERS = ("vision_model.", "multi_modal_projector.")
 HEARS = ("model.audio_tower.", "model.embed_audio.")
 # Gemma 4's audio encoder: the parts, and those of a layer.
 AUDIO = {
@@ -93,6 +95,8 @@ def audio_name(key: str) -> str:
 
 def gguf_name(key: str, kind: str) -> str:
     """The name of one of the encoder's tensors in mmproj.gguf."""
+    if kind == "llama4":
+        return llama4_images.gguf_name(key)
     if key.startswith(HEARS):
         return audio_name(key)
     if kind == "internvl":
@@ -157,7 +161,7 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     writer.add_vision_block_count(about["num_hidden_layers"])
     writer.add_vision_head_count(about["num_attention_heads"])
     # Of Idefics3 what the converter writes where the configuration says nothing: transformers computes with 1e-6 then.
-    writer.add_vision_attention_layernorm_eps(1e-5 if kind in ("mistral3", "idefics3") else 1e-6)
+    writer.add_vision_attention_layernorm_eps(1e-5 if kind in ("mistral3", "idefics3", "llama4") else 1e-6)
     (plain, _), _ = pixtral.processors(raw) if kind == "mistral3" else ((None, None), None)
     writer.add_vision_image_mean(plain["image_mean"] if plain else [0.0 if four else 0.5] * 3)
     writer.add_vision_image_std(plain["image_std"] if plain else [1.0 if four else 0.5] * 3)
@@ -176,6 +180,11 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     if kind == "idefics3":
         writer.add_vision_projector_scale_factor(raw["scale_factor"])
         writer.add_vision_preproc_image_size(idefics3.longest(raw))
+    if kind == "llama4":
+        (image, _), _ = llama4_images.processors(raw)
+        writer.add_vision_projector_scale_factor(int(1 / about["pixel_shuffle_ratio"]))
+        # Not in published files, which have the default of 16.
+        writer.add_vision_preproc_max_tiles(image["max_patches"])
     if kind == "internvl":
         (image, _), _ = tiled.processors(raw)
         writer.add_vision_projector_scale_factor(int(1 / raw["downsample_ratio"]))
@@ -264,16 +273,25 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     extended = Tokenizer.from_str(tokenizer.to_str())
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in tokens(source)])
     language = "model.text_model." if raw["model_type"] == "idefics3" else "model.language_model."
+    four = raw["model_type"] == "llama4"
+    if four:
+        language = "language_model.model."
     encoder, text = {}, {}
     for key, tensor in models.state(model).items():
-        if key.startswith((*TOWERS, *HEARS)):
+        if key.startswith(LLAMA4_TOWERS if four else (*TOWERS, *HEARS)):
             encoder[key] = tensor
         else:
-            text[key.replace(language, "model.")] = tensor.float()
+            text[key.replace(language, "model.").removeprefix("language_model.")] = tensor.float()
+    if four:
+        text = families.split_experts(raw["text_config"], text)
     checkpoint.fresh(folder)
     exact = write_encoder(folder / "mmproj.gguf", raw, encoder, encoder_kind)
-    for key, tensor in write_text(folder / "model.gguf", raw, name, text, extended, source, text_kind).items():
-        exact[key.replace("model.", language, 1)] = tensor.reshape(text[key].shape)
+    read = write_text(folder / "model.gguf", raw, name, text, extended, source, text_kind)
+    read = {key: tensor.reshape(text[key].shape) for key, tensor in read.items()}
+    if four:
+        read = {f"language_model.{key}": tensor for key, tensor in families.join_experts(raw["text_config"], read).items()}
+    for key, tensor in read.items():
+        exact[key if four else key.replace("model.", language, 1)] = tensor
     if raw["tie_word_embeddings"]:
         exact["lm_head.weight"] = exact[f"{language}embed_tokens.weight"]
     model.load_state_dict(exact, strict=True)

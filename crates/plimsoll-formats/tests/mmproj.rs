@@ -283,7 +283,7 @@ fn an_audio_encoder_stands_beside_that_of_images() {
     assert_eq!(names(&file), names(&whole));
 }
 
-/// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM, Mistral 3 and InternVL under the names of transformers, of which none is left over.
+/// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM, Mistral 3, InternVL and Llama 4 under the names of transformers, of which none is left over.
 #[test]
 fn encoders_of_images_alone_have_the_names_of_transformers() {
     let open = |name: &str| {
@@ -298,6 +298,7 @@ fn encoders_of_images_alone_have_the_names_of_transformers() {
         ("vl-gguf-idefics3/model.gguf", "vl-idefics3"),
         ("vl-gguf-mistral3/model.gguf", "vl-mistral3"),
         ("vl-gguf-lfm2-bare/model.gguf", "vl-lfm2-bare"),
+        ("vl-gguf-llama4/model.gguf", "vl-llama4"),
         ("vl-gguf-intern/model.gguf", "vl-intern"),
         ("vl-gguf-intern-rms/model.gguf", "vl-intern-rms"),
     ] {

@@ -38,7 +38,7 @@ fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64))
     let mut put = |key: &str, value: Value| fields.insert(key.to_owned(), value);
     put("patch_size", json!(config.patch));
     match config.tower {
-        Tower::Siglip | Tower::Intern(_) => {
+        Tower::Siglip | Tower::Intern(_) | Tower::Llama4(_) => {
             let side = config.table_side * config.patch;
             put("size", json!({"height": side, "width": side}));
             for (key, tiles) in [("min_patches", processor.tiles[0]), ("max_patches", processor.tiles[1])] {

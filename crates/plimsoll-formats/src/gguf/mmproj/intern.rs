@@ -40,7 +40,7 @@ pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
 }
 
 /// Patches per side of a tile, from the shape of the positions.
-fn side(shape: &[usize]) -> Result<usize, FormatError> {
+pub(super) fn side(shape: &[usize]) -> Result<usize, FormatError> {
     let rows = shape.len().checked_sub(2).map_or(0, |at| shape[at]);
     let side = rows.saturating_sub(1).isqrt();
     match rows == side * side + 1 {

@@ -2,7 +2,7 @@
 //!
 //! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
 //! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `gemma_audio`,
-//! `idefics3`, `intern`, `lfm2` and `pixtral` have both for the families of their names.
+//! `idefics3`, `intern`, `lfm2`, `llama4` and `pixtral` have both for the families of their names.
 
 mod beside;
 mod gemma;
@@ -10,6 +10,7 @@ mod gemma_audio;
 mod idefics3;
 mod intern;
 mod lfm2;
+mod llama4;
 mod names;
 mod parts;
 mod pixtral;

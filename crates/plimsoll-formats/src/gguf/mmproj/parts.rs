@@ -75,10 +75,18 @@ pub(super) fn layers(keys: &Keys, supported: &[f32]) -> Result<(usize, usize), R
 }
 
 /// The colours of a pixel, and the side of a patch.
-pub(super) fn patch(tensors: &Tensors) -> Result<(usize, usize), FormatError> {
+pub(super) fn patch(keys: &Keys, tensors: &Tensors) -> Result<(usize, usize), FormatError> {
     let patches = tensors.shape("v.patch_embd.weight")?;
     match *patches {
         [_, channels, _, patch] => Ok((channels, patch)),
+        // A matrix rather than a convolution, of three colours.
+        [_, width] => match keys.need("patch_size")? {
+            patch if patch.checked_mul(patch).and_then(|pixels| pixels.checked_mul(3)) == Some(width) => Ok((3, patch)),
+            patch => {
+                let what = format!("v.patch_embd.weight has {width} columns for patches of {patch} by {patch} pixels");
+                Err(FormatError::Config(format!("{what} in three colours")))
+            }
+        },
         _ => Err(FormatError::Gguf(format!("v.patch_embd.weight has shape {patches:?}"))),
     }
 }
@@ -170,7 +178,7 @@ pub(super) fn of_images(
 ) -> Result<Read, Refusal> {
     let (depth, hidden_size) = layers(keys, eps)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
-    let (channels, patch) = patch(tensors)?;
+    let (channels, patch) = patch(keys, tensors)?;
     let Own { tower, act, merge, table_side, image, renamed } = own()?;
     let vision = Vision {
         depth,

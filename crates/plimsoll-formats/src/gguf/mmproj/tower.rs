@@ -3,7 +3,7 @@
 //! Some sizes are read off the tensors, because old files have other numbers in the metadata.
 
 use super::parts::{EPS, File, Read, Tensors, feed_forward, fits, layers, patch, processor, table_side, token};
-use super::{Refusal, gemma, idefics3, intern, lfm2, names, pixtral};
+use super::{Refusal, gemma, idefics3, intern, lfm2, llama4, names, pixtral};
 use crate::activation::Activation;
 use crate::config::ModelConfig;
 use crate::directory::Entry;
@@ -16,7 +16,7 @@ use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 type Reader = fn(&File<'_>) -> Result<Read, Refusal>;
 
 /// One row a type of projector: what reads the encoder, and the architectures of the models that it belongs to.
-const PROJECTORS: [(&str, Reader, &[&str]); 9] = [
+const PROJECTORS: [(&str, Reader, &[&str]); 10] = [
     ("qwen2vl_merger", |file| qwen(Tower::Qwen2, file), &["qwen2vl"]),
     ("qwen2.5vl_merger", |file| qwen(Tower::Qwen2_5, file), &["qwen2vl"]),
     ("qwen3vl_merger", |file| qwen(Tower::Qwen3, file), &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"]),
@@ -25,6 +25,7 @@ const PROJECTORS: [(&str, Reader, &[&str]); 9] = [
     ("lfm2", lfm2::read, &["lfm2", "lfm2moe"]),
     ("idefics3", idefics3::read, &["llama"]),
     ("pixtral", pixtral::read, &["llama", "mistral3"]),
+    ("llama4", llama4::read, &["llama4"]),
     ("internvl", intern::read, &["qwen2", "qwen3", "qwen3moe", "llama"]),
 ];
 
@@ -50,7 +51,7 @@ fn qwen(tower: Tower, file: &File<'_>) -> Result<Read, Refusal> {
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
     let (depth, hidden_size) = layers(keys, &EPS)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
-    let (channels, patch) = patch(tensors)?;
+    let (channels, patch) = patch(keys, tensors)?;
     let (window, full_layers) = if tower == Tower::Qwen2_5 { windows(keys, depth)? } else { (None, Vec::new()) };
     let vision = Vision {
         tower,
