@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use plimsoll_media::Modality;
 use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::ffmpeg::{Container, Ffmpeg, Film, RUN_BYTES};
-use plimsoll_media::Modality;
 
 use super::decode::{Wanted, decoder};
 use super::measure::audio_limits;

@@ -148,7 +148,7 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>) -> Response {
     let engine = &state.served.engine;
     let page = report(engine, &state.server.bytes);
     let status = Status::of(&state.server, state.served.names[0].clone(), &[engine], page);
-    json(&status, None)
+    json(&Status { generates: state.served.generates(), ..status }, None)
 }
 
 impl Status {

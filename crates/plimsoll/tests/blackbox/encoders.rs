@@ -141,6 +141,7 @@ fn a_reranker_that_answers_yes_or_no_scores_the_same_in_each_of_its_forms() {
         let refused = server.post("/v1/embeddings", &json!({"input": "a"}));
         assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("/v1/rerank"));
         let written = server.post("/v1/completions", &json!({"prompt": "A ship", "max_tokens": 2}));
+        assert_eq!(server.get("/v1/status").json()["generates"], json!(written.status == 200), "{model}");
         match model {
             "rerank-qwen3-gguf" => {
                 assert_eq!(written.status, 400);
