@@ -66,11 +66,12 @@ impl Rank {
         self.texts.iter().map(|text| text.len()).sum()
     }
 
-    /// The probability of "yes", of the prompt's last hidden state. Sums run in double precision, in order.
+    /// The logit of "yes" less that of "no", of the prompt's last hidden state: the logistic function makes it the probability of "yes".
+    /// Sums run in double precision, in order.
     pub fn score(&self, hidden: &[f32]) -> f64 {
         let logit = |row: &[f32]| row.iter().zip(hidden).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
         let [yes, no] = [0, 1].map(|answer| logit(&self.answers[answer]));
-        1.0 / (1.0 + (no - yes).exp())
+        yes - no
     }
 }
 

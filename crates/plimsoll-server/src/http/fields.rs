@@ -176,23 +176,22 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Ends the taking: each field that is left is refused with `why`, unless it is null.
+    /// The fields that are left. Null asks for nothing, whatever its name.
+    fn rest(&self) -> impl Iterator<Item = String> {
+        self.left.iter().filter(|(_, raw)| raw.get() != "null").map(|(name, _)| self.param(&quote(name)))
+    }
+
+    /// Ends the taking: a field that is left is refused with `why`.
     pub fn rest_unsupported(self, why: &str) -> ApiResult<()> {
-        match self.left.iter().find(|(_, raw)| raw.get() != "null") {
-            Some((name, _)) => {
-                let param = self.param(&quote(name));
-                let message = format!("{param} is not supported: {why}");
-                Err(ApiError::unsupported(param, message))
-            }
-            None => Ok(()),
-        }
+        self.rest().next().map_or(Ok(()), |param| {
+            let message = format!("{param} is not supported: {why}");
+            Err(ApiError::unsupported(param, message))
+        })
     }
 
     /// Ends the taking: what is left is unknown, and the server's setting says what becomes of it.
     pub fn finish(self) -> ApiResult<()> {
-        // Null asks for nothing, whatever its name.
-        for (name, _) in self.left.iter().filter(|(_, raw)| raw.get() != "null") {
-            let param = self.param(&quote(name));
+        for param in self.rest() {
             if !unknown::passes(&param) {
                 let message = format!("unknown field `{param}`: it would have no effect here");
                 return Err(ApiError { code: Some("unknown_field"), ..ApiError::invalid(param, message) });

@@ -9,9 +9,9 @@ use plimsoll_media::image::{Filter, probe};
 use plimsoll_media::{ContentKey, MediaError, Modality, Shape, Size};
 
 use super::medium::{Medium, Source, Windowing};
-use super::refused::{refused, track_refused, trackless};
+use super::refused::{refused, track_refused};
 use super::source::formats;
-use crate::http::error::{ApiError, ApiResult};
+use crate::http::error::ApiResult;
 use crate::state::media::config::MediaConfig;
 use crate::state::model::ModelState;
 
@@ -118,17 +118,16 @@ pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Mediu
     let mut measured = Vec::with_capacity(media.len());
     for medium in media {
         let (param, track) = (medium.param.clone(), medium.of_video);
-        let refused_here = |error: ApiError| {
-            state.media_pipeline.counts.refused.inc();
-            error
+        let one = match medium.sources.as_slice() {
+            // ffmpeg has not read it: the video, which was measured before, is an animation.
+            [Source::Track] => Err(MediaError::NoAudioTrack),
+            _ => measure(spec, &state.server.config.media, medium),
         };
-        // ffmpeg has not read it: the video, which was measured before, is an animation.
-        if track && medium.sources.iter().any(|source| matches!(source, Source::Track)) {
-            return Err(refused_here(trackless(&param)));
-        }
-        let one = measure(spec, &state.server.config.media, medium);
         let refused = if track { track_refused } else { refused };
-        measured.push(one.map_err(|error| refused_here(refused(&param, &error)))?);
+        measured.push(one.map_err(|error| {
+            state.media_pipeline.counts.refused.inc();
+            refused(&param, &error)
+        })?);
         if track {
             interleave(spec, &mut measured);
         }

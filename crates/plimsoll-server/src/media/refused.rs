@@ -16,16 +16,13 @@ pub(super) fn refused(param: &str, error: &MediaError) -> ApiError {
     }
 }
 
-/// The error for a video without the audio track that the client asks for.
-pub(super) fn trackless(param: &str) -> ApiError {
-    ApiError::invalid(param, format!("{param}: the video has no audio track; leave out {TRACKS}"))
-}
-
-/// The error for an audio track.
+/// The error for the audio track of a video at `param`.
 pub(super) fn track_refused(param: &str, error: &MediaError) -> ApiError {
     let next = format!("this is about the video's audio track; shorten the video, or leave out {TRACKS}");
     match error {
-        MediaError::NoAudioTrack => trackless(param),
+        MediaError::NoAudioTrack => {
+            ApiError::invalid(param, format!("{param}: the video has no audio track; leave out {TRACKS}"))
+        }
         error if error.is_the_clients() => ApiError::invalid(param, format!("{param}: {error}; {next}")),
         error => refused(param, error),
     }

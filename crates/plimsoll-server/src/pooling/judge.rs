@@ -9,6 +9,7 @@ use super::cut::Cut;
 use super::run::run;
 use super::{Input, check_length, embedding, hold_answer, vector};
 use crate::http::error::{ApiError, ApiResult};
+use crate::state::config::Pooled;
 use crate::state::model::ModelState;
 
 /// Inputs for the engine, and how their results become scores.
@@ -140,11 +141,12 @@ impl Judgement {
         Ok(match &self.pairs {
             Some(pairs) => pairs.iter().map(|(a, b)| vector::cosine(&results[*a], &results[*b])).collect(),
             None => {
-                if let Some(rank) = &state.served.pooled.rank {
-                    return Ok(results.iter().map(|hidden| rank.score(hidden)).collect());
-                }
-                let raw = results.iter().map(|scores| f64::from(scores[0]));
-                raw.map(|x| if state.served.pooled.sigmoid { vector::sigmoid(x) } else { x }).collect()
+                let Pooled { rank, sigmoid, .. } = &state.served.pooled;
+                let raw = results.iter().map(|result| match rank {
+                    Some(rank) => rank.score(result),
+                    None => f64::from(result[0]),
+                });
+                raw.map(|x| if *sigmoid { vector::sigmoid(x) } else { x }).collect()
             }
         })
     }

@@ -4,10 +4,9 @@
 //! with a bias are layer norms.
 
 use super::Refusal;
-use super::parts::{EPS, File, Own, Read, fits, of_images, of_layer, scale, token};
+use super::parts::{EPS, File, Own, Read, fits, leaved, of_images, of_layer, scale, side, token};
 use crate::activation::Activation;
 use crate::directory::Entry;
-use crate::error::FormatError;
 use crate::vision::{Intern, Tower, Vision};
 
 /// Patches per side of a token, where the file does not say it.
@@ -37,18 +36,6 @@ pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
             renamed,
         })
     })
-}
-
-/// Patches per side of a tile, from the shape of the positions.
-pub(super) fn side(shape: &[usize]) -> Result<usize, FormatError> {
-    let rows = shape.len().checked_sub(2).map_or(0, |at| shape[at]);
-    let side = rows.saturating_sub(1).isqrt();
-    match rows == side * side + 1 {
-        true => Ok(side),
-        false => Err(FormatError::Config(format!(
-            "v.position_embd.weight: {rows} rows are no square of positions and a class row"
-        ))),
-    }
 }
 
 /// Gives the embeddings the shape that they have in transformers: converters may leave out dimensions of one.
@@ -100,5 +87,5 @@ fn part(part: &str, leaf: &str) -> Option<String> {
         "ffn_down" => "mlp.fc2",
         _ => return None,
     };
-    ["weight", "bias"].contains(&leaf).then(|| format!("{part}.{leaf}"))
+    leaved(part, leaf)
 }

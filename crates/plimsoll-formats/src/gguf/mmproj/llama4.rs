@@ -4,8 +4,7 @@
 //! is a matrix, so that the side of a patch is in the metadata alone.
 
 use super::Refusal;
-use super::intern::side;
-use super::parts::{File, Own, Read, fits, of_images, of_layer, scale, token};
+use super::parts::{File, Own, Read, fits, leaved, of_images, of_layer, scale, side, token};
 use crate::activation::Activation;
 use crate::error::FormatError;
 use crate::vision::{Llama4, Tower, Vision};
@@ -72,5 +71,5 @@ fn part(part: &str, leaf: &str) -> Option<String> {
         "ffn_down" => "mlp.fc2",
         _ => return None,
     };
-    ["weight", "bias"].contains(&leaf).then(|| format!("{part}.{leaf}"))
+    leaved(part, leaf)
 }

@@ -237,5 +237,22 @@ fn siglip_part(part: &str, leaf: &str) -> Option<String> {
         "ffn_down" => "mlp.fc2",
         _ => return None,
     };
+    leaved(part, leaf)
+}
+
+/// The name of a part's weight or bias.
+pub(super) fn leaved(part: &str, leaf: &str) -> Option<String> {
     ["weight", "bias"].contains(&leaf).then(|| format!("{part}.{leaf}"))
+}
+
+/// Patches per side of a tile, from the shape of the positions.
+pub(super) fn side(shape: &[usize]) -> Result<usize, FormatError> {
+    let rows = shape.len().checked_sub(2).map_or(0, |at| shape[at]);
+    let side = rows.saturating_sub(1).isqrt();
+    match rows == side * side + 1 {
+        true => Ok(side),
+        false => Err(FormatError::Config(format!(
+            "v.position_embd.weight: {rows} rows are no square of positions and a class row"
+        ))),
+    }
 }
