@@ -156,7 +156,7 @@ CASES = {
 }
 
 def picture(seed: int, frame: int, height: int, width: int) -> np.ndarray:
-    """Bytes of a picture, [height, width, 3]: the formula of tests/vision.rs."""
+    """Bytes of a picture, [height, width, 3]: the formula of crates/plimsoll-models/tests/families/vision.rs."""
     y, x, c = np.meshgrid(np.arange(height), np.arange(width), np.arange(3), indexing="ij")
     return (((x * 13 + y * 7 + c * 50 + frame * 31 + seed * 97) ^ (x * y * 3 + seed * 5)) & 255).astype(np.uint8)
 

@@ -292,7 +292,7 @@ fn work(shared: &Shared, thread: usize) {
 #[cfg(test)]
 mod tests {
     //! The interleavings (not the memory orderings), explored by shuttle: a lost wake-up, a task run twice or a job outliving its
-    //! borrow would show as a deadlock or a wrong count. The same code on real threads is tested in `tests/pool.rs`.
+    //! borrow would show as a deadlock or a wrong count. The same code on real threads is tested in `tests/device/pool.rs`.
 
     use super::*;
 

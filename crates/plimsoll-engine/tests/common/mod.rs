@@ -17,6 +17,7 @@ use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::testing::ByHand;
 use plimsoll_engine::{Delta, EngineHandle, FinishReason, Host, Options, Reader, Request, TokenLogprobs, start};
 use plimsoll_formats::Checkpoint;
+use plimsoll_memory::Component;
 use plimsoll_text::Tokenizer;
 use serde_json::Value;
 
@@ -87,6 +88,14 @@ pub fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool)
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// What an engine took was planned. The process's own share is left out: all tests of a program have one.
+pub fn within_plan(engine: &EngineHandle) {
+    let own = Component::ProcessBaseline.name();
+    for row in engine.report().components.iter().filter(|row| row.component != own) {
+        assert!(row.peak_bytes <= row.planned_bytes, "I2: {row:?}");
+    }
 }
 
 /// Waits until the engine before has given back all it had; its thread does so after its last word.

@@ -10,7 +10,7 @@ use plimsoll_memory::Component;
 use plimsoll_tier::Store;
 use serde_json::Value;
 
-use super::{Answer, collect, ids, quiet};
+use super::{Answer, collect, ids, quiet, within_plan};
 
 /// The image or frame that `tools/fixturelib/vision.py` draws by the same formula.
 pub fn drawn(seed: usize, frame: usize, size: Size) -> Rgb {
@@ -134,9 +134,7 @@ fn blobs(dir: &Path, kind: u8) -> Vec<PathBuf> {
 /// Ends an engine when all is back, within its plan; returns when its directory is free.
 pub fn stop_on_disk(engine: EngineHandle, dir: Option<&Path>) {
     all_is_back(&engine);
-    for row in engine.report().components {
-        assert!(row.peak_bytes <= row.planned_bytes, "I2: {row:?}");
-    }
+    within_plan(&engine);
     drop(engine);
     let deadline = Instant::now() + Duration::from_secs(30);
     while dir.is_some_and(|dir| !Store::is_free(dir)) {

@@ -12,7 +12,9 @@ use plimsoll_text::Tokenizer;
 use plimsoll_tier::{Store, System};
 
 use crate::common::recall::mix;
-use crate::common::{Answer, ask, collect, engine, fixtures, full_pools, greedy, quiet, until, with_drafts};
+use crate::common::{
+    Answer, ask, collect, engine, fixtures, full_pools, greedy, quiet, until, with_drafts, within_plan,
+};
 
 /// Whole contexts; windows of 16 positions in six of seven layers; recurrent state in three of four, without and with its draft head.
 const MODELS: [(&str, usize); 4] = [("llama", 0), ("gemma3", 0), ("qwen3.5", 0), ("qwen3.5", 2)];
@@ -46,9 +48,7 @@ pub fn on_disk(dir: &Path, options: &Options) -> Options {
 pub fn stop(engine: EngineHandle, dir: &Path) {
     quiet(&engine);
     full_pools(&engine);
-    for row in engine.report().components {
-        assert!(row.peak_bytes <= row.planned_bytes, "I2: {row:?}");
-    }
+    within_plan(&engine);
     drop(engine);
     let deadline = Instant::now() + Duration::from_secs(30);
     while !Store::is_free(dir) {

@@ -1,0 +1,17 @@
+//! Operations of the CPU device, each against a plain computation, and what holds for any company of rows.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod experts;
+mod forms;
+mod geometry;
+mod large_pool;
+mod long_context;
+mod pool;
+mod recurrent;
+mod rotary;
+mod scan;
+mod together;
+mod tower;
+mod types;
+mod within;

@@ -1,0 +1,16 @@
+//! Checkpoints of every format: what they decode to, what their configurations say, and what is refused.
+
+#[path = "../common/mod.rs"]
+mod common;
+mod configs;
+mod encoders;
+mod families;
+mod hybrids;
+mod layer_facts;
+mod mmproj;
+mod mutations;
+mod packed;
+mod reference;
+mod refusals;
+mod towers;
+mod whisper;

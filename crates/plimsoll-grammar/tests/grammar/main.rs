@@ -1,0 +1,5 @@
+//! Grammars as constraints.
+
+mod company;
+mod deep;
+mod guides;

@@ -1,0 +1,4 @@
+//! Reasoning and tool calls in what models write, in every format.
+
+mod formats;
+mod written;

@@ -1,0 +1,5 @@
+//! JSON schemas: grammars, errors, and walks through both.
+
+mod errors;
+mod grammars;
+mod walks;

@@ -1,0 +1,9 @@
+//! Tokenizers and chat templates against the reference libraries, and hostile ones.
+
+mod chat;
+#[path = "../common/mod.rs"]
+mod common;
+mod hostile;
+mod ids;
+mod python;
+mod streaming;
