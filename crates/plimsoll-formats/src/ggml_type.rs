@@ -46,7 +46,7 @@ const fn looked_up((codebook, zero): (Codebook, u8), code_bits: u8, group: usize
 
 use ScaleKind::{E8m0Half, F16, Super, SuperF32, Ue4m3Half};
 
-static TYPES: [Row; 26] = [
+static TYPES: [Row; 27] = [
     float(0, "F32", 4, Encoding::F32),
     float(1, "F16", 2, Encoding::F16),
     quant(2, "Q4_0", (32, 18), around(8, 4, 32, F16), blocks::q4_0),
@@ -73,6 +73,7 @@ static TYPES: [Row; 26] = [
     quant(35, "TQ2_0", (SUPER, 66), around(1, 2, 32, Super), ternary::tq2_0),
     quant(39, "MXFP4", (32, 17), looked_up(codebooks::E2M1_BOOK, 4, 32, E8m0Half), codebooks::mxfp4),
     quant(40, "NVFP4", (64, 36), looked_up(codebooks::E2M1_BOOK, 4, 16, Ue4m3Half), codebooks::nvfp4),
+    quant(41, "Q1_0", (128, 18), around(1, 2, 128, F16), ternary::q1_0),
 ];
 
 /// A ggml tensor type of those that are decoded: the number of its row in the table.
@@ -136,7 +137,7 @@ fn foreign_name(id: u32) -> String {
         15 => "Q8_K",
         24..=27 => "an integer type",
         28 => "F64",
-        41 => "Q1_0",
+        42 => "Q2_0",
         _ => return format!("number {id}"),
     };
     name.to_owned()

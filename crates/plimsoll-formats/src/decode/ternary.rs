@@ -1,4 +1,5 @@
-//! The ternary types of GGUF: blocks of 256 numbers −1, 0 and 1, which a binary16 `d` scales.
+//! The ternary types of GGUF, blocks of 256 numbers −1, 0 and 1, and the binary one, blocks of 128 numbers −1 and 1. A binary16
+//! `d` scales them.
 //!
 //! Layouts as in ggml's `ggml-common.h`.
 
@@ -27,6 +28,12 @@ pub(crate) fn tq2_0(block: &[u8], out: &mut RowBuf) {
         }
     }
     push_scale(word(block, 64), out);
+}
+
+/// Q1_0: `d`, then 16 bytes with a bit for each number, the lowest first. A set bit is 1, the others are −1: codes 2 and 0.
+pub(crate) fn q1_0(block: &[u8], out: &mut RowBuf) {
+    out.push_scale_f16(word(block, 0));
+    out.codes.extend(block[2..].iter().flat_map(|byte| (0..8).map(move |bit| 2 * (byte >> bit & 1))));
 }
 
 /// One scale for all eight groups.

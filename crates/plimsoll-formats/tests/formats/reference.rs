@@ -17,9 +17,9 @@ fn every_gguf_type_equals_the_python_package_bit_for_bit() {
 }
 
 /// The types with codebooks, in the order of their fixture.
-const BOOKS: [&str; 13] = [
+const BOOKS: [&str; 14] = [
     "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4",
-    "NVFP4",
+    "NVFP4", "Q1_0",
 ];
 
 #[test]

@@ -50,7 +50,7 @@ fn gguf_heads_that_lie_are_refused_by_name() {
         ("a dimension is 0", |w| w.tensors[0].1 = vec![64, 0]),
         ("overflows", |w| w.tensors[0].1 = vec![1 << 40, 1 << 40]),
         ("not whole Q4_0 blocks of 32", |w| (w.tensors[0].1, w.tensors[0].2) = (vec![48, 1], 2)),
-        ("has type Q1_0; types that load are F32, F16, Q4_0,", |w| w.tensors[0].2 = 41),
+        ("has type Q2_0; types that load are F32, F16, Q4_0,", |w| w.tensors[0].2 = 42),
         ("offset 16 is not aligned", |w| (w.tensors[1].3, w.tensors[0].3) = (16, 512)),
         ("inside a tensor that ends at 768", |w| w.tensors[1].3 = 32),
         ("of the data, which has only 1024", |w| w.tensors[0].1 = vec![64, 64]),
