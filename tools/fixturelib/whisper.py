@@ -208,6 +208,8 @@ def timed(model, tokenizer, seed: int, samples: int, prompt: str | None, languag
         logits = model(padded, decoder_input_ids=torch.tensor([given + said]), use_cache=False).logits[0].float()
         lps = torch.log_softmax(logits[len(given) - 1:-1], dim=-1)
         result["avg_logprob"] = reference.short(lps.gather(1, torch.tensor(said)[:, None]).mean())
+        # What WhisperNoSpeechDetection reads: the token before that of no times, behind the start of the transcript.
+        result["no_speech_prob"] = reference.short(logits[len(first)].softmax(-1)[PLAIN - 1])
     return result
 
 

@@ -51,6 +51,12 @@ pub trait Constraint: Send {
         None
     }
 
+    /// The log-probability of this token is reported with the next token, behind the alternatives that the request asks for. The report
+    /// is part of [`Grammar::bytes_max`].
+    fn reports(&self) -> Option<u32> {
+        None
+    }
+
     /// Whether [`Self::allowed`] and [`Self::accept`] return without waiting. Waits for the mask, for `patience` at
     /// most.
     fn mask_ready(&mut self, patience: Duration) -> bool {

@@ -27,7 +27,8 @@ impl FinishReason {
 pub struct TokenLogprobs {
     /// Natural-log probability of the token itself; none for the first prompt token.
     pub own: Option<f32>,
-    /// The most likely ids with their log-probabilities, best first.
+    /// The most likely ids with their log-probabilities, best first, then the one that a
+    /// [`Constraint`](super::constraint::Constraint::reports) reports.
     pub top: Box<[(u32, f32)]>,
 }
 

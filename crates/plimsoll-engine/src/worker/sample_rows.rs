@@ -98,7 +98,7 @@ impl<R: Runner> Worker<R> {
                 seq.work.prompt_logprobs(TokenLogprobs::default())?;
             }
             if position + 1 < seq.prompt_len {
-                let report = logprobs(self.runner.logits(logit_row), seq.tokens[position + 1], n)?;
+                let report = logprobs(self.runner.logits(logit_row), seq.tokens[position + 1], n, None)?;
                 seq.work.prompt_logprobs(report)?;
             }
             // Recomputing after a preemption must not report twice.
@@ -119,6 +119,7 @@ impl<R: Runner> Worker<R> {
         let work = &mut seq.work;
         let most_likely = work.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
         let together = work.constraint.as_ref().and_then(|constraint| constraint.counts_together());
+        let beside = work.constraint.as_ref().and_then(|constraint| constraint.reports());
         let chooser = &mut Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely, together };
         let token = match draft.filter(|_| self.drafts.optimistic) {
             Some(token) => token,
@@ -147,7 +148,7 @@ impl<R: Runner> Worker<R> {
                 })?
             }
         };
-        let report = report.map(|n| logprobs(&self.output.raw, token, n)).transpose()?;
+        let report = report.map(|n| logprobs(&self.output.raw, token, n, beside)).transpose()?;
         seq.tokens.push(token);
         // Recomputing after a preemption needs no logits of positions with a known next token.
         seq.logits_from = seq.tokens.len() - 1;
@@ -218,12 +219,17 @@ impl Chooser<'_> {
     }
 }
 
-fn logprobs(logits: &[f32], chosen: u32, n: u32) -> Result<TokenLogprobs, Failure> {
-    let mut top = Vec::new();
-    top.try_reserve_exact(n as usize)?;
-    let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(|error| match error {
+/// The report of the chosen token with its `n` alternatives, and `beside` behind them.
+fn logprobs(logits: &[f32], chosen: u32, n: u32, beside: Option<u32>) -> Result<TokenLogprobs, Failure> {
+    let failure = |error| match error {
         LogprobError::NoDistribution { .. } => Failure::NonFinite(error.to_string()),
         error => Failure::Other(error.to_string()),
-    })?;
+    };
+    let mut top = Vec::new();
+    top.try_reserve_exact(n as usize + usize::from(beside.is_some()))?;
+    let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(failure)?;
+    if let Some(token) = beside {
+        top.push((token, top_logprobs(logits, token, 0, &mut Vec::new()).map_err(failure)?.logprob));
+    }
     Ok(TokenLogprobs { own: Some(own.logprob), top: top.into_boxed_slice() })
 }

@@ -69,6 +69,14 @@ impl Usage {
             total_tokens: usage.total_tokens,
         }
     }
+
+    /// Counts so many tokens of the answer as part of the question.
+    pub fn as_input(mut self, tokens: u64) -> Self {
+        self.input_tokens += tokens;
+        self.input_token_details.text_tokens += tokens;
+        self.output_tokens = self.output_tokens.saturating_sub(tokens);
+        self
+    }
 }
 
 #[derive(Serialize)]
@@ -85,7 +93,7 @@ struct Answer<'a> {
     usage: Usage,
 }
 
-/// A segment as OpenAI's API has it. What is not computed is left out: `no_speech_prob`.
+/// A segment as OpenAI's API has it.
 #[derive(Serialize)]
 pub(super) struct Segment<'a> {
     pub id: usize,
@@ -99,6 +107,8 @@ pub(super) struct Segment<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub avg_logprob: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub no_speech_prob: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub compression_ratio: Option<f64>,
 }
 
@@ -107,13 +117,14 @@ pub(super) struct Transcript<'a> {
     pub text: &'a str,
     pub language: Option<&'a str>,
     pub audio: AudioLength,
+    pub usage: Usage,
     /// None without times.
     pub segments: Option<Vec<Segment<'a>>>,
 }
 
 impl Transcript<'_> {
     /// The answer as an object: all of it in `verbose_json`, else the text.
-    pub fn object(self, request: &ActiveRequest, form: &Form, held: Option<Held>) -> Response {
+    pub fn object(self, form: &Form, held: Option<Held>) -> Response {
         let verbose = form.format == Format::Verbose;
         let answer = Answer {
             task: verbose.then_some(form.task.name()),
@@ -121,7 +132,7 @@ impl Transcript<'_> {
             duration: verbose.then_some(self.audio.seconds),
             text: self.text,
             segments: self.segments.filter(|_| verbose),
-            usage: Usage::of(request, self.audio),
+            usage: self.usage,
         };
         json(&answer, held)
     }
@@ -156,7 +167,8 @@ pub(super) fn whole(
         return text_only(text);
     }
     let language = form.language.or(tagged.language.as_deref());
-    Transcript { text: &text, language, audio, segments: None }.object(&request, form, held)
+    let usage = Usage::of(&request, audio);
+    Transcript { text: &text, language, audio, usage, segments: None }.object(form, held)
 }
 
 /// The answer in the format `text`.

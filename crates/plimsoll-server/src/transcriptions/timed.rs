@@ -6,7 +6,7 @@ use axum::response::Response;
 use plimsoll_engine::Delta;
 
 use super::request::Format;
-use super::respond::{self, Form, Segment, Transcript, Usage, plain, seconds, text_only};
+use super::respond::{self, Form, Segment, Transcript, plain, seconds, text_only};
 use super::subtitles;
 use super::whisper::WindowPrompts;
 use super::windows::Windows;
@@ -56,11 +56,13 @@ fn whole(mut request: ActiveRequest, windows: Windows, form: &Form, temperature:
             tokens: &own.tokens,
             temperature,
             avg_logprob: own.avg_logprob,
+            no_speech_prob: own.no_speech_prob,
             compression_ratio: own.compression_ratio,
         }
     });
-    let (text, language, audio) = (windows.text.as_str(), windows.language, windows.audio(&state));
-    Transcript { text, language, audio, segments: Some(segments.collect()) }.object(&request, form, held)
+    let (text, language) = (windows.text.as_str(), windows.language);
+    let (audio, usage) = (windows.audio(&state), windows.usage(&request));
+    Transcript { text, language, audio, usage, segments: Some(segments.collect()) }.object(form, held)
 }
 
 /// The stream's state.
@@ -77,7 +79,7 @@ impl Shape for Stream {
     fn delta(&mut self, _request: &ActiveRequest, _choice: usize, _delta: Delta, _out: &mut Events) {}
 
     fn close(&mut self, request: &ActiveRequest, out: &mut Events) {
-        respond::done(&self.windows.text, Usage::of(request, self.windows.audio(&request.state)), out);
+        respond::done(&self.windows.text, self.windows.usage(request), out);
     }
 
     async fn step(&mut self, request: &mut ActiveRequest, out: &mut Events) -> bool {

@@ -27,10 +27,12 @@ impl Times {
     }
 }
 
-/// Tokens of a heading, each among those that may stand there, then texts between times.
+/// A set of tokens.
+type Mask = Box<[u32]>;
+
+/// Texts between times.
 #[derive(Debug)]
 pub(super) struct Timed {
-    heading: Box<[Box<[u32]>]>,
     /// Tokens of texts, and those that end a text.
     text: Box<[u32]>,
     /// Tokens that end a text.
@@ -41,45 +43,46 @@ pub(super) struct Timed {
 
 impl Timed {
     /// `text` has the tokens of texts and those that end one, `ends` the latter.
-    pub fn new(heading: Vec<Box<[u32]>>, text: Box<[u32]>, ends: &[u32], vocab: u32, times: Times) -> Arc<Self> {
-        Arc::new(Self { heading: heading.into(), text, ends: mask(vocab, ends.iter().copied()), vocab, times })
+    pub fn new(text: Box<[u32]>, ends: &[u32], vocab: u32, times: Times) -> Arc<Self> {
+        Arc::new(Self { text, ends: mask(vocab, ends.iter().copied()), vocab, times })
     }
 }
 
-/// The rules for one output.
+/// The rules for one output: tokens of a heading, each among those that may stand there, then texts between times.
 #[derive(Debug)]
 pub(super) struct Rules {
     rules: Arc<Timed>,
-    /// Tokens of the heading that the prompt has.
-    headed: usize,
+    heading: Arc<[Mask]>,
+    /// The token of silence. Its log-probability is reported with the first token.
+    silence: Option<u32>,
 }
 
 impl Rules {
-    /// `headed`: the prompt has the heading.
-    pub fn new(rules: &Arc<Timed>, headed: bool) -> Self {
-        Self { rules: Arc::clone(rules), headed: if headed { rules.heading.len() } else { 0 } }
-    }
-
-    /// Tokens of the heading that the output begins with.
-    pub fn heading(&self) -> usize {
-        self.rules.heading.len() - self.headed
+    pub fn new(rules: &Arc<Timed>, heading: &[Mask], silence: Option<u32>) -> Self {
+        Self { rules: Arc::clone(rules), heading: heading.into(), silence }
     }
 }
 
 impl Grammar for Rules {
     fn begin(&self) -> Result<Box<dyn Constraint>, String> {
-        let (rules, now) = (Arc::clone(&self.rules), mask(self.rules.vocab, []));
-        Ok(Box::new(Walk { rules, now, headed: self.headed, latest: None, last: None, before: true }))
+        let (rules, heading) = (Arc::clone(&self.rules), Arc::clone(&self.heading));
+        let (now, silence) = (mask(self.rules.vocab, []), self.silence);
+        Ok(Box::new(Walk { rules, heading, silence, now, headed: 0, latest: None, last: None, before: true }))
     }
 
     fn bytes_max(&self, _max_tokens: u32) -> u64 {
-        // The rules, and the mask of one output.
-        (self.rules.heading.len() as u64 + 3) * size_of_val(&*self.rules.text) as u64
+        // The rules, the mask of one output, and the report of silence.
+        (self.heading.len() as u64 + 3) * size_of_val(&*self.rules.text) as u64 + REPORT_BYTES
     }
 }
 
+/// Bytes of a report of one token on the heap.
+const REPORT_BYTES: u64 = 32;
+
 struct Walk {
     rules: Arc<Timed>,
+    heading: Arc<[Mask]>,
+    silence: Option<u32>,
     /// The mask of the next token.
     now: Box<[u32]>,
     /// Tokens of the heading so far.
@@ -112,7 +115,7 @@ impl Walk {
 
 impl Constraint for Walk {
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
-        if let Some(heading) = self.rules.heading.get(self.headed) {
+        if let Some(heading) = self.heading.get(self.headed) {
             return Ok(Some(heading));
         }
         let mut now = std::mem::take(&mut self.now);
@@ -129,15 +132,19 @@ impl Constraint for Walk {
     }
 
     fn takes_most_likely(&self) -> bool {
-        self.headed < self.rules.heading.len()
+        self.headed < self.heading.len()
+    }
+
+    fn reports(&self) -> Option<u32> {
+        self.silence.filter(|_| self.headed == 0 && self.last.is_none())
     }
 
     fn counts_together(&self) -> Option<u32> {
-        (self.headed == self.rules.heading.len()).then_some(self.rules.times.first)
+        (self.headed == self.heading.len()).then_some(self.rules.times.first)
     }
 
     fn accept(&mut self, token: u32) -> Result<(), Unfit> {
-        if self.headed < self.rules.heading.len() {
+        if self.headed < self.heading.len() {
             self.headed += 1;
             return Ok(());
         }
@@ -160,9 +167,9 @@ mod tests {
 
     /// Texts are 0 to 9, 9 ends them, 10 to 19 are special, times are 20 to 29.
     fn walk(heading: &[u32]) -> Box<dyn Constraint> {
-        let heading = heading.iter().map(|id| mask(30, [*id])).collect();
+        let heading: Vec<Mask> = heading.iter().map(|id| mask(30, [*id])).collect();
         let times = Times { first: 20, last: 29, initial: 23 };
-        Rules::new(&Timed::new(heading, text_mask(30, 10, &[9], &[3]), &[9], 30, times), false).begin().unwrap()
+        Rules::new(&Timed::new(text_mask(30, 10, &[9], &[3]), &[9], 30, times), &heading, Some(19)).begin().unwrap()
     }
 
     fn allowed(walk: &mut dyn Constraint) -> Vec<u32> {
@@ -220,5 +227,17 @@ mod tests {
         walk.accept(15).unwrap();
         assert_eq!(allowed(&mut *walk), with(&[], 20..=23));
         assert!(!walk.takes_most_likely() && !walk.complete());
+    }
+
+    #[test]
+    fn silence_is_reported_with_the_first_token_alone() {
+        for heading in [&[][..], &[12, 15]] {
+            let mut walk = walk(heading);
+            for token in heading.iter().copied().chain([21, 5]) {
+                assert_eq!(walk.reports().is_some(), token == *heading.first().unwrap_or(&21), "before {token}");
+                walk.accept(token).unwrap();
+            }
+            assert_eq!(walk.reports(), None);
+        }
     }
 }

@@ -42,6 +42,11 @@ pub(super) struct WindowPrompts {
     language: Option<u32>,
     /// None if the model supports English only.
     task: Option<u32>,
+    /// What may stand in the heading of an unknown language; nothing if the language is given or the only one.
+    heading: Vec<Box<[u32]>>,
+    /// The token of silence.
+    silence: Option<u32>,
+    vocab: u32,
     rules: Arc<Timed>,
     pub times: Times,
 }
@@ -53,19 +58,30 @@ pub(super) struct WindowPrompt {
     pub grammar: Arc<dyn Grammar>,
     /// Tokens of the answer that name language and task.
     pub heading: usize,
+    /// Tokens of the heading that are answered although they are known. The client's `max_tokens` does not count them.
+    pub uncounted: u32,
 }
 
 impl WindowPrompts {
-    /// The prompt of a window of so many rows; `detected` is the language of the windows before.
-    pub fn of(&self, rows: usize, detected: Option<u32>) -> WindowPrompt {
+    /// The prompt of a window of so many rows; `detected` is the language of the windows before. `measures`: the first token's report
+    /// says how likely silence is. The model says so in front of the heading, which is then part of the answer.
+    pub fn of(&self, rows: usize, detected: Option<u32>, measures: bool) -> WindowPrompt {
         let mut tokens = vec![self.placeholder; rows];
         tokens.extend(&self.before);
-        let named = self.language.or(detected);
-        if let (Some(task), Some(language)) = (self.task, named) {
-            tokens.extend([language, task]);
-        }
-        let rules = Rules::new(&self.rules, named.is_some());
-        WindowPrompt { tokens, heading: rules.heading(), grammar: Arc::new(rules) }
+        let named = self.language.or(detected).zip(self.task).map(|(language, task)| [language, task]);
+        let known: Vec<Box<[u32]>>;
+        let heading = match named {
+            None => &self.heading,
+            Some(_) => {
+                let answered = named.iter().flatten().filter(|_| measures);
+                known = answered.map(|token| mask(self.vocab, [*token])).collect();
+                tokens.extend(named.iter().flatten().filter(|_| !measures));
+                &known
+            }
+        };
+        let uncounted = if named.is_some() { heading.len() as u32 } else { 0 };
+        let rules = Rules::new(&self.rules, heading, self.silence.filter(|_| measures));
+        WindowPrompt { tokens, heading: heading.len(), uncounted, grammar: Arc::new(rules) }
     }
 }
 
@@ -126,8 +142,10 @@ pub(super) fn ask(
         let times = Times { first: plain + 1, last, initial: latest };
         // Language and task; no mark says that there are no times.
         let heading = masks.get(..2).unwrap_or_default().to_vec();
-        let rules = Timed::new(heading, text.clone(), ends, vocab, times);
-        WindowPrompts { placeholder, before, language: code, task, rules, times }
+        let rules = Timed::new(text.clone(), ends, vocab, times);
+        // The vocabularies call it by different names, and have it in the same place.
+        let silence = plain.checked_sub(1);
+        WindowPrompts { placeholder, before, language: code, task, heading, silence, vocab, rules, times }
     });
     masks.push(without(text.clone(), &whisper.suppressed_first));
     masks.push(text);

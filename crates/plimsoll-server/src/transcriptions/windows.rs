@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::{Delta, MediaItem};
 
-use super::respond::{AudioLength, seconds};
+use super::respond::{AudioLength, Usage, seconds};
 use super::segments::{STEP_FRAMES, cuts, ended};
 use super::whisper::{WindowPrompts, language_of};
 use crate::conversation::active::{ActiveRequest, Event};
@@ -46,6 +46,8 @@ pub(super) struct Segment {
     pub tokens: Vec<u32>,
     /// The mean log-probability of the window's tokens, if they were asked for.
     pub avg_logprob: Option<f64>,
+    /// How likely the model thought its window silent.
+    pub no_speech_prob: Option<f64>,
     /// How much shorter the window's text becomes if it is compressed.
     pub compression_ratio: Option<f64>,
 }
@@ -58,6 +60,8 @@ struct Said {
     tokens: Vec<u32>,
     /// The sum of log-probabilities, and of how many tokens.
     logprobs: (f64, u32),
+    /// The probability of silence.
+    no_speech_prob: Option<f64>,
     /// Tokens that were given out as text.
     shown: usize,
 }
@@ -87,6 +91,8 @@ pub(super) struct Windows {
     kept_bytes: u64,
     /// Windows that went to the engine.
     begun: u64,
+    /// Tokens of their answers that the client's `max_tokens` does not count.
+    uncounted: u64,
 }
 
 impl Windows {
@@ -121,6 +127,7 @@ impl Windows {
             segments: Vec::new(),
             kept_bytes: 0,
             begun: 0,
+            uncounted: 0,
         };
         let first = windows.submission(state, item, submission.kept.take())?;
         let request = first.start(state, state.server.ids.request("transcription"), API).await?;
@@ -129,9 +136,12 @@ impl Windows {
 
     /// The request for one window.
     fn submission(&mut self, state: &ModelState, item: MediaItem, kept: Option<Held>) -> ApiResult<Submission> {
-        let prompt = self.prompts.of(self.rows, self.detected);
+        let prompt = self.prompts.of(self.rows, self.detected, self.keeps);
         self.said = Said { heading: prompt.heading, ..Said::default() };
         self.begun += 1;
+        self.uncounted += u64::from(prompt.uncounted);
+        let mut common = self.common.clone();
+        common.max_tokens = common.max_tokens.map(|most| most.saturating_add(prompt.uncounted));
         let ids = TokenizedPrompt { ids: prompt.tokens, echo: None, around: (0, 0) };
         Ok(Submission {
             grammar: Some(prompt.grammar),
@@ -141,7 +151,7 @@ impl Windows {
             length_param: self.length_param,
             gathers: true,
             kept,
-            ..Submission::of_prompts(self.common.clone(), vec![ids], state)?
+            ..Submission::of_prompts(common, vec![ids], state)?
         })
     }
 
@@ -197,6 +207,9 @@ impl Windows {
     /// Takes a piece of a window's answer. Returns the text of segments that have ended with it.
     fn take(&mut self, state: &ModelState, delta: Delta) -> String {
         for token in delta.tokens {
+            let silence = token.logprobs.as_ref().and_then(|report| report.top.first());
+            self.said.no_speech_prob =
+                self.said.no_speech_prob.or(silence.map(|(_, logprob)| f64::from(*logprob).exp()));
             if self.said.heading > 0 {
                 self.said.heading -= 1;
                 if self.detected.is_none() {
@@ -248,18 +261,24 @@ impl Windows {
             let texts: Vec<String> = texts.collect();
             let (sum, count) = self.said.logprobs;
             let avg_logprob = (count > 0).then(|| sum / f64::from(count));
-            let compression_ratio = compression_ratio(&texts.concat());
+            let (no_speech_prob, compression_ratio) = (self.said.no_speech_prob, compression_ratio(&texts.concat()));
             for (cut, text) in found.into_iter().zip(texts) {
                 let frames = cut.steps.map(|step| self.seek + step * STEP_FRAMES);
                 let tokens = self.said.tokens[cut.tokens].to_vec();
                 self.kept_bytes += SEGMENT_BYTES + TOKEN_BYTES * tokens.len() as u64 + TEXT_BYTES * text.len() as u64;
-                let segment = Segment { seek: self.seek, frames, text, tokens, avg_logprob, compression_ratio };
+                let seek = self.seek;
+                let segment = Segment { seek, frames, text, tokens, avg_logprob, no_speech_prob, compression_ratio };
                 self.segments.push(segment);
             }
         }
         self.said = Said::default();
         self.seek += moved;
         shown
+    }
+
+    /// What the windows so far took. Tokens that the question names are input, also where the model writes them.
+    pub fn usage(&self, request: &ActiveRequest) -> Usage {
+        Usage::of(request, self.audio(&request.state)).as_input(self.uncounted)
     }
 
     /// The audio that the windows so far were made of.

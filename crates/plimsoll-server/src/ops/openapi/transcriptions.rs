@@ -28,6 +28,7 @@ pub(super) const OBJECTS: &[Object] = &[
             ("tokens", "[integer]"),
             ("temperature", "number"),
             ("avg_logprob", "~number"),
+            ("no_speech_prob", "~number"),
             ("compression_ratio", "~number"),
         ],
     ),
