@@ -28,6 +28,8 @@ pub struct Limits {
 pub struct Adapter {
     pub(crate) adapter: wgpu::Adapter,
     pub(crate) name: String,
+    /// Its place on the bus, where its driver says so.
+    place: String,
     software: bool,
     shares_memory: bool,
 }
@@ -71,8 +73,13 @@ impl Adapter {
     pub fn all() -> Vec<Self> {
         #[cfg(feature = "noop")]
         if let Some(gpu) = crate::noop::chosen() {
-            let own =
-                |adapter| Self { adapter, name: "noop".into(), software: false, shares_memory: gpu.own.is_none() };
+            let own = |adapter| Self {
+                adapter,
+                name: "noop".into(),
+                place: String::new(),
+                software: false,
+                shares_memory: gpu.own.is_none(),
+            };
             return crate::noop::adapter(gpu).map(own).into_iter().collect();
         }
         let backends = Backends::VULKAN | Backends::METAL;
@@ -92,7 +99,7 @@ impl Adapter {
             let name = format!("{} ({:?}, {})", info.name, info.backend, info.driver_info);
             let software = info.device_type == DeviceType::Cpu;
             let shares_memory = software || info.device_type == DeviceType::IntegratedGpu;
-            Self { adapter, name, software, shares_memory }
+            Self { adapter, name, place: info.device_pci_bus_id, software, shares_memory }
         };
         adapters.into_iter().map(own).collect()
     }
@@ -128,6 +135,12 @@ impl Adapter {
     /// Its own memory, as far as its driver says.
     pub fn memory(&self) -> Option<OwnMemory> {
         budget::read(&self.adapter)
+    }
+
+    /// What all processes of this machine call its memory: `gpu`, and its place on the bus or else its name, on one line.
+    pub fn memory_domain(&self) -> String {
+        let known = if self.place.is_empty() { &self.name } else { &self.place };
+        format!("gpu {}", known.replace(char::is_control, " "))
     }
 
     /// Bytes of the machine's memory that its driver recommends to use at most, where it shares it: on a Mac.

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use plimsoll_memory::host::lease::{Answer, Lease, LeaseDir, LeaseError};
-use plimsoll_memory::host::{HostLimits, HostNow, Root};
+use plimsoll_memory::host::{HostLimits, HostNow, Room, Root};
 
 use crate::api::start_error::StartError;
 
@@ -14,6 +14,8 @@ use crate::api::start_error::StartError;
 #[derive(Debug)]
 pub(crate) struct MemoryLease {
     lease: Option<Lease>,
+    /// The same of a GPU's own memory.
+    device: Option<Lease>,
 }
 
 impl MemoryLease {
@@ -28,30 +30,49 @@ impl MemoryLease {
         root: &Root,
         limits: &HostLimits,
     ) -> Result<Self, StartError> {
-        let open = dir.map_or_else(LeaseDir::of_user, |dir| LeaseDir::at(&dir));
         let rooms = || {
             let mut rooms = HostNow::read(root, limits).rooms;
             rooms.iter_mut().for_each(|room| room.used_by_others = room.used_by_others.saturating_add(beside));
             rooms
         };
-        let answer = open.and_then(|dir| dir.acquire(planned, planned, rooms));
-        match answer {
-            Ok(Answer::Granted(lease)) => Ok(Self { lease: Some(lease) }),
-            Ok(Answer::Refused(refusal)) => Err(StartError::Refused(Box::new(refusal))),
-            Err(error @ (LeaseError::Busy(_) | LeaseError::Unreadable { .. })) => {
-                Err(StartError::Lease(Box::new(error)))
-            }
-            Err(error @ (LeaseError::Dir(_) | LeaseError::Io { .. })) => {
-                tracing::warn!(%error, "no lease: other Plimsolls of this user are seen by what they use only");
-                Ok(Self { lease: None })
-            }
-        }
+        Ok(Self { lease: acquire(planned, dir, rooms)?, device: None })
     }
 
-    /// Tells the others what was built: what is planned is kept, `committed` bytes of it are touched.
-    pub fn built(&mut self, planned: u64, committed: u64) -> Result<(), StartError> {
-        let Some(lease) = &mut self.lease else { return Ok(()) };
-        let told = lease.set_committed(committed.min(planned)).and_then(|()| lease.shrink_to(planned));
-        told.map_err(|error| StartError::Lease(Box::new(error)))
+    /// Leases `planned` bytes of a GPU's own memory as well. `room` asks its driver.
+    #[cfg(feature = "gpu")]
+    pub fn take_on_device(
+        &mut self,
+        planned: u64,
+        dir: Option<PathBuf>,
+        room: impl FnOnce() -> Room,
+    ) -> Result<(), StartError> {
+        self.device = acquire(planned, dir, || vec![room()])?;
+        Ok(())
+    }
+
+    /// Tells the others what was built: what is planned is kept, and how many bytes of it are touched. Both are given for the machine's
+    /// memory and for a GPU's own.
+    pub fn built(&mut self, host: [u64; 2], device: [u64; 2]) -> Result<(), StartError> {
+        for (lease, [planned, committed]) in [(&mut self.lease, host), (&mut self.device, device)] {
+            let Some(lease) = lease else { continue };
+            let told = lease.set_committed(committed.min(planned)).and_then(|()| lease.shrink_to(planned));
+            told.map_err(|error| StartError::Lease(Box::new(error)))?;
+        }
+        Ok(())
+    }
+}
+
+/// A lease in `dir` or where all of this user's processes agree to meet.
+fn acquire(planned: u64, dir: Option<PathBuf>, rooms: impl FnOnce() -> Vec<Room>) -> Result<Option<Lease>, StartError> {
+    let open = dir.map_or_else(LeaseDir::of_user, |dir| LeaseDir::at(&dir));
+    let answer = open.and_then(|dir| dir.acquire(planned, planned, rooms));
+    match answer {
+        Ok(Answer::Granted(lease)) => Ok(Some(lease)),
+        Ok(Answer::Refused(refusal)) => Err(StartError::Refused(Box::new(refusal))),
+        Err(error @ (LeaseError::Busy(_) | LeaseError::Unreadable { .. })) => Err(StartError::Lease(Box::new(error))),
+        Err(error @ (LeaseError::Dir(_) | LeaseError::Io { .. })) => {
+            tracing::warn!(%error, "no lease: other Plimsolls of this user are seen by what they use only");
+            Ok(None)
+        }
     }
 }

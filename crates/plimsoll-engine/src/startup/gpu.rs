@@ -48,7 +48,7 @@ fn found(_index: Option<usize>, _options: &Options) -> Result<GpuLine, String> {
 }
 
 #[cfg(feature = "gpu")]
-pub(super) use open::{adapter, load};
+pub(super) use open::{adapter, load, room};
 
 #[cfg(feature = "gpu")]
 fn found(index: Option<usize>, options: &Options) -> Result<GpuLine, String> {
@@ -106,6 +106,7 @@ mod open {
     use plimsoll_formats::{Checkpoint, Sources};
     use plimsoll_gpu::{Adapter, AdapterChoice, Context, GpuError, GpuWeights, Sizes};
     use plimsoll_memory::Ledger;
+    use plimsoll_memory::host::Room;
     use plimsoll_models::Model;
 
     use crate::api::cancel::Cancel;
@@ -124,6 +125,16 @@ mod open {
             DeviceChoice::Gpu(index) => find(index, options.allow_software_gpu),
             DeviceChoice::Cpu | DeviceChoice::Auto => Err(GpuError::NoAdapter),
         }
+    }
+
+    /// Asks for the room in the GPU's own memory; none where it shares the machine's, or does not say how much it has.
+    pub fn room(adapter: &Adapter) -> Option<impl FnOnce() -> Room> {
+        let first = adapter.memory().filter(|_| !adapter.shares_memory())?;
+        Some(move || {
+            let memory = adapter.memory().unwrap_or(first);
+            let used_by_others = memory.total.saturating_sub(memory.free());
+            Room { domain: adapter.memory_domain(), shared: true, limit: memory.total, used_by_others }
+        })
     }
 
     /// Opens the GPU and loads the weights onto it; the threads that pack them end with that.

@@ -110,10 +110,14 @@ fn start_as(
     let config = adjust(profile_config(&planned));
     let load = WeightsLoad::default();
     let mut start = Start { options, host, cancel, ledger, shape, config, disk: None, load };
-    let rest = Rest { tokenizer, eos, memory_lease, hosted, fixed, start_reserve };
+    #[cfg_attr(not(feature = "gpu"), expect(unused_mut, reason = "a GPU's lease joins it"))]
+    let mut rest = Rest { tokenizer, eos, memory_lease, hosted, fixed, start_reserve };
     #[cfg(feature = "gpu")]
     if let Some(plan) = planned.gpu.clone() {
         let adapter = gpu::adapter(options)?;
+        if let Some(room) = gpu::room(&adapter) {
+            rest.memory_lease.take_on_device(planned.plan.device_total(), host.lease_dir.clone(), room)?;
+        }
         let of = (model, weights, checkpoint);
         let began = std::time::Instant::now();
         let backend = gpu::load(of, (plan, &adapter), &start.ledger, (options, host.threads), progress, cancel)?;

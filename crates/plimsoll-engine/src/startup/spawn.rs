@@ -162,7 +162,8 @@ fn close_books(
     accounts.observe(ledger, 0, 0);
     // What may come at any time is as good as there; pages of files look free to others.
     let there = ledger.mapped_total().saturating_sub(ledger.held_files());
-    memory_lease.built(handle.plan().total(), there)?;
+    let plan = handle.plan();
+    memory_lease.built([plan.total(), there], [plan.device_total(), ledger.committed_on_device()])?;
     report_baseline(ledger);
     // Set once, here.
     let _ = handle.shared.facts.accounts.set(accounts);

@@ -97,7 +97,7 @@ impl EngineHost {
         drop(heap::arm(EmergencyReserve::map(&ledger, EMERGENCY_RESERVE_BYTES)?));
         let process = ProcessAccount::default();
         process.measure(EMERGENCY_RESERVE_BYTES);
-        memory_lease.built(plan.total(), ledger.committed_total())?;
+        memory_lease.built([plan.total(), ledger.committed_total()], [0; 2])?;
         Ok(Arc::new(Self {
             plan,
             ledger,

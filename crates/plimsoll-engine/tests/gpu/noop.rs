@@ -1,6 +1,8 @@
 //! Plans, ledger and refusals on a GPU of any kind, for which wgpu's `noop` stands: no driver is needed, and nothing is computed.
 
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use plimsoll_engine::{EngineHandle, Host, Options, StartError, start};
 use plimsoll_gpu::{NoopGpu, stand_in};
@@ -30,14 +32,26 @@ fn options() -> Options {
     Options { allow_software_gpu: false, max_total_token_num: None, ..on_gpu(exact()) }
 }
 
-/// A start, in which `loading` is called while weights are loaded.
+/// A start, in which `loading` is called while weights are loaded. It knows of no other server.
 fn launch(model: &str, options: &Options, loading: impl FnMut(u64)) -> Result<EngineHandle, StartError> {
+    let leases = tempfile::tempdir().unwrap();
+    launch_beside(&leases.path().join("leases"), model, options, loading)
+}
+
+/// A start beside the servers that have leased memory in `leases`.
+fn launch_beside(
+    leases: &Path,
+    model: &str,
+    options: &Options,
+    loading: impl FnMut(u64),
+) -> Result<EngineHandle, StartError> {
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
     let opened = match &options.draft_model {
         Some(draft) => checkpoint(model).with_draft(checkpoint(draft)).unwrap(),
         None => checkpoint(model),
     };
-    start(&opened, tokenizer, options, &Host::read(options).unwrap(), loading)
+    let host = Host { lease_dir: Some(leases.into()), ..Host::read(options).unwrap() };
+    start(&opened, tokenizer, options, &host, loading)
 }
 
 /// Whatever the model, what drafts for it and the size of buffers: what is held is what was planned, under both lines.
@@ -111,6 +125,35 @@ fn a_budget_that_shrinks_during_a_start_is_seen() {
     let half = plan.bytes(Component::KvPages) / 2;
     let error = shrunk(plan.device_total() - half).expect_err("half of the pool is missing").to_string();
     assert!(error.contains("'kv_pages' asked for") && error.contains("--max-total-token-num"), "{error}");
+}
+
+/// A driver knows what is used, not what is planned: a second server counts what the first one has leased of the GPU.
+#[test]
+fn servers_lease_a_gpu_with_memory_of_its_own() {
+    let _alone = alone();
+    let dir = tempfile::tempdir().unwrap();
+    let leases = dir.path().join("leases");
+    let begin = || launch_beside(&leases, "llama", &Options { max_total_token_num: Some(2048), ..options() }, |_| {});
+    let narrow = gpu(64, Some((600, 480)));
+    let first = begin().unwrap_or_else(|error| panic!("{error}"));
+    let planned = first.plan().device_total();
+    assert!(planned < 480 << 20 && 2 * planned > 480 << 20, "{planned}: one fits, two do not");
+    let refused = begin().map(drop).expect_err("the first one has leased most of it").to_string();
+    assert!(refused.contains("has leased the memory") && refused.contains("'gpu noop'"), "{refused}");
+    drop(narrow);
+    {
+        let _wide = gpu(64, Some((1200, 1100)));
+        begin().unwrap_or_else(|error| panic!("both fit: {error}"));
+    }
+    drop(first);
+    let _narrow = gpu(64, Some((600, 480)));
+    let ends = (0..100).any(|_| {
+        begin().is_ok() || {
+            std::thread::sleep(Duration::from_millis(50));
+            false
+        }
+    });
+    assert!(ends, "a lease ends with its engine");
 }
 
 /// Every buffer of a start is refused once, also those of states and windows: the start says which, or does without.

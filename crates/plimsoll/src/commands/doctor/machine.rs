@@ -228,7 +228,11 @@ pub fn others(report: &mut Report) -> Holders {
         Ok(holders) => {
             let each: Vec<_> = holders
                 .iter()
-                .map(|holder| format!("process {} plans {}", holder.pid, Bytes(holder.planned)))
+                .map(|holder| {
+                    let gpu = holder.domains.iter().find(|domain| domain.starts_with("gpu "));
+                    let of = gpu.map_or_else(String::new, |gpu| format!(" of {gpu}"));
+                    format!("process {} plans {}{of}", holder.pid, Bytes(holder.planned))
+                })
                 .collect();
             report.ok("neighbours", each.join(", "));
             holders
