@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn giants_are_valid_json_just_under_the_limit() {
         let mut random = Random::new(1);
-        for _ in 0..6 {
+        for _ in 0..8 {
             let body = giant_body("m", &mut random);
             assert!(body.len() <= 8 << 20 && body.len() > 7 << 20, "{}", body.len());
             serde_json::from_slice::<Value>(&body).unwrap();
