@@ -28,7 +28,6 @@ mod reference;
 mod restart;
 mod restart_of_many;
 mod simulate;
-mod slack;
 mod speculation;
 mod trace;
 mod vision;

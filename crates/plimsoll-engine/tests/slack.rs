@@ -5,20 +5,24 @@
 //! by its high-water mark. Host heap and process baseline belong to the server's process and are measured there
 //! (`plimsoll/tests/blackbox/slack.rs`).
 
+mod common;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-use crate::common::recall::mix;
-use crate::common::{collect, fixtures, greedy, settle};
-use crate::process::own_process;
+use common::recall::mix;
+use common::{alone, collect, fixtures, greedy, settle};
 use plimsoll_engine::cache::{PagePool, PrefixIndex};
 use plimsoll_engine::sampling::Sampler;
 use plimsoll_engine::{Blueprint, DiskCache, EngineHandle, Host, LoadedModel, Options, Reader, Request, start};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::{Component, heap};
 use plimsoll_text::Tokenizer;
+
+#[global_allocator]
+static HEAP: heap::CountingHeap = heap::CountingHeap;
 
 /// Share of the plan that may stay unused.
 const SLACK: f64 = 0.05;
@@ -108,7 +112,7 @@ fn submit_together(engine: &EngineHandle, requests: &[Request]) -> (Vec<Reader>,
             return (readers, before);
         }
         drop(readers);
-        crate::common::quiet(engine);
+        common::quiet(engine);
     }
     panic!("{} requests cannot be submitted at once on a machine so busy", requests.len());
 }
@@ -130,7 +134,7 @@ fn crowd(engine: &EngineHandle, requests: Vec<Request>) -> (u64, u64, u64) {
     }
     let peak = heap::peak() - before.heap;
     drop(readers);
-    crate::common::quiet(engine);
+    common::quiet(engine);
     (peak, held, engine.status().pages_peak.load(Acquire))
 }
 
@@ -221,7 +225,6 @@ fn is_another_form(name: &str) -> bool {
 
 #[test]
 fn every_component_of_every_fixture_takes_what_was_planned() {
-    own_process!();
     every_component_of_fixtures(false, 512);
 }
 
@@ -229,11 +232,11 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
 #[test]
 #[ignore = "soak"]
 fn every_component_of_every_form_takes_what_was_planned() {
-    own_process!();
     every_component_of_fixtures(true, 1024);
 }
 
 fn every_component_of_fixtures(all_forms: bool, context_max: u32) {
+    let _alone = alone();
     let mut models: Vec<String> = std::fs::read_dir(fixtures().join("models"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -264,7 +267,7 @@ fn every_component_of_fixtures(all_forms: bool, context_max: u32) {
 #[test]
 #[ignore = "models"]
 fn every_component_of_smollm2_takes_what_was_planned() {
-    own_process!();
+    let _alone = alone();
     let cache = plimsoll_hub::Cache::default_location().unwrap();
     let path = plimsoll_hub::resolve("smollm2", &cache, &mut plimsoll_hub::Quiet).unwrap_or_else(|e| panic!("{e}"));
     let tokenizer = LoadedModel::open(&path).unwrap().tokenizer;
@@ -276,7 +279,7 @@ fn every_component_of_smollm2_takes_what_was_planned() {
 
 #[test]
 fn a_request_of_any_kind_takes_what_it_reserved() {
-    own_process!();
+    let _alone = alone();
     const CROWD: usize = 8;
     let options = Options {
         // No prompt takes more than a step. A longer prompt is computed beside requests that have begun, and these
@@ -323,7 +326,7 @@ fn a_request_of_any_kind_takes_what_it_reserved() {
 
 #[test]
 fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alone() {
-    own_process!();
+    let _alone = alone();
     let tokens = 400;
     // Each token is as long as all that was reserved for sixteen.
     let text = "x".repeat(256);
@@ -349,7 +352,7 @@ fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alo
     let roomy = launch(price + u64::from(tokens) * 256 + 4096);
     let answer = collect(roomy.submit(dearest(0, 20, tokens, LONG_ID)).unwrap());
     assert_eq!((answer.error, answer.text.len()), (None, tokens as usize * 256));
-    crate::common::quiet(&roomy);
+    common::quiet(&roomy);
     let unread = roomy.submit(dearest(1, 20, tokens, LONG_ID)).unwrap();
     while roomy.metrics().finished.get() < 2 {
         std::thread::sleep(Duration::from_millis(1));
@@ -357,7 +360,7 @@ fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alo
     }
     assert!(roomy.held() >= u64::from(tokens) * 256, "unread text is in the ledger");
     drop(unread);
-    crate::common::quiet(&roomy);
+    common::quiet(&roomy);
     assert_eq!(roomy.held(), 0);
     // Without room for it the request ends with an error that names the flag; its neighbour does not notice.
     let tight = launch(2 * price + 2048);
@@ -368,7 +371,7 @@ fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alo
     assert_eq!((neighbour.error, neighbour.ids.len()), (None, 300));
     let error = collect(long).error.expect("there was no room");
     assert!(error.contains("--request-bytes"), "{error}");
-    crate::common::quiet(&tight);
+    common::quiet(&tight);
     assert_eq!((tight.held(), tight.metrics().failed.get()), (0, 1));
 }
 
@@ -376,7 +379,7 @@ fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alo
 /// the prefix index.
 #[test]
 fn a_cache_on_disk_takes_what_was_planned() {
-    own_process!();
+    let _alone = alone();
     for model in ["llama", "vl-qwen3"] {
         let loaded = LoadedModel::open(&fixtures().join("models").join(model)).unwrap();
         let launch = |options: &Options| {
