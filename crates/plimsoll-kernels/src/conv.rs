@@ -62,11 +62,18 @@ pub fn conv_scratch_len(channels: usize, taps: usize) -> usize {
 /// Brings the stored weights of some channels (taps of one channel side by side, the oldest input's first) into the order of use.
 /// Panics if lengths do not fit.
 pub fn conv_weights(stored: &[f32], taps: usize, into: &mut [f32]) {
+    dilated_conv_weights(stored, (taps, 1), into);
+}
+
+/// The same for a convolution whose inputs are `dilation` rows apart: for one of `(taps - 1) * dilation + 1` taps, with zeros between
+/// the stored ones.
+pub fn dilated_conv_weights(stored: &[f32], (taps, dilation): (usize, usize), into: &mut [f32]) {
     let channels = stored.len() / taps;
     assert_eq!(stored.len(), channels * taps, "whole channels of {taps} taps");
-    let into = &mut into[..conv_weights_len(channels, taps)];
+    let into = &mut into[..conv_weights_len(channels, (taps - 1) * dilation + 1)];
     into.fill(0.0);
-    for (tap, weights) in into.chunks_exact_mut(channels.next_multiple_of(LANES)).enumerate() {
+    let lines = into.chunks_exact_mut(channels.next_multiple_of(LANES));
+    for (tap, weights) in lines.step_by(dilation).enumerate() {
         for (weight, stored) in weights.iter_mut().zip(stored.chunks_exact(taps)) {
             *weight = stored[tap];
         }

@@ -20,6 +20,7 @@ mod bf16;
 mod conv;
 mod delta;
 mod half;
+mod index;
 mod isa;
 mod kv;
 mod linear;
@@ -36,6 +37,7 @@ mod route;
 mod simd;
 mod sizes;
 mod softmax;
+mod streams;
 #[cfg(test)]
 #[path = "../tests/kernels/support.rs"]
 mod testing;
@@ -50,12 +52,15 @@ pub use attention::{
     attend_partial_len, attend_runs, attend_scratch_len, attend_split, attend_split_scratch_len, attend_splits,
 };
 pub use bf16::{Bf16Acts, Bf16Layout, round_row};
-pub use conv::{ConvRows, ConvSpec, HeadNorm, causal_conv, conv_scratch_len, conv_weights, conv_weights_len};
+pub use conv::{
+    ConvRows, ConvSpec, HeadNorm, causal_conv, conv_scratch_len, conv_weights, conv_weights_len, dilated_conv_weights,
+};
 pub use delta::{
     DeltaInput, DeltaOutput, NO_SLOT, STATE_TILE, StateRule, StateSlots, delta_gates, delta_scratch_len, gated_delta,
     time_steps,
 };
 pub use half::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+pub use index::{Best, index_score};
 pub use isa::{Isa, UnknownIsa};
 pub use kv::{KvDtype, KvLayout, KvLayoutError, PAGE, kv_store};
 pub use linear::{Input, Mode, Target, Weights, linear, linear_glu};
@@ -68,3 +73,4 @@ pub use rope::{RopeStyle, rope};
 pub use route::{Scoring, add_gated, combine, group_by_expert, route, route_scored};
 pub use simd::prefetch;
 pub use softmax::softmax;
+pub use streams::gate_stream;
