@@ -5,7 +5,9 @@
 
 mod batch;
 mod layers;
+mod ngrams;
 pub(crate) mod ordered;
+mod selected;
 
 use plimsoll_memory::step::{Mark as StackMark, StepOverflow};
 use thiserror::Error;
@@ -17,6 +19,8 @@ pub use layers::{
     Activation, Attention, CausalConv, Encoded, Experts, FeedForward, GatedDelta, Input, Near, Norm, Rotary, Scoring,
     SelectiveScan, Unfold,
 };
+pub use ngrams::{NgramConv, NgramHead, Ngrams};
+pub use selected::Selection;
 
 /// A position in the step arena to return to.
 #[derive(Clone, Copy, Debug)]
@@ -238,6 +242,27 @@ pub trait Device {
         distances: Buf,
         sequences: &mut dyn Iterator<Item = (usize, usize)>,
     );
+
+    /// Sparse attention over selected blocks of positions ([`Selection`]). It follows [`Self::attention`], which has made queries `q` ready
+    /// and stored keys and values. `index` is the index queries [rows, index heads · width], normed and rotated; the index keys as they
+    /// were projected [rows, width]; and room for the choice [rows, 2 · blocks].
+    ///
+    /// Every row's index key is stored. The last row of a block has its block's key in place of its own. Rows from
+    /// [`Selection::selects_from`] on overwrite their part of `out`; a block's score is the sum over index heads of relu(query · block key).
+    /// Of equal scores the lower block is chosen.
+    fn attend_selected(&mut self, spec: &Selection, out: Buf, q: Buf, index: [Buf; 3], step: &StepInput<'_>);
+
+    /// The rows of `spec`'s tables that hold each row's n-grams, side by side: `out` is [rows, heads · width]. `ids` is room for the
+    /// numbers of the rows [rows, heads]. The tokens before a sequence's first row are those of its slot; the last tokens are left in the
+    /// slots that the step names.
+    fn embed_ngrams(&mut self, spec: &Ngrams, out: Buf, ids: Buf, step: &StepInput<'_>);
+
+    /// `keys[r] = sigmoid(g) * values[r / n]` for keys and queries of n streams a row of values, each as wide as those, with
+    /// `g = sign(d)·sqrt(max(|d|, 1e-6))` and `d = keys[r] · queries[r] / sqrt(width)`.
+    fn gate_streams(&mut self, keys: Buf, queries: Buf, values: Buf);
+
+    /// [`Self::causal_conv`] for a layer that looks up n-grams: dilated, with SiLU, and with its own part of the slots.
+    fn ngram_conv(&mut self, spec: &NgramConv, x: Buf, step: &StepInput<'_>);
 
     /// Convolves each sequence's rows of `x` over time, in place, from the inputs in the sequence's slot on, and leaves the last inputs
     /// in the slots that the step names. With gates, `x` is multiplied with the first before the convolution and with the second after

@@ -60,12 +60,45 @@ pub struct CachedLayer {
     pub layout: KvLayout,
     /// Query heads to a key/value head, at most.
     pub queries: usize,
+    /// The index keys behind keys and values, in layers that select what they see.
+    pub index: Option<IndexLayout>,
 }
 
 impl CachedLayer {
     /// Bytes of the layer's part of a page, in whole cache lines.
     pub fn bytes(&self) -> usize {
+        self.kv_bytes() + self.index.map_or(0, |index| index.bytes())
+    }
+
+    /// The same of keys and values alone: index keys begin there.
+    pub fn kv_bytes(&self) -> usize {
         self.layout.bytes_per_page().next_multiple_of(64)
+    }
+}
+
+/// How a layer's index keys lie in a page: a slot for every position. It has the position's place in time, height and width, then the
+/// key. Keys are f32 in a cache of f32, and bfloat16 in any other: what is chosen must not depend on a scale that neighbours share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IndexLayout {
+    /// Elements of a key.
+    pub width: usize,
+    /// Whether elements are f32.
+    pub wide: bool,
+}
+
+impl IndexLayout {
+    /// Bytes before the key in a slot: three f32, padded.
+    pub const KEY_AT: usize = 16;
+
+    /// Bytes of a position's slot.
+    pub fn slot_bytes(&self) -> usize {
+        let element = if self.wide { size_of::<f32>() } else { size_of::<u16>() };
+        Self::KEY_AT + (self.width * element).next_multiple_of(Self::KEY_AT)
+    }
+
+    /// Bytes of a page's slots, in whole cache lines.
+    pub fn bytes(&self) -> usize {
+        (PAGE_TOKENS * self.slot_bytes()).next_multiple_of(64)
     }
 }
 
@@ -113,7 +146,8 @@ impl KvShape {
             window = window.max(layer.window);
             let layout = KvLayout::new(layer.kv_heads, layer.head_dim, dtype).expect("checked at declaration");
             let offset = page_bytes[group as usize];
-            let placed = CachedLayer { group, offset, layout, queries: layer.heads / layer.kv_heads };
+            let queries = layer.heads / layer.kv_heads;
+            let placed = CachedLayer { group, offset, layout, queries, index: None };
             page_bytes[group as usize] += placed.bytes();
             placed
         };
@@ -129,6 +163,20 @@ impl KvShape {
         self.layers = self.layers.iter().copied().chain(moved).collect();
         self.page_bytes[KvGroup::Whole as usize] += draft.page_bytes(KvGroup::Whole);
         self
+    }
+
+    /// A cache that keeps an index key of `width` elements beside keys and values, in all layers.
+    #[must_use]
+    pub fn with_index(self, width: usize) -> Self {
+        let (mut page_bytes, wide) = ([0; 2], self.dtype == KvDtype::F32);
+        let place = |layer: &CachedLayer| {
+            let offset = page_bytes[layer.group as usize];
+            let placed = CachedLayer { offset, index: Some(IndexLayout { width, wide }), ..*layer };
+            page_bytes[layer.group as usize] += placed.bytes();
+            placed
+        };
+        let layers = self.layers.iter().map(place).collect();
+        Self { layers, page_bytes, ..self }
     }
 
     /// The cache of an encoder, which keeps nothing.
@@ -188,6 +236,33 @@ pub struct StateShape {
     pub key_dim: usize,
     /// Columns of a head's matrix.
     pub value_dim: usize,
+    /// What layers that look up n-grams keep, in models that have such layers.
+    pub ngrams: Option<NgramState>,
+}
+
+/// What a slot keeps of layers that look up n-grams, behind what recurrent layers keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NgramState {
+    /// Such layers.
+    pub layers: usize,
+    /// Channels of a layer's convolution.
+    pub channels: usize,
+    /// Inputs that it looks back to.
+    pub history: usize,
+    /// Token ids before a row that an n-gram may reach.
+    pub tokens: usize,
+}
+
+impl NgramState {
+    /// Bytes of one layer's convolution history, in whole cache lines.
+    pub fn conv_bytes(&self) -> usize {
+        (self.channels * self.history * size_of::<f32>()).next_multiple_of(64)
+    }
+
+    /// Bytes of one layer: history, then token ids.
+    pub fn layer_bytes(&self) -> usize {
+        self.conv_bytes() + (self.tokens * size_of::<u32>()).next_multiple_of(64)
+    }
 }
 
 impl StateShape {
@@ -203,6 +278,11 @@ impl StateShape {
 
     /// Bytes of one slot over all layers.
     pub fn slot_bytes(&self) -> usize {
+        self.ngrams_at() + self.ngrams.map_or(0, |ngrams| ngrams.layers * ngrams.layer_bytes())
+    }
+
+    /// Where in a slot the state of layers that look up n-grams begins.
+    pub fn ngrams_at(&self) -> usize {
         self.layers * self.layer_bytes()
     }
 }

@@ -18,13 +18,13 @@ mod work;
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
     Activation, Attention, Blend, Buf, CANDIDATE_BLOCK, CANDIDATES_MAX, CausalConv, Device, DeviceError, Encoded,
-    Experts, FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Near, Norm, Places, Rotary, Scoring,
-    SelectiveScan, SeqSpan, StepInput, Unfold,
+    Experts, FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Near, NgramConv, NgramHead, Ngrams, Norm,
+    Places, Rotary, Scoring, Selection, SelectiveScan, SeqSpan, StepInput, Unfold,
 };
 pub use experts::{GPU_EXPERT_ROWS, GPU_EXPERTS_MAX, GpuExperts};
 pub use kv::{
-    CachedLayer, EncoderShape, KvDtype, KvGroup, KvLayer, KvShape, ModelShape, PAGE_TOKENS, SPLIT_PAGES, StateShape,
-    parse_kv_dtype,
+    CachedLayer, EncoderShape, IndexLayout, KvDtype, KvGroup, KvLayer, KvShape, ModelShape, NgramState, PAGE_TOKENS,
+    SPLIT_PAGES, StateShape, parse_kv_dtype,
 };
 pub use plan_device::{PlanDevice, ROW_WORDS};
 pub use plimsoll_kernels::{Isa, NEAR_MAX};

@@ -3,21 +3,24 @@
 //! It takes temporaries from the same stack bookkeeping as the real device, in the same order and sizes, so its high-water mark is
 //! the real one. It also adds up floating-point operations and bytes moved, for what-if answers and rooflines.
 
-use plimsoll_kernels::KvLayout;
 use plimsoll_memory::step::StepStack;
 
 use crate::device::ordered;
 use crate::device::{
-    Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, GatedDelta, Input, Mark, Mode,
-    NO_STATE, Near, Places, Rotary, SelectiveScan, SeqSpan, StepInput, Unfold,
+    Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, GatedDelta, Input, Mark, Mode, Near,
+    NgramConv, Ngrams, Places, Rotary, Selection, SelectiveScan, SeqSpan, StepInput, Unfold,
 };
 use crate::experts::{GPU_EXPERTS_MAX, GpuExperts, Space};
-use crate::kv::{KvShape, PAGE_TOKENS, encoder_layout};
+use crate::kv::{KvShape, PAGE_TOKENS};
 use crate::weights::{LinearId, VectorId, WeightTable};
 use crate::work::{Calls, Work};
+use moved::states_moved;
+pub(crate) use moved::{sequence_bytes, within};
 
 mod gpu;
 mod linear;
+mod moved;
+mod ngrams;
 
 /// Words of four bytes that a device with memory of its own is sent for each row that attends: position, first page, first position
 /// seen, position after the last one seen.
@@ -85,26 +88,6 @@ impl<'a> PlanDevice<'a> {
     pub fn work(&self) -> Work {
         self.work
     }
-}
-
-/// How the keys and values of one layer of an encoder's step lie in the workspace, and the bytes of workspace that they take.
-pub(crate) fn within(spec: &Attention, q: Buf, k: Buf, step: &StepInput<'_>) -> (KvLayout, usize) {
-    let head_dim = q.cols / spec.heads;
-    let layout = encoder_layout(k.cols / head_dim, head_dim);
-    (layout, step.pages.len() * layout.bytes_per_page().next_multiple_of(64))
-}
-
-/// Bytes of workspace for the keys and values of one sequence of an encoder, and for its page table.
-pub(crate) fn sequence_bytes(spec: &Attention, k: Buf) -> [usize; 2] {
-    let pages = k.rows.div_ceil(PAGE_TOKENS);
-    let layout = encoder_layout(spec.heads, k.cols / spec.heads);
-    [pages * layout.bytes_per_page().next_multiple_of(64), pages * size_of::<u32>()]
-}
-
-/// States that a recurrent layer reads and writes in a step.
-fn states_moved(step: &StepInput<'_>) -> usize {
-    let started = step.seqs.iter().filter(|seq| seq.state.is_some()).count();
-    started + step.state_out.iter().filter(|slot| **slot != NO_STATE).count()
 }
 
 impl Device for PlanDevice<'_> {
@@ -319,6 +302,23 @@ impl Device for PlanDevice<'_> {
             self.upload += ENCODER_TABLES * ROW_WORDS * q.rows;
         }
         self.work.flops += 6 * (q.rows * spec.rows * q.cols) as u64;
+    }
+
+    fn attend_selected(&mut self, spec: &Selection, _out: Buf, q: Buf, index: [Buf; 3], step: &StepInput<'_>) {
+        self.count_selected(spec, q, index, step);
+    }
+
+    fn embed_ngrams(&mut self, _spec: &Ngrams, out: Buf, ids: Buf, step: &StepInput<'_>) {
+        self.count_ngrams(out, ids, step);
+    }
+
+    fn gate_streams(&mut self, keys: Buf, _queries: Buf, _values: Buf) {
+        self.calls.plain += 1;
+        self.work.flops += 3 * (keys.rows * keys.cols) as u64;
+    }
+
+    fn ngram_conv(&mut self, spec: &NgramConv, x: Buf, step: &StepInput<'_>) {
+        self.count_ngram_conv(spec, x, step);
     }
 
     fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {

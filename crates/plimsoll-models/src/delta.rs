@@ -30,6 +30,7 @@ pub fn state_shape(delta: &DeltaNet, layers: usize) -> StateShape {
         heads: delta.value_heads,
         key_dim: delta.key_dim,
         value_dim: delta.value_dim,
+        ngrams: None,
     }
 }
 

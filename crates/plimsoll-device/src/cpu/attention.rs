@@ -190,14 +190,14 @@ impl<'a> Ready<'a> {
 /// Where one layer's keys and values lie during an operation: in the cache or in the workspace.
 pub(super) struct Place {
     /// The layer's part of page 0.
-    base: *mut u8,
+    pub(super) base: *mut u8,
     /// Bytes from there on.
     len: usize,
     /// Bytes from a page to the next.
-    stride: usize,
-    layout: KvLayout,
+    pub(super) stride: usize,
+    pub(super) layout: KvLayout,
     /// The table that names its pages.
-    group: KvGroup,
+    pub(super) group: KvGroup,
     /// A row sees nothing after itself; otherwise all of its sequence.
     causal: bool,
 }
@@ -209,7 +209,7 @@ impl Place {
     /// # Safety
     /// Nothing else accesses these bytes while the slice lives.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn slice(&self, offset: usize, len: usize) -> &mut [u8] {
+    pub(super) unsafe fn slice(&self, offset: usize, len: usize) -> &mut [u8] {
         assert!(offset + len <= self.len, "a page beyond the pool");
         // SAFETY: in bounds, and this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), len) }

@@ -11,11 +11,13 @@ use super::arena::Arena;
 use super::rows::for_rows;
 use super::states::Heads;
 use crate::device::{Buf, GatedDelta, StepInput};
+use crate::kv::StateShape;
 
 impl CpuDevice {
     pub(super) fn run_delta(&mut self, spec: &GatedDelta, out: Buf, qkv: Buf, a: Buf, b: Buf, step: &StepInput<'_>) {
         let shape = self.memory.state_shape.expect("a model with recurrent layers has a state");
-        assert_eq!(spec.state_shape(shape.layers), shape, "the layer's state");
+        let expected = StateShape { ngrams: shape.ngrams, ..spec.state_shape(shape.layers) };
+        assert_eq!(expected, shape, "the layer's state");
         assert!(spec.layer < shape.layers, "recurrent layer {} of {}", spec.layer, shape.layers);
         assert!(spec.value_heads.is_multiple_of(spec.key_heads), "whole groups of value heads");
         assert_eq!((qkv.cols, out.cols), (spec.channels(), spec.value_heads * spec.value_dim), "widths");

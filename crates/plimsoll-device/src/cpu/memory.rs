@@ -21,7 +21,10 @@ fn thread_scratch_floats(shape: &ModelShape) -> usize {
         let layout = encoder_layout(1, encoder.head_dim());
         attention::scratch_floats(&layout, encoder.queries, false).max(2 * encoder.widest)
     });
-    attention.unwrap_or(0).max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
+    let indexes = shape.kv.layers().iter().filter_map(|layer| layer.index);
+    // Two keys and angles for one, which are no wider.
+    let index = indexes.map(|index| 3 * index.width).max();
+    attention.max(index).unwrap_or(0).max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
 }
 
 /// Keys, values, recurrent states and step workspace of one generation.

@@ -14,23 +14,27 @@ mod experts;
 mod feed_forward;
 mod linear;
 mod memory;
+mod names;
+mod ngrams;
 mod ordered;
 mod packed;
 mod rows;
 mod scan;
+mod selected;
 mod states;
 mod weights;
 
-use plimsoll_kernels::{self as kernels, Isa, RopeStyle};
+use plimsoll_kernels::{self as kernels, Isa};
 
 use crate::device::ordered::linear_rows;
 use crate::device::{
     Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, FeedForward, GatedDelta, Input, Mark,
-    Mode, Near, Places, Rotary, SelectiveScan, StepInput, Unfold,
+    Mode, Near, NgramConv, Ngrams, Places, Rotary, Selection, SelectiveScan, StepInput, Unfold,
 };
 use crate::pool::ThreadPool;
 use crate::weights::{LinearId, VectorId};
 use arena::Arena;
+use names::{kernel_activation, rope_style};
 use rows::for_rows;
 
 pub use memory::{CpuMemory, scratch_bytes};
@@ -84,24 +88,6 @@ impl CpuDevice {
 
     fn arena(&mut self) -> Arena {
         Arena::new(&mut self.memory.workspace, self.memory.scratch_at, self.memory.scratch)
-    }
-}
-
-fn rope_style(interleaved: bool) -> RopeStyle {
-    if interleaved { RopeStyle::Pairs } else { RopeStyle::Halves }
-}
-
-fn kernel_activation(act: Activation) -> kernels::Activation {
-    match act {
-        Activation::Silu => kernels::Activation::Silu,
-        Activation::GeluTanh => kernels::Activation::GeluTanh,
-        Activation::Gelu => kernels::Activation::GeluErf,
-        Activation::GeluQuick => kernels::Activation::GeluQuick,
-        Activation::ClampedSwish => kernels::Activation::ClampedSwish,
-        Activation::ReluSquared => kernels::Activation::ReluSquared,
-        Activation::Softplus => kernels::Activation::Softplus,
-        Activation::Tanh => kernels::Activation::Tanh,
-        Activation::Sigmoid => kernels::Activation::Sigmoid,
     }
 }
 
@@ -322,6 +308,22 @@ impl Device for CpuDevice {
         self.run_near(spec, out, qkv, distances, sequences);
     }
 
+    fn attend_selected(&mut self, spec: &Selection, out: Buf, q: Buf, index: [Buf; 3], step: &StepInput<'_>) {
+        self.run_selected(spec, out, q, index, step);
+    }
+
+    fn embed_ngrams(&mut self, spec: &Ngrams, out: Buf, ids: Buf, step: &StepInput<'_>) {
+        self.run_ngrams(spec, out, ids, step);
+    }
+
+    fn gate_streams(&mut self, keys: Buf, queries: Buf, values: Buf) {
+        self.run_gate_streams(keys, queries, values);
+    }
+
+    fn ngram_conv(&mut self, spec: &NgramConv, x: Buf, step: &StepInput<'_>) {
+        self.run_ngram_conv(spec, x, step);
+    }
+
     fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {
         self.run_conv(spec, x, gates, step);
     }
@@ -416,16 +418,7 @@ impl Device for CpuDevice {
     }
 
     fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf {
-        assert!(rows.is_sorted_by(|a, b| a < b), "rows ascend, so that none is overwritten before it is moved");
-        let arena = self.arena();
-        for (to, from) in rows.iter().map(|from| *from as usize).enumerate() {
-            assert!(from < x.rows, "row {from} of {}", x.rows);
-            if from != to {
-                // SAFETY: two rows inside the workspace, not the same, and this is the only thread.
-                unsafe { arena.row(x, to).copy_from_slice(arena.row(x, from)) };
-            }
-        }
-        x.span(0, rows.len())
+        self.run_keep_rows(x, rows)
     }
 
     fn clamp(&mut self, x: Buf, low: f32, high: f32) {

@@ -33,11 +33,7 @@ impl CpuDevice {
             let (cos, sin) = unsafe { arena.row(out, row) }.split_at_mut(half);
             let place = place(row);
             for (i, freq) in inv_freq.iter().enumerate() {
-                // The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after
-                // rounding.
-                let angle = f64::from(position(&place, i) * freq);
-                cos[i] = angle.cos() as f32 * scale;
-                sin[i] = angle.sin() as f32 * scale;
+                [cos[i], sin[i]] = cos_sin(position(&place, i), *freq, scale);
             }
         });
     }
@@ -119,11 +115,32 @@ impl CpuDevice {
         });
     }
 
+    pub(super) fn run_keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf {
+        assert!(rows.is_sorted_by(|a, b| a < b), "rows ascend, so that none is overwritten before it is moved");
+        let arena = self.arena();
+        for (to, from) in rows.iter().map(|from| *from as usize).enumerate() {
+            assert!(from < x.rows, "row {from} of {}", x.rows);
+            if from != to {
+                // SAFETY: two rows inside the workspace, not the same, and this is the only thread.
+                unsafe { arena.row(x, to).copy_from_slice(arena.row(x, from)) };
+            }
+        }
+        x.span(0, rows.len())
+    }
+
     /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the arena, the thread and the row.
     pub(super) fn rows(&mut self, x: Buf, each: impl Fn(&Arena, usize, usize) + Sync) {
         let arena = self.arena();
         for_rows(&mut self.pool, x, |thread, row| each(&arena, thread, row));
     }
+}
+
+/// Cosine and sine of a position times a frequency.
+///
+/// The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after rounding.
+pub(super) fn cos_sin(position: f32, frequency: f32, scale: f32) -> [f32; 2] {
+    let angle = f64::from(position * frequency);
+    [angle.cos() as f32 * scale, angle.sin() as f32 * scale]
 }
 
 /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the thread and the row.

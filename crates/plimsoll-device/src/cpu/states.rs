@@ -5,6 +5,7 @@ use plimsoll_kernels::{self as kernels, DeltaInput, DeltaOutput, STATE_TILE, Sta
 use super::CpuDevice;
 use super::conv::CONV_BLOCK;
 use super::cut::TASKS_PER_THREAD;
+use super::ngrams;
 use crate::device::{Buf, NO_STATE, SeqSpan, StepInput};
 use crate::kv::StateShape;
 use crate::weights::VectorId;
@@ -14,7 +15,7 @@ pub(super) fn scratch_floats(shape: &StateShape) -> usize {
     let widest = shape.key_dim.max(shape.value_dim).max(CONV_BLOCK.min(shape.conv_channels));
     let taps = shape.conv_history + 1;
     let conv = kernels::conv_weights_len(widest, taps) + kernels::conv_scratch_len(widest, taps);
-    conv.max(kernels::delta_scratch_len(shape.key_dim))
+    conv.max(kernels::delta_scratch_len(shape.key_dim)).max(shape.ngrams.as_ref().map_or(0, ngrams::scratch_floats))
 }
 
 /// The layer's part of all slots, for tasks on other threads.
@@ -70,6 +71,14 @@ impl CpuDevice {
         let base = slots.as_mut_ptr().wrapping_add(layer * shape.layer_bytes());
         // Regions and all parts of a slot are aligned to cache lines.
         States { base: base.cast(), stride: shape.slot_bytes() / size_of::<f32>(), out }
+    }
+
+    /// The same for a layer that looks up n-grams.
+    pub(super) fn ngram_states<'a>(&mut self, layer: usize, out: &'a [u32]) -> States<'a> {
+        let at = self.ngrams_at(layer);
+        let states = self.states(0, out);
+        // In bounds: a layer is part of slot 0.
+        States { base: states.base.wrapping_add(at / size_of::<f32>()), ..states }
     }
 
     /// Takes every sequence's rows of `x` through the states of its heads; `gates` are decay and write strength, one of each a head.

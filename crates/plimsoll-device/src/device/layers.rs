@@ -48,6 +48,8 @@ pub struct Attention {
     pub sinks: Option<VectorId>,
     /// The sequence begins with an encoder's output; such a layer has no window.
     pub encoded: Option<Encoded>,
+    /// Positions from this one on see nothing here: [`Device::attend_selected`] selects what they see.
+    pub selects_from: Option<usize>,
 }
 
 /// What a row attends to in a sequence that begins with an encoder's output: so many positions, from 0 on. A row of that output attends to
@@ -71,10 +73,14 @@ impl Attention {
         softcap: None,
         sinks: None,
         encoded: None,
+        selects_from: None,
     };
 
     /// The positions from `first` on that `position` sees in a decoder.
     pub fn seen(&self, position: usize, first: usize) -> Range<usize> {
+        if self.selects_from.is_some_and(|from| position >= from) {
+            return position..position;
+        }
         let end = position + 1;
         let seen = match self.encoded {
             None => self.first_seen(end)..end,
@@ -153,6 +159,7 @@ impl CausalConv {
             heads: 0,
             key_dim: 0,
             value_dim: 0,
+            ngrams: None,
         }
     }
 }
@@ -205,6 +212,7 @@ impl GatedDelta {
             heads: self.value_heads,
             key_dim: self.key_dim,
             value_dim: self.value_dim,
+            ngrams: None,
         }
     }
 }
@@ -253,6 +261,7 @@ impl SelectiveScan {
             heads: self.heads,
             key_dim: self.state_dim,
             value_dim: self.head_dim,
+            ngrams: None,
         }
     }
 }

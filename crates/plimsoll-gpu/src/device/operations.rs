@@ -2,7 +2,7 @@
 
 use plimsoll_device::{
     Activation, Attention, Blend, Buf, CausalConv, Device, DeviceError, Experts, GatedDelta, Input, KvDtype, LinearId,
-    Mark, Mode, Near, Places, Rotary, SelectiveScan, StepInput, Unfold, VectorId,
+    Mark, Mode, Near, NgramConv, Ngrams, Places, Rotary, Selection, SelectiveScan, StepInput, Unfold, VectorId,
 };
 
 use super::{GpuDevice, at};
@@ -276,6 +276,22 @@ impl Device for GpuDevice {
     ) {
         let table = self.table_of(sequences, out.rows);
         self.run_near(spec, out, qkv, distances, table);
+    }
+
+    fn attend_selected(&mut self, _: &Selection, _: Buf, _: Buf, _: [Buf; 3], _: &StepInput<'_>) {
+        unreachable!("the plan refuses sparse attention")
+    }
+
+    fn embed_ngrams(&mut self, _: &Ngrams, _: Buf, _: Buf, _: &StepInput<'_>) {
+        unreachable!("the plan refuses n-gram embeddings")
+    }
+
+    fn gate_streams(&mut self, _: Buf, _: Buf, _: Buf) {
+        unreachable!("the plan refuses n-gram embeddings")
+    }
+
+    fn ngram_conv(&mut self, _: &NgramConv, _: Buf, _: &StepInput<'_>) {
+        unreachable!("the plan refuses n-gram embeddings")
     }
 
     fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>) {
