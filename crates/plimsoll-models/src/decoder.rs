@@ -6,19 +6,17 @@
 
 mod mtp;
 
-use std::sync::Arc;
-
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvDtype, KvLayer, KvShape, Mode, ModelShape,
     StateShape, StepInput, VectorId,
 };
-use plimsoll_formats::{ModelConfig, RopeScaling};
+use plimsoll_formats::ModelConfig;
 
 use crate::block::{AttentionBlock, AttentionPlace, feed_forward, norm};
 use crate::delta::{DeltaBlock, state_shape};
 use crate::ends::Ends;
 use crate::moe::MoeBlock;
-use crate::rope::rope;
+use crate::rotary::Rotary;
 use crate::{Drafter, Encoder, Model, Output, Pass, Vision, audio, vision};
 use mtp::MtpHead;
 
@@ -123,55 +121,6 @@ impl Layer {
                 experts.forward(device, normed, x, Mode::Add, bf16)
             }
         }
-    }
-}
-
-/// The rotary embedding that all layers of attention share.
-#[derive(Clone, Debug)]
-pub struct Rotary {
-    inv_freq: VectorId,
-    dim: usize,
-    scale: f32,
-    /// The axis of every frequency, in models that see images.
-    axes: Option<Arc<[u8]>>,
-}
-
-impl Rotary {
-    /// That of global layers.
-    pub(crate) fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
-        let dim = config.heads_of(false).rotary_dim;
-        let mut rope = rope(dim, config.rope_theta, &config.rope_scaling);
-        let divisors = divisors_name(&config.rope_scaling);
-        if let Some(factors) = declare.read_vector(divisors)? {
-            if factors.len() != rope.inv_freq.len() {
-                let (found, expected) = (vec![factors.len()], vec![rope.inv_freq.len()]);
-                return Err(DeclareError::Shape { name: divisors.into(), found, expected });
-            }
-            rope.inv_freq.iter_mut().zip(&factors).for_each(|(freq, factor)| *freq /= factor);
-        }
-        let axes = config.rope_sections.map(|sections| sections.axes(rope.inv_freq.len()).into());
-        Ok(Self { inv_freq: declare.values(rope.inv_freq), dim, scale: rope.scale, axes })
-    }
-
-    /// Every row's angles.
-    pub fn angles(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
-        let angles = device.temp(step.positions.len(), self.dim)?;
-        match self.axes.as_deref().filter(|_| !step.places.is_empty()) {
-            Some(axes) => {
-                device.rope_angles_by_axis(angles, self.inv_freq, axes, &|row| step.places[row], self.scale);
-            }
-            None => device.rope_angles(angles, self.inv_freq, step.positions, self.scale),
-        }
-        Ok(angles)
-    }
-}
-
-/// The tensor of one divisor a frequency that GGUF files may have: Llama 3's rule, or one of LongRoPE's lists.
-fn divisors_name(scaling: &RopeScaling) -> &'static str {
-    match scaling {
-        RopeScaling::Long(long) if long.long => "model.rope_factors_long",
-        RopeScaling::Long(_) => "model.rope_factors_short",
-        _ => "model.rope_freqs",
     }
 }
 

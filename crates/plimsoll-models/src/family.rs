@@ -10,7 +10,6 @@ use plimsoll_device::{
 use plimsoll_formats::{Mixer as MixerKind, ModelConfig, Norms, RopeScaling, Tower};
 
 use crate::block::{AttentionBlock, AttentionPlace, norm};
-use crate::decoder::Rotary;
 use crate::dense::Dense;
 use crate::ends::Ends;
 use crate::latent::LatentBlock;
@@ -19,6 +18,7 @@ use crate::moe::MoeBlock;
 use crate::parallel::ParallelBlock;
 use crate::per_layer::{PerLayerBlock, PerLayerInputs, layer_scalar};
 use crate::rope::{has_local_angles, rope};
+use crate::rotary::Rotary;
 use crate::short_conv::ShortConvBlock;
 use crate::text_encoder::head::Head;
 use crate::text_encoder::logits_of;

@@ -27,6 +27,7 @@ pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod qwen3_next;
 pub mod rope;
+mod rotary;
 pub mod short_conv;
 pub mod text_encoder;
 mod tower;

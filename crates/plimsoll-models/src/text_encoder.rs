@@ -16,8 +16,8 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Encoder as EncoderConfig, ModelConfig, RopeScaling};
 
-use crate::decoder::Rotary;
 use crate::rope::{has_local_angles, rope};
+use crate::rotary::Rotary;
 use crate::{Model, Output, Pass};
 use head::Head;
 use layer::Layer;

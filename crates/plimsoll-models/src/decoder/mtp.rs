@@ -4,9 +4,10 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, StepInput
 use plimsoll_formats::ModelConfig;
 
 use crate::block::AttentionPlace;
-use crate::decoder::{Kind, Layer, Rotary};
+use crate::decoder::{Kind, Layer};
 use crate::ends::Ends;
 use crate::mtp::MtpWeights;
+use crate::rotary::Rotary;
 use crate::{Drafter, Output};
 
 /// Weights of a draft head of one layer.
