@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-packed_forms.py, hybrid.py, hybrid_forms.py, nextn.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, nomic_moe.py, reranker.py, vision.py, tiled.py,
+packed_forms.py, hybrid.py, hybrid_forms.py, qwen4.py, nextn.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, nomic_moe.py, reranker.py, vision.py, tiled.py,
 siglip.py, idefics3.py, llama4_images.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, whisper.py, mmproj.py, mmproj_images.py.
 """
 
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
     asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, llama4_images, mlx_affine, mmproj,
-    mmproj_images, models, nextn, nomic_moe, omni, omni2_5, packed_forms, pixtral, reference, reranker, siglip, tiled, unified, vision, whisper,
+    mmproj_images, models, nextn, nomic_moe, omni, omni2_5, packed_forms, pixtral, qwen4, reference, reranker, siglip, tiled, unified, vision, whisper,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -141,6 +141,8 @@ def jobs(tokenizer):
     yield "gpt-oss-mxfp4", lambda: make_mxfp4("gpt-oss-mxfp4", "gpt-oss", tokenizer)
     for name in hybrid.MODELS:
         yield name, lambda name=name: hybrid.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in qwen4.MODELS:
+        yield name, lambda name=name: qwen4.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in hybrid_forms.FORMS:
         yield name, lambda name=name: hybrid_forms.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in vision.MODELS:

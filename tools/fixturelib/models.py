@@ -176,6 +176,7 @@ GAIN = {
     "gate": 2.0, "gate_up_proj": 1.3, "shared_expert_gate": 2.0, "in_proj_qkv": 1.0, "in_proj_qkvz": 1.0,
     "qkv_proj": 1.3, "g_proj": 1.2, "router": 2.0, "in_proj_z": 1.0, "in_proj_ba": 1.0, "in_proj_b": 1.0, "in_proj_a": 1.0, "out_proj": 1.5, "fc": 1.0,
     "q_a_proj": 1.3, "q_b_proj": 1.5, "kv_a_proj_with_mqa": 1.3, "kv_b_proj": 1.3, "fc1_latent_proj": 1.2, "fc2_latent_proj": 1.2, "input_linear": 1.3, "output_linear": 1.6, "in_proj": 1.0, "w1": 1.4, "w2": 1.6, "w3": 1.2,
+    "index_qk_proj": 1.5, "input_mix_weight_down": 2.0, "input_mix_weight_up": 2.0, "block_inject_weight": 2.0, "key_proj": 1.5, "value_proj": 1.2,
 }
 
 
@@ -186,7 +187,7 @@ CORRECTIONS = ("e_score_correction_bias", "expert_bias")
 def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
     noise = _normal(seed, name, shape)
     gemma = raw["model_type"].startswith(("gemma2", "gemma3"))
-    zero_centred = gemma or raw["model_type"].startswith(("qwen3_next", "qwen3_5"))
+    zero_centred = gemma or raw["model_type"].startswith(("qwen3_next", "qwen3_5", "qwen4_exp"))
     parts = name.split(".")
     last, owner = parts[-1], parts[-2]
     if raw["model_type"] in ("gemma4_text", "gemma4_unified_text"):
@@ -224,12 +225,15 @@ def _tensor(seed: int, raw: dict, name: str, shape) -> np.ndarray:
             # Gemma scales the embedding by sqrt(hidden): without louder layers every model would echo its input.
             centre = {"post_attention_layernorm": 1.2, "post_feedforward_layernorm": 1.2, "norm": 3.3}.get(owner, 0.0)
         return centre + 0.2 * noise
+    if owner == "ngram_embedding":
+        return noise
     if owner in ("embed_tokens", "embeddings"):
         if gemma:
             return 0.09 * noise
         return (0.3 if raw["tie_word_embeddings"] else 1.0) * noise
     if owner == "lm_head":
-        return 0.5 * noise
+        # The streams of Qwen4-Exp are averaged: hidden states are quieter.
+        return (2.0 if raw["model_type"].startswith("qwen4_exp") else 0.5) * noise
     key = owner if last == "weight" else last
     # Experts of gpt-oss and Llama 4 have their inputs before their outputs.
     turned = raw["model_type"] in ("gpt_oss", "llama4", "llama4_text")

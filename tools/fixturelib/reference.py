@@ -113,7 +113,7 @@ def hidden_of(model, ids: list[int]) -> dict:
     inner = getattr(model.model, "language_model", model.model)
     named = dict(inner.named_children())
     first = named.get("embed_tokens") or named["embeddings"]
-    last = next(named[name] for name in ("norm", "embedding_norm", "norm_f", "final_layernorm") if name in named)
+    last = next(named[name] for name in ("norm", "embedding_norm", "norm_f", "final_layernorm", "hyper_connection_mixer") if name in named)
     modules = [first, *inner.layers, last]
     hooks = [m.register_forward_hook(take) for m in modules]
     model(input_ids=torch.tensor([ids]), use_cache=False)
@@ -122,11 +122,13 @@ def hidden_of(model, ids: list[int]) -> dict:
     return {"ids": ids, "embedding": taken[0], "layers": taken[1:-1], "final_norm": taken[-1]}
 
 
-def make(model, tokenizer, name: str, seed: int, lengths=LENGTHS, extra: dict | None = None) -> dict:
-    """The whole reference of one model."""
+def make(
+    model, tokenizer, name: str, seed: int, lengths=LENGTHS, extra: dict | None = None, draw=candidates,
+) -> dict:
+    """The whole reference of one model; `draw` says what prompts of a length there are."""
     model.eval()
     rng = np.random.default_rng(seed)
-    prompts = [search(model, candidates(n, tokenizer, rng), f"{name}, {n} tokens") for n in lengths]
+    prompts = [search(model, draw(n, tokenizer, rng), f"{name}, {n} tokens") for n in lengths]
 
     rendered = {m: tok.render([{"role": "user", "content": m}]) for m in messages()}
     encoded = {m: tokenizer.encode(r, add_special_tokens=False).ids for m, r in rendered.items()}

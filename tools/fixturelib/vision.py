@@ -22,7 +22,7 @@ from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageP
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-from . import checkpoint, gemma4_tensors, hybrid, models, reference
+from . import checkpoint, gemma4_tensors, hybrid, models, qwen4, reference
 from . import tokenizer as tok
 
 DTYPE = "bfloat16"
@@ -123,6 +123,11 @@ MODELS: dict[str, dict] = {
          "shared_expert_intermediate_size": 16},
         {**QWEN3_TOWER, "hidden_size": 24},
     ),
+    "vl-qwen4-exp": outer(
+        "qwen4_exp", "Qwen4ExpForConditionalGeneration",
+        {**{k: v for k, v in HYBRID.items() if k != "intermediate_size" and not k.startswith("mtp_")}, **MOE, **qwen4.SEEING},
+        {**QWEN3_TOWER, "hidden_size": 24},
+    ),
     "vl-qwen3": outer(
         "qwen3_vl", "Qwen3VLForConditionalGeneration",
         {**TEXT, "attention_bias": False, "head_dim": 32, "num_hidden_layers": 3, "rope_scaling": MROPE3,
@@ -163,7 +168,7 @@ def picture(seed: int, frame: int, height: int, width: int) -> np.ndarray:
 
 def later(raw: dict) -> bool:
     """Qwen3-VL and after: learned positions, frames with their times between."""
-    return raw["model_type"].startswith("qwen3")
+    return raw["model_type"].startswith(("qwen3", "qwen4"))
 
 
 def processors(raw: dict):
@@ -250,6 +255,8 @@ def drafts(model, head, ids: list[int], following: int, media: dict, places: tor
 
 def on_disk(raw: dict, model, head) -> dict[str, torch.Tensor]:
     """All tensors by their published names."""
+    if raw["model_type"] == "qwen4_exp":
+        return qwen4.in_parts(raw["text_config"], models.state(model))
     out = {} if head is None else {f"mtp.{k}": v.to(getattr(torch, DTYPE)) for k, v in head.state_dict().items()}
     for name, tensor in models.state(model).items():
         if raw["model_type"] in ("internvl", "gemma3", "mistral3"):

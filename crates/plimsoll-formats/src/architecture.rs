@@ -19,6 +19,8 @@ pub enum Architecture {
     Qwen3_5,
     /// Qwen 3.5 MoE.
     Qwen3_5Moe,
+    /// Qwen4-Exp: the layers of Qwen 3.5 MoE over several residual streams, with sparse attention and n-gram embeddings.
+    Qwen4Exp,
     /// BERT and models of its shape (MiniLM): an encoder.
     Bert,
     /// RoBERTa and XLM-RoBERTa: BERT with positions that start after the padding's.
@@ -37,12 +39,15 @@ pub enum Architecture {
 
 impl Architecture {
     /// Every family that runs, as refusals list them.
-    pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, \
+    pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Qwen4-Exp, \
         Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen2.5-Omni and Qwen3-Omni-MoE (their thinkers), Qwen3-ASR, Gemma 2, Gemma 3 (also EmbeddingGemma), Gemma 4, Gemma 4 Unified, SmolLM3, Phi-3, Ministral 3, Granite, Granite 4 (hybrid), OLMo 2, OLMo 3, gpt-oss, Hunyuan (dense), ERNIE 4.5, ERNIE 4.5 MoE, GLM-4, GLM-4.5, GLM-4.7-Flash, DeepSeek, Laguna, Muse Glimmer (text), Llama 4, LFM2, LFM2-MoE, Falcon-H1, Nemotron-H, Whisper, BERT, RoBERTa, ModernBERT and nomic-bert";
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {
-        matches!(self, Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe)
+        matches!(
+            self,
+            Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe | Architecture::Qwen4Exp
+        )
     }
 
     /// Whether every position sees every other, so that nothing is generated.
@@ -52,7 +57,10 @@ impl Architecture {
 
     /// Whether the feed-forward part may be a mixture of experts.
     pub fn has_experts(&self) -> bool {
-        matches!(self, Architecture::Qwen3Moe | Architecture::Qwen3Next | Architecture::Qwen3_5Moe)
+        matches!(
+            self,
+            Architecture::Qwen3Moe | Architecture::Qwen3Next | Architecture::Qwen3_5Moe | Architecture::Qwen4Exp
+        )
     }
 }
 
@@ -62,6 +70,7 @@ impl fmt::Display for Architecture {
         match self {
             Architecture::Decoder(name) => f.write_str(name),
             Architecture::Other(name) => f.write_str(name),
+            Architecture::Qwen4Exp => f.write_str("Qwen4-Exp"),
             other => write!(f, "{other:?}"),
         }
     }

@@ -73,6 +73,10 @@ impl ModelConfig {
                 ));
             }
         }
+        if let Some(qwen4) = &variant.qwen4 {
+            let recurrent = self.delta_net.as_ref().map_or(&[][..], |delta| &delta.layers);
+            qwen4.check(self.hidden_size, self.rotary_dim, recurrent)?;
+        }
         self.check_layers()?;
         self.check_mixers()
     }

@@ -56,6 +56,7 @@ mod layers;
 mod mapping;
 mod names;
 mod quantization;
+mod qwen4;
 mod row;
 mod variant;
 mod vision;
@@ -72,6 +73,7 @@ pub use error::FormatError;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue, JUDGE, Mmproj, MmprojState, Processor};
 pub use mapping::{FileIdentity, Mapping};
 pub use quantization::{F8Quant, GroupQuant, IntegerQuant, Method, Mode, Quantization, Scheme};
+pub use qwen4::{HashedHead, Indexer, Ngrams, Qwen4};
 pub use row::{Row, RowBuf, RowScales};
 pub use variant::{
     Latent, LayerHeads, Mamba, MambaScales, Mixer, Norms, OutputGate, PerLayerInput, QkNorm, QueryGrowth, Variant,

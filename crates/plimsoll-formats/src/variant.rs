@@ -2,6 +2,7 @@
 
 use crate::bounds::{HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, TAPS_MAX, within, wrong};
 use crate::error::FormatError;
+use crate::qwen4::Qwen4;
 
 /// Where the norms of a layer stand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -266,6 +267,8 @@ pub struct Variant {
     pub per_layer_input: Option<PerLayerInput>,
     /// Whether the result of each layer is multiplied with a stored number (`layer_scalar`).
     pub layer_scalar: bool,
+    /// What Qwen4-Exp has beside the layers of Qwen 3.5 MoE.
+    pub qwen4: Option<Box<Qwen4>>,
 }
 
 impl Default for Variant {
@@ -307,6 +310,7 @@ impl Default for Variant {
             mlp_beside_experts: false,
             per_layer_input: None,
             layer_scalar: false,
+            qwen4: None,
         }
     }
 }

@@ -283,6 +283,7 @@ fn models_with_missing_operations_are_named() {
         ("bert-nomic", None),
         ("bert-nomic-moe", None),
         ("vl-qwen2.5", None),
+        ("qwen4-exp", Some("n-gram embeddings")),
         ("gptq-llama-actorder", Some("columns ordered by activation")),
     ] {
         let checkpoint = checkpoint(name);

@@ -8,6 +8,8 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Activation as ConfigActivation, LayerHeads, ModelConfig, OutputGate, QkNorm, QueryGrowth};
 
+use crate::indexer::Indexer;
+
 /// A norm's weights, with 1 added where they are stored around zero.
 ///
 /// Converters to MLX and GGUF add it, but some leave the draft head as it was: there a negative weight, which no ready norm has,
@@ -69,6 +71,8 @@ pub struct AttentionBlock {
     rope_interleaved: bool,
     /// Whether every position sees those before and after it, and nothing is kept.
     encodes: bool,
+    /// What selects the positions that rows see, where the family does so.
+    indexer: Option<Box<Indexer>>,
     spec: Attention,
 }
 
@@ -169,6 +173,7 @@ impl AttentionBlock {
             eps: config.norm_eps,
             rope_interleaved: config.rope_interleaved,
             encodes: config.encoder.is_some(),
+            indexer: None,
             spec: Attention {
                 layer: declare.cache_layer(place.cache),
                 heads,
@@ -180,6 +185,13 @@ impl AttentionBlock {
                 ..Attention::WHOLE
             },
         })
+    }
+
+    /// The same layer, its rows seeing what an indexer selects.
+    #[must_use]
+    pub(crate) fn selecting(self, indexer: Indexer) -> Self {
+        let spec = Attention { selects_from: Some(indexer.selects_from()), ..self.spec };
+        Self { indexer: Some(Box::new(indexer)), spec, ..self }
     }
 
     /// What the layer keeps in the cache, if it has keys and values of its own.
@@ -228,13 +240,17 @@ impl AttentionBlock {
             self.ready_values(device, made, k, v);
         }
         let attended = device.temp(x.rows, self.spec.heads * self.head_dim)?;
-        let rotary = self.prepare(device, angles.into(), q, kv.map(|[k, _]| k), step);
+        let angles = angles.into();
+        let rotary = self.prepare(device, angles, q, kv.map(|[k, _]| k), step);
         match kv.filter(|_| self.encodes) {
             Some([k, v]) => {
                 self.make_ready(device, rotary.as_ref(), [q, k]);
                 device.attend_within(&self.spec, attended, q, k, v, step)?;
             }
             None => device.attention(&self.spec, rotary.as_ref(), attended, q, kv, step),
+        }
+        if let Some((indexer, angles)) = self.indexer.as_ref().zip(angles) {
+            indexer.attend(device, &self.spec, [attended, q, x, angles], step)?;
         }
         let gated = gate.map_or(attended, |(gate, made)| gate.apply(device, made, attended, self.head_dim));
         device.linear_rows(gated.into(), &[(self.o, out)], mode, step.bf16_rows)?;

@@ -18,6 +18,7 @@ pub struct DeltaBlock {
     norm: VectorId,
     out: LinearId,
     spec: GatedDelta,
+    gate: Activation,
     eps: f32,
 }
 
@@ -88,6 +89,10 @@ impl DeltaBlock {
                 },
                 dt_bias: declare.vector(&format!("{prefix}.dt_bias"), delta.value_heads, 0.0)?,
             },
+            gate: match config.variant.qwen4.as_ref().is_some_and(|qwen4| qwen4.sigmoid_gate) {
+                true => Activation::Sigmoid,
+                false => Activation::Silu,
+            },
             eps: config.norm_eps,
         })
     }
@@ -114,7 +119,7 @@ impl DeltaBlock {
         device.gated_delta(spec, mixed, qkv, a, b, step)?;
         let heads = mixed.reshape(spec.value_dim);
         device.rms_norm(heads, heads, self.norm, self.eps);
-        device.glu(z, mixed, Activation::Silu);
+        device.glu(z, mixed, self.gate);
         device.linear_rows(z.into(), &[(self.out, out)], mode, step.bf16_rows)?;
         device.release(scope);
         Ok(())

@@ -12,7 +12,8 @@ pub struct Ends {
     embedding: LinearId,
     /// Of embeddings, where the family norms them: ones.
     embedding_norm: Option<VectorId>,
-    norm: Norm,
+    /// None where the last layer's rows are normed already.
+    norm: Option<Norm>,
     head: LinearId,
     /// Size of the vocabulary.
     pub vocab: usize,
@@ -37,9 +38,14 @@ impl Ends {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
         let offset = if config.variant.plain_final_norm { 0.0 } else { config.norm_weight_offset };
-        let weight = declare.vector("model.norm.weight", hidden, offset)?;
-        let bias = if biased { Some(declare.vector("model.norm.bias", hidden, 0.0)?) } else { None };
-        let norm = Norm { weight, bias, eps: config.norm_eps };
+        let norm = match config.variant.qwen4.is_some() {
+            true => None,
+            false => {
+                let weight = declare.vector("model.norm.weight", hidden, offset)?;
+                let bias = if biased { Some(declare.vector("model.norm.bias", hidden, 0.0)?) } else { None };
+                Some(Norm { weight, bias, eps: config.norm_eps })
+            }
+        };
         let head = match config.tie_word_embeddings {
             true => embedding,
             false => declare.linear("lm_head.weight", vocab, hidden)?,
@@ -109,13 +115,16 @@ impl Ends {
 
     /// The hidden states `x` behind the final norm, in place.
     pub fn normed(&self, device: &mut dyn Device, x: Buf) -> Buf {
-        self.norm.apply(device, x, x);
+        if let Some(norm) = self.norm {
+            norm.apply(device, x, x);
+        }
         x
     }
 
     /// The logits of the wanted rows of `x`, the hidden states of all rows or of these, which are normalised in place.
     pub fn output(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
-        self.output_through(device, x, self.norm, step)
+        let x = self.normed(device, x);
+        self.logits(device, x, step)
     }
 
     /// [`Ends::output`] through another norm: a draft head shares the output projection only.
@@ -126,9 +135,14 @@ impl Ends {
         norm: Norm,
         step: &StepInput<'_>,
     ) -> Result<Output, DeviceError> {
+        norm.apply(device, x, x);
+        self.logits(device, x, step)
+    }
+
+    /// The logits of the wanted rows of hidden states that are normed.
+    fn logits(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         let logits = device.temp(step.logit_rows.len(), self.vocab)?;
         let output = Output { logits, hidden: x };
-        norm.apply(device, x, x);
         if step.logit_rows.is_empty() {
             return Ok(output);
         }

@@ -14,11 +14,13 @@ pub mod dense;
 pub mod draft;
 pub mod ends;
 pub mod family;
+mod indexer;
 mod latent;
 pub mod llama;
 pub mod mamba;
 pub mod moe;
 mod mtp;
+mod ngrams;
 mod parallel;
 mod per_layer;
 pub mod qwen2;
@@ -26,9 +28,11 @@ pub mod qwen3;
 pub mod qwen3_5;
 pub mod qwen3_moe;
 pub mod qwen3_next;
+pub mod qwen4_exp;
 pub mod rope;
 mod rotary;
 pub mod short_conv;
+mod streams;
 pub mod text_encoder;
 mod tower;
 pub mod vision;
@@ -258,6 +262,11 @@ pub fn build(
     with_drafter: bool,
 ) -> Result<Box<dyn Model>, DeclareError> {
     if with_drafter && !config.architecture.has_draft_head() {
+        if config.architecture == Architecture::Qwen4Exp {
+            return Err(DeclareError::Unsupported(
+                "--enable-mtp: the draft head of Qwen4-Exp is not supported: use --prompt-lookup-num-tokens".to_owned(),
+            ));
+        }
         return Err(DeclareError::Unsupported(format!(
             "--enable-mtp needs a draft head, and {} models have none",
             config.architecture
@@ -270,6 +279,7 @@ pub fn build(
         Architecture::Qwen3Moe => qwen3_moe::build(config, declare),
         Architecture::Qwen3Next => qwen3_next::build(config, declare, with_drafter),
         Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => qwen3_5::build(config, declare, with_drafter),
+        Architecture::Qwen4Exp => qwen4_exp::build(config, declare),
         Architecture::Decoder(_) => family::build(config, declare, with_drafter),
         Architecture::Bert | Architecture::Roberta | Architecture::ModernBert | Architecture::NomicBert => {
             text_encoder::build(config, declare)

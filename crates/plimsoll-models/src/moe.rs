@@ -261,7 +261,7 @@ impl Stored {
             {
                 Self::Stacked
             }
-            Architecture::Qwen3_5Moe => fused,
+            Architecture::Qwen3_5Moe | Architecture::Qwen4Exp => fused,
             _ => Self::Single,
         }
     }

@@ -11,6 +11,7 @@ mod pool;
 mod recurrent;
 mod rotary;
 mod scan;
+mod selected;
 mod together;
 mod tower;
 mod types;

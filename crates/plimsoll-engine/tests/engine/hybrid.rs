@@ -17,8 +17,8 @@ use crate::common::{
 const HYBRIDS: [&str; 3] = ["qwen3-next", "qwen3.5", "qwen3.5-moe"];
 /// Models of attention alone, with a draft head behind the last layer.
 const HEADS: [&str; 4] = ["glm4-moe", "gguf-glm4-moe-q8_0", "glm4.7-flash", "deepseek-v3"];
-/// Hybrids without a draft head: short convolutions, and Mamba-2.
-const HEADLESS: [&str; 5] = ["lfm2", "lfm2-moe", "granite4-h-moe", "falcon-h1", "nemotron-h-moe"];
+/// Hybrids without a draft head: short convolutions, Mamba-2, and n-gram embeddings.
+const HEADLESS: [&str; 6] = ["qwen4-exp", "lfm2", "lfm2-moe", "granite4-h-moe", "falcon-h1", "nemotron-h-moe"];
 
 /// The continuations of transformers, whatever is drafted on the way.
 #[test]
@@ -160,14 +160,14 @@ fn a_crowd_of_headless_hybrids_says_what_each_says_alone() {
 /// The same with activations of 8 bits.
 #[test]
 fn a_crowd_of_hybrids_in_int8() {
-    HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Int8));
+    HYBRIDS.iter().chain(&["qwen4-exp"]).for_each(|model| check(model, ComputeDtype::Int8));
 }
 
 /// The same where all is computed in bfloat16, drafts and logits included.
 #[test]
 fn a_crowd_of_hybrids_in_bf16() {
     if let Some(compute_dtype) = all_bf16() {
-        HYBRIDS.iter().for_each(|model| check(model, compute_dtype));
+        HYBRIDS.iter().chain(&["qwen4-exp"]).for_each(|model| check(model, compute_dtype));
     }
 }
 

@@ -64,6 +64,7 @@ models! {
     qwen3_next: "qwen3-next",
     qwen3_5: "qwen3.5",
     qwen3_5_moe: "qwen3.5-moe",
+    qwen4_exp: "qwen4-exp",
     mlx_qwen3_5_moe: "mlx-qwen3.5-moe-4bit",
     gguf_qwen3_moe: "gguf-qwen3moe-q8_0",
     gguf_qwen3_next: "gguf-qwen3next-q8_0",

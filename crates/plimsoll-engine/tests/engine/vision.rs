@@ -39,6 +39,7 @@ fn right(model: &str) {
 fn qwen3_5_sees_what_transformers_sees() {
     right("vl-qwen3.5");
     right("vl-qwen3.5-moe");
+    right("vl-qwen4-exp");
 }
 
 #[test]

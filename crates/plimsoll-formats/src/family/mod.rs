@@ -150,6 +150,8 @@ impl Architecture {
     pub fn has_draft_head(&self) -> bool {
         match self {
             Architecture::Decoder(name) => named(name).is_some_and(|family| family.defaults.draft_head),
+            // Its head is not supported.
+            Architecture::Qwen4Exp => false,
             other => other.is_hybrid(),
         }
     }

@@ -10,6 +10,7 @@ use super::idefics3;
 use super::intern;
 use super::json::{Lookup, read_object};
 use super::pixtral;
+use super::qwen4;
 use super::rope;
 use super::siglip2;
 use super::values::{activation, dtype, eos_token_ids, layer_types, tokens};
@@ -135,6 +136,11 @@ impl Family {
             | "Qwen3_5MoeTextModel"
             | "qwen3_5_moe"
             | "qwen3_5_moe_text" => Architecture::Qwen3_5Moe,
+            "Qwen4ExpForConditionalGeneration"
+            | "Qwen4ExpForCausalLM"
+            | "Qwen4ExpTextModel"
+            | "qwen4_exp"
+            | "qwen4_exp_text" => Architecture::Qwen4Exp,
             "WhisperForConditionalGeneration" | "whisper" => Architecture::Whisper,
             other => match family::of_class(other) {
                 Some(family) => Architecture::Decoder(family.name),
@@ -173,7 +179,7 @@ impl Family {
             Architecture::Qwen3 => {
                 Defaults { max_context: 32_768, head_dim: Some(128), sliding_window: Some(4096), ..base }
             }
-            Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => {
+            Architecture::Qwen3Next | Architecture::Qwen3_5 | Architecture::Qwen3_5Moe | Architecture::Qwen4Exp => {
                 Defaults { max_context: 32_768, head_dim: Some(256), ..base }
             }
         }
@@ -201,7 +207,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
     let experts = hybrid::experts(config, &family.architecture, family.renormalise, layers)?;
     let intermediate_size = intermediate_size(config, experts.as_ref(), defaults.intermediate)?;
     let cap = |key| config.f32(key).map(|cap| cap.filter(|&cap| cap != 0.0));
-    let partial = if hybrid { Some(hybrid::PARTIAL_ROTARY_DEFAULT) } else { defaults.partial };
+    let partial = if hybrid { Some(hybrid::partial_rotary(&family.architecture)) } else { defaults.partial };
     let built = ModelConfig {
         hidden_size,
         layers,
@@ -245,7 +251,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
         quantization: Quantization::read(config)?,
         architecture: family.architecture,
     };
-    of_family(config, built)
+    qwen4::add(config, of_family(config, built)?)
 }
 
 /// The configuration with the family's own keys, if it has such a family.

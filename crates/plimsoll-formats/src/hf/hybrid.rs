@@ -11,8 +11,11 @@ use crate::error::FormatError;
 
 /// Every so many layers of a hybrid is one of attention, where the configuration does not list them.
 const FULL_ATTENTION_INTERVAL: usize = 4;
+
 /// Share of a hybrid's head that is rotated when the configuration does not say.
-pub(super) const PARTIAL_ROTARY_DEFAULT: f32 = 0.25;
+pub(super) fn partial_rotary(architecture: &Architecture) -> f32 {
+    if *architecture == Architecture::Qwen4Exp { 1.0 } else { 0.25 }
+}
 
 /// The mixture of experts. `renormalise`: whether the router does, unless the configuration says otherwise; none: it always does.
 pub(super) fn experts(
@@ -28,7 +31,7 @@ pub(super) fn experts(
     let or = |key, default: usize| config.size(key).map(|size| size.unwrap_or(default));
     let (top_k, count) = match architecture {
         Architecture::Qwen3Moe => (8, 128),
-        Architecture::Qwen3Next => (10, 512),
+        Architecture::Qwen3Next | Architecture::Qwen4Exp => (10, 512),
         _ => (8, 256),
     };
     let count = match config.size("num_experts")? {
@@ -89,12 +92,13 @@ pub(super) fn delta_net(
         value_dim: or("linear_value_head_dim", 128)?,
         taps: or("linear_conv_kernel_dim", 4)?,
         tiled: false,
-        layers: recurrent_layers(config, layers)?,
+        layers: recurrent_layers(config, architecture, layers)?,
     }))
 }
 
 /// Which layers are recurrent, from `layer_types` or by the interval.
-fn recurrent_layers(config: &Lookup, layers: usize) -> Result<Vec<bool>, FormatError> {
+fn recurrent_layers(config: &Lookup, architecture: &Architecture, layers: usize) -> Result<Vec<bool>, FormatError> {
+    let indexed = *architecture == Architecture::Qwen4Exp;
     let Some(kinds) = config.get("layer_types") else {
         let interval = config.size("full_attention_interval")?.unwrap_or(FULL_ATTENTION_INTERVAL);
         if interval == 0 {
@@ -105,6 +109,7 @@ fn recurrent_layers(config: &Lookup, layers: usize) -> Result<Vec<bool>, FormatE
     per_layer(kinds, layers, |kind| match kind {
         "linear_attention" => Some(true),
         "full_attention" => Some(false),
+        "indexed_attention" if indexed => Some(false),
         _ => None,
     })
 }

@@ -1,7 +1,7 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
-//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `llama4`, `pixtral`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `llama4`, `pixtral`, `qwen4`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
@@ -16,6 +16,7 @@ mod llama4;
 mod names;
 mod pixtral;
 mod quantized;
+mod qwen4;
 mod rope;
 mod safetensors;
 mod shards;
@@ -108,6 +109,7 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     }
     let dense = open_dense(dir, &mut opened, !tensors.is_empty())?;
     tensors.extend(dense);
+    qwen4::check_stored(&opened.config, &tensors, &opened.files)?;
     let mut entries = quantized::join(&tensors, opened.config.quantization.as_ref(), &opened.files)?;
     if let Some(names) = names_of(&opened.config) {
         for entry in &mut entries {

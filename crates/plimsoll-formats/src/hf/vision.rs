@@ -64,7 +64,12 @@ fn family(name: &str) -> Option<Defaults> {
             let sections = RopeSections { sizes: [24, 20, 20], interleaved: true };
             Some(Defaults { deepstack: &[8, 16, 24], sections, ..qwen3 })
         }
-        "Qwen3_5ForConditionalGeneration" | "qwen3_5" | "Qwen3_5MoeForConditionalGeneration" | "qwen3_5_moe" => {
+        "Qwen3_5ForConditionalGeneration"
+        | "qwen3_5"
+        | "Qwen3_5MoeForConditionalGeneration"
+        | "qwen3_5_moe"
+        | "Qwen4ExpForConditionalGeneration"
+        | "qwen4_exp" => {
             let tokens = MediaTokens { image: 248_056, video: 248_057 };
             Some(Defaults { sections: RopeSections { sizes: [11, 11, 10], interleaved: true }, tokens, ..qwen3 })
         }

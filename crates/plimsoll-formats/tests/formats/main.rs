@@ -10,6 +10,7 @@ mod layer_facts;
 mod mmproj;
 mod mutations;
 mod packed;
+mod qwen4;
 mod reference;
 mod refusals;
 mod towers;

@@ -170,6 +170,7 @@ models! { check:
     qwen3_next "qwen3-next",
     qwen3_5 "qwen3.5",
     qwen3_5_moe "qwen3.5-moe",
+    qwen4_exp "qwen4-exp",
     mlx_qwen3_5_moe "mlx-qwen3.5-moe-4bit",
     gguf_qwen3_moe "gguf-qwen3moe-q8_0",
     gguf_qwen3_next "gguf-qwen3next-q8_0",
@@ -278,11 +279,13 @@ fn stored_as_other_quantizers_do() {
 #[test]
 fn stored_as_bfloat16() {
     check_as_stored("qwen3.5-moe", TOLERANCE);
+    check_as_stored("qwen4-exp", TOLERANCE);
 }
 
 models! { check_slots:
     slots_of_qwen3_next "qwen3-next",
     slots_of_qwen3_5 "qwen3.5",
+    slots_of_qwen4_exp "qwen4-exp",
     slots_of_lfm2 "lfm2",
     slots_of_granite4_h "granite4-h",
     slots_of_falcon_h1 "falcon-h1",

@@ -359,6 +359,7 @@ macro_rules! models {
 models! { check:
     qwen3_5 "vl-qwen3.5",
     qwen3_5_moe "vl-qwen3.5-moe",
+    qwen4_exp "vl-qwen4-exp",
     qwen3 "vl-qwen3",
     qwen3_moe "vl-qwen3-moe",
     qwen2_5 "vl-qwen2.5",

@@ -1,9 +1,7 @@
 //! Sparse attention on the CPU device: what rows select and attend to, whatever the chunks, threads, instruction sets and neighbours.
 
-mod common;
-
-use common::random::Random;
-use common::{checkpoint, device_of, matrix, rows, shape};
+use crate::common::random::Random;
+use crate::common::{checkpoint, device_of, matrix, rows, shape};
 use plimsoll_device::{
     Attention, CpuDevice, Declare, Device, DtypePolicy, Isa, KvDtype, KvLayer, KvShape, ModelShape, PAGE_TOKENS,
     Selection, SeqSpan, StepInput, WeightTable,
