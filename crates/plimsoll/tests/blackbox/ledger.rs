@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::product::{Server, eventually};
 
 /// What has no formula (loader, system libraries, touched stacks, the allocator's own) is planned by a bound with this much to spare;
-/// everything with a formula is held to 5 % in `plimsoll-engine/tests/engine/slack.rs`.
+/// everything with a formula is held to 5 % in `plimsoll-engine/tests/slack.rs`.
 const BASELINE_FLOOR_BYTES: i64 = 2 << 20;
 
 fn component<'a>(page: &'a Value, name: &str) -> &'a Value {
