@@ -71,7 +71,7 @@ impl Usage {
     }
 
     /// Counts so many tokens of the answer as part of the question.
-    pub fn as_input(mut self, tokens: u64) -> Self {
+    pub fn counting_as_input(mut self, tokens: u64) -> Self {
         self.input_tokens += tokens;
         self.input_token_details.text_tokens += tokens;
         self.output_tokens = self.output_tokens.saturating_sub(tokens);

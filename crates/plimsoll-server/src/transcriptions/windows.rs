@@ -278,7 +278,7 @@ impl Windows {
 
     /// What the windows so far took. Tokens that the question names are input, also where the model writes them.
     pub fn usage(&self, request: &ActiveRequest) -> Usage {
-        Usage::of(request, self.audio(&request.state)).as_input(self.uncounted)
+        Usage::of(request, self.audio(&request.state)).counting_as_input(self.uncounted)
     }
 
     /// The audio that the windows so far were made of.
