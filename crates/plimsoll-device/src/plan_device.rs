@@ -218,13 +218,13 @@ impl Device for PlanDevice<'_> {
         if !std::mem::replace(&mut self.rows_uploaded, true) {
             self.upload += 2 * ROW_WORDS * q.rows;
         }
-        let bytes = self.kv.layers()[spec.layer].bytes();
+        let bytes = self.kv.layers()[spec.layer].kv_bytes();
         for seq in step.seqs {
             let last = seq.start + seq.rows;
             let seen = |position: usize| spec.seen(position, seq.seen_from).len();
             let pairs: usize = (seq.start..last).map(seen).sum();
             self.work.flops += 4 * (pairs * q.cols) as u64;
-            let pages = seen(last - 1).div_ceil(PAGE_TOKENS);
+            let pages = (seq.start..last).map(seen).max().unwrap_or(0).div_ceil(PAGE_TOKENS);
             self.work.kv_bytes += (pages * bytes) as u64;
         }
     }

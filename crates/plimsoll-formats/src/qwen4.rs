@@ -15,6 +15,12 @@ const NGRAM_HEADS_MAX: usize = 128;
 const NGRAM_ROWS_MAX: usize = 1 << 28;
 /// Most parts that a table of n-grams is stored in.
 const PARTS_MAX: usize = 4096;
+/// Layers with n-grams, and heads of all of them. Each head takes a search for the next prime number, and a layer repeats the searches
+/// of those before it: a second at most.
+const NGRAM_LAYERS_MAX: usize = 32;
+const ALL_HEADS_MAX: usize = 512;
+/// Of all layers: a plan names each part.
+const ALL_PARTS_MAX: usize = 1 << 15;
 /// Most blocks that a query selects.
 const BLOCKS_MAX: usize = 1 << 16;
 /// Most tokens of a block.
@@ -120,7 +126,9 @@ impl Indexer {
 impl Ngrams {
     fn check(&self) -> Result<(), FormatError> {
         within("ngram_size", self.longest, NGRAM_MAX)?;
-        within("ngram_size - 1", self.longest - 1, NGRAM_MAX)?;
+        if self.longest < 2 {
+            return wrong(format!("ngram_size: {}, allowed are 2 to {NGRAM_MAX}", self.longest));
+        }
         within("heads_per_ngram", self.heads_per_order, NGRAM_HEADS_MAX)?;
         within("n-gram heads", self.heads(), NGRAM_HEADS_MAX)?;
         within("ple_embed_dim", self.width, HIDDEN_MAX)?;
@@ -132,6 +140,10 @@ impl Ngrams {
         within("n-gram rows of a layer", self.rows.saturating_mul(self.heads()), u32::MAX as usize / 2)?;
         within("make_ngram_vocab_size_divisible_by", self.multiple, NGRAM_ROWS_MAX)?;
         within("split_ngram_parts", self.parts, PARTS_MAX)?;
+        let layers = self.layers.len();
+        within("layers of ple_layer_ids", layers, NGRAM_LAYERS_MAX)?;
+        within("n-gram heads of all layers", self.heads().saturating_mul(layers), ALL_HEADS_MAX)?;
+        within("split_ngram_parts of all layers", self.parts.saturating_mul(layers), ALL_PARTS_MAX)?;
         match self.width.is_multiple_of(self.heads()) {
             true => Ok(()),
             false => wrong(format!("ple_embed_dim ({}) is no multiple of {} n-gram heads", self.width, self.heads())),

@@ -26,15 +26,15 @@ impl Kernel for Score<'_> {
                 sum = s.fma(s.load_part(query, 0.0), s.load_part(key, 0.0), sum);
             }
             let product = s.sum(sum);
-            // What is no number adds nothing.
+            // NaN counts as 0.
             score += if product > 0.0 { product } else { 0.0 };
         }
         score
     }
 }
 
-/// The greatest of some scores that come in the order of their ids; of equal scores the earlier ones. A heap with the least of them
-/// first, in memory of the caller's.
+/// Keeps the greatest of the scores that it is offered, in a min-heap in the caller's buffers. Ids ascend; of equal scores the earlier
+/// ids stay.
 pub struct Best<'a> {
     scores: &'a mut [f32],
     ids: &'a mut [u32],

@@ -30,8 +30,8 @@ impl Kernel for GateStream<'_> {
         }
         let d = s.sum(sum) / (self.key.len() as f32).sqrt();
         let root = d.abs().max(LEAST).sqrt();
-        // The sign of 0 is 0, as in the reference.
-        let gate = if d == 0.0 { 0.0 } else { root.copysign(d) };
+        // The sign of 0 is 0, as in the reference. NaN stays NaN, so that it is noticed.
+        let gate = if d == 0.0 || d.is_nan() { d } else { root.copysign(d) };
         let share = math::sigmoid(s, s.splat(gate));
         for (out, value) in self.key.chunks_mut(LANES).zip(self.value.chunks(LANES)) {
             s.store_part(out, s.mul(s.load_part(value, 0.0), share));

@@ -249,7 +249,8 @@ impl AttentionBlock {
             }
             None => device.attention(&self.spec, rotary.as_ref(), attended, q, kv, step),
         }
-        if let Some((indexer, angles)) = self.indexer.as_ref().zip(angles) {
+        if let Some(indexer) = &self.indexer {
+            let angles = angles.expect("an indexer rotates");
             indexer.attend(device, &self.spec, [attended, q, x, angles], step)?;
         }
         let gated = gate.map_or(attended, |(gate, made)| gate.apply(device, made, attended, self.head_dim));

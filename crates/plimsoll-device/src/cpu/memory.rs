@@ -22,7 +22,7 @@ fn thread_scratch_floats(shape: &ModelShape) -> usize {
         attention::scratch_floats(&layout, encoder.queries, false).max(2 * encoder.widest)
     });
     let indexes = shape.kv.layers().iter().filter_map(|layer| layer.index);
-    // Two keys and angles for one, which are no wider.
+    // The sum of a block, one key, cosines and sines: three times the width at most.
     let index = indexes.map(|index| 3 * index.width).max();
     attention.max(index).unwrap_or(0).max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
 }

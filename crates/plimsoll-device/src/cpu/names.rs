@@ -1,4 +1,4 @@
-//! The kernels' names for what the device calls otherwise.
+//! Maps the device's enums to those of the kernels.
 
 use plimsoll_kernels::{self as kernels, RopeStyle};
 

@@ -22,21 +22,35 @@ struct Keys<'a> {
     place: &'a Place,
     layout: IndexLayout,
     /// Bytes of the layer's part of a page before them.
-    at: usize,
+    before: usize,
     pages: &'a [u32],
 }
 
 impl Keys<'_> {
+    /// A position's slot, to be written.
+    ///
+    /// # Safety
+    /// Nothing else accesses the slot while the slice lives.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn slot_mut(&self, seq: &SeqSpan, position: usize) -> &mut [u8] {
+        // SAFETY: this function's contract.
+        unsafe { self.place.slice(self.at(seq, position), self.layout.slot_bytes()) }
+    }
+
     /// A position's slot.
     ///
     /// # Safety
-    /// Nothing else writes the slot, and nothing reads it if it is written, while the slice lives.
-    #[allow(clippy::mut_from_ref)]
-    unsafe fn slot(&self, seq: &SeqSpan, position: usize) -> &mut [u8] {
+    /// Nothing writes the slot while the slice lives.
+    unsafe fn slot(&self, seq: &SeqSpan, position: usize) -> &[u8] {
+        let start = self.place.base as usize + self.at(seq, position);
+        // SAFETY: the slot is within the pool, as pages are; that nothing writes it is this function's contract.
+        unsafe { std::slice::from_raw_parts(start as *const u8, self.layout.slot_bytes()) }
+    }
+
+    /// Where a position's slot begins in the pool.
+    fn at(&self, seq: &SeqSpan, position: usize) -> usize {
         let page = self.pages[seq.pages_at..][..seq.pages][position / PAGE_TOKENS] as usize;
-        let at = page * self.place.stride + self.at + position % PAGE_TOKENS * self.layout.slot_bytes();
-        // SAFETY: this function's contract.
-        unsafe { self.place.slice(at, self.layout.slot_bytes()) }
+        page * self.place.stride + self.before + position % PAGE_TOKENS * self.layout.slot_bytes()
     }
 
     fn write(&self, slot: &mut [u8], key: &[f32]) {
@@ -78,9 +92,9 @@ impl CpuDevice {
         assert_eq!((keys.cols, queries.cols), (layout.width, spec.heads * layout.width), "widths of the index");
         assert_eq!((chosen.rows, chosen.cols), (q.rows, 2 * spec.blocks), "room for the choice");
         let pages = step.pages_of(place.group);
-        let cached = Keys { place: &place, layout, at: layer.kv_bytes(), pages };
+        let cached = Keys { place: &place, layout, before: layer.kv_bytes(), pages };
         self.store_index(spec, &cached, keys, step);
-        let from = spec.attention.selects_from.expect("attention leaves these rows");
+        let from = spec.attention.selects_from.expect("selects_from is set where layers select");
         let selects = |seq: &&SeqSpan| seq.start + seq.rows > from;
         if step.seqs.iter().any(|seq| selects(&seq)) {
             self.select(spec, &cached, [queries, chosen], step);
@@ -92,7 +106,9 @@ impl CpuDevice {
     fn store_index(&mut self, spec: &Selection, cached: &Keys<'_>, keys: Buf, step: &StepInput<'_>) {
         let (isa, arena, width) = (self.isa, self.arena(), keys.cols);
         let [norm, frequencies] = [spec.norm, spec.frequencies].map(|id| self.weights.vector(id));
-        let tasks = if keys.rows < FEW_ROWS { 1 } else { self.pool.threads() * TASKS_PER_THREAD };
+        // Only the start's self-test has sequences that write the same pages.
+        let few = keys.rows < FEW_ROWS || write_same_pages(step, cached.pages);
+        let tasks = if few { 1 } else { self.pool.threads() * TASKS_PER_THREAD };
         self.pool.run(tasks, &|thread, task| {
             // SAFETY: scratch belongs to this thread.
             let scratch = unsafe { &mut arena.scratch(thread)[..2 * width + 2 * frequencies.len()] };
@@ -106,7 +122,7 @@ impl CpuDevice {
                         let place = step.places.get(row).copied().unwrap_or([position as f32; 3]);
                         // SAFETY: nothing writes the keys; the block's slots are this task's.
                         unsafe {
-                            let slot = cached.slot(seq, position);
+                            let slot = cached.slot_mut(seq, position);
                             let places = slot.as_chunks_mut::<4>().0.iter_mut().zip(place);
                             places.for_each(|(to, axis)| *to = axis.to_ne_bytes());
                             cached.write(slot, &arena.matrix(keys)[row * width..][..width]);
@@ -215,7 +231,7 @@ impl Selection {
         }
         kernels::rope(isa, RopeStyle::Halves, one, cached.layout.width, cos, sin);
         // SAFETY: this function's contract.
-        cached.write(unsafe { cached.slot(seq, block.end - 1) }, one);
+        cached.write(unsafe { cached.slot_mut(seq, block.end - 1) }, one);
     }
 }
 
@@ -223,6 +239,17 @@ impl Selection {
 fn place_of<'a>(step: &StepInput<'a>, row: usize) -> Option<(&'a SeqSpan, usize)> {
     let seq = step.seqs.iter().find(|seq| (seq.first_row..seq.first_row + seq.rows).contains(&row))?;
     Some((seq, seq.start + row - seq.first_row))
+}
+
+/// Whether two sequences write the same page in this step.
+fn write_same_pages(step: &StepInput<'_>, pages: &[u32]) -> bool {
+    let written = |seq: &SeqSpan| {
+        let last = (seq.start + seq.rows).div_ceil(PAGE_TOKENS);
+        &pages[seq.pages_at..][seq.start / PAGE_TOKENS..last]
+    };
+    let same = |a: &[u32], b: &[u32]| a.iter().any(|page| b.contains(page));
+    let pairs = step.seqs.iter().enumerate().flat_map(|(i, a)| step.seqs[i + 1..].iter().map(move |b| (a, b)));
+    pairs.into_iter().any(|(a, b)| same(written(a), written(b)))
 }
 
 /// Floats as words: a row of the workspace holds either.

@@ -21,7 +21,7 @@ pub enum StartError {
     #[error(transparent)]
     Host(#[from] HostError),
     /// Other Plimsolls have leased too much of the machine.
-    #[error("another Plimsoll server has leased the memory: {0}")]
+    #[error("{}: {}; {}", taken_by(.0), .0, next_step(.0))]
     Refused(Box<Refusal>),
     /// Others under the same line leave too little.
     #[error(transparent)]
@@ -109,4 +109,15 @@ pub struct NoRoom {
     pub left: u64,
     /// The memory limit.
     pub line: u64,
+}
+
+/// What has taken the memory that was not leased.
+fn taken_by(refusal: &Refusal) -> &'static str {
+    if refusal.holders > 0 { "another Plimsoll server has leased the memory" } else { "other processes use the memory" }
+}
+
+/// What makes a refused lease possible.
+fn next_step(refusal: &Refusal) -> String {
+    let flag = if refusal.domain.starts_with("gpu ") { "--gpu-memory-budget" } else { "--memory-budget" };
+    format!("free memory, or lower {flag} to at most {}", Bytes(refusal.free))
 }

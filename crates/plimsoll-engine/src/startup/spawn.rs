@@ -163,7 +163,9 @@ fn close_books(
     // What may come at any time is as good as there; pages of files look free to others.
     let there = ledger.mapped_total().saturating_sub(ledger.held_files());
     let plan = handle.plan();
-    memory_lease.built([plan.total(), there], [plan.device_total(), ledger.committed_on_device()])?;
+    // The driver's share is used without an entry in the ledger.
+    let on_device = ledger.committed_on_device() + plan.bytes(Component::DeviceReserve);
+    memory_lease.built([plan.total(), there], [plan.device_total(), on_device])?;
     report_baseline(ledger);
     // Set once, here.
     let _ = handle.shared.facts.accounts.set(accounts);

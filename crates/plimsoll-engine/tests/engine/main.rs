@@ -29,7 +29,6 @@ mod restart;
 mod restart_of_many;
 mod simulate;
 mod speculation;
-mod trace;
 mod vision;
 mod watched;
 mod windows;

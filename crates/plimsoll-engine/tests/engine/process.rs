@@ -18,7 +18,8 @@ macro_rules! own_process {
 }
 pub(crate) use own_process;
 
-/// Runs this program for one test, and fails as that fails. False in that process. `here` is the path of a function in the test.
+/// Runs this program for one test, and fails if the test fails; false in the process that it starts. `here` is the path of a function in
+/// the test.
 pub fn has_run(here: &str) -> bool {
     if std::env::var_os(MARK).is_some() {
         // The harness may still take note of the test, on the same heap.

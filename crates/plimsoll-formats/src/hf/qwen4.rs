@@ -10,7 +10,7 @@ use crate::mapping::Mapping;
 use crate::quantization::Method;
 use crate::qwen4::{Indexer, Ngrams, Qwen4};
 
-/// Adds what the family has besides, in a configuration of it.
+/// Adds the keys of Qwen4-Exp.
 pub(super) fn add(json: &Lookup, mut config: ModelConfig) -> Result<ModelConfig, FormatError> {
     if config.architecture != Architecture::Qwen4Exp {
         return Ok(config);
@@ -92,6 +92,10 @@ pub(super) fn check_stored(config: &ModelConfig, tensors: &[Found], files: &[Map
     let ngrams = config.variant.qwen4.as_ref().and_then(|qwen4| qwen4.ngrams.as_ref());
     let Some(ngrams) = ngrams else { return Ok(()) };
     for (index, layer) in ngrams.layers.iter().enumerate() {
+        let place = format!("layers.{layer}.ple.ple_embedding.");
+        if !tensors.iter().any(|tensor| tensor.name.contains(&place)) {
+            continue;
+        }
         let heads = ngrams.hashed_heads(index);
         let numbers: [(&str, Vec<u64>); 3] = [
             ("layer_multipliers", ngrams.multipliers(index, config.vocab_size)),
@@ -102,10 +106,13 @@ pub(super) fn check_stored(config: &ModelConfig, tensors: &[Found], files: &[Map
             let end = format!("layers.{layer}.ple.ple_embedding.{name}");
             let Some(found) = tensors.iter().find(|tensor| tensor.name.ends_with(&end)) else { continue };
             let bytes = &files[found.span.file].bytes()[found.span.range.clone()];
-            let stored = bytes.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number));
-            if found.dtype != Kind::I64 || !stored.eq(expected) {
+            let stored: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|number| u64::from_le_bytes(*number)).collect();
+            if found.dtype != Kind::I64 || stored != expected {
+                let differs = stored.iter().zip(&expected).find(|(stored, expected)| stored != expected);
+                let [stored, expected] = differs.map_or([0, 0], |(stored, expected)| [*stored, *expected]);
                 return Err(FormatError::Unsupported(format!(
-                    "tensor {}: its numbers are not those that follow from seed, ngram_vocab_size_base and vocab_size",
+                    "tensor {}: 64-bit integers that follow from config.json are expected, and {stored} is not {expected}: check seed, \
+                     vocab_size, ngram_size, heads_per_ngram, ngram_vocab_size_base and ple_layer_ids there",
                     quote(&found.name)
                 )));
             }

@@ -78,7 +78,7 @@ fn what_nothing_runs_is_refused_by_its_key() {
             format!(r#"{INDEXER}, {ngrams}, "ple_embed_dim": 40"#),
             "ple_embed_dim (40) is no multiple of 16 n-gram heads",
         ),
-        (format!(r#"{INDEXER}, {ngrams}, "ngram_size": 1"#), "ngram_size - 1: 0"),
+        (format!(r#"{INDEXER}, {ngrams}, "ngram_size": 1"#), "ngram_size: 1, allowed are 2 to 8"),
         (format!(r#"{INDEXER}, {ngrams}, "ngram_size": 99"#), "ngram_size: 99, allowed are 1 to 8"),
         (format!(r#"{INDEXER}, {ngrams}, "ple_conv_kernel_size": 1"#), "ple_conv_kernel_size: 1"),
         (format!(r#"{INDEXER}, {ngrams}, "ngram_vocab_size_base": 0"#), "ngram_vocab_size_base: 0"),

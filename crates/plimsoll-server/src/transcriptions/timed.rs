@@ -25,8 +25,7 @@ pub(super) async fn answer(
     form: Form,
 ) -> ApiResult<Response> {
     let (streams, temperature) = (submission.common.stream, submission.common.sampling.temperature);
-    let keeps = form.format.shows_times();
-    let (mut windows, mut request) = Windows::begin(state, submission, prompts, form.language, keeps).await?;
+    let (mut windows, mut request) = Windows::begin(state, submission, prompts, form.language, form.format).await?;
     if streams {
         return Ok(stream::response(request, Stream { windows }));
     }

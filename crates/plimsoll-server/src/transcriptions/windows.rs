@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use plimsoll_engine::{Delta, MediaItem};
 
+use super::request::Format;
 use super::respond::{AudioLength, Usage, seconds};
 use super::segments::{STEP_FRAMES, cuts, ended};
 use super::whisper::{WindowPrompts, language_of};
@@ -46,7 +47,7 @@ pub(super) struct Segment {
     pub tokens: Vec<u32>,
     /// The mean log-probability of the window's tokens, if they were asked for.
     pub avg_logprob: Option<f64>,
-    /// How likely the model thought its window silent.
+    /// The probability that its window is silent.
     pub no_speech_prob: Option<f64>,
     /// How much shorter the window's text becomes if it is compressed.
     pub compression_ratio: Option<f64>,
@@ -80,8 +81,8 @@ pub(super) struct Windows {
     seek: u64,
     common: Common,
     length_param: &'static str,
-    /// Whether segments are kept, with the numbers about them.
-    keeps: bool,
+    /// How the transcript is shown: it decides what is kept.
+    format: Format,
     said: Said,
     pub language: Option<&'static str>,
     detected: Option<u32>,
@@ -96,13 +97,13 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Begins with the first window of the submission's clip. `keeps`: the answer shows segments.
+    /// Begins with the first window of the submission's clip. `format` decides what is kept of it.
     pub async fn begin(
         state: &Arc<ModelState>,
         mut submission: Submission,
         prompts: WindowPrompts,
         language: Option<&'static str>,
-        keeps: bool,
+        format: Format,
     ) -> ApiResult<(Self, ActiveRequest)> {
         let none = || ApiError::internal("internal error: there is no audio clip");
         let medium = submission.measured.pop().ok_or_else(none)?;
@@ -119,7 +120,7 @@ impl Windows {
             seek: 0,
             common: submission.common.clone(),
             length_param: submission.length_param,
-            keeps,
+            format,
             said: Said::default(),
             language,
             detected: None,
@@ -136,7 +137,7 @@ impl Windows {
 
     /// The request for one window.
     fn submission(&mut self, state: &ModelState, item: MediaItem, kept: Option<Held>) -> ApiResult<Submission> {
-        let prompt = self.prompts.of(self.rows, self.detected, self.keeps);
+        let prompt = self.prompts.of(self.rows, self.detected, self.format == Format::Verbose);
         self.said = Said { heading: prompt.heading, ..Said::default() };
         self.begun += 1;
         self.uncounted += u64::from(prompt.uncounted);
@@ -146,7 +147,7 @@ impl Windows {
         Ok(Submission {
             grammar: Some(prompt.grammar),
             media: vec![item],
-            logprobs: self.keeps.then_some(0),
+            logprobs: (self.format == Format::Verbose).then_some(0),
             prompt_param: "file",
             length_param: self.length_param,
             gathers: true,
@@ -256,7 +257,7 @@ impl Windows {
         for cut in &found {
             shown.push_str(&self.show(state, cut.tokens.end));
         }
-        if self.keeps {
+        if self.format.shows_times() {
             let texts = found.iter().map(|cut| self.spell(state, &self.said.tokens[cut.tokens.clone()]));
             let texts: Vec<String> = texts.collect();
             let (sum, count) = self.said.logprobs;

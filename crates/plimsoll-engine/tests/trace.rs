@@ -1,22 +1,26 @@
 //! A38: a recorded trace, replayed at the limit of a real engine. Nothing fails, nothing hangs, nothing grows, every pool is full
 //! again, and every replay says what the first one said. Five replays by default, a few seconds each; the criterion's hour is
-//! `PLIMSOLL_REPLAY_SECONDS=3600 cargo test -p plimsoll-engine --test engine trace:: -- --nocapture`.
+//! `PLIMSOLL_REPLAY_SECONDS=3600 cargo test -p plimsoll-engine --test trace -- --nocapture`.
 //!
 //! The trace is recorded here (a file of one JSON object a line, as a proxy in front of a server would write it) from a fixed seed:
 //! bursts, shared beginnings, long and short answers, clients that hang up, log-probabilities.
+
+mod common;
 
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::common::recall::mix;
-use crate::common::{fixtures, greedy, quiet};
-use crate::process::own_process;
+use common::recall::mix;
+use common::{fixtures, greedy, quiet};
 use plimsoll_engine::{EngineHandle, Host, Options, Request, start};
 use plimsoll_memory::heap;
 use plimsoll_memory::host::{OwnProcess, Root};
 use plimsoll_text::Tokenizer;
 use serde_json::{Value, json};
+
+#[global_allocator]
+static HEAP: heap::CountingHeap = heap::CountingHeap;
 
 const REQUESTS: u64 = 240;
 /// At least so many replays, and as many as fit into the seconds that were asked for.
@@ -98,7 +102,6 @@ fn p99(got: &[Got]) -> Duration {
 
 #[test]
 fn a38_a_trace_replayed_at_the_limit_changes_nothing() {
-    own_process!();
     let file: PathBuf = std::env::temp_dir().join(format!("plimsoll-trace-{}.jsonl", std::process::id()));
     record(&file);
     let text = std::fs::read_to_string(&file).unwrap();
