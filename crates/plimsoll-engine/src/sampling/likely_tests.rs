@@ -66,7 +66,7 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(6000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
     #[test]
     fn likely_tokens_tell_what_all_logits_tell(
