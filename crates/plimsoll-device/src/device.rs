@@ -19,7 +19,7 @@ pub use layers::{
     Activation, Attention, CausalConv, Encoded, Experts, FeedForward, GatedDelta, Input, Near, Norm, Rotary, Scoring,
     SelectiveScan, Unfold,
 };
-pub use ngrams::{NgramConv, NgramHead, Ngrams};
+pub use ngrams::{NgramConv, Ngrams};
 pub use selected::Selection;
 
 /// A position in the step arena to return to.

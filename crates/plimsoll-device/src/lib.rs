@@ -18,8 +18,8 @@ mod work;
 pub use cpu::{CpuDevice, CpuMemory, CpuWeights};
 pub use device::{
     Activation, Attention, Blend, Buf, CANDIDATE_BLOCK, CANDIDATES_MAX, CausalConv, Device, DeviceError, Encoded,
-    Experts, FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Near, NgramConv, NgramHead, Ngrams, Norm,
-    Places, Rotary, Scoring, Selection, SelectiveScan, SeqSpan, StepInput, Unfold,
+    Experts, FeedForward, GatedDelta, Input, Mark, MediaRows, Mode, NO_STATE, Near, NgramConv, Ngrams, Norm, Places,
+    Rotary, Scoring, Selection, SelectiveScan, SeqSpan, StepInput, Unfold,
 };
 pub use experts::{GPU_EXPERT_ROWS, GPU_EXPERTS_MAX, GpuExperts};
 pub use kv::{

@@ -181,9 +181,9 @@ impl Ngrams {
         (0..heads).map(|_| next()).collect()
     }
 
-    /// Rows of a layer's table, those that pad it included.
-    pub fn table_rows(&self, index: usize) -> usize {
-        let last = self.hashed_heads(index).last().map_or(0, |head| head.first + head.rows);
+    /// Rows of the table of a layer with these heads, those that pad it included.
+    pub fn table_rows(&self, heads: &[HashedHead]) -> usize {
+        let last = heads.last().map_or(0, |head| head.first + head.rows);
         (last as usize).next_multiple_of(self.multiple)
     }
 }
@@ -225,7 +225,7 @@ mod tests {
         // Computed by `_build_layer_multipliers` and `_find_nth_prime_after` of transformers.
         assert_eq!(ngrams.hashed_heads(0).iter().map(|head| head.rows).collect::<Vec<_>>(), [97, 101, 103, 107]);
         assert_eq!(ngrams.hashed_heads(1).iter().map(|head| head.rows).collect::<Vec<_>>(), [109, 113, 127, 131]);
-        assert_eq!((ngrams.table_rows(0), ngrams.table_rows(1)), (416, 480));
+        assert_eq!([0, 1].map(|index| ngrams.table_rows(&ngrams.hashed_heads(index))), [416, 480]);
         assert_eq!(ngrams.multipliers(0, 384), [16_304_757_896_083_889, 11_435_418_644_576_253, 7_275_717_464_594_479]);
         assert_eq!(ngrams.multipliers(1, 384), [5_228_146_660_100_193, 2_619_768_721_782_095, 9_086_037_022_200_413]);
     }

@@ -3,8 +3,7 @@
 //! Reference: transformers, `modular_qwen4_exp.py` (`Qwen4ExpTextPLELayer`, `Qwen4ExpTextNGramEmbedding`).
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, NgramConv, NgramHead, NgramState, Ngrams,
-    StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, NgramConv, NgramState, Ngrams, StepInput, VectorId,
 };
 use plimsoll_formats::{ModelConfig, Ngrams as NgramsConfig};
 
@@ -45,12 +44,12 @@ impl NgramBlock {
         let prefix = format!("{prefix}.ple");
         let name = |leaf: &str| format!("{prefix}.{leaf}.weight");
         let (all, width) = (streams.all(), ngrams.width);
-        let heads = ngrams.hashed_heads(index).into_iter();
+        let heads = ngrams.hashed_heads(index);
         let spec = Ngrams {
             layer: index,
-            table: table(ngrams, &prefix, index, declare)?,
+            table: table(ngrams, &prefix, ngrams.table_rows(&heads), declare)?,
             factors: ngrams.multipliers(index, config.vocab_size).into(),
-            heads: heads.map(|head| NgramHead { first: head.first, rows: head.rows }).collect(),
+            heads: heads.into(),
             per_order: ngrams.heads_per_order,
             end: ngrams.end,
         };
@@ -90,15 +89,15 @@ impl NgramBlock {
     }
 }
 
-/// The parts of a layer's table, each with its first row: one tensor, or as many as the checkpoint has. For a configuration alone, as many
+/// The parts of a layer's table of so many rows, each with its first row: one tensor, or as many as the checkpoint has. For a configuration alone, as many
 /// as are published.
 fn table(
     ngrams: &NgramsConfig,
     prefix: &str,
-    index: usize,
+    rows: usize,
     declare: &mut Declare<'_>,
 ) -> Result<Box<[(usize, LinearId)]>, DeclareError> {
-    let (rows, width) = (ngrams.table_rows(index), ngrams.width / ngrams.heads());
+    let width = ngrams.width / ngrams.heads();
     let prefix = format!("{prefix}.ple_embedding.ngram_embedding");
     let whole = format!("{prefix}.weight");
     if declare.has(&whole) {

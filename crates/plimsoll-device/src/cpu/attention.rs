@@ -214,6 +214,16 @@ impl Place {
         // SAFETY: in bounds, and this function's contract.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), len) }
     }
+
+    /// The same bytes to be read.
+    ///
+    /// # Safety
+    /// Nothing writes these bytes while the slice lives.
+    pub(super) unsafe fn shared(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(offset + len <= self.len, "a page beyond the pool");
+        // SAFETY: in bounds, and this function's contract.
+        unsafe { std::slice::from_raw_parts(self.base.add(offset), len) }
+    }
 }
 
 /// One step's attention, as all tasks see it.

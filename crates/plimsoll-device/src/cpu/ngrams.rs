@@ -2,30 +2,31 @@
 //!
 //! What a sequence's rows need of earlier ones is in its slot: the last inputs of the convolution, and the last token ids.
 
-use plimsoll_kernels::{self as kernels, ConvRows, ConvSpec, HeadNorm};
+use plimsoll_kernels as kernels;
 
 use super::CpuDevice;
-use super::conv::CONV_BLOCK;
+use super::conv::Convolution;
 use super::rows::for_rows;
 use crate::device::{Buf, NO_STATE, NgramConv, Ngrams, SeqSpan, StepInput};
-use crate::kv::NgramState;
+use crate::kv::{NgramState, StateShape};
 
 /// Tokens before a row that an n-gram may reach, at most.
 const BEFORE_MAX: usize = 16;
-
-/// Floats of scratch one thread needs for the convolution of such layers.
-pub(super) fn scratch_floats(ngrams: &NgramState) -> usize {
-    let (width, taps) = (CONV_BLOCK.min(ngrams.channels), ngrams.history + 1);
-    kernels::conv_weights_len(width, taps) + kernels::conv_scratch_len(width, taps)
-}
+/// Heads of a layer, at most.
+const HEADS_MAX: usize = 128;
 
 impl CpuDevice {
     /// Where in a slot such a layer's state begins.
     pub(super) fn ngrams_at(&self, layer: usize) -> usize {
-        let shape = self.memory.state_shape.expect("a model with n-grams has a state");
-        let ngrams = shape.ngrams.expect("a model with n-grams keeps their state");
+        let (shape, ngrams) = self.ngram_state();
         assert!(layer < ngrams.layers, "n-gram layer {layer} of {}", ngrams.layers);
         shape.ngrams_at() + layer * ngrams.layer_bytes()
+    }
+
+    /// What a slot keeps, and what of it is of such layers.
+    fn ngram_state(&self) -> (StateShape, NgramState) {
+        let shape = self.memory.state_shape.expect("a model with n-grams has a state");
+        (shape, shape.ngrams.expect("a model with n-grams keeps their state"))
     }
 
     /// [`crate::Device::embed_ngrams`].
@@ -58,6 +59,7 @@ impl CpuDevice {
     fn number_rows(&mut self, spec: &Ngrams, ids: Buf, seq: &SeqSpan, step: &StepInput<'_>) {
         let count = spec.before();
         assert!(count <= BEFORE_MAX, "{count} tokens before a row, at most {BEFORE_MAX}");
+        assert!(spec.heads.len() <= HEADS_MAX, "{} heads, at most {HEADS_MAX}", spec.heads.len());
         let tokens = &step.tokens[seq.first_row..][..seq.rows];
         // The nearest first. Read before a slot is written: a sequence may end in the slot that it starts from.
         let mut before = [spec.end; BEFORE_MAX];
@@ -71,7 +73,7 @@ impl CpuDevice {
         // The token so many places before a row.
         let at =
             |row: usize, back: usize| row.checked_sub(back).map_or_else(|| before[back - row - 1], |row| tokens[row]);
-        let mut rows = [0; 128];
+        let mut rows = [0; HEADS_MAX];
         for (row, token) in tokens.iter().enumerate() {
             spec.rows(*token, |place| at(row, place + 1), &mut rows[..spec.heads.len()]);
             let numbers = self.row_mut(ids, seq.first_row + row);
@@ -87,8 +89,7 @@ impl CpuDevice {
 
     /// The token ids that a slot keeps for such a layer, the nearest first.
     fn ngram_tokens(&mut self, layer: usize, slot: u32, count: usize) -> &mut [u8] {
-        let ngrams =
-            self.memory.state_shape.and_then(|shape| shape.ngrams).expect("a model with n-grams keeps their state");
+        let (_, ngrams) = self.ngram_state();
         let at = self.ngrams_at(layer) + ngrams.conv_bytes();
         assert_eq!(count, ngrams.tokens, "tokens of a slot");
         &mut self.memory.slot_mut(slot as usize)[at..][..count * size_of::<u32>()]
@@ -110,37 +111,13 @@ impl CpuDevice {
         });
     }
 
-    /// [`crate::Device::ngram_conv`]: a task a block of channels.
+    /// [`crate::Device::ngram_conv`].
     pub(super) fn run_ngram_conv(&mut self, spec: &NgramConv, x: Buf, step: &StepInput<'_>) {
-        let NgramConv { layer, channels, taps, dilation, .. } = *spec;
-        let shape =
-            self.memory.state_shape.and_then(|shape| shape.ngrams).expect("a model with n-grams keeps their state");
+        let NgramConv { layer, channels, weight, taps, dilation } = *spec;
+        let (_, shape) = self.ngram_state();
         assert_eq!((shape.channels, shape.history), (channels, spec.history()), "the layer's state");
-        assert_eq!((x.cols, step.state_out.len()), (channels, x.rows), "a slot, or none, for every row");
-        self.check_slots(step);
         let states = self.ngram_states(layer, step.state_out);
-        let (isa, arena) = (self.isa, self.arena());
-        let stored = self.weights.vector(spec.weight);
-        assert_eq!(stored.len(), channels * taps, "weights of the convolution");
-        let all_taps = spec.history() + 1;
-        self.pool.run(channels.div_ceil(CONV_BLOCK), &|thread, task| {
-            let first = task * CONV_BLOCK;
-            let width = CONV_BLOCK.min(channels - first);
-            // SAFETY: scratch belongs to this thread.
-            let scratch = unsafe { arena.scratch(thread) };
-            let (weights, scratch) = scratch.split_at_mut(kernels::conv_weights_len(width, all_taps));
-            kernels::dilated_conv_weights(&stored[first * taps..][..width * taps], (taps, dilation), weights);
-            let norm = HeadNorm::None;
-            let conv = ConvSpec { weights, taps: all_taps, bias: None, silu: true, norm, history_ld: channels };
-            for seq in step.seqs {
-                // SAFETY: the sequence's rows of these channels are inside `x`, and, like the same channels in its slots, this task's
-                // alone; slots were checked.
-                unsafe {
-                    let ptr = arena.pointer(x).add(seq.first_row * channels + first);
-                    let rows = ConvRows { ptr, ld: channels, channels: width };
-                    kernels::causal_conv(isa, &conv, rows, &states.at(first, seq), scratch);
-                }
-            }
-        });
+        let conv = Convolution { channels, weight, bias: None, taps, dilation, silu: true };
+        self.run_convolution(conv, x, None, &states, step);
     }
 }

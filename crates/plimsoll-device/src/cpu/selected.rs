@@ -42,12 +42,11 @@ impl Keys<'_> {
     /// # Safety
     /// Nothing writes the slot while the slice lives.
     unsafe fn slot(&self, seq: &SeqSpan, position: usize) -> &[u8] {
-        let start = self.place.base as usize + self.at(seq, position);
-        // SAFETY: the slot is within the pool, as pages are; that nothing writes it is this function's contract.
-        unsafe { std::slice::from_raw_parts(start as *const u8, self.layout.slot_bytes()) }
+        // SAFETY: this function's contract.
+        unsafe { self.place.shared(self.at(seq, position), self.layout.slot_bytes()) }
     }
 
-    /// Where a position's slot begins in the pool.
+    /// Where a position's slot begins, from the layer's part of page 0.
     fn at(&self, seq: &SeqSpan, position: usize) -> usize {
         let page = self.pages[seq.pages_at..][..seq.pages][position / PAGE_TOKENS] as usize;
         page * self.place.stride + self.before + position % PAGE_TOKENS * self.layout.slot_bytes()

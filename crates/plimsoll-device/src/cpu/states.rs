@@ -3,19 +3,21 @@
 use plimsoll_kernels::{self as kernels, DeltaInput, DeltaOutput, STATE_TILE, StateRule, StateSlots};
 
 use super::CpuDevice;
-use super::conv::CONV_BLOCK;
 use super::cut::TASKS_PER_THREAD;
-use super::ngrams;
 use crate::device::{Buf, NO_STATE, SeqSpan, StepInput};
 use crate::kv::StateShape;
 use crate::weights::VectorId;
 
+/// Channels of a task of a convolution.
+pub(super) const CONV_BLOCK: usize = 128;
+
 /// Floats of scratch one thread needs for a state of this shape.
 pub(super) fn scratch_floats(shape: &StateShape) -> usize {
     let widest = shape.key_dim.max(shape.value_dim).max(CONV_BLOCK.min(shape.conv_channels));
-    let taps = shape.conv_history + 1;
-    let conv = kernels::conv_weights_len(widest, taps) + kernels::conv_scratch_len(widest, taps);
-    conv.max(kernels::delta_scratch_len(shape.key_dim)).max(shape.ngrams.as_ref().map_or(0, ngrams::scratch_floats))
+    let conv =
+        |width, history| kernels::conv_weights_len(width, history + 1) + kernels::conv_scratch_len(width, history + 1);
+    let ngrams = shape.ngrams.map_or(0, |ngrams| conv(CONV_BLOCK.min(ngrams.channels), ngrams.history));
+    conv(widest, shape.conv_history).max(kernels::delta_scratch_len(shape.key_dim)).max(ngrams)
 }
 
 /// The layer's part of all slots, for tasks on other threads.

@@ -1,15 +1,8 @@
 //! What layers do that look up n-grams of token ids, apart from their data.
 
-use crate::weights::{LinearId, VectorId};
+use plimsoll_formats::HashedHead;
 
-/// One hashed head: rows of the table that are its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NgramHead {
-    /// The first of them.
-    pub first: u64,
-    /// How many.
-    pub rows: u64,
-}
+use crate::weights::{LinearId, VectorId};
 
 /// How n-grams become rows of a table.
 ///
@@ -25,7 +18,7 @@ pub struct Ngrams {
     /// The factors, the last token's first.
     pub factors: Box<[u64]>,
     /// The heads, those of n-grams of two tokens first.
-    pub heads: Box<[NgramHead]>,
+    pub heads: Box<[HashedHead]>,
     /// Heads of each order.
     pub per_order: usize,
     /// The token that no n-gram reaches across.
@@ -88,7 +81,7 @@ mod tests {
 
     #[test]
     fn the_token_at_which_texts_end_hides_what_is_before_it() {
-        let head = |first| NgramHead { first, rows: 1009 };
+        let head = |first| HashedHead { first, rows: 1009 };
         let ngrams = Ngrams {
             layer: 0,
             table: Box::default(),

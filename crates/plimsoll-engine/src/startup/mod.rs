@@ -110,11 +110,11 @@ fn start_as(
     let config = adjust(profile_config(&planned));
     let load = WeightsLoad::default();
     let mut start = Start { options, host, cancel, ledger, shape, config, disk: None, load };
-    #[cfg_attr(not(feature = "gpu"), expect(unused_mut, reason = "a GPU's lease joins it"))]
-    let mut rest = Rest { tokenizer, eos, memory_lease, hosted, fixed, start_reserve };
+    let rest = Rest { tokenizer, eos, memory_lease, hosted, fixed, start_reserve };
     #[cfg(feature = "gpu")]
     if let Some(plan) = planned.gpu.clone() {
         let adapter = gpu::adapter(options)?;
+        let mut rest = rest;
         if let Some(room) = gpu::room(&adapter) {
             rest.memory_lease.take_on_device(planned.plan.device_total(), host.lease_dir.clone(), room)?;
         }

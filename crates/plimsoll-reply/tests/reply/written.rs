@@ -6,6 +6,8 @@ use plimsoll_reply::{Event, HELD_BYTES_MAX, ReasoningFormat, ReplyParser, Spec, 
 use proptest::prelude::*;
 use serde_json::json;
 
+use crate::formats::ALL;
+
 fn spec(format: ToolFormat) -> Spec {
     let tool = |name: &str| json!({"type": "function", "function": {"name": name}});
     let tools = Arc::new(Tools::from_openai(&json!([tool("weather"), tool("web")])));
@@ -41,19 +43,6 @@ fn read(spec: &Spec, text: &str) -> (String, Vec<String>) {
     parts(&whole)
 }
 
-const FORMATS: [ToolFormat; 10] = [
-    ToolFormat::Hermes,
-    ToolFormat::QwenXml,
-    ToolFormat::Llama3,
-    ToolFormat::Mistral,
-    ToolFormat::DeepSeek,
-    ToolFormat::Glm,
-    ToolFormat::FunctionGemma,
-    ToolFormat::Gemma4,
-    ToolFormat::Harmony,
-    ToolFormat::Lfm2,
-];
-
 #[test]
 fn an_answer_that_is_calls_as_a_whole_becomes_calls_in_every_format() {
     let paris = r#"weather({"city": "Paris", "at": [1, {"a": "}"}]})"#;
@@ -72,7 +61,7 @@ fn an_answer_that_is_calls_as_a_whole_becomes_calls_in_every_format() {
         ),
         ("```json\n[{\"name\": \"web\", \"arguments\": {}}]\n```", vec!["web({})"]),
     ] {
-        for format in FORMATS {
+        for format in ALL {
             let before =
                 if format == ToolFormat::Harmony { "<|channel|>final<|message|>" } else { "<think>\nHm\n</think>\n\n" };
             let calls: Vec<String> = calls.iter().map(ToString::to_string).collect();

@@ -58,7 +58,7 @@ pub(super) struct Rules {
 }
 
 impl Rules {
-    pub fn new(rules: &Arc<Timed>, heading: &[Mask], silence: Option<u32>) -> Self {
+    pub fn new(rules: &Arc<Timed>, heading: Vec<Mask>, silence: Option<u32>) -> Self {
         Self { rules: Arc::clone(rules), heading: heading.into(), silence }
     }
 }
@@ -167,9 +167,9 @@ mod tests {
 
     /// Texts are 0 to 9, 9 ends them, 10 to 19 are special, times are 20 to 29.
     fn walk(heading: &[u32]) -> Box<dyn Constraint> {
-        let heading: Vec<Mask> = heading.iter().map(|id| mask(30, [*id])).collect();
+        let heading = heading.iter().map(|id| mask(30, [*id])).collect();
         let times = Times { first: 20, last: 29, initial: 23 };
-        Rules::new(&Timed::new(text_mask(30, 10, &[9], &[3]), &[9], 30, times), &heading, Some(19)).begin().unwrap()
+        Rules::new(&Timed::new(text_mask(30, 10, &[9], &[3]), &[9], 30, times), heading, Some(19)).begin().unwrap()
     }
 
     fn allowed(walk: &mut dyn Constraint) -> Vec<u32> {

@@ -69,19 +69,17 @@ impl WindowPrompts {
         let mut tokens = vec![self.placeholder; rows];
         tokens.extend(&self.before);
         let named = self.language.or(detected).zip(self.task).map(|(language, task)| [language, task]);
-        let known: Vec<Box<[u32]>>;
-        let heading = match named {
-            None => &self.heading,
-            Some(_) => {
-                let answered = named.iter().flatten().filter(|_| measures);
-                known = answered.map(|token| mask(self.vocab, [*token])).collect();
-                tokens.extend(named.iter().flatten().filter(|_| !measures));
-                &known
+        let (masks, uncounted) = match named {
+            None => (self.heading.clone(), 0),
+            Some(named) if measures => (named.map(|token| mask(self.vocab, [token])).to_vec(), named.len() as u32),
+            Some(named) => {
+                tokens.extend(named);
+                (Vec::new(), 0)
             }
         };
-        let uncounted = if named.is_some() { heading.len() as u32 } else { 0 };
-        let rules = Rules::new(&self.rules, heading, self.silence.filter(|_| measures));
-        WindowPrompt { tokens, heading: heading.len(), uncounted, grammar: Arc::new(rules) }
+        let heading = masks.len();
+        let rules = Rules::new(&self.rules, masks, self.silence.filter(|_| measures));
+        WindowPrompt { tokens, heading, uncounted, grammar: Arc::new(rules) }
     }
 }
 

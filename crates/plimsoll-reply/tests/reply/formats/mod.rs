@@ -225,7 +225,7 @@ fn words(format: ToolFormat) -> Vec<&'static str> {
     words
 }
 
-const ALL: [ToolFormat; 10] = [
+pub const ALL: [ToolFormat; 10] = [
     ToolFormat::Hermes,
     ToolFormat::QwenXml,
     ToolFormat::Llama3,
