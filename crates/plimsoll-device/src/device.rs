@@ -55,6 +55,9 @@ pub enum DeviceError {
         "the packed weights were changed while they were used, so no answer can be trusted: {0}; restart the server"
     )]
     WeightsChanged(String),
+    /// Rows of a table that stays in the model's files could not be read, or a file was changed.
+    #[error("a row of a table that stays in the model's file could not be read, so no answer can be trusted: {0}")]
+    Table(String),
     /// A draft was asked for from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]
     NoDraft,

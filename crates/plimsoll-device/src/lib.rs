@@ -30,7 +30,7 @@ pub use plan_device::{PlanDevice, ROW_WORDS};
 pub use plimsoll_kernels::{Isa, NEAR_MAX};
 pub use pool::ThreadPool;
 pub use weights::{
-    Bf16Rows, Change, ComputeDtype, Declare, DeclareError, DtypePolicy, Form, LinearId, RowPiece, Target, VectorId,
-    WeightTable,
+    Bf16Rows, Change, ComputeDtype, Declare, DeclareError, DtypePolicy, FileTable, Form, InFile, LinearId, RowPiece,
+    TableCacheSize, TableKind, TablePlace, Target, VectorId, WeightTable,
 };
 pub use work::{Calls, Work};

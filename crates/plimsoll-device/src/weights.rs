@@ -5,6 +5,7 @@
 
 mod bytes;
 mod declare;
+mod file_tables;
 mod target;
 
 use std::ops::Range;
@@ -17,6 +18,8 @@ use thiserror::Error;
 use crate::buf::Buf;
 use crate::kv::ModelShape;
 pub use declare::Declare;
+pub(crate) use file_tables::{CacheLayout, TAG, WAYS};
+pub use file_tables::{FileTable, InFile, TableCacheSize, TableKind, TablePlace};
 pub use target::Target;
 
 /// Every weight starts on a cache line.
@@ -207,8 +210,10 @@ pub struct LinearDecl {
     pub bias: Option<VectorId>,
     /// For each column the index of its input, where the columns have another order than the input (act-order of GPTQ).
     pub order: Option<VectorId>,
-    /// Byte offset in the weight region.
+    /// Byte offset in the weight region; 0 if it is not there.
     pub offset: usize,
+    /// Where it lies if it stays in the model's files.
+    pub in_file: Option<InFile>,
 }
 
 impl LinearDecl {
@@ -285,6 +290,10 @@ pub struct WeightTable {
     pub bytes: usize,
     /// Sets of neighbouring matrices that are an expert's each.
     pub experts: Vec<Range<usize>>,
+    /// Tables that stay in the model's files.
+    file_tables: Vec<FileTable>,
+    /// Bytes of the caches of their rows ([`WeightTable::with_table_cache`]).
+    table_cache: u64,
     /// Whether quantized weights multiply inputs as they are, which are not quantized then ([`WeightTable::on`]).
     float_inputs: bool,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
@@ -425,6 +434,7 @@ mod tests {
             bias: None,
             order: None,
             offset: 0,
+            in_file: None,
         };
         let rows: Vec<usize> = (0..8).map(|row| decl.stored_row(row)).collect();
         assert_eq!(rows, [2, 3, 6, 7, 0, 1, 2, 3]);

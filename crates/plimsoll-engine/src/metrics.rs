@@ -52,6 +52,10 @@ pub struct Metrics {
     pub failed_steps: Counter,
     /// Bytes of results that came back from a GPU.
     pub device_fetched_bytes: Counter,
+    /// Rows of tables in the model's files that the cache had.
+    pub table_rows_cached: Counter,
+    /// Those that were read from a file.
+    pub table_rows_read: Counter,
     /// Panics that were caught, in the engine or on a request's way to or from it.
     pub panics: Counter,
     /// Times the engine ended what it had and started over.
@@ -145,6 +149,8 @@ impl Default for Metrics {
             layered_dropped: Counter::default(),
             failed_steps: Counter::default(),
             device_fetched_bytes: Counter::default(),
+            table_rows_cached: Counter::default(),
+            table_rows_read: Counter::default(),
             panics: Counter::default(),
             recoveries: Counter::default(),
             lost_pages: Counter::default(),
@@ -252,6 +258,12 @@ impl Metrics {
         );
         counter("steps_failed", "Steps that failed; their sequences were run again one by one", &self.failed_steps);
         counter("device_fetched_bytes", "Bytes of results that came back from a GPU", &self.device_fetched_bytes);
+        counter(
+            "table_rows_cached",
+            "Rows of tables in the model's files that the table cache had",
+            &self.table_rows_cached,
+        );
+        counter("table_rows_read", "Rows of such tables that were read from a file", &self.table_rows_read);
         counter("panics", "Panics that were caught", &self.panics);
         counter("engine_recoveries", "Times the engine ended what it had and started over", &self.recoveries);
         counter("kv_pages_lost", "Pages that were missing when nothing ran; taken back", &self.lost_pages);

@@ -3,7 +3,7 @@
 //! Deciding which reader to use, looking tensors up, slicing a row's bytes: no format is parsed here.
 
 use crate::config::ModelConfig;
-use crate::decode::{affine, float, float8, grouped, micro};
+use crate::decode::{float, float8, grouped};
 use crate::directory::{Directory, Entry, Grouped, Span, Storage};
 use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
@@ -11,6 +11,7 @@ use crate::gguf::{self, GgufMeta, Mmproj, MmprojState};
 use crate::hf;
 use crate::mapping::{FileIdentity, Mapping};
 use crate::row::RowBuf;
+use crate::stored_rows::StoredTensors;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -238,27 +239,18 @@ impl Checkpoint {
         if row >= rows {
             return Err(FormatError::NoSuchRow { name: name.to_owned(), rows, row });
         }
+        if let Some(form) = entry.storage.row_form(entry.info.encoding) {
+            let mut spans = entry.storage.spans();
+            let parts: [Option<&Span>; 3] = std::array::from_fn(|_| spans.next());
+            form.decode(|number| parts[number].map_or(&[], |span| self.row_of(span, rows, row)), out);
+            return Ok(());
+        }
         match &entry.storage {
-            Storage::Float(span) => float::decode(entry.info.encoding, self.row_of(span, rows, row), out),
+            Storage::Float(_) | Storage::Blocks(..) | Storage::Affine { .. } | Storage::Micro { .. } => {}
             Storage::Turns { parts, run } => {
                 let (turn, at) = (row / run, row % run);
                 let bytes = self.row_of(&parts[turn % 2], rows / 2, turn / 2 * run + at);
                 float::decode(entry.info.encoding, bytes, out);
-            }
-            Storage::Blocks(span, kind) => kind.decode_row(self.row_of(span, rows, row), out),
-            Storage::Affine { codes, scales, biases } => {
-                let Encoding::Quant(layout) = entry.info.encoding else {
-                    return Ok(());
-                };
-                let part = |span| self.row_of(span, rows, row);
-                affine::decode(layout, part(codes), part(scales), part(biases), out);
-            }
-            Storage::Micro { codes, scales } => {
-                let (codes, scales) = (self.row_of(codes, rows, row), self.row_of(scales, rows, row));
-                match entry.info.encoding {
-                    Encoding::Quant(layout) => micro::fp4(layout, codes, scales, out),
-                    _ => micro::fp8(codes, scales, out),
-                }
             }
             Storage::F8(parts) => {
                 let Encoding::F8 { group } = entry.info.encoding else {
@@ -286,6 +278,21 @@ impl Checkpoint {
             }
         }
         Ok(())
+    }
+
+    /// The rows of these tensors, to be read from their files when the checkpoint is closed.
+    ///
+    /// # Errors
+    ///
+    /// A file that cannot be opened again; [`FormatError::NoSuchTensor`]; [`FormatError::Unsupported`] for a tensor without
+    /// [plain rows](Checkpoint::has_plain_rows).
+    pub fn stored_rows<'a>(&self, names: impl Iterator<Item = &'a str>) -> Result<StoredTensors, FormatError> {
+        StoredTensors::open(&self.directory, &self.files, names)
+    }
+
+    /// Whether each row of a tensor can be decoded from its own bytes.
+    pub fn has_plain_rows(&self, name: &str) -> bool {
+        self.directory.get(name).is_some_and(|entry| entry.storage.row_form(entry.info.encoding).is_some())
     }
 
     /// For each column of a decoded row the index of its input. None if they are the same. Act-order of GPTQ decodes columns group

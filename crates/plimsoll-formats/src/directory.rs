@@ -8,6 +8,7 @@ use crate::decode::grouped::{Cells, Scales};
 use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
 use crate::ggml_type::GgmlType;
+use crate::row_form::RowForm;
 use std::ops::Range;
 
 /// A run of bytes in one of the checkpoint's files. Checked against the file when it was made.
@@ -78,7 +79,18 @@ impl Storage {
         parts.into_iter().flatten()
     }
 
-    /// The same, to be moved.
+    /// How a row is decoded from the rows of the spans; none where a row needs more than its own bytes.
+    pub(crate) fn row_form(&self, encoding: Encoding) -> Option<RowForm> {
+        match (self, encoding) {
+            (Storage::Float(_), _) => Some(RowForm::Float(encoding)),
+            (Storage::Blocks(_, kind), _) => Some(RowForm::Blocks(*kind)),
+            (Storage::Affine { .. }, Encoding::Quant(layout)) => Some(RowForm::Affine(layout)),
+            (Storage::Micro { .. }, _) => Some(RowForm::Micro(encoding)),
+            (Storage::Affine { .. } | Storage::Turns { .. } | Storage::Grouped(_) | Storage::F8(_), _) => None,
+        }
+    }
+
+    /// The spans that make up the tensor, to be moved.
     pub(crate) fn spans_mut(&mut self) -> impl Iterator<Item = &mut Span> {
         let parts: [Option<&mut Span>; 3] = match self {
             Storage::Float(span) | Storage::Blocks(span, _) => [Some(span), None, None],

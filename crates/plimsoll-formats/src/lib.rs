@@ -58,6 +58,8 @@ mod names;
 mod quantization;
 mod qwen4;
 mod row;
+mod row_form;
+mod stored_rows;
 mod variant;
 mod vision;
 
@@ -75,6 +77,7 @@ pub use mapping::{FileIdentity, Mapping};
 pub use quantization::{F8Quant, GroupQuant, IntegerQuant, Method, Mode, Quantization, Scheme};
 pub use qwen4::{HashedHead, Indexer, Ngrams, Qwen4};
 pub use row::{Row, RowBuf, RowScales};
+pub use stored_rows::{StoredRows, StoredTensors};
 pub use variant::{
     Latent, LayerHeads, Mamba, MambaScales, Mixer, Norms, OutputGate, PerLayerInput, QkNorm, QueryGrowth, Variant,
 };

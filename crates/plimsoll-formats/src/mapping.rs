@@ -24,7 +24,7 @@ pub struct Mapping {
 
 /// What tells whether a file was changed in place.
 #[derive(Debug, PartialEq, Eq)]
-struct Stamp {
+pub(crate) struct Stamp {
     /// Another file may have its name by now, which is none of this one's changes.
     identity: (u64, u64),
     bytes: u64,
@@ -32,7 +32,7 @@ struct Stamp {
 }
 
 impl Stamp {
-    fn of(status: &Metadata) -> Stamp {
+    pub(crate) fn of(status: &Metadata) -> Stamp {
         #[cfg(unix)]
         let identity = {
             use std::os::unix::fs::MetadataExt;
@@ -123,6 +123,11 @@ impl Mapping {
     /// All bytes of the file.
     pub fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// What it was when it was opened.
+    pub(crate) fn stamp(&self) -> &Stamp {
+        &self.opened
     }
 
     /// The file.

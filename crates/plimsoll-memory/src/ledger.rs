@@ -17,6 +17,8 @@ use crate::host::touched_in;
 pub enum Component {
     /// Packed model weights.
     Weights,
+    /// Rows of tables that stay in the model's files, those that were used last.
+    TableCache,
     /// Pages of the key/value cache.
     KvPages,
     /// Slots of recurrent state: one position's state of one sequence each.
@@ -49,8 +51,9 @@ pub enum Component {
 
 impl Component {
     /// All components, in the order in which the plan prints them.
-    pub const ALL: [Component; 15] = [
+    pub const ALL: [Component; 16] = [
         Component::Weights,
+        Component::TableCache,
         Component::KvPages,
         Component::StateSlots,
         Component::StepWorkspace,
@@ -77,6 +80,7 @@ impl Component {
     pub fn name(self) -> &'static str {
         match self {
             Component::Weights => "weights",
+            Component::TableCache => "table_cache",
             Component::KvPages => "kv_pages",
             Component::StateSlots => "state_slots",
             Component::StepWorkspace => "step_workspace",

@@ -36,7 +36,11 @@ impl Ends {
     /// The same, with `biased` whether the norm has a bias.
     pub fn declare_with(config: &ModelConfig, biased: bool, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let embedding = declare.linear("model.embed_tokens.weight", vocab, hidden)?;
+        let name = "model.embed_tokens.weight";
+        let embedding = match config.tie_word_embeddings {
+            true => declare.linear(name, vocab, hidden)?,
+            false => declare.token_table(name, vocab, hidden)?,
+        };
         let offset = if config.variant.plain_final_norm { 0.0 } else { config.norm_weight_offset };
         let norm = match config.variant.qwen4.is_some() {
             true => None,

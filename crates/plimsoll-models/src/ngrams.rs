@@ -3,7 +3,8 @@
 //! Reference: transformers, `modular_qwen4_exp.py` (`Qwen4ExpTextPLELayer`, `Qwen4ExpTextNGramEmbedding`).
 
 use plimsoll_device::{
-    Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, NgramConv, NgramState, Ngrams, StepInput, VectorId,
+    Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, NgramConv, NgramState, Ngrams, StepInput,
+    TableKind, VectorId,
 };
 use plimsoll_formats::{ModelConfig, Ngrams as NgramsConfig};
 
@@ -100,17 +101,25 @@ fn table(
     let width = ngrams.width / ngrams.heads();
     let prefix = format!("{prefix}.ple_embedding.ngram_embedding");
     let whole = format!("{prefix}.weight");
-    if declare.has(&whole) {
-        return Ok([(0, declare.linear(&whole, rows, width)?)].into());
-    }
-    let each = rows.div_ceil(ngrams.parts);
-    let (mut table, mut first) = (Vec::new(), 0);
-    while first < rows {
-        let name = format!("{prefix}.shard_{}.weight", table.len());
-        let stored = declare.shape(&name).and_then(|shape| shape.first().copied());
-        let part = stored.unwrap_or(each).min(rows - first);
-        table.push((first, declare.linear(&name, part, width)?));
-        first += part;
-    }
-    Ok(table.into())
+    let parts = match declare.has(&whole) {
+        true => vec![(whole, rows)],
+        false => {
+            let (each, mut parts, mut before) = (rows.div_ceil(ngrams.parts), Vec::new(), 0);
+            while before < rows {
+                let name = format!("{prefix}.shard_{}.weight", parts.len());
+                let stored = declare.shape(&name).and_then(|shape| shape.first().copied());
+                let part = stored.unwrap_or(each).min(rows - before);
+                parts.push((name, part));
+                before += part;
+            }
+            parts
+        }
+    };
+    let mut first = 0;
+    let place = |(id, (_, rows)): (LinearId, &(String, usize))| {
+        let own = (first, id);
+        first += rows;
+        own
+    };
+    Ok(declare.table(&parts, width, TableKind::Ngrams)?.into_iter().zip(&parts).map(place).collect())
 }

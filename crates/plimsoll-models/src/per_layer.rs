@@ -1,7 +1,8 @@
 //! What a layer is given besides the residual stream: its part of a token's row in a second table of embeddings, mixed with a
 //! projection of the token's embedding (Gemma 4's small sizes).
 //!
-//! The table is as large as the rest of the model. A step reads one row of it for each token, as of the first table.
+//! The table is as large as the rest of the model. A step reads one row of it for each token, as of the first table; it may stay in the
+//! model's files.
 
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId,
@@ -30,7 +31,7 @@ impl PerLayerInputs {
         let Some(input) = config.variant.per_layer_input else { return Ok(None) };
         let (hidden, all) = (config.hidden_size, config.layers * input.width);
         Ok(Some(Self {
-            table: declare.linear("model.embed_tokens_per_layer.weight", input.rows, all)?,
+            table: declare.token_table("model.embed_tokens_per_layer.weight", input.rows, all)?,
             projection: declare.linear("model.per_layer_model_projection.weight", all, hidden)?,
             norm: norm(config, "model.per_layer_projection_norm.weight", input.width, declare)?,
             width: input.width,

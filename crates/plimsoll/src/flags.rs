@@ -77,6 +77,8 @@ const GROUPS: [(&str, &[&str]); 9] = [
             "mem_fraction",
             "kv_dtype",
             "elastic",
+            "tables",
+            "table_cache_bytes",
             "disable_prefix_cache",
             "state_ratio",
             "state_checkpoints",

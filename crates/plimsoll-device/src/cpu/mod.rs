@@ -9,10 +9,12 @@ mod candidates;
 mod conv;
 mod cut;
 mod delta;
+mod embed;
 mod encoder;
 mod experts;
 mod feed_forward;
 mod linear;
+mod load_error;
 mod memory;
 mod names;
 mod ngrams;
@@ -22,6 +24,7 @@ mod rows;
 mod scan;
 mod selected;
 mod states;
+mod tables;
 mod weights;
 
 use plimsoll_kernels::{self as kernels, Isa};
@@ -37,9 +40,11 @@ use arena::Arena;
 use names::{kernel_activation, rope_style};
 use rows::for_rows;
 
+pub use load_error::LoadError;
 pub use memory::{CpuMemory, scratch_bytes};
 pub use packed::{PackedError, PackedFile};
-pub use weights::{CpuWeights, LoadError, PANELS_PER_TASK, pack_panels, write_vector};
+pub use tables::TableReads;
+pub use weights::{CpuWeights, PANELS_PER_TASK, pack_panels, write_vector};
 
 /// The device: weights, threads, and the memory of the current generation.
 pub struct CpuDevice {
@@ -63,9 +68,14 @@ impl CpuDevice {
     /// Checks that the weights are those that were loaded ([`CpuWeights::intact`]). Call it after a pass, before its results are used.
     ///
     /// # Errors
-    /// [`DeviceError::WeightsChanged`]: the file that they are mapped from was cut or written to.
+    /// [`DeviceError::WeightsChanged`], [`DeviceError::Table`]: a file that they are read from was cut or written to, or failed.
     pub fn check_weights(&self) -> Result<(), DeviceError> {
-        self.weights.intact().map_err(|error| DeviceError::WeightsChanged(error.to_string()))
+        self.weights.intact()
+    }
+
+    /// Rows of tables in files that were looked up since this was last asked.
+    pub fn take_table_reads(&mut self) -> TableReads {
+        self.weights.take_table_reads()
     }
 
     /// Takes the device apart, to build another generation over the same weights.
@@ -107,34 +117,11 @@ impl Device for CpuDevice {
     }
 
     fn embed(&mut self, out: Buf, table: LinearId, tokens: &[u32], scale: f32) {
-        assert_eq!(out.rows, tokens.len(), "one token a row");
-        let (isa, arena) = (self.isa, self.arena());
-        let (linear, data) = self.weights.linear(table);
-        for_rows(&mut self.pool, out, |_, row| {
-            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
-            let out = unsafe { arena.row(out, row) };
-            kernels::unpack_row(&linear.packing, data, tokens[row] as usize, out);
-            if scale != 1.0 {
-                kernels::scale(isa, out, scale);
-            }
-        });
+        self.run_embed(out, table, tokens, scale);
     }
 
     fn add_blended(&mut self, x: Buf, table: LinearId, blend: Blend<'_>) {
-        let arena = self.arena();
-        let (linear, data) = self.weights.linear(table);
-        assert_eq!(x.cols, linear.packing.k(), "the table's width");
-        for_rows(&mut self.pool, x, |thread, row| {
-            // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread.
-            let (x, scratch) = unsafe { (arena.row(x, row), arena.scratch(thread)) };
-            let (sum, one) = scratch[..2 * x.len()].split_at_mut(x.len());
-            sum.fill(0.0);
-            for (from, share) in blend(row).into_iter().filter(|(_, share)| *share != 0.0) {
-                kernels::unpack_row(&linear.packing, data, from as usize, one);
-                sum.iter_mut().zip(&*one).for_each(|(sum, value)| *sum += value * share);
-            }
-            x.iter_mut().zip(&*sum).for_each(|(x, sum)| *x += sum);
-        });
+        self.run_blended(x, table, blend);
     }
 
     fn add_rows(&mut self, x: Buf, table: VectorId, which: &(dyn Fn(usize) -> usize + Sync)) {

@@ -9,6 +9,7 @@ use super::conv::Convolution;
 use super::rows::for_rows;
 use crate::device::{Buf, NO_STATE, NgramConv, Ngrams, SeqSpan, StepInput};
 use crate::kv::{NgramState, StateShape};
+use crate::weights::InFile;
 
 /// Tokens before a row that an n-gram may reach, at most.
 const BEFORE_MAX: usize = 16;
@@ -43,6 +44,14 @@ impl CpuDevice {
             self.number_rows(spec, ids, seq, step);
         }
         let (arena, width) = (self.arena(), out.cols / heads);
+        if let Some(InFile { table, .. }) = self.weights.table().linear(spec.table[0].1).in_file {
+            // SAFETY: `ids` is inside the workspace, and nothing writes it.
+            let row = |cell: usize| unsafe { arena.matrix(ids) }[cell].to_bits() as usize;
+            // SAFETY: `out` is inside the workspace, does not overlap `ids`, and each of its cells belongs to one task.
+            let cell = |cell: usize| unsafe { arena.part(out, cell / heads, cell % heads * width, width) };
+            self.weights.look_up(&mut self.pool, (table, out.rows * heads), row, cell);
+            return;
+        }
         let weights = &self.weights;
         for_rows(&mut self.pool, out, |_, row| {
             // SAFETY: both are inside the workspace and do not overlap, each row of `out` belongs to one task, nothing writes `ids`.

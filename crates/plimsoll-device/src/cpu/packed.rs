@@ -135,7 +135,7 @@ fn sums<'a>(file: &'a [u8], key: &[u8; 32], bytes: usize) -> Option<&'a [[u8; SU
 
 /// The name of the tensor at this offset of the weights.
 fn tensor_at(table: &WeightTable, at: usize) -> String {
-    let linear = table.linears.iter().rfind(|linear| linear.offset <= at);
+    let linear = table.linears.iter().rfind(|linear| linear.in_file.is_none() && linear.offset <= at);
     linear.map_or_else(|| "a vector".to_owned(), |linear| linear.name.to_string())
 }
 

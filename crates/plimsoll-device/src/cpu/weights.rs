@@ -6,50 +6,22 @@
 use std::sync::{Arc, Mutex};
 
 use arrayvec::ArrayVec;
-use plimsoll_formats::{Checkpoint, FormatError, Row, RowBuf, RowScales};
+use plimsoll_formats::{Checkpoint, Row, RowBuf, RowScales};
 use plimsoll_kernels::{
     F8Row, PANEL, PackError, PackKind, PackScales, Packing, QuantRow, QuantRowScales, Weights, pack_panel_f8,
     pack_panel_f32, pack_panel_quant,
 };
-use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
-use thiserror::Error;
+use plimsoll_memory::{Component, Ledger, Region};
 
+use super::load_error::LoadError;
 use super::packed::PackedFile;
+use super::tables::{FileTables, TableReads};
+use crate::device::DeviceError;
 use crate::pool::ThreadPool;
 use crate::weights::{Form, LinearDecl, LinearId, VectorDecl, VectorId, VectorSource, WeightTable};
 
 /// Panels per task: enough work to be worth claiming, few enough to balance.
 pub const PANELS_PER_TASK: usize = 8;
-
-/// Why weights could not be loaded.
-#[derive(Debug, Error)]
-pub enum LoadError {
-    /// The weight region could not be had.
-    #[error(transparent)]
-    OutOfMemory(#[from] OutOfMemory),
-    /// A file is not any more what was opened.
-    #[error(transparent)]
-    Changed(FormatError),
-    /// A tensor's bytes could not be decoded.
-    #[error("loading '{tensor}': {source}")]
-    Format {
-        /// The tensor.
-        tensor: String,
-        /// What is wrong with it.
-        source: FormatError,
-    },
-    /// A tensor's rows do not fit the declared packing: a bug.
-    #[error("packing '{tensor}': {source}")]
-    Pack {
-        /// The tensor.
-        tensor: String,
-        /// The kernels' reason.
-        source: PackError,
-    },
-    /// The caller has cancelled loading.
-    #[error("loading was stopped")]
-    Stopped,
-}
 
 /// Where packed weights lie.
 enum Place {
@@ -61,6 +33,8 @@ enum Place {
 pub struct CpuWeights {
     table: WeightTable,
     place: Place,
+    /// Tables that stay in the model's files.
+    in_files: Option<FileTables>,
     /// What was multiplied after each matrix when it was last; as long as nothing was, itself.
     followers: Box<[LinearId]>,
     /// What was multiplied last.
@@ -93,17 +67,30 @@ impl CpuWeights {
         let packed = pack(&table, checkpoint, region.bytes_mut(), pool, progress, stopped);
         checkpoint.unchanged().map_err(LoadError::Changed)?;
         packed?;
-        Ok(Self::at(table, Place::Region(region)))
+        Self::at(table, Place::Region(region), checkpoint, ledger, pool.threads())
     }
 
-    /// The weights of `table` in a file that was opened for it.
-    pub fn mapped(table: WeightTable, file: PackedFile) -> Self {
-        Self::at(table, Place::File(file))
+    /// The weights of `table` in a file that was opened for it. Tables that stay in the files of the checkpoint are read there.
+    pub fn mapped(
+        table: WeightTable,
+        file: PackedFile,
+        checkpoint: &Checkpoint,
+        ledger: &Arc<Ledger>,
+        threads: usize,
+    ) -> Result<Self, LoadError> {
+        Self::at(table, Place::File(file), checkpoint, ledger, threads)
     }
 
-    fn at(table: WeightTable, place: Place) -> Self {
+    fn at(
+        table: WeightTable,
+        place: Place,
+        checkpoint: &Checkpoint,
+        ledger: &Arc<Ledger>,
+        threads: usize,
+    ) -> Result<Self, LoadError> {
         let followers = (0..table.linears.len()).map(LinearId).collect();
-        Self { table, place, followers, latest: LinearId(0) }
+        let in_files = FileTables::open(&table, checkpoint, ledger, threads)?;
+        Ok(Self { table, place, in_files, followers, latest: LinearId(0) })
     }
 
     /// All packed bytes, to tell these weights from others.
@@ -114,16 +101,34 @@ impl CpuWeights {
         }
     }
 
-    /// Checks that the file of mapped weights was neither written to nor cut since its bytes were checked. This takes one system
-    /// call; weights in memory need none.
+    /// Checks that the file of mapped weights was neither written to nor cut since its bytes were checked, and that all rows of tables
+    /// that stay in files could be read. This takes one system call a file; weights in memory need none.
     ///
     /// # Errors
-    /// [`FormatError::Changed`]: what was computed since the last call may be wrong.
-    pub fn intact(&self) -> Result<(), FormatError> {
-        match &self.place {
-            Place::Region(_) => Ok(()),
-            Place::File(file) => file.intact(),
+    /// [`DeviceError::WeightsChanged`], [`DeviceError::Table`]: what was computed since the last call may be wrong.
+    pub fn intact(&self) -> Result<(), DeviceError> {
+        if let Place::File(file) = &self.place {
+            file.intact().map_err(|error| DeviceError::WeightsChanged(error.to_string()))?;
         }
+        let tables = self.in_files.as_ref().map_or(Ok(()), FileTables::intact);
+        tables.map_err(|error| DeviceError::Table(error.to_string()))
+    }
+
+    /// Looks `count` rows of a table up that stays in the model's files, as [`FileTables::look_up`].
+    pub(super) fn look_up<'a>(
+        &mut self,
+        pool: &mut ThreadPool,
+        (table, count): (usize, usize),
+        row: impl Fn(usize) -> usize + Sync,
+        out: impl Fn(usize) -> &'a mut [f32] + Sync,
+    ) {
+        let tables = self.in_files.as_mut().expect("a table in a file was opened with the weights");
+        tables.look_up(pool, (table, count), row, out);
+    }
+
+    /// Rows of tables in files that were looked up since this was last asked.
+    pub fn take_table_reads(&mut self) -> TableReads {
+        self.in_files.as_mut().map(FileTables::take_reads).unwrap_or_default()
     }
 
     /// The declarations.
@@ -134,6 +139,7 @@ impl CpuWeights {
     /// A packed matrix with its declaration.
     pub(crate) fn linear(&self, id: LinearId) -> (&LinearDecl, &[u8]) {
         let linear = self.table.linear(id);
+        assert!(linear.in_file.is_none(), "'{}' stays in its file", linear.name);
         (linear, &self.bytes()[linear.offset..][..linear.packing.bytes()])
     }
 
@@ -177,7 +183,7 @@ fn pack(
     mut progress: impl FnMut(u64),
     stopped: impl Fn() -> bool,
 ) -> Result<(), LoadError> {
-    for linear in &table.linears {
+    for linear in table.linears.iter().filter(|linear| linear.in_file.is_none()) {
         if stopped() {
             return Err(LoadError::Stopped);
         }

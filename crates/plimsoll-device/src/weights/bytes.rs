@@ -2,6 +2,9 @@
 
 use super::{ALIGN, Form, LinearDecl, VectorDecl, VectorSource, WeightTable};
 
+/// A tensor that stays in its file: how its rows are read, and its places.
+const FILE_PART_BYTES: usize = 512;
+
 impl WeightTable {
     /// Bytes that the table itself takes in the host's heap, estimated from above: a model of many experts has tens of
     /// thousands of entries.
@@ -16,13 +19,15 @@ impl WeightTable {
             VectorSource::Tensor { name, .. } => name.len(),
         };
         let vector = |vector: &VectorDecl| size_of::<VectorDecl>() + values(vector);
+        let in_files: usize = self.file_tables.iter().map(|table| table.parts.len() * FILE_PART_BYTES).sum();
         // Vectors grow by doubling, and a model keeps the ids of its experts.
-        2 * (self.linears.iter().map(linear).sum::<usize>() + self.vectors.iter().map(vector).sum::<usize>())
+        in_files + 2 * (self.linears.iter().map(linear).sum::<usize>() + self.vectors.iter().map(vector).sum::<usize>())
     }
 
     /// Bytes of the weights whose tensors' names begin so.
     pub fn bytes_below(&self, prefix: &str) -> usize {
-        let linears = self.linears.iter().filter(|linear| linear.name.starts_with(prefix));
+        let loaded = self.linears.iter().filter(|linear| linear.in_file.is_none());
+        let linears = loaded.filter(|linear| linear.name.starts_with(prefix));
         let vectors = self.vectors.iter().filter(|vector| match &vector.source {
             VectorSource::Tensor { name, .. } => name.starts_with(prefix),
             VectorSource::Values(_) => false,

@@ -1,13 +1,15 @@
 //! How a model names its weights.
 
+mod tables;
+
 use std::sync::Arc;
 
 use plimsoll_formats::{Checkpoint, DRAFT_PREFIX, Encoding, ModelConfig, QuantLayout, RowBuf, ScaleKind, TensorInfo};
 use plimsoll_kernels::{PackKind, PackScales, Packing, QuantPacking};
 
 use super::{
-    Change, DeclareError, DtypePolicy, Form, LinearDecl, LinearId, RowPiece, VectorDecl, VectorId, VectorSource,
-    WeightTable,
+    Change, DeclareError, DtypePolicy, Form, InFile, LinearDecl, LinearId, RowPiece, TablePlace, VectorDecl, VectorId,
+    VectorSource, WeightTable,
 };
 
 /// Collects a model's weights, checking each against the checkpoint.
@@ -21,13 +23,28 @@ pub struct Declare<'a> {
     config: &'a ModelConfig,
     /// Layers with keys and values that others have in the cache before this model's.
     cached: usize,
+    /// Where tables are kept.
+    tables: TablePlace,
 }
 
 impl<'a> Declare<'a> {
     /// Starts an empty table over `checkpoint`.
     pub fn new(checkpoint: &'a Checkpoint, policy: DtypePolicy) -> Self {
         let config = &checkpoint.config;
-        Self { checkpoint, policy, table: WeightTable::default(), prefix: "", config, cached: 0 }
+        Self {
+            checkpoint,
+            policy,
+            table: WeightTable::default(),
+            prefix: "",
+            config,
+            cached: 0,
+            tables: TablePlace::Memory,
+        }
+    }
+
+    /// The same, with tables kept there.
+    pub fn with_tables_in(self, tables: TablePlace) -> Self {
+        Self { tables, ..self }
     }
 
     /// The finished table.
@@ -262,6 +279,18 @@ impl<'a> Declare<'a> {
         (out, k): (usize, usize),
         bias: Option<VectorId>,
     ) -> Result<LinearId, DeclareError> {
+        self.push_matrix(name, encoding, form, (out, k), bias, None)
+    }
+
+    fn push_matrix(
+        &mut self,
+        name: &str,
+        encoding: Encoding,
+        form: Form,
+        (out, k): (usize, usize),
+        bias: Option<VectorId>,
+        in_file: Option<InFile>,
+    ) -> Result<LinearId, DeclareError> {
         let order = self.order(name, &form)?;
         let kind = match (&form, &encoding) {
             (Form::Turned { .. }, Encoding::Quant(_) | Encoding::F8 { .. }) => PackKind::F32,
@@ -269,11 +298,11 @@ impl<'a> Declare<'a> {
         };
         let packing = Packing::new(kind, out, k)
             .map_err(|e| DeclareError::Packing { name: name.into(), reason: e.to_string() })?;
-        let offset = self.table.place(packing.bytes());
+        let offset = if in_file.is_none() { self.table.place(packing.bytes()) } else { 0 };
         let name = self.full(name);
         let same = self.table.linears.last().map(|last| &last.name).filter(|last| ***last == *name);
         let name = same.map_or_else(|| name.into(), Arc::clone);
-        self.table.linears.push(LinearDecl { name, form, packing, encoding, bias, order, offset });
+        self.table.linears.push(LinearDecl { name, form, packing, encoding, bias, order, offset, in_file });
         Ok(LinearId(self.table.linears.len() - 1))
     }
 

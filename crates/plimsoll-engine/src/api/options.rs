@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype, Target};
+use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype, TablePlace, Target};
 use plimsoll_formats::Mmproj;
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
@@ -121,6 +121,10 @@ pub struct Options {
     pub kv_dtype: KvDtype,
     /// Storage of weights.
     pub dtype: DtypePolicy,
+    /// Where tables of embeddings are kept on the host's cores; a GPU has them all.
+    pub tables: TablePlace,
+    /// Bytes of the rows that are kept of tables in the model's files.
+    pub table_cache_bytes: u64,
     /// Compute threads; absent: the usable cores.
     pub threads: Option<usize>,
     /// Instruction set; absent: the best this machine has.
@@ -214,6 +218,8 @@ impl Default for Options {
             max_req_total_len: None,
             kv_dtype: KvDtype::F16,
             dtype: DtypePolicy::Auto,
+            tables: TablePlace::Auto,
+            table_cache_bytes: Self::TABLE_CACHE_BYTES,
             threads: None,
             isa: None,
             device: DeviceChoice::Cpu,
@@ -255,6 +261,9 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Bytes of the table cache unless told otherwise.
+    pub const TABLE_CACHE_BYTES: u64 = 1 << 30;
+
     /// The most drafts at once.
     pub const DRAFTS_MAX: usize = 8;
 
@@ -268,6 +277,14 @@ impl Options {
         match self.device {
             DeviceChoice::Cpu | DeviceChoice::Auto => Target::Cpu(self.isa()),
             DeviceChoice::Gpu(_) => Target::Gpu,
+        }
+    }
+
+    /// Where tables of embeddings are kept.
+    pub fn tables(&self) -> TablePlace {
+        match self.target() {
+            Target::Cpu(_) => self.tables,
+            Target::Gpu => TablePlace::Memory,
         }
     }
 

@@ -159,7 +159,7 @@ impl Accounts {
     /// Bytes of mapped regions, or of a GPU's buffers, in the machine's memory.
     fn regions(&self, ledger: &Ledger) -> u64 {
         let regions = [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace];
-        let regions = regions.into_iter().chain([Component::Transfers]);
+        let regions = regions.into_iter().chain([Component::TableCache, Component::Transfers]);
         // Software that stands for a GPU with memory of its own takes it from the heap nevertheless.
         let there = regions.filter(|component| self.buffers_on_heap || ledger.on_host(*component));
         there.map(|component| ledger.row(component).committed).sum()

@@ -33,6 +33,10 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
         let bytes = options.request_bytes / 2;
         add("--request-bytes", Bytes(bytes).flag(), &|options| options.request_bytes = bytes);
     }
+    if options.table_cache_bytes > 16 << 20 {
+        let bytes = options.table_cache_bytes / 2;
+        add("--table-cache-bytes", Bytes(bytes).flag(), &|options| options.table_cache_bytes = bytes);
+    }
     if let Some(longest) = options.max_req_total_len.filter(|longest| *longest > 256) {
         add("--max-req-total-len", (longest / 2).to_string(), &|options| options.max_req_total_len = Some(longest / 2));
     }

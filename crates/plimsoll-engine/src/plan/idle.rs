@@ -1,7 +1,7 @@
 //! Options that are valid but change nothing for a model. The model starts all the same, and a warning tells the
 //! operator.
 
-use plimsoll_device::{Bf16Rows, ComputeDtype, KvDtype, Target};
+use plimsoll_device::{Bf16Rows, ComputeDtype, KvDtype, TablePlace, Target};
 
 use super::Blueprint;
 use crate::api::options::Options;
@@ -22,7 +22,7 @@ impl Blueprint {
         let rounds_kept = options.kv_dtype == KvDtype::Bf16 && self.encoder.is_none();
         let context = format!("this model takes {} tokens", self.max_context);
         // When these flags change nothing, and why.
-        let groups: [(bool, &str, &[Flag<'_>]); 12] = [
+        let groups: [(bool, &str, &[Flag<'_>]); 13] = [
             (
                 options.max_req_total_len.is_some_and(|asked| asked > self.max_context),
                 &context,
@@ -63,6 +63,11 @@ impl Blueprint {
                 "nothing drafts that is checked",
                 &[("--disable-mtp-adaptive", !options.mtp_adaptive)],
             ),
+            (
+                self.weights.file_tables().is_empty(),
+                "no table stays in the model's files",
+                &table_flags(options, &usual),
+            ),
             (self.media.is_none(), "this model takes text alone", &media_flags(options, &usual)),
             (
                 self.media.as_ref().is_some_and(|media| !media.sees()),
@@ -80,12 +85,7 @@ impl Blueprint {
             (
                 self.encoder.is_some(),
                 "this model is an encoder: it keeps nothing and writes nothing",
-                &[
-                    ("--disable-prefix-cache", !options.prefix_cache),
-                    ("--prompt-lookup-num-tokens", options.prompt_lookup_num_tokens > 0),
-                    ("--long-prompt-slowdown", options.long_prompt_slowdown != usual.long_prompt_slowdown),
-                    ("--elastic", options.elastic),
-                ],
+                &decoder_flags(options, &usual),
             ),
         ];
         let idle = groups.iter().filter(|(idle, ..)| *idle);
@@ -106,6 +106,24 @@ fn media_flags(options: &Options, usual: &Options) -> [Flag<'static>; 6] {
     ]
 }
 
+/// Flags of models that write text, and whether they are set.
+fn decoder_flags(options: &Options, usual: &Options) -> [Flag<'static>; 4] {
+    [
+        ("--disable-prefix-cache", !options.prefix_cache),
+        ("--prompt-lookup-num-tokens", options.prompt_lookup_num_tokens > 0),
+        ("--long-prompt-slowdown", options.long_prompt_slowdown != usual.long_prompt_slowdown),
+        ("--elastic", options.elastic),
+    ]
+}
+
+/// Flags of tables in files, and whether they are set.
+fn table_flags(options: &Options, usual: &Options) -> [Flag<'static>; 2] {
+    [
+        ("--tables", options.tables() == TablePlace::File),
+        ("--table-cache-bytes", options.table_cache_bytes != usual.table_cache_bytes),
+    ]
+}
+
 /// A flag that changes nothing, and why.
 fn words(flag: &str, why: &str) -> String {
     format!("{flag} changes nothing: {why}")
@@ -120,7 +138,12 @@ fn beside_device(options: &Options) -> impl Iterator<Item = String> {
             ("--gpu-memory-budget", options.gpu_memory_budget.is_some(), cpu),
         ],
         Target::Gpu => {
-            vec![("--isa", options.isa.is_some(), gpu), ("--packed-cache", options.packed_cache.is_some(), gpu)]
+            let tables = options.tables == TablePlace::File;
+            vec![
+                ("--isa", options.isa.is_some(), gpu),
+                ("--packed-cache", options.packed_cache.is_some(), gpu),
+                ("--tables", tables, gpu),
+            ]
         }
     };
     flags.into_iter().filter(|(_, set, _)| *set).map(|(flag, _, why)| words(flag, why))

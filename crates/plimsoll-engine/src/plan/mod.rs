@@ -146,10 +146,11 @@ fn cost(work: &Work) -> u64 {
 impl Blueprint {
     /// Declares the checkpoint's model.
     pub fn new(checkpoint: &Checkpoint, options: &Options) -> Result<Self, PlanError> {
-        let mut declare = Declare::new(checkpoint, options.dtype);
+        let mut declare = Declare::new(checkpoint, options.dtype).with_tables_in(options.tables());
         check::check_draft(options, checkpoint)?;
         let model = plimsoll_models::build_all(&checkpoint.config, &mut declare, options.enable_mtp)?;
         let weights = declare.finish().on(options.target()).computed_in(options.compute_dtype);
+        let weights = weights.with_table_cache(options.table_cache_bytes);
         let media = MediaRules::read(checkpoint, &*model)?;
         let mut blueprint = Self {
             model,

@@ -8,6 +8,7 @@ use super::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELIN
 use super::disk::DiskPlan;
 use super::gpu::DEVICE_RESERVE_BYTES;
 use super::{Blueprint, Draft, EnginePlan, GpuPlan};
+use crate::api::options::Options;
 use crate::cache::Pools;
 use crate::media::MediaPlan;
 use crate::memory::footprint::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
@@ -120,6 +121,16 @@ fn parts_words(weights: &WeightTable) -> String {
     parts.concat()
 }
 
+/// The cache of tables that stay in the model's files; none without such tables.
+fn table_line(weights: &WeightTable, options: &Options) -> Option<PlanLine> {
+    let (tables, in_files) = (weights.file_tables(), weights.file_table_bytes());
+    let rows: usize = tables.iter().map(|table| table.rows).sum();
+    let cache = weights.table_cache_size(options.table_cache_bytes);
+    let detail =
+        format!("{} of the {rows} rows of tables that stay in the model's files ({})", cache.rows, Bytes(in_files));
+    (!tables.is_empty()).then_some(PlanLine { component: Component::TableCache, bytes: cache.bytes as u64, detail })
+}
+
 impl Blueprint {
     /// The tree of components with these pools.
     pub(super) fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
@@ -142,7 +153,7 @@ impl Blueprint {
             entry(
                 Component::Weights,
                 weights,
-                format!("{} matrices, {} vectors, packed once", self.weights.linears.len(), self.weights.vectors.len())
+                format!("{} matrices, {} vectors, packed once", self.weights.loaded(), self.weights.vectors.len())
                     + &parts_words(&self.weights),
             ),
             kv_line(&shape.kv, pools),
@@ -198,6 +209,7 @@ impl Blueprint {
         }
         lines.extend(DiskPlan::new(options, shape, context, draft.media).map(|disk| disk.line()));
         lines.extend(draft.media.iter().flat_map(|media| media.lines()));
+        lines.splice(1..1, table_line(&self.weights, options));
         let device = draft.own().map(|own| DeviceLimit { limit: own.bytes, source: own.source.clone() });
         Plan { limit: line.bytes, limit_source: line.source.clone(), device, lines }
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use plimsoll_device::cpu::TableReads;
 use plimsoll_device::{Buf, CANDIDATE_BLOCK, CpuDevice, Device, DeviceError, KvGroup, Mark, StepInput};
 use plimsoll_models::{EncoderInput, EncoderKind, Model, Output, Pass};
 
@@ -235,6 +236,10 @@ impl Runner for CpuRunner {
             Part::State => memory.slot_mut(id as usize),
         };
         target.copy_from_slice(bytes);
+    }
+
+    fn take_table_reads(&mut self) -> TableReads {
+        self.device.take_table_reads()
     }
 
     fn hidden(&mut self, row: usize) -> &[f32] {

@@ -10,6 +10,7 @@ pub(crate) mod encoder_batch;
 pub mod gpu;
 pub(crate) mod step;
 
+use plimsoll_device::cpu::TableReads;
 use plimsoll_device::{DeviceError, KvGroup, StepInput};
 use plimsoll_models::{EncoderInput, EncoderKind};
 
@@ -104,6 +105,11 @@ pub trait Runner {
     /// Bytes that came back from a device with memory of its own since this was last asked.
     fn take_fetched(&mut self) -> u64 {
         0
+    }
+
+    /// Rows of tables in the model's files that were looked up since this was last asked.
+    fn take_table_reads(&mut self) -> TableReads {
+        TableReads::default()
     }
 
     /// The logits of the `row`-th wanted row of the last step or draft pass, as wide as the vocabulary.

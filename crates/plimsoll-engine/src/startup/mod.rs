@@ -314,4 +314,6 @@ fn end_tokens(blueprint: &Blueprint, tokenizer: &SharedTokenizer) -> Vec<u32> {
 }
 
 #[cfg(test)]
+mod tables_tests;
+#[cfg(test)]
 mod tests;

@@ -204,6 +204,7 @@ impl<B: Backend> Generations for PoolBuilder<'_, B> {
         pool_build.runner.forget();
         // What the proof fetched is no request's.
         pool_build.runner.take_fetched();
+        pool_build.runner.take_table_reads();
         let measured = B::workspace_peak(&mut pool_build.runner) as u64;
         let planned = plan.workspace as u64;
         if measured > planned {

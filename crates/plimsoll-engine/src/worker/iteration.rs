@@ -115,6 +115,9 @@ impl<R: Runner> Worker<R> {
             false => {}
         }
         self.shared.metrics.device_fetched_bytes.inc_by(self.runner.take_fetched());
+        let tables = self.runner.take_table_reads();
+        self.shared.metrics.table_rows_cached.inc_by(tables.cached);
+        self.shared.metrics.table_rows_read.inc_by(tables.read);
         for share in &self.step.shares {
             if !self.scheduler.running()[share.seq].work.failed() {
                 self.scheduler.publish(share.seq);

@@ -13,5 +13,6 @@ mod packed;
 mod qwen4;
 mod reference;
 mod refusals;
+mod stored_rows;
 mod towers;
 mod whisper;

@@ -4,9 +4,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use plimsoll_device::cpu::TableReads;
 use plimsoll_device::{
     Buf, CpuDevice, CpuMemory, CpuWeights, Declare, Device, DtypePolicy, Isa, KvDtype, MediaRows, ModelShape, NO_STATE,
-    PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, ThreadPool,
+    PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, TablePlace, ThreadPool,
 };
 use plimsoll_formats::{Checkpoint, Tower};
 use plimsoll_media::Size;
@@ -201,6 +202,11 @@ impl Rig {
         Self::of(checkpoint(model), with_drafter, dtype)
     }
 
+    /// Loads a fixture, its tables in its files behind caches of so many bytes.
+    pub fn in_files(model: &str, cache_bytes: u64) -> Self {
+        Self::with_tables(checkpoint(model), false, DtypePolicy::Auto, Some(cache_bytes))
+    }
+
     /// Loads a checkpoint from anywhere.
     pub fn at(path: &Path, with_drafter: bool, dtype: DtypePolicy) -> Self {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
@@ -208,10 +214,15 @@ impl Rig {
     }
 
     fn of(checkpoint: Checkpoint, with_drafter: bool, dtype: DtypePolicy) -> Self {
-        let mut declare = Declare::new(&checkpoint, dtype);
+        Self::with_tables(checkpoint, with_drafter, dtype, None)
+    }
+
+    fn with_tables(checkpoint: Checkpoint, with_drafter: bool, dtype: DtypePolicy, table_cache: Option<u64>) -> Self {
+        let tables = table_cache.map_or(TablePlace::Memory, |_| TablePlace::File);
+        let mut declare = Declare::new(&checkpoint, dtype).with_tables_in(tables);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter)
             .unwrap_or_else(|e| panic!("{}: {e}", checkpoint.dir().display()));
-        let table = declare.finish().on(Isa::detect());
+        let table = declare.finish().on(Isa::detect()).with_table_cache(table_cache.unwrap_or(0));
         let shape = model.shape(KvDtype::F32);
         let workspace = {
             let mut plan = PlanDevice::new(&table, &shape.kv);
@@ -243,12 +254,19 @@ impl Rig {
         for component in [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace] {
             ledger.plan(component, 1 << 30);
         }
+        ledger.plan(Component::TableCache, table.table_cache_bytes() as u64);
         let mut pool = ThreadPool::new(2).unwrap();
         let weights = CpuWeights::load(table, &checkpoint, &ledger, &mut pool, |_| {}).unwrap();
         let pages = 2 * CONTEXT / PAGE_TOKENS;
         let slots = if shape.state.is_some() { SLOTS } else { pages };
         let memory = CpuMemory::map(&ledger, &shape, pages, slots, workspace, 2, false).unwrap();
         Self { model, shape, device: CpuDevice::new(weights, pool, Isa::detect(), memory) }
+    }
+
+    /// Rows of tables in files that were looked up since this was last asked.
+    pub fn table_reads(&mut self) -> TableReads {
+        self.device.check_weights().expect("every row was read");
+        self.device.take_table_reads()
     }
 
     /// One step: the logits of every row.

@@ -7,4 +7,5 @@ mod conversions;
 mod known;
 mod reference;
 mod shapes;
+mod tables;
 mod vision;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype, parse_kv_dtype};
+use plimsoll_device::{ComputeDtype, DtypePolicy, Isa, KvDtype, TablePlace, parse_kv_dtype};
 use plimsoll_engine::{DeviceChoice, DiskCache, Options, PackedCache};
 use plimsoll_formats::Mmproj;
 use plimsoll_hub::Cache;
@@ -71,6 +71,13 @@ pub struct EngineArgs {
     /// faster and less exact. bf16: bfloat16 for prompts and output on AMX; faster with many streams, slower with one.
     #[arg(long, default_value = "auto")]
     pub compute_dtype: ComputeDtype,
+    /// Where tables of embeddings are kept on the cpu. auto: n-gram tables in the model's files, others in memory. file: all in the
+    /// files; less memory, and rows that are not cached are read from disk. memory: all in memory.
+    #[arg(long, value_name = "PLACE", default_value = "auto")]
+    pub tables: TablePlace,
+    /// Bytes of the cache for rows of tables in the model's files.
+    #[arg(long, value_name = "BYTES", value_parser = some_size, default_value = "1GiB")]
+    pub table_cache_bytes: u64,
     /// Turn prefix caching off.
     #[arg(long)]
     pub disable_prefix_cache: bool,
@@ -245,6 +252,8 @@ impl EngineArgs {
                 ComputeDtype::Auto | ComputeDtype::F32 | ComputeDtype::Int8 => KvDtype::F16,
             }),
             dtype: self.dtype,
+            tables: self.tables,
+            table_cache_bytes: self.table_cache_bytes,
             threads: self.threads,
             isa: self.isa,
             device: self.device,

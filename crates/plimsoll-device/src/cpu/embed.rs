@@ -1,0 +1,52 @@
+//! Rows of tables: embeddings of tokens, and points between learned positions.
+
+use plimsoll_kernels as kernels;
+
+use super::CpuDevice;
+use super::rows::for_rows;
+use crate::device::{Blend, Buf, Device};
+use crate::weights::{InFile, LinearId};
+
+impl CpuDevice {
+    /// [`Device::embed`].
+    pub(super) fn run_embed(&mut self, out: Buf, table: LinearId, tokens: &[u32], scale: f32) {
+        assert_eq!(out.rows, tokens.len(), "one token a row");
+        let (isa, arena) = (self.isa, self.arena());
+        if let Some(InFile { table, first }) = self.weights.table().linear(table).in_file {
+            let row = |row: usize| first + tokens[row] as usize;
+            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
+            self.weights.look_up(&mut self.pool, (table, out.rows), row, |row| unsafe { arena.row(out, row) });
+            if scale != 1.0 {
+                self.scale_rows(out, &|_| scale);
+            }
+            return;
+        }
+        let (linear, data) = self.weights.linear(table);
+        for_rows(&mut self.pool, out, |_, row| {
+            // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
+            let out = unsafe { arena.row(out, row) };
+            kernels::unpack_row(&linear.packing, data, tokens[row] as usize, out);
+            if scale != 1.0 {
+                kernels::scale(isa, out, scale);
+            }
+        });
+    }
+
+    /// [`Device::add_blended`].
+    pub(super) fn run_blended(&mut self, x: Buf, table: LinearId, blend: Blend<'_>) {
+        let arena = self.arena();
+        let (linear, data) = self.weights.linear(table);
+        assert_eq!(x.cols, linear.packing.k(), "the table's width");
+        for_rows(&mut self.pool, x, |thread, row| {
+            // SAFETY: rows are inside the workspace and each belongs to one task; scratch to one thread.
+            let (x, scratch) = unsafe { (arena.row(x, row), arena.scratch(thread)) };
+            let (sum, one) = scratch[..2 * x.len()].split_at_mut(x.len());
+            sum.fill(0.0);
+            for (from, share) in blend(row).into_iter().filter(|(_, share)| *share != 0.0) {
+                kernels::unpack_row(&linear.packing, data, from as usize, one);
+                sum.iter_mut().zip(&*one).for_each(|(sum, value)| *sum += value * share);
+            }
+            x.iter_mut().zip(&*sum).for_each(|(x, sum)| *x += sum);
+        });
+    }
+}

@@ -1,0 +1,252 @@
+//! Rows of tables that stay in the model's files, and the cache of those that were used last.
+//!
+//! A lookup has three parts: each row gets a place in the cache, rows that are not there are read from their file, and all are decoded.
+//! The last two run on all threads. A row is decoded from the same bytes wherever these come from, so a cache of any size gives the same
+//! values.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use plimsoll_formats::{Checkpoint, FormatError, RowBuf, StoredTensors};
+use plimsoll_memory::{Component, Ledger, Region};
+
+use super::load_error::LoadError;
+use crate::pool::ThreadPool;
+use crate::weights::{CacheLayout, TAG, WAYS, WeightTable};
+
+/// Rows that are looked up together: none of them takes the place of another.
+const TOGETHER: usize = 1024;
+/// Rows of one task.
+const ROWS_PER_TASK: usize = 16;
+/// In the place of a row: it is to be read from the file first.
+const MISSING: u32 = 1 << 31;
+/// The same: the cache has no room for it, so it is read for itself.
+const DIRECT: u32 = 1 << 30;
+/// The tag of a place that holds no row.
+const EMPTY: u32 = u32::MAX;
+
+/// Rows that were looked up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TableReads {
+    /// Those that the cache had.
+    pub cached: u64,
+    /// Those that were read from a file.
+    pub read: u64,
+}
+
+/// What one thread reads with.
+struct Reader {
+    bytes: Vec<u8>,
+    row: RowBuf,
+}
+
+/// One table: the tensors that have its rows, each with the number of its first one, and its cache.
+struct Table {
+    parts: Box<[(usize, usize)]>,
+    cache: CacheLayout,
+    /// Lookups so far: those of one time keep their places.
+    time: u32,
+}
+
+impl Table {
+    /// The tensor that has this row, and the row's number in it.
+    fn place(&self, row: usize) -> (usize, usize) {
+        let part = self.parts.partition_point(|(first, _)| *first <= row) - 1;
+        let (first, tensor) = self.parts[part];
+        (tensor, row - first)
+    }
+}
+
+/// The tables of one model.
+pub(super) struct FileTables {
+    stored: StoredTensors,
+    tables: Box<[Table]>,
+    region: Region,
+    readers: Box<[Mutex<Reader>]>,
+    /// Why a row could not be read.
+    failed: Mutex<Option<FormatError>>,
+    reads: TableReads,
+}
+
+/// The rows of a table's cache, as tasks see them.
+#[derive(Clone, Copy)]
+struct Rows {
+    base: *mut u8,
+    bytes: usize,
+    slots: usize,
+}
+
+// SAFETY: the pointer is used through `slot`; its callers promise disjoint use.
+unsafe impl Send for Rows {}
+// SAFETY: as above.
+unsafe impl Sync for Rows {}
+
+impl Rows {
+    /// The bytes of a slot.
+    ///
+    /// # Safety
+    /// The region outlives the slice, and no other slice of this slot is alive while one of them is written.
+    #[allow(clippy::mut_from_ref)]
+    unsafe fn slot<'a>(&self, slot: usize) -> &'a mut [u8] {
+        assert!(slot < self.slots, "slot {slot} of {}", self.slots);
+        // SAFETY: inside the region, which has so many slots.
+        unsafe { std::slice::from_raw_parts_mut(self.base.add(slot * self.bytes), self.bytes) }
+    }
+}
+
+fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl FileTables {
+    /// Opens the files of all tables and maps their caches; none if no table stays in a file.
+    pub fn open(
+        table: &WeightTable,
+        checkpoint: &Checkpoint,
+        ledger: &Arc<Ledger>,
+        threads: usize,
+    ) -> Result<Option<Self>, LoadError> {
+        if table.file_tables().is_empty() {
+            return Ok(None);
+        }
+        let linears = table.linears.iter().filter_map(|linear| Some((linear, linear.in_file?)));
+        let names = linears.clone().map(|(linear, _)| &*linear.name);
+        let format = |source| LoadError::Format { tensor: "a table".into(), source };
+        let stored = checkpoint.stored_rows(names).map_err(format)?;
+        let parts = |number: usize| {
+            let own = linears.clone().enumerate().filter(move |(_, (_, at))| at.table == number);
+            own.map(|(tensor, (_, at))| (at.first, tensor)).collect()
+        };
+        let caches = table.caches().enumerate();
+        let tables: Box<[Table]> =
+            caches.map(|(number, cache)| Table { parts: parts(number), cache, time: 0 }).collect();
+        let region = Region::map(ledger, Component::TableCache, table.table_cache_bytes() as u64, true)?;
+        let widest = tables.iter().map(|table| table.cache.row_bytes).max().unwrap_or(0);
+        let reader = |_| {
+            let (bytes, mut row) = (vec![0; widest], RowBuf::new());
+            // Steps do not allocate: the buffers are as long as they will ever be.
+            stored.tensors().iter().for_each(|tensor| tensor.decode(&bytes[..tensor.row_bytes()], &mut row));
+            Mutex::new(Reader { bytes, row })
+        };
+        let readers = (0..threads).map(reader).collect();
+        let failed = Mutex::new(None);
+        let mut opened = Self { stored, tables, region, readers, failed, reads: TableReads::default() };
+        opened.forget();
+        Ok(Some(opened))
+    }
+
+    /// Looks `count` rows of a table up: `row(i)` is the number of the i-th. Its values are written to `out(i)`.
+    pub fn look_up<'a>(
+        &mut self,
+        pool: &mut ThreadPool,
+        (table, count): (usize, usize),
+        row: impl Fn(usize) -> usize + Sync,
+        out: impl Fn(usize) -> &'a mut [f32] + Sync,
+    ) {
+        let mut places = [0; TOGETHER];
+        for first in (0..count).step_by(TOGETHER) {
+            let places = &mut places[..TOGETHER.min(count - first)];
+            let missing = self.find(table, places, |i| row(first + i));
+            self.reads.cached += (places.len() - missing) as u64;
+            self.reads.read += missing as u64;
+            let rows = self.rows(table);
+            let this = &*self;
+            let tasks = places.len().div_ceil(ROWS_PER_TASK);
+            let each = |task: usize| task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(places.len());
+            if missing > 0 {
+                pool.run(tasks, &|_, task| {
+                    for i in each(task).filter(|i| places[*i] & MISSING != 0) {
+                        // SAFETY: the region outlives the job; of the rows that have this place, one is missing and reads it.
+                        let slot = unsafe { rows.slot((places[i] & !MISSING) as usize) };
+                        this.read_row(table, row(first + i), slot);
+                    }
+                });
+            }
+            pool.run(tasks, &|thread, task| {
+                let reader = &mut *locked(&this.readers[thread]);
+                for i in each(task) {
+                    let (number, place) = (row(first + i), places[i] & !MISSING);
+                    let bytes = if place == DIRECT {
+                        let bytes = &mut reader.bytes[..rows.bytes];
+                        this.read_row(table, number, bytes);
+                        &*bytes
+                    } else {
+                        // SAFETY: the region outlives the job, and nothing writes to it.
+                        unsafe { rows.slot(place as usize) }
+                    };
+                    let (tensor, _) = this.tables[table].place(number);
+                    this.stored.tensors()[tensor].decode(bytes, &mut reader.row);
+                    reader.row.dequantize(out(i + first));
+                }
+            });
+        }
+        if locked(&self.failed).is_some() {
+            self.forget();
+        }
+    }
+
+    /// Gives every row its place, and says how many are to be read. The row that was used longest ago makes room, unless it is of this
+    /// time.
+    fn find(&mut self, table: usize, places: &mut [u32], row: impl Fn(usize) -> usize) -> usize {
+        let table = &mut self.tables[table];
+        table.time = table.time.wrapping_add(1);
+        let (cache, now) = (table.cache, table.time);
+        let (tags, _) = self.region.bytes_mut()[cache.tags_at()..][..cache.slots * TAG].as_chunks_mut::<TAG>();
+        let word = |tag: &[u8; TAG], half: usize| {
+            u32::from_ne_bytes(tag[4 * half..][..4].try_into().expect("a tag has two words"))
+        };
+        let mut missing = 0;
+        for (i, place) in places.iter_mut().enumerate() {
+            let number = row(i) as u32;
+            // Rows of n-grams are hashed numbers, and tokens that are common have small ones: either spreads over the sets.
+            let first = number as usize % (cache.slots / WAYS) * WAYS;
+            let set = &mut tags[first..first + WAYS];
+            let found = set.iter().position(|tag| word(tag, 0) == number);
+            let age = |tag: &[u8; TAG]| if word(tag, 0) == EMPTY { u32::MAX } else { now.wrapping_sub(word(tag, 1)) };
+            let way = found.unwrap_or_else(|| (0..WAYS).max_by_key(|way| age(&set[*way])).unwrap_or(0));
+            *place = (first + way) as u32;
+            if found.is_none() {
+                missing += 1;
+                if age(&set[way]) == 0 {
+                    *place = DIRECT;
+                    continue;
+                }
+                *place |= MISSING;
+                set[way][..4].copy_from_slice(&number.to_ne_bytes());
+            }
+            set[way][4..].copy_from_slice(&now.to_ne_bytes());
+        }
+        missing
+    }
+
+    fn rows(&mut self, table: usize) -> Rows {
+        let CacheLayout { slots, row_bytes, at } = self.tables[table].cache;
+        Rows { base: self.region.as_mut_ptr().wrapping_add(at), bytes: row_bytes, slots }
+    }
+
+    /// Reads a row; zeros if that fails, which [`Self::intact`] tells.
+    fn read_row(&self, table: usize, number: usize, bytes: &mut [u8]) {
+        let (tensor, row) = self.tables[table].place(number);
+        if let Err(error) = self.stored.tensors()[tensor].read(row, bytes) {
+            bytes.fill(0);
+            *locked(&self.failed) = Some(error);
+        }
+    }
+
+    /// Empties the caches.
+    fn forget(&mut self) {
+        for table in &self.tables {
+            self.region.bytes_mut()[table.cache.tags_at()..][..table.cache.slots * TAG].fill(0xff);
+        }
+    }
+
+    /// That all rows that were looked up since this was last asked are those of the model.
+    pub fn intact(&self) -> Result<(), FormatError> {
+        locked(&self.failed).take().map_or(Ok(()), Err)?;
+        self.stored.unchanged()
+    }
+
+    /// What was looked up since this was last asked.
+    pub fn take_reads(&mut self) -> TableReads {
+        std::mem::take(&mut self.reads)
+    }
+}
