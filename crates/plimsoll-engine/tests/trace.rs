@@ -24,7 +24,7 @@ static HEAP: heap::CountingHeap = heap::CountingHeap;
 
 const REQUESTS: u64 = 240;
 /// At least so many replays, and as many as fit into the seconds that were asked for.
-const REPLAYS: usize = 5;
+const REPLAYS: usize = 3;
 /// What a replay may leave on the heap or in the process: noise of threads and of the allocator.
 const NOISE_BYTES: u64 = 1 << 20;
 

@@ -59,7 +59,9 @@ fn whisper_gives_times_as_transformers_does() {
 /// Less room than three windows need, and drafts from the text.
 #[test]
 fn times_are_the_same_with_drafts_and_little_room() {
-    let server = serve(&["--max-total-token-num", "320", "--prompt-lookup-num-tokens", "4"]);
+    // How many drafts pay depends on what else the machine does.
+    let drafts = ["--prompt-lookup-num-tokens", "4", "--disable-mtp-adaptive"];
+    let server = serve(&[&["--max-total-token-num", "320"][..], &drafts].concat());
     all_at_once(&server);
     let metrics = server.get("/metrics").text();
     let accepted = metrics.lines().find_map(|line| line.strip_prefix("plimsoll_speculation_accepted_tokens_total "));

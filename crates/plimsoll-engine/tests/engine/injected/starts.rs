@@ -128,7 +128,7 @@ fn every_mapping_of_a_start_may_be_refused() {
 }
 
 /// Starts at most; beyond that every k-th call is taken.
-const STARTS_MAX: u64 = 1500;
+const STARTS_MAX: u64 = 700;
 
 /// The watching thread takes its first look beside the end of start-up, sooner or later: some seventy calls here, with what the machine
 /// has to tell of itself.
