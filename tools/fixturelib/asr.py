@@ -80,9 +80,10 @@ def on_disk(model) -> dict[str, torch.Tensor]:
 
 
 @torch.no_grad()
-def case(model, tokenizer, name: str, seed: int, language: str | None) -> dict | None:
-    """One case; none if a choice on its greedy path is nearly a tie."""
-    sounds = [spectrogram(omni.sound(seed + i, samples)) for i, samples in enumerate(CASES[name])]
+def case(model, tokenizer, lengths: tuple[str, list[int]], seed: int, language: str | None) -> dict | None:
+    """One case, of its name and the samples of each sound; none if a choice on its greedy path is nearly a tie."""
+    name, clips = lengths
+    sounds = [spectrogram(omni.sound(seed + i, samples)) for i, samples in enumerate(clips)]
     counts = [tokens_of(mask) for _, mask in sounds]
     messages = [{"role": "user", "content": [{"type": "audio"} for _ in sounds]}]
     processor = transformers.AutoProcessor.from_pretrained(model.name_or_path)
@@ -93,7 +94,7 @@ def case(model, tokenizer, name: str, seed: int, language: str | None) -> dict |
     for i, piece in enumerate(pieces):
         ids += tokenizer.encode(piece, add_special_tokens=False).ids + ([AUDIO] * counts[i] if i < len(counts) else [])
     if len(sounds) == 1:
-        made = processor(text=[text], audio=[omni.floats(omni.sound(seed, CASES[name][0]))], sampling_rate=omni.RATE)
+        made = processor(text=[text], audio=[omni.floats(omni.sound(seed, clips[0]))], sampling_rate=omni.RATE)
         assert made["input_ids"][0].tolist() == ids, (made["input_ids"][0].tolist(), ids)
     most = max(values.shape[2] for values, _ in sounds)
     pad = lambda x: torch.nn.functional.pad(x, (0, most - x.shape[-1]))  # noqa: E731
@@ -115,26 +116,37 @@ def case(model, tokenizer, name: str, seed: int, language: str | None) -> dict |
         first += count
     items = [
         {"kind": "sound", "seed": seed + i, "samples": samples, "frames": int(mask.sum())}
-        for i, (samples, (_, mask)) in enumerate(zip(CASES[name], sounds))
+        for i, (samples, (_, mask)) in enumerate(zip(clips, sounds))
     ]
     return {"name": name, "items": items, "seconds": 1.0, "text": text, "ids": ids, "patches": sampled, "rows": rows, **path}
 
 
-@torch.no_grad()
-def make(name: str, folder, tokenizer, seed: int) -> None:
-    """The model with its reference."""
-    from tokenizers import AddedToken, Tokenizer
-
-    config = transformers.AutoConfig.for_model("qwen3_asr", **{k: v for k, v in RAW.items() if k != "model_type"})
+def build(raw: dict, seed: int):
+    """The model with its weights."""
+    config = transformers.AutoConfig.for_model("qwen3_asr", **{k: v for k, v in raw.items() if k != "model_type"})
     config._attn_implementation = "eager"
     model = transformers.Qwen3ASRForConditionalGeneration(config).float().eval()
-    vision.fill(model, RAW["text_config"], seed)
-    checkpoint.fresh(folder)
+    vision.fill(model, raw["text_config"], seed)
+    return model
+
+
+def with_tokens(tokenizer):
+    """The tokenizer with the tokens of the family."""
+    from tokenizers import AddedToken, Tokenizer
+
     extended = Tokenizer.from_str(tokenizer.to_str())
     # The mark between language and text is no special token.
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in EXTRA[:3]])
     extended.add_tokens([AddedToken(EXTRA[3], normalized=False, special=False)])
     assert extended.token_to_id(EXTRA[-1]) == TEXT_MARK
+    return extended
+
+
+@torch.no_grad()
+def make(name: str, folder, tokenizer, seed: int) -> None:
+    """The model with its reference."""
+    model, extended = build(RAW, seed), with_tokens(tokenizer)
+    checkpoint.fresh(folder)
     checkpoint.write_side_files(folder, RAW, DTYPE, extended)
     written = json.loads((folder / "tokenizer_config.json").read_text())
     written |= {"chat_template": CHAT_TEMPLATE, "extra_special_tokens": NAMED}
@@ -154,19 +166,25 @@ def make(name: str, folder, tokenizer, seed: int) -> None:
     loaded = loaded.eval()
     for key, value in models.state(model).items():
         assert torch.equal(value, loaded.state_dict()[key]), key
+    write_reference(loaded, folder, extended, CASES)
+
+
+@torch.no_grad()
+def write_reference(model, folder, tokenizer, kinds: dict[str, list[int]]) -> None:
+    """A case of each kind with a clear greedy path, and how many tokens clips have."""
     cases = []
-    for kind in CASES:
+    for kind in kinds.items():
         for attempt in range(200):
-            found = case(loaded, extended, kind, attempt * 11 + len(cases), "English" if kind == "middle" else None)
+            found = case(model, tokenizer, kind, attempt * 11 + len(cases), "English" if kind[0] == "middle" else None)
             if found:
                 cases.append(found)
                 break
         else:
-            raise RuntimeError(f"no clear greedy path: {kind}")
+            raise RuntimeError(f"no clear greedy path: {kind[0]}")
     lengths = [[n, tokens_of(spectrogram(omni.sound(1, n))[1])] for n in [201, 7_999, 8_000, 8_160, 16_000, 17_437, 123_456]]
     made_with = f"transformers {transformers.__version__}, torch {torch.__version__.split('+')[0]}, float32, eager"
     reference.dump(
         {"model": folder.name, "made_with": made_with, "cases": cases, "lengths": lengths}, folder / "reference.json",
     )
     size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{folder.name:26} {size / 1000:7.0f} kB   {type(loaded).__name__}", flush=True)
+    print(f"{folder.name:26} {size / 1000:7.0f} kB   {type(model).__name__}", flush=True)

@@ -421,8 +421,8 @@ def kv_heads(raw: dict) -> int | list[int]:
     return [heads if here else 0 for here in attends]
 
 
-def write_metadata(writer: gguf.GGUFWriter, raw: dict, name: str, tokenizer, extra=(), template=tok.CHAT_TEMPLATE) -> None:
-    """Hyperparameters and the embedded tokenizer."""
+def write_metadata(writer: gguf.GGUFWriter, raw: dict, name: str, tokenizer, extra=(), template=tok.CHAT_TEMPLATE, added=()) -> None:
+    """Hyperparameters and the embedded tokenizer; `extra` and `added` as of `write_tokenizer`."""
     head_dim = raw.get("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     writer.add_name(name)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
@@ -441,7 +441,7 @@ def write_metadata(writer: gguf.GGUFWriter, raw: dict, name: str, tokenizer, ext
         latent.write_metadata(writer, raw)
     else:
         write_heads_and_rope(writer, raw, head_dim)
-    write_tokenizer(writer, raw, tokenizer, extra, template)
+    write_tokenizer(writer, raw, tokenizer, extra, template, added)
 
 
 def write_heads_and_rope(writer: gguf.GGUFWriter, raw: dict, head_dim: int) -> None:
@@ -464,8 +464,8 @@ def write_heads_and_rope(writer: gguf.GGUFWriter, raw: dict, head_dim: int) -> N
     write_family(writer, raw)
 
 
-def write_tokenizer(writer: gguf.GGUFWriter, raw: dict, tokenizer, extra, template) -> None:
-    """The embedded tokenizer, `extra` special tokens among its own."""
+def write_tokenizer(writer: gguf.GGUFWriter, raw: dict, tokenizer, extra, template, added=()) -> None:
+    """The embedded tokenizer, `extra` special tokens among its own, and `added` ones that are not special."""
     inner = json.loads(tokenizer.to_str())["model"]
     by_id = {i: t for t, i in tokenizer.get_vocab(with_added_tokens=True).items()}
     special = {*tok.SPECIALS, *extra}
@@ -473,7 +473,8 @@ def write_tokenizer(writer: gguf.GGUFWriter, raw: dict, tokenizer, extra, templa
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens])
+    kinds = {**dict.fromkeys(added, gguf.TokenType.USER_DEFINED), **dict.fromkeys(special, gguf.TokenType.CONTROL)}
+    writer.add_token_types([kinds.get(t, gguf.TokenType.NORMAL) for t in tokens])
     writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in inner["merges"]])
     writer.add_bos_token_id(tok.special_id(tokenizer, "<|endoftext|>"))
     writer.add_eos_token_id(tok.special_id(tokenizer, "<|im_end|>"))

@@ -41,7 +41,7 @@ PROJECTORS = {"qwen2_vl": gguf.VisionProjectorType.QWEN2VL, "qwen2_5_vl": gguf.V
 CASES = {**vision.CASES, "video": [(4, 32, 32)], "both": [(0, 16, 16), (4, 32, 40)]}
 PIXELS = (64, 16384)
 LAYER = {
-    "norm1": "ln1", "norm2": "ln2", "attn.proj": "attn_out", "attn.qkv": "attn_qkv",
+    "norm1": "ln1", "norm2": "ln2", "attn.proj": "attn_out", "attn.qkv": "attn_qkv", **{f"attn.{q}": f"attn_{q}" for q in "qkv"},
     "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down", "mlp.linear_fc1": "ffn_up", "mlp.linear_fc2": "ffn_down",
     "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "mlp.gate_proj": "ffn_gate",
 }
@@ -84,13 +84,21 @@ def together(name: str, pieces: list[np.ndarray]) -> np.ndarray:
 
 def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     """mmproj.gguf; what a reader gets, by the names below `model.visual.`."""
-    about, width = raw["vision_config"], raw.get("text_config", raw)["hidden_size"]
-    old = raw["model_type"] == "qwen2_vl"
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_clip_has_vision_encoder(True)
     writer.add_clip_projector_type(PROJECTORS.get(raw["model_type"], gguf.VisionProjectorType.QWEN3VL))
-    writer.add_vision_projection_dim(width)
+    (_, image), _ = processors(raw)
+    describe_images(writer, raw, (image.image_mean, image.image_std))
+    exact = write_images(writer, raw, tensors, matrix)
+    finish(writer)
+    return exact
+
+
+def describe_images(writer: gguf.GGUFWriter, raw: dict, colours: tuple) -> None:
+    """What the file says of the encoder, and of the means and deviations of images."""
+    about, old = raw["vision_config"], raw["model_type"] == "qwen2_vl"
+    writer.add_vision_projection_dim(raw.get("text_config", raw)["hidden_size"])
     side = int(about.get("num_position_embeddings", 0) ** 0.5) * about["patch_size"]
     writer.add_vision_image_size(side or 560)
     writer.add_vision_patch_size(about["patch_size"])
@@ -99,9 +107,8 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
     writer.add_vision_block_count(about["depth"])
     writer.add_vision_head_count(about["num_heads"])
     writer.add_vision_attention_layernorm_eps(1e-6)
-    (_, image), _ = processors(raw)
-    writer.add_vision_image_mean(list(image.image_mean))
-    writer.add_vision_image_std(list(image.image_std))
+    writer.add_vision_image_mean(list(colours[0]))
+    writer.add_vision_image_std(list(colours[1]))
     writer.add_vision_min_pixels(PIXELS[0])
     writer.add_vision_max_pixels(PIXELS[1])
     if vision.later(raw):
@@ -113,6 +120,10 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
         writer.add_vision_use_silu(True)
         writer.add_vision_n_wa_pattern(about["fullatt_block_indexes"][0] + 1)
         writer.add_uint32("clip.vision.window_size", about["window_size"])
+
+
+def write_images(writer: gguf.GGUFWriter, raw: dict, tensors: dict, matrix: Q) -> dict:
+    """The encoder's tensors; what a reader gets, by the names in `tensors`."""
     exact = {}
     for name, tensor in tensors.items():
         pieces = []
@@ -127,7 +138,6 @@ def write_encoder(path, raw: dict, tensors: dict, matrix: Q) -> dict:
             pieces.append(np.array(dequantize(data, kind), dtype=np.float32).reshape(w.shape))
         exact[name] = torch.from_numpy(together(name, pieces))
         assert torch.allclose(exact[name], tensor.float(), atol=0.05), name
-    finish(writer)
     return exact
 
 

@@ -341,16 +341,22 @@ def write_processors(of: Kind, folder) -> None:
         (folder / f"{name}.json").write_text(json.dumps(dict(sorted(values.items())), indent=2) + "\n")
 
 
+def build(of: Kind, seed: int):
+    """The model with its weights."""
+    thinker = of.raw["thinker_config"]
+    config = transformers.AutoConfig.for_model(thinker["model_type"], **{k: v for k, v in thinker.items() if k != "model_type"})
+    config._attn_implementation = "eager"
+    model = of.model(config).float().eval()
+    vision.fill(model, of.text, seed)
+    return model
+
+
 @torch.no_grad()
 def make(folder, tokenizer, seed: int, of: Kind = OMNI) -> None:
     """The model with its reference."""
     from tokenizers import AddedToken, Tokenizer
 
-    kind, thinker = of.model, of.raw["thinker_config"]
-    config = transformers.AutoConfig.for_model(thinker["model_type"], **{k: v for k, v in thinker.items() if k != "model_type"})
-    config._attn_implementation = "eager"
-    model = kind(config).float().eval()
-    vision.fill(model, of.text, seed)
+    model = build(of, seed)
     checkpoint.fresh(folder)
     extended = Tokenizer.from_str(tokenizer.to_str())
     extended.add_special_tokens([AddedToken(s, normalized=False, special=True) for s in EXTRA])
@@ -366,18 +372,24 @@ def make(folder, tokenizer, seed: int, of: Kind = OMNI) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(written, indent=2, ensure_ascii=False) + "\n")
     write_processors(of, folder)
     checkpoint.write_tensors(folder, on_disk(model))
-    loaded, info = kind.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    loaded, info = of.model.from_pretrained(
+        folder, config=model.config, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"], info
     loaded = loaded.eval()
     for key, value in models.state(model).items():
         assert torch.equal(value, loaded.state_dict()[key]), key
+    write_reference(of, loaded, folder, extended)
+
+
+@torch.no_grad()
+def write_reference(of: Kind, model, folder, tokenizer) -> None:
+    """A case of each kind with a clear greedy path, and what the feature extractor makes."""
     cases = []
     for name in CASES:
         for attempt in range(200):
             tail = vision.TAILS[attempt % 4]
-            found = case(of, loaded, extended, name, attempt * 11 + len(cases), tail)
+            found = case(of, model, tokenizer, name, attempt * 11 + len(cases), tail)
             if found:
                 cases.append(found)
                 break
@@ -396,4 +408,4 @@ def make(folder, tokenizer, seed: int, of: Kind = OMNI) -> None:
         folder / "reference.json",
     )
     size = sum(f.stat().st_size for f in folder.iterdir())
-    print(f"{folder.name:26} {size / 1000:7.0f} kB   {type(loaded).__name__}", flush=True)
+    print(f"{folder.name:26} {size / 1000:7.0f} kB   {type(model).__name__}", flush=True)

@@ -56,11 +56,13 @@ def spectrogram(samples, bands: int) -> torch.Tensor:
     return made["input_features"][0][:, made["attention_mask"][0].bool()]
 
 
+KIND = omni.Kind(
+    raw=RAW, text=TEXT, model=transformers.Qwen2_5OmniThinkerForConditionalGeneration, spectrogram=spectrogram,
+    tokens=lambda frames: int(_get_feat_extract_output_lengths(torch.tensor(frames))), processor=Qwen2_5OmniProcessor,
+    joined=True,
+)
+
+
 def make(folder, tokenizer, seed: int) -> None:
     """The model with its reference."""
-    kind = omni.Kind(
-        raw=RAW, text=TEXT, model=transformers.Qwen2_5OmniThinkerForConditionalGeneration, spectrogram=spectrogram,
-        tokens=lambda frames: int(_get_feat_extract_output_lengths(torch.tensor(frames))), processor=Qwen2_5OmniProcessor,
-        joined=True,
-    )
-    omni.make(folder, tokenizer, seed, kind)
+    omni.make(folder, tokenizer, seed, KIND)

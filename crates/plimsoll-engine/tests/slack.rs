@@ -248,7 +248,7 @@ fn every_component_of_fixtures(all_forms: bool, context_max: u32) {
                 && !name.starts_with("embedding")
                 && !name.starts_with("vl-")
                 && !name.starts_with("omni")
-                && !["asr", "whisper"].contains(&name.as_str())
+                && !["asr", "gguf-asr", "whisper"].contains(&name.as_str())
         })
         .filter(|name| all_forms || !is_another_form(name))
         .filter(|name| !["qwen3-moe", "qwen3-next", "qwen3.5", "qwen3.5-moe"].contains(&name.as_str()))

@@ -1,6 +1,6 @@
-//! The preparation of images for an encoder from an `mmproj` file, as a processor's files in the transformers layout would say it.
+//! The preparation of media for encoders from an `mmproj` file, as a processor's files in the transformers layout would say it.
 
-use plimsoll_formats::{Processor, Tower, Vision};
+use plimsoll_formats::{Audio, AudioTower, Processor, Tower, Vision};
 use serde_json::{Map, Value, json};
 
 /// Fewest and most pixels where the file names none: those of the published models' processors.
@@ -19,21 +19,31 @@ fn published_video(tower: Tower) -> Option<(u64, u64)> {
 /// The longer side of an image of Mistral 3, and the squares on a side of an image of SmolVLM, in published models.
 const LONGEST: u64 = 1540;
 const SQUARES: u64 = 4;
+/// Seconds to which the feature extractor of published Qwen2.5-Omni models fills up a clip.
+const CHUNK_SECONDS: u64 = 300;
 
 /// The texts of `preprocessor_config.json` and of `video_preprocessor_config.json`, where videos have a file of their own.
-pub(super) fn files(config: &Vision, processor: &Processor) -> (String, Option<String>) {
-    let (min, max) = published(config.tower);
-    let (min, max) = (processor.min_pixels.unwrap_or(min), processor.max_pixels.unwrap_or(max));
-    let image = text(config, processor, (min, max));
-    let video = match config.tower {
-        // A frame is one tile.
-        Tower::Intern(_) => Some(image.clone()),
-        tower => published_video(tower).map(|pixels| text(config, processor, pixels)),
-    };
-    (image, video)
+pub(super) fn files(config: Option<&Vision>, audio: Option<&Audio>, processor: &Processor) -> (String, Option<String>) {
+    let mut own = Map::new();
+    let mut video = None;
+    if let Some(config) = config {
+        let (min, max) = published(config.tower);
+        own = fields(config, processor, (processor.min_pixels.unwrap_or(min), processor.max_pixels.unwrap_or(max)));
+        video = match config.tower {
+            // A frame is one tile.
+            Tower::Intern(_) => Some(own.clone()),
+            tower => published_video(tower).map(|pixels| fields(config, processor, pixels)),
+        };
+    }
+    if audio.is_some_and(|audio| matches!(audio.tower, AudioTower::Chunks(_))) {
+        own.insert("chunk_length".to_owned(), json!(CHUNK_SECONDS));
+    }
+    let text = |fields| Value::Object(fields).to_string();
+    (text(own), video.map(text))
 }
 
-fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64)) -> String {
+/// What the file of an image processor says.
+fn fields(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64)) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut put = |key: &str, value: Value| fields.insert(key.to_owned(), value);
     put("patch_size", json!(config.patch));
@@ -81,13 +91,13 @@ fn text(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64))
             put("size", json!({"shortest_edge": shortest, "longest_edge": longest}));
         }
     }
-    let halves = (config.tower == Tower::Qwen3).then_some([0.5; 3]);
+    let halves = matches!(config.tower, Tower::Qwen3 | Tower::Omni).then_some([0.5; 3]);
     for (key, numbers) in [("image_mean", processor.mean.or(halves)), ("image_std", processor.std.or(halves))] {
         if let Some(numbers) = numbers {
             put(key, json!(numbers.map(decimal)));
         }
     }
-    Value::Object(fields).to_string()
+    fields
 }
 
 /// The shortest decimal number that is this f32: a processor's file has means as doubles of few digits.

@@ -79,9 +79,9 @@ impl MediaRules {
         if config.is_none() && audio.is_none() {
             return Ok(None);
         }
-        let [own, video, outer] = match (checkpoint.mmproj(), config) {
-            (MmprojState::Loaded { processor, .. }, Some(config)) => {
-                let (own, video) = mmproj::files(config, processor);
+        let [own, video, outer] = match checkpoint.mmproj() {
+            MmprojState::Loaded { processor, .. } => {
+                let (own, video) = mmproj::files(config, audio, processor);
                 [Some(own), video, None]
             }
             _ => [
@@ -214,7 +214,7 @@ fn defaults(config: &VisionConfig) -> String {
         return format!(r#"{{"size": {{"height": {side}, "width": {side}}}}}"#);
     }
     if let Tower::Siglip2(_) | Tower::Idefics3 | Tower::Pixtral(_) = config.tower {
-        return mmproj::files(config, &Processor::default()).0;
+        return mmproj::files(Some(config), None, &Processor::default()).0;
     }
     let (patch, merge, temporal) = (config.patch, config.merge, config.temporal);
     if let Tower::Gemma4(_) = config.tower {

@@ -1,13 +1,9 @@
 //! A tower that hears beside one that sees, and one alone, in the engine: answers are the reference's whatever runs beside them, audio clips are found again
 //! by content, and nothing larger than what was proven comes in.
 
-use std::sync::Arc;
-
 use plimsoll_engine::media::MediaItem;
-use plimsoll_engine::{EngineHandle, Host, Options, Refusal, Request, Transcript, start};
-use plimsoll_formats::Checkpoint;
+use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, Refusal, Request, Transcript, start};
 use plimsoll_models::Grid;
-use plimsoll_text::Tokenizer;
 use serde_json::Value;
 
 use crate::common::heard::{audio, cases_of, played, request, small};
@@ -22,17 +18,18 @@ fn engine(options: &Options) -> EngineHandle {
 const CHUNKS: &str = "omni2.5";
 /// A decoder that attends to an encoder's output.
 const WHISPER: &str = "whisper";
+/// Qwen3-ASR from GGUF, with a clip of eight seconds.
+const TRANSCRIBER: &str = "gguf-asr";
 /// Whose images have 70 tokens, which a step takes whole.
 const UNIFIED: &str = "vl-gemma4-unified-audio";
 
 fn engine_of(model: &str, options: &Options) -> EngineHandle {
     let rows = if model == UNIFIED { options.batch_max_tokens.max(96) } else { options.batch_max_tokens };
-    let options = &Options { batch_max_tokens: rows, ..options.clone() };
-    let dir = fixtures().join("models").join(model);
-    let checkpoint = Checkpoint::open(&dir).unwrap();
-    let tokenizer = Arc::new(Tokenizer::from_file(&dir.join("tokenizer.json")).unwrap());
+    let seconds = if model == TRANSCRIBER { Some(10) } else { options.max_audio_seconds };
+    let options = &Options { batch_max_tokens: rows, max_audio_seconds: seconds, ..options.clone() };
+    let loaded = LoadedModel::open(&fixtures().join("models").join(model)).unwrap();
     let host = Host::read(options).unwrap();
-    start(&checkpoint, tokenizer, options, &host, |_| {}).unwrap_or_else(|error| panic!("{error}"))
+    start(&loaded.checkpoint, loaded.tokenizer, options, &host, |_| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
 fn cases() -> Vec<Value> {
@@ -66,12 +63,30 @@ fn qwen2_5_omni_hears_what_transformers_hears() {
 
 #[test]
 fn qwen3_asr_hears_what_transformers_hears() {
-    right("asr");
-    let engine = engine_of("asr", &small(exact()));
-    let spec = engine.media().unwrap();
-    assert!(spec.image.is_none() && spec.video.is_none());
-    assert_eq!((spec.transcript(), spec.audio.as_ref().unwrap().rule.min_samples), (Some(Transcript::Tagged), 8000));
-    engine.stop();
+    for model in ["asr", TRANSCRIBER] {
+        right(model);
+        let engine = engine_of(model, &small(exact()));
+        let spec = engine.media().unwrap();
+        assert!(spec.image.is_none() && spec.video.is_none());
+        let shortest = spec.audio.as_ref().unwrap().rule.min_samples;
+        assert_eq!((spec.transcript(), shortest), (Some(Transcript::Tagged), 8000));
+        engine.stop();
+    }
+}
+
+#[test]
+fn omni_models_from_gguf_hear_what_transformers_hears() {
+    for model in ["vl-gguf-omni", "vl-gguf-omni2.5"] {
+        right(model);
+        let engine = engine_of(model, &exact());
+        let spec = engine.media().unwrap();
+        assert!(spec.image.is_some() && spec.video.is_some());
+        let longest = spec.audio.as_ref().unwrap().rule.max_seconds;
+        assert_eq!(spec.transcript(), Some(Transcript::Instructed));
+        // As the published feature extractors; without its file that of Qwen2.5-Omni would take 30 seconds.
+        assert!(longest > 30, "{model}: {longest}");
+        engine.stop();
+    }
 }
 
 #[test]
@@ -118,16 +133,19 @@ fn i9_audio_in_company_of_gemma_4() {
 #[test]
 fn i9_audio_in_company() {
     in_company("omni");
+    in_company("vl-gguf-omni");
 }
 
 #[test]
 fn i9_audio_in_company_of_chunks() {
     in_company(CHUNKS);
+    in_company("vl-gguf-omni2.5");
 }
 
 #[test]
 fn i9_audio_in_company_of_a_model_that_only_hears() {
     in_company("asr");
+    in_company(TRANSCRIBER);
 }
 
 fn in_company(model: &str) {

@@ -43,7 +43,7 @@ macro_rules! models {
                 let name = entry.unwrap().file_name().into_string().unwrap();
                 // `hybrid`, `embeddings`, `vision` and `audio` check weights set by hand, encoders and models for images and audio, which have
                 // references of another kind. Rerankers are checked as they are served.
-                let elsewhere = ["mtp-", "bert", "embedding", "rerank-", "vl-", "omni", "asr", "whisper"].iter().any(|kind| name.starts_with(kind));
+                let elsewhere = ["mtp-", "bert", "embedding", "rerank-", "vl-", "omni", "asr", "gguf-asr", "whisper"].iter().any(|kind| name.starts_with(kind));
                 assert!(known.contains(&name.as_str()) || elsewhere, "no test for fixture '{name}'");
             }
         }

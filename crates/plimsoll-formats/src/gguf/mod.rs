@@ -47,7 +47,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     let mut files = Vec::new();
     let first = add_file(&mut files, path, None)?;
     if first.meta.str("general.architecture").is_some_and(mmproj::is_encoder) {
-        let what = "the vision encoder of a model, not a model; serve the model's own file, and this one with --mmproj";
+        let what = "the encoders of a model, not a model; serve the model's own file, and this one with --mmproj";
         return Err(FormatError::NotACheckpoint { path: path.clone(), reason: what.to_owned() });
     }
     let architecture = first.architecture;

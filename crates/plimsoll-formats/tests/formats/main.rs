@@ -8,6 +8,7 @@ mod families;
 mod hybrids;
 mod layer_facts;
 mod mmproj;
+mod mmproj_audio;
 mod mutations;
 mod packed;
 mod qwen4;

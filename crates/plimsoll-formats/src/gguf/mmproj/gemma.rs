@@ -2,10 +2,10 @@
 //!
 //! Reference: llama.cpp, `conversion/gemma.py`, `tools/mtmd/models/siglip.cpp` and `gemma4v.cpp`.
 
+use super::Refusal;
 use super::parts::{
-    EPS, File, Own, Read, SCALE_FACTOR, fits, of_images, of_layer, scale, siglip_name, table_side, token,
+    EPS, File, ImageEncoder, Own, SCALE_FACTOR, fits, of_images, of_layer, scale, siglip_name, table_side, token,
 };
-use super::{Refusal, gemma_audio};
 use crate::activation::Activation;
 use crate::error::FormatError;
 use crate::vision::{Gemma4, Tower, Vision};
@@ -15,7 +15,7 @@ const MERGE: usize = 4;
 const GEMMA4_MERGE: usize = 3;
 
 /// Reads Gemma 3's encoder.
-pub(super) fn siglip(file: &File<'_>) -> Result<Read, Refusal> {
+pub(super) fn siglip(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     fits(file.tensors.shape("mm.input_projection.weight")?.last(), file.config)?;
     of_images(file, &EPS, || {
         let table_side = table_side(&file.tensors)?;
@@ -32,10 +32,10 @@ pub(super) fn siglip(file: &File<'_>) -> Result<Read, Refusal> {
 
 /// Reads Gemma 4's encoder. What the file does not hold is that of published models: the activation, and that the tokens of an image
 /// see each other in all sizes but those with an embedding for each layer.
-pub(super) fn gemma4(file: &File<'_>) -> Result<Read, Refusal> {
-    let File { keys, tensors, model, config } = file;
+pub(super) fn gemma4(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
+    let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.input_projection.weight")?.first(), config)?;
-    let read = of_images(file, &EPS, || {
+    of_images(file, &EPS, || {
         let table = tensors.shape("v.position_embd.weight")?;
         let &[2, positions, _] = table else {
             return Err(FormatError::Gguf(format!("v.position_embd.weight has shape {table:?}")).into());
@@ -56,8 +56,7 @@ pub(super) fn gemma4(file: &File<'_>) -> Result<Read, Refusal> {
             image,
             renamed: gemma4_renamed,
         })
-    })?;
-    Ok(Read { audio: gemma_audio::read(file)?, ..read })
+    })
 }
 
 /// The canonical name of a tensor of Gemma 3.

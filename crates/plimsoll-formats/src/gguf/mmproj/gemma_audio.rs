@@ -4,28 +4,21 @@
 //! models: chunks of 12 rows, which see as many before, scores up to 50, feed-forward parts that count by half.
 
 use super::Refusal;
-use super::parts::{File, token};
+use super::parts::{AudioEncoder, File, token};
 use crate::activation::Activation;
 use crate::audio::{Audio, AudioTower, Conformer};
 use crate::bounds::{DEPTH_MAX, within};
 use crate::error::FormatError;
-use crate::gguf::keys::Keys;
 
-/// The type of this encoder.
-const PROJECTOR: &str = "gemma4a";
 /// Rows that a row sees, itself included.
 const SEEN: usize = 12;
 const CAP: f32 = 50.0;
 const RESIDUAL: f32 = 0.5;
 const BOUND: f32 = 1e10;
 
-/// Reads the encoder; none where the file has none of this type.
-pub(super) fn read(file: &File<'_>) -> Result<Option<Audio>, Refusal> {
-    let (meta, tensors) = (file.keys.meta, &file.tensors);
-    if meta.str("clip.audio.projector_type") != Some(PROJECTOR) || meta.bool("clip.has_audio_encoder") == Some(false) {
-        return Ok(None);
-    }
-    let keys = Keys { meta, prefix: "clip.audio" };
+/// Reads the encoder.
+pub(super) fn read(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
+    let File { keys, tensors, .. } = file;
     let shape = |name: &str, dims: usize| match tensors.shape(name)? {
         shape if shape.len() == dims => Ok(shape),
         shape => Err(FormatError::Gguf(format!("{name} has shape {shape:?}, expected {dims} dimensions"))),
@@ -33,7 +26,7 @@ pub(super) fn read(file: &File<'_>) -> Result<Option<Audio>, Refusal> {
     let channels = [shape("a.conv1d.0.weight", 4)?[0], shape("a.conv1d.1.weight", 4)?[0]];
     let depth = keys.need("block_count")?;
     within("audio layers", depth, DEPTH_MAX)?;
-    Ok(Some(Audio {
+    let audio = Audio {
         depth,
         hidden_size: keys.need("embedding_length")?,
         heads: keys.need("attention.head_count")?,
@@ -51,11 +44,12 @@ pub(super) fn read(file: &File<'_>) -> Result<Option<Audio>, Refusal> {
             clipped: tensors.has("a.blk.0.attn_q.input_max"),
             output: shape("a.pre_encode.out.weight", 2)?[0],
         }),
-    }))
+    };
+    Ok(AudioEncoder { audio, renamed })
 }
 
 /// The canonical name of one of its tensors.
-pub(super) fn renamed(name: &str) -> Option<String> {
+fn renamed(name: &str) -> Option<String> {
     if let Some((layer, rest)) = name.strip_prefix("a.blk.").and_then(|rest| rest.split_once('.')) {
         let (layer, (part, leaf)) = (layer.parse::<usize>().ok()?, rest.rsplit_once('.')?);
         return Some(format!("audio.layers.{layer}.{}", part_of_layer(part, leaf)?));

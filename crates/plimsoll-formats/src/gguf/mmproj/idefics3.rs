@@ -3,7 +3,7 @@
 //! Reference: llama.cpp, `conversion/smolvlm.py` and `tools/mtmd/models/siglip.cpp`.
 
 use super::Refusal;
-use super::parts::{File, Own, Read, fits, of_images, scale, siglip_name, table_side, token};
+use super::parts::{File, ImageEncoder, Own, fits, of_images, scale, siglip_name, table_side, token};
 use crate::activation::Activation;
 use crate::vision::{Tower, Vision, distinct_places};
 
@@ -14,7 +14,7 @@ const MERGE: usize = 2;
 const EPS: [f32; 2] = [1e-6, 1e-5];
 
 /// Reads the encoder.
-pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
+pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     fits(file.tensors.shape("mm.model.fc.weight")?.first(), file.config)?;
     of_images(file, &EPS, || {
         let table_side = table_side(&file.tensors)?;

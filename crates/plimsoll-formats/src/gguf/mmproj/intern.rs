@@ -4,7 +4,7 @@
 //! with a bias are layer norms.
 
 use super::Refusal;
-use super::parts::{EPS, File, Own, Read, fits, leaved, of_images, of_layer, scale, side, token};
+use super::parts::{EPS, File, ImageEncoder, Own, fits, leaved, of_images, of_layer, scale, side, token};
 use crate::activation::Activation;
 use crate::directory::Entry;
 use crate::vision::{Intern, Tower, Vision};
@@ -16,8 +16,8 @@ const CLASS: &str = "visual.embeddings.cls_token";
 const POSITIONS: &str = "visual.embeddings.position_embeddings";
 
 /// Reads the encoder.
-pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
-    let File { keys, tensors, model, config } = file;
+pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
+    let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.model.mlp.3.weight")?.first(), config)?;
     of_images(file, &EPS, || {
         let table_side = side(tensors.shape("v.position_embd.weight")?)?;

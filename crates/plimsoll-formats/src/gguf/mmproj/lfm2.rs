@@ -3,7 +3,7 @@
 //! Reference: llama.cpp, `conversion/lfm2.py` and `tools/mtmd/models/siglip.cpp`.
 
 use super::Refusal;
-use super::parts::{EPS, File, Own, Read, SCALE_FACTOR, fits, of_images, siglip_name, table_side, token};
+use super::parts::{EPS, File, ImageEncoder, Own, SCALE_FACTOR, fits, of_images, siglip_name, table_side, token};
 use crate::activation::Activation;
 use crate::vision::{Siglip2, Tower, Vision};
 
@@ -11,8 +11,8 @@ use crate::vision::{Siglip2, Tower, Vision};
 const MERGE: usize = 2;
 
 /// Reads the encoder.
-pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
-    let File { keys, tensors, model, config } = file;
+pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
+    let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
     of_images(file, &EPS, || {
         let tower = Tower::Siglip2(Siglip2 {

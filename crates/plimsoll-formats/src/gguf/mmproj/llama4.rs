@@ -4,7 +4,7 @@
 //! is a matrix, so that the side of a patch is in the metadata alone.
 
 use super::Refusal;
-use super::parts::{File, Own, Read, fits, leaved, of_images, of_layer, scale, side, token};
+use super::parts::{File, ImageEncoder, Own, fits, leaved, of_images, of_layer, scale, side, token};
 use crate::activation::Activation;
 use crate::error::FormatError;
 use crate::vision::{Llama4, Tower, Vision};
@@ -15,8 +15,8 @@ const EPS: [f32; 1] = [1e-5];
 const MERGE: usize = 2;
 
 /// Reads the encoder.
-pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
-    let File { keys, tensors, model, config } = file;
+pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
+    let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.model.fc.weight")?.first(), config)?;
     let read = of_images(file, &EPS, || {
         let table_side = side(tensors.shape("v.position_embd.weight")?)?;

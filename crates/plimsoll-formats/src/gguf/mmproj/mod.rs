@@ -1,8 +1,8 @@
 //! The encoders of a GGUF model: they stand in a second file, which llama.cpp's converter calls `mmproj`.
 //!
-//! `beside` finds the file, `tower` makes the encoder's configuration of its metadata, `names` maps its tensors. Reference:
+//! `beside` finds the file, `tower` makes the encoders' configurations of its metadata, `names` maps its tensors. Reference:
 //! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `gemma_audio`,
-//! `idefics3`, `intern`, `lfm2`, `llama4` and `pixtral` have both for the families of their names.
+//! `idefics3`, `intern`, `lfm2`, `llama4`, `pixtral` and `qwen_audio` have both for the families of their names.
 
 mod beside;
 mod gemma;
@@ -14,6 +14,7 @@ mod llama4;
 mod names;
 mod parts;
 mod pixtral;
+mod qwen_audio;
 mod tower;
 
 use super::{Opened, add_file};
@@ -21,12 +22,11 @@ use crate::error::{FormatError, quote};
 use std::path::{Path, PathBuf};
 
 pub(crate) use beside::is_mmproj;
-use parts::Read;
 
 /// `general.architecture` of these files.
 const ARCHITECTURE: &str = "clip";
 
-/// Which file gives a GGUF model its vision encoder.
+/// Which file gives a GGUF model its encoders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mmproj {
     /// An `mmproj` file beside the model, if there is one.
@@ -38,13 +38,13 @@ pub enum Mmproj {
     File(PathBuf),
 }
 
-/// What became of the vision encoder's file.
+/// What became of the encoders' file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum MmprojState {
     /// There is none, or it was not asked for.
     #[default]
     None,
-    /// Its encoder is part of the checkpoint.
+    /// Its encoders are part of the checkpoint.
     Loaded {
         /// The file.
         path: PathBuf,
@@ -128,7 +128,7 @@ pub(super) fn is_encoder(architecture: &str) -> bool {
     architecture == ARCHITECTURE
 }
 
-/// Maps the file and adds its encoder and its tensors to the model.
+/// Maps the file and adds its encoders and their tensors to the model.
 fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
     let header = add_file(&mut opened.files, path, None)?;
     let architecture = header.meta.str("general.architecture").unwrap_or_default();
@@ -140,11 +140,14 @@ fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
     }
     let read = tower::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
     let entries = names::canonical(&read, header.entries)?;
-    let Read { vision, audio, sections, processor, .. } = read;
     opened.directory = std::mem::take(&mut opened.directory).with(entries)?;
-    opened.config.vision = Some(vision);
-    opened.config.audio = audio;
-    opened.config.rope_sections = sections;
+    opened.config.audio = read.audio.map(|encoder| encoder.audio);
+    let mut processor = Processor::default();
+    if let Some(images) = read.images {
+        opened.config.vision = Some(images.vision);
+        opened.config.rope_sections = images.sections;
+        processor = images.processor;
+    }
     opened.config.check()?;
     Ok(processor)
 }

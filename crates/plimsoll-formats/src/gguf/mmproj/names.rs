@@ -1,7 +1,7 @@
 //! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.` and `audio.`.
 
-use super::parts::Read;
-use super::{Refusal, gemma_audio, intern, pixtral};
+use super::parts::{ImageEncoder, Read};
+use super::{Refusal, intern, pixtral, qwen_audio};
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::vision::{Tower, Vision};
@@ -9,23 +9,36 @@ use crate::vision::{Tower, Vision};
 /// The patch embedding is a convolution over two frames, which the converter takes apart.
 const PATCHES: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
 
+/// Tensors for programs that do not compute or look up their values.
+const UNUSED: [&str; 2] = [pixtral::IMG_BREAK, qwen_audio::POSITIONS];
+
 /// How a family calls the parts of a layer and of a merger in transformers.
 struct Spelling {
     up: &'static str,
     down: &'static str,
     merger_norm: &'static str,
     merger: [&'static str; 2],
+    /// The mergers of inner layers.
+    deepstack: &'static str,
 }
 
 fn spelling(tower: Tower) -> Spelling {
-    let qwen2 = Spelling { up: "mlp.fc1", down: "mlp.fc2", merger_norm: "ln_q", merger: ["mlp.0", "mlp.2"] };
+    let qwen2 = Spelling {
+        up: "mlp.fc1",
+        down: "mlp.fc2",
+        merger_norm: "ln_q",
+        merger: ["mlp.0", "mlp.2"],
+        deepstack: "merger_list",
+    };
+    let qwen3 = Spelling { up: "mlp.linear_fc1", down: "mlp.linear_fc2", ..qwen2 };
     match tower {
-        Tower::Qwen2_5 => Spelling { up: "mlp.up_proj", down: "mlp.down_proj", ..qwen2 },
+        Tower::Qwen2_5 | Tower::Omni2_5 => Spelling { up: "mlp.up_proj", down: "mlp.down_proj", ..qwen2 },
+        Tower::Omni => qwen3,
         Tower::Qwen3 => Spelling {
-            up: "mlp.linear_fc1",
-            down: "mlp.linear_fc2",
             merger_norm: "norm",
             merger: ["linear_fc1", "linear_fc2"],
+            deepstack: "deepstack_merger_list",
+            ..qwen3
         },
         _ => qwen2,
     }
@@ -33,32 +46,29 @@ fn spelling(tower: Tower) -> Spelling {
 
 /// The encoders' tensors by their canonical names; those of an audio encoder of an unknown type are left out.
 pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, Refusal> {
-    let vision = &read.vision;
+    let frames = read.images.as_ref().map_or(1, |images| images.vision.temporal);
     let mut named = Vec::with_capacity(entries.len());
     let mut patches = [None, None];
     for mut entry in entries {
         let frame = PATCHES.iter().position(|name| *name == entry.name);
-        if let Some(frame) = frame.filter(|_| vision.temporal == PATCHES.len()) {
+        if let Some(frame) = frame.filter(|_| frames == PATCHES.len()) {
             patches[frame] = Some(entry);
             continue;
         }
         let is_audio = entry.name.starts_with("a.") || entry.name.starts_with("mm.a.");
-        if is_audio && read.audio.is_none() || entry.name == pixtral::IMG_BREAK {
+        if is_audio && read.audio.is_none() || UNUSED.contains(&entry.name.as_str()) {
             continue;
         }
-        let name = match is_audio {
-            true => gemma_audio::renamed(&entry.name),
-            false => (read.renamed)(vision, read.swapped, &entry.name),
-        };
-        let Some(name) = name else {
+        let Some(name) = renamed(read, is_audio, &entry.name) else {
             let what = format!("tensor {} in an encoder of this type; fetch another mmproj file", quote(&entry.name));
             return Err(FormatError::Unsupported(what).into());
         };
         entry.name = name;
         intern::shaped(&mut entry);
+        qwen_audio::shaped(&mut entry);
         named.push(entry);
     }
-    if vision.temporal != PATCHES.len() {
+    if frames != PATCHES.len() {
         return Ok(named);
     }
     match patches {
@@ -69,6 +79,15 @@ pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, 
         }
     }
     Ok(named)
+}
+
+/// The canonical name of a tensor of one of the encoders.
+fn renamed(read: &Read, is_audio: bool, name: &str) -> Option<String> {
+    if is_audio {
+        return (read.audio.as_ref()?.renamed)(name);
+    }
+    let ImageEncoder { vision, swapped, renamed, .. } = read.images.as_ref()?;
+    renamed(vision, *swapped, name)
 }
 
 /// One weight of shape [out, channels, 2, height, width] from its two frames.
@@ -100,7 +119,7 @@ fn joined(first: Entry, second: Entry) -> Result<Entry, FormatError> {
 /// The canonical name of a tensor of the Qwens.
 pub(super) fn qwen(vision: &Vision, swapped: bool, name: &str) -> Option<String> {
     let (module, leaf) = name.rsplit_once('.').filter(|(_, leaf)| ["weight", "bias"].contains(leaf))?;
-    let Spelling { up, down, merger_norm, merger } = spelling(vision.tower);
+    let Spelling { up, down, merger_norm, merger, deepstack } = spelling(vision.tower);
     let (up, down) = if swapped { (down, up) } else { (up, down) };
     if let Some((layer, part)) = module.strip_prefix("v.blk.").and_then(|rest| rest.split_once('.')) {
         let layer: usize = layer.parse().ok()?;
@@ -114,7 +133,7 @@ pub(super) fn qwen(vision: &Vision, swapped: bool, name: &str) -> Option<String>
             "attn_out" => "attn.proj",
             "ffn_up" => up,
             "ffn_down" => down,
-            "ffn_gate" if vision.tower == Tower::Qwen2_5 => "mlp.gate_proj",
+            "ffn_gate" if matches!(vision.tower, Tower::Qwen2_5 | Tower::Omni2_5) => "mlp.gate_proj",
             _ => return None,
         };
         return Some(format!("visual.blocks.{layer}.{part}.{leaf}"));
@@ -123,12 +142,12 @@ pub(super) fn qwen(vision: &Vision, swapped: bool, name: &str) -> Option<String>
         let layer: usize = layer.parse().ok()?;
         let level = vision.deepstack.iter().position(|known| *known == layer)?;
         let part = match part {
-            "norm" => "norm",
-            "fc1" => "linear_fc1",
-            "fc2" => "linear_fc2",
+            "norm" => merger_norm,
+            "fc1" => merger[0],
+            "fc2" => merger[1],
             _ => return None,
         };
-        return Some(format!("visual.deepstack_merger_list.{level}.{part}.{leaf}"));
+        return Some(format!("visual.{deepstack}.{level}.{part}.{leaf}"));
     }
     let part = match module {
         "v.patch_embd" if vision.table_side > 0 => "patch_embed.proj".to_owned(),

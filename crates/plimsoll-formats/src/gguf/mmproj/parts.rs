@@ -22,13 +22,26 @@ pub(super) struct File<'a> {
     pub(super) tensors: Tensors<'a>,
     pub(super) model: &'a GgufMeta,
     pub(super) config: &'a ModelConfig,
+    /// The type of the audio encoder, where the file names one.
+    pub(super) audio: Option<&'a str>,
 }
 
-/// What a file gives.
+/// What a file gives: an encoder of images, one of audio, or both.
 pub(super) struct Read {
+    pub(super) images: Option<ImageEncoder>,
+    pub(super) audio: Option<AudioEncoder>,
+}
+
+/// The audio encoder of a file.
+pub(super) struct AudioEncoder {
+    pub(super) audio: Audio,
+    /// The canonical name of a tensor.
+    pub(super) renamed: fn(&str) -> Option<String>,
+}
+
+/// The encoder of images of a file.
+pub(super) struct ImageEncoder {
     pub(super) vision: Vision,
-    /// The audio encoder, where the file has one of a known type.
-    pub(super) audio: Option<Audio>,
     /// Of the model's positions in time, height and width, where it has them.
     pub(super) sections: Option<RopeSections>,
     pub(super) processor: Processor,
@@ -46,7 +59,7 @@ pub(super) struct Own {
     pub(super) table_side: usize,
     /// The token that stands for an image.
     pub(super) image: u32,
-    /// As in [`Read`].
+    /// As in [`ImageEncoder`].
     pub(super) renamed: fn(&Vision, bool, &str) -> Option<String>,
 }
 
@@ -175,7 +188,7 @@ pub(super) fn of_images(
     File { keys, tensors, .. }: &File<'_>,
     eps: &[f32],
     own: impl FnOnce() -> Result<Own, Refusal>,
-) -> Result<Read, Refusal> {
+) -> Result<ImageEncoder, Refusal> {
     let (depth, hidden_size) = layers(keys, eps)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
     let (channels, patch) = patch(keys, tensors)?;
@@ -192,7 +205,7 @@ pub(super) fn of_images(
         table_side,
         ..Vision::of_images(tower, MediaTokens { image, video: image })
     };
-    Ok(Read { vision, audio: None, sections: None, processor: processor(keys)?, swapped, renamed })
+    Ok(ImageEncoder { vision, sections: None, processor: processor(keys)?, swapped, renamed })
 }
 
 /// The number of a layer, and a tensor's part and leaf in it, of a name behind `v.blk.`. The two feed-forward projections have each

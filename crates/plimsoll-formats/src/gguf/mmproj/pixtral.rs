@@ -4,7 +4,7 @@
 //! key projections, so that the numbers of a rotary pair are neighbours.
 
 use super::Refusal;
-use super::parts::{File, Own, Read, fits, of_images, of_layer, token};
+use super::parts::{File, ImageEncoder, Own, fits, of_images, of_layer, token};
 use crate::activation::Activation;
 use crate::vision::{Pixtral, Tower, Vision};
 
@@ -14,8 +14,8 @@ const EPS: [f32; 1] = [1e-5];
 pub(super) const IMG_BREAK: &str = "v.token_embd.img_break";
 
 /// Reads the encoder.
-pub(super) fn read(file: &File<'_>) -> Result<Read, Refusal> {
-    let File { keys, tensors, model, config } = file;
+pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
+    let File { keys, tensors, model, config, .. } = file;
     if !tensors.has("mm.patch_merger.weight") {
         let why =
             "it has no mm.patch_merger.weight, as Pixtral 12B; supported are the encoders of Mistral 3 and Ministral 3";

@@ -1,9 +1,12 @@
-//! Metadata of an `mmproj` file → the vision encoder's configuration, with the conventions of llama.cpp's converter.
+//! Metadata of an `mmproj` file → the encoders' configurations, with the conventions of llama.cpp's converter.
 //!
 //! Some sizes are read off the tensors, because old files have other numbers in the metadata.
 
-use super::parts::{EPS, File, Read, Tensors, feed_forward, fits, layers, patch, processor, table_side, token};
-use super::{Refusal, gemma, idefics3, intern, lfm2, llama4, names, pixtral};
+use super::parts::{
+    AudioEncoder, EPS, File, ImageEncoder, Read, Tensors, feed_forward, fits, layers, patch, processor, table_side,
+    token,
+};
+use super::{Refusal, gemma, gemma_audio, idefics3, intern, lfm2, llama4, names, pixtral, qwen_audio};
 use crate::activation::Activation;
 use crate::config::ModelConfig;
 use crate::directory::Entry;
@@ -12,14 +15,23 @@ use crate::gguf::keys::Keys;
 use crate::gguf::meta::{GgufMeta, GgufValue};
 use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 
-/// Reads a family's encoder.
-type Reader = fn(&File<'_>) -> Result<Read, Refusal>;
+/// Reads a family's encoder of images.
+type Reader = fn(&File<'_>) -> Result<ImageEncoder, Refusal>;
+/// Reads a family's audio encoder, which stands alone in its file or not.
+type AudioReader = fn(&File<'_>, bool) -> Result<AudioEncoder, Refusal>;
+/// A type of projector: its name, what reads the encoder, and the architectures of the models that it belongs to.
+type Row<R> = (&'static str, R, &'static [&'static str]);
 
-/// One row a type of projector: what reads the encoder, and the architectures of the models that it belongs to.
-const PROJECTORS: [(&str, Reader, &[&str]); 10] = [
+/// Encoders of images.
+const PROJECTORS: [Row<Reader>; 11] = [
     ("qwen2vl_merger", |file| qwen(Tower::Qwen2, file), &["qwen2vl"]),
-    ("qwen2.5vl_merger", |file| qwen(Tower::Qwen2_5, file), &["qwen2vl"]),
-    ("qwen3vl_merger", |file| qwen(Tower::Qwen3, file), &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"]),
+    ("qwen2.5vl_merger", |file| qwen(beside(file, "qwen2a", Tower::Omni2_5, Tower::Qwen2_5), file), &["qwen2vl"]),
+    ("qwen2.5o", |file| qwen(Tower::Omni2_5, file), &["qwen2vl"]),
+    (
+        "qwen3vl_merger",
+        |file| qwen(beside(file, "qwen3a", Tower::Omni, Tower::Qwen3), file),
+        &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"],
+    ),
     ("gemma3", gemma::siglip, &["gemma3"]),
     ("gemma4v", gemma::gemma4, &["gemma4"]),
     ("lfm2", lfm2::read, &["lfm2", "lfm2moe"]),
@@ -29,30 +41,139 @@ const PROJECTORS: [(&str, Reader, &[&str]); 10] = [
     ("internvl", intern::read, &["qwen2", "qwen3", "qwen3moe", "llama"]),
 ];
 
+/// Audio encoders.
+const AUDIO_PROJECTORS: [Row<AudioReader>; 4] = [
+    ("qwen2.5o", |file, _| qwen_audio::chunks(file), &["qwen2vl"]),
+    // Of Qwen2-Audio, too, which is no `qwen2vl`.
+    ("qwen2a", |file, _| qwen_audio::chunks(file), &["qwen2vl"]),
+    ("qwen3a", qwen_audio::windows, &["qwen3vl", "qwen3vlmoe"]),
+    ("gemma4a", |file, _| gemma_audio::read(file), &["gemma4"]),
+];
+
 /// Side in pixels of Qwen2.5-VL's windows. Converters do not write it.
 const WINDOW: usize = 112;
-/// Steps of time to a second of video in every published Qwen2.5-VL. Converters do not write it.
-const STEPS_PER_SECOND: u32 = 2;
 
-/// Reads the encoder that `meta` and `entries` describe, for a model of this metadata and configuration.
+/// Reads the encoders that `meta` and `entries` describe, for a model of this metadata and configuration.
 pub(super) fn read(
     meta: &GgufMeta,
     entries: &[Entry],
     model: &GgufMeta,
     config: &ModelConfig,
 ) -> Result<Read, Refusal> {
-    let read = reader(meta, model)?;
-    read(&File { keys: Keys { meta, prefix: "clip.vision" }, tensors: Tensors(entries), model, config })
+    let types = Types::of(meta)?;
+    let file =
+        |prefix| File { keys: Keys { meta, prefix }, tensors: Tensors(entries), model, config, audio: types.audio };
+    let images = types.images.map(|name| {
+        let known = known(&PROJECTORS, name).ok_or_else(|| unknown("clip.projector_type", name, &PROJECTORS))?;
+        for_model(known, "clip.projector_type", model)?(&file("clip.vision"))
+    });
+    let audio = types.audio.map(|name| match known(&AUDIO_PROJECTORS, name) {
+        Some(known) => {
+            let read = for_model(known, "clip.audio.projector_type", model)?;
+            read(&file("clip.audio"), types.images.is_none()).map(Some)
+        }
+        // Beside an encoder of images it is left out.
+        None if types.images.is_some() => Ok(None),
+        None => Err(unknown("clip.audio.projector_type", name, &AUDIO_PROJECTORS)),
+    });
+    Ok(Read { images: images.transpose()?, audio: audio.transpose()?.flatten() })
 }
 
-/// Reads the encoder of a Qwen.
-fn qwen(tower: Tower, file: &File<'_>) -> Result<Read, Refusal> {
-    let File { keys, tensors, model, config } = file;
+/// The types of projector that a file names, of images and of audio.
+struct Types<'a> {
+    images: Option<&'a str>,
+    audio: Option<&'a str>,
+}
+
+impl<'a> Types<'a> {
+    /// There is one at least.
+    fn of(meta: &'a GgufMeta) -> Result<Self, Refusal> {
+        let [images, audio] = ["clip.has_vision_encoder", "clip.has_audio_encoder"].map(|key| meta.bool(key));
+        // The name of both, where each has none of its own.
+        let both = meta.str("clip.projector_type");
+        let own = meta.str("clip.audio.projector_type");
+        let audio_type = match audio {
+            Some(true) => own.or(both),
+            Some(false) => None,
+            None => own,
+        };
+        // Converters leave out the key of an encoder that the file lacks. Files of one encoder may have neither key.
+        if images.unwrap_or(audio != Some(true)) {
+            let named = meta.str("clip.vision.projector_type").or(both);
+            let missing = || FormatError::Gguf("clip.projector_type is missing".to_owned());
+            return Ok(Types { images: Some(named.ok_or_else(missing)?), audio: audio_type });
+        }
+        match (audio_type, audio) {
+            (Some(_), _) => Ok(Types { images: None, audio: audio_type }),
+            (None, Some(true)) => Err(FormatError::Gguf("clip.audio.projector_type is missing".to_owned()).into()),
+            _ => {
+                let next = "media need a file with an encoder";
+                Err(Refusal::Unfit(format!(
+                    "it holds no vision encoder (clip.has_vision_encoder is false) and no audio encoder; {next}"
+                )))
+            }
+        }
+    }
+}
+
+/// The row of this name.
+fn known<R: Copy>(table: &[Row<R>], name: &str) -> Option<Row<R>> {
+    table.iter().find(|(known, ..)| *known == name).copied()
+}
+
+/// The refusal of a type that the table lacks.
+fn unknown<R>(key: &str, name: &str, table: &[Row<R>]) -> Refusal {
+    let supported = table.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join(", ");
+    Refusal::Unfit(format!("{key} is {}; supported are {supported}", quote(name)))
+}
+
+/// What reads the encoder, if it is for this model.
+fn for_model<R>((name, reader, architectures): Row<R>, key: &str, model: &GgufMeta) -> Result<R, Refusal> {
+    let own = model.str("general.architecture").unwrap_or_default();
+    match architectures.contains(&own) {
+        true => Ok(reader),
+        false => Err(Refusal::Unfit(format!(
+            "{key} {name:?} is for the architectures {}, the model's is {}: use the mmproj file of the same model",
+            architectures.join(", "),
+            quote(own)
+        ))),
+    }
+}
+
+/// The tower `with` an audio encoder of this type, or `alone`.
+fn beside(file: &File<'_>, audio: &str, with: Tower, alone: Tower) -> Tower {
+    if file.audio == Some(audio) { with } else { alone }
+}
+
+/// Steps of time to a second of video in published models. Converters do not write them.
+fn steps_per_second(tower: Tower) -> Option<u32> {
+    match tower {
+        Tower::Qwen2_5 => Some(2),
+        Tower::Omni2_5 => Some(25),
+        Tower::Omni => Some(13),
+        _ => None,
+    }
+}
+
+/// The tokens that stand for images and videos.
+fn media_tokens(tower: Tower, model: &GgufMeta) -> Result<MediaTokens, Refusal> {
+    let [image, video] = match tower {
+        Tower::Omni2_5 => ["<|IMAGE|>", "<|VIDEO|>"],
+        _ => ["<|image_pad|>", "<|video_pad|>"],
+    };
+    Ok(MediaTokens { image: token(model, image)?, video: token(model, video)? })
+}
+
+/// Reads the encoder of images of a Qwen.
+fn qwen(tower: Tower, file: &File<'_>) -> Result<ImageEncoder, Refusal> {
+    let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
     let (depth, hidden_size) = layers(keys, &EPS)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
     let (channels, patch) = patch(keys, tensors)?;
-    let (window, full_layers) = if tower == Tower::Qwen2_5 { windows(keys, depth)? } else { (None, Vec::new()) };
+    let windowed = matches!(tower, Tower::Qwen2_5 | Tower::Omni2_5);
+    let learned = matches!(tower, Tower::Qwen3 | Tower::Omni);
+    let (window, full_layers) = if windowed { windows(keys, depth)? } else { (None, Vec::new()) };
     let vision = Vision {
         tower,
         depth,
@@ -68,40 +189,15 @@ fn qwen(tower: Tower, file: &File<'_>) -> Result<Read, Refusal> {
         patch,
         temporal: 2,
         merge: keys.size("spatial_merge_size")?.unwrap_or(2),
-        table_side: if tower == Tower::Qwen3 { table_side(tensors)? } else { 0 },
-        deepstack: deepstack(keys, depth, model)?,
+        table_side: if learned { table_side(tensors)? } else { 0 },
+        deepstack: deepstack(keys, depth, tower, model)?,
         window,
         full_layers,
-        steps_per_second: (tower == Tower::Qwen2_5).then_some(STEPS_PER_SECOND),
-        tokens: MediaTokens { image: token(model, "<|image_pad|>")?, video: token(model, "<|video_pad|>")? },
+        steps_per_second: steps_per_second(tower),
+        tokens: media_tokens(tower, model)?,
     };
     let (sections, processor) = (Some(sections(model, tower)?), processor(keys)?);
-    Ok(Read { vision, audio: None, sections, processor, swapped, renamed: names::qwen })
-}
-
-/// What reads the encoder, if it is of a known type and for this model.
-fn reader(meta: &GgufMeta, model: &GgufMeta) -> Result<Reader, Refusal> {
-    let known = || PROJECTORS.map(|(name, ..)| name).join(", ");
-    if meta.bool("clip.has_vision_encoder") == Some(false) {
-        let next = "images need a file with a vision encoder";
-        return Err(Refusal::Unfit(format!("it holds no vision encoder (clip.has_vision_encoder is false); {next}")));
-    }
-    let named = meta.str("clip.vision.projector_type").or(meta.str("clip.projector_type"));
-    let Some(name) = named else {
-        return Err(FormatError::Gguf("clip.projector_type is missing".to_owned()).into());
-    };
-    let Some((_, reader, architectures)) = PROJECTORS.iter().find(|(known, ..)| *known == name) else {
-        return Err(Refusal::Unfit(format!("clip.projector_type is {}; supported are {}", quote(name), known())));
-    };
-    let own = model.str("general.architecture").unwrap_or_default();
-    match architectures.contains(&own) {
-        true => Ok(*reader),
-        false => Err(Refusal::Unfit(format!(
-            "clip.projector_type {name:?} is for the architectures {}, the model's is {}: use the mmproj file of the same model",
-            architectures.join(", "),
-            quote(own)
-        ))),
-    }
+    Ok(ImageEncoder { vision, sections, processor, swapped, renamed: names::qwen })
 }
 
 /// Qwen2.5-VL's windows, and the layers that attend to whole frames all the same: a list, or all but every so many.
@@ -121,7 +217,7 @@ fn windows(keys: &Keys, depth: usize) -> Result<(Option<usize>, Vec<usize>), For
 }
 
 /// The layers whose output goes to the model's first layers, too.
-fn deepstack(keys: &Keys, depth: usize, model: &GgufMeta) -> Result<Vec<usize>, Refusal> {
+fn deepstack(keys: &Keys, depth: usize, tower: Tower, model: &GgufMeta) -> Result<Vec<usize>, Refusal> {
     let key = keys.path("is_deepstack_layers");
     let layers: Vec<usize> = match keys.meta.get(&key) {
         Some(GgufValue::Bools(flags)) if flags.len() == depth => (0..depth).filter(|layer| flags[*layer]).collect(),
@@ -130,7 +226,9 @@ fn deepstack(keys: &Keys, depth: usize, model: &GgufMeta) -> Result<Vec<usize>, 
     };
     let prefix = model.str("general.architecture").unwrap_or_default();
     let taken = model.u64(&format!("{prefix}.n_deepstack_layers")).unwrap_or(layers.len() as u64);
-    match taken == layers.len() as u64 {
+    // Of Qwen3-Omni's text the converter writes 0, whatever the encoder has. The model takes all of them, as in transformers.
+    let unsaid = tower == Tower::Omni && taken == 0;
+    match unsaid || taken == layers.len() as u64 {
         true => Ok(layers),
         false => Err(Refusal::Unfit(format!(
             "it has {} deepstack levels, the model takes {taken}: use the mmproj file of the same model",
@@ -147,9 +245,10 @@ fn sections(model: &GgufMeta, tower: Tower) -> Result<RopeSections, FormatError>
     let sizes = model.integers(&key).ok_or_else(|| wrong("is missing or no list of sizes"))?;
     let size = |i: usize| usize::try_from(sizes[i]).unwrap_or(usize::MAX);
     match sizes.len() {
-        3 | 4 if sizes[3..].iter().all(|size| *size == 0) => {
-            Ok(RopeSections { sizes: [size(0), size(1), size(2)], interleaved: tower == Tower::Qwen3 })
-        }
+        3 | 4 if sizes[3..].iter().all(|size| *size == 0) => Ok(RopeSections {
+            sizes: [size(0), size(1), size(2)],
+            interleaved: matches!(tower, Tower::Qwen3 | Tower::Omni),
+        }),
         _ => Err(wrong("does not hold time, height and width alone")),
     }
 }

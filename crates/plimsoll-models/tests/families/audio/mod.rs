@@ -17,6 +17,7 @@ use plimsoll_media::geometry::{AudioRule, Patches, ProcessorFiles};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len};
 use plimsoll_models::{EncoderInput, EncoderKind, Grid};
 use serde_json::Value;
+use std::path::PathBuf;
 
 const MODEL: &str = "omni";
 const CHUNKS: &str = "omni2.5";
@@ -24,6 +25,8 @@ const CONFORMER: &str = "vl-gemma4-audio";
 const WHISPER: &str = "whisper";
 const UNIFIED: &str = "vl-gemma4-unified-audio";
 const CONFORMER_IN_FILES: &str = "vl-gguf-gemma4-audio";
+/// GGUF models, each with a model that has the processor's files for the same media.
+const TWINS: [(&str, &str); 3] = [("vl-gguf-omni", MODEL), ("vl-gguf-omni2.5", CHUNKS), ("gguf-asr", "asr")];
 /// Largest difference allowed between a log-probability and its reference.
 const LOGPROB_TOLERANCE: f64 = 2e-3;
 /// Largest difference allowed between a number of a tower's output and its reference, as a share of the row's largest.
@@ -34,8 +37,13 @@ const MEL_TOLERANCE: f64 = 2e-5;
 const PATCH_STEP: usize = 131;
 const MEL_STEP: usize = 997;
 
+/// The folder with the processor's files of a model.
+fn prepared(model: &str) -> PathBuf {
+    folder(TWINS.iter().find(|(own, _)| *own == model).map_or(model, |(_, twin)| *twin))
+}
+
 fn files(model: &str) -> ProcessorFiles {
-    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).ok();
+    let text = |name: &str| std::fs::read_to_string(prepared(model).join(name)).ok();
     let [own, video] = ["preprocessor_config.json", "video_preprocessor_config.json"].map(text);
     ProcessorFiles::read(own.as_deref(), video.as_deref(), None).unwrap()
 }
@@ -206,6 +214,13 @@ fn answers_of_chunks_are_the_references() {
     assert_eq!(seen_and_heard(CHUNKS), 0, "places between whole steps");
 }
 
+/// Both from GGUF.
+#[test]
+fn answers_of_gguf_models_are_the_references() {
+    assert!(seen_and_heard("vl-gguf-omni") > 40, "places between whole steps");
+    assert_eq!(seen_and_heard("vl-gguf-omni2.5"), 0, "places between whole steps");
+}
+
 /// Prompts with all kinds of items; how many of their places lie between whole steps.
 fn seen_and_heard(model: &str) -> usize {
     let mut rig = Rig::new(model, false);
@@ -251,8 +266,10 @@ fn check_answer(rig: &mut Rig, value: &Value, part: &Part) -> f64 {
 /// Qwen3-ASR: a model that only hears. Short clips are filled up with silence.
 #[test]
 fn a_model_that_only_hears_answers_as_the_reference() {
-    assert!(Rig::new("asr", false).model.vision().is_none());
-    answers_as_the_reference("asr");
+    for model in ["asr", "gguf-asr"] {
+        assert!(Rig::new(model, false).model.vision().is_none());
+        answers_as_the_reference(model);
+    }
 }
 
 /// Gemma 4 E2B and E4B.
@@ -280,8 +297,8 @@ fn a_decoder_attends_to_an_encoders_output_as_the_reference() {
 fn answers_as_the_reference(model: &str) {
     let mut rig = Rig::new(model, false);
     let config = checkpoint(model).config.audio.clone().expect("an audio tower");
-    // Of a GGUF model there is none.
-    let text = |name: &str| std::fs::read_to_string(folder(model).join(name)).ok();
+    // Of a GGUF model without a twin there is none.
+    let text = |name: &str| std::fs::read_to_string(prepared(model).join(name)).ok();
     let [own, outer] = ["preprocessor_config.json", "processor_config.json"].map(text);
     let files = ProcessorFiles::read(own.as_deref(), None, outer.as_deref()).unwrap();
     let rule = match rule_of(&files, &config) {
@@ -347,6 +364,12 @@ fn no_audio_depends_on_its_company() {
     not_of_its_company(MODEL, &rule(MODEL));
     not_of_its_company(CHUNKS, &rule(CHUNKS));
     not_of_its_company(CONFORMER, &AudioRule::gemma4(&ProcessorFiles::default().audio, 30).unwrap());
+    for (model, _) in TWINS {
+        not_of_its_company(
+            model,
+            &rule_of(&files(model), checkpoint(model).config.audio.as_ref().expect("an audio tower")),
+        );
+    }
     not_of_its_company(WHISPER, &AudioRule::fixed(&ProcessorFiles::default().audio, 200, 30).unwrap());
 }
 
@@ -392,6 +415,7 @@ fn the_plan_is_what_is_taken() {
     planned_is_taken(CONFORMER);
     planned_is_taken(UNIFIED);
     planned_is_taken(WHISPER);
+    TWINS.iter().for_each(|(model, _)| planned_is_taken(model));
 }
 
 fn planned_is_taken(model: &str) {
