@@ -6,6 +6,7 @@ pub(crate) mod error;
 pub(crate) mod generation;
 pub(crate) mod rank;
 pub mod sentence;
+mod transcription;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -87,7 +88,10 @@ impl LoadedModel {
         let checkpoint = with_weights(path, mmproj)?;
         let before = heap::in_use();
         let (tokenizer, template) = match checkpoint.gguf() {
-            Some(meta) => from_gguf(meta)?,
+            Some(meta) => {
+                let (tokenizer, own) = from_gguf(meta)?;
+                (tokenizer, transcription::template(checkpoint.config.audio.as_ref(), own))
+            }
             None => from_directory(checkpoint.dir())?,
         };
         let template = template.map(|sources| template_of(&sources, &tokenizer)).transpose()?;

@@ -187,7 +187,7 @@ fn packed_dir(text: &str) -> Result<PathBuf, String> {
 /// Flags about media that change the memory plan.
 #[derive(Debug, Args)]
 pub struct EncoderArgs {
-    /// File with the vision encoder of a GGUF model [default: an mmproj file beside the model].
+    /// File with the encoders of a GGUF model [default: an mmproj file beside the model].
     #[arg(long, value_name = "FILE")]
     pub mmproj: Option<PathBuf>,
     /// Ignore an mmproj file beside the model: it takes text only.
@@ -217,7 +217,7 @@ pub struct EncoderArgs {
 }
 
 impl EncoderArgs {
-    /// Which file has the vision encoder of a GGUF model.
+    /// Which file has the encoders of a GGUF model.
     pub fn mmproj(&self) -> Mmproj {
         match (&self.mmproj, self.no_mmproj) {
             (Some(file), _) => Mmproj::File(file.clone()),

@@ -50,11 +50,11 @@ pub fn ready(model: &ModelRef) -> Result<Option<PathBuf>, HubError> {
     }
 }
 
-/// Logs what became of the file with a GGUF model's vision encoder.
+/// Logs what became of the file with a GGUF model's encoders.
 pub fn tell_encoder(checkpoint: &Checkpoint) {
     match checkpoint.mmproj() {
         MmprojState::None => {}
-        MmprojState::Loaded { path, .. } => tracing::info!("vision encoder: {}", path.display()),
+        MmprojState::Loaded { path, .. } => tracing::info!("encoders: {}", path.display()),
         MmprojState::LeftOut { path, why } => {
             let next = "name another file with --mmproj FILE, or leave this one out with --no-mmproj";
             tracing::warn!("the model takes text only: {}: {why}; {next}", path.display());

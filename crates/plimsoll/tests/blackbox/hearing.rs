@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 use crate::http::request_of;
 use crate::product::{Server, eventually, fixture, run};
 
-/// Qwen3-ASR, which only hears.
+/// Qwen3-ASR, which takes audio alone, and the same from GGUF. The template of the GGUF file takes text alone.
 const MODEL: &str = "asr";
+const GGUF: &str = "gguf-asr";
 /// Gemma 4, which also sees.
 const GEMMA: &str = "vl-gemma4-audio";
-/// Qwen2.5-Omni, which also sees.
-const OMNI: &str = "omni2.5";
+/// Qwen2.5-Omni, which also sees, and both Omnis from GGUF.
+const OMNIS: [&str; 3] = ["omni2.5", "vl-gguf-omni2.5", "vl-gguf-omni"];
 /// A decoder that attends to an encoder's output.
 pub const WHISPER: &str = "whisper";
 pub const PATH: &str = "/v1/audio/transcriptions";
@@ -50,7 +51,9 @@ pub fn wave_of(rate: u32, samples: impl ExactSizeIterator<Item = i16>) -> Vec<u8
 }
 
 fn cases(model: &str) -> Vec<Value> {
-    let text = std::fs::read(fixture(model).join("reference.json")).expect("a reference");
+    let at = fixture(model);
+    let folder = if at.is_file() { at.parent().expect("a folder") } else { &at };
+    let text = std::fs::read(folder.join("reference.json")).expect("a reference");
     let all: Value = serde_json::from_slice(&text).expect("JSON");
     all["cases"].as_array().expect("cases").clone()
 }
@@ -129,6 +132,7 @@ fn chat(case: &Value) -> Value {
 
 #[test]
 fn a_model_that_only_hears_answers_as_transformers_does() {
+    answers_as_transformers(GGUF);
     let server = answers_as_transformers(MODEL);
     let refused = server.post(
         "/v1/chat/completions",
@@ -150,10 +154,14 @@ fn gemma_4_hears_what_transformers_hears() {
     assert!(status == 400 && text.contains("11 seconds; the limit is 10 (--max-audio-seconds)"), "{status}: {text}");
 }
 
-/// Qwen2.5-Omni: the sounds of its cases that have nothing else.
+/// Qwen2.5-Omni and Qwen3-Omni: the sounds of their cases that have nothing else.
 #[test]
-fn qwen2_5_omni_hears_what_transformers_hears() {
-    let server = serve(OMNI);
+fn omni_models_hear_what_transformers_hears() {
+    OMNIS.into_iter().for_each(sounds_alone);
+}
+
+fn sounds_alone(model: &str) {
+    let server = serve(model);
     let said = |case: &Value| {
         let prompt = server.ask("/detokenize", &json!({"tokens": case["ids"]}))["prompt"].clone();
         let prompt = prompt.as_str().expect("a prompt").to_owned();
@@ -162,16 +170,16 @@ fn qwen2_5_omni_hears_what_transformers_hears() {
     };
     let mut same = 0;
     let heard = |case: &&Value| case["items"].as_array().expect("items").iter().all(|item| item["kind"] == "sound");
-    for case in cases(OMNI).iter().filter(heard) {
+    for case in cases(model).iter().filter(heard) {
         let mut parts = sounds(case);
         parts.push(json!({"type": "text", "text": said(case)}));
         let answer = server.ask("/v1/chat/completions", &ask(&[json!({"role": "user", "content": parts})]));
-        assert_eq!(answer["choices"][0]["token_ids"], case["greedy"], "{}", case["name"]);
+        assert_eq!(answer["choices"][0]["token_ids"], case["greedy"], "{model}: {}", case["name"]);
         same += 1;
     }
     assert_eq!(same, 2);
     let text =
-        transcribe(&server, &wave(&cases(OMNI)[0]["items"][0]), &[("response_format", "json"), ("max_tokens", "8")]);
+        transcribe(&server, &wave(&cases(model)[0]["items"][0]), &[("response_format", "json"), ("max_tokens", "8")]);
     assert!(serde_json::from_str::<Value>(&text).expect("JSON")["text"].is_string(), "{text}");
     eventually("everything is given back", || server.at_rest());
 }
@@ -198,8 +206,14 @@ fn answers_as_transformers(model: &str) -> Server {
 
 #[test]
 fn a_transcription_asks_the_model_as_its_processor_does() {
-    let server = serve(MODEL);
-    for case in cases(MODEL).iter().filter(|case| case["items"].as_array().expect("items").len() == 1) {
+    for model in [MODEL, GGUF] {
+        transcribes(model);
+    }
+}
+
+fn transcribes(model: &str) {
+    let server = serve(model);
+    for case in cases(model).iter().filter(|case| case["items"].as_array().expect("items").len() == 1) {
         let said = server.ask("/v1/chat/completions", &chat(case))["choices"][0]["message"]["content"].clone();
         let file = wave(&case["items"][0]);
         // One case names the language.

@@ -159,7 +159,7 @@ fn opened(path: &Path, mmproj: &Mmproj, report: &mut Report) -> Option<LoadedMod
             let found = format!("the model takes text only: {}: {why}", path.display());
             report.note("model", found, "--mmproj FILE names another file, --no-mmproj leaves this one out");
         }
-        MmprojState::Loaded { path, .. } => report.ok("model", format!("vision encoder: {}", path.display())),
+        MmprojState::Loaded { path, .. } => report.ok("model", format!("encoders: {}", path.display())),
         MmprojState::None => {}
     }
     if let Err(error) = &model.defaults.sampling {
