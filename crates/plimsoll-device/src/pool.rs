@@ -297,7 +297,7 @@ mod tests {
     use super::*;
 
     /// Random schedules per case.
-    const SCHEDULES: usize = 20_000;
+    const SCHEDULES: usize = 10_000;
 
     fn explore(threads: usize, jobs: &'static [usize]) {
         let body = move || {

@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
 use common::recall::mix;
-use common::{alone, collect, fixtures, greedy, settle};
+use common::{alone, collect, fixtures, greedy, is_another_form, settle};
 use plimsoll_engine::cache::{PagePool, PrefixIndex};
 use plimsoll_engine::sampling::Sampler;
 use plimsoll_engine::{Blueprint, DiskCache, EngineHandle, Host, LoadedModel, Options, Reader, Request, start};
@@ -219,12 +219,8 @@ fn check(case: &Case) {
     }
 }
 
-/// Whether a fixture is another one's weights in another form.
-fn is_another_form(name: &str) -> bool {
-    ["gguf-", "mlx-", "awq-", "ct-", "fp8-", "gptq-", "autoround-"].iter().any(|form| name.starts_with(form))
-}
-
 #[test]
+#[ignore = "soak"]
 fn every_component_of_every_fixture_takes_what_was_planned() {
     every_component_of_fixtures(false, 256);
 }

@@ -31,6 +31,11 @@ pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
+/// Whether a fixture is another one's weights in another form.
+pub fn is_another_form(name: &str) -> bool {
+    ["gguf-", "mlx-", "awq-", "ct-", "fp8-", "gptq-", "autoround-"].iter().any(|form| name.starts_with(form))
+}
+
 /// The reference of a fixture model.
 pub fn reference(model: &str) -> Value {
     let file = fixtures().join("models").join(model).join("reference.json");

@@ -133,13 +133,11 @@ fn i9_audio_in_company_of_gemma_4() {
 #[test]
 fn i9_audio_in_company() {
     in_company("omni");
-    in_company("vl-gguf-omni");
 }
 
 #[test]
 fn i9_audio_in_company_of_chunks() {
     in_company(CHUNKS);
-    in_company("vl-gguf-omni2.5");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use llguidance::{Matcher, ParserFactory};
 use plimsoll_schema::{Options, compile};
 use serde_json::{Map, Value, json};
 
-const SCHEMAS: usize = 4_000;
+const SCHEMAS: usize = 2_000;
 const WALKS_PER_SCHEMA: usize = 3;
 
 /// A walk is given up after so many bytes, and makes for the end after half of them.

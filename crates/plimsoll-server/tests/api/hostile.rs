@@ -111,6 +111,7 @@ fn what_an_answer_repeats_of_its_prompt_is_held() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn slow_heads_and_slow_bodies_are_closed() {
     let server = Server::with(hasty(), limits(), letters);
     // A head that never ends.

@@ -157,6 +157,7 @@ fn requests_on_a_connection_are_limited_and_count_as_connections() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn clients_that_take_nothing_lose_their_stream_or_their_connection() {
     let server = Server::with(hasty(), limits(), endless);
     let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 500, "stream": true});
@@ -283,6 +284,7 @@ fn assert_ends(mut client: Client) {
 }
 
 #[test]
+#[ignore = "soak"]
 fn idle_connections_and_incomplete_prefaces_end_in_time() {
     let server = Server::with(hasty(), limits(), letters);
     let parts = [&PREFACE[..2], &PREFACE[..3], &PREFACE[..20], PREFACE, b""];

@@ -86,6 +86,7 @@ fn all_at_once(server: &Server, bodies: &[Value]) -> Vec<String> {
 const TOGETHER: [&str; 5] = ["--enable-mtp", "--graph-max-batch-size", "200", "--visual-infer-batch-size", "4"];
 
 #[test]
+#[ignore = "soak"]
 fn two_hundred_concurrent_numbers_reach_their_clients() {
     let alone = Server::start_model(Path::new("demo"), &[]);
     let mut found = BTreeMap::new();
@@ -113,6 +114,7 @@ fn two_hundred_concurrent_numbers_reach_their_clients() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn two_hundred_concurrent_images_reach_their_clients() {
     let server = Server::start_model(Path::new("demo"), &TOGETHER);
     let colours = [("red", [220, 30, 30]), ("blue", [40, 70, 220])];

@@ -53,12 +53,14 @@ fn loses(shape: Shape, site: Site, [pages, slots]: [u64; 2]) {
 }
 
 #[test]
+#[ignore = "soak"]
 fn a_page_that_is_not_given_back_is_found_at_rest() {
     own_process!();
     loses(Shape { prefix_cache: false, ..Shape::default() }, Site::LosePage, [1, 0]);
 }
 
 #[test]
+#[ignore = "soak"]
 fn a_state_slot_that_is_not_given_back_is_found_at_rest() {
     own_process!();
     loses(Shape::hybrid(0, 256, 8), Site::LoseSlot, [0, 1]);

@@ -49,6 +49,7 @@ fn end(engine: EngineHandle) {
 }
 
 #[test]
+#[ignore = "soak"]
 fn elastic_memory_is_back_ten_seconds_after_the_last_answer() {
     own_process!();
     hide_injected_panics();
@@ -84,6 +85,7 @@ fn elastic_memory_is_back_ten_seconds_after_the_last_answer() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn pinned_memory_is_constant() {
     own_process!();
     hide_injected_panics();
@@ -220,6 +222,7 @@ fn nothing_is_admitted_until_the_reserve_is_whole() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
     own_process!();
     hide_injected_panics();
