@@ -32,7 +32,7 @@ pub enum Architecture {
     /// Whisper: an encoder of audio, and a decoder that attends to its output at every layer.
     Whisper,
     /// A family of decoders that differs in facts only, by its name: see `family` for all of them.
-    Decoder(&'static str),
+    Family(&'static str),
     /// Anything else, by the name the file gives. No model code runs it.
     Other(String),
 }
@@ -68,7 +68,7 @@ impl Architecture {
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Architecture::Decoder(name) => f.write_str(name),
+            Architecture::Family(name) => f.write_str(name),
             Architecture::Other(name) => f.write_str(name),
             Architecture::Qwen4Exp => f.write_str("Qwen4-Exp"),
             other => write!(f, "{other:?}"),

@@ -1,6 +1,7 @@
-//! Models: one file an architecture, one `forward` against the device trait.
+//! Models, written once against the device trait.
 //!
-//! A new architecture has its own file and one row of [`build`], beside what `docs/adding-a-model.md` names in other crates.
+//! `family.rs` runs most decoders from the facts in their configurations, `decoder.rs` Llama and the Qwens. Parts that few of them have
+//! stand in files of their own. `docs/adding-a-model.md` says where a new one goes.
 //! **Architecture invariant:** no model knows which device runs it, allocates, or sees a request.
 
 #![forbid(unsafe_code)]
@@ -280,7 +281,7 @@ pub fn build(
         Architecture::Qwen3Next => qwen3_next::build(config, declare, with_drafter),
         Architecture::Qwen3_5 | Architecture::Qwen3_5Moe => qwen3_5::build(config, declare, with_drafter),
         Architecture::Qwen4Exp => qwen4_exp::build(config, declare),
-        Architecture::Decoder(_) => family::build(config, declare, with_drafter),
+        Architecture::Family(_) => family::build(config, declare, with_drafter),
         Architecture::Bert | Architecture::Roberta | Architecture::ModernBert | Architecture::NomicBert => {
             text_encoder::build(config, declare)
         }

@@ -241,7 +241,7 @@ impl Stored {
         let has = |name: &str| declare.has(&format!("{prefix}.experts.{name}.weight"));
         let fused = Self::Fused { inputs_first: [false; 2] };
         match config.architecture {
-            Architecture::Qwen3Moe | Architecture::Decoder(_) if has("gate_up_proj") => {
+            Architecture::Qwen3Moe | Architecture::Family(_) if has("gate_up_proj") => {
                 Self::Fused { inputs_first: inputs_first(prefix, (experts.width, config.hidden_size), declare) }
             }
             _ if has("gate_up_proj") => fused,

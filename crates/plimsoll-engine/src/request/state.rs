@@ -45,7 +45,7 @@ pub(crate) struct RequestState {
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
     drafting: Drafting,
-    /// Where its text is being repeated.
+    /// The earlier place in the text that prompt lookup copies from.
     trail: Trail,
     detokenizer: Detokenizer,
     stops: StopMatcher,
@@ -207,7 +207,7 @@ impl RequestState {
         &mut self.drafting
     }
 
-    /// Where its text is being repeated.
+    /// The earlier place in the text that prompt lookup copies from.
     pub fn trail(&mut self) -> &mut Trail {
         &mut self.trail
     }

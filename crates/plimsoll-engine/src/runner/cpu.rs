@@ -9,7 +9,7 @@ use plimsoll_models::{EncoderInput, EncoderKind, Model, Output, Pass};
 use crate::cache::Part;
 use crate::runner::Runner;
 
-/// The passes of one step over one workspace: the model's, then its draft head's. The planner runs these very lines.
+/// The passes of one step over one workspace: the model's, then its draft head's. The planner runs the same code.
 #[derive(Debug, Default)]
 pub(crate) struct Passes {
     output: Option<Output>,
@@ -71,7 +71,7 @@ impl Passes {
         Ok(())
     }
 
-    /// Its next layer; true behind the last one. If it fails it is over.
+    /// Computes its next layer. True after the last one. If it fails, the step is dropped.
     pub fn advance(
         &mut self,
         model: &dyn Model,

@@ -30,13 +30,13 @@ pub trait Runner {
         Ok(())
     }
 
-    /// The next layer of the step that was begun, which `step` still is. True behind the last one: then its logits and hidden states
-    /// are there, as after [`Self::forward`]. A runner without layers computes all at once.
+    /// Computes the next layer of the step that [`Self::begin`] was given; `step` is the same one. True after the last layer: then logits
+    /// and hidden states are there, as after [`Self::forward`]. A runner without layers computes all at once.
     fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
         self.forward(step).map(|()| true)
     }
 
-    /// What was begun is not gone on with.
+    /// Drops the step that [`Self::begin`] has started.
     fn forget(&mut self) {}
 
     /// Why the device was lost, if it was. The contents of pages and slots are lost with it.

@@ -1,4 +1,5 @@
-//! The scheduler: which rows run in the next step. One for all work. It computes nothing on a device, and has no text and no clients.
+//! The scheduler: which rows run in the next step, of generation and of embeddings. It computes nothing on a device, and has no text and
+//! no clients.
 //!
 //! A step is the decode rows of every running sequence (the newest token, and drafts to be checked) plus prefill chunks, oldest
 //! first, under the step's row budget; of a long prompt, a chunk between two steps instead (`layered.rs`). Pages are taken as
@@ -6,7 +7,7 @@
 //! queue, and what it had produced is computed again later (with the same bits: I9). The oldest is never preempted and fits the
 //! pool alone, so it always finishes (I5).
 //!
-//! Generic over what a sequence carries, so that the engine, the simulator and the property tests run this very code.
+//! Generic over what a sequence carries, so that the engine, the simulator and the property tests run the same code.
 
 mod admission;
 mod fill;
@@ -24,7 +25,7 @@ pub use seq::{NewSeq, Pooled, Reading, Seq};
 pub struct Scheduler<T> {
     limits: StepLimits,
     cache: SharedCache,
-    /// Oldest first. No ring: one that is never empty walks through all the memory that is reserved for it, and touches it.
+    /// Oldest first. No ring buffer: one that never empties would touch all the memory that is reserved for it.
     waiting: Vec<Seq<T>>,
     running: Vec<Seq<T>>,
     shares: Vec<Share>,

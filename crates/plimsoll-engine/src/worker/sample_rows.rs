@@ -39,8 +39,8 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Samples one share's rows. Its logits begin with row `logit_row`. Returns how many of its rows count: a draft
-    /// that differs from the token sampled before it ends them.
+    /// Samples one share's rows. Its logits begin with row `logit_row`. Returns how many rows are accepted: checking stops at the first
+    /// draft that differs from the sampled token.
     fn sample_share(&mut self, share: Share, logit_row: usize) -> usize {
         let known = share.rows - share.drafts;
         let first = share.rows - share.logit_rows;
@@ -129,7 +129,7 @@ impl<R: Runner> Worker<R> {
                 let allowed = allowed?.flatten();
                 let unended = allowed.is_some() && generated < work.request.min_tokens;
                 let (request, counts) = (&work.request, &work.counts);
-                // The most likely tokens don't tell what all others add up to.
+                // Sums over groups of tokens need all logits, so the candidates are not enough.
                 let likely = if together.is_some() { None } else { self.runner.candidates(logit_row) };
                 let likely =
                     likely.and_then(|found| chooser.tell(found, request, counts, generated, position, allowed));
@@ -175,7 +175,7 @@ pub(super) struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    /// The same token as [`Self::choose`] gives, told from the most likely ones alone; `None` where these do not tell it.
+    /// The token that [`Self::choose`] would give, found among the most likely ones; `None` where these do not decide.
     pub fn tell(
         &mut self,
         found: &[[f32; 2]],

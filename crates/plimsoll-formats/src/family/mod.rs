@@ -149,7 +149,7 @@ impl Architecture {
     /// Whether checkpoints may have a head for multi-token prediction (MTP).
     pub fn has_draft_head(&self) -> bool {
         match self {
-            Architecture::Decoder(name) => named(name).is_some_and(|family| family.defaults.draft_head),
+            Architecture::Family(name) => named(name).is_some_and(|family| family.defaults.draft_head),
             // Its head is not supported.
             Architecture::Qwen4Exp => false,
             other => other.is_hybrid(),
@@ -160,7 +160,7 @@ impl Architecture {
     pub fn gguf_name(&self) -> String {
         match self {
             Architecture::Other(name) => name.clone(),
-            Architecture::Decoder(name) => {
+            Architecture::Family(name) => {
                 let family = named(name);
                 // Without a name of its own there, the family has that of its `model_type`.
                 let known = family.and_then(|family| family.gguf.first().or(family.classes.last()));
@@ -228,10 +228,10 @@ mod tests {
     fn names_are_those_of_gguf_and_of_messages() {
         let names = [
             (Architecture::Qwen3_5Moe, "qwen35moe", "Qwen3_5Moe"),
-            (Architecture::Decoder("Gemma 3"), "gemma3", "Gemma 3"),
-            (Architecture::Decoder("Gemma 4"), "gemma4", "Gemma 4"),
-            (Architecture::Decoder("GLM-4.5"), "glm4moe", "GLM-4.5"),
-            (Architecture::Decoder("OLMo 3"), "olmo3", "OLMo 3"),
+            (Architecture::Family("Gemma 3"), "gemma3", "Gemma 3"),
+            (Architecture::Family("Gemma 4"), "gemma4", "Gemma 4"),
+            (Architecture::Family("GLM-4.5"), "glm4moe", "GLM-4.5"),
+            (Architecture::Family("OLMo 3"), "olmo3", "OLMo 3"),
         ];
         for (architecture, gguf, message) in names {
             assert_eq!((architecture.gguf_name().as_str(), architecture.to_string().as_str()), (gguf, message));

@@ -48,7 +48,7 @@ fn build(keys: &Keys, architecture: Architecture, directory: &Directory) -> Resu
     let heads = keys.need("attention.head_count")?;
     let hybrid = architecture.is_hybrid();
     let family = match &architecture {
-        Architecture::Decoder(name) => family::named(name),
+        Architecture::Family(name) => family::named(name),
         _ => None,
     };
     let uneven = family.is_some_and(|family| family.defaults.uneven);

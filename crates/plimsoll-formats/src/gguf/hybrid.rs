@@ -20,7 +20,7 @@ pub(super) fn experts(keys: &Keys, architecture: &Architecture, layers: usize) -
     let count = keys.size("expert_count")?.unwrap_or(0);
     if !architecture.has_experts() {
         return match count {
-            _ if matches!(architecture, Architecture::Decoder(_)) => Ok(None),
+            _ if matches!(architecture, Architecture::Family(_)) => Ok(None),
             0 => Ok(None),
             _ => Err(FormatError::Unsupported(format!("{} with a mixture of experts", keys.path("expert_count")))),
         };

@@ -123,6 +123,6 @@ fn architecture_of(name: &str) -> Architecture {
         "nomic-bert" | "nomic-bert-moe" => Architecture::NomicBert,
         "modern-bert" => Architecture::ModernBert,
         other => family::of_gguf(other)
-            .map_or_else(|| Architecture::Other(other.to_owned()), |family| Architecture::Decoder(family.name)),
+            .map_or_else(|| Architecture::Other(other.to_owned()), |family| Architecture::Family(family.name)),
     }
 }

@@ -9,7 +9,7 @@ use crate::family::{self, Names};
 /// The canonical name of a GGUF tensor of a model of this architecture.
 pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
     let names = match architecture {
-        Architecture::Decoder(family) => family::named(family).map(|family| family.gguf_names),
+        Architecture::Family(family) => family::named(family).map(|family| family.gguf_names),
         other => encoder::names(other),
     };
     let renamed = match name.starts_with("blk.") {
@@ -103,11 +103,11 @@ mod tests {
         let of = |name, architecture| canonical(name, &architecture);
         assert_eq!(of("blk.7.ffn_norm.weight", Architecture::Llama), "model.layers.7.post_attention_layernorm.weight");
         assert_eq!(
-            of("blk.7.ffn_norm.weight", Architecture::Decoder("Gemma 3")),
+            of("blk.7.ffn_norm.weight", Architecture::Family("Gemma 3")),
             "model.layers.7.pre_feedforward_layernorm.weight"
         );
         assert_eq!(
-            of("blk.7.post_attention_norm.weight", Architecture::Decoder("Gemma 3")),
+            of("blk.7.post_attention_norm.weight", Architecture::Family("Gemma 3")),
             "model.layers.7.post_attention_layernorm.weight"
         );
     }

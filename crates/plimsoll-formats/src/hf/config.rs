@@ -143,7 +143,7 @@ impl Family {
             | "qwen4_exp_text" => Architecture::Qwen4Exp,
             "WhisperForConditionalGeneration" | "whisper" => Architecture::Whisper,
             other => match family::of_class(other) {
-                Some(family) => Architecture::Decoder(family.name),
+                Some(family) => Architecture::Family(family.name),
                 None => encoder::architecture(other).unwrap_or_else(|| Architecture::Other(other.to_owned())),
             },
         };
@@ -162,7 +162,7 @@ impl Family {
             Architecture::Llama if self.mistral => {
                 Defaults { kv_heads: Some(8), max_context: 131_072, sliding_window: Some(4096), ..base }
             }
-            Architecture::Decoder(name) => family::named(name).map_or(base, |family| family.defaults),
+            Architecture::Family(name) => family::named(name).map_or(base, |family| family.defaults),
             Architecture::Llama
             | Architecture::Bert
             | Architecture::Roberta
@@ -256,7 +256,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
 
 /// The configuration with the family's own keys, if it has such a family.
 fn of_family(json: &Lookup, mut config: ModelConfig) -> Result<ModelConfig, FormatError> {
-    if let Architecture::Decoder(name) = &config.architecture
+    if let Architecture::Family(name) = &config.architecture
         && let Some(family) = family::named(name)
     {
         (family.from_hf)(json, &mut config)?;

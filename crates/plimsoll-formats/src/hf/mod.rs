@@ -59,7 +59,7 @@ pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
 /// The names that the model's family has for parts of a layer.
 fn names_of(config: &ModelConfig) -> Option<Names> {
     match &config.architecture {
-        Architecture::Decoder(name) => family::named(name).map(|family| family.hf_names),
+        Architecture::Family(name) => family::named(name).map(|family| family.hf_names),
         Architecture::Whisper => Some(whisper::NAMES),
         other => encoder::names(other),
     }

@@ -117,7 +117,7 @@ fn sliding_windows_follow_their_family() {
 #[test]
 fn gemma_nests_omits_and_rounds() {
     let config = Checkpoint::open(&fixture("mlx")).expect("the fixture opens").config;
-    assert_eq!(config.architecture, Architecture::Decoder("Gemma 3"));
+    assert_eq!(config.architecture, Architecture::Family("Gemma 3"));
     assert_eq!((config.vocab_size, config.max_context, config.kv_heads), (262_208, 131_072, 2));
     assert_eq!((config.rope_theta, config.rope_local_theta), (1_000_000.0, 10_000.0));
     assert_eq!(config.rope_scaling, RopeScaling::Linear { factor: 8.0 });

@@ -31,7 +31,7 @@ impl TokenizedPrompt {
     }
 }
 
-/// What every API makes of a body. [`Submission::start`] turns it into an active request.
+/// A tokenized request of any API. [`Submission::start`] turns it into an active request.
 #[derive(Debug)]
 pub(crate) struct Submission {
     pub prompts: Vec<TokenizedPrompt>,

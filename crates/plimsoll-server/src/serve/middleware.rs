@@ -119,7 +119,7 @@ fn check_request(
 ) -> ApiResult<Caller> {
     state.hosts.check(request.version(), request.headers())?;
     let key = state.config.api_keys.check(request.headers(), path)?;
-    // A browser sends these for any page without asking first: one has no body, the other is a form.
+    // A browser sends these for any page without asking first: one has no body, the others are forms.
     if [FREE, transcriptions::PATH, transcriptions::TRANSLATIONS].contains(&&**path)
         && state.config.origins.foreign(request.headers())
     {

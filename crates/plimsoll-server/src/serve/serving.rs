@@ -82,7 +82,7 @@ pub(crate) async fn connection(
     let mut phase = state.phase.subscribe();
     let protocol = tokio::select! {
         protocol = http2::protocol(&stream, patience) => protocol,
-        // What has arrived decides: HTTP/2 takes no requests of a server that ends.
+        // The server is ending. HTTP/1 still answers a request that has arrived; HTTP/2 takes none.
         () = reached(&mut phase, until) => Protocol::Http1,
     };
     let socket = Socket { stream: Arc::new(stream), peer: peer.ip() };
@@ -220,7 +220,7 @@ async fn drive<C: Future>(
                     ending = Some(Instant::now());
                     drain(connection.as_mut());
                 }
-                // Its client does not let go.
+                // The client keeps an idle connection open beyond the write timeout.
                 Verdict::Idle if ending.is_some_and(|since| since.elapsed() >= state.config.write_timeout) => break,
                 _ => {}
             }

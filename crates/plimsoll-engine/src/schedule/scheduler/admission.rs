@@ -46,7 +46,7 @@ impl<T> Scheduler<T> {
         Some(index)
     }
 
-    /// Whether the `at`-th waiting sequence has more left than a step, cached or not as far as so many looks tell.
+    /// Whether the `at`-th waiting sequence has more left to compute than a step. `looks`: how often the prefix cache may still be asked.
     fn takes_long(&self, at: usize, looks: &mut usize) -> bool {
         let (seq, rows) = (&self.waiting[at], self.limits.rows);
         if seq.remaining() <= rows {

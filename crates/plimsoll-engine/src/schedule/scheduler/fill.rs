@@ -13,8 +13,8 @@ enum Prompts {
 }
 
 impl<T> Scheduler<T> {
-    /// Fills the next step. The result is empty only when nothing waits or runs, all that waits has its prefix read, all that runs waits for media
-    /// to be encoded or is held, or a chunk is all there is to do and computed layer by layer.
+    /// Fills the next step. It stays empty if no sequence can run now: there are none, or the waiting ones wait for their prefix from disk and
+    /// the running ones for an encoder or a grammar's mask, or the only work is a chunk that is computed layer by layer.
     pub fn schedule(&mut self) -> (&[Share], Events) {
         self.shares.clear();
         let mut events = Events::default();
@@ -53,7 +53,7 @@ impl<T> Scheduler<T> {
         rows = rows.min(most.max(together));
         // A prompt is computed layer by layer only if more sequences decode than wait for long prompts.
         let layers = self.limits.layered && decodes > 0 && decodes >= self.long_prompts();
-        // And what is short does not wait for a long one before it: up to half of the rows are its own.
+        // Short prompts get up to half of the rows, so that a long prompt does not delay them.
         let long = |seq: &Seq<T>| seq.computes_long_prompt() && seq.sched.layered.is_none();
         let halved = |long: &usize| !layers && self.running[*long].together() <= rows - rows / 2;
         if let Some(long) = self.running.iter().position(long).filter(halved) {
@@ -204,7 +204,7 @@ impl<T> Scheduler<T> {
         if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
     }
 
-    /// A chunk of a prompt, in this step; or, of a long one where these have `layers`, between this step and those to come.
+    /// A chunk of a prompt, in this step. With `layers`, a chunk of a long prompt is computed between this step and the next ones.
     fn schedule_prompt(
         &mut self,
         i: usize,

@@ -64,9 +64,9 @@ impl StepLimits {
         Self { rows: if self.layered { self.rows } else { 0 }, running: usize::from(self.layered), ..*self }
     }
 
-    /// Rows of a step that are no prompt's, at most: newest tokens, drafts, and what answers that were preempted compute again. Where
-    /// prompts have a faster arithmetic these are the slow ones, so that a step has no more of them than serve its streams and let every
-    /// answer come back some time.
+    /// Rows of a step that are no prompt's, at most: newest tokens, drafts, and rows of preempted answers that are computed again. Where
+    /// prompts have a faster arithmetic these rows are the slow ones, so a step has one for each stream and draft, and some for preempted
+    /// answers.
     pub fn answer_rows(&self) -> usize {
         if self.split_numerics() { self.rows.min(self.logit_rows + RECOMPUTED_ROWS) } else { self.rows }
     }

@@ -34,7 +34,7 @@ pub enum Reading {
 /// The part of a sequence that the scheduler alone reads and writes.
 #[derive(Debug, Default)]
 pub(super) struct SchedState {
-    /// What it has generated was computed otherwise than a prompt is, and pages with it are no answer to one (I9): the scheduler's
+    /// Its output was computed in other arithmetic than prompts, so a prompt must not reuse its pages (I9): the scheduler's
     /// [`StepLimits::split_numerics`](super::StepLimits::split_numerics).
     pub(super) split_numerics: bool,
     /// What was left to compute when it was last admitted takes more than a step.
@@ -45,7 +45,7 @@ pub(super) struct SchedState {
     pub(super) published: usize,
     /// Positions at which its state is to be kept for others.
     pub(super) checkpoints_wanted: ArrayVec<usize, CHECKPOINTS_WANTED_MAX>,
-    /// A step that took part in a failure: it runs alone until it has passed this position.
+    /// This sequence was in a step that failed: it runs alone until it has passed this position.
     pub(super) suspect_until: Option<usize>,
 }
 
