@@ -56,7 +56,9 @@ pub enum DeviceError {
     )]
     WeightsChanged(String),
     /// Rows of a table that stays in the model's files could not be read, or a file was changed.
-    #[error("a row of a table that stays in the model's file could not be read, so no answer can be trusted: {0}")]
+    #[error(
+        "a row of a table that stays in the model's file could not be read, so no answer can be trusted: {0}; check the disk, and restart the server"
+    )]
     Table(String),
     /// A draft was asked for from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]

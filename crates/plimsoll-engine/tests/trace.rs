@@ -101,6 +101,7 @@ fn p99(got: &[Got]) -> Duration {
 }
 
 #[test]
+#[ignore = "soak"]
 fn a38_a_trace_replayed_at_the_limit_changes_nothing() {
     let file: PathBuf = std::env::temp_dir().join(format!("plimsoll-trace-{}.jsonl", std::process::id()));
     record(&file);

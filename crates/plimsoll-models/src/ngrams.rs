@@ -115,11 +115,5 @@ fn table(
             parts
         }
     };
-    let mut first = 0;
-    let place = |(id, (_, rows)): (LinearId, &(String, usize))| {
-        let own = (first, id);
-        first += rows;
-        own
-    };
-    Ok(declare.table(&parts, width, TableKind::Ngrams)?.into_iter().zip(&parts).map(place).collect())
+    Ok(declare.table(&parts, width, TableKind::Ngrams)?.into())
 }

@@ -29,6 +29,13 @@ impl PerLayerInputs {
     /// Declares them, where the family has them.
     pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Self>, DeclareError> {
         let Some(input) = config.variant.per_layer_input else { return Ok(None) };
+        if input.rows < config.vocab_size {
+            let (rows, vocab) = (input.rows, config.vocab_size);
+            let what = format!(
+                "vocab_size_per_layer_input: {rows} rows for a vocabulary of {vocab} tokens; each token needs one"
+            );
+            return Err(DeclareError::Unsupported(what));
+        }
         let (hidden, all) = (config.hidden_size, config.layers * input.width);
         Ok(Some(Self {
             table: declare.token_table("model.embed_tokens_per_layer.weight", input.rows, all)?,

@@ -22,6 +22,9 @@ pub enum LoadError {
         /// What is wrong with it.
         source: FormatError,
     },
+    /// The files of tables that stay there could not be opened.
+    #[error("tables in files: {0}")]
+    Table(FormatError),
     /// A tensor's rows do not fit the declared packing: a bug.
     #[error("packing '{tensor}': {source}")]
     Pack {

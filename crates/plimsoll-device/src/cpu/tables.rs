@@ -13,15 +13,15 @@ use super::load_error::LoadError;
 use crate::pool::ThreadPool;
 use crate::weights::{CacheLayout, TAG, WAYS, WeightTable};
 
-/// Rows that are looked up together: none of them takes the place of another.
-const TOGETHER: usize = 1024;
+/// Rows of a batch, in which no row takes the slot of another.
+const BATCH_ROWS: usize = 1024;
 /// Rows of one task.
 const ROWS_PER_TASK: usize = 16;
-/// In the place of a row: it is to be read from the file first.
+/// Beside a slot: its row is to be read from the file first.
 const MISSING: u32 = 1 << 31;
-/// The same: the cache has no room for it, so it is read for itself.
+/// In place of a slot: the cache has none for the row, which is read whenever it is decoded.
 const DIRECT: u32 = 1 << 30;
-/// The tag of a place that holds no row.
+/// The tag of a slot without a row.
 const EMPTY: u32 = u32::MAX;
 
 /// Rows that were looked up.
@@ -43,8 +43,8 @@ struct Reader {
 struct Table {
     parts: Box<[(usize, usize)]>,
     cache: CacheLayout,
-    /// Lookups so far: those of one time keep their places.
-    time: u32,
+    /// Batches so far. Rows of the current batch keep their slots.
+    batch: u32,
 }
 
 impl Table {
@@ -64,6 +64,8 @@ pub(super) struct FileTables {
     readers: Box<[Mutex<Reader>]>,
     /// Why a row could not be read.
     failed: Mutex<Option<FormatError>>,
+    /// Slots have been given to rows that may not have been read: a batch panicked.
+    unread: bool,
     reads: TableReads,
 }
 
@@ -75,21 +77,31 @@ struct Rows {
     slots: usize,
 }
 
-// SAFETY: the pointer is used through `slot`; its callers promise disjoint use.
+// SAFETY: the pointer is used through `slot` and `slot_mut`; their callers promise disjoint use.
 unsafe impl Send for Rows {}
 // SAFETY: as above.
 unsafe impl Sync for Rows {}
 
 impl Rows {
-    /// The bytes of a slot.
+    /// The bytes of a slot, to write them.
     ///
     /// # Safety
-    /// The region outlives the slice, and no other slice of this slot is alive while one of them is written.
+    /// The region outlives the slice, and no other slice of this slot is alive.
     #[allow(clippy::mut_from_ref)]
-    unsafe fn slot<'a>(&self, slot: usize) -> &'a mut [u8] {
+    unsafe fn slot_mut<'a>(&self, slot: usize) -> &'a mut [u8] {
         assert!(slot < self.slots, "slot {slot} of {}", self.slots);
         // SAFETY: inside the region, which has so many slots.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(slot * self.bytes), self.bytes) }
+    }
+
+    /// The bytes of a slot.
+    ///
+    /// # Safety
+    /// The region outlives the slice, and nothing writes to the slot.
+    unsafe fn slot<'a>(&self, slot: usize) -> &'a [u8] {
+        assert!(slot < self.slots, "slot {slot} of {}", self.slots);
+        // SAFETY: inside the region, which has so many slots.
+        unsafe { std::slice::from_raw_parts(self.base.add(slot * self.bytes), self.bytes) }
     }
 }
 
@@ -110,15 +122,14 @@ impl FileTables {
         }
         let linears = table.linears.iter().filter_map(|linear| Some((linear, linear.in_file?)));
         let names = linears.clone().map(|(linear, _)| &*linear.name);
-        let format = |source| LoadError::Format { tensor: "a table".into(), source };
-        let stored = checkpoint.stored_rows(names).map_err(format)?;
+        let stored = checkpoint.stored_rows(names).map_err(LoadError::Table)?;
         let parts = |number: usize| {
             let own = linears.clone().enumerate().filter(move |(_, (_, at))| at.table == number);
             own.map(|(tensor, (_, at))| (at.first, tensor)).collect()
         };
         let caches = table.caches().enumerate();
         let tables: Box<[Table]> =
-            caches.map(|(number, cache)| Table { parts: parts(number), cache, time: 0 }).collect();
+            caches.map(|(number, cache)| Table { parts: parts(number), cache, batch: 0 }).collect();
         let region = Region::map(ledger, Component::TableCache, table.table_cache_bytes() as u64, true)?;
         let widest = tables.iter().map(|table| table.cache.row_bytes).max().unwrap_or(0);
         let reader = |_| {
@@ -129,7 +140,7 @@ impl FileTables {
         };
         let readers = (0..threads).map(reader).collect();
         let failed = Mutex::new(None);
-        let mut opened = Self { stored, tables, region, readers, failed, reads: TableReads::default() };
+        let mut opened = Self { stored, tables, region, readers, failed, unread: false, reads: TableReads::default() };
         opened.forget();
         Ok(Some(opened))
     }
@@ -142,9 +153,13 @@ impl FileTables {
         row: impl Fn(usize) -> usize + Sync,
         out: impl Fn(usize) -> &'a mut [f32] + Sync,
     ) {
-        let mut places = [0; TOGETHER];
-        for first in (0..count).step_by(TOGETHER) {
-            let places = &mut places[..TOGETHER.min(count - first)];
+        if self.unread {
+            self.forget();
+        }
+        self.unread = true;
+        let mut places = [0; BATCH_ROWS];
+        for first in (0..count).step_by(BATCH_ROWS) {
+            let places = &mut places[..BATCH_ROWS.min(count - first)];
             let missing = self.find(table, places, |i| row(first + i));
             self.reads.cached += (places.len() - missing) as u64;
             self.reads.read += missing as u64;
@@ -155,8 +170,8 @@ impl FileTables {
             if missing > 0 {
                 pool.run(tasks, &|_, task| {
                     for i in each(task).filter(|i| places[*i] & MISSING != 0) {
-                        // SAFETY: the region outlives the job; of the rows that have this place, one is missing and reads it.
-                        let slot = unsafe { rows.slot((places[i] & !MISSING) as usize) };
+                        // SAFETY: the region outlives the job. In a batch one row alone has this slot and is missing.
+                        let slot = unsafe { rows.slot_mut((places[i] & !MISSING) as usize) };
                         this.read_row(table, row(first + i), slot);
                     }
                 });
@@ -170,7 +185,7 @@ impl FileTables {
                         this.read_row(table, number, bytes);
                         &*bytes
                     } else {
-                        // SAFETY: the region outlives the job, and nothing writes to it.
+                        // SAFETY: the region outlives the job, in which nothing writes to slots.
                         unsafe { rows.slot(place as usize) }
                     };
                     let (tensor, _) = this.tables[table].place(number);
@@ -179,17 +194,15 @@ impl FileTables {
                 }
             });
         }
-        if locked(&self.failed).is_some() {
-            self.forget();
-        }
+        self.unread = locked(&self.failed).is_some();
     }
 
-    /// Gives every row its place, and says how many are to be read. The row that was used longest ago makes room, unless it is of this
-    /// time.
+    /// Gives every row of a batch its slot, and says how many rows are to be read. The row that was used longest ago makes room, unless it
+    /// is of the same batch.
     fn find(&mut self, table: usize, places: &mut [u32], row: impl Fn(usize) -> usize) -> usize {
         let table = &mut self.tables[table];
-        table.time = table.time.wrapping_add(1);
-        let (cache, now) = (table.cache, table.time);
+        table.batch = table.batch.wrapping_add(1);
+        let (cache, now) = (table.cache, table.batch);
         let (tags, _) = self.region.bytes_mut()[cache.tags_at()..][..cache.slots * TAG].as_chunks_mut::<TAG>();
         let word = |tag: &[u8; TAG], half: usize| {
             u32::from_ne_bytes(tag[4 * half..][..4].try_into().expect("a tag has two words"))
@@ -234,6 +247,7 @@ impl FileTables {
 
     /// Empties the caches.
     fn forget(&mut self) {
+        self.unread = false;
         for table in &self.tables {
             self.region.bytes_mut()[table.cache.tags_at()..][..table.cache.slots * TAG].fill(0xff);
         }

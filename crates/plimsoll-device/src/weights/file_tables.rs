@@ -33,7 +33,7 @@ impl std::str::FromStr for TablePlace {
             "memory" => Ok(Self::Memory),
             "auto" => Ok(Self::Auto),
             "file" => Ok(Self::File),
-            _ => Err(format!("'{name}' is no place for tables: use auto, file or memory")),
+            _ => Err(format!("unknown place for tables '{name}': use auto, file or memory")),
         }
     }
 }
@@ -65,6 +65,8 @@ pub struct FileTable {
     pub parts: Range<usize>,
     /// Rows of all parts.
     pub rows: usize,
+    /// Values of a row.
+    pub width: usize,
     /// Bytes of a row, as it is stored.
     pub row_bytes: usize,
 }
@@ -131,6 +133,16 @@ impl WeightTable {
         self.file_tables.iter().map(|table| table.rows as u64 * table.row_bytes as u64).sum()
     }
 
+    /// Bytes of the caches where none are asked for: a quarter of the tables, at most a GiB.
+    pub fn usual_table_cache(&self) -> u64 {
+        (self.file_table_bytes() / 4).min(1 << 30)
+    }
+
+    /// Bytes that each thread takes to read rows: a row as it is stored, and decoded. Buffers of decoded rows grow by doubling.
+    pub fn row_reader_bytes(&self) -> usize {
+        self.file_tables.iter().map(|table| table.row_bytes + 2 * size_of::<f32>() * table.width).max().unwrap_or(0)
+    }
+
     /// What caches take and hold if so many bytes are asked for: no more than all rows take, and at least some rows of each table.
     pub fn table_cache_size(&self, asked: u64) -> TableCacheSize {
         let (mut bytes, mut rows) = (0, 0);
@@ -169,7 +181,10 @@ mod tests {
     use super::*;
 
     fn with(tables: &[(usize, usize)], bytes: u64) -> WeightTable {
-        let file_tables = tables.iter().map(|&(rows, row_bytes)| FileTable { parts: 0..1, rows, row_bytes }).collect();
+        let file_tables = tables
+            .iter()
+            .map(|&(rows, row_bytes)| FileTable { parts: 0..1, rows, width: row_bytes / 2, row_bytes })
+            .collect();
         WeightTable { file_tables, ..WeightTable::default() }.with_table_cache(bytes)
     }
 
@@ -180,6 +195,7 @@ mod tests {
         assert_eq!(slots, [96, 296], "a hundred and three hundred, in whole sets");
         assert!(table.table_cache_bytes() <= 264 * 400);
         assert_eq!(table.file_table_bytes(), 4000 * 256);
+        assert_eq!((table.usual_table_cache(), table.row_reader_bytes()), (1000 * 256, 256 + 8 * 128));
     }
 
     #[test]

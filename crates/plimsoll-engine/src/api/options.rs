@@ -121,10 +121,10 @@ pub struct Options {
     pub kv_dtype: KvDtype,
     /// Storage of weights.
     pub dtype: DtypePolicy,
-    /// Where tables of embeddings are kept on the host's cores; a GPU has them all.
+    /// Where tables of embeddings are kept on a CPU. On a GPU all are loaded.
     pub tables: TablePlace,
-    /// Bytes of the rows that are kept of tables in the model's files.
-    pub table_cache_bytes: u64,
+    /// Bytes of the row cache of tables in files; absent: a quarter of the tables, at most a GiB.
+    pub table_cache_bytes: Option<u64>,
     /// Compute threads; absent: the usable cores.
     pub threads: Option<usize>,
     /// Instruction set; absent: the best this machine has.
@@ -219,7 +219,7 @@ impl Default for Options {
             kv_dtype: KvDtype::F16,
             dtype: DtypePolicy::Auto,
             tables: TablePlace::Auto,
-            table_cache_bytes: Self::TABLE_CACHE_BYTES,
+            table_cache_bytes: None,
             threads: None,
             isa: None,
             device: DeviceChoice::Cpu,
@@ -261,9 +261,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Bytes of the table cache unless told otherwise.
-    pub const TABLE_CACHE_BYTES: u64 = 1 << 30;
-
     /// The most drafts at once.
     pub const DRAFTS_MAX: usize = 8;
 

@@ -33,9 +33,9 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
         let bytes = options.request_bytes / 2;
         add("--request-bytes", Bytes(bytes).flag(), &|options| options.request_bytes = bytes);
     }
-    if options.table_cache_bytes > 16 << 20 {
-        let bytes = options.table_cache_bytes / 2;
-        add("--table-cache-bytes", Bytes(bytes).flag(), &|options| options.table_cache_bytes = bytes);
+    let bytes = options.table_cache_bytes.map_or(64 << 20, |bytes| bytes / 2);
+    if bytes >= 1 << 20 {
+        add("--table-cache-bytes", Bytes(bytes).flag(), &|options| options.table_cache_bytes = Some(bytes));
     }
     if let Some(longest) = options.max_req_total_len.filter(|longest| *longest > 256) {
         add("--max-req-total-len", (longest / 2).to_string(), &|options| options.max_req_total_len = Some(longest / 2));

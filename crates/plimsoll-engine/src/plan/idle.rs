@@ -63,11 +63,7 @@ impl Blueprint {
                 "nothing drafts that is checked",
                 &[("--disable-mtp-adaptive", !options.mtp_adaptive)],
             ),
-            (
-                self.weights.file_tables().is_empty(),
-                "no table stays in the model's files",
-                &table_flags(options, &usual),
-            ),
+            (self.weights.file_tables().is_empty(), "no table stays in the model's files", &table_flags(options)),
             (self.media.is_none(), "this model takes text alone", &media_flags(options, &usual)),
             (
                 self.media.as_ref().is_some_and(|media| !media.sees()),
@@ -117,11 +113,8 @@ fn decoder_flags(options: &Options, usual: &Options) -> [Flag<'static>; 4] {
 }
 
 /// Flags of tables in files, and whether they are set.
-fn table_flags(options: &Options, usual: &Options) -> [Flag<'static>; 2] {
-    [
-        ("--tables", options.tables() == TablePlace::File),
-        ("--table-cache-bytes", options.table_cache_bytes != usual.table_cache_bytes),
-    ]
+fn table_flags(options: &Options) -> [Flag<'static>; 2] {
+    [("--tables", options.tables() == TablePlace::File), ("--table-cache-bytes", options.table_cache_bytes.is_some())]
 }
 
 /// A flag that changes nothing, and why.

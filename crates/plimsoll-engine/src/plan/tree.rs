@@ -121,13 +121,18 @@ fn parts_words(weights: &WeightTable) -> String {
     parts.concat()
 }
 
+/// Bytes of compute threads with what they read rows of tables with, and of the table of weights.
+fn process_bytes(weights: &WeightTable, threads: usize) -> u64 {
+    (THREAD_BYTES + weights.row_reader_bytes() as u64) * threads as u64 + weights.host_bytes() as u64
+}
+
 /// The cache of tables that stay in the model's files; none without such tables.
 fn table_line(weights: &WeightTable, options: &Options) -> Option<PlanLine> {
     let (tables, in_files) = (weights.file_tables(), weights.file_table_bytes());
     let rows: usize = tables.iter().map(|table| table.rows).sum();
-    let cache = weights.table_cache_size(options.table_cache_bytes);
-    let detail =
-        format!("{} of the {rows} rows of tables that stay in the model's files ({})", cache.rows, Bytes(in_files));
+    let cache = weights.table_cache_size(options.table_cache_bytes.unwrap_or(weights.usual_table_cache()));
+    let cached = cache.rows.min(rows);
+    let detail = format!("{cached} of the {rows} rows of tables that stay in the model's files ({})", Bytes(in_files));
     (!tables.is_empty()).then_some(PlanLine { component: Component::TableCache, bytes: cache.bytes as u64, detail })
 }
 
@@ -193,7 +198,7 @@ impl Blueprint {
             ),
             entry(
                 Component::ProcessBaseline,
-                baseline + THREAD_BYTES * threads as u64 + self.weights.host_bytes() as u64 + driver,
+                baseline + process_bytes(&self.weights, threads) + driver,
                 format!("data, runtime, {threads} compute threads, table of weights") + &driver_words(gpu),
             ),
         ];

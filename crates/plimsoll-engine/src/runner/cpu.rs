@@ -195,7 +195,8 @@ impl Runner for CpuRunner {
     }
 
     fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
-        self.passes.draft(&*self.model, &mut self.device, from, step)
+        self.passes.draft(&*self.model, &mut self.device, from, step)?;
+        self.device.check_weights()
     }
 
     fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {

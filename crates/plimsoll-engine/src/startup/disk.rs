@@ -45,13 +45,14 @@ fn try_open(planned: &EnginePlan, options: &Options) -> Result<Option<Store>, St
 }
 
 /// What decides the bits of keys, values and states for given tokens: the weights as they are packed, the model's configuration, the
-/// shape of the cache, the arithmetic, and the program. Tokens are compared by their ids.
+/// shape of the cache, the arithmetic, and the program. Tokens are compared by their ids. Tables that stay in the model's files are too large
+/// to read: their files count by their identities. None if a file was changed just before, or if the system gives no identity.
 pub(super) fn fingerprint(
     checkpoint: &Checkpoint,
     weights: &CpuWeights,
     planned: &EnginePlan,
     options: &Options,
-) -> Result<[u8; 32], StartError> {
+) -> Result<Option<[u8; 32]>, StartError> {
     let mut print = Sha256::new();
     let mut add = |label: &str, value: &[u8]| {
         print.update((label.len() as u64).to_le_bytes());
@@ -61,6 +62,10 @@ pub(super) fn fingerprint(
     };
     add("program", &program().map_err(StartError::Build)?.to_le_bytes());
     add("weights", &XxHash3_128::oneshot(weights.bytes()).to_le_bytes());
+    if !weights.table().file_tables().is_empty() {
+        let Some(identity) = checkpoint.identity() else { return Ok(None) };
+        add("files", format!("{identity:?}").as_bytes());
+    }
     add("config", format!("{:?}", checkpoint.config).as_bytes());
     add("cache", format!("{:?} {:?}", planned.kv, planned.sizing.state.map(|state| state.slot_bytes)).as_bytes());
     add("draft model", format!("{:?}", checkpoint.draft()).as_bytes());
@@ -68,7 +73,7 @@ pub(super) fn fingerprint(
     add("arithmetic", format!("{arithmetic:?}").as_bytes());
     let media = (options.max_image_pixels, options.max_video_frames, options.max_audio_seconds);
     add("media", format!("{media:?}").as_bytes());
-    Ok(print.finalize().into())
+    Ok(Some(print.finalize().into()))
 }
 
 /// A checksum of the program: another build may round otherwise.

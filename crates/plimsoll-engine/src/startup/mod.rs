@@ -132,8 +132,12 @@ fn start_as(
     start.load = how;
     phases.ended("weights");
     if let Some(store) = store {
-        let print = disk::fingerprint(checkpoint, &weights, &planned, options)?;
-        start.disk = Some(DiskStart::new(store, print));
+        match disk::fingerprint(checkpoint, &weights, &planned, options)? {
+            Some(print) => start.disk = Some(DiskStart::new(store, print)),
+            None => tracing::warn!(
+                "the prefix cache on disk is not used: a file of the model was changed just before the start, or its identity is unknown"
+            ),
+        }
         phases.ended("fingerprint");
     }
     start.go_on(planned, CpuBackend::new(model, host.isa, weights, pool), rest)

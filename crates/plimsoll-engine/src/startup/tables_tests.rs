@@ -6,7 +6,8 @@ use std::path::Path;
 use plimsoll_device::TablePlace;
 
 use super::tests::{alone, answers, first_error, fixture, start_with, stop};
-use crate::api::options::{Options, PackedCache};
+use crate::api::options::{DiskCache, Options, PackedCache};
+use crate::api::output::TokenOut;
 use crate::handle::EngineHandle;
 
 /// Planned and committed bytes of a component.
@@ -28,17 +29,17 @@ fn answers_are_the_same_and_what_the_cache_takes_is_planned() {
         assert_eq!(engine.metrics().table_rows_read.get(), 0);
         stop(engine);
         let packed_cache = Some(PackedCache::at(packed.path().join("packed")));
-        for table_cache_bytes in [1, 1 << 30, 1 << 30] {
+        for table_cache_bytes in [Some(1), None, None] {
             let options =
                 Options { tables: place, table_cache_bytes, packed_cache: packed_cache.clone(), ..memory.clone() };
             let engine = start_with(&fixture(model), &options);
-            assert!(answers(&engine) == expected, "{model} with {table_cache_bytes} bytes");
+            assert!(answers(&engine) == expected, "{model} with {table_cache_bytes:?} bytes");
             let (planned, committed) = bytes(&engine, "table_cache");
             assert!(planned > 0 && planned == committed, "{planned} planned, {committed} committed");
             assert!(bytes(&engine, "weights").0 < weights);
             let (cached, read) = (engine.metrics().table_rows_cached.get(), engine.metrics().table_rows_read.get());
             assert!(cached > 0, "{cached} rows from the cache, {read} from the file");
-            if table_cache_bytes == 1 {
+            if table_cache_bytes == Some(1) {
                 assert!(read > 1000, "eight rows do not serve twelve requests");
             }
             let report = engine.report();
@@ -54,7 +55,7 @@ fn a_file_that_changes_under_a_server_ends_its_requests_and_gives_no_wrong_answe
     for cut in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         copy(&fixture("qwen4-exp"), folder.path());
-        let engine = start_with(folder.path(), &Options { table_cache_bytes: 1, ..Options::default() });
+        let engine = start_with(folder.path(), &Options { table_cache_bytes: Some(1), ..Options::default() });
         answers(&engine);
         let file = std::fs::File::options().write(true).open(folder.path().join("model.safetensors")).unwrap();
         match cut {
@@ -75,12 +76,52 @@ fn a_file_that_is_replaced_under_a_server_changes_nothing() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     copy(&fixture("qwen4-exp"), folder.path());
-    let engine = start_with(folder.path(), &Options { table_cache_bytes: 1, ..Options::default() });
+    let engine = start_with(folder.path(), &Options { table_cache_bytes: Some(1), ..Options::default() });
     let expected = answers(&engine);
     std::fs::write(folder.path().join("new"), "another model").unwrap();
     std::fs::rename(folder.path().join("new"), folder.path().join("model.safetensors")).unwrap();
     assert!(answers(&engine) == expected);
     stop(engine);
+}
+
+/// Greedy answers of the model at `path`, and the tokens that the disk had for them.
+fn run(path: &Path, options: &Options) -> (Vec<Vec<TokenOut>>, u64) {
+    let engine = start_with(path, options);
+    let found = (answers(&engine), engine.cache_report().disk.map_or(0, |disk| disk.hit_tokens));
+    stop(engine);
+    found
+}
+
+/// Gives every value of a table the same bits.
+fn overwrite_a_table(weights: &Path) {
+    let bytes = std::fs::read(weights).unwrap();
+    let head = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let names: serde_json::Value = serde_json::from_slice(&bytes[8..8 + head]).unwrap();
+    for (_, tensor) in names.as_object().unwrap().iter().filter(|(name, _)| name.contains("ngram_embedding.")) {
+        let [begin, end] = [0, 1].map(|i| tensor["data_offsets"][i].as_u64().unwrap());
+        let file = std::fs::File::options().write(true).open(weights).unwrap();
+        file.write_all_at(&vec![0x3f; (end - begin) as usize], 8 + head as u64 + begin).unwrap();
+    }
+}
+
+#[test]
+fn models_that_differ_in_a_table_share_nothing_on_disk() {
+    let _alone = alone();
+    let [first, second, cache] = [(); 3].map(|()| tempfile::tempdir().unwrap());
+    copy(&fixture("qwen4-exp"), first.path());
+    copy(&fixture("qwen4-exp"), second.path());
+    overwrite_a_table(&second.path().join("model.safetensors"));
+    // A file that was written just now may be written again within the same time.
+    std::thread::sleep(std::time::Duration::from_millis(2100));
+    let disk_cache = Some(DiskCache { read_always: true, ..DiskCache::at(cache.path().join("cache")) });
+    let on_disk = Options { disk_cache, ..Options::default() };
+    let (expected, _) = run(second.path(), &Options::default());
+    let (own, _) = run(first.path(), &on_disk);
+    assert!(own != expected, "the table decides answers");
+    let (again, hits) = run(first.path(), &on_disk);
+    assert!(again == own && hits > 0, "{hits} tokens from disk");
+    let (found, hits) = run(second.path(), &on_disk);
+    assert!(found == expected && hits == 0, "{hits} tokens of another model");
 }
 
 fn copy(from: &Path, to: &Path) {

@@ -121,6 +121,7 @@ fn windows_smaller_and_larger_than_a_chunk() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn window_pages_for_one_request() {
     for window in [5, 24, 48] {
         let shape = Shape { pages: 60, context: 160, rows: 24, step_time: STEP, ..Shape::default() };

@@ -159,6 +159,7 @@ fn a_crowd_of_headless_hybrids_says_what_each_says_alone() {
 
 /// The same with activations of 8 bits.
 #[test]
+#[ignore = "soak"]
 fn a_crowd_of_hybrids_in_int8() {
     HYBRIDS.iter().chain(&["qwen4-exp"]).for_each(|model| check(model, ComputeDtype::Int8));
 }

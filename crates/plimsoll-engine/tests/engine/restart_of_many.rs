@@ -100,11 +100,13 @@ fn outlive_a_restart(model: &str, crowd: Crowd) {
 }
 
 #[test]
+#[ignore = "soak"]
 fn many_conversations_of_a_hybrid_model_outlive_a_restart() {
     outlive_a_restart("qwen3.5", SOME);
 }
 
 #[test]
+#[ignore = "soak"]
 fn many_conversations_of_a_windowed_model_outlive_a_restart() {
     outlive_a_restart("gemma3", SOME);
 }

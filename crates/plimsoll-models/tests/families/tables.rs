@@ -38,6 +38,17 @@ fn tables_in_files_give_the_same_bits_with_any_cache() {
     }
 }
 
+/// Rounding to bf16 would change the values of float tables: these are loaded.
+#[test]
+fn tables_that_are_rounded_stay_in_memory() {
+    for (model, tables) in [("llama-f16", 0), ("gemma4-e2b", 1), ("qwen4-exp", 3)] {
+        let checkpoint = checkpoint(model);
+        let mut declare = Declare::new(&checkpoint, DtypePolicy::Bf16).with_tables_in(TablePlace::File);
+        plimsoll_models::build(&checkpoint.config, &mut declare, false).expect("it is declared");
+        assert_eq!(declare.finish().file_tables().len(), tables, "{model}");
+    }
+}
+
 #[test]
 fn only_tables_that_are_looked_up_stay_in_files() {
     let declared = |model: &str, tables| {

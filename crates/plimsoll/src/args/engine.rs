@@ -71,13 +71,13 @@ pub struct EngineArgs {
     /// faster and less exact. bf16: bfloat16 for prompts and output on AMX; faster with many streams, slower with one.
     #[arg(long, default_value = "auto")]
     pub compute_dtype: ComputeDtype,
-    /// Where tables of embeddings are kept on the cpu. auto: n-gram tables in the model's files, others in memory. file: all in the
-    /// files; less memory, and rows that are not cached are read from disk. memory: all in memory.
+    /// Where embedding tables are kept on the cpu. auto: n-gram tables in the model's files, others in memory. file: all in the files,
+    /// behind a cache; other rows are read from disk. memory: all in memory.
     #[arg(long, value_name = "PLACE", default_value = "auto")]
     pub tables: TablePlace,
-    /// Bytes of the cache for rows of tables in the model's files.
-    #[arg(long, value_name = "BYTES", value_parser = some_size, default_value = "1GiB")]
-    pub table_cache_bytes: u64,
+    /// Bytes of the row cache of tables in files [default: a quarter of the tables, at most 1GiB].
+    #[arg(long, value_name = "BYTES", value_parser = some_size)]
+    pub table_cache_bytes: Option<u64>,
     /// Turn prefix caching off.
     #[arg(long)]
     pub disable_prefix_cache: bool,

@@ -1,43 +1,56 @@
 //! How a model names tables of which steps read single rows.
 
+use plimsoll_formats::Encoding;
 use plimsoll_kernels::{PANEL, Packing};
 
 use super::{Declare, pack_kind};
-use crate::weights::{DeclareError, FileTable, Form, InFile, LinearId, TableKind};
+use crate::weights::{DeclareError, DtypePolicy, FileTable, Form, InFile, LinearId, TableKind};
 
 impl Declare<'_> {
     /// A table with a row of width `k` for each token, of which steps read single rows.
     pub fn token_table(&mut self, name: &str, rows: usize, k: usize) -> Result<LinearId, DeclareError> {
-        Ok(self.table(&[(name.to_owned(), rows)], k, TableKind::Tokens)?[0])
+        Ok(self.table(&[(name.to_owned(), rows)], k, TableKind::Tokens)?[0].1)
     }
 
     /// A table of rows of width `k`, of which steps read single rows. `parts` has the matrices that make it up, each with its rows. All of it
-    /// stays in the model's files if tables of its kind do, and if each of its rows can be read by itself.
+    /// stays in the model's files if tables of its kind do, if each of its rows can be read by itself, and if the policy changes none of its
+    /// values. Returns each part with the number of its first row.
     pub fn table(
         &mut self,
         parts: &[(String, usize)],
         k: usize,
         kind: TableKind,
-    ) -> Result<Vec<LinearId>, DeclareError> {
-        let first = self.table.linears.len();
-        let ids = parts.iter().map(|(name, rows)| self.encoding(name, &[*rows, k]).map(|_| (name, *rows)));
-        let parts = ids.collect::<Result<Vec<_>, _>>()?;
-        let row_bytes: Option<Vec<usize>> = parts.iter().map(|(name, rows)| self.row_bytes(name, *rows, k)).collect();
-        let row_bytes = row_bytes.filter(|bytes| bytes.iter().all(|other| *other == bytes[0]));
-        let stays = row_bytes.filter(|_| self.tables.in_file(kind)).and_then(|bytes| bytes.first().copied());
-        let Some(row_bytes) = stays else {
-            return parts.iter().map(|(name, rows)| self.linear(name, *rows, k)).collect();
-        };
-        let (table, mut before) = (self.table.file_tables.len(), 0);
-        for (name, rows) in &parts {
-            let (encoding, form) = (self.encoding(name, &[*rows, k])?, Form::Rows(Box::default()));
-            let in_file = Some(InFile { table, first: before });
-            self.push_matrix(name, encoding, form, (*rows, k), None, in_file)?;
-            before += rows;
+    ) -> Result<Vec<(usize, LinearId)>, DeclareError> {
+        let stays = if self.tables.in_file(kind) { self.row_bytes_of_all(parts, k)? } else { None };
+        let (table, first_part) = (self.table.file_tables.len(), self.table.linears.len());
+        let (mut declared, mut first) = (Vec::with_capacity(parts.len()), 0);
+        for (name, rows) in parts {
+            let encoding = self.encoding(name, &[*rows, k])?;
+            let in_file = stays.map(|_| InFile { table, first });
+            let id = self.push_matrix(name, encoding, Form::Rows(Box::default()), (*rows, k), None, in_file)?;
+            declared.push((first, id));
+            first += rows;
         }
-        let parts = first..self.table.linears.len();
-        self.table.file_tables.push(FileTable { parts: parts.clone(), rows: before, row_bytes });
-        Ok(parts.map(LinearId).collect())
+        if let Some(row_bytes) = stays {
+            let parts = first_part..self.table.linears.len();
+            self.table.file_tables.push(FileTable { parts, rows: first, width: k, row_bytes });
+        }
+        Ok(declared)
+    }
+
+    /// Bytes of a stored row, if all parts have rows of one size that can stay in files.
+    fn row_bytes_of_all(&self, parts: &[(String, usize)], k: usize) -> Result<Option<usize>, DeclareError> {
+        let mut all = None;
+        for (name, rows) in parts {
+            let encoding = self.encoding(name, &[*rows, k])?;
+            let rounds = self.policy == DtypePolicy::Bf16 && matches!(encoding, Encoding::F32 | Encoding::F16);
+            let own = self.row_bytes(name, *rows, k).filter(|_| !rounds);
+            if own.is_none() || all.is_some_and(|all| Some(all) != own) {
+                return Ok(None);
+            }
+            all = own;
+        }
+        Ok(all)
     }
 
     /// Bytes of a row of a tensor that can be read row by row.

@@ -46,6 +46,7 @@ fn the_engine_thread_survives_every_refusal_without_a_reserve() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn a_refused_allocation_is_paid_by_the_reserve() {
     own_process!();
     hide_injected_panics();

@@ -9,7 +9,7 @@ use crate::vision::{Tower, Vision};
 /// The patch embedding is a convolution over two frames, which the converter takes apart.
 const PATCHES: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
 
-/// Tensors for programs that do not compute or look up their values.
+/// Tensors that are not read: positions are computed, and the break token is a row of the vocabulary.
 const UNUSED: [&str; 2] = [pixtral::IMG_BREAK, qwen_audio::POSITIONS];
 
 /// How a family calls the parts of a layer and of a merger in transformers.

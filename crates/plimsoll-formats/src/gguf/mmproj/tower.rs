@@ -61,28 +61,35 @@ pub(super) fn read(
     config: &ModelConfig,
 ) -> Result<Read, Refusal> {
     let types = Types::of(meta)?;
-    let file =
-        |prefix| File { keys: Keys { meta, prefix }, tensors: Tensors(entries), model, config, audio: types.audio };
-    let images = types.images.map(|name| {
-        let known = known(&PROJECTORS, name).ok_or_else(|| unknown("clip.projector_type", name, &PROJECTORS))?;
-        for_model(known, "clip.projector_type", model)?(&file("clip.vision"))
+    let file = |prefix| File {
+        keys: Keys { meta, prefix },
+        tensors: Tensors(entries),
+        model,
+        config,
+        audio: types.audio.map(|(_, name)| name),
+    };
+    let images = types.images.map(|(key, name)| {
+        let known = known(&PROJECTORS, name).ok_or_else(|| unknown(key, name, &PROJECTORS))?;
+        for_model(known, key, model)?(&file("clip.vision"))
     });
-    let audio = types.audio.map(|name| match known(&AUDIO_PROJECTORS, name) {
+    let audio = types.audio.map(|(key, name)| match known(&AUDIO_PROJECTORS, name) {
         Some(known) => {
-            let read = for_model(known, "clip.audio.projector_type", model)?;
-            read(&file("clip.audio"), types.images.is_none()).map(Some)
+            let read = for_model(known, key, model)?;
+            // Alone it is Qwen3-ASR's, which has no experts.
+            let alone = types.images.is_none() && model.str("general.architecture") != Some("qwen3vlmoe");
+            read(&file("clip.audio"), alone).map(Some)
         }
         // Beside an encoder of images it is left out.
         None if types.images.is_some() => Ok(None),
-        None => Err(unknown("clip.audio.projector_type", name, &AUDIO_PROJECTORS)),
+        None => Err(unknown(key, name, &AUDIO_PROJECTORS)),
     });
     Ok(Read { images: images.transpose()?, audio: audio.transpose()?.flatten() })
 }
 
-/// The types of projector that a file names, of images and of audio.
+/// The types of projector that a file names, of images and of audio, each with its key.
 struct Types<'a> {
-    images: Option<&'a str>,
-    audio: Option<&'a str>,
+    images: Option<(&'static str, &'a str)>,
+    audio: Option<(&'static str, &'a str)>,
 }
 
 impl<'a> Types<'a> {
@@ -90,8 +97,9 @@ impl<'a> Types<'a> {
     fn of(meta: &'a GgufMeta) -> Result<Self, Refusal> {
         let [images, audio] = ["clip.has_vision_encoder", "clip.has_audio_encoder"].map(|key| meta.bool(key));
         // The name of both, where each has none of its own.
-        let both = meta.str("clip.projector_type");
-        let own = meta.str("clip.audio.projector_type");
+        let named = |key: &'static str| meta.str(key).map(|name| (key, name));
+        let both = named("clip.projector_type");
+        let own = named("clip.audio.projector_type");
         let audio_type = match audio {
             Some(true) => own.or(both),
             Some(false) => None,
@@ -99,9 +107,9 @@ impl<'a> Types<'a> {
         };
         // Converters leave out the key of an encoder that the file lacks. Files of one encoder may have neither key.
         if images.unwrap_or(audio != Some(true)) {
-            let named = meta.str("clip.vision.projector_type").or(both);
+            let images = named("clip.vision.projector_type").or(both);
             let missing = || FormatError::Gguf("clip.projector_type is missing".to_owned());
-            return Ok(Types { images: Some(named.ok_or_else(missing)?), audio: audio_type });
+            return Ok(Types { images: Some(images.ok_or_else(missing)?), audio: audio_type });
         }
         match (audio_type, audio) {
             (Some(_), _) => Ok(Types { images: None, audio: audio_type }),
