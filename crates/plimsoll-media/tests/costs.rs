@@ -283,6 +283,7 @@ fn debris() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn t31_decoding_takes_no_more_than_is_said() {
     resizes();
     groups_of_codes();

@@ -90,7 +90,7 @@ fn any_params() -> impl Strategy<Value = SamplingParams> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(3000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1500) })]
 
     #[test]
     fn draws_equal_those_of_a_full_sort(

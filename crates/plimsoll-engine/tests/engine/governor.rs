@@ -9,6 +9,7 @@ use plimsoll_engine::{EngineHandle, Refusal};
 
 use crate::common::recall::{Shape, recall_engine, says};
 use crate::common::{ask, collect, greedy, quiet};
+use crate::process::own_process;
 
 const CALM: Reading = Reading {
     available: 1 << 40,
@@ -40,6 +41,7 @@ fn slow() -> Shape {
 #[test]
 #[ignore = "soak"]
 fn cold_prefixes_go_first_and_new_requests_are_told_503() {
+    own_process!();
     let (engine, _) = recall_engine(slow());
     let prompt: Vec<u32> = (0..64).collect();
     assert_eq!(ask(&engine, greedy(&prompt, 8)).ids, says(&prompt, 8));
@@ -64,6 +66,8 @@ fn cold_prefixes_go_first_and_new_requests_are_told_503() {
 
 #[test]
 fn the_newest_give_way_and_the_oldest_finishes() {
+    // At the last level the emergency reserve is given up, which is the process's: other engines would refuse requests.
+    own_process!();
     let (engine, _) = recall_engine(slow());
     let prompts: Vec<Vec<u32>> = (0..6u32).map(|i| (i * 7..i * 7 + 20).collect()).collect();
     let readers: Vec<_> = prompts.iter().map(|prompt| engine.submit(greedy(prompt, 200)).unwrap()).collect();

@@ -13,7 +13,7 @@ use super::*;
 use world::{Sizes, World, happening, sizes};
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn all_requests_finish_and_all_pages_return(
