@@ -20,6 +20,7 @@ fn peak<T>(work: impl FnOnce() -> T) -> u64 {
 }
 
 #[test]
+#[ignore = "soak"]
 fn clients_texts_cost_memory_linear_in_their_bytes() {
     conversations();
     texts();

@@ -145,6 +145,7 @@ fn a_crowd_of_hybrids_says_what_each_says_alone() {
 
 /// The same for models without state, in all three kinds of arithmetic.
 #[test]
+#[ignore = "soak"]
 fn a_crowd_of_models_with_heads_says_what_each_says_alone() {
     for compute_dtype in [ComputeDtype::Auto, ComputeDtype::Int8].into_iter().chain(all_bf16()) {
         HEADS.iter().for_each(|model| check(model, compute_dtype));
