@@ -246,6 +246,7 @@ impl Checkpoint {
             return Ok(());
         }
         match &entry.storage {
+            // Decoded above.
             Storage::Float(_) | Storage::Blocks(..) | Storage::Affine { .. } | Storage::Micro { .. } => {}
             Storage::Turns { parts, run } => {
                 let (turn, at) = (row / run, row % run);

@@ -24,6 +24,8 @@ pub(super) struct File<'a> {
     pub(super) config: &'a ModelConfig,
     /// The type of the audio encoder, where the file names one.
     pub(super) audio: Option<&'a str>,
+    /// Whether the file has an encoder of images.
+    pub(super) sees: bool,
 }
 
 /// What a file gives: an encoder of images, one of audio, or both.

@@ -27,14 +27,15 @@ pub(super) fn chunks(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
     read(file, AudioTower::Chunks(AudioChunks { half_window: HALF_CHUNK }), "<|AUDIO|>")
 }
 
-/// Reads the encoder of Qwen3-Omni, or that of Qwen3-ASR, which stands alone.
-pub(super) fn windows(file: &File<'_>, alone: bool) -> Result<AudioEncoder, Refusal> {
+/// Reads the encoder of Qwen3-Omni, or that of Qwen3-ASR, which sees nothing and has no experts.
+pub(super) fn windows(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
     fits(file.tensors.shape("mm.a.mlp.2.weight")?.first(), file.config)?;
+    let transcribes = !file.sees && file.model.str("general.architecture") != Some("qwen3vlmoe");
     let tower = AudioTower::Windows(AudioWindows {
         channels: file.tensors.shape("a.conv2d.1.weight")?[0],
         half_window: HALF_WINDOW,
         attention_window: ATTENTION_WINDOW,
-        task: if alone { AudioTask::Transcribe } else { AudioTask::Any },
+        task: if transcribes { AudioTask::Transcribe } else { AudioTask::Any },
     });
     read(file, tower, "<|audio_pad|>")
 }

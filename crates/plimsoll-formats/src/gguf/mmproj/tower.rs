@@ -17,8 +17,8 @@ use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
 
 /// Reads a family's encoder of images.
 type Reader = fn(&File<'_>) -> Result<ImageEncoder, Refusal>;
-/// Reads a family's audio encoder, which stands alone in its file or not.
-type AudioReader = fn(&File<'_>, bool) -> Result<AudioEncoder, Refusal>;
+/// Reads a family's audio encoder.
+type AudioReader = fn(&File<'_>) -> Result<AudioEncoder, Refusal>;
 /// A type of projector: its name, what reads the encoder, and the architectures of the models that it belongs to.
 type Row<R> = (&'static str, R, &'static [&'static str]);
 
@@ -43,11 +43,11 @@ const PROJECTORS: [Row<Reader>; 11] = [
 
 /// Audio encoders.
 const AUDIO_PROJECTORS: [Row<AudioReader>; 4] = [
-    ("qwen2.5o", |file, _| qwen_audio::chunks(file), &["qwen2vl"]),
+    ("qwen2.5o", qwen_audio::chunks, &["qwen2vl"]),
     // Of Qwen2-Audio, too, which is no `qwen2vl`.
-    ("qwen2a", |file, _| qwen_audio::chunks(file), &["qwen2vl"]),
+    ("qwen2a", qwen_audio::chunks, &["qwen2vl"]),
     ("qwen3a", qwen_audio::windows, &["qwen3vl", "qwen3vlmoe"]),
-    ("gemma4a", |file, _| gemma_audio::read(file), &["gemma4"]),
+    ("gemma4a", gemma_audio::read, &["gemma4"]),
 ];
 
 /// Side in pixels of Qwen2.5-VL's windows. Converters do not write it.
@@ -67,18 +67,14 @@ pub(super) fn read(
         model,
         config,
         audio: types.audio.map(|(_, name)| name),
+        sees: types.images.is_some(),
     };
     let images = types.images.map(|(key, name)| {
         let known = known(&PROJECTORS, name).ok_or_else(|| unknown(key, name, &PROJECTORS))?;
         for_model(known, key, model)?(&file("clip.vision"))
     });
     let audio = types.audio.map(|(key, name)| match known(&AUDIO_PROJECTORS, name) {
-        Some(known) => {
-            let read = for_model(known, key, model)?;
-            // Alone it is Qwen3-ASR's, which has no experts.
-            let alone = types.images.is_none() && model.str("general.architecture") != Some("qwen3vlmoe");
-            read(&file("clip.audio"), alone).map(Some)
-        }
+        Some(known) => for_model(known, key, model)?(&file("clip.audio")).map(Some),
         // Beside an encoder of images it is left out.
         None if types.images.is_some() => Ok(None),
         None => Err(unknown(key, name, &AUDIO_PROJECTORS)),
