@@ -292,8 +292,8 @@ pub struct WeightTable {
     pub experts: Vec<Range<usize>>,
     /// Tables that stay in the model's files.
     file_tables: Vec<FileTable>,
-    /// Bytes of the caches of their rows ([`WeightTable::with_table_cache`]).
-    table_cache: u64,
+    /// Bytes asked for the caches of their rows ([`WeightTable::with_table_cache`]).
+    table_cache: Option<u64>,
     /// Whether quantized weights multiply inputs as they are, which are not quantized then ([`WeightTable::on`]).
     float_inputs: bool,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).

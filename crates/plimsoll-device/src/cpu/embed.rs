@@ -11,21 +11,34 @@ impl CpuDevice {
     /// [`Device::embed`].
     pub(super) fn run_embed(&mut self, out: Buf, table: LinearId, tokens: &[u32], scale: f32) {
         assert_eq!(out.rows, tokens.len(), "one token a row");
+        self.unpack_rows(out, table, |row| (table, tokens[row] as usize), scale);
+    }
+
+    /// Writes a row of a table, in memory or in the model's files, times `scale` into each row of `out`. `place` says which matrix of the table
+    /// has it, and its number there; `part` is one of these matrices.
+    pub(super) fn unpack_rows(
+        &mut self,
+        out: Buf,
+        part: LinearId,
+        place: impl Fn(usize) -> (LinearId, usize) + Sync,
+        scale: f32,
+    ) {
         let (isa, arena) = (self.isa, self.arena());
-        if let Some(InFile { table, first }) = self.weights.table().linear(table).in_file {
-            let row = |row: usize| first + tokens[row] as usize;
+        if let Some(InFile { table, .. }) = self.weights.table().linear(part).in_file {
             // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
-            self.weights.look_up(&mut self.pool, (table, out.rows), row, |row| unsafe { arena.row(out, row) });
+            self.weights.look_up(&mut self.pool, (table, out.rows), place, |row| unsafe { arena.row(out, row) });
             if scale != 1.0 {
                 self.scale_rows(out, &|_| scale);
             }
             return;
         }
-        let (linear, data) = self.weights.linear(table);
+        let weights = &self.weights;
         for_rows(&mut self.pool, out, |_, row| {
             // SAFETY: rows of `out` are inside the workspace, and each is written by one task.
             let out = unsafe { arena.row(out, row) };
-            kernels::unpack_row(&linear.packing, data, tokens[row] as usize, out);
+            let (id, number) = place(row);
+            let (linear, data) = weights.linear(id);
+            kernels::unpack_row(&linear.packing, data, number, out);
             if scale != 1.0 {
                 kernels::scale(isa, out, scale);
             }

@@ -6,10 +6,8 @@ use plimsoll_kernels as kernels;
 
 use super::CpuDevice;
 use super::conv::Convolution;
-use super::rows::for_rows;
 use crate::device::{Buf, NO_STATE, NgramConv, Ngrams, SeqSpan, StepInput};
 use crate::kv::{NgramState, StateShape};
-use crate::weights::InFile;
 
 /// Tokens before a row that an n-gram may reach, at most.
 const BEFORE_MAX: usize = 16;
@@ -43,25 +41,10 @@ impl CpuDevice {
         for seq in step.seqs {
             self.number_rows(spec, ids, seq, step);
         }
-        let (arena, width) = (self.arena(), out.cols / heads);
-        if let Some(InFile { table, .. }) = self.weights.table().linear(spec.table[0].1).in_file {
-            // SAFETY: `ids` is inside the workspace, and nothing writes it.
-            let row = |cell: usize| unsafe { arena.matrix(ids) }[cell].to_bits() as usize;
-            // SAFETY: `out` is inside the workspace, does not overlap `ids`, and each of its cells belongs to one task.
-            let cell = |cell: usize| unsafe { arena.part(out, cell / heads, cell % heads * width, width) };
-            self.weights.look_up(&mut self.pool, (table, out.rows * heads), row, cell);
-            return;
-        }
-        let weights = &self.weights;
-        for_rows(&mut self.pool, out, |_, row| {
-            // SAFETY: both are inside the workspace and do not overlap, each row of `out` belongs to one task, nothing writes `ids`.
-            let (out, ids) = unsafe { (arena.row(out, row), &arena.matrix(ids)[row * heads..][..heads]) };
-            for (out, id) in out.chunks_exact_mut(width).zip(ids) {
-                let (table, row) = spec.place(id.to_bits() as usize);
-                let (linear, data) = weights.linear(table);
-                kernels::unpack_row(&linear.packing, data, row, out);
-            }
-        });
+        let arena = self.arena();
+        // SAFETY: `ids` is inside the workspace, does not overlap `out`, and nothing writes it.
+        let place = |cell: usize| spec.place(unsafe { arena.matrix(ids) }[cell].to_bits() as usize);
+        self.unpack_rows(out.reshape(out.cols / heads), spec.table[0].1, place, 1.0);
     }
 
     /// Writes the numbers of the table's rows for a sequence's rows, as the bits of floats, and leaves its last tokens in slots.

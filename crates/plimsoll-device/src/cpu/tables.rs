@@ -11,7 +11,7 @@ use plimsoll_memory::{Component, Ledger, Region};
 
 use super::load_error::LoadError;
 use crate::pool::ThreadPool;
-use crate::weights::{CacheLayout, TAG, WAYS, WeightTable};
+use crate::weights::{CacheLayout, InFile, TAG, WAYS, WeightTable};
 
 /// Rows of a batch, in which no row takes the slot of another.
 const BATCH_ROWS: usize = 1024;
@@ -39,21 +39,11 @@ struct Reader {
     row: RowBuf,
 }
 
-/// One table: the tensors that have its rows, each with the number of its first one, and its cache.
+/// The cache of one table.
 struct Table {
-    parts: Box<[(usize, usize)]>,
     cache: CacheLayout,
     /// Batches so far. Rows of the current batch keep their slots.
     batch: u32,
-}
-
-impl Table {
-    /// The tensor that has this row, and the row's number in it.
-    fn place(&self, row: usize) -> (usize, usize) {
-        let part = self.parts.partition_point(|(first, _)| *first <= row) - 1;
-        let (first, tensor) = self.parts[part];
-        (tensor, row - first)
-    }
 }
 
 /// The tables of one model.
@@ -113,23 +103,14 @@ impl FileTables {
     /// Opens the files of all tables and maps their caches; none if no table stays in a file.
     pub fn open(
         table: &WeightTable,
-        checkpoint: &Checkpoint,
-        ledger: &Arc<Ledger>,
-        threads: usize,
+        (checkpoint, ledger, threads): (&Checkpoint, &Arc<Ledger>, usize),
     ) -> Result<Option<Self>, LoadError> {
         if table.file_tables().is_empty() {
             return Ok(None);
         }
-        let linears = table.linears.iter().filter_map(|linear| Some((linear, linear.in_file?)));
-        let names = linears.clone().map(|(linear, _)| &*linear.name);
-        let stored = checkpoint.stored_rows(names).map_err(LoadError::Table)?;
-        let parts = |number: usize| {
-            let own = linears.clone().enumerate().filter(move |(_, (_, at))| at.table == number);
-            own.map(|(tensor, (_, at))| (at.first, tensor)).collect()
-        };
-        let caches = table.caches().enumerate();
-        let tables: Box<[Table]> =
-            caches.map(|(number, cache)| Table { parts: parts(number), cache, batch: 0 }).collect();
+        let in_files = table.linears.iter().filter(|linear| linear.in_file.is_some());
+        let stored = checkpoint.stored_rows(in_files.map(|linear| &*linear.name)).map_err(LoadError::Table)?;
+        let tables: Box<[Table]> = table.caches().map(|cache| Table { cache, batch: 0 }).collect();
         let region = Region::map(ledger, Component::TableCache, table.table_cache_bytes() as u64, true)?;
         let widest = tables.iter().map(|table| table.cache.row_bytes).max().unwrap_or(0);
         let reader = |_| {
@@ -145,51 +126,54 @@ impl FileTables {
         Ok(Some(opened))
     }
 
-    /// Looks `count` rows of a table up: `row(i)` is the number of the i-th. Its values are written to `out(i)`.
+    /// Looks `count` rows of a table up: `place(i)` says where the matrix of the i-th lies, and the row's number there. Its values are written
+    /// to `out(i)`.
     pub fn look_up<'a>(
         &mut self,
         pool: &mut ThreadPool,
         (table, count): (usize, usize),
-        row: impl Fn(usize) -> usize + Sync,
+        place: impl Fn(usize) -> (InFile, usize) + Sync,
         out: impl Fn(usize) -> &'a mut [f32] + Sync,
     ) {
         if self.unread {
             self.forget();
         }
         self.unread = true;
-        let mut places = [0; BATCH_ROWS];
+        let mut slots = [0; BATCH_ROWS];
         for first in (0..count).step_by(BATCH_ROWS) {
-            let places = &mut places[..BATCH_ROWS.min(count - first)];
-            let missing = self.find(table, places, |i| row(first + i));
-            self.reads.cached += (places.len() - missing) as u64;
+            let slots = &mut slots[..BATCH_ROWS.min(count - first)];
+            let missing = self.find(table, slots, |i| {
+                let (at, row) = place(first + i);
+                at.first + row
+            });
+            self.reads.cached += (slots.len() - missing) as u64;
             self.reads.read += missing as u64;
             let rows = self.rows(table);
             let this = &*self;
-            let tasks = places.len().div_ceil(ROWS_PER_TASK);
-            let each = |task: usize| task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(places.len());
+            let tasks = slots.len().div_ceil(ROWS_PER_TASK);
+            let each = |task: usize| task * ROWS_PER_TASK..((task + 1) * ROWS_PER_TASK).min(slots.len());
             if missing > 0 {
                 pool.run(tasks, &|_, task| {
-                    for i in each(task).filter(|i| places[*i] & MISSING != 0) {
+                    for i in each(task).filter(|i| slots[*i] & MISSING != 0) {
                         // SAFETY: the region outlives the job. In a batch one row alone has this slot and is missing.
-                        let slot = unsafe { rows.slot_mut((places[i] & !MISSING) as usize) };
-                        this.read_row(table, row(first + i), slot);
+                        let slot = unsafe { rows.slot_mut((slots[i] & !MISSING) as usize) };
+                        this.read_row(place(first + i), slot);
                     }
                 });
             }
             pool.run(tasks, &|thread, task| {
                 let reader = &mut *locked(&this.readers[thread]);
                 for i in each(task) {
-                    let (number, place) = (row(first + i), places[i] & !MISSING);
-                    let bytes = if place == DIRECT {
+                    let (at, slot) = (place(first + i), slots[i] & !MISSING);
+                    let bytes = if slot == DIRECT {
                         let bytes = &mut reader.bytes[..rows.bytes];
-                        this.read_row(table, number, bytes);
+                        this.read_row(at, bytes);
                         &*bytes
                     } else {
                         // SAFETY: the region outlives the job, in which nothing writes to slots.
-                        unsafe { rows.slot(place as usize) }
+                        unsafe { rows.slot(slot as usize) }
                     };
-                    let (tensor, _) = this.tables[table].place(number);
-                    this.stored.tensors()[tensor].decode(bytes, &mut reader.row);
+                    this.stored.tensors()[at.0.tensor].decode(bytes, &mut reader.row);
                     reader.row.dequantize(out(i + first));
                 }
             });
@@ -199,7 +183,7 @@ impl FileTables {
 
     /// Gives every row of a batch its slot, and says how many rows are to be read. The row that was used longest ago makes room, unless it
     /// is of the same batch.
-    fn find(&mut self, table: usize, places: &mut [u32], row: impl Fn(usize) -> usize) -> usize {
+    fn find(&mut self, table: usize, slots: &mut [u32], row: impl Fn(usize) -> usize) -> usize {
         let table = &mut self.tables[table];
         table.batch = table.batch.wrapping_add(1);
         let (cache, now) = (table.cache, table.batch);
@@ -208,7 +192,7 @@ impl FileTables {
             u32::from_ne_bytes(tag[4 * half..][..4].try_into().expect("a tag has two words"))
         };
         let mut missing = 0;
-        for (i, place) in places.iter_mut().enumerate() {
+        for (i, slot) in slots.iter_mut().enumerate() {
             let number = row(i) as u32;
             // Rows of n-grams are hashed numbers, and tokens that are common have small ones: either spreads over the sets.
             let first = number as usize % (cache.slots / WAYS) * WAYS;
@@ -216,14 +200,14 @@ impl FileTables {
             let found = set.iter().position(|tag| word(tag, 0) == number);
             let age = |tag: &[u8; TAG]| if word(tag, 0) == EMPTY { u32::MAX } else { now.wrapping_sub(word(tag, 1)) };
             let way = found.unwrap_or_else(|| (0..WAYS).max_by_key(|way| age(&set[*way])).unwrap_or(0));
-            *place = (first + way) as u32;
+            *slot = (first + way) as u32;
             if found.is_none() {
                 missing += 1;
                 if age(&set[way]) == 0 {
-                    *place = DIRECT;
+                    *slot = DIRECT;
                     continue;
                 }
-                *place |= MISSING;
+                *slot |= MISSING;
                 set[way][..4].copy_from_slice(&number.to_ne_bytes());
             }
             set[way][4..].copy_from_slice(&now.to_ne_bytes());
@@ -237,9 +221,8 @@ impl FileTables {
     }
 
     /// Reads a row; zeros if that fails, which [`Self::intact`] tells.
-    fn read_row(&self, table: usize, number: usize, bytes: &mut [u8]) {
-        let (tensor, row) = self.tables[table].place(number);
-        if let Err(error) = self.stored.tensors()[tensor].read(row, bytes) {
+    fn read_row(&self, (at, row): (InFile, usize), bytes: &mut [u8]) {
+        if let Err(error) = self.stored.tensors()[at.tensor].read(row, bytes) {
             bytes.fill(0);
             *locked(&self.failed) = Some(error);
         }

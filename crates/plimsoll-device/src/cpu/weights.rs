@@ -67,29 +67,22 @@ impl CpuWeights {
         let packed = pack(&table, checkpoint, region.bytes_mut(), pool, progress, stopped);
         checkpoint.unchanged().map_err(LoadError::Changed)?;
         packed?;
-        Self::at(table, Place::Region(region), checkpoint, ledger, pool.threads())
+        Self::at(table, Place::Region(region), (checkpoint, ledger, pool.threads()))
     }
 
-    /// The weights of `table` in a file that was opened for it. Tables that stay in the files of the checkpoint are read there.
+    /// The weights of `table` in a file that was opened for it. Tables that stay in the files of the checkpoint are read there, by so many
+    /// threads.
     pub fn mapped(
         table: WeightTable,
         file: PackedFile,
-        checkpoint: &Checkpoint,
-        ledger: &Arc<Ledger>,
-        threads: usize,
+        from: (&Checkpoint, &Arc<Ledger>, usize),
     ) -> Result<Self, LoadError> {
-        Self::at(table, Place::File(file), checkpoint, ledger, threads)
+        Self::at(table, Place::File(file), from)
     }
 
-    fn at(
-        table: WeightTable,
-        place: Place,
-        checkpoint: &Checkpoint,
-        ledger: &Arc<Ledger>,
-        threads: usize,
-    ) -> Result<Self, LoadError> {
+    fn at(table: WeightTable, place: Place, from: (&Checkpoint, &Arc<Ledger>, usize)) -> Result<Self, LoadError> {
         let followers = (0..table.linears.len()).map(LinearId).collect();
-        let in_files = FileTables::open(&table, checkpoint, ledger, threads)?;
+        let in_files = FileTables::open(&table, from)?;
         Ok(Self { table, place, in_files, followers, latest: LinearId(0) })
     }
 
@@ -114,16 +107,22 @@ impl CpuWeights {
         tables.map_err(|error| DeviceError::Table(error.to_string()))
     }
 
-    /// Looks `count` rows of a table up that stays in the model's files, as [`FileTables::look_up`].
+    /// Looks `count` rows of a table up that stays in the model's files, as [`FileTables::look_up`]. `place` says which matrix of the table
+    /// has the i-th, and its number there.
     pub(super) fn look_up<'a>(
         &mut self,
         pool: &mut ThreadPool,
         (table, count): (usize, usize),
-        row: impl Fn(usize) -> usize + Sync,
+        place: impl Fn(usize) -> (LinearId, usize) + Sync,
         out: impl Fn(usize) -> &'a mut [f32] + Sync,
     ) {
         let tables = self.in_files.as_mut().expect("a table in a file was opened with the weights");
-        tables.look_up(pool, (table, count), row, out);
+        let weights = &self.table;
+        let place = |i: usize| {
+            let (id, row) = place(i);
+            (weights.linear(id).in_file.expect("a part of a table in a file"), row)
+        };
+        tables.look_up(pool, (table, count), place, out);
     }
 
     /// Rows of tables in files that were looked up since this was last asked.

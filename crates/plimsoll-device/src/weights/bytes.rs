@@ -19,7 +19,7 @@ impl WeightTable {
             VectorSource::Tensor { name, .. } => name.len(),
         };
         let vector = |vector: &VectorDecl| size_of::<VectorDecl>() + values(vector);
-        let in_files: usize = self.file_tables.iter().map(|table| table.parts.len() * FILE_PART_BYTES).sum();
+        let in_files: usize = self.file_tables.iter().map(|table| table.parts * FILE_PART_BYTES).sum();
         // Vectors grow by doubling, and a model keeps the ids of its experts.
         in_files + 2 * (self.linears.iter().map(linear).sum::<usize>() + self.vectors.iter().map(vector).sum::<usize>())
     }

@@ -1,7 +1,5 @@
 //! Tables that stay in the model's files: a step reads single rows of them, and a cache of planned size keeps the latest ones.
 
-use std::ops::Range;
-
 use super::WeightTable;
 
 /// Rows among which a row has its place in the cache.
@@ -10,6 +8,8 @@ pub(crate) const WAYS: usize = 8;
 const CACHED_MAX: usize = 1 << 30;
 /// Bytes beside each cached row: its number, and when it was used last.
 pub(crate) const TAG: usize = 8;
+/// Most bytes of caches unless more are asked for.
+const USUAL_CACHE_MAX: u64 = 1 << 30;
 /// A table's cache starts on a cache line.
 const ALIGN: usize = 64;
 
@@ -61,8 +61,8 @@ impl TablePlace {
 /// A table that stays in the model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileTable {
-    /// The matrices that have its rows, in order.
-    pub parts: Range<usize>,
+    /// The matrices that have its rows: neighbours in [`WeightTable::linears`].
+    pub parts: usize,
     /// Rows of all parts.
     pub rows: usize,
     /// Values of a row.
@@ -78,6 +78,8 @@ pub struct InFile {
     pub table: usize,
     /// The number of its first row in that table.
     pub first: usize,
+    /// Its number among all matrices in files.
+    pub tensor: usize,
 }
 
 /// What the caches of a model's tables come to.
@@ -113,9 +115,10 @@ impl CacheLayout {
 }
 
 impl WeightTable {
-    /// The table with caches of so many bytes, all together, for tables that stay in files; each gets its share by size.
-    pub fn with_table_cache(self, bytes: u64) -> Self {
-        Self { table_cache: bytes, ..self }
+    /// The table with caches of so many bytes, all together, for tables that stay in files; each gets its share by size. Without a number: a
+    /// quarter of the tables, at most a GiB.
+    pub fn with_table_cache(self, asked: Option<u64>) -> Self {
+        Self { table_cache: asked, ..self }
     }
 
     /// Matrices that are loaded.
@@ -133,18 +136,14 @@ impl WeightTable {
         self.file_tables.iter().map(|table| table.rows as u64 * table.row_bytes as u64).sum()
     }
 
-    /// Bytes of the caches where none are asked for: a quarter of the tables, at most a GiB.
-    pub fn usual_table_cache(&self) -> u64 {
-        (self.file_table_bytes() / 4).min(1 << 30)
-    }
-
     /// Bytes that each thread takes to read rows: a row as it is stored, and decoded. Buffers of decoded rows grow by doubling.
     pub fn row_reader_bytes(&self) -> usize {
         self.file_tables.iter().map(|table| table.row_bytes + 2 * size_of::<f32>() * table.width).max().unwrap_or(0)
     }
 
-    /// What caches take and hold if so many bytes are asked for: no more than all rows take, and at least some rows of each table.
-    pub fn table_cache_size(&self, asked: u64) -> TableCacheSize {
+    /// What caches take and hold if so many bytes are asked for, as in [`WeightTable::with_table_cache`]: no more than all rows take, and at
+    /// least some rows of each table.
+    pub fn table_cache_size(&self, asked: Option<u64>) -> TableCacheSize {
         let (mut bytes, mut rows) = (0, 0);
         for layout in self.cache_layouts(asked) {
             (bytes, rows) = (layout.end(), rows + layout.slots);
@@ -162,8 +161,10 @@ impl WeightTable {
         self.cache_layouts(self.table_cache)
     }
 
-    fn cache_layouts(&self, asked: u64) -> impl Iterator<Item = CacheLayout> {
-        let whole = u128::from(self.file_table_bytes().max(1));
+    fn cache_layouts(&self, asked: Option<u64>) -> impl Iterator<Item = CacheLayout> {
+        let whole = self.file_table_bytes();
+        let asked = asked.unwrap_or((whole / 4).min(USUAL_CACHE_MAX));
+        let whole = u128::from(whole.max(1));
         let mut at = 0;
         self.file_tables.iter().map(move |table| {
             let bytes = table.rows as u128 * table.row_bytes as u128;
@@ -183,9 +184,9 @@ mod tests {
     fn with(tables: &[(usize, usize)], bytes: u64) -> WeightTable {
         let file_tables = tables
             .iter()
-            .map(|&(rows, row_bytes)| FileTable { parts: 0..1, rows, width: row_bytes / 2, row_bytes })
+            .map(|&(rows, row_bytes)| FileTable { parts: 1, rows, width: row_bytes / 2, row_bytes })
             .collect();
-        WeightTable { file_tables, ..WeightTable::default() }.with_table_cache(bytes)
+        WeightTable { file_tables, ..WeightTable::default() }.with_table_cache(Some(bytes))
     }
 
     #[test]
@@ -195,12 +196,15 @@ mod tests {
         assert_eq!(slots, [96, 296], "a hundred and three hundred, in whole sets");
         assert!(table.table_cache_bytes() <= 264 * 400);
         assert_eq!(table.file_table_bytes(), 4000 * 256);
-        assert_eq!((table.usual_table_cache(), table.row_reader_bytes()), (1000 * 256, 256 + 8 * 128));
+        assert_eq!(table.row_reader_bytes(), 256 + 8 * 128);
+        assert_eq!(table.table_cache_size(None), table.table_cache_size(Some(1000 * 256)), "a quarter");
+        let large = with(&[(1 << 30, 256)], 0);
+        assert_eq!(large.table_cache_size(None), large.table_cache_size(Some(1 << 30)), "a GiB");
     }
 
     #[test]
     fn no_cache_is_larger_than_its_table_or_empty() {
-        let slots = |bytes| with(&[(1001, 64)], 0).table_cache_size(bytes).rows;
+        let slots = |bytes| with(&[(1001, 64)], 0).table_cache_size(Some(bytes)).rows;
         assert_eq!((slots(0), slots(1 << 40)), (WAYS, 1008));
         assert_eq!(with(&[], 1 << 30).table_cache_bytes(), 0);
     }

@@ -150,8 +150,7 @@ impl Blueprint {
         check::check_draft(options, checkpoint)?;
         let model = plimsoll_models::build_all(&checkpoint.config, &mut declare, options.enable_mtp)?;
         let weights = declare.finish().on(options.target()).computed_in(options.compute_dtype);
-        let cache = options.table_cache_bytes.unwrap_or(weights.usual_table_cache());
-        let weights = weights.with_table_cache(cache);
+        let weights = weights.with_table_cache(options.table_cache_bytes);
         let media = MediaRules::read(checkpoint, &*model)?;
         let mut blueprint = Self {
             model,

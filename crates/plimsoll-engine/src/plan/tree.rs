@@ -130,7 +130,7 @@ fn process_bytes(weights: &WeightTable, threads: usize) -> u64 {
 fn table_line(weights: &WeightTable, options: &Options) -> Option<PlanLine> {
     let (tables, in_files) = (weights.file_tables(), weights.file_table_bytes());
     let rows: usize = tables.iter().map(|table| table.rows).sum();
-    let cache = weights.table_cache_size(options.table_cache_bytes.unwrap_or(weights.usual_table_cache()));
+    let cache = weights.table_cache_size(options.table_cache_bytes);
     let cached = cache.rows.min(rows);
     let detail = format!("{cached} of the {rows} rows of tables that stay in the model's files ({})", Bytes(in_files));
     (!tables.is_empty()).then_some(PlanLine { component: Component::TableCache, bytes: cache.bytes as u64, detail })

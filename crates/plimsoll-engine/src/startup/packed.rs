@@ -82,7 +82,7 @@ pub(super) fn load(
     {
         match PackedFile::open(&table, &path, key, (ledger, pool), &mut progress, &stopped) {
             Ok(file) => {
-                let weights = CpuWeights::mapped(table, file, checkpoint, ledger, pool.threads())?;
+                let weights = CpuWeights::mapped(table, file, (checkpoint, ledger, pool.threads()))?;
                 checkpoint.unchanged().map_err(LoadError::Changed)?;
                 files.used(key);
                 let how = WeightsLoad { mapped: true, took: began.elapsed() };

@@ -222,7 +222,7 @@ impl Rig {
         let mut declare = Declare::new(&checkpoint, dtype).with_tables_in(tables);
         let model = plimsoll_models::build(&checkpoint.config, &mut declare, with_drafter)
             .unwrap_or_else(|e| panic!("{}: {e}", checkpoint.dir().display()));
-        let table = declare.finish().on(Isa::detect()).with_table_cache(table_cache.unwrap_or(0));
+        let table = declare.finish().on(Isa::detect()).with_table_cache(table_cache);
         let shape = model.shape(KvDtype::F32);
         let workspace = {
             let mut plan = PlanDevice::new(&table, &shape.kv);

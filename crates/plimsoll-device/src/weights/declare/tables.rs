@@ -22,18 +22,18 @@ impl Declare<'_> {
         kind: TableKind,
     ) -> Result<Vec<(usize, LinearId)>, DeclareError> {
         let stays = if self.tables.in_file(kind) { self.row_bytes_of_all(parts, k)? } else { None };
-        let (table, first_part) = (self.table.file_tables.len(), self.table.linears.len());
+        let table = self.table.file_tables.len();
+        let before: usize = self.table.file_tables.iter().map(|table| table.parts).sum();
         let (mut declared, mut first) = (Vec::with_capacity(parts.len()), 0);
         for (name, rows) in parts {
             let encoding = self.encoding(name, &[*rows, k])?;
-            let in_file = stays.map(|_| InFile { table, first });
+            let in_file = stays.map(|_| InFile { table, first, tensor: before + declared.len() });
             let id = self.push_matrix(name, encoding, Form::Rows(Box::default()), (*rows, k), None, in_file)?;
             declared.push((first, id));
             first += rows;
         }
         if let Some(row_bytes) = stays {
-            let parts = first_part..self.table.linears.len();
-            self.table.file_tables.push(FileTable { parts, rows: first, width: k, row_bytes });
+            self.table.file_tables.push(FileTable { parts: parts.len(), rows: first, width: k, row_bytes });
         }
         Ok(declared)
     }
