@@ -1,4 +1,4 @@
-//! Clients that load a running server: `bench` measures it, `soak` stresses it, `replay` sends a recorded trace.
+//! Clients that load a running server: `bench` measures it, `soak` loads it with faults, `replay` sends a recorded trace.
 //!
 //! The command line parses the flags and calls these commands. The clients speak HTTP only, so they work with any server.
 

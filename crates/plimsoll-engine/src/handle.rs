@@ -198,8 +198,8 @@ impl EngineHandle {
         LedgerReport::of(&self.shared, self.engine_host.as_deref())
     }
 
-    /// What the largest steps really took of the step workspace when they were proven; none for a scripted engine.
-    pub fn proven_workspace_bytes(&self) -> Option<u64> {
+    /// Bytes of the step workspace that the self-test used; none for a scripted engine.
+    pub fn measured_workspace_bytes(&self) -> Option<u64> {
         self.shared.facts.accounts.get().map(|accounts| accounts.workspace_peak)
     }
 

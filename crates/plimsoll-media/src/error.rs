@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
-    /// The item is larger than what was planned and stressed (I6).
+    /// The item is larger than what was planned and tested (I6).
     #[error("{what} has {asked} {unit}; the limit is {limit} ({flag})")]
     OverLimit {
         /// The item, as a noun with its article.
@@ -84,7 +84,7 @@ pub enum MediaError {
     /// The encoder does not survive its own worst case; start-up must not go on.
     #[error("the worst case of {batch} × {modality} does not run: {why}; reduce --visual-infer-batch-size")]
     WorstCaseFailed {
-        /// Items in the stressed batch.
+        /// Items in the batch of the self-test.
         batch: usize,
         /// Which worst case.
         modality: &'static str,

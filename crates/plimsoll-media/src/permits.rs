@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::MediaError;
 
-/// The most encoder work that may exist at once: what the stress has run.
+/// The most encoder work that may exist at once: what the self-test has run.
 #[derive(Debug)]
 pub struct Permits {
     count_limit: usize,

@@ -29,7 +29,7 @@ pub enum StartError {
     /// Whether others have leased something cannot be told.
     #[error("leases: {0}")]
     Lease(Box<LeaseError>),
-    /// No pool could be built and proven.
+    /// No pool could be built and tested.
     #[error(transparent)]
     Sizing(Box<SizingError>),
     /// The smallest pool was planned, and even that does not fit any more. No option set its size.
@@ -69,7 +69,7 @@ pub enum StartError {
     Media(MediaError),
     /// The worst case did not run.
     #[error("the memory self-test failed: {0}")]
-    Proof(DeviceError),
+    SelfTest(DeviceError),
     /// The directory of the prefix cache on disk cannot be used.
     #[error("--cache-dir: {0}")]
     Disk(#[from] plimsoll_tier::OpenError),
@@ -87,7 +87,7 @@ pub enum StartError {
     Cancelled,
     /// The worst case took more than was planned: a bug in the planner.
     #[error("the memory self-test failed: {component} used {measured} bytes, {planned} were planned")]
-    ProofExceeds {
+    SelfTestExceeds {
         /// The component.
         component: &'static str,
         /// Bytes used.

@@ -37,7 +37,7 @@ impl MediaSpec {
         placed::check(self, prompt, items).map_err(invalid)
     }
 
-    /// I6: nothing larger than the worst case that was proven.
+    /// I6: nothing larger than the self-test.
     fn check_item(&self, item: &MediaItem) -> Result<(), String> {
         let (shape, grid) = (&item.shape, item.grid);
         let what = shape.modality.noun();

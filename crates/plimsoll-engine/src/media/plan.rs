@@ -1,7 +1,7 @@
 //! What media take: from a checkpoint's configuration and its processors' files to the worst legal items and every byte of them.
 //!
-//! The towers themselves are run on the planner's device, for every legal item that no other one exceeds; what is found is what start-up
-//! stresses and what requests are held to. Items are encoded in the workspace of steps: the two never coincide, so the
+//! The towers themselves are run on the planner's device, for every legal item that no other one exceeds. The self-test runs
+//! what is found, and requests are held to it. Items are encoded in the workspace of steps: the two never coincide, so the
 //! larger of them is planned, not both.
 
 mod lines;
@@ -52,7 +52,7 @@ pub struct MediaPlan {
     media_bytes: u64,
     /// Bytes of a batch's patches.
     patch_bytes: u64,
-    /// The batches that take most of the workspace: what the proof runs.
+    /// The batches that take most of the workspace: what the self-test runs.
     pub(crate) worst: Vec<(EncoderKind, Vec<Grid>)>,
     /// What they take.
     pub(crate) workspace: usize,

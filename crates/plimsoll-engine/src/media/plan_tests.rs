@@ -230,7 +230,7 @@ fn a_budget_that_the_tower_has_no_positions_for_is_refused_by_name() {
 }
 
 #[test]
-fn a28_no_company_of_legal_items_takes_more_than_the_proven_batch() {
+fn a28_no_company_of_legal_items_takes_more_than_the_self_test() {
     for (batch, model) in [(2, "vl-qwen3.5"), (3, "vl-qwen2.5"), (3, "vl-qwen3"), (3, "vl-intern")] {
         let options = Options { visual_infer_batch_size: batch, ..options() };
         let (blueprint, plan) = planned_of(model, &options).unwrap();
@@ -331,7 +331,7 @@ fn a_lone_configuration_is_planned_with_the_processors_defaults() {
 }
 
 #[test]
-fn a30_no_mix_of_audio_exceeds_the_proven_batch() {
+fn a30_no_mix_of_audio_exceeds_the_self_test() {
     let options = Options { visual_infer_batch_size: 3, max_audio_seconds: Some(8), ..options() };
     let (blueprint, plan) = planned_of("omni", &options).unwrap();
     let media = plan.media.as_ref().unwrap();
@@ -355,7 +355,7 @@ fn a30_no_mix_of_audio_exceeds_the_proven_batch() {
 }
 
 #[test]
-fn a30_no_mix_of_audio_in_chunks_exceeds_the_proven_batch() {
+fn a30_no_mix_of_audio_in_chunks_exceeds_the_self_test() {
     let options = Options { visual_infer_batch_size: 3, max_audio_seconds: Some(8), ..options() };
     let (blueprint, plan) = planned_of("omni2.5", &options).unwrap();
     let media = plan.media.as_ref().unwrap();

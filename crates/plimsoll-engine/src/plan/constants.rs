@@ -13,5 +13,5 @@ pub(crate) const HEAP_KEPT_BYTES: u64 = 4 << 20;
 /// Given back slice by slice when allocations are refused, so that the failure can be handled at all.
 pub(crate) const EMERGENCY_RESERVE_BYTES: u64 = 16 << 20;
 
-/// For the planner, and the proof: rows of media, without contents.
+/// For the planner, and the self-test: rows of media, without contents.
 pub(crate) const ROWS_OF_MEDIA: [MediaRows<'static>; 1] = [MediaRows { first_row: 0, values: &[] }];

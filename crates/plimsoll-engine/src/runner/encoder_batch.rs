@@ -1,5 +1,5 @@
 //! The largest step of an encoder, which computes each sequence whole: how many rows each sequence has, and the step
-//! itself. Planner and proof share this code.
+//! itself. Planner and self-test share this code.
 
 use plimsoll_device::{PAGE_TOKENS, SeqSpan, StepInput};
 

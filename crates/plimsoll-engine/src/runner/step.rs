@@ -176,7 +176,7 @@ impl StepBuffers {
         }
         debug_assert!(
             self.tokens.len() - self.prompt_rows <= self.limits.answer_rows(),
-            "I6: more rows of answers than were proven"
+            "I6: more rows with logits than in the self-test"
         );
         self.input()
     }
@@ -204,7 +204,7 @@ impl StepBuffers {
     fn input(&self) -> StepInput<'_> {
         debug_assert!(
             self.tokens.len() <= self.limits.rows && self.logit_rows.len() <= self.limits.logit_rows,
-            "I6: a step larger than the one that was proven"
+            "I6: a step larger than the self-test"
         );
         StepInput {
             tokens: &self.tokens,

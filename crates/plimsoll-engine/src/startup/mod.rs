@@ -1,4 +1,4 @@
-//! Start-up: plan → lease → load → probe, size, build, prove → ready. What it builds is what the planner planned.
+//! Start-up: plan → lease → load → probe, size, build, self-test → ready. What it builds is what the planner planned.
 
 mod device;
 mod disk;
@@ -6,11 +6,11 @@ mod gpu;
 mod host;
 mod packed;
 pub(crate) mod phases;
+pub(crate) mod self_test;
 pub(crate) mod shadow;
 pub(crate) mod size;
 mod spawn;
 mod start_reserve;
-pub(crate) mod stress;
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ use packed::{Loaded, WeightsLoad};
 use spawn::{Ready, spawn};
 use start_reserve::StartReserve;
 
-/// Plans, builds and proves an engine, and starts its thread. Returns when it is ready.
+/// Plans, builds and tests an engine, and starts its thread. Returns when it is ready.
 ///
 /// `progress` is told the packed bytes of weights as they are loaded.
 pub fn start(
@@ -56,7 +56,7 @@ pub fn start(
     start_unless(checkpoint, tokenizer, options, host, progress, &Cancel::default())
 }
 
-/// As [`start`], unless it is cancelled meanwhile: then it stops at the next tensor or the next step of the proof, and gives everything
+/// As [`start`], unless it is cancelled meanwhile: then it stops at the next tensor or the next step of the self-test, and frees everything
 /// back.
 ///
 /// # Errors
@@ -169,14 +169,14 @@ struct Rest {
 }
 
 impl Start<'_> {
-    /// Builds and proves the pool over loaded weights, and starts the engine's thread.
+    /// Builds and tests the pool over loaded weights, and starts the engine's thread.
     fn go_on<B: Backend>(self, mut planned: EnginePlan, backend: B, rest: Rest) -> Result<EngineHandle, StartError> {
         let Self { options, host, cancel, ledger, shape, config, disk, load } = self;
         let Rest { tokenizer, eos, memory_lease, hosted, fixed, start_reserve } = rest;
         let mut builder = pool_builder(&planned, shape, backend, &ledger, options, host)?;
         builder.cancel = cancel.clone();
         builder.root = disk.as_ref().map(|disk| disk.root);
-        let Proven { pool_build, sampler, workspace_peak, media } = prove(&config, builder)?;
+        let Tested { pool_build, sampler, workspace_peak, media } = build_and_test(&config, builder)?;
         planned.resize(pool_build.cache.pool.total(), pool_build.cache.slots());
         planned.plan.enter(&ledger);
         let mut accounts = accounts(&planned, &tokenizer, options);
@@ -204,8 +204,8 @@ impl Start<'_> {
     }
 }
 
-/// What stands after the proof.
-struct Proven<R> {
+/// What stands after the self-test.
+struct Tested<R> {
     pool_build: PoolBuild<R>,
     sampler: Sampler,
     /// Bytes of workspace that it took.
@@ -213,25 +213,28 @@ struct Proven<R> {
     media: Option<MediaSpec>,
 }
 
-impl<R> Proven<R> {
+impl<R> Tested<R> {
     fn new<B>(pool_build: PoolBuild<R>, builder: PoolBuilder<'_, B>) -> Self {
         let PoolBuilder { sampler, workspace_peak, media, .. } = builder;
         Self { pool_build, sampler, workspace_peak, media }
     }
 }
 
-/// Builds and proves the pool.
-fn prove<B: Backend>(config: &ProfileConfig, mut builder: PoolBuilder<'_, B>) -> Result<Proven<B::Runner>, StartError> {
+/// Builds and tests the pool.
+fn build_and_test<B: Backend>(
+    config: &ProfileConfig,
+    mut builder: PoolBuilder<'_, B>,
+) -> Result<Tested<B::Runner>, StartError> {
     if builder.plan.step.encoder_batch {
-        // No pool to be sized: built once and proven.
+        // No pool to be sized: built once and tested.
         let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
         let failed = |failure| match failure {
             Failure::Other(error) => own_error(SizingError::Other(error)),
             Failure::OutOfMemory(refused) => refused_start(&refused),
         };
         let mut pool_build = builder.build(shape).map_err(failed)?;
-        builder.stress(&mut pool_build).map_err(failed)?;
-        return Ok(Proven::new(pool_build, builder));
+        builder.self_test(&mut pool_build).map_err(failed)?;
+        return Ok(Tested::new(pool_build, builder));
     }
     let open = builder.plan.measure;
     let outcome = auto_profile(config, &mut builder).map_err(|error| match error {
@@ -240,7 +243,7 @@ fn prove<B: Backend>(config: &ProfileConfig, mut builder: PoolBuilder<'_, B>) ->
         }
         error => own_error(error),
     })?;
-    Ok(Proven::new(outcome.generation, builder))
+    Ok(Tested::new(outcome.generation, builder))
 }
 
 fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
@@ -250,7 +253,7 @@ fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
     OutOfMemory::Refused { component: name.unwrap_or("memory"), bytes: *requested, reason }.into()
 }
 
-/// What builds and proves pools over loaded weights.
+/// What builds and tests pools over loaded weights.
 pub(crate) fn pool_builder<'a, B: Backend>(
     planned: &'a EnginePlan,
     shape: ModelShape,

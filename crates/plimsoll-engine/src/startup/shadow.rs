@@ -41,7 +41,7 @@ pub struct DryRun {
     pub report: ShadowReport,
 }
 
-/// Plans, loads the weights, builds and stresses a probe, measures, and takes everything down again.
+/// Plans, loads the weights, builds and tests a probe, measures, and takes everything down again.
 ///
 /// # Errors
 /// [`StartError`] where a start would fail before it could measure; that auto mode would refuse afterwards is in the report.

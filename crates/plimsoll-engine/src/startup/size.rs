@@ -1,4 +1,4 @@
-//! Sizing: how many tokens the pool holds, and the generations that prove it.
+//! Sizing: how many tokens the pool holds, and the builds that test it.
 //!
 //! The arithmetic is `plimsoll_memory::sizing`'s, fed with planned bytes by the planner and with measured ones at
 //! start-up: where they agree, both choose the same pool (I8). Weights stay while generations come and go.
@@ -23,7 +23,7 @@ use crate::runner::Runner;
 use crate::runner::backend::{Backend, Extent, refused};
 use crate::sampling::Sampler;
 use crate::startup::phases::Phases;
-use crate::startup::stress::{stress, stress_tower};
+use crate::startup::self_test::{self_test, self_test_encoder};
 
 /// The configuration that lets `auto_profile` build what `plan` planned: as planned, and measured anew if that does not hold, where
 /// the operator left the pool's size open; pinned otherwise.
@@ -62,7 +62,7 @@ pub(crate) struct PoolBuilder<'a, B> {
     pub ledger: Arc<Ledger>,
     /// The model's weights on a device.
     pub backend: B,
-    /// The largest scratch of sampling is part of the proof.
+    /// The largest scratch of sampling is part of the self-test.
     pub sampler: Sampler,
     /// Commit pages at build.
     pub touch: bool,
@@ -74,7 +74,7 @@ pub(crate) struct PoolBuilder<'a, B> {
     pub room: Box<dyn FnMut() -> u64 + 'a>,
     /// What the largest steps have taken of the workspace.
     pub workspace_peak: u64,
-    /// Looked at between two steps of the proof.
+    /// Looked at between two steps of the self-test.
     pub cancel: Cancel,
     /// Where outputs of the largest batches of media go, for a model with a tower.
     pub media: Option<MediaSpec>,
@@ -189,27 +189,27 @@ impl<B: Backend> Generations for PoolBuilder<'_, B> {
         Ok(())
     }
 
-    fn stress(&mut self, pool_build: &mut PoolBuild<B::Runner>) -> Result<Measured, Failure> {
+    fn self_test(&mut self, pool_build: &mut PoolBuild<B::Runner>) -> Result<Measured, Failure> {
         let mut phases = Phases::begin();
         let (plan, cache) = (self.plan, &pool_build.cache);
         let pools = Pools { pages: cache.pool.total(), slots: cache.slots() };
         let context = plan.limits.max_req_total_len as usize;
         let (runner, sampler) = (&mut pool_build.runner, &mut self.sampler);
-        let ran = stress(runner, sampler, &plan.step, context, pools, &self.cancel);
-        ran.map_err(|error| Failure::Other(StartError::Proof(error).into()))?;
+        let ran = self_test(runner, sampler, &plan.step, context, pools, &self.cancel);
+        ran.map_err(|error| Failure::Other(StartError::SelfTest(error).into()))?;
         if let (Some(media), Some(spec)) = (&plan.media, &self.media) {
-            let ran = stress_tower(&mut pool_build.runner, media, spec, &self.cancel);
+            let ran = self_test_encoder(&mut pool_build.runner, media, spec, &self.cancel);
             ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
         }
         pool_build.runner.forget();
-        // What the proof fetched is no request's.
+        // Rows that the self-test fetched are not counted as requests'.
         pool_build.runner.take_fetched();
         pool_build.runner.take_table_reads();
         let measured = B::workspace_peak(&mut pool_build.runner) as u64;
         let planned = plan.workspace as u64;
         if measured > planned {
             let component = Component::StepWorkspace.name();
-            return Err(Failure::Other(StartError::ProofExceeds { component, measured, planned }.into()));
+            return Err(Failure::Other(StartError::SelfTestExceeds { component, measured, planned }.into()));
         }
         self.workspace_peak = measured;
         phases.ended("self-test");

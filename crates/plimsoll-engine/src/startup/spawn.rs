@@ -29,7 +29,7 @@ use crate::watch::host::HostedLease;
 use crate::watch::thread::watch;
 use crate::worker::{DiskParts, Encoding, Parts, Worker};
 
-/// A proven engine on its way to its thread.
+/// A tested engine on its way to its thread.
 pub(super) struct Ready<R> {
     pub pool_build: PoolBuild<R>,
     pub sampler: Sampler,

@@ -101,7 +101,7 @@ pub(super) fn stop(engine: EngineHandle) {
     std::thread::sleep(std::time::Duration::from_millis(50));
 }
 
-/// A start that is cancelled before any tensor, between any two, and between any two steps of the proof, leaves nothing behind.
+/// A start that is cancelled before any tensor, between any two, and between any two steps of the self-test, leaves nothing behind.
 #[test]
 fn abandoned_start_stops_at_its_next_checkpoint() {
     let _alone = alone();

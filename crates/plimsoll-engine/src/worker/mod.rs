@@ -139,7 +139,7 @@ impl<R: Runner> Worker<R> {
         if let Some(disk) = &worker.disk {
             let _ = worker.shared.facts.saved.set(disk.saved_prefixes());
         }
-        // The proof has touched them all.
+        // The self-test has touched them all.
         worker.give_pages_back();
         // Gauges are right from the first look, before the first step.
         worker.refresh_status();

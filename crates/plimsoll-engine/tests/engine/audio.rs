@@ -1,5 +1,5 @@
 //! A tower that hears beside one that sees, and one alone, in the engine: answers are the reference's whatever runs beside them, audio clips are found again
-//! by content, and nothing larger than what was proven comes in.
+//! by content, and nothing larger than the self-test is accepted.
 
 use plimsoll_engine::media::MediaItem;
 use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, Refusal, Request, Transcript, start};
@@ -219,7 +219,7 @@ fn two_audio_of_one_length_are_told_apart_and_one_is_found_again() {
 }
 
 #[test]
-fn i6_nothing_longer_than_what_was_proven_comes_in() {
+fn i6_nothing_longer_than_the_self_test_is_accepted() {
     let engine = engine(&small(exact()));
     let spec = engine.media().unwrap();
     let audio = spec.audio.as_ref().unwrap();

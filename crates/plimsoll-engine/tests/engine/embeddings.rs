@@ -298,8 +298,8 @@ fn what_cannot_be_is_refused_with_its_limit() {
     decoder.stop();
 }
 
-/// What is planned for an encoder is proven at its start, and a crowd takes no more.
-fn plan_and_prove(model: &str, rows: usize, running: usize) {
+/// The plan of an encoder is tested at its start, and many requests take no more.
+fn plan_and_test(model: &str, rows: usize, running: usize) {
     let folder = fixtures().join("models").join(model);
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let options =
@@ -311,10 +311,10 @@ fn plan_and_prove(model: &str, rows: usize, running: usize) {
     let tokenizer = Arc::new(Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap());
     let engine = start(&checkpoint, tokenizer, &options, &host, |_| {}).unwrap();
     // The largest step took what was planned for it.
-    let proven = engine.proven_workspace_bytes().unwrap();
+    let measured = engine.measured_workspace_bytes().unwrap();
     assert!(
-        proven <= planned.workspace as u64 && planned.workspace as u64 - proven < 64,
-        "{model}: {proven} of {}",
+        measured <= planned.workspace as u64 && planned.workspace as u64 - measured < 64,
+        "{model}: {measured} of {}",
         planned.workspace
     );
     assert_eq!(*engine.limits(), planned.limits, "I8");
@@ -339,7 +339,7 @@ fn plan_and_prove(model: &str, rows: usize, running: usize) {
 }
 
 #[test]
-fn an_encoder_is_planned_without_a_pool_and_proven() {
+fn an_encoder_is_planned_without_a_pool_and_tested() {
     for model in [
         "bert",
         "bert-cross",
@@ -352,7 +352,7 @@ fn an_encoder_is_planned_without_a_pool_and_proven() {
         "embeddinggemma-bare",
     ] {
         for (rows, running) in [(64, 16), (200, 3), (8, 8), (512, 64)] {
-            plan_and_prove(model, rows, running);
+            plan_and_test(model, rows, running);
         }
     }
     let checkpoint = Checkpoint::open(&fixtures().join("models/bert")).unwrap();

@@ -1,4 +1,4 @@
-//! Real towers in the engine: start-up proves them, answers are the reference's, and nothing beside an image changes them.
+//! Vision encoders in the engine: start-up tests them, answers are the reference's, and nothing beside an image changes them.
 
 use plimsoll_engine::{DiskCache, EngineHandle, Host, LoadedModel, Options, Request, start};
 use plimsoll_media::image::Rgb;

@@ -43,7 +43,7 @@ pub struct Sampling {
     wanted: Wanted,
     spread: Spread,
     min_frames: u64,
-    /// The most frames of one video, which is what the stress runs.
+    /// The most frames of one video, which is what the self-test runs.
     pub max_frames: u64,
     temporal: u64,
 }
@@ -87,7 +87,7 @@ impl Sampling {
             return Err(malformed(format!("{total} frames at {fps} per second cannot be sampled")));
         }
         let count = self.count(total, fps);
-        // Frames beyond what was stressed are refused, not dropped: the request named them.
+        // Frames beyond what was tested are refused, not dropped: the request named them.
         if count > self.max_frames {
             let (limit, flag) = (self.max_frames, Modality::Video.flag());
             return Err(MediaError::OverLimit { what: "a video", asked: count, limit, unit: "frames", flag });

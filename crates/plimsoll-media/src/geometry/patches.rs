@@ -81,7 +81,7 @@ impl Patches {
         self.max_pixels / (self.factor() * self.factor())
     }
 
-    /// The same with a request's own bound on pixels, which may be lower than what was stressed, never higher (A31).
+    /// The same with a request's own bound on pixels, which may be lower than what was tested, never higher (A31).
     pub fn with_max_pixels(&self, asked: u64) -> Result<Self, MediaError> {
         if asked > self.max_pixels {
             return Err(MediaError::OverLimit {

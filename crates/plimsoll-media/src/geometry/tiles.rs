@@ -71,7 +71,7 @@ impl Tiles {
         (all > 0).then(|| (all - 1).max(1))
     }
 
-    /// The same with a request's own bound on tiles, which may be lower than what was stressed, never higher (A31).
+    /// The same with a request's own bound on tiles, which may be lower than what was tested, never higher (A31).
     pub fn with_max_tiles(&self, asked: u64) -> Result<Self, MediaError> {
         if asked > self.max_tiles {
             let (limit, unit, flag) = (self.max_tiles, "tiles", Modality::Image.flag());

@@ -146,7 +146,7 @@ impl PatchVideo {
         Rule { factor: self.patches.factor(), min, max, frames_compared, frames }
     }
 
-    /// Refuses more frames than were stressed, before any is decoded (A31).
+    /// Refuses more frames than were tested, before any is decoded (A31).
     fn check_frames(&self, frames: u64) -> Result<(), MediaError> {
         if frames > self.sampling.max_frames {
             return Err(MediaError::OverLimit {

@@ -136,7 +136,7 @@ fn the_same_frames_are_taken_as_in_transformers() {
 }
 
 #[test]
-fn a31_more_frames_than_were_stressed_are_refused_with_the_limit() {
+fn a31_more_frames_than_in_the_self_test_are_refused_with_the_limit() {
     let rule = PatchVideo::new(&files(&serde_json::json!({"max_frames": 32})).video, Budget::Video, None).unwrap();
     // Museum T-24: 33 frames sent as a list.
     let error = rule.shape(33, Size::new(64, 64)).unwrap_err();

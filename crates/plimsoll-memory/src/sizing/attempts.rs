@@ -1,4 +1,4 @@
-//! [`Mode::Auto`](super::Mode::Auto): probe, size, build, prove; shrink and try again while memory is all that is wrong.
+//! [`Mode::Auto`](super::Mode::Auto): probe, size, build, self-test; shrink and try again while memory is all that is wrong.
 //!
 //! Every step that can fail on one rank ends with a vote before anyone decides, so that all ranks take the same branch
 //! and no collective is left waiting. A generation is dropped whole before the next is built, and each drop is checked.
@@ -34,7 +34,7 @@ impl<D: Generations> Run<'_, D> {
             match self.try_generation(shape, self.cfg.emergency_reserve_bytes) {
                 (Some(generation), Ok(measured)) => {
                     let peak_reserved = measured.peak_reserved;
-                    self.device.event(&Event::Proven { attempt, shape, peak_reserved });
+                    self.device.event(&Event::SelfTestPassed { attempt, shape, peak_reserved });
                     self.note_context(max_seq_len);
                     self.note_below_probe(tokens, probe.shape.tokens);
                     let mut outcome = self.outcome(generation, shape, max_seq_len, measured);
@@ -78,7 +78,7 @@ impl<D: Generations> Run<'_, D> {
         Ok(shape)
     }
 
-    /// Builds the probe, stresses it, measures, and tears it down again.
+    /// Builds the probe, tests it, measures, and tears it down again.
     pub(super) fn measure(&mut self) -> Result<(Shape, SizingInput), SizingError> {
         let shape = self.plan_probe()?;
         let (generation, result) = self.try_generation(shape, 0);

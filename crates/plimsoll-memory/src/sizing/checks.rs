@@ -1,4 +1,4 @@
-//! Which sizes are acceptable in which phase, and the shape of the decode stress.
+//! Which sizes are acceptable in which phase, and the shape of the decode step in the self-test.
 //!
 //! An invariant belongs to a phase: a probe is too small for the longest context by design, production must not be.
 
@@ -37,9 +37,9 @@ pub fn check_sizes(phase: Phase, tokens: u64, cfg: &ProfileConfig) -> Result<u64
     }
 }
 
-/// The decode step that is stressed.
+/// The decode step of the self-test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct DecodeStress {
+pub struct LargestDecode {
     /// Rows.
     pub batch: u64,
     /// KV tokens each row already has, its new one included.
@@ -53,14 +53,14 @@ pub struct DecodeStress {
 /// `state` is the number of free recurrent state slots and how many of them a request needs. `free_tokens` is what
 /// the pool can hand out, `capacity_tokens` its size.
 #[must_use]
-pub fn decode_stress(
+pub fn largest_decode(
     max_decode_batch: u64,
     free_request_slots: u64,
     state: Option<(u64, u64)>,
     batch_max_tokens: u64,
     capacity_tokens: u64,
     free_tokens: u64,
-) -> Option<DecodeStress> {
+) -> Option<LargestDecode> {
     let by_state = state.map_or(u64::MAX, |(slots, per_request)| slots / per_request.max(1));
     let batch = max_decode_batch.min(free_request_slots).min(by_state).min(free_tokens);
     if batch < 2 {
@@ -69,5 +69,5 @@ pub fn decode_stress(
     let wanted = batch_max_tokens.min((capacity_tokens / batch).max(1)).max(1);
     let total = wanted.saturating_mul(batch).min(free_tokens);
     let tokens_per_request = total / batch;
-    Some(DecodeStress { batch, tokens_per_request, total_tokens: tokens_per_request * batch })
+    Some(LargestDecode { batch, tokens_per_request, total_tokens: tokens_per_request * batch })
 }

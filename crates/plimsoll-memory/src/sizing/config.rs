@@ -1,15 +1,15 @@
 //! What sizing is told: the user's flags and the model's unit sizes.
 //!
-//! No default depends on the machine, and no environment variable changes anything: there is no way to skip the stress.
+//! No default depends on the machine, and no environment variable changes anything: there is no way to skip the self-test.
 
 use super::{EMERGENCY_RESERVE_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_batch, probe_tokens};
 
 /// How the capacity is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Mode {
-    /// Probe, measure, build, prove.
+    /// Probe, measure, build, self-test.
     Auto,
-    /// The planner has worked the size out: built once at that size and stressed once, which is probe and proof in one.
+    /// The planner has worked the size out: built once at that size and tested once, which is probe and self-test in one.
     /// Where the measurement does not bear the plan out, as [`Mode::Auto`].
     Planned {
         /// KV tokens.
@@ -17,7 +17,7 @@ pub enum Mode {
         /// Recurrent state slots.
         state_slots: u64,
     },
-    /// The user decides (`--max-total-token-num`): built once at exactly this size and stressed once.
+    /// The user decides (`--max-total-token-num`): built once at exactly this size and tested once.
     Pinned {
         /// KV tokens, used as given.
         tokens: u64,
@@ -99,7 +99,7 @@ impl ProfileConfig {
         }
     }
 
-    /// Rows of the largest decode step the scheduler can form, which is what must be stressed.
+    /// Rows of the largest decode step the scheduler can form, which is what must be tested.
     #[must_use]
     pub fn max_decode_batch(&self) -> u64 {
         max_decode_batch(self.graph_max_batch_size, self.running_max_req_size, self.eager_decode)

@@ -176,7 +176,7 @@ impl fmt::Display for Diagnosis {
         let plural = if self.attempts == 1 { "" } else { "s" };
         match self.stage {
             Stage::Probe => write!(f, "The probe of {} KV tokens ran out of memory", self.tokens)?,
-            Stage::Pinned => write!(f, "The stress at --max-total-token-num {} ran out of memory", self.tokens)?,
+            Stage::Pinned => write!(f, "The self-test at --max-total-token-num {} ran out of memory", self.tokens)?,
             Stage::BeyondKv => write!(
                 f,
                 "Auto-profile failed after {} attempt{plural}: less KV cannot free enough, at {} tokens",

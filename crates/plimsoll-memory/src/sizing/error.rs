@@ -107,9 +107,9 @@ pub enum SizingError {
         /// The surviving owners with their bytes, as the ledger names them.
         survivors: String,
     },
-    /// The stress ended without returning what it had taken.
-    #[error("after the stress only {free} of {total} items of '{pool}' are free")]
-    StressLeak {
+    /// The self-test ended without returning what it had taken.
+    #[error("after the self-test only {free} of {total} items of '{pool}' are free")]
+    SelfTestLeak {
         /// The pool.
         pool: String,
         /// Free items.

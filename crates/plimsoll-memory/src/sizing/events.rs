@@ -14,7 +14,7 @@ pub enum Event<'a> {
         /// Bytes of its pools.
         bytes: u64,
     },
-    /// The probe was stressed.
+    /// The probe was tested.
     Measured {
         /// The most bytes held.
         peak_reserved: u64,
@@ -32,7 +32,7 @@ pub enum Event<'a> {
         /// The state slots all ranks agreed on.
         state_slots: u64,
     },
-    /// A production generation is about to be built and stressed.
+    /// A production generation is about to be built and tested.
     Attempt {
         /// Counts from 1.
         attempt: u32,
@@ -53,8 +53,8 @@ pub enum Event<'a> {
         /// Tokens that the measurement leaves room for.
         fits: u64,
     },
-    /// The stress passed.
-    Proven {
+    /// The self-test passed.
+    SelfTestPassed {
         /// The attempt that passed.
         attempt: u32,
         /// Its shape.
@@ -100,7 +100,7 @@ impl fmt::Display for Event<'_> {
             Self::PlanMissed { shape, fits } => {
                 write!(f, "{} tokens were planned, measured there is room for {fits}: probing", shape.tokens)
             }
-            Self::Proven { attempt, shape, peak_reserved } => {
+            Self::SelfTestPassed { attempt, shape, peak_reserved } => {
                 write!(
                     f,
                     "memory self-test passed: KV cache of {} tokens, attempt {attempt}, peak {}",

@@ -20,7 +20,7 @@ impl Fraction {
     const MILLION: u32 = 1_000_000;
     /// All of it.
     pub const ONE: Self = Self(Self::MILLION);
-    /// What is used when nothing is said: 5 % stay free for spikes that a stress cannot stage and for fragmentation.
+    /// What is used when nothing is said: 5 % stay free for spikes that a self-test cannot stage and for fragmentation.
     pub const DEFAULT: Self = Self(950_000);
 
     /// A fraction from parts per million; `None` unless it lies in `1..=1_000_000`.

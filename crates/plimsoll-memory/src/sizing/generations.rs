@@ -1,4 +1,4 @@
-//! The seam between sizing and the engine: building, stressing and dropping everything that depends on capacity.
+//! The seam between sizing and the engine: building, testing and dropping everything that depends on capacity.
 //!
 //! A generation owns all of it (KV, request table, attention workspaces, captured plans, emergency reserve), so that nothing can
 //! point into a generation that is gone. The engine implements [`Generations`]; tests implement it with a fake device.
@@ -31,7 +31,7 @@ pub struct DeviceNow {
     pub available: u64,
 }
 
-/// What the stress measured.
+/// What the self-test measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Measured {
     /// The most bytes this process held during it, pool slack included.
@@ -50,7 +50,7 @@ pub struct OutOfMemory {
     pub shortfall: u64,
 }
 
-/// Why building or stressing failed.
+/// Why building or testing failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
     /// Memory ran out: a smaller capacity may help.
@@ -107,10 +107,10 @@ pub struct PoolCount {
     pub total: u64,
 }
 
-/// An engine that can build itself at a given capacity, prove it, and take itself down again.
+/// An engine that can build itself at a given capacity, test it, and take itself down again.
 ///
 /// With several ranks every rank runs [`super::auto_profile`] with its own implementation, and `reduce_min` and
-/// `reduce_max` connect them; they are called in the same order on every rank, whatever happened on it. A stress that
+/// `reduce_max` connect them; they are called in the same order on every rank, whatever happened on it. A self-test that
 /// uses collectives of its own must not leave them half-way when it fails.
 pub trait Generations {
     /// Everything with a size that depends on capacity, owned by one value.
@@ -135,7 +135,7 @@ pub trait Generations {
     ///
     /// # Errors
     /// [`Failure`]; in every case all pools are full again afterwards.
-    fn stress(&mut self, generation: &mut Self::G) -> Result<Measured, Failure>;
+    fn self_test(&mut self, generation: &mut Self::G) -> Result<Measured, Failure>;
 
     /// The pools of a generation, which must be full whenever nothing runs.
     fn pools(&self, generation: &Self::G) -> Vec<PoolCount>;

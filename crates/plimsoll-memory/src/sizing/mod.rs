@@ -1,6 +1,6 @@
 //! How large the KV pool may be: measured, not guessed.
 //!
-//! Start-up is plan → probe → size → build → prove. [`target_tokens`] is the arithmetic, [`joint`] splits the budget
+//! Start-up is plan → probe → size → build → self-test. [`target_tokens`] is the arithmetic, [`joint`] splits the budget
 //! between KV pages and recurrent state, [`auto_profile`] drives the attempts over any [`Generations`], and
 //! [`diagnose`] words the failure. Nothing here knows a device, a model or a thread; a fake device runs all of it.
 
@@ -24,7 +24,7 @@ mod start;
 mod target;
 
 pub use attempts::ATTEMPTS_MAX;
-pub use checks::{DecodeStress, Phase, check_sizes, decode_stress, max_decode_batch};
+pub use checks::{LargestDecode, Phase, check_sizes, largest_decode, max_decode_batch};
 pub use config::{Mode, ProfileConfig, StatePool};
 pub use error::SizingError;
 pub use events::Event;

@@ -7,7 +7,7 @@ use super::{SizingWarning, Target};
 /// A running generation, and how it came about.
 #[derive(Debug)]
 pub struct Outcome<G> {
-    /// Built, stressed, ready.
+    /// Built, tested, ready.
     pub generation: G,
     /// Its shape.
     pub shape: Shape,
@@ -21,7 +21,7 @@ pub struct Outcome<G> {
     pub probe_tokens: Option<u64>,
     /// The arithmetic of this rank; `None` if pinned.
     pub target: Option<Target>,
-    /// The most bytes held in the last stress.
+    /// The most bytes held in the last self-test.
     pub peak_reserved: u64,
     /// What had to be corrected.
     pub warnings: Vec<SizingWarning>,

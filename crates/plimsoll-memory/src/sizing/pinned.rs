@@ -1,4 +1,4 @@
-//! Capacity pinned by the user: built once, stressed once, trimmed once. No probe, no teardown, no second build.
+//! Capacity pinned by the user: built once, tested once, trimmed once. No probe, no teardown, no second build.
 //!
 //! Shadow mode is the same start-up with one more line in the log (`shadow`).
 
@@ -34,7 +34,7 @@ pub(super) fn start<D: Generations>(
     };
     run.device.trim();
     let peak_reserved = measured.peak_reserved;
-    run.device.event(&Event::Proven { attempt: 1, shape, peak_reserved });
+    run.device.event(&Event::SelfTestPassed { attempt: 1, shape, peak_reserved });
     run.note_context(max_seq_len);
     let shadow = shadow.then(|| {
         let input = run.input(shape, peak_reserved);

@@ -1,8 +1,8 @@
-//! Plan once, build once, prove once: a start at the size that the planner worked out.
+//! Plan once, build once, test once: a start at the size that the planner worked out.
 //!
-//! Auto mode measures with a probe what does not grow with capacity, sizes, and builds and stresses again. That measurement
+//! Auto mode measures with a probe what does not grow with capacity, sizes, and builds and tests again. That measurement
 //! is `peak − tokens · cell`, whatever the generation's size: so the generation that will serve can be its own probe. Built at the
-//! planned size and stressed once, it is kept if the same arithmetic, fed with its own peak, leaves room for at least
+//! planned size and tested once, it is kept if the same arithmetic, fed with its own peak, leaves room for at least
 //! the tokens it has. If memory ran out, or the measurement says that the plan was too large, the plan was wrong on this
 //! machine: the generation is torn down and auto mode takes over from the beginning. What is kept has passed every check
 //! that auto mode makes; what the probe alone could find, it still finds.
@@ -42,7 +42,7 @@ pub(super) fn start<D: Generations>(
         return run.auto();
     }
     run.warn_all(&target.warnings);
-    run.device.event(&Event::Proven { attempt: 1, shape, peak_reserved });
+    run.device.event(&Event::SelfTestPassed { attempt: 1, shape, peak_reserved });
     run.note_context(max_seq_len);
     let mut outcome = run.outcome(generation, shape, max_seq_len, measured);
     outcome.emergency_reserve_bytes = cfg.emergency_reserve_bytes;

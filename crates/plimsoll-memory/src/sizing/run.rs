@@ -1,4 +1,4 @@
-//! One generation from the shape to the verdict: built, given its start reserve, stressed, dropped; and what all ranks think.
+//! One generation from the shape to the verdict: built, given its start reserve, tested, dropped; and what all ranks think.
 //!
 //! Every step that can fail on one rank ends with a vote here. What to try next is decided in `attempts`.
 
@@ -90,7 +90,7 @@ impl<'a, D: Generations> Run<'a, D> {
         Shape { tokens, state_slots, generation: self.generations, phase }
     }
 
-    /// Builds, sets start reserve aside, stresses. The generation comes back even if it failed, to be torn down.
+    /// Builds, sets start reserve aside, tests. The generation comes back even if it failed, to be torn down.
     pub(super) fn try_generation(
         &mut self,
         shape: Shape,
@@ -102,20 +102,20 @@ impl<'a, D: Generations> Run<'a, D> {
         };
         match (generation, self.vote(fault)) {
             (Some(mut generation), None) => {
-                let result = self.prove(&mut generation, emergency_reserve);
+                let result = self.test(&mut generation, emergency_reserve);
                 (Some(generation), result)
             }
             (generation, fault) => (generation, Err(fault.unwrap_or(Fault::Memory(None)))),
         }
     }
 
-    fn prove(&mut self, generation: &mut D::G, emergency_reserve: u64) -> Result<Measured, Fault> {
+    fn test(&mut self, generation: &mut D::G, emergency_reserve: u64) -> Result<Measured, Fault> {
         if emergency_reserve > 0 {
             let placed = self.device.place_reserve(generation, emergency_reserve);
             let fault = placed.err().map(|oom| Fault::Memory(Some(oom)));
             self.vote(fault).map_or(Ok(()), Err)?;
         }
-        let result = self.device.stress(generation).map_err(Fault::from);
+        let result = self.device.self_test(generation).map_err(Fault::from);
         // A leak after running out of memory is a bug of ours and says so; after any other error that error is it.
         let result = match result {
             Err(Fault::Fatal(error)) => Err(Fault::Fatal(error)),
@@ -129,7 +129,7 @@ impl<'a, D: Generations> Run<'a, D> {
 
     fn pools_full(&self, generation: &D::G) -> Result<(), SizingError> {
         match self.device.pools(generation).into_iter().find(|pool| pool.free != pool.total) {
-            Some(pool) => Err(SizingError::StressLeak { pool: pool.name, free: pool.free, total: pool.total }),
+            Some(pool) => Err(SizingError::SelfTestLeak { pool: pool.name, free: pool.free, total: pool.total }),
             None => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! Shadow mode: what auto mode would choose, beside what runs. It reports and changes nothing.
 //!
-//! Two ways to the numbers: a pinned server's own stress, or [`dry_run`], which builds a probe, measures, and takes it down.
+//! Two ways to the numbers: a pinned server's own self-test, or [`dry_run`], which builds a probe, measures, and takes it down.
 
 use super::generations::Generations;
 use super::report::ShadowReport;

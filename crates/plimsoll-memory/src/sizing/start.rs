@@ -7,7 +7,7 @@ use super::planned;
 use super::run::Run;
 use super::{Mode, ProfileConfig, SizingError};
 
-/// Sizes a server and returns it built and proven.
+/// Sizes a server and returns it built and tested.
 ///
 /// # Errors
 /// [`SizingError`]; nothing is left standing then.

@@ -24,7 +24,7 @@ pub fn probe_tokens(batch_max_tokens: u64, max_decode_batch: u64, floor: u64) ->
 pub struct SizingInput {
     /// The capacity of the device, or the effective limit of the host.
     pub total: u64,
-    /// The most this process held while the probe was stressed, pool slack included.
+    /// The most this process held while the probe was tested, pool slack included.
     pub peak_reserved: u64,
     /// KV tokens that were built for the probe.
     pub probe_tokens: u64,
@@ -70,7 +70,7 @@ pub enum SizingWarning {
         /// What is available.
         available: u64,
     },
-    /// The decode stress is smaller than the largest decode step, because the probe has too few state slots.
+    /// The decode step of the self-test is smaller than the largest one, because the probe has too few state slots.
     #[error(
         "{slots} recurrent state slots support at most {batch} concurrent requests in the probe, fewer than the \
          largest decode batch of {wanted}"

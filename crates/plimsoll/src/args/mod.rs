@@ -103,7 +103,7 @@ pub enum Command {
     Cache(CacheCommand),
     /// Measure one or more OpenAI-compatible servers, interleaved.
     Bench(plimsoll_bench::bench::Args),
-    /// Stress a server with faults and hostile clients, and print a verdict.
+    /// Load a server with faults and hostile clients, and print a verdict.
     Soak(plimsoll_bench::soak::Args),
     /// Send a recorded trace to a server again, or simulate it without a model.
     Replay(Box<ReplayArgs>),

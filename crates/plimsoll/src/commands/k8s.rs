@@ -15,7 +15,7 @@ const LEAVE_SECONDS: u64 = 5;
 /// Seconds beyond leaving and draining after which the kubelet kills.
 const SPARE_SECONDS: u64 = 10;
 
-/// Probes of ten seconds each in which a pod must have fetched, loaded and proven its model: half an hour.
+/// Probes of ten seconds each in which a pod must have fetched, loaded and tested its model: half an hour.
 const STARTUP_PROBES: u64 = 180;
 
 /// Longest name of an object that labels may carry, too.
@@ -160,7 +160,7 @@ spec:
     fn write_probes(f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            r#"          # Nothing listens before model and plan are proven; fetching a model is part of that.
+            r#"          # Nothing listens before the self-test has passed; fetching a model is part of that.
           startupProbe:
             httpGet:
               path: /ready

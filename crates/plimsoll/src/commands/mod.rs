@@ -86,7 +86,7 @@ pub fn settled_on(checkpoint: &Checkpoint, options: &Options) -> anyhow::Result<
     Ok(options)
 }
 
-/// Plans, loads and proves a model.
+/// Plans, loads and tests a model.
 pub fn load_engine(loaded: &LoadedModel, options: &Options) -> anyhow::Result<EngineHandle> {
     let options = Options { tokenizer_bytes: loaded.text_bytes, ..options.clone() };
     let options = &settled_on(&loaded.checkpoint, &options)?;
@@ -96,7 +96,7 @@ pub fn load_engine(loaded: &LoadedModel, options: &Options) -> anyhow::Result<En
     Ok(start(&loaded.checkpoint, Arc::clone(&loaded.tokenizer), options, &host, |bytes| loading.advance(bytes))?)
 }
 
-/// Opens, plans, loads and proves a model.
+/// Opens, plans, loads and tests a model.
 pub fn start_engine(model: &str, options: &Options) -> anyhow::Result<(LoadedModel, EngineHandle)> {
     let loaded = with_draft(open_model(model, &options.mmproj)?, options)?;
     let config = &loaded.checkpoint.config;

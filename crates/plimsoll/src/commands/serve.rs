@@ -1,4 +1,4 @@
-//! `serve`: plan, load, prove, say ready with one line, serve until a signal, drain.
+//! `serve`: plan, load, self-test, say ready with one line, serve until a signal, drain.
 
 use std::time::{Duration, Instant};
 

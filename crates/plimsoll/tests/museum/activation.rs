@@ -9,7 +9,7 @@ use crate::visitor::{
 
 // vllm 5907, 5550, 1532, 14239, 52054: logits of every prompt token were not in the profile; one such request ended the engine.
 #[test]
-fn t_01_prompt_logprobs_of_a_whole_context_come_in_steps_that_were_proven() {
+fn t_01_prompt_logprobs_of_a_whole_context_come_in_steps_of_the_self_test() {
     let server = tiny(&["--max-total-token-num", "4096", "--graph-max-batch-size", "8"]);
     let body = with(greedy(&prompt(1, 4000), 1), json!({"prompt_logprobs": 20}));
     let answer = server.ask("/v1/completions", &body);
@@ -87,7 +87,7 @@ fn t_07_a_steps_workspace_does_not_grow_with_the_square_of_the_context() {
 
 // TGI 2744, 1374, 2083, 563: the warm-up was not the worst case; it passed, and the server died at run time.
 #[test]
-fn t_08_two_hundred_legal_requests_stay_inside_what_was_proven() {
+fn t_08_two_hundred_legal_requests_stay_inside_the_self_test() {
     let server = tiny(&["--batch-max-tokens", "64", "--graph-max-batch-size", "16"]);
     crowd(&server, 200, |i| {
         let dice = |salt: u64, sides: u64| u64::from(prompt(i * 31 + salt, 1)[0]) % sides;

@@ -14,7 +14,7 @@ use crate::product::{outside_of_cargo, repository};
 
 /// The protection that is removed, and the test that must then fail.
 pub const BROKEN: &[(&str, &str)] = &[
-    ("T-01", "activation::t_01_prompt_logprobs_of_a_whole_context_come_in_steps_that_were_proven"),
+    ("T-01", "activation::t_01_prompt_logprobs_of_a_whole_context_come_in_steps_of_the_self_test"),
     ("T-11", "profiling::t_11_of_two_that_start_at_once_in_room_for_one_and_a_half_one_stays_in_port"),
     ("T-19", "profiling::t_19_a_cgroups_limit_is_the_line"),
     ("T-24", "media::t_24_more_images_than_were_planned_are_refused"),

@@ -33,7 +33,7 @@ fn ground(name: &str, options: Options) -> Ground {
     Ground { checkpoint, tokenizer, options, host }
 }
 
-/// A line is set and the pool's size open: probe, measure, build anew, prove.
+/// A line is set and the pool's size open: probe, measure, build anew, self-test.
 fn measured() -> Options {
     Options { memory_budget: Some("320MiB".parse().unwrap()), max_total_token_num: None, ..exact() }
 }

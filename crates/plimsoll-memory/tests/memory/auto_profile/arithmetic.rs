@@ -5,7 +5,7 @@ use plimsoll_memory::sizing::diagnose::{Stage, Suggestion, Value, diagnose};
 use plimsoll_memory::sizing::joint::{JointError, JointInput, solve};
 use plimsoll_memory::sizing::{
     Component, EMERGENCY_RESERVE_BYTES, Fraction, OutOfMemory, PROBE_FLOOR_TOKENS, ScalesWith, SizingInput,
-    SizingWarning, decode_stress, max_decode_batch, probe_tokens, target_tokens,
+    SizingWarning, largest_decode, max_decode_batch, probe_tokens, target_tokens,
 };
 use proptest::prelude::*;
 
@@ -152,9 +152,9 @@ proptest! {
 }
 
 #[test]
-fn a13_decode_stress_adapts_to_what_is_free() {
+fn a13_largest_decode_adapts_to_what_is_free() {
     let shape = |batch, rows: u64, state, bmt, capacity, free| {
-        decode_stress(batch, rows, state, bmt, capacity, free).map(|s| (s.batch, s.tokens_per_request, s.total_tokens))
+        largest_decode(batch, rows, state, bmt, capacity, free).map(|s| (s.batch, s.tokens_per_request, s.total_tokens))
     };
     assert_eq!(shape(8, 100, None, 1024, 4096, 4096), Some((8, 512, 4096)));
     assert_eq!(shape(16, 4, None, 1024, 4096, 4096).map(|s| s.0), Some(4), "request slots");

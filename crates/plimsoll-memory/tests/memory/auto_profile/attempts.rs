@@ -1,4 +1,4 @@
-//! The way from probe to proof on one rank.
+//! The way from probe to self-test on one rank.
 
 use super::fake::{ATTENTION, CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config};
 use plimsoll_memory::sizing::diagnose::Stage;
@@ -102,7 +102,7 @@ fn a11_a_hybrid_model_starts_where_larger_probes_starved_it() {
     let outcome = auto_profile(&cfg, &mut fake).unwrap();
     let probe = fake.built[0];
     assert_eq!(probe.tokens, 8192);
-    assert!(probe.state_slots >= 2 * 64, "the decode stress of the probe is worth something");
+    assert!(probe.state_slots >= 2 * 64, "the largest decode step of the probe is worth something");
     assert!(outcome.shape.state_slots >= 2 * 4);
     assert!(outcome.shape.tokens >= 65_536);
     // The earlier formulas, on the same device: the probe alone leaves no room for the state of a decode batch.
@@ -122,13 +122,13 @@ fn a11_a_hybrid_model_starts_where_larger_probes_starved_it() {
 }
 
 #[test]
-fn a14_after_every_stress_all_pools_are_full() {
+fn a14_after_every_self_test_all_pools_are_full() {
     for wrong in [Wrong::Leaky, Wrong::ShortAndLeaky] {
-        for stress in [1, 2] {
+        for run in [1, 2] {
             let mut fake = Fake::usual();
-            fake.wrong.insert(stress, wrong);
+            fake.wrong.insert(run, wrong);
             let error = fails(&usual_config(), &mut fake);
-            let SizingError::StressLeak { pool, free, total } = &error else { panic!("{error}") };
+            let SizingError::SelfTestLeak { pool, free, total } = &error else { panic!("{error}") };
             assert_eq!((pool.as_str(), total - free), ("kv", 1));
             assert_eq!(fake.held("kv"), 0);
         }
@@ -137,26 +137,26 @@ fn a14_after_every_stress_all_pools_are_full() {
 
 #[test]
 fn a15_other_errors_are_themselves_and_never_retried() {
-    for (stress, mode) in [(1, Mode::Auto), (2, Mode::Auto), (1, Mode::Pinned { tokens: 100_000 })] {
+    for (run, mode) in [(1, Mode::Auto), (2, Mode::Auto), (1, Mode::Pinned { tokens: 100_000 })] {
         let mut fake = Fake::usual();
-        fake.wrong.insert(stress, Wrong::Bug);
+        fake.wrong.insert(run, Wrong::Bug);
         let error = fails(&ProfileConfig { mode, ..usual_config() }, &mut fake);
         assert!(matches!(error, SizingError::Other(_)));
         assert_eq!(error.to_string(), "shape mismatch: [3, 4] and [4, 4]");
-        assert_eq!(fake.stresses, stress);
+        assert_eq!(fake.self_tests, run);
         assert_eq!(fake.held("kv"), 0, "nothing is left standing");
     }
 }
 
 #[test]
-fn a17_nothing_turns_the_stress_off() {
+fn a17_nothing_turns_the_self_test_off() {
     let mut fake = Fake::usual();
     auto_profile(&ProfileConfig { mode: Mode::Pinned { tokens: 100_000 }, ..usual_config() }, &mut fake).unwrap();
-    assert_eq!(fake.stresses, 1, "pinned keeps a single pass");
+    assert_eq!(fake.self_tests, 1, "pinned keeps a single pass");
     let mut fake = Fake::usual();
     let mode = Mode::Planned { tokens: 100_000, state_slots: 0 };
     auto_profile(&ProfileConfig { mode, ..usual_config() }, &mut fake).unwrap();
-    assert_eq!(fake.stresses, 1, "and so does a plan that holds");
+    assert_eq!(fake.self_tests, 1, "and so does a plan that holds");
     for (name, source) in [
         ("attempts", include_str!("../../../src/sizing/attempts.rs")),
         ("pinned", include_str!("../../../src/sizing/pinned.rs")),
@@ -211,8 +211,8 @@ fn a19_no_generation_outlives_its_successor() {
     assert_eq!(fake.held("attention"), ATTENTION);
     let steps: Vec<&str> =
         fake.log.iter().filter(|l| !l.starts_with("log")).map(|l| l.split(' ').next().unwrap()).collect();
-    let attempt = ["build", "reserve", "stress", "teardown"];
-    assert_eq!(steps, [&["build", "stress", "teardown"][..], &attempt, &attempt, &attempt[..3]].concat());
+    let attempt = ["build", "reserve", "self-test", "teardown"];
+    assert_eq!(steps, [&["build", "self-test", "teardown"][..], &attempt, &attempt, &attempt[..3]].concat());
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn a22_five_percent_less_at_most_three_times() {
     let error = fails(&usual_config(), &mut fake);
     let SizingError::OutOfMemory(found) = &error else { panic!("{error}") };
     assert_eq!((found.stage, found.attempts), (Stage::Exhausted, 4));
-    assert_eq!(fake.stresses, 1 + 4);
+    assert_eq!(fake.self_tests, 1 + 4);
     let first = usual_target();
     let [second, third] = [shrink(first), shrink(shrink(first))];
     assert_eq!(production(&fake), [first, second, third, shrink(third)]);
@@ -264,7 +264,7 @@ fn a22_more_than_all_shrinks_could_free_fails_at_once() {
     let freed = (usual_target() - shrink(shrink(shrink(usual_target())))) * CELL;
     fake.wrong.insert(2, Wrong::Short(freed + 1));
     let SizingError::OutOfMemory(found) = fails(&usual_config(), &mut fake) else { panic!() };
-    assert_eq!((found.stage, found.attempts, fake.stresses), (Stage::BeyondKv, 1, 2));
+    assert_eq!((found.stage, found.attempts, fake.self_tests), (Stage::BeyondKv, 1, 2));
     // One byte less is worth trying.
     let mut fake = Fake::usual();
     fake.wrong.insert(2, Wrong::Short(freed));
@@ -307,7 +307,7 @@ fn a24_one_transient_failure_costs_five_percent() {
 fn a25_pinned_means_no_teardown_no_rebuild_one_trim() {
     let mut fake = Fake::usual();
     auto_profile(&ProfileConfig { mode: Mode::Pinned { tokens: 100_000 }, ..usual_config() }, &mut fake).unwrap();
-    assert_eq!((fake.teardowns, fake.built.len(), fake.trims, fake.stresses), (0, 1, 1, 1));
+    assert_eq!((fake.teardowns, fake.built.len(), fake.trims, fake.self_tests), (0, 1, 1, 1));
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a33_encoder_memory_is_seen_in_any_owner_at_any_time() {
         prepare(&mut fake);
         let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
         let ledger = fake.ledger();
-        assert!(ledger.own() + ledger.peers + 2 * GIB <= ledger.total, "with the scratch of a stress");
+        assert!(ledger.own() + ledger.peers + 2 * GIB <= ledger.total, "with the scratch of a self-test");
         outcome.shape.tokens
     };
     let (vision, audio) = (6 * GIB, 3 * GIB);
@@ -396,7 +396,7 @@ fn a40_three_smokes() {
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Short(3 * GIB));
     let text = fails(&pinned, &mut fake).to_string();
-    assert!(text.starts_with("The stress at --max-total-token-num 40000 ran out of memory"), "{text}");
+    assert!(text.starts_with("The self-test at --max-total-token-num 40000 ran out of memory"), "{text}");
 }
 
 proptest! {

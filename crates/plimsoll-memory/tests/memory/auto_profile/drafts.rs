@@ -1,4 +1,4 @@
-//! A draft model beside the main one: its weights, its keys and values and its scratch are in the sizing, and it is stressed alone
+//! A draft model beside the main one: its weights, its keys and values and its scratch are in the sizing, and it is tested alone
 //! and together with the main model (A16).
 
 use super::attempts::{fails, usual_target};
@@ -16,20 +16,20 @@ fn with_draft() -> (ProfileConfig, Fake) {
     (ProfileConfig { cell_bytes: CELL + DRAFT_CELL, ..usual_config() }, fake)
 }
 
-fn stresses(fake: &Fake) -> Vec<&str> {
-    fake.log.iter().map(String::as_str).filter(|line| line.starts_with("stress")).collect()
+fn self_tests(fake: &Fake) -> Vec<&str> {
+    fake.log.iter().map(String::as_str).filter(|line| line.starts_with("self-test")).collect()
 }
 
 #[test]
-fn a16_the_draft_model_is_stressed_alone_and_together() {
-    let one = ["stress", "stress draft", "stress both"];
+fn a16_the_draft_model_is_tested_alone_and_together() {
+    let one = ["self-test", "self-test draft", "self-test both"];
     let (cfg, mut fake) = with_draft();
     auto_profile(&cfg, &mut fake).unwrap();
-    assert_eq!(stresses(&fake), [one, one].concat(), "in the probe and in production");
+    assert_eq!(self_tests(&fake), [one, one].concat(), "in the probe and in production");
     for mode in [Mode::Pinned { tokens: 100_000 }, Mode::Planned { tokens: 100_000, state_slots: 0 }] {
         let (cfg, mut fake) = with_draft();
         auto_profile(&ProfileConfig { mode, ..cfg }, &mut fake).unwrap();
-        assert_eq!(stresses(&fake), one, "{mode:?}");
+        assert_eq!(self_tests(&fake), one, "{mode:?}");
     }
 }
 
@@ -56,7 +56,7 @@ fn a16_a_draft_that_does_not_fit_is_named() {
     fake.draft = Some(46 * GIB);
     let text = fails(&cfg, &mut fake).to_string();
     assert!(text.contains("'draft workspace'"), "{text}");
-    assert!(stresses(&fake).contains(&"stress both"));
+    assert!(self_tests(&fake).contains(&"self-test both"));
     assert!(production(&fake).is_empty() && fake.held("kv") == 0);
 }
 

@@ -166,7 +166,7 @@ fn e02_production_below_the_probe_is_said() {
 }
 
 #[test]
-fn e10_decode_without_plans_is_stressed_at_its_full_width() {
+fn e10_decode_without_plans_is_tested_at_its_full_width() {
     let mut cfg = usual_config();
     (cfg.graph_max_batch_size, cfg.running_max_req_size, cfg.eager_decode) = (256, 1000, true);
     assert_eq!((cfg.max_decode_batch(), cfg.probe_tokens()), (1000, 9200));

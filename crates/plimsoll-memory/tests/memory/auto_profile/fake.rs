@@ -63,7 +63,7 @@ pub struct Gen {
     kv_free: u64,
 }
 
-/// How the n-th stress goes wrong.
+/// How the n-th self-test goes wrong.
 #[derive(Clone, Copy)]
 pub enum Wrong {
     /// It runs out of memory by so many bytes.
@@ -80,13 +80,13 @@ pub struct Fake {
     pub ledger: Arc<Mutex<Ledger>>,
     pub cell: u64,
     pub slot_bytes: u64,
-    /// Scratch of a stress, beside the pools.
+    /// Scratch of a self-test, beside the pools.
     pub scratch: u64,
-    /// Scratch of the draft model, where one is resident: it is stressed alone, then together with the main model.
+    /// Scratch of the draft model, where one is resident: it is tested alone, then together with the main model.
     pub draft: Option<u64>,
-    /// Stresses that go wrong, counted from 1.
+    /// Self-tests that go wrong, counted from 1.
     pub wrong: BTreeMap<u32, Wrong>,
-    /// From this stress on all run out of memory by one byte.
+    /// From this self-test on all run out of memory by one byte.
     pub always_short_from: Option<u32>,
     /// The neighbours' bytes from a generation's build on.
     pub peers_at_build: BTreeMap<u32, u64>,
@@ -97,7 +97,7 @@ pub struct Fake {
     kept: Vec<Block>,
     weights: Vec<Block>,
     pub built: Vec<Shape>,
-    pub stresses: u32,
+    pub self_tests: u32,
     pub teardowns: u32,
     pub trims: u32,
     /// Calls and events in order.
@@ -122,7 +122,7 @@ impl Fake {
             kept: Vec::new(),
             weights: Vec::new(),
             built: Vec::new(),
-            stresses: 0,
+            self_tests: 0,
             teardowns: 0,
             trims: 0,
             log: Vec::new(),
@@ -168,8 +168,8 @@ impl Fake {
     }
 
     fn wrong_now(&self) -> Option<Wrong> {
-        let always = self.always_short_from.is_some_and(|from| self.stresses >= from);
-        self.wrong.get(&self.stresses).copied().or(always.then_some(Wrong::Short(1)))
+        let always = self.always_short_from.is_some_and(|from| self.self_tests >= from);
+        self.wrong.get(&self.self_tests).copied().or(always.then_some(Wrong::Short(1)))
     }
 }
 
@@ -203,9 +203,9 @@ impl Generations for Fake {
         Ok(())
     }
 
-    fn stress(&mut self, generation: &mut Gen) -> Result<Measured, Failure> {
-        self.log.push("stress".to_owned());
-        self.stresses += 1;
+    fn self_test(&mut self, generation: &mut Gen) -> Result<Measured, Failure> {
+        self.log.push("self-test".to_owned());
+        self.self_tests += 1;
         assert!(generation.holders.iter().all(|&g| g == generation.shape.generation), "an index of another generation");
         let short =
             |shortfall| Failure::from(OutOfMemory { component: "decode workspace".into(), requested: GIB, shortfall });
@@ -226,9 +226,9 @@ impl Generations for Fake {
         let main = self.take("workspace", self.scratch)?;
         if let Some(bytes) = self.draft {
             drop(main);
-            self.log.push("stress draft".to_owned());
+            self.log.push("self-test draft".to_owned());
             drop(self.take("draft workspace", bytes)?);
-            self.log.push("stress both".to_owned());
+            self.log.push("self-test both".to_owned());
             let _both = (self.take("workspace", self.scratch)?, self.take("draft workspace", bytes)?);
         }
         Ok(Measured { peak_reserved: self.ledger().peak })

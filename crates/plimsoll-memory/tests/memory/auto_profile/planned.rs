@@ -1,4 +1,4 @@
-//! Plan once, build once, prove once; and what happens where the plan does not hold. The dry run beside a server.
+//! Plan once, build once, test once; and what happens where the plan does not hold. The dry run beside a server.
 
 use super::attempts::{fails, hybrid_config, hybrid_device, usual_target};
 use super::fake::{CELL, Fake, GIB, Wrong, production, usual_config};
@@ -12,11 +12,11 @@ fn planned(tokens: u64) -> ProfileConfig {
 }
 
 #[test]
-fn a_plan_that_holds_is_built_once_and_proven_once() {
+fn a_plan_that_holds_is_built_once_and_tested_once() {
     let mut fake = Fake::usual();
     let outcome = auto_profile(&planned(usual_target()), &mut fake).unwrap();
     assert_eq!((outcome.shape.tokens, outcome.attempts, outcome.probe_tokens), (usual_target(), 1, None));
-    assert_eq!((fake.built.len(), fake.stresses, fake.teardowns), (1, 1, 0));
+    assert_eq!((fake.built.len(), fake.self_tests, fake.teardowns), (1, 1, 0));
     assert_eq!(
         (outcome.emergency_reserve_bytes, fake.held("reserve")),
         (EMERGENCY_RESERVE_BYTES, EMERGENCY_RESERVE_BYTES)
@@ -42,7 +42,7 @@ fn a_plan_smaller_than_what_fits_is_kept() {
     // A pool no larger than all requests can use is what the planner may want.
     let mut fake = Fake::usual();
     let outcome = auto_profile(&planned(100_000), &mut fake).unwrap();
-    assert_eq!((outcome.shape.tokens, fake.stresses), (100_000, 1));
+    assert_eq!((outcome.shape.tokens, fake.self_tests), (100_000, 1));
 }
 
 #[test]
@@ -59,13 +59,13 @@ fn memory_that_runs_out_under_a_plan_sends_it_back_to_the_probe() {
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Short(1));
     let outcome = auto_profile(&planned(usual_target()), &mut fake).unwrap();
-    assert_eq!((outcome.shape.tokens, outcome.attempts, fake.stresses), (usual_target(), 1, 3));
+    assert_eq!((outcome.shape.tokens, outcome.attempts, fake.self_tests), (usual_target(), 1, 3));
     // When it always runs out: the plan, the probe, and auto mode's four.
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Short(1));
     fake.always_short_from = Some(3);
     assert!(matches!(fails(&planned(usual_target()), &mut fake), SizingError::OutOfMemory(_)));
-    assert_eq!((fake.stresses, fake.held("kv")), (6, 0));
+    assert_eq!((fake.self_tests, fake.held("kv")), (6, 0));
     // A peer that comes between plan and build is seen as what it is.
     let mut fake = Fake::usual();
     fake.peers_at_build.insert(1, 30 * GIB);
@@ -78,10 +78,10 @@ fn errors_and_leaks_under_a_plan_are_what_they_are_anywhere() {
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Bug);
     assert!(matches!(fails(&planned(usual_target()), &mut fake), SizingError::Other(_)));
-    assert_eq!(fake.stresses, 1);
+    assert_eq!(fake.self_tests, 1);
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Leaky);
-    assert!(matches!(fails(&planned(usual_target()), &mut fake), SizingError::StressLeak { .. }));
+    assert!(matches!(fails(&planned(usual_target()), &mut fake), SizingError::SelfTestLeak { .. }));
     let mut fake = Fake::usual();
     fake.keep_at_teardown.insert(1, "kv");
     let error = fails(&planned(usual_target() + 16), &mut fake);
@@ -95,7 +95,7 @@ fn a_hybrid_plan_holds_both_pools() {
     let mut fake = hybrid_device();
     let cfg = ProfileConfig { mode: Mode::Planned { tokens, state_slots }, ..hybrid_config() };
     let outcome = auto_profile(&cfg, &mut fake).unwrap();
-    assert_eq!((outcome.shape.tokens, outcome.shape.state_slots, fake.stresses), (tokens, state_slots, 1));
+    assert_eq!((outcome.shape.tokens, outcome.shape.state_slots, fake.self_tests), (tokens, state_slots, 1));
     let mut fake = hybrid_device();
     let cfg = ProfileConfig { mode: Mode::Planned { tokens, state_slots: state_slots + 2 }, ..hybrid_config() };
     let outcome = auto_profile(&cfg, &mut fake).unwrap();
@@ -119,7 +119,7 @@ fn a39_the_dry_run_probes_reports_and_leaves_nothing() {
     let mut fake = Fake::usual();
     fake.ledger().peers = 62 * GIB - (256 << 20);
     assert!(matches!(dry_run(&usual_config(), &mut fake, 1).unwrap_err(), SizingError::ProbeDoesNotFit { .. }));
-    assert_eq!(fake.stresses, 0);
+    assert_eq!(fake.self_tests, 0);
 }
 
 proptest! {

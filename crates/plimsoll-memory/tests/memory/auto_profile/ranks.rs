@@ -76,13 +76,13 @@ fn a22_a_failing_rank_strands_no_request() {
         ("bug in the probe", |f| {
             f.wrong.insert(1, Wrong::Bug);
         }),
-        ("bug in the proof", |f| {
+        ("bug in the self-test", |f| {
             f.wrong.insert(2, Wrong::Bug);
         }),
         ("short in the probe", |f| {
             f.wrong.insert(1, Wrong::Short(9));
         }),
-        ("hopeless in the proof", |f| {
+        ("hopeless in the self-test", |f| {
             f.wrong.insert(2, Wrong::Short(60 * GIB));
         }),
         ("leak in teardown", |f| {

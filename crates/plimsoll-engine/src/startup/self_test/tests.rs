@@ -1,4 +1,4 @@
-//! A12: the stress runs exactly the largest steps the scheduler can form, and no step it forms needs more than was planned.
+//! A12: the self-test runs exactly the largest steps the scheduler can form, and no step it forms needs more than was planned.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -228,7 +228,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
     #[test]
-    fn a12_no_step_is_dearer_than_those_that_were_stressed(
+    fn a12_no_step_is_larger_than_the_self_test(
         rows in 4usize..80, logit_rows in 1usize..20, running in 1usize..20, pages in 8usize..60,
         requests in prop::collection::vec((1usize..120, 1usize..30, any::<bool>()), 1..24),
     ) {
@@ -241,16 +241,16 @@ proptest! {
         let pools = Pools { pages, slots: 0 };
         let context = 128.min(pages * PAGE_TOKENS);
         let requests: Vec<_> = requests.into_iter().map(|(p, o, r)| (p.min(context - 1), o.min(context - p.min(context - 1)), r)).collect();
-        let mut stressed = Recorder::new(&blueprint);
+        let mut tested = Recorder::new(&blueprint);
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
-        stress(&mut stressed, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
-        let most = stressed.most();
+        self_test(&mut tested, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
+        let most = tested.most();
         // Exactly the largest: no dimension beyond what a step may have, and every dimension at its bound.
-        prop_assert_eq!((most.rows, most.context), (rows.min(context).max(stressed.decodes), context));
-        prop_assert_eq!(stressed.decodes, limits.running.min(pages).max(usize::from(context > 1)));
-        prop_assert_eq!(most.logit_rows, logit_rows.min(rows.min(context)).max(stressed.decodes));
+        prop_assert_eq!((most.rows, most.context), (rows.min(context).max(tested.decodes), context));
+        prop_assert_eq!(tested.decodes, limits.running.min(pages).max(usize::from(context > 1)));
+        prop_assert_eq!(most.logit_rows, logit_rows.min(rows.min(context)).max(tested.decodes));
         let (served, _) = serve(&blueprint, limits, pools, &requests);
-        prop_assert_eq!(served.max(most), most, "served {:?}, stressed {:?}", served, most);
+        prop_assert_eq!(served.max(most), most, "served {:?}, tested {:?}", served, most);
         // And the plan knows it without running anything.
         let options = Options {
             kv_dtype: KvDtype::F32, batch_max_tokens: rows, graph_max_batch_size: logit_rows,
@@ -262,7 +262,7 @@ proptest! {
         let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(KvDtype::F32)), 1);
         prop_assert!(served.workspace + scratch <= plan.workspace, "{} + {scratch} of {}", served.workspace, plan.workspace);
         if rows <= context {
-            prop_assert_eq!(most.workspace + scratch, plan.workspace, "the stress takes all that was planned");
+            prop_assert_eq!(most.workspace + scratch, plan.workspace, "the self-test takes all that was planned");
         }
     }
 }
@@ -290,11 +290,11 @@ proptest! {
         let context = 128.min(pages * PAGE_TOKENS);
         let requests: Vec<_> = requests.into_iter().map(|(p, o, r)| (p.min(context - 1), o.min(context - p.min(context - 1)), r)).collect();
         let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(KvDtype::F32)), 1);
-        let mut stressed = Recorder::new(&blueprint);
+        let mut tested = Recorder::new(&blueprint);
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
-        stress(&mut stressed, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
-        prop_assert_eq!(stressed.draft_passes >= drafts * 2, head);
-        prop_assert!(stressed.most().workspace + scratch <= plan.workspace);
+        self_test(&mut tested, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
+        prop_assert_eq!(tested.draft_passes >= drafts * 2, head);
+        prop_assert!(tested.most().workspace + scratch <= plan.workspace);
         let (served, _) = serve(&blueprint, limits, pools, &requests);
         prop_assert!(served.workspace + scratch <= plan.workspace, "{} + {scratch} of {}", served.workspace, plan.workspace);
         prop_assert!(served.rows <= rows && served.logit_rows <= limits.logit_rows);
@@ -302,19 +302,19 @@ proptest! {
 }
 
 #[test]
-fn a12_the_sampler_is_stressed_over_the_whole_vocabulary() {
+fn a12_the_self_test_samples_over_the_whole_vocabulary() {
     let blueprint = blueprint("llama", &Options::default());
     let vocab = blueprint.model.vocab_size();
     let mut sampler = Sampler::new(vocab).unwrap();
     let before = sampler.bytes();
     let limits = StepLimits { rows: 32, logit_rows: 8, running: 8, ..StepLimits::default() };
     let pools = Pools { pages: 64, slots: 0 };
-    stress(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, pools, &Cancel::default()).unwrap();
+    self_test(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, pools, &Cancel::default()).unwrap();
     assert_eq!(sampler.bytes(), before, "its scratch is made for the largest row once");
     assert!(before >= vocab * size_of::<f32>(), "a whole row of candidates");
     // A sampler that was made too small would be noticed here, not by a client.
     let mut small = Sampler::new(vocab / 2).unwrap();
-    assert!(stress(&mut Recorder::new(&blueprint), &mut small, &limits, 128, pools, &Cancel::default()).is_err());
+    assert!(self_test(&mut Recorder::new(&blueprint), &mut small, &limits, 128, pools, &Cancel::default()).is_err());
 }
 
 /// Chunks that are computed layer by layer are among what is served above, with steps between their layers.

@@ -1,4 +1,4 @@
-//! The proof: the largest steps the scheduler can form, run before "ready".
+//! The self-test: the largest steps the scheduler can form, run before "ready".
 //!
 //! Not a probe for an unknown peak (the plan knows it) but the check that the plan is true: what was measured must not exceed
 //! what was planned, and every kernel path that serving uses has run once.
@@ -31,7 +31,7 @@ struct Rows {
 
 /// Runs every worst case on `runner` with the pools in `pools`. A chunk of a prompt stays between two layers, so that
 /// the encoders run in the workspace above it.
-pub fn stress(
+pub fn self_test(
     runner: &mut dyn Runner,
     sampler: &mut Sampler,
     limits: &StepLimits,
@@ -40,53 +40,53 @@ pub fn stress(
     cancel: &Cancel,
 ) -> Result<(), DeviceError> {
     if limits.encoder_batch {
-        return Stress { runner, limits, pools, cancel, candidates: false }.run_whole(context);
+        return SelfTest { runner, limits, pools, cancel, candidates: false }.run_whole(context);
     }
     let pool = pools.pages * PAGE_TOKENS;
     let longest = context.min(pool);
-    let mut stress = Stress { runner, limits, pools, cancel, candidates: limits.candidates };
+    let mut test = SelfTest { runner, limits, pools, cancel, candidates: limits.candidates };
     let rows = limits.rows.min(longest);
     // All steps beside the largest chunk between two layers.
-    let chunk = stress.begin(limits.of_layers().rows.min(longest))?;
+    let chunk = test.begin(limits.of_layers().rows.min(longest))?;
     if limits.split_numerics() {
         // The most rows of a prompt, and of an answer that was preempted and is computed again.
-        stress.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
+        test.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
         let rows = limits.answer_rows().min(longest);
-        stress.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
+        test.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
     }
     // A chunk at the far end of the longest context: the longest prefix to attend to.
     let tail = rows.min(PAGE_TOKENS);
-    stress.run(&[Rows { start: longest - tail, rows: tail, each: false, prompt: true }], 1)?;
+    test.run(&[Rows { start: longest - tail, rows: tail, each: false, prompt: true }], 1)?;
     // The largest decode batch, plain and with every draft to be checked.
     let with_drafts = 1 + limits.drafts;
     let by_slots = pools.slots.checked_div(limits.slots).unwrap_or(usize::MAX);
     let decodes = limits.running.min(limits.logit_rows / with_drafts).min(pools.pages).min(by_slots).max(1);
     let deep = (pool / decodes).min(longest);
     let mut mixed = vec![Rows { start: deep - 1, rows: 1, each: false, prompt: false }; decodes];
-    stress.run(&mixed, decodes)?;
-    sample(stress.runner, sampler, decodes)?;
+    test.run(&mixed, decodes)?;
+    sample(test.runner, sampler, decodes)?;
     // All logits of all rows come back from a device that gave their candidates.
-    if std::mem::take(&mut stress.candidates) {
-        stress.run(&mixed, decodes)?;
+    if std::mem::take(&mut test.candidates) {
+        test.run(&mixed, decodes)?;
     }
-    stress.candidates = limits.candidates;
+    test.candidates = limits.candidates;
     let checked = with_drafts.min(deep);
     if checked > 1 && decodes * checked <= limits.rows {
         let start = deep - checked;
         let checks = Rows { start, rows: checked, each: limits.slots > 1, prompt: false };
-        stress.run(&vec![checks; decodes], decodes * checked)?;
+        test.run(&vec![checks; decodes], decodes * checked)?;
     }
     // All but one of them beside a prompt that fills the step, with as many logits as a step may have: a prompt's may be wanted, too.
     mixed.pop();
     let rest = limits.rows.saturating_sub(mixed.len()).clamp(1, longest);
     mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
     let rows = mixed.len() - 1 + rest;
-    stress.run(&mixed, limits.logit_rows.min(rows))?;
-    stress.go_on(&chunk)
+    test.run(&mixed, limits.logit_rows.min(rows))?;
+    test.go_on(&chunk)
 }
 
 /// The largest batches of media, out of the tower into the pool of outputs.
-pub(crate) fn stress_tower(
+pub(crate) fn self_test_encoder(
     runner: &mut dyn Runner,
     plan: &MediaPlan,
     spec: &MediaSpec,
@@ -100,7 +100,7 @@ pub(crate) fn stress_tower(
         let patches = vec![0.0; spec.values_of(*sense, grids)];
         runner.encode(*sense, &EncoderInput { grids, patches: &patches }).map_err(failed)?;
         let tokens = |grid: &Grid| spec.tokens_of(*sense, grid);
-        let key = |i: usize| ContentKey::of(Modality::Image, "the stress", &i.to_le_bytes());
+        let key = |i: usize| ContentKey::of(Modality::Image, "self-test", &i.to_le_bytes());
         let mut first = 0;
         for (i, grid) in grids.iter().enumerate() {
             // No request finds these outputs: claims that are dropped unfilled free their room.
@@ -134,7 +134,7 @@ struct Batch {
     of_prompts: usize,
 }
 
-struct Stress<'a> {
+struct SelfTest<'a> {
     runner: &'a mut dyn Runner,
     limits: &'a StepLimits,
     pools: Pools,
@@ -143,7 +143,7 @@ struct Stress<'a> {
     candidates: bool,
 }
 
-impl Stress<'_> {
+impl SelfTest<'_> {
     /// An encoder's worst cases: the step that takes most, the longest sequence alone, as many of one row as there may be.
     fn run_whole(&mut self, context: usize) -> Result<(), DeviceError> {
         let alone = [context.min(self.limits.rows)];
