@@ -34,7 +34,7 @@ pub use api::options::{DeviceChoice, DiskCache, HttpAlternative, Options, Packed
 pub use api::output::{Cause, Delta, FinishReason, TokenLogprobs, TokenOut};
 pub use api::plan_error::Advice;
 pub use api::pooling::{Embed, Pooling};
-pub use api::progress::{Phase, Snapshot};
+pub use api::progress::{RequestPhase, Snapshot};
 pub use cache::Pin;
 pub use cache::stats::CacheReport;
 pub use handle::{EngineHandle, SavePrefixError, SavedPrefix, SubmitKind};
@@ -44,7 +44,7 @@ pub use loading::{CheckpointDefaults, LoadedModel, LoadingError, with_weights};
 pub use media::{
     AudioSpec, ImageSpec, MediaItem, MediaSpec, Pixels, Spelling, TRANSCRIBES_ONLY, Transcript, VideoSpec,
 };
-pub use plan::{Blueprint, EnginePlan, GpuLine, GpuPlan, Line, OwnMemory, PlanError, Shortfall, check_options};
+pub use plan::{Blueprint, EnginePlan, GpuLimit, GpuPlan, MemoryLimit, OwnMemory, PlanError, Shortfall, check_options};
 pub use plimsoll_formats::Whisper;
 pub use plimsoll_models::{EncoderKind, FrameTimes, Grid, PlaceRule, Stretch};
 pub use plimsoll_tier::SaveError;

@@ -16,7 +16,7 @@ use plimsoll_text::Tokenizer;
 
 use crate::api::limits::Limits;
 use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
-use crate::api::progress::Phase;
+use crate::api::progress::RequestPhase;
 use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool};
 use crate::handle::EngineHandle;
 use crate::media::MediaSpec;
@@ -305,7 +305,7 @@ impl Engine {
             outbox.push(|delta| delta.prompt_logprobs = reports);
         }
         outbox.progress().scheduled();
-        outbox.progress().stands(Phase::Prefill, 0, [0; 3]);
+        outbox.progress().stands(RequestPhase::Prefill, 0, [0; 3]);
         self.observed.constrained.fetch_add(arrival.work.constraint.is_some().into(), Ordering::AcqRel);
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(request);
@@ -361,7 +361,7 @@ impl Active {
         };
         let outbox = &mut self.arrival.work.outbox;
         if let Step::Token(..) = step {
-            outbox.progress().stands(Phase::Decode, 0, [0; 3]);
+            outbox.progress().stands(RequestPhase::Decode, 0, [0; 3]);
         }
         match step {
             Step::Wait(time) => self.due = now + time,
@@ -417,7 +417,7 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
 }
 
 /// Hands the engine a made-up look at the machine.
-pub fn take_reading(engine: &EngineHandle, reading: crate::memory::governor::Reading) {
+pub fn take_reading(engine: &EngineHandle, reading: crate::memory::governor::MemoryReading) {
     engine.shared.monitor.gauge.set(reading);
 }
 

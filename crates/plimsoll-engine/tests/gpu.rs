@@ -336,7 +336,7 @@ fn every_buffer_of_a_start_may_be_refused() {
 fn software_stands_for_no_gpu_unless_allowed() {
     let _alone = alone();
     let options = Options { allow_software_gpu: false, ..on_gpu(exact()) };
-    let line = Host::read(&options).unwrap().line;
+    let line = Host::read(&options).unwrap().limit;
     let why = line.gpu.expect("a GPU was asked for");
     // On a machine with a GPU there is one.
     match why {

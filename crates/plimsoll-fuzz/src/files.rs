@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use plimsoll_engine::{Blueprint, Line, LoadedModel, Options};
+use plimsoll_engine::{Blueprint, LoadedModel, MemoryLimit, Options};
 use plimsoll_formats::{Checkpoint, RowBuf};
 use plimsoll_text::{ChatTemplate, Ending, PROMPT_BYTES_MAX, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -117,7 +117,7 @@ pub(crate) fn config(data: &[u8]) {
     within(256 * MIB, || {
         let options = Options::default();
         let Ok(blueprint) = Blueprint::new(&checkpoint, &options) else { return };
-        drop(blueprint.plan(&options, 2, &Line::of_budget(1 << 40, "a fuzzer")));
+        drop(blueprint.plan(&options, 2, &MemoryLimit::of_budget(1 << 40, "a fuzzer")));
     });
 }
 

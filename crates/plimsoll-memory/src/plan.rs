@@ -93,12 +93,12 @@ impl fmt::Display for Plan {
         if let Some(device) = &self.device {
             let (total, limit) = (Bytes(self.device_total()).to_string(), Bytes(device.limit).to_string());
             writeln!(f, "  {:<17} {total:>11}", "total on the GPU")?;
-            writeln!(f, "  {:<17} {limit:>11}   {}", "line of the GPU", device.source)?;
+            writeln!(f, "  {:<17} {limit:>11}   {}", "GPU memory limit", device.source)?;
         }
         self.write_lines(f, false)?;
         let total = Bytes(self.total()).to_string();
         let limit = Bytes(self.limit).to_string();
         writeln!(f, "  {:<17} {total:>11}", "total")?;
-        write!(f, "  {:<17} {limit:>11}   {}", "line", self.limit_source)
+        write!(f, "  {:<17} {limit:>11}   {}", "memory limit", self.limit_source)
     }
 }

@@ -43,7 +43,7 @@ pub use otlp::{OtlpConfig, Sampler};
 pub use plimsoll_document as document;
 /// The sandbox for grammars. The program must run its child side.
 pub use plimsoll_grammar::sandbox;
-pub use serve::listen::{Told, bind, check_passed_socket, has_passed_socket, serve};
+pub use serve::listen::{StopSignals, bind, check_passed_socket, has_passed_socket, serve};
 pub use state::config::{About, Formats, HTTP_WORKERS, Pooled, SamplingDefaults, SamplingSource, Served, ServerConfig};
 pub use state::media::config::{MediaConfig, MediaFetch};
 pub use state::record::RecordConfig;

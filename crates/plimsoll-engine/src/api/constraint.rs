@@ -45,15 +45,15 @@ pub trait Constraint: Send {
         false
     }
 
-    /// The id from which tokens count together. If they are more likely together than each allowed token before that id,
+    /// All tokens from this id on count as one group. If they are more likely together than each allowed token before that id,
     /// one of them is the next token. None: every token counts by itself.
-    fn counts_together(&self) -> Option<u32> {
+    fn grouped_from(&self) -> Option<u32> {
         None
     }
 
     /// The log-probability of this token is reported with the next token, behind the alternatives that the request asks for. The report
     /// is part of [`Grammar::bytes_max`].
-    fn reports(&self) -> Option<u32> {
+    fn also_report(&self) -> Option<u32> {
         None
     }
 

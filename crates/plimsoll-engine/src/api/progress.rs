@@ -10,7 +10,7 @@ const SHORTEST: Duration = Duration::from_millis(1);
 
 /// Where a request is on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
+pub enum RequestPhase {
     /// It waits for a place, its first or, after a preemption, another.
     Waiting,
     /// Its prompt is at a medium that is not encoded yet.
@@ -23,7 +23,7 @@ pub enum Phase {
     Ended,
 }
 
-impl Phase {
+impl RequestPhase {
     /// Its name, as programs read it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -60,7 +60,7 @@ impl Progress {
         Self {
             arrived: Instant::now(),
             prompt_tokens: prompt_tokens as u32,
-            phase: AtomicU8::new(Phase::Waiting as u8),
+            phase: AtomicU8::new(RequestPhase::Waiting as u8),
             computed: AtomicU32::new(0),
             cached: AtomicU32::new(0),
             generated: AtomicU32::new(0),
@@ -74,7 +74,7 @@ impl Progress {
     }
 
     /// After a step: where it stands, the positions it has computed, the pages, window pages and state slots it holds.
-    pub fn stands(&self, phase: Phase, computed: usize, [pages, windows, slots]: [usize; 3]) {
+    pub fn stands(&self, phase: RequestPhase, computed: usize, [pages, windows, slots]: [usize; 3]) {
         self.phase.store(phase as u8, Relaxed);
         let held = [(&self.pages, pages), (&self.windows, windows), (&self.slots, slots)];
         let numbers = held.into_iter().chain([(&self.computed, computed)]);
@@ -110,13 +110,13 @@ impl Progress {
 
     /// The engine has let go of it.
     pub fn ended(&self) {
-        self.stands(Phase::Ended, self.computed.load(Relaxed) as usize, [0; 3]);
+        self.stands(RequestPhase::Ended, self.computed.load(Relaxed) as usize, [0; 3]);
     }
 
-    fn phase(&self) -> Phase {
+    fn phase(&self) -> RequestPhase {
         let phase = self.phase.load(Relaxed);
-        let all = [Phase::Waiting, Phase::Encode, Phase::Prefill, Phase::Decode];
-        all.into_iter().find(|known| *known as u8 == phase).unwrap_or(Phase::Ended)
+        let all = [RequestPhase::Waiting, RequestPhase::Encode, RequestPhase::Prefill, RequestPhase::Decode];
+        all.into_iter().find(|known| *known as u8 == phase).unwrap_or(RequestPhase::Ended)
     }
 
     /// Reads everything now; `host_bytes` is the heap that the request holds.
@@ -151,7 +151,7 @@ impl Progress {
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
     /// Where it is.
-    pub phase: Phase,
+    pub phase: RequestPhase,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
     /// Positions computed or found in the cache, of prompt and output.

@@ -23,7 +23,7 @@ pub enum StartError {
     /// Other Plimsolls have leased too much of the machine.
     #[error("{}: {}; {}", taken_by(.0), .0, next_step(.0))]
     Refused(Box<Refusal>),
-    /// Others under the same line leave too little.
+    /// Others under the same limit leave too little.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
     /// Whether others have leased something cannot be told.
@@ -99,7 +99,7 @@ pub enum StartError {
 
 /// The engine host itself does not fit under the memory limit, or an engine does not fit into the host.
 #[derive(Clone, Debug, Error)]
-#[error("{what} needs {} of which {} are left under the memory limit of {}", Bytes(*needed), Bytes(*left), Bytes(*line))]
+#[error("{what} needs {} of which {} are left under the memory limit of {}", Bytes(*needed), Bytes(*left), Bytes(*limit))]
 pub struct NoRoom {
     /// The part that does not fit.
     pub what: &'static str,
@@ -108,7 +108,7 @@ pub struct NoRoom {
     /// Bytes that no plan has taken.
     pub left: u64,
     /// The memory limit.
-    pub line: u64,
+    pub limit: u64,
 }
 
 /// What has taken the memory that was not leased.

@@ -7,7 +7,7 @@ use plimsoll_media::Size;
 use plimsoll_memory::Component;
 
 use super::*;
-use crate::plan::{Blueprint, EnginePlan, Line, PlanError};
+use crate::plan::{Blueprint, EnginePlan, MemoryLimit, PlanError};
 
 #[path = "plan_pieces_tests.rs"]
 mod pieces;
@@ -33,7 +33,7 @@ fn planned(options: &Options) -> Result<(Blueprint, EnginePlan), PlanError> {
 fn planned_of(model: &str, options: &Options) -> Result<(Blueprint, EnginePlan), PlanError> {
     let checkpoint = Checkpoint::open(&fixture_of(model)).unwrap();
     let blueprint = Blueprint::new(&checkpoint, options)?;
-    let plan = blueprint.plan(options, 1, &Line::of_budget(400 << 20, "a test"))?;
+    let plan = blueprint.plan(options, 1, &MemoryLimit::of_budget(400 << 20, "a test"))?;
     Ok((blueprint, plan))
 }
 
@@ -267,12 +267,12 @@ fn tower_and_model_share_one_workspace() {
     let media = plan.media.as_ref().unwrap();
     let (mut blueprint, _) = planned(&options()).unwrap();
     blueprint.media = None;
-    let text = blueprint.plan(&options(), 1, &Line::of_budget(400 << 20, "a test")).unwrap();
+    let text = blueprint.plan(&options(), 1, &MemoryLimit::of_budget(400 << 20, "a test")).unwrap();
     let scratch =
         plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(options().kv_dtype)), 1);
     // Where no request takes more than a step, no chunk of a prompt stands below either.
     let short = Options { max_req_total_len: Some(options().batch_max_tokens), ..options() };
-    let least = blueprint.plan(&short, 1, &Line::of_budget(400 << 20, "a test")).unwrap();
+    let least = blueprint.plan(&short, 1, &MemoryLimit::of_budget(400 << 20, "a test")).unwrap();
     let chunk = text.workspace - least.workspace;
     let larger = text.workspace.max(chunk + media.workspace + scratch);
     assert_eq!(plan.workspace, larger, "a chunk and the larger of the two, not both");
@@ -290,7 +290,7 @@ fn what_does_not_fit_says_which_flags_make_media_smaller() {
     let checkpoint = Checkpoint::open(&fixture()).unwrap();
     let huge = Options { max_image_pixels: None, media_bytes: 1 << 30, ..options() };
     let blueprint = Blueprint::new(&checkpoint, &huge).unwrap();
-    let error = blueprint.plan(&huge, 1, &Line::of_budget(400 << 20, "a test")).err().unwrap();
+    let error = blueprint.plan(&huge, 1, &MemoryLimit::of_budget(400 << 20, "a test")).err().unwrap();
     let PlanError::DoesNotFit(shortfall) = error else { panic!("{error}") };
     let error = shortfall.details();
     // Where videos are the larger ones, smaller images save nothing.
@@ -416,7 +416,7 @@ fn the_plan_says_what_the_vision_encoder_takes() {
     assert!(words.contains("of them the vision encoder's"), "{words}");
     let checkpoint = Checkpoint::open_with(&fixture_of("vl-gguf-qwen3.5"), &Mmproj::Off).unwrap();
     let blueprint = Blueprint::new(&checkpoint, &options()).unwrap();
-    let text = blueprint.plan(&options(), 1, &Line::of_budget(400 << 20, "a test")).unwrap();
+    let text = blueprint.plan(&options(), 1, &MemoryLimit::of_budget(400 << 20, "a test")).unwrap();
     assert!(!text.plan.to_string().contains("vision") && text.media.is_none());
     let weights = |plan: &EnginePlan| plan.plan.bytes(Component::Weights);
     let encoder = seeing.weights.bytes_below("visual.") as u64;

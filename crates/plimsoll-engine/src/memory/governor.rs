@@ -24,7 +24,7 @@ const MARGIN_BYTES: u64 = 4 << 20;
 
 /// What the machine looks like at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Reading {
+pub struct MemoryReading {
     /// Bytes this process could still take before a limit is crossed.
     pub available: u64,
     /// Bytes of the plan that it has not touched yet.
@@ -40,7 +40,7 @@ pub struct Reading {
     pub full_avg10: f32,
 }
 
-impl Reading {
+impl MemoryReading {
     /// The degradation level that this reading alone calls for. Leaving a level requires a margin: `strictly`.
     fn calls_for(&self, strictly: bool) -> DegradationLevel {
         // What is free must cover what is still to come; each halving of that is one level.
@@ -84,7 +84,7 @@ impl Governor {
     }
 
     /// Takes one reading in. Returns the level to stand on until the next.
-    pub fn observe(&mut self, reading: &Reading) -> DegradationLevel {
+    pub fn observe(&mut self, reading: &MemoryReading) -> DegradationLevel {
         let level = self.level as usize;
         if reading.calls_for(false) > self.level {
             (self.level, self.calm) = (DegradationLevel::at(level + 1), 0);
@@ -103,33 +103,33 @@ impl Governor {
 /// The last reading, from the thread that takes them to the thread that acts.
 #[derive(Debug, Default)]
 pub struct Gauge {
-    last: Mutex<Reading>,
+    last: Mutex<MemoryReading>,
     taken: AtomicU64,
     level: AtomicU64,
 }
 
 impl Gauge {
     /// Enters a reading.
-    pub fn set(&self, reading: Reading) {
+    pub fn set(&self, reading: MemoryReading) {
         *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = reading;
         self.taken.fetch_add(1, Relaxed);
     }
 
     /// The last reading if it is newer than the `seen`-th, and notes that it was seen.
-    pub fn newer(&self, seen: &mut u64) -> Option<Reading> {
+    pub fn newer(&self, seen: &mut u64) -> Option<MemoryReading> {
         let taken = self.taken.load(Relaxed);
         (taken != std::mem::replace(seen, taken)).then(|| self.last())
     }
 
     /// The last reading.
-    pub fn last(&self) -> Reading {
+    pub fn last(&self) -> MemoryReading {
         *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Enters a level because of `reading`.
-    pub fn stand(&self, level: DegradationLevel, reading: &Reading, metrics: &Metrics) {
+    pub fn stand(&self, level: DegradationLevel, reading: &MemoryReading, metrics: &Metrics) {
         let before = self.level.swap(level as u64, Relaxed);
-        let (now, Reading { available, untouched, some_avg10, full_avg10, .. }) = (level.name(), *reading);
+        let (now, MemoryReading { available, untouched, some_avg10, full_avg10, .. }) = (level.name(), *reading);
         if level as u64 > before {
             metrics.levels[level as usize - 1].inc();
             tracing::warn!(
@@ -157,9 +157,9 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn reading(available: u64, untouched: u64) -> Reading {
+    fn reading(available: u64, untouched: u64) -> MemoryReading {
         let (available, untouched) = (available * MIB, untouched * MIB);
-        Reading { available, untouched, above_plan: 64 * MIB, ..Reading::default() }
+        MemoryReading { available, untouched, above_plan: 64 * MIB, ..MemoryReading::default() }
     }
 
     #[test]
@@ -218,14 +218,14 @@ mod tests {
     }
 
     /// A process of `planned` MiB under a limit that lies `above` it, of which others take `others` and it has touched `touched`.
-    fn inside(planned: f64, above: f64, touched: f64, others: f64) -> Reading {
+    fn inside(planned: f64, above: f64, touched: f64, others: f64) -> MemoryReading {
         let bytes = |mib: f64| (mib.max(0.0) * MIB as f64) as u64;
         let untouched = planned - touched;
-        Reading {
+        MemoryReading {
             available: bytes(untouched + above - others),
             untouched: bytes(untouched),
             above_plan: bytes(above),
-            ..Reading::default()
+            ..MemoryReading::default()
         }
     }
 
@@ -264,7 +264,8 @@ mod tests {
     #[test]
     fn stalls_count_where_room_is_short_and_a_neighbours_do_not() {
         let stalled = |some, full, room: u64| {
-            let stalls = Reading { some_avg10: some, full_avg10: full, stall_room: room * MIB, ..reading(1000, 100) };
+            let stalls =
+                MemoryReading { some_avg10: some, full_avg10: full, stall_room: room * MIB, ..reading(1000, 100) };
             [stalls.calls_for(false), stalls.calls_for(true)]
         };
         assert_eq!(stalled(5.0, 0.0, 150), [DegradationLevel::Calm; 2]);
@@ -277,7 +278,7 @@ mod tests {
         // Continued stalls do not hold a level once enough memory is free.
         let mut governor = Governor::default();
         governor.observe(&reading(60, 100));
-        let busy = Reading { some_avg10: 99.0, full_avg10: 99.0, stall_room: 9000 * MIB, ..reading(1000, 100) };
+        let busy = MemoryReading { some_avg10: 99.0, full_avg10: 99.0, stall_room: 9000 * MIB, ..reading(1000, 100) };
         assert!((0..CALM_READINGS).any(|_| governor.observe(&busy) == DegradationLevel::Calm));
     }
 }

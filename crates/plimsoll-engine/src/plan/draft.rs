@@ -3,7 +3,7 @@
 use plimsoll_device::ModelShape;
 use plimsoll_memory::{Component, Plan};
 
-use super::Line;
+use super::MemoryLimit;
 use super::gpu::{GpuPlan, OwnMemory};
 use crate::api::options::Options;
 use crate::cache::PagePool;
@@ -13,7 +13,7 @@ use crate::schedule::scheduler::StepLimits;
 /// What is known before the pool's size is.
 pub(super) struct Draft<'a> {
     pub options: &'a Options,
-    pub line: &'a Line,
+    pub limit: &'a MemoryLimit,
     pub threads: usize,
     pub shape: ModelShape,
     pub step: StepLimits,
@@ -30,7 +30,7 @@ impl Draft<'_> {
 
     /// Bytes of the memory that pools lie in.
     pub fn budget(&self) -> u64 {
-        self.own().map_or(self.line.bytes, |own| own.bytes)
+        self.own().map_or(self.limit.bytes, |own| own.bytes)
     }
 
     /// What a plan takes of it. As much as the emergency reserve is left free in a GPU's own memory.

@@ -8,7 +8,7 @@ use plimsoll_memory::Bytes;
 use plimsoll_memory::host::Remedy;
 
 use super::run::Ran;
-use super::{Blueprint, Draft, Line};
+use super::{Blueprint, Draft, MemoryLimit};
 use crate::api::options::Options;
 use crate::api::plan_error::PlanError;
 use crate::cache::Pools;
@@ -26,7 +26,7 @@ pub(super) const DEVICE_RESERVE_BYTES: u64 = 384 << 20;
 
 /// A GPU as the planner sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GpuLine {
+pub struct GpuLimit {
     /// Name, interface and driver, for people.
     pub name: String,
     /// Bytes of a buffer at most.
@@ -120,9 +120,9 @@ pub(super) struct GpuStep<'a> {
     pub context: usize,
 }
 
-impl Line {
+impl MemoryLimit {
     /// The GPU of `--device`.
-    fn known_gpu(&self) -> Result<&GpuLine, PlanError> {
+    fn known_gpu(&self) -> Result<&GpuLimit, PlanError> {
         let why = match &self.gpu {
             Some(Ok(gpu)) => return Ok(gpu),
             Some(Err(why)) => why.as_str(),
@@ -148,7 +148,7 @@ impl Blueprint {
     pub(super) fn on_gpu(
         &self,
         options: &Options,
-        line: &Line,
+        limit: &MemoryLimit,
         step: &GpuStep<'_>,
     ) -> Result<Option<GpuPlan>, PlanError> {
         if options.target() != Target::Gpu {
@@ -159,7 +159,7 @@ impl Blueprint {
         let encoded = step.media.map_or(0, |media| step.largest.below + media.workspace);
         served_by_gpu(options, step.largest.missing.or(encoder.missing))?;
         let problem = |flag, problem: String| PlanError::Option { flag, problem };
-        let gpu = line.known_gpu()?;
+        let gpu = limit.known_gpu()?;
         let limit = usize::try_from(gpu.buffer).unwrap_or(usize::MAX);
         let segments = Segments::new(&self.weights, limit);
         let segments = segments.map_err(|error| problem("--device", format!("gpu: {error}")))?;
@@ -223,15 +223,15 @@ impl Blueprint {
         Ok(Some(plan))
     }
 
-    /// The line of a GPU that shares the machine's memory, if less of it is recommended: that, and what a plan takes beside the GPU's
+    /// The limit of a GPU that shares the machine's memory, if less of it is recommended: that, and what a plan takes beside the GPU's
     /// buffers, whatever its pools.
-    pub(super) fn working_set_line(&self, draft: &Draft<'_>) -> Option<Line> {
+    pub(super) fn working_set_limit(&self, draft: &Draft<'_>) -> Option<MemoryLimit> {
         let gpu = draft.gpu.as_ref()?;
         let working_set = gpu.working_set?;
         let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
         let beside = empty.lines.iter().filter(|line| !line.component.on_device()).map(|line| line.bytes).sum();
         let bytes = working_set.saturating_add(beside);
-        (bytes < draft.line.bytes).then(|| Line {
+        (bytes < draft.limit.bytes).then(|| MemoryLimit {
             bytes,
             source: format!(
                 "{} that {} recommends to use, and {} beside its buffers",
@@ -241,7 +241,7 @@ impl Blueprint {
             ),
             peers: 0,
             remedy: Remedy::WorkingSet { beside },
-            ..draft.line.clone()
+            ..draft.limit.clone()
         })
     }
 }

@@ -8,7 +8,7 @@ use plimsoll_memory::Component;
 
 use crate::api::options::{DeviceChoice, Options};
 use crate::plan::what_if::{Load, what_if};
-use crate::plan::{Blueprint, EnginePlan, GpuLine, Line, OwnMemory, PlanError};
+use crate::plan::{Blueprint, EnginePlan, GpuLimit, MemoryLimit, OwnMemory, PlanError};
 
 fn plan(model: &str, buffer: u64, options: Options) -> Result<EnginePlan, PlanError> {
     plan_with(model, (buffer, None), 600 << 20, options)
@@ -20,10 +20,10 @@ fn checkpoint(model: &str) -> Checkpoint {
 }
 
 /// So much memory of the GPU's own, in buffers of so many bytes, and of the machine.
-fn line((buffer, own): (u64, Option<u64>), machine: u64) -> Line {
+fn line((buffer, own): (u64, Option<u64>), machine: u64) -> MemoryLimit {
     let own = own.map(|bytes| OwnMemory { bytes, source: "the GPU's driver".into() });
-    let gpu = GpuLine { name: "a GPU".into(), buffer, software: false, own, working_set: None };
-    Line { gpu: Some(Ok(gpu)), ..Line::of_budget(machine, "a test") }
+    let gpu = GpuLimit { name: "a GPU".into(), buffer, software: false, own, working_set: None };
+    MemoryLimit { gpu: Some(Ok(gpu)), ..MemoryLimit::of_budget(machine, "a test") }
 }
 
 fn plan_with(model: &str, gpu: (u64, Option<u64>), machine: u64, options: Options) -> Result<EnginePlan, PlanError> {
@@ -54,7 +54,7 @@ fn memory_of_a_gpu_and_of_the_machine_are_two_lines() {
     assert!(sum <= 480 << 20 && plan.total() <= 600 << 20, "{plan}");
     assert_eq!(plan.total() + sum, plan.lines.iter().map(|line| line.bytes).sum::<u64>());
     assert_eq!(plan.bytes(Component::Transfers), planned.gpu.as_ref().unwrap().transfers() as u64);
-    assert!(plan.to_string().contains("line of the GPU") && plan.to_string().contains("the GPU's driver"), "{plan}");
+    assert!(plan.to_string().contains("GPU memory limit") && plan.to_string().contains("the GPU's driver"), "{plan}");
     // The pool fills the GPU, whatever the machine has.
     let least = match plan_with("llama", (128 << 20, Some(385 << 20)), 600 << 20, options()) {
         Err(PlanError::DoesNotFit(shortfall)) => shortfall.needed,

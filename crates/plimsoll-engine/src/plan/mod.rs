@@ -9,14 +9,14 @@ pub(crate) mod disk;
 mod draft;
 pub(crate) mod gpu;
 mod idle;
-pub(crate) mod line;
+pub(crate) mod limit;
 mod run;
 mod shortfall;
 pub(crate) mod sizes;
 mod tree;
 pub mod what_if;
 
-use plimsoll_device::{Declare, KvGroup, KvShape, PAGE_TOKENS, WeightTable, Work};
+use plimsoll_device::{Declare, KvGroup, KvShape, ModelShape, PAGE_TOKENS, WeightTable, Work};
 use plimsoll_formats::{Checkpoint, Encoder};
 use plimsoll_memory::Plan;
 use plimsoll_memory::host::Remedy;
@@ -39,8 +39,8 @@ use constants::EMERGENCY_RESERVE_BYTES;
 use disk::DiskPlan;
 use draft::Draft;
 use gpu::GpuStep;
-pub use gpu::{GpuLine, GpuPlan, OwnMemory};
-pub use line::Line;
+pub use gpu::{GpuLimit, GpuPlan, OwnMemory};
+pub use limit::MemoryLimit;
 pub use run::INPUT_TOKENS;
 use run::Run;
 use sizes::Sizes;
@@ -105,7 +105,7 @@ pub struct EnginePlan {
     pub idle_flags: Vec<String>,
     /// What sizing goes by.
     pub(crate) sizing: Sizes,
-    /// The line, or less where more could not be used.
+    /// The limit, or less where more could not be used.
     pub(crate) sizing_total: u64,
     /// Share of the room for the pool.
     pub(crate) fraction: Fraction,
@@ -166,14 +166,14 @@ impl Blueprint {
         Ok(blueprint)
     }
 
-    /// Plans an engine under `line`; if it does not fit, with advice.
-    pub fn plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
-        let mut planned = self.try_plan(options, threads, line);
+    /// Plans an engine under `limit`; if it does not fit, with advice.
+    pub fn plan(&self, options: &Options, threads: usize, limit: &MemoryLimit) -> Result<EnginePlan, PlanError> {
+        let mut planned = self.try_plan(options, threads, limit);
         if let Err(PlanError::DoesNotFit(shortfall)) = &mut planned {
-            // Under a line of nothing, what does not fit says what the least needs.
+            // Under a limit of nothing, what does not fit says what the least needs.
             let nothing = match shortfall.remedy {
-                Remedy::Gpu | Remedy::WorkingSet { .. } => line.without_device_memory(),
-                _ => Line { bytes: 0, ..line.clone() },
+                Remedy::Gpu | Remedy::WorkingSet { .. } => limit.without_device_memory(),
+                _ => MemoryLimit { bytes: 0, ..limit.clone() },
             };
             let media = self.media_plan(options)?;
             let needed = |options: &Options| match self.try_plan(options, threads, &nothing) {
@@ -193,16 +193,10 @@ impl Blueprint {
         rules.plan(&*self.model, &self.weights, &self.model.shape(options.kv_dtype).kv, options)
     }
 
-    /// As [`Self::plan`], without advice.
-    pub(crate) fn try_plan(&self, options: &Options, threads: usize, line: &Line) -> Result<EnginePlan, PlanError> {
-        check::check_model(options, self.encoder.is_some())?;
-        let shape = self.weights.shaped(self.model.shape(options.kv_dtype));
-        let media = self.media_plan(options)?;
-        let image_rows = media.as_ref().map_or(0, MediaPlan::rows_in_one_step);
-        check::check_image_rows(options, image_rows)?;
-        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
+    /// The largest step that the scheduler may form.
+    fn step_limits(&self, options: &Options, shape: &ModelShape, context: usize, image_rows: usize) -> StepLimits {
         let (drafts, rows, whole) = (options.drafts(), options.batch_max_tokens, self.encoder.is_some());
-        let step = StepLimits {
+        StepLimits {
             rows,
             // Every running sequence's newest token, and its drafts.
             logit_rows: (options.graph_max_batch_size * (1 + drafts)).min(rows),
@@ -218,7 +212,24 @@ impl Blueprint {
             image_rows,
             bf16: self.weights.bf16(),
             candidates: self.weights.on_gpu() && !whole,
-        };
+        }
+    }
+
+    /// As [`Self::plan`], without advice.
+    pub(crate) fn try_plan(
+        &self,
+        options: &Options,
+        threads: usize,
+        limit: &MemoryLimit,
+    ) -> Result<EnginePlan, PlanError> {
+        check::check_model(options, self.encoder.is_some())?;
+        let shape = self.weights.shaped(self.model.shape(options.kv_dtype));
+        let media = self.media_plan(options)?;
+        let image_rows = media.as_ref().map_or(0, MediaPlan::rows_in_one_step);
+        check::check_image_rows(options, image_rows)?;
+        let context = options.max_req_total_len.unwrap_or(self.max_context).min(self.max_context);
+        let step = self.step_limits(options, &shape, context, image_rows);
+        let (drafts, rows) = (options.drafts(), step.rows);
         let context = if step.encoder_batch { context.min(step.rows) } else { context };
         let lanes = options.graph_max_batch_size.min(step.rows);
         let draft_passes = if step.draft_head { drafts } else { 0 };
@@ -230,12 +241,12 @@ impl Blueprint {
         let checked = if drafts > 0 { Some(self.run(&shape, checked)?) } else { None };
         let encode = media.as_ref().map_or(0, |media| media.workspace);
         let of_gpu = GpuStep { shape: &shape, limits: &step, largest: &largest, media: media.as_ref(), context };
-        let gpu = self.on_gpu(options, line, &of_gpu)?;
+        let gpu = self.on_gpu(options, limit, &of_gpu)?;
         let on_host = largest.workspace.max(largest.below + encode) + options.target().scratch_bytes(&shape, threads);
         let workspace = gpu.as_ref().map_or(on_host, GpuPlan::workspace);
-        let mut draft = Draft { options, line, threads, shape, step, workspace, context, media: media.as_ref(), gpu };
-        let recommended = self.working_set_line(&draft);
-        draft.line = recommended.as_ref().unwrap_or(line);
+        let mut draft = Draft { options, limit, threads, shape, step, workspace, context, media: media.as_ref(), gpu };
+        let recommended = self.working_set_limit(&draft);
+        draft.limit = recommended.as_ref().unwrap_or(limit);
         let (sizing, sizing_total) = self.sizes(&draft);
         let pools = self.pools(&draft, &sizing, sizing_total)?;
         if let Some(state) = sizing.state.filter(|_| draft.shape.state.is_some()) {
@@ -274,16 +285,16 @@ impl Blueprint {
         })
     }
 
-    /// Sizes for the arithmetic, and the part of the line that is worth using: no more than all running requests at full
-    /// length could ever fill, and without a line of the operator's own no more than a casual pool.
+    /// Sizes for the arithmetic, and the part of the limit that is worth using: no more than all running requests at full
+    /// length could ever fill, and without a limit of the operator's own no more than a casual pool.
     fn sizes(&self, draft: &Draft<'_>) -> (Sizes, u64) {
-        let Draft { options, line, shape, context, .. } = draft;
+        let Draft { options, limit, shape, context, .. } = draft;
         let state = self.second_pool(draft);
-        let casual = !line.chosen && options.max_total_token_num.is_none();
+        let casual = !limit.chosen && options.max_total_token_num.is_none();
         let running = options.running_max_req_size;
         let useful = running * context.next_multiple_of(PAGE_TOKENS);
         let casual_tokens = (CASUAL_USERS * CASUAL_TOKENS).max(*context).next_multiple_of(PAGE_TOKENS);
-        let most = if line.chosen { useful } else { useful.min(casual_tokens) } as u64;
+        let most = if limit.chosen { useful } else { useful.min(casual_tokens) } as u64;
         let mut requests_max = if casual { running.min(CASUAL_USERS) } else { running };
         if let Some(windows) = state.filter(|_| shape.kv.window().is_some()) {
             // More windows than requests of the usual length would leave the pool of whole contexts behind.

@@ -11,7 +11,7 @@ use crate::cache::Pools;
 impl Blueprint {
     /// What is short for one request.
     pub(super) fn shortfall(&self, draft: &Draft<'_>, pools: Pools) -> PlanError {
-        let Draft { options, line, .. } = draft;
+        let Draft { options, limit, .. } = draft;
         let plan = self.tree(draft, pools);
         // Pools without a configured size get only a fraction of the room, so the room must be larger than the pools.
         let needed = match options.max_total_token_num {
@@ -24,9 +24,9 @@ impl Blueprint {
         PlanError::DoesNotFit(Box::new(Shortfall {
             needed,
             limit: draft.budget(),
-            limit_source: own.map_or_else(|| line.source.clone(), |own| own.source.clone()),
-            peers: if own.is_some() { 0 } else { line.peers },
-            remedy: if own.is_some() { Remedy::Gpu } else { line.remedy },
+            limit_source: own.map_or_else(|| limit.source.clone(), |own| own.source.clone()),
+            peers: if own.is_some() { 0 } else { limit.peers },
+            remedy: if own.is_some() { Remedy::Gpu } else { limit.remedy },
             tokens: if draft.step.encoder_batch { draft.context } else { pools.pages * PAGE_TOKENS },
             advice: Vec::new(),
             needed_with_two: 0,
@@ -40,19 +40,19 @@ impl Blueprint {
     /// # Errors
     /// What is short in the machine's memory beside a GPU with memory of its own.
     pub(super) fn tree_under_both(&self, draft: &Draft<'_>, pools: Pools) -> Result<Plan, PlanError> {
-        let line = draft.line;
+        let limit = draft.limit;
         let plan = self.tree(draft, pools);
-        if plan.device.is_none() || plan.total() <= line.bytes {
+        if plan.device.is_none() || plan.total() <= limit.bytes {
             return Ok(plan);
         }
         let here = |of: &&PlanLine| !of.component.on_device();
         let largest = plan.lines.iter().filter(here).max_by_key(|l| l.bytes).map_or("none", |l| l.component.name());
         Err(PlanError::DoesNotFit(Box::new(Shortfall {
             needed: plan.total(),
-            limit: line.bytes,
-            limit_source: line.source.clone(),
-            peers: line.peers,
-            remedy: line.remedy,
+            limit: limit.bytes,
+            limit_source: limit.source.clone(),
+            peers: limit.peers,
+            remedy: limit.remedy,
             tokens: pools.pages * PAGE_TOKENS,
             advice: Vec::new(),
             needed_with_two: 0,

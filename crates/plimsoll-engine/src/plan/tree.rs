@@ -139,7 +139,7 @@ fn table_line(weights: &WeightTable, options: &Options) -> Option<PlanLine> {
 impl Blueprint {
     /// The tree of components with these pools.
     pub(super) fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
-        let Draft { options, line, threads, ref shape, step, workspace, context, .. } = *draft;
+        let Draft { options, limit, threads, ref shape, step, workspace, context, .. } = *draft;
         let Pools { pages, slots } = pools;
         let second = (shape.state.is_some() || shape.kv.window().is_some()).then_some(slots);
         // Without a pool this is the fixed part for pools of any size.
@@ -216,6 +216,6 @@ impl Blueprint {
         lines.extend(draft.media.iter().flat_map(|media| media.lines()));
         lines.splice(1..1, table_line(&self.weights, options));
         let device = draft.own().map(|own| DeviceLimit { limit: own.bytes, source: own.source.clone() });
-        Plan { limit: line.bytes, limit_source: line.source.clone(), device, lines }
+        Plan { limit: limit.bytes, limit_source: limit.source.clone(), device, lines }
     }
 }

@@ -1,4 +1,4 @@
-//! What-if: how many users, how long, under which line. Asks the planner, the same that start-up asks (I8), many times.
+//! What-if: how many users, how long, under which limit. Asks the planner, the same that start-up asks (I8), many times.
 //!
 //! Every user is given the whole context in pages of their own: what fits here needs no preemption and no luck with prefixes.
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::api::options::Options;
 use crate::media::MediaPlan;
 use crate::plan::advice::{Alternative, alternatives};
-use crate::plan::{Blueprint, Line, PlanError};
+use crate::plan::{Blueprint, MemoryLimit, PlanError};
 
 /// The most users that are considered; more rows than this no step has.
 const USERS_MAX: u64 = 1 << 16;
@@ -61,11 +61,11 @@ pub struct DeviceNeed {
 pub struct Answer {
     /// What was asked.
     pub load: Load,
-    /// Whether it fits under the line.
+    /// Whether it fits under the limit.
     pub fits: bool,
     /// What it needs in all, but for a GPU's own memory.
     pub needed_bytes: u64,
-    /// The line.
+    /// The memory limit.
     pub limit_bytes: u64,
     /// The same of a GPU with memory of its own.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -85,15 +85,15 @@ struct Needed {
     limit: u64,
     /// Of a GPU's own.
     device: Option<u64>,
-    /// The planner has a plan for it; otherwise it is too much, for a line or for the largest buffer of a GPU.
+    /// The planner has a plan for it; otherwise it is too much, for a limit or for the largest buffer of a GPU.
     planned: bool,
 }
 
-/// One model under one line.
+/// One model under one limit.
 struct Asked<'a> {
     options: Options,
     threads: usize,
-    line: &'a Line,
+    limit: &'a MemoryLimit,
 }
 
 /// Answers for `load`.
@@ -104,10 +104,10 @@ pub fn what_if(
     checkpoint: &Checkpoint,
     options: &Options,
     threads: usize,
-    line: &Line,
+    limit: &MemoryLimit,
     load: Load,
 ) -> Result<Answer, PlanError> {
-    let asked = Asked { options: options.clone(), threads, line };
+    let asked = Asked { options: options.clone(), threads, limit };
     let blueprint = Blueprint::new(checkpoint, options)?;
     if blueprint.encoder.is_some() {
         let problem =
@@ -131,7 +131,7 @@ pub fn what_if(
     let mut knobs = Vec::new();
     let media = blueprint.media_plan(options)?;
     for Alternative { flag, value, options } in alternatives(options, media.as_ref()) {
-        let other = Asked { options, threads, line };
+        let other = Asked { options, threads, limit };
         let blueprint = Blueprint::new(checkpoint, &other.options)?;
         let with = other.needed(&blueprint, load)?;
         let makes_it_fit = other.has_room(&with) && !fits;
@@ -169,21 +169,21 @@ pub struct Need {
     pub context_max: u64,
 }
 
-/// What a server for `load` plans, under whatever line; an encoder has no load.
+/// What a server for `load` plans, under whatever limit; an encoder has no load.
 ///
 /// # Errors
 /// [`PlanError`] when nothing can be planned at all.
 pub fn need(checkpoint: &Checkpoint, options: &Options, threads: usize, load: Load) -> Result<Need, PlanError> {
     let blueprint = Blueprint::new(checkpoint, options)?;
-    let line = Line::of_budget(EVERYTHING, "no limit");
-    let asked = Asked { options: options.clone(), threads, line: &line };
+    let limit = MemoryLimit::of_budget(EVERYTHING, "no limit");
+    let asked = Asked { options: options.clone(), threads, limit: &limit };
     let context_max = blueprint.max_context as u64;
     let load = Load { context: load.context.min(context_max), ..load };
     let options = match blueprint.encoder {
         Some(_) => options.clone(),
         None => asked.options(&blueprint, load)?,
     };
-    let planned = blueprint.try_plan(&options, threads, &line)?;
+    let planned = blueprint.try_plan(&options, threads, &limit)?;
     let [_, one] = planned.work;
     let weight_bytes = blueprint.weights.bytes as u64;
     Ok(Need { bytes: planned.plan.total(), weight_bytes, read_bytes: one.weight_bytes, context_max })
@@ -254,7 +254,7 @@ impl Asked<'_> {
     /// Bytes that a server for this load plans.
     fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<Needed, PlanError> {
         let (plan, missing, planned) =
-            match blueprint.try_plan(&self.options(blueprint, load)?, self.threads, self.line) {
+            match blueprint.try_plan(&self.options(blueprint, load)?, self.threads, self.limit) {
                 Ok(planned) => {
                     // Where state is short the planner plans for fewer at once; the rest is what they lack.
                     let missing = load.users.saturating_sub(planned.requests() as u64);
@@ -276,7 +276,7 @@ impl Asked<'_> {
 
     /// Bytes of a GPU's own memory that may be used.
     fn device_limit(&self) -> Option<u64> {
-        match &self.line.gpu {
+        match &self.limit.gpu {
             Some(Ok(gpu)) => gpu.own.as_ref().map(|own| own.bytes),
             _ => None,
         }

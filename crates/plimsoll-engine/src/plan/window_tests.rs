@@ -29,7 +29,7 @@ fn planned(options: Options) -> EnginePlan {
 
 fn planned_of(checkpoint: &Checkpoint, options: Options) -> EnginePlan {
     let blueprint = Blueprint::new(checkpoint, &options).unwrap();
-    blueprint.plan(&options, 8, &Line::of_budget(1 << 42, "a test")).unwrap()
+    blueprint.plan(&options, 8, &MemoryLimit::of_budget(1 << 42, "a test")).unwrap()
 }
 
 /// So many users with 32,768 tokens each.
@@ -93,7 +93,7 @@ fn both_pools_share_the_room() {
     let checkpoint = gemma();
     let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
     for gib in [80, 120, 200] {
-        let line = Line::of_budget(gib << 30, "a test");
+        let line = MemoryLimit::of_budget(gib << 30, "a test");
         let plan = blueprint.plan(&options, 8, &line).unwrap();
         assert!(plan.plan.total() <= line.bytes);
         let requests = plan.slots / 161;

@@ -141,7 +141,7 @@ impl Sampler {
         self.sample_grouped(logits, params, counts, position, allowed, None)
     }
 
-    /// As [`Self::sample`]. If the tokens from the id `together` on are more likely together than each one before it,
+    /// As [`Self::sample`]. If the tokens from the id `grouped_from` on are more likely together than each one before it,
     /// those before it are not chosen. That is compared after bias, penalties and mask, at temperature 1.
     ///
     /// # Errors
@@ -153,7 +153,7 @@ impl Sampler {
         counts: &TokenCounts,
         position: u64,
         allowed: Option<&[u32]>,
-        together: Option<u32>,
+        grouped_from: Option<u32>,
     ) -> Result<u32, SampleError> {
         if logits.len() != self.vocab {
             return Err(SampleError::WrongLength { given: logits.len(), vocab: self.vocab });
@@ -163,7 +163,7 @@ impl Sampler {
         if let Some(words) = allowed {
             apply_mask(logits, words);
         }
-        if let Some(first) = together {
+        if let Some(first) = grouped_from {
             apply_group(logits, first);
         }
         self.choose(logits, params, position)

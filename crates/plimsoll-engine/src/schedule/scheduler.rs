@@ -18,7 +18,7 @@ mod seq;
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
 pub use limits::{Events, PrefillBudget, Share, StepLimits};
-pub use seq::{NewSeq, Pooled, Reading, Seq};
+pub use seq::{DiskRead, NewSeq, Pooled, Seq};
 
 /// Waiting and running sequences, and the rules between them.
 #[derive(Debug)]

@@ -18,10 +18,10 @@ pub fn settle_device(checkpoint: &Checkpoint, options: &Options) -> Result<(Opti
     }
     let on_gpu = Options { device: DeviceChoice::Gpu(None), allow_software_gpu: false, ..options.clone() };
     let host = Host::read(&on_gpu)?;
-    let planned = match &host.line.gpu {
+    let planned = match &host.limit.gpu {
         Some(Ok(gpu)) if options.disk_cache.is_none() => {
             let planned = Blueprint::new(checkpoint, &on_gpu)
-                .and_then(|blueprint| blueprint.try_plan(&on_gpu, host.threads, &host.line));
+                .and_then(|blueprint| blueprint.try_plan(&on_gpu, host.threads, &host.limit));
             planned.map(|_| gpu.name.clone()).map_err(|error| error.to_string())
         }
         Some(Err(why)) => Err(why.clone()),

@@ -6,12 +6,12 @@ use plimsoll_memory::Bytes;
 use plimsoll_memory::host::MemoryBudget;
 
 use crate::api::options::{DeviceChoice, Options};
-use crate::plan::GpuLine;
+use crate::plan::GpuLimit;
 #[cfg(feature = "gpu")]
 use crate::plan::OwnMemory;
 
 /// The GPU that the operator chose, as planning sees it; absent: the host's cores carry out the steps.
-pub(super) fn line(options: &Options) -> Option<Result<GpuLine, String>> {
+pub(super) fn limit(options: &Options) -> Option<Result<GpuLimit, String>> {
     match options.device {
         DeviceChoice::Cpu | DeviceChoice::Auto => None,
         DeviceChoice::Gpu(index) => Some(found(index, options)),
@@ -43,7 +43,7 @@ pub fn gpus() -> Option<Vec<String>> {
 }
 
 #[cfg(not(feature = "gpu"))]
-fn found(_index: Option<usize>, _options: &Options) -> Result<GpuLine, String> {
+fn found(_index: Option<usize>, _options: &Options) -> Result<GpuLimit, String> {
     Err("this program was built without GPUs: build it with --features gpu".into())
 }
 
@@ -51,7 +51,7 @@ fn found(_index: Option<usize>, _options: &Options) -> Result<GpuLine, String> {
 pub(super) use open::{adapter, load, room};
 
 #[cfg(feature = "gpu")]
-fn found(index: Option<usize>, options: &Options) -> Result<GpuLine, String> {
+fn found(index: Option<usize>, options: &Options) -> Result<GpuLimit, String> {
     let adapter = open::find(index, options.allow_software_gpu).map_err(|error| error.to_string())?;
     let (name, software) = (adapter.name().to_owned(), adapter.is_software());
     let own = match (adapter.shares_memory(), options.gpu_memory_budget) {
@@ -66,7 +66,7 @@ fn found(index: Option<usize>, options: &Options) -> Result<GpuLine, String> {
         (false, budget) => Some(own_memory(&name, adapter.memory(), budget)?),
     };
     let working_set = adapter.working_set();
-    Ok(GpuLine { name, buffer: adapter.limits().buffer, software, own, working_set })
+    Ok(GpuLimit { name, buffer: adapter.limits().buffer, software, own, working_set })
 }
 
 /// What this process may use of a GPU's own memory.

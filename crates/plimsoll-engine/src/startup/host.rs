@@ -12,7 +12,7 @@ use crate::api::plan_error::PlanError;
 use crate::api::plan_error::SPACE_STEP_BYTES;
 use crate::api::start_error::{NoRoom, StartError};
 use crate::memory::lease::MemoryLease;
-use crate::plan::line::Line;
+use crate::plan::limit::MemoryLimit;
 use crate::startup::gpu;
 use crate::watch::host::EngineHost;
 
@@ -27,8 +27,8 @@ fn threads_beside(threads: usize, others: usize) -> u64 {
 
 /// What the machine gives this process, and with how many threads.
 pub struct Host {
-    /// The line.
-    pub line: Line,
+    /// The memory limit.
+    pub limit: MemoryLimit,
     /// Compute threads.
     pub threads: usize,
     /// Instruction set.
@@ -39,12 +39,12 @@ pub struct Host {
     pub limits: HostLimits,
     /// Where leases are left; absent: where all of this user's processes meet.
     pub lease_dir: Option<PathBuf>,
-    /// Where the engine lives with others under one line; absent: alone.
+    /// Where the engine lives with others under one limit; absent: alone.
     pub engine_host: Option<Arc<EngineHost>>,
 }
 
 impl Host {
-    /// Reads the machine's limits and decides line, threads and instruction set.
+    /// Reads the machine's limits and decides memory limit, threads and instruction set.
     pub fn read(options: &Options) -> Result<Self, HostError> {
         Self::read_from(Root::system(), options)
     }
@@ -66,15 +66,15 @@ impl Host {
             _ => (others, "that others use"),
         };
         let source = format!("{} ({}), less {} {whose}", binding.name, Bytes(binding.bytes), Bytes(peers));
-        let line = Line {
+        let limit = MemoryLimit {
             bytes: limits.effective.saturating_sub(peers),
             source,
             chosen: options.memory_budget.is_some(),
             peers,
             remedy: binding.remedy,
-            gpu: gpu::line(options),
+            gpu: gpu::limit(options),
         };
-        Ok(Self { line, threads, isa, root, limits, lease_dir: None, engine_host: None })
+        Ok(Self { limit, threads, isa, root, limits, lease_dir: None, engine_host: None })
     }
 
     /// Refuses an instruction set that only another machine has, for which this one may plan.
@@ -105,15 +105,15 @@ impl Host {
 }
 
 impl EngineHost {
-    /// Plans the engine host under the machine's line, leases it, and puts the emergency reserve into the heap's keeping.
+    /// Plans the engine host under the machine's limit, leases it, and puts the emergency reserve into the heap's keeping.
     ///
     /// # Errors
-    /// [`StartError::NoRoom`] when the line does not even hold this; otherwise as of a start.
+    /// [`StartError::NoRoom`] when the limit does not even hold this; otherwise as of a start.
     pub fn open(http_bytes: u64, host: &Host) -> Result<Arc<Self>, StartError> {
-        let plan = Self::planned(http_bytes, &host.line);
+        let plan = Self::planned(http_bytes, &host.limit);
         if plan.shortfall() > 0 {
             let (needed, left) = (plan.total(), plan.limit);
-            return Err(NoRoom { what: "what all models share", needed, left, line: plan.limit }.into());
+            return Err(NoRoom { what: "what all models share", needed, left, limit: plan.limit }.into());
         }
         let memory_lease = MemoryLease::take(plan.total(), 0, host.lease_dir.clone(), &host.root, &host.limits)?;
         Self::build(plan, memory_lease)
@@ -142,7 +142,7 @@ mod tests {
         let first = engine_host.admit(&ledger(engine_host.room() - 10)).unwrap();
         assert_eq!(engine_host.room(), 10);
         let refused = engine_host.admit(&ledger(11)).err().unwrap();
-        assert_eq!((refused.needed, refused.left, refused.line), (11, 10, 64 << 20));
+        assert_eq!((refused.needed, refused.left, refused.limit), (11, 10, 64 << 20));
         assert!(refused.to_string().contains("64.0 MiB"), "{refused}");
         let second = engine_host.admit(&ledger(10)).unwrap();
         assert_eq!(engine_host.room(), 0);

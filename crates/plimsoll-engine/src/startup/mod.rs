@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use plimsoll_device::{ModelShape, ThreadPool};
 use plimsoll_formats::Checkpoint;
-use plimsoll_memory::sizing::{self, Failure, Generations, Phase, ProfileConfig, Shape, SizingError, auto_profile};
+use plimsoll_memory::sizing::{self, Failure, Generations, PoolPhase, ProfileConfig, Shape, SizingError, auto_profile};
 use plimsoll_memory::{Component, Ledger, OutOfMemory};
 use plimsoll_models::Model;
 
@@ -87,7 +87,7 @@ fn start_as(
     let mut phases = Phases::begin();
     let start_reserve = StartReserve::set_aside();
     let blueprint = Blueprint::new(checkpoint, options)?;
-    let planned = blueprint.plan(options, host.threads, &host.line)?;
+    let planned = blueprint.plan(options, host.threads, &host.limit)?;
     for idle in &planned.idle_flags {
         tracing::warn!("{idle}");
     }
@@ -227,7 +227,7 @@ fn build_and_test<B: Backend>(
 ) -> Result<Tested<B::Runner>, StartError> {
     if builder.plan.step.encoder_batch {
         // No pool to be sized: built once and tested.
-        let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: Phase::Production };
+        let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: PoolPhase::Production };
         let failed = |failure| match failure {
             Failure::Other(error) => own_error(SizingError::Other(error)),
             Failure::OutOfMemory(refused) => refused_start(&refused),

@@ -53,7 +53,7 @@ pub fn dry_run(
 ) -> Result<DryRun, StartError> {
     host.runs_kernels()?;
     let blueprint = Blueprint::new(checkpoint, options)?;
-    let planned = blueprint.plan(options, host.threads, &host.line)?;
+    let planned = blueprint.plan(options, host.threads, &host.limit)?;
     if planned.gpu.is_some() {
         let problem = "measures the host's memory: use it with --device cpu".into();
         return Err(PlanError::Option { flag: "--probe", problem }.into());

@@ -281,7 +281,7 @@ mod tests {
     use super::*;
     use crate::api::options::Options;
     use crate::plan::constants::PROCESS_BASELINE_BYTES;
-    use crate::plan::{Blueprint, Line};
+    use crate::plan::{Blueprint, MemoryLimit};
     use crate::runner::backend::CpuBackend;
 
     /// A memory limit that leaves a pool of some MiB, in a build for tests as in a release.
@@ -303,7 +303,7 @@ mod tests {
             ..Options::default()
         };
         let options = Options { graph_max_batch_size: 64, ..options };
-        let line = Line::of_budget(LINE, "a test");
+        let line = MemoryLimit::of_budget(LINE, "a test");
         let blueprint = Blueprint::new(&checkpoint, &options).unwrap();
         let plan = blueprint.plan(&options, 1, &line).unwrap();
         let ledger = Arc::new(Ledger::new());
@@ -382,7 +382,7 @@ mod tests {
         let checkpoint = Checkpoint::open(&path).unwrap();
         for (asked, chosen) in [(None, true), (None, false), (Some(1024), true), (Some(1024), false)] {
             let options = Options { max_total_token_num: asked, batch_max_tokens: 64, ..Options::default() };
-            let line = Line { chosen, ..Line::of_budget(LINE, "a test") };
+            let line = MemoryLimit { chosen, ..MemoryLimit::of_budget(LINE, "a test") };
             let plan = Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 1, &line).unwrap();
             let mode = profile_config(&plan).mode;
             assert_eq!(matches!(mode, Mode::Planned { .. }), asked.is_none(), "{asked:?} {chosen}: {mode:?}");

@@ -37,7 +37,7 @@ fn start_sized(path: &Path, options: &Options, adjust: impl FnOnce(ProfileConfig
         ..options.clone()
     };
     let mut host = Host::read(&options).unwrap();
-    host.line.bytes = 300 << 20;
+    host.limit.bytes = 300 << 20;
     let model = path.file_name().unwrap().display();
     host.lease_dir = Some(std::env::temp_dir().join(format!("plimsoll-startup-{}-{model}", std::process::id())));
     let checkpoint = Checkpoint::open(path).unwrap();
@@ -114,7 +114,7 @@ fn abandoned_start_stops_at_its_next_checkpoint() {
         ..Options::default()
     };
     let mut host = Host::read(&options).unwrap();
-    host.line.bytes = 300 << 20;
+    host.limit.bytes = 300 << 20;
     host.lease_dir = Some(std::env::temp_dir().join(format!("plimsoll-startup-{}-cancelled", std::process::id())));
     let checkpoint = Checkpoint::open(&fixture("llama")).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_file(&fixture("llama").join("tokenizer.json")).unwrap());
@@ -153,7 +153,7 @@ fn a_model_whose_file_is_cut_while_it_is_loaded_is_an_error() {
     }
     let options = Options { memory_budget: Some("300MiB".parse().unwrap()), threads: Some(2), ..Options::default() };
     let mut host = Host::read(&options).unwrap();
-    host.line.bytes = 300 << 20;
+    host.limit.bytes = 300 << 20;
     host.lease_dir = Some(folder.path().join("leases"));
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_file(&folder.path().join("tokenizer.json")).unwrap());

@@ -15,7 +15,7 @@ use crate::api::start_error::{NoRoom, StartError};
 use crate::memory::lease::MemoryLease;
 use crate::memory::process::ProcessAccount;
 use crate::plan::constants::{EMERGENCY_RESERVE_BYTES, HEAP_KEPT_BYTES, PROCESS_BASELINE_BYTES};
-use crate::plan::line::Line;
+use crate::plan::limit::MemoryLimit;
 use crate::shared::Shared;
 use crate::watch::ledger_report::counts::Counts;
 
@@ -58,13 +58,13 @@ pub(crate) struct HostedLease {
 }
 
 impl EngineHost {
-    /// What the engine host takes under `line`, where the HTTP side may take `http_bytes` for all models together.
-    pub fn planned(http_bytes: u64, line: &Line) -> Plan {
+    /// What the engine host takes under `limit`, where the HTTP side may take `http_bytes` for all models together.
+    pub fn planned(http_bytes: u64, limit: &MemoryLimit) -> Plan {
         let entry = |component, bytes, detail: &str| PlanLine { component, bytes, detail: detail.into() };
         let blocks = plimsoll_memory::emergency_reserve::BLOCKS;
         Plan {
-            limit: line.bytes,
-            limit_source: line.source.clone(),
+            limit: limit.bytes,
+            limit_source: limit.source.clone(),
             device: None,
             lines: vec![
                 entry(
@@ -82,12 +82,12 @@ impl EngineHost {
         }
     }
 
-    /// The line as an engine alone in an engine host of this plan sees it.
-    pub fn line_in(plan: &Plan) -> Line {
+    /// The limit as an engine alone in an engine host of this plan sees it.
+    pub fn limit_in(plan: &Plan) -> MemoryLimit {
         let bytes = plan.limit.saturating_sub(plan.total());
         let source = format!("{}, less {} that all models share", plan.limit_source, Bytes(plan.total()));
         // The rest is for other engines too: a pool without a configured size does not take all of it.
-        Line { chosen: false, ..Line::of_budget(bytes, source) }
+        MemoryLimit { chosen: false, ..MemoryLimit::of_budget(bytes, source) }
     }
 
     /// Puts the emergency reserve into the heap's keeping, under a plan that fits and is leased.
@@ -118,7 +118,7 @@ impl EngineHost {
         self.hosted_engines().here.iter().map(|hosted_engine| of(&hosted_engine.ledger)).sum()
     }
 
-    /// What the engine host itself plans, and the line.
+    /// What the engine host itself plans, and the limit.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -157,7 +157,7 @@ impl EngineHost {
             + hosted_engines.here.iter().map(|hosted_engine| planned(&hosted_engine.ledger)).sum::<u64>();
         let (needed, left) = (planned(ledger), self.plan.limit.saturating_sub(taken));
         if needed > left {
-            return Err(NoRoom { what: "the model", needed, left, line: self.plan.limit });
+            return Err(NoRoom { what: "the model", needed, left, limit: self.plan.limit });
         }
         hosted_engines.here.push(HostedEngine { ledger: Arc::clone(ledger), engine: None });
         Ok(HostedLease { engine_host: Arc::clone(self), ledger: Arc::clone(ledger) })
@@ -187,7 +187,7 @@ impl EngineHost {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Enters what the engine host holds now: the heap that is in no resident's account, and the process's own.
+    /// Enters what the engine host holds now: the heap that is in no hosted engine's account, and the process's own.
     fn observe(&self) {
         let owned = [
             Component::Tokenizer,

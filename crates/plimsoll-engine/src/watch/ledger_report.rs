@@ -14,7 +14,7 @@ use plimsoll_memory::{Ledger, Plan, heap};
 use serde::Serialize;
 
 use crate::api::degradation::DegradationLevel;
-use crate::memory::governor::Reading;
+use crate::memory::governor::MemoryReading;
 use crate::shared::Shared;
 use crate::watch::host::{EngineHost, HostedEngine, ProcessSums};
 pub use components::{ComponentRow, DeviceMemory};
@@ -154,7 +154,7 @@ pub struct Degradation {
     /// Every level, from the cheapest to the dearest.
     pub entered: Vec<LevelCount>,
     /// What the machine looked like last: why it stands there.
-    pub reading: Reading,
+    pub reading: MemoryReading,
     /// How often a refused allocation has cost a block of the emergency reserve.
     pub reserve_blocks_released: u64,
     /// Slices that are not back yet; nothing is admitted meanwhile.
@@ -381,7 +381,7 @@ impl Default for Degradation {
         Self {
             level: DegradationLevel::default().name(),
             entered: DegradationLevel::ALL.iter().map(|level| LevelCount { level: level.name(), times: 0 }).collect(),
-            reading: Reading::default(),
+            reading: MemoryReading::default(),
             reserve_blocks_released: 0,
             reserve_blocks_missing: heap::reserve_blocks_missing() as u64,
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use plimsoll_memory::heap;
 use plimsoll_memory::host::{HostLimits, HostNow, PsiScope, Remedy, Root, Touched};
 
-use crate::memory::governor::Reading;
+use crate::memory::governor::MemoryReading;
 use crate::shared::Shared;
 use crate::watch::host::{EngineHost, ProcessSums};
 use crate::watch::ledger_report::LedgerReport;
@@ -120,7 +120,7 @@ fn guarded(shared: &Shared, look: impl FnOnce()) {
 }
 
 /// What the governor is told.
-fn reading(sums: &ProcessSums<'_>, limits: &HostLimits, now: &HostNow) -> Reading {
+fn reading(sums: &ProcessSums<'_>, limits: &HostLimits, now: &HostNow) -> MemoryReading {
     let planned = sums.planned();
     let psi = now.psi.as_ref();
     // A limit of address space counts what is mapped before it is touched: that is not to come any more.
@@ -128,7 +128,7 @@ fn reading(sums: &ProcessSums<'_>, limits: &HostLimits, now: &HostNow) -> Readin
         Remedy::AddressSpace | Remedy::Data => sums.mapped(),
         _ => 0,
     };
-    Reading {
+    MemoryReading {
         available: now.available,
         untouched: planned.saturating_sub(now.own.leak_gauge().max(mapped)),
         above_plan: limits.effective.min(sums.limit()).saturating_sub(planned),

@@ -118,9 +118,10 @@ impl<R: Runner> Worker<R> {
         }
         let work = &mut seq.work;
         let most_likely = work.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
-        let together = work.constraint.as_ref().and_then(|constraint| constraint.counts_together());
-        let beside = work.constraint.as_ref().and_then(|constraint| constraint.reports());
-        let chooser = &mut Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely, together };
+        let grouped_from = work.constraint.as_ref().and_then(|constraint| constraint.grouped_from());
+        let also_report = work.constraint.as_ref().and_then(|constraint| constraint.also_report());
+        let chooser =
+            &mut Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely, grouped_from };
         let token = match draft.filter(|_| self.drafts.optimistic) {
             Some(token) => token,
             None => {
@@ -130,9 +131,9 @@ impl<R: Runner> Worker<R> {
                 let unended = allowed.is_some() && generated < work.request.min_tokens;
                 let (request, counts) = (&work.request, &work.counts);
                 // Sums over groups of tokens need all logits, so the candidates are not enough.
-                let likely = if together.is_some() { None } else { self.runner.candidates(logit_row) };
-                let likely =
-                    likely.and_then(|found| chooser.tell(found, request, counts, generated, position, allowed));
+                let likely = if grouped_from.is_some() { None } else { self.runner.candidates(logit_row) };
+                let likely = likely
+                    .and_then(|found| chooser.choose_likely(found, request, counts, generated, position, allowed));
                 let chosen = match likely {
                     Some(token) => Ok(token),
                     // The candidates do not decide: the whole row does.
@@ -148,7 +149,7 @@ impl<R: Runner> Worker<R> {
                 })?
             }
         };
-        let report = report.map(|n| logprobs(&self.output.raw, token, n, beside)).transpose()?;
+        let report = report.map(|n| logprobs(&self.output.raw, token, n, also_report)).transpose()?;
         seq.tokens.push(token);
         // Recomputing after a preemption needs no logits of positions with a known next token.
         seq.logits_from = seq.tokens.len() - 1;
@@ -170,13 +171,13 @@ pub(super) struct Chooser<'a> {
     pub eos: &'a [u32],
     /// The most likely token is taken, whatever the request says.
     pub most_likely: bool,
-    /// The id from which tokens count together, as [`Constraint::counts_together`](crate::api::constraint::Constraint) says.
-    pub together: Option<u32>,
+    /// The id from which tokens count as one, as [`Constraint::grouped_from`](crate::api::constraint::Constraint) says.
+    pub grouped_from: Option<u32>,
 }
 
 impl Chooser<'_> {
     /// The token that [`Self::choose`] would give, found among the most likely ones; `None` where these do not decide.
-    pub fn tell(
+    pub fn choose_likely(
         &mut self,
         found: &[[f32; 2]],
         request: &Request,
@@ -208,7 +209,7 @@ impl Chooser<'_> {
         }
         faults::site(Site::Sampler);
         let sampling = &self.sampling(request);
-        self.sampler.sample_grouped(logits, sampling, counts, position as u64, allowed, self.together)
+        self.sampler.sample_grouped(logits, sampling, counts, position as u64, allowed, self.grouped_from)
     }
 
     fn sampling<'r>(&self, request: &'r Request) -> Cow<'r, SamplingParams> {
@@ -219,16 +220,16 @@ impl Chooser<'_> {
     }
 }
 
-/// The report of the chosen token with its `n` alternatives, and `beside` behind them.
-fn logprobs(logits: &[f32], chosen: u32, n: u32, beside: Option<u32>) -> Result<TokenLogprobs, Failure> {
+/// The report of the chosen token with its `n` alternatives, and `also_report` behind them.
+fn logprobs(logits: &[f32], chosen: u32, n: u32, also_report: Option<u32>) -> Result<TokenLogprobs, Failure> {
     let failure = |error| match error {
         LogprobError::NoDistribution { .. } => Failure::NonFinite(error.to_string()),
         error => Failure::Other(error.to_string()),
     };
     let mut top = Vec::new();
-    top.try_reserve_exact(n as usize + usize::from(beside.is_some()))?;
+    top.try_reserve_exact(n as usize + usize::from(also_report.is_some()))?;
     let own = top_logprobs(logits, chosen, n as usize, &mut top).map_err(failure)?;
-    if let Some(token) = beside {
+    if let Some(token) = also_report {
         top.push((token, top_logprobs(logits, token, 0, &mut Vec::new()).map_err(failure)?.logprob));
     }
     Ok(TokenLogprobs { own: Some(own.logprob), top: top.into_boxed_slice() })

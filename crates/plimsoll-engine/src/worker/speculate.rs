@@ -181,12 +181,16 @@ impl<R: Runner> Worker<R> {
     fn guess(&mut self, index: usize, row: usize) -> bool {
         let seq = &mut self.scheduler.running_mut()[index];
         let (work, ahead) = (&mut seq.work, seq.drafts.len());
-        let mut chooser =
-            Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely: false, together: None };
+        let mut chooser = Chooser {
+            sampler: &mut self.output.sampler,
+            eos: &self.output.eos,
+            most_likely: false,
+            grouped_from: None,
+        };
         let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
         let (request, counts) = (&work.request, &work.counts);
         let likely = self.runner.candidates(row);
-        let likely = likely.and_then(|found| chooser.tell(found, request, counts, generated, position, None));
+        let likely = likely.and_then(|found| chooser.choose_likely(found, request, counts, generated, position, None));
         let chosen = match likely {
             Some(token) => Ok(token),
             None => chooser.choose(self.runner.logits(row), request, counts, generated, position, None),

@@ -9,7 +9,7 @@ use plimsoll_memory::heap;
 use super::{Disk, Worker};
 use crate::api::degradation::DegradationLevel;
 use crate::api::error::Failure;
-use crate::api::progress::Phase;
+use crate::api::progress::RequestPhase;
 use crate::cache::PAGE_TOKENS;
 use crate::memory::trim::Due;
 use crate::runner::Runner;
@@ -159,15 +159,15 @@ impl<R: Runner> Worker<R> {
     pub(super) fn refresh_status(&self) {
         for seq in self.scheduler.running() {
             let phase = match seq.decoding() {
-                true => Phase::Decode,
-                false if seq.at_wall() => Phase::Encode,
-                false => Phase::Prefill,
+                true => RequestPhase::Decode,
+                false if seq.at_wall() => RequestPhase::Encode,
+                false => RequestPhase::Prefill,
             };
             let held = [seq.pages.pages().len(), seq.pages.windows_held(), seq.states.held()];
             seq.work.progress().stands(phase, seq.computed, held);
         }
         for seq in self.scheduler.waiting() {
-            seq.work.progress().stands(Phase::Waiting, 0, [0; 3]);
+            seq.work.progress().stands(RequestPhase::Waiting, 0, [0; 3]);
         }
         let status = &self.shared.status;
         let cache = self.cache.borrow();

@@ -90,7 +90,7 @@ fn the_plan_has_the_draft_models_weights_and_cache() {
         }
         let host = Host::read(options).unwrap();
         let blueprint = Blueprint::new(&checkpoint, options).unwrap();
-        (blueprint.weights.bytes, blueprint.plan(options, 2, &host.line).unwrap())
+        (blueprint.weights.bytes, blueprint.plan(options, 2, &host.limit).unwrap())
     };
     let (own, other) = (plan("llama-tied", &exact()), plan("llama", &exact()));
     let both = plan("llama-tied", &drafting("llama", 3));

@@ -305,7 +305,7 @@ fn plan_and_test(model: &str, rows: usize, running: usize) {
     let options =
         Options { batch_max_tokens: rows, graph_max_batch_size: running, running_max_req_size: running, ..encoder() };
     let host = Host::read(&options).unwrap();
-    let planned = Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 2, &host.line).unwrap();
+    let planned = Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 2, &host.limit).unwrap();
     let bytes = |component| planned.plan.bytes(component);
     assert_eq!((bytes(Component::KvPages), bytes(Component::PrefixIndex), planned.pages), (0, 0, 0));
     let tokenizer = Arc::new(Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap());
@@ -359,10 +359,10 @@ fn an_encoder_is_planned_without_a_pool_and_tested() {
     let blueprint = |options: &Options| Blueprint::new(&checkpoint, options).unwrap();
     let pinned = exact();
     let host = Host::read(&pinned).unwrap();
-    let words = blueprint(&pinned).plan(&pinned, 2, &host.line).err().expect("refused").to_string();
+    let words = blueprint(&pinned).plan(&pinned, 2, &host.limit).err().expect("refused").to_string();
     assert!(words.contains("--max-total-token-num") && words.contains("encoder"), "{words}");
     let words =
-        what_if(&checkpoint, &encoder(), 2, &host.line, Load { users: 2, context: 16, images: 0, audio_seconds: 0 })
+        what_if(&checkpoint, &encoder(), 2, &host.limit, Load { users: 2, context: 16, images: 0, audio_seconds: 0 })
             .unwrap_err()
             .to_string();
     assert!(words.contains("--users") && words.contains("encoder"), "{words}");

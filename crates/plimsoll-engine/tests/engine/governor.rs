@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::governor::{DegradationLevel, Reading};
+use plimsoll_engine::governor::{DegradationLevel, MemoryReading};
 use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Refusal};
 
@@ -11,7 +11,7 @@ use crate::common::recall::{Shape, recall_engine, says};
 use crate::common::{ask, collect, greedy, quiet};
 use crate::process::own_process;
 
-const CALM: Reading = Reading {
+const CALM: MemoryReading = MemoryReading {
     available: 1 << 40,
     untouched: 0,
     above_plan: 1 << 30,
@@ -19,10 +19,10 @@ const CALM: Reading = Reading {
     some_avg10: 0.0,
     full_avg10: 0.0,
 };
-const DIRE: Reading = Reading { available: 0, ..CALM };
+const DIRE: MemoryReading = MemoryReading { available: 0, ..CALM };
 
 /// Shows the engine a reading and waits until it has acted: the level is taken before the deed, so two looks are one deed.
-fn show(engine: &EngineHandle, reading: Reading) -> DegradationLevel {
+fn show(engine: &EngineHandle, reading: MemoryReading) -> DegradationLevel {
     let steps = || engine.status().iterations.load(std::sync::atomic::Ordering::Acquire);
     take_reading(engine, reading);
     let before = steps();

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Acquire;
 
 use plimsoll_device::{ComputeDtype, KvDtype};
 use plimsoll_engine::sampling::SamplingParams;
-use plimsoll_engine::{Blueprint, Line, Options, PlanError, Request};
+use plimsoll_engine::{Blueprint, MemoryLimit, Options, PlanError, Request};
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Component;
 
@@ -255,7 +255,7 @@ fn blueprint(model: &str, options: &Options) -> Blueprint {
 fn state_and_pages_share_the_room() {
     let options = Options { max_total_token_num: None, ..with_drafts(2) };
     let blueprint = blueprint("qwen3.5", &options);
-    let line = |bytes| Line::of_budget(bytes, "a test");
+    let line = |bytes| MemoryLimit::of_budget(bytes, "a test");
     let full = blueprint.plan(&options, 1, &line(1 << 40)).unwrap();
     assert_eq!(full.slots, 16 * (1 + 2 + 1), "one, one a draft, and one for a checkpoint");
     let pools = full.plan.bytes(Component::StateSlots) + full.plan.bytes(Component::KvPages);
@@ -290,7 +290,7 @@ fn a_state_ratio_is_met_or_explained() {
     let ratio =
         |text: &str| Options { max_total_token_num: None, state_ratio: Some(text.parse().unwrap()), ..with_drafts(0) };
     let blueprint = blueprint("qwen3.5", &ratio("0.5"));
-    let line = |bytes| Line::of_budget(bytes, "a test");
+    let line = |bytes| MemoryLimit::of_budget(bytes, "a test");
     let full = blueprint.plan(&ratio("0.5"), 1, &line(1 << 40)).unwrap().plan;
     let state = full.bytes(Component::StateSlots);
     let share = state as f64 / (state + full.bytes(Component::KvPages)) as f64;
@@ -308,7 +308,7 @@ fn a_state_ratio_is_met_or_explained() {
 fn drafts_beyond_the_limit_are_refused() {
     let bad = |drafts| Options { enable_mtp: true, mtp_num_draft_tokens: drafts, ..exact() };
     let blueprint = blueprint("qwen3.5", &bad(1));
-    let line = Line::of_budget(1 << 40, "a test");
+    let line = MemoryLimit::of_budget(1 << 40, "a test");
     for drafts in [0, 9] {
         let error = blueprint.plan(&bad(drafts), 1, &line).map(drop).unwrap_err().to_string();
         assert!(error.contains("--mtp-num-draft-tokens") && error.contains("1 to 8"), "{error}");

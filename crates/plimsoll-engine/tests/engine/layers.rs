@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::governor::Reading;
+use plimsoll_engine::governor::MemoryReading;
 use plimsoll_engine::testing::{by_hand, take_reading};
 use plimsoll_engine::{EngineHandle, Reader};
 
@@ -116,8 +116,9 @@ fn a_prompt_that_gives_way_between_two_layers_begins_again() {
     let (engine, mut hand) = by_hand(bench);
     let prompts = [prompt(1, 20), prompt(2, 300)];
     let readers = prompts.iter().map(|prompt| engine.submit(greedy(prompt, 80)).unwrap()).collect();
-    let calm = Reading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..Reading::default() };
-    let stalls = Reading { full_avg10: 45.0, stall_room: 0, ..calm };
+    let calm =
+        MemoryReading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..MemoryReading::default() };
+    let stalls = MemoryReading { full_avg10: 45.0, stall_room: 0, ..calm };
     // So much that the newest gives way, while a chunk of it is under way.
     let answers = drive(&mut hand, readers, |round| {
         take_reading(&engine, if (4..10).contains(&round) { stalls } else { calm });

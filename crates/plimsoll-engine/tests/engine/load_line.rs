@@ -130,14 +130,14 @@ fn i8_a_measured_start_builds_what_the_plan_says() {
         let mut host = Host::read(&options).unwrap();
         host.lease_dir = Some(memory_leases("i8"));
         // Tests of this process have left their traces in its resident memory; the plan starts from the line alone.
-        host.line.bytes = options.memory_budget.unwrap().bytes(0);
+        host.limit.bytes = options.memory_budget.unwrap().bytes(0);
         let measured = Options { tokenizer_bytes: Some(tokenizer_bytes()), ..options.clone() };
         let planned =
-            Blueprint::new(&checkpoint(dtype), &measured).unwrap().plan(&measured, host.threads, &host.line).unwrap();
+            Blueprint::new(&checkpoint(dtype), &measured).unwrap().plan(&measured, host.threads, &host.limit).unwrap();
         let engine = launch(dtype, &options, &host).unwrap_or_else(|e| panic!("{dtype} in {text}: {e}"));
         assert_eq!(engine.limits(), &planned.limits, "{dtype} in {text}");
         assert_eq!(engine.plan().total(), planned.plan.total(), "{dtype} in {text}");
-        assert!(engine.plan().total() <= host.line.bytes, "I1");
+        assert!(engine.plan().total() <= host.limit.bytes, "I1");
         stop(engine);
     }
 }
@@ -204,7 +204,8 @@ fn counts_never_decrease_when_engines_come_and_go() {
     let mut host = Host::read(&options).unwrap();
     host.lease_dir = Some(memory_leases("counts"));
     let engine_host = EngineHost::open(8 << 20, &host).unwrap();
-    host = Host { line: EngineHost::line_in(engine_host.plan()), engine_host: Some(Arc::clone(&engine_host)), ..host };
+    host =
+        Host { limit: EngineHost::limit_in(engine_host.plan()), engine_host: Some(Arc::clone(&engine_host)), ..host };
     let counted = |report: LedgerReport| {
         let LedgerReport { requests, tokens, steps, device_allocations, .. } = report;
         [requests.finished, tokens.generated, steps, device_allocations.before_ready]
@@ -245,10 +246,10 @@ fn what_fits_is_what_starts() {
     own_process!();
     let options = Options { max_total_token_num: None, ..exact() };
     let mut host = Host::read(&options).unwrap();
-    (host.line.bytes, host.lease_dir) = (225 << 20, Some(memory_leases("what-if")));
+    (host.limit.bytes, host.lease_dir) = (225 << 20, Some(memory_leases("what-if")));
     let checkpoint = checkpoint("llama");
     let ask_for = |users, context| {
-        what_if(&checkpoint, &options, host.threads, &host.line, Load { users, context, images: 0, audio_seconds: 0 })
+        what_if(&checkpoint, &options, host.threads, &host.limit, Load { users, context, images: 0, audio_seconds: 0 })
             .unwrap()
     };
     let answer = ask_for(1, 64);
@@ -262,7 +263,7 @@ fn what_fits_is_what_starts() {
         ..options.clone()
     };
     let exactly = Options { max_req_total_len: Some(64), max_total_token_num: Some(64 * answer.users_max), ..exactly };
-    let planned = Blueprint::new(&checkpoint, &exactly).unwrap().plan(&exactly, host.threads, &host.line).unwrap();
+    let planned = Blueprint::new(&checkpoint, &exactly).unwrap().plan(&exactly, host.threads, &host.limit).unwrap();
     let needed = ask_for(answer.users_max, 64).needed_bytes;
     assert_eq!(planned.plan.total(), needed, "I8");
     // And a server for exactly that load starts under that line, plans that many bytes, and serves all of them side by side.
@@ -293,12 +294,12 @@ fn what_fits_is_what_starts() {
 
 #[test]
 fn a_lone_configuration_of_a_large_model_is_answered_at_once() {
-    use plimsoll_engine::Line;
+    use plimsoll_engine::MemoryLimit;
     use plimsoll_engine::whatif::{Load, what_if};
     own_process!();
     let file = fixtures().join("../../tools/configs/llama-70b.json");
     let checkpoint = Checkpoint::open(&file).unwrap();
-    let line = Line::of_budget(200 << 30, "a machine that is not this one");
+    let line = MemoryLimit::of_budget(200 << 30, "a machine that is not this one");
     let answer = what_if(
         &checkpoint,
         &Options::default(),

@@ -4,9 +4,9 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use plimsoll_engine::governor::Reading;
+use plimsoll_engine::governor::MemoryReading;
 use plimsoll_engine::testing::{by_hand, take_reading};
-use plimsoll_engine::{EngineHandle, Phase, Refusal, Request};
+use plimsoll_engine::{EngineHandle, Refusal, Request, RequestPhase};
 use plimsoll_media::{ContentKey, Modality};
 
 use crate::common::recall::{Shape, mix, prompt, recall_bench, recall_engine};
@@ -134,9 +134,10 @@ fn preempted_requests_see_their_images_again() {
     let all: Vec<Mixed> =
         (0..3).map(|i| Mixed::new(&engine).text(&prompt(i, 5)).image(i, 4, 5).text(&prompt(9, 6))).collect();
     let readers = all.iter().map(|mixed| engine.submit(mixed.request(90)).unwrap()).collect();
-    let calm = Reading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..Reading::default() };
+    let calm =
+        MemoryReading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..MemoryReading::default() };
     // The machine stalls, so much that the newest give way, one a look; then it does not any more.
-    let stalls = Reading { full_avg10: 45.0, stall_room: 0, ..calm };
+    let stalls = MemoryReading { full_avg10: 45.0, stall_room: 0, ..calm };
     let answers = drive(&mut hand, readers, |round| {
         if round >= 12 {
             take_reading(&engine, if round < 19 { stalls } else { calm });
@@ -188,7 +189,10 @@ fn decoding_waits_for_one_media_batch_at_most() {
         hand.round();
         said += reader.take().map_or(0, |delta| delta.tokens.len());
         assert_eq!((seen.images.load(Relaxed), said), (round, 2 + round as usize), "a token for every picture");
-        assert_eq!(many_reader.watch().snapshot().phase, if round < 4 { Phase::Encode } else { Phase::Decode });
+        assert_eq!(
+            many_reader.watch().snapshot().phase,
+            if round < 4 { RequestPhase::Encode } else { RequestPhase::Decode }
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use plimsoll_engine::simulate::{Rates, Simulated, simulate};
 use plimsoll_engine::trace::{BLOCK_TOKENS, Head, Line, Prompt, Trace};
-use plimsoll_engine::{Blueprint, EnginePlan, Line as MemoryLine, Options};
+use plimsoll_engine::{Blueprint, EnginePlan, MemoryLimit, Options};
 use plimsoll_formats::Checkpoint;
 
 use crate::common::{exact, fixtures};
@@ -14,7 +14,7 @@ fn plan(model: &str, tokens: impl Into<Option<u64>>) -> EnginePlan {
     let checkpoint = Checkpoint::open(&path).unwrap();
     let options = Options { max_total_token_num: tokens.into(), max_waiting: 16, running_max_req_size: 8, ..exact() };
     let options = Options { graph_max_batch_size: 8, ..options };
-    let line = MemoryLine::of_budget(1 << 40, "a test");
+    let line = MemoryLimit::of_budget(1 << 40, "a test");
     Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 1, &line).unwrap()
 }
 

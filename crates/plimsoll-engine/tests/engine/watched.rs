@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use plimsoll_engine::{EngineHandle, Options, Phase, Reader, Watch};
+use plimsoll_engine::{EngineHandle, Options, Reader, RequestPhase, Watch};
 use plimsoll_memory::Component;
 
 use crate::common::recall::{Shape, prompt, recall_engine, says};
@@ -20,23 +20,23 @@ fn a_request_is_seen_on_its_whole_way() {
     let second = engine.submit(greedy(&prompt(2, 20), 10)).unwrap();
     let (first_watch, second_watch) = (first.watch(), second.watch());
     // 200 tokens take 7 steps of 32 rows.
-    until(&engine, |_| first_watch.snapshot().phase == Phase::Prefill);
+    until(&engine, |_| first_watch.snapshot().phase == RequestPhase::Prefill);
     let look = first_watch.snapshot();
     assert!(look.kv_pages > 0 && look.computed_tokens < 200 && look.generated_tokens == 0, "{look:?}");
-    assert_eq!(second_watch.snapshot().phase, Phase::Waiting, "there is one place");
+    assert_eq!(second_watch.snapshot().phase, RequestPhase::Waiting, "there is one place");
     assert_eq!(second_watch.snapshot().kv_pages, 0);
     until(&engine, |_| first_watch.snapshot().generated_tokens > 10);
     let look = first_watch.snapshot();
-    assert_eq!((look.phase, look.prompt_tokens), (Phase::Decode, 200));
+    assert_eq!((look.phase, look.prompt_tokens), (RequestPhase::Decode, 200));
     assert!(look.kv_pages as u64 <= engine.status().pages_used.load(Acquire));
     assert!(look.kv_pages >= 210 / 16 && look.host_bytes > 0, "{look:?}");
     let speed = look.tokens_per_second.unwrap();
     assert!((1.0..60.0).contains(&speed), "a token takes 20 milliseconds or more, not {speed}/s");
     // The watch ends the request while its reader is still there.
     first_watch.abort();
-    until(&engine, |_| first_watch.snapshot().phase == Phase::Ended);
+    until(&engine, |_| first_watch.snapshot().phase == RequestPhase::Ended);
     assert_eq!(first_watch.snapshot().kv_pages, 0);
-    until(&engine, |_| second_watch.snapshot().phase == Phase::Ended);
+    until(&engine, |_| second_watch.snapshot().phase == RequestPhase::Ended);
     assert_eq!(second_watch.snapshot().generated_tokens, 10);
     assert_eq!((engine.metrics().aborted.get(), engine.metrics().finished.get()), (1, 1));
     drop((first, second, first_watch, second_watch));

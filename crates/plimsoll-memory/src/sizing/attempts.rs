@@ -8,7 +8,9 @@ use super::generations::{Component, DeviceNow, Generations, OutOfMemory, Shape};
 use super::outcome::Outcome;
 use super::pools::own_size;
 use super::run::{Fault, Run};
-use super::{Event, Phase, ProfileConfig, SizingError, SizingInput, SizingWarning, Target, check_sizes, target_tokens};
+use super::{
+    Event, PoolPhase, ProfileConfig, SizingError, SizingInput, SizingWarning, Target, check_sizes, target_tokens,
+};
 
 /// Attempts at production size: the first, and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
@@ -28,8 +30,8 @@ impl<D: Generations> Run<'_, D> {
         let probe = self.probe()?;
         let (mut tokens, mut attempt) = (probe.tokens, 1);
         loop {
-            let max_seq_len = check_sizes(Phase::Production, tokens, self.cfg)?;
-            let shape = self.shape(tokens, probe.state_slots, Phase::Production);
+            let max_seq_len = check_sizes(PoolPhase::Production, tokens, self.cfg)?;
+            let shape = self.shape(tokens, probe.state_slots, PoolPhase::Production);
             self.device.event(&Event::Attempt { attempt, shape });
             match self.try_generation(shape, self.cfg.emergency_reserve_bytes) {
                 (Some(generation), Ok(measured)) => {
@@ -70,10 +72,10 @@ impl<D: Generations> Run<'_, D> {
         let fits = if need > available {
             Err(SizingError::ProbeDoesNotFit { tokens, state_slots, need, available })
         } else {
-            check_sizes(Phase::Probe, tokens, cfg).map(drop)
+            check_sizes(PoolPhase::Probe, tokens, cfg).map(drop)
         };
         self.agree(fits)?;
-        let shape = self.shape(tokens, state_slots, Phase::Probe);
+        let shape = self.shape(tokens, state_slots, PoolPhase::Probe);
         self.device.event(&Event::Probe { shape, bytes: need });
         Ok(shape)
     }

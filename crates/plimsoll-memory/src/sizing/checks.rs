@@ -6,7 +6,7 @@ use super::{ProfileConfig, SizingError};
 
 /// Where in start-up a generation is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub enum Phase {
+pub enum PoolPhase {
     /// Built small, measured and torn down.
     Probe,
     /// Built to serve.
@@ -25,15 +25,15 @@ pub fn max_decode_batch(graph_max_batch_size: u64, running_max_req_size: u64, ea
 /// # Errors
 /// [`SizingError::BatchExceedsCapacity`] in any phase; [`SizingError::ContextDoesNotFit`] in production only, unless
 /// the configuration clamps the context.
-pub fn check_sizes(phase: Phase, tokens: u64, cfg: &ProfileConfig) -> Result<u64, SizingError> {
+pub fn check_sizes(phase: PoolPhase, tokens: u64, cfg: &ProfileConfig) -> Result<u64, SizingError> {
     if tokens < cfg.batch_max_tokens {
         return Err(SizingError::BatchExceedsCapacity { tokens, batch_max_tokens: cfg.batch_max_tokens });
     }
     match phase {
-        Phase::Probe => Ok(cfg.max_seq_len),
-        Phase::Production if tokens >= cfg.max_seq_len => Ok(cfg.max_seq_len),
-        Phase::Production if cfg.clamp_context => Ok(tokens),
-        Phase::Production => Err(SizingError::ContextDoesNotFit { tokens, max_seq_len: cfg.max_seq_len }),
+        PoolPhase::Probe => Ok(cfg.max_seq_len),
+        PoolPhase::Production if tokens >= cfg.max_seq_len => Ok(cfg.max_seq_len),
+        PoolPhase::Production if cfg.clamp_context => Ok(tokens),
+        PoolPhase::Production => Err(SizingError::ContextDoesNotFit { tokens, max_seq_len: cfg.max_seq_len }),
     }
 }
 

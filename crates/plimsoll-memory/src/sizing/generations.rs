@@ -3,7 +3,7 @@
 //! A generation owns all of it (KV, request table, attention workspaces, captured plans, emergency reserve), so that nothing can
 //! point into a generation that is gone. The engine implements [`Generations`]; tests implement it with a fake device.
 
-use super::{Event, Phase};
+use super::{Event, PoolPhase};
 use crate::host::ExactBytes;
 use std::error::Error;
 
@@ -17,7 +17,7 @@ pub struct Shape {
     /// Counts generations from 1; indices handed out by one are invalid in the next.
     pub generation: u32,
     /// What it is for.
-    pub phase: Phase,
+    pub phase: PoolPhase,
 }
 
 /// The device as seen right now, in bytes.

@@ -24,7 +24,7 @@ mod start;
 mod target;
 
 pub use attempts::ATTEMPTS_MAX;
-pub use checks::{LargestDecode, Phase, check_sizes, largest_decode, max_decode_batch};
+pub use checks::{LargestDecode, PoolPhase, check_sizes, largest_decode, max_decode_batch};
 pub use config::{Mode, ProfileConfig, StatePool};
 pub use error::SizingError;
 pub use events::Event;

@@ -6,7 +6,7 @@ use super::diagnose::{Stage, diagnose};
 use super::generations::Generations;
 use super::outcome::Outcome;
 use super::run::{Fault, Run};
-use super::{Event, Phase, ProfileConfig, SizingError, check_sizes};
+use super::{Event, PoolPhase, ProfileConfig, SizingError, check_sizes};
 
 /// Starts at exactly `tokens`.
 pub(super) fn start<D: Generations>(
@@ -20,7 +20,7 @@ pub(super) fn start<D: Generations>(
         let checked = check_pinned(cfg, tokens, state_slots, run.device.device().available);
         run.agree(checked)?
     };
-    let shape = run.shape(tokens, state_slots, Phase::Production);
+    let shape = run.shape(tokens, state_slots, PoolPhase::Production);
     let (generation, result) = run.try_generation(shape, 0);
     let (generation, measured) = match (generation, result) {
         (Some(generation), Ok(measured)) => (generation, measured),
@@ -55,5 +55,5 @@ fn check_pinned(cfg: &ProfileConfig, tokens: u64, slots: u64, available: u64) ->
         let fits = cfg.whole_pages(available.saturating_sub(state) / cfg.cell_bytes);
         return Err(SizingError::PinnedTooLarge { tokens, need, available, fits });
     }
-    check_sizes(Phase::Production, tokens, cfg)
+    check_sizes(PoolPhase::Production, tokens, cfg)
 }

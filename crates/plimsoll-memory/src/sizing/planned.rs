@@ -10,7 +10,7 @@
 use super::generations::Generations;
 use super::outcome::Outcome;
 use super::run::{Fault, Run};
-use super::{Event, Phase, SizingError, check_sizes, target_tokens};
+use super::{Event, PoolPhase, SizingError, check_sizes, target_tokens};
 
 /// Starts at `tokens` and `state_slots`, or as auto mode does where they do not hold.
 pub(super) fn start<D: Generations>(
@@ -20,7 +20,7 @@ pub(super) fn start<D: Generations>(
 ) -> Result<Outcome<D::G>, SizingError> {
     let cfg = run.cfg;
     let Some(max_seq_len) = worth_building(&mut run, tokens, state_slots) else { return run.auto() };
-    let shape = run.shape(tokens, state_slots, Phase::Production);
+    let shape = run.shape(tokens, state_slots, PoolPhase::Production);
     run.device.event(&Event::Attempt { attempt: 1, shape });
     let (generation, measured) = match run.try_generation(shape, cfg.emergency_reserve_bytes) {
         (Some(generation), Ok(measured)) => (generation, measured),
@@ -56,7 +56,7 @@ fn worth_building<D: Generations>(run: &mut Run<'_, D>, tokens: u64, state_slots
     let need =
         cfg.kv_bytes(tokens).saturating_add(cfg.state_bytes(state_slots)).saturating_add(cfg.emergency_reserve_bytes);
     let room = tokens > 0 && need <= run.device.device().available;
-    let max_seq_len = check_sizes(Phase::Production, tokens, cfg).ok().filter(|_| room);
+    let max_seq_len = check_sizes(PoolPhase::Production, tokens, cfg).ok().filter(|_| room);
     let refused = run.device.reduce_max(u64::from(max_seq_len.is_none())) > 0;
     max_seq_len.filter(|_| !refused)
 }

@@ -1,7 +1,7 @@
 //! What auto mode would choose, as a report.
 
 use super::pools::own_size;
-use super::{Phase, ProfileConfig, SizingInput, Target, check_sizes, target_tokens};
+use super::{PoolPhase, ProfileConfig, SizingInput, Target, check_sizes, target_tokens};
 use std::fmt;
 
 /// What auto mode would choose, beside what is running.
@@ -25,7 +25,7 @@ impl ShadowReport {
     pub fn new(cfg: &ProfileConfig, input: &SizingInput, running_tokens: u64) -> Self {
         let target = target_tokens(input);
         let size = cfg.validate().and_then(|()| own_size(cfg, &target, input.total));
-        let size = size.and_then(|size| check_sizes(Phase::Production, size.0, cfg).map(|_| size));
+        let size = size.and_then(|size| check_sizes(PoolPhase::Production, size.0, cfg).map(|_| size));
         let refusal = size.as_ref().err().map(ToString::to_string);
         let (chosen_tokens, chosen_state_slots) = size.unwrap_or((0, 0));
         Self { running_tokens, chosen_tokens, chosen_state_slots, refusal, target }

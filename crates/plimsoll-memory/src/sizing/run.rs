@@ -4,7 +4,7 @@
 
 use super::generations::{Failure, Generations, Measured, OutOfMemory, Shape};
 use super::outcome::Outcome;
-use super::{Event, Phase, ProfileConfig, SizingError, SizingInput, SizingWarning};
+use super::{Event, PoolPhase, ProfileConfig, SizingError, SizingInput, SizingWarning};
 
 /// Why a generation did not come to serve, as seen from this rank.
 pub(super) enum Fault {
@@ -85,7 +85,7 @@ impl<'a, D: Generations> Run<'a, D> {
         }
     }
 
-    pub(super) fn shape(&mut self, tokens: u64, state_slots: u64, phase: Phase) -> Shape {
+    pub(super) fn shape(&mut self, tokens: u64, state_slots: u64, phase: PoolPhase) -> Shape {
         self.generations += 1;
         Shape { tokens, state_slots, generation: self.generations, phase }
     }

@@ -3,7 +3,7 @@
 use super::messages::conversation;
 use crate::conversation::marks::Marks;
 use crate::conversation::params::{Common, top_logprobs};
-use crate::conversation::{Budget, ChatRequest};
+use crate::conversation::{ChatRequest, ReasoningBudget};
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::state::model::ModelState;
@@ -28,7 +28,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
     let include_reasoning = fields.take("include_reasoning")?.unwrap_or(true);
     let budget = fields.take::<u32>("thinking_token_budget")?;
     fields.finish()?;
-    let budget = budget.map(|tokens| Budget { param: "thinking_token_budget", tokens });
+    let budget = budget.map(|tokens| ReasoningBudget { param: "thinking_token_budget", tokens });
     Ok(ChatRequest {
         conversation,
         common,
@@ -38,8 +38,8 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
         budget,
         call_prefix: "call",
         length_param: if newer { "max_completion_tokens" } else { "max_tokens" },
-        fills_context: false,
-        gathers: false,
+        clamps_max_tokens: false,
+        repeats_output: false,
         drops_oldest: false,
         marks: Marks::default(),
     })

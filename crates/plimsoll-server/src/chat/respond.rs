@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::{Collected, ids};
 use crate::conversation::logprobs::{ChatLogprobs, PromptReport};
-use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::http::json::json;
 
 #[derive(Serialize)]
@@ -86,7 +86,7 @@ pub(crate) fn whole(mut request: ActiveRequest, mut collected: Vec<Collected>) -
 
 fn one<'a>(request: &ActiveRequest, index: usize, collected: &'a mut Collected) -> Choice<'a> {
     let submission = &request.submission;
-    let mut reading = Reading::new(&submission.rules);
+    let mut reading = ReplyReader::new(&submission.rules);
     let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
     let parts = reading.read(std::mem::take(&mut collected.text), end, &request.state.server.ids);
     Choice {

@@ -6,13 +6,13 @@ use serde::Serialize;
 use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::ids;
 use crate::conversation::logprobs::ChatLogprobs;
-use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::conversation::stream::Shape;
 use crate::http::sse::Events;
 
 /// The stream's state.
 pub(crate) struct ChatStream {
-    choices: Vec<Reading>,
+    choices: Vec<ReplyReader>,
 }
 
 #[derive(Serialize)]
@@ -104,7 +104,7 @@ impl<'a> Piece<'a> {
 impl ChatStream {
     pub fn new(request: &ActiveRequest) -> Self {
         let submission = &request.submission;
-        let readings = std::iter::repeat_with(|| Reading::new(&submission.rules));
+        let readings = std::iter::repeat_with(|| ReplyReader::new(&submission.rules));
         Self { choices: readings.take(submission.choices()).collect() }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
     let clock = Clock::new(Caller::current().arrived());
     let parsed = state.on_body(request, |body, state| {
         let mut submission = parse(&body.bytes, state)?;
-        submission.kept = Some(body.keep(submission.bytes())?);
+        submission.held_prompt = Some(body.keep(submission.bytes())?);
         Ok(submission)
     });
     let submission = parsed.await?;

@@ -19,7 +19,7 @@ use crate::state::model::ModelState;
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let parsed = state.on_body(request, |mut body, state| {
         let mut submission = request::parse(&mut body, state)?;
-        submission.kept = Some(body.keep(submission.bytes())?);
+        submission.held_prompt = Some(body.keep(submission.bytes())?);
         Ok(submission)
     });
     let submission = parsed.await?;

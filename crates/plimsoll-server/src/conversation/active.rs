@@ -28,7 +28,7 @@ use crate::state::config::ServerConfig;
 use crate::state::model::ModelState;
 use crate::state::request_log::RequestLog;
 use crate::state::running::Ticket;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
 
@@ -60,7 +60,7 @@ pub(crate) struct ActiveRequest {
     pub created: u64,
     pub submission: Submission,
     choices: Choices,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ServerPhase>,
     last_news: Instant,
     deadline: Option<Instant>,
     /// Choices that have not finished yet. At 0, the deadline and the shutdown do not end the request.
@@ -143,7 +143,7 @@ impl ActiveRequest {
         let error = tokio::select! {
             biased;
             () = cancellation(self.ticket.as_ref()) => cancelled(),
-            () = reached(&mut self.phase, Phase::Cut) => cut(),
+            () = reached(&mut self.phase, ServerPhase::Cut) => cut(),
             () = at(self.deadline) => late(&self.state.server.config, false),
         };
         self.fails(error.clone());
@@ -188,7 +188,7 @@ impl ActiveRequest {
         let news = tokio::select! {
             biased;
             () = cancellation(self.ticket.as_ref()) => News::Cancelled,
-            () = reached(&mut self.phase, Phase::Cut), if self.unfinished > 0 => News::Cut,
+            () = reached(&mut self.phase, ServerPhase::Cut), if self.unfinished > 0 => News::Cut,
             () = at(self.deadline), if self.unfinished > 0 => News::Late,
             next = self.choices.next() => News::Choice(next),
             () = sleep_until(silence) => News::Silent,
@@ -266,11 +266,11 @@ async fn at(deadline: Option<Instant>) {
 }
 
 /// The API's error for an error that the engine delivered.
-pub(crate) fn failure(phase: &watch::Receiver<Phase>, message: String, cause: Cause) -> ApiError {
+pub(crate) fn failure(phase: &watch::Receiver<ServerPhase>, message: String, cause: Cause) -> ApiError {
     match *phase.borrow() {
         _ if cause == Cause::Memory => ApiError::unavailable(message, 5),
         _ if cause == Cause::Grammar => ApiError::unfit_grammar(message),
-        Phase::Serving => ApiError::internal(message),
+        ServerPhase::Serving => ApiError::internal(message),
         // A draining engine ends unfinished requests: not an internal error.
         _ => cut(),
     }
@@ -288,12 +288,12 @@ pub(crate) fn late(config: &ServerConfig, silent: bool) -> ApiError {
 }
 
 /// The end of a failed request, for the log and the metrics.
-pub(crate) fn end_of(error: &ApiError, phase: Phase) -> &'static str {
+pub(crate) fn end_of(error: &ApiError, phase: ServerPhase) -> &'static str {
     match error.code {
         Some(CANCELLED) => "cancelled",
         Some("timeout") => "timeout",
         // While the server serves, this code means that memory was full.
-        Some("unavailable") if phase != Phase::Serving => "shutdown",
+        Some("unavailable") if phase != ServerPhase::Serving => "shutdown",
         _ => "failed",
     }
 }

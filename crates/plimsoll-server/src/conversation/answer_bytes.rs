@@ -54,12 +54,12 @@ impl Submission {
         let n = u64::from(self.common.n);
         let repeated = self.prompts.iter().map(|prompt| self.repeated(prompt)).sum::<u64>();
         let fixed = n * (self.prompts.len() as u64 * self.rules.reading_bytes() + repeated);
-        if self.common.stream && !self.gathers {
+        if self.common.stream && !self.repeats_output {
             state.server.bytes.ever_holds(self.prompt_param, fixed)?;
             let held = if fixed > 0 { Some(state.server.bytes.hold(fixed)?) } else { None };
             return Ok(AnswerBytes { held, meter: None });
         }
-        let copies = if self.gathers { 2 } else { 1 };
+        let copies = if self.repeats_output { 2 } else { 1 };
         let reports = self.reports_tokens();
         let report = if reports { PER_REPORT } else { 0 };
         let per_token = copies * (PER_TOKEN + report + alternatives(self.logprobs));

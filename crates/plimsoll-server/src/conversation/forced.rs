@@ -7,8 +7,8 @@ use plimsoll_grammar::{Call, CallStyle, Calls, Source, Thinking};
 use plimsoll_reply::{ReasoningFormat, Start, ToolFormat};
 use serde_json::{Value, json};
 
-use super::Budget;
-use super::reading::Rules;
+use super::ReasoningBudget;
+use super::reply_reader::ReplyRules;
 use super::tools::{Custom, ToolChoice, ToolUse, forced_format};
 use crate::conversation::output_format::{OutputFormat, grammar};
 use crate::http::error::{ApiError, ApiResult, quote};
@@ -22,9 +22,9 @@ const HARMONY_FINAL: &str = "<|channel|>final<|message|>";
 pub(crate) fn grammar_of(
     state: &ModelState,
     tools: Option<&ToolUse>,
-    rules: &Rules,
+    rules: &ReplyRules,
     output_format: Option<&OutputFormat>,
-    budget: Option<Budget>,
+    budget: Option<ReasoningBudget>,
 ) -> ApiResult<Option<Arc<dyn Grammar>>> {
     let thinking = thinking(rules, budget)?;
     let budget = budget.filter(|_| thinking.is_some());
@@ -59,7 +59,7 @@ pub(crate) fn grammar_of(
     grammar(&state.grammars, param, source.as_ref(), prefix, thinking).map(Some)
 }
 
-fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>> {
+fn thinking(rules: &ReplyRules, budget: Option<ReasoningBudget>) -> ApiResult<Option<Thinking>> {
     let tags = rules.spec.reasoning.and_then(|format| format.open().zip(format.close()));
     match (tags, budget) {
         _ if rules.spec.start == Start::Answer => Ok(None),
@@ -67,7 +67,7 @@ fn thinking(rules: &Rules, budget: Option<Budget>) -> ApiResult<Option<Thinking>
             let budget = budget.map(|budget| budget.tokens);
             Ok(Some(Thinking { opened: rules.spec.start == Start::Reasoning, open, close, budget }))
         }
-        (None, Some(Budget { param, .. })) if rules.spec.reasoning.is_some() => {
+        (None, Some(ReasoningBudget { param, .. })) if rules.spec.reasoning.is_some() => {
             let message = format!("{param} has no effect: the served model's reasoning has no tags");
             Err(ApiError::unsupported(param, message))
         }

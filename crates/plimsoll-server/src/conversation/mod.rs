@@ -16,7 +16,7 @@ pub(crate) mod messages;
 pub(crate) mod output_format;
 pub(crate) mod params;
 pub(crate) mod prompt_input;
-pub(crate) mod reading;
+pub(crate) mod reply_reader;
 pub(crate) mod stream;
 pub(crate) mod submission;
 pub(crate) mod submit;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use messages::{Conversation, RenderedPrompt};
-use reading::Rules;
+use reply_reader::ReplyRules;
 
 use crate::conversation::marks::Marks;
 use crate::conversation::params::Common;
@@ -47,15 +47,15 @@ pub(crate) struct ChatRequest {
     /// Let the tokenizer add its own special tokens; templates bring theirs.
     pub add_special: bool,
     pub include_reasoning: bool,
-    pub budget: Option<Budget>,
+    pub budget: Option<ReasoningBudget>,
     /// How ids of tool calls begin in this API.
     pub call_prefix: &'static str,
     /// The field that holds the number of tokens to generate, for errors.
     pub length_param: &'static str,
     /// As in [`Submission`].
-    pub fills_context: bool,
+    pub clamps_max_tokens: bool,
     /// As in [`Submission`].
-    pub gathers: bool,
+    pub repeats_output: bool,
     /// Leave out the oldest turns of a conversation that is longer than the context.
     pub drops_oldest: bool,
     /// What the client marks for the cache.
@@ -64,7 +64,7 @@ pub(crate) struct ChatRequest {
 
 /// Most reasoning tokens.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
+pub(crate) struct ReasoningBudget {
     /// The field that asks for it.
     pub param: &'static str,
     pub tokens: u32,
@@ -98,8 +98,8 @@ impl ChatRequest {
             let (bytes, value) = extra();
             let files = submission.measured.iter().map(Measured::file_bytes).sum();
             held.become_bytes(submission.bytes() + bytes + files)?;
-            submission.files = Some(held.split(files));
-            submission.kept = Some(held);
+            submission.held_files = Some(held.split(files));
+            submission.held_prompt = Some(held);
             Ok((submission, value))
         };
         state.server.on_text_worker(work).await
@@ -109,7 +109,7 @@ impl ChatRequest {
     fn room(&self, state: &ModelState) -> usize {
         let context = state.served.engine.limits().max_req_total_len;
         let answer = match self.common.max_tokens {
-            Some(asked) if !self.fills_context => asked.max(1),
+            Some(asked) if !self.clamps_max_tokens => asked.max(1),
             asked => asked.unwrap_or(context / 4).clamp(1, (context / 2).max(1)),
         };
         context.saturating_sub(answer) as usize
@@ -128,7 +128,7 @@ impl ChatRequest {
         let output_format = common.output_format.take();
         let (structured, stops) = (output_format.is_some(), !common.stop.is_empty());
         let rules =
-            Rules::new(state, &conversation, &text, structured, stops, self.include_reasoning, self.call_prefix);
+            ReplyRules::new(state, &conversation, &text, structured, stops, self.include_reasoning, self.call_prefix);
         let grammar =
             forced::grammar_of(state, conversation.tools.as_ref(), &rules, output_format.as_ref(), self.budget)?;
         let submission = Submission {
@@ -141,12 +141,12 @@ impl ChatRequest {
             kept_special_ids: rules.kept_special_ids(state),
             grammar,
             rules,
-            kept: None,
+            held_prompt: None,
             measured: media,
-            files: None,
+            held_files: None,
             media: Vec::new(),
-            fills_context: self.fills_context,
-            gathers: self.gathers,
+            clamps_max_tokens: self.clamps_max_tokens,
+            repeats_output: self.repeats_output,
             pins,
             common,
         };

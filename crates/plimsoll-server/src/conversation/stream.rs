@@ -108,7 +108,7 @@ pub(crate) fn response<S: Shape>(request: ActiveRequest, shape: S) -> Response {
         }
         // The request ends before the last bytes are handed over. Its byte shares are given back when they are sent.
         let StreamBody { mut request, shape, .. } = body;
-        let held = [request.take_held(), request.submission.kept.take()];
+        let held = [request.take_held(), request.submission.held_prompt.take()];
         drop(request);
         Some((Ok(Bytes::from_owner(Last { bytes: out.into_bytes(), _shape: shape, _held: held })), None))
     });

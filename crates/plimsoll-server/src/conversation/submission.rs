@@ -7,7 +7,7 @@ use plimsoll_engine::constraint::Grammar;
 use plimsoll_engine::{MediaItem, Pin};
 
 use crate::conversation::params::Common;
-use crate::conversation::reading::Rules;
+use crate::conversation::reply_reader::ReplyRules;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH};
 use crate::media::Measured;
@@ -51,19 +51,19 @@ pub(crate) struct Submission {
     /// The grammar that replies must match.
     pub grammar: Option<Arc<dyn Grammar>>,
     /// How replies are read.
-    pub rules: Rules,
+    pub rules: ReplyRules,
     /// The share of the byte budget that the prompts hold until the answer is complete.
-    pub kept: Option<Held>,
+    pub held_prompt: Option<Held>,
     /// The media of the one prompt. They are measured, but not decoded yet.
     pub measured: Vec<Measured>,
     /// The share of the byte budget that their files hold.
-    pub files: Option<Held>,
+    pub held_files: Option<Held>,
     /// The decoded media, which the placeholders of the one prompt stand for.
     pub media: Vec<MediaItem>,
     /// If the client asks for more tokens than the context has left, the request is cut to that rest.
-    pub fills_context: bool,
+    pub clamps_max_tokens: bool,
     /// The stream repeats its whole output at its end, so bytes are reserved as for a whole answer.
-    pub gathers: bool,
+    pub repeats_output: bool,
     /// Prefixes of the one prompt that the cache is to keep.
     pub pins: ArrayVec<Pin, { Pin::MOST }>,
 }
@@ -88,13 +88,13 @@ impl Submission {
             length_param: "max_tokens",
             kept_special_ids: Vec::new(),
             grammar,
-            rules: Rules::plain(),
-            kept: None,
+            rules: ReplyRules::plain(),
+            held_prompt: None,
             measured: Vec::new(),
-            files: None,
+            held_files: None,
             media: Vec::new(),
-            fills_context: false,
-            gathers: false,
+            clamps_max_tokens: false,
+            repeats_output: false,
             pins: ArrayVec::new(),
             common,
         })
@@ -103,7 +103,7 @@ impl Submission {
     /// A submission without a prompt, for a response whose first turn comes later.
     pub fn waiting(common: Common, state: &ModelState) -> ApiResult<Self> {
         let common = Common { output_format: None, ..common };
-        Ok(Self { gathers: true, ..Self::of_prompts(common, Vec::new(), state)? })
+        Ok(Self { repeats_output: true, ..Self::of_prompts(common, Vec::new(), state)? })
     }
 
     /// Heap bytes of the prompts and parameters.
@@ -137,11 +137,11 @@ impl Submission {
         let rest = context.saturating_sub(in_prompt);
         let asked = self.common.max_tokens;
         let echo_only = asked == Some(0) && self.prompt_logprobs.is_some();
-        let least = if self.fills_context { 1 } else { asked.unwrap_or(1) };
+        let least = if self.clamps_max_tokens { 1 } else { asked.unwrap_or(1) };
         let needed = if echo_only { 0 } else { u64::from(least) };
         if in_prompt + needed > context {
             // Clients look for these words, and then shorten the conversation.
-            let message = match self.fills_context {
+            let message = match self.clamps_max_tokens {
                 true => format!(
                     "prompt is too long: {in_prompt} tokens > {} maximum, which leaves {needed} of this model's {context} for the answer",
                     context - needed
@@ -150,13 +150,13 @@ impl Submission {
                     "this model's maximum context length is {context} tokens; the request has {in_prompt} in the prompt and asks for {needed} more"
                 ),
             };
-            let of_length = !self.fills_context && asked.is_some_and(|n| n > 1);
+            let of_length = !self.clamps_max_tokens && asked.is_some_and(|n| n > 1);
             let param = if of_length { self.length_param } else { self.prompt_param };
             return Err(ApiError { code: Some(CONTEXT_LENGTH), ..ApiError::invalid(param, message) });
         }
         let default = self.default_max_tokens.map_or(rest, |n| rest.min(u64::from(n)));
-        let most = u32::try_from(if self.fills_context { rest } else { default }).unwrap_or(u32::MAX);
-        Ok(asked.map_or(most, |asked| if self.fills_context { asked.min(most) } else { asked }))
+        let most = u32::try_from(if self.clamps_max_tokens { rest } else { default }).unwrap_or(u32::MAX);
+        Ok(asked.map_or(most, |asked| if self.clamps_max_tokens { asked.min(most) } else { asked }))
     }
 
     /// This request's line in the trace. None if requests are not recorded.

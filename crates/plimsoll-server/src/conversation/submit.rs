@@ -29,7 +29,7 @@ impl Submission {
         if self.measured.is_empty() {
             return Ok(());
         }
-        self.media = media::prepare(state, std::mem::take(&mut self.measured), self.files.take()).await?;
+        self.media = media::prepare(state, std::mem::take(&mut self.measured), self.held_files.take()).await?;
         Ok(())
     }
 

@@ -20,7 +20,7 @@ use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
 use crate::state::media::decode_memory::DecodeMemory;
 use crate::state::model::ModelState;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 
 /// Sets the decoder's stop flag on drop: the request no longer waits for the result.
 #[derive(Default)]
@@ -58,7 +58,7 @@ pub(crate) async fn prepare(
     let DecodeMemory { pixels, mut work } = tokio::select! {
         biased;
         reserved = budget.take(work, &pixels, waiting) => reserved.map_err(|error| refused(&param, &error))?,
-        () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+        () = reached(&mut phase, ServerPhase::Cut) => return Err(cut()),
     };
     let wanted = Wanted::default();
     let mut items = Vec::with_capacity(pixels.len());
@@ -68,7 +68,7 @@ pub(crate) async fn prepare(
         let decoder = tokio::select! {
             biased;
             decoder = decoder(state, medium.shape.modality, Some(waiting)) => decoder?,
-            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+            () = reached(&mut phase, ServerPhase::Cut) => return Err(cut()),
         };
         let stop = wanted.stop();
         let ffmpeg = state.server.config.media.ffmpeg.clone();
@@ -84,7 +84,7 @@ pub(crate) async fn prepare(
         let decoded = tokio::select! {
             biased;
             decoded = decoding => decoded,
-            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+            () = reached(&mut phase, ServerPhase::Cut) => return Err(cut()),
         };
         let (own, back) = decoded.map_err(|_| state.server.panicked("decoding an image, video or audio input"))?;
         work = back;

@@ -13,7 +13,7 @@ use super::refused::{refused, track_refused};
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
 use crate::state::model::ModelState;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 
 /// What ffmpeg makes of a file.
 enum Seen {
@@ -33,7 +33,7 @@ pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &m
         let (file, seen) = tokio::select! {
             biased;
             done = run(state, ffmpeg.clone(), &media[at], file, held) => done?,
-            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+            () = reached(&mut phase, ServerPhase::Cut) => return Err(cut()),
         };
         let (param, bytes) = (&media[at].param, file.capacity() as u64);
         match seen {

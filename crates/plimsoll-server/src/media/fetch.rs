@@ -19,7 +19,7 @@ use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
 use crate::state::media::fetch_queue::{FETCHES, FETCHES_OF_A_HOST};
 use crate::state::model::ModelState;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 use crate::state::threads::spawn_thread;
 
 /// Pieces of a file that wait to be held: a fetch goes no faster than that.
@@ -46,7 +46,7 @@ pub(crate) async fn fetch(state: &Arc<ModelState>, media: &mut [Medium], held: &
     tokio::select! {
         biased;
         done = timeout(within, fetch_all(state, media, held)) => done.unwrap_or_else(|_| Err(too_slow(&param, within))),
-        () = reached(&mut phase, Phase::Cut) => Err(cut()),
+        () = reached(&mut phase, ServerPhase::Cut) => Err(cut()),
     }?;
     external::read(state, media, held).await
 }
@@ -135,7 +135,7 @@ pub(crate) async fn fetch_file(
         done = timeout(within.saturating_sub(since.elapsed()), fetched(state, param, (url, limit), own, held)) => {
             done.unwrap_or_else(|_| Err(too_slow(param, within)))
         }
-        () = reached(&mut phase, Phase::Cut) => Err(cut()),
+        () = reached(&mut phase, ServerPhase::Cut) => Err(cut()),
     }
 }
 

@@ -18,7 +18,7 @@ use super::refused::refused;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult, cut};
 use crate::state::model::ModelState;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 
 /// A clip, and how far it has been read.
 pub(crate) struct ClipWindows {
@@ -56,7 +56,7 @@ impl ClipWindows {
         let room = tokio::select! {
             biased;
             room = budget.take(decode_bytes + 2 * pixel_bytes, &[], waiting) => room.map_err(|error| refused(&param, &error))?,
-            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+            () = reached(&mut phase, ServerPhase::Cut) => return Err(cut()),
         };
         let reserved = Arc::new(room.work);
         let limits = audio_limits(&audio, &state.server.config.media, Windowing::Always);
@@ -127,6 +127,6 @@ async fn on_decoder<T: Send + 'static>(
     tokio::select! {
         biased;
         done = work => done,
-        () = reached(&mut phase, Phase::Cut) => Err(cut()),
+        () = reached(&mut phase, ServerPhase::Cut) => Err(cut()),
     }
 }

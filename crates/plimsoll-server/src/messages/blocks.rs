@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::Counts;
 use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::Collected;
-use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::http::fields::no_json;
 use crate::http::json::json;
 
@@ -58,7 +58,7 @@ impl<'a> Message<'a> {
 /// Anthropic's stop reason, and the stop sequence that ended the message.
 pub(crate) fn stop_reason<'a>(
     request: &ActiveRequest,
-    reading: &Reading,
+    reading: &ReplyReader,
     reason: FinishReason,
     matched: Option<&'a str>,
 ) -> (&'static str, Option<&'a str>) {
@@ -81,7 +81,7 @@ fn context_is_full(request: &ActiveRequest) -> bool {
 /// The whole answer. `caches`: the client marks what it wants cached.
 pub(crate) fn whole(mut request: ActiveRequest, caches: bool, collected: Collected) -> Response {
     let held = request.take_held();
-    let mut reading = Reading::new(&request.submission.rules);
+    let mut reading = ReplyReader::new(&request.submission.rules);
     let end = ReplyEnd::of(collected.finish, collected.stop_reason.as_deref());
     let content = blocks(reading.read(collected.text, end, &request.state.server.ids));
     let matched = collected.stop_reason.as_deref();

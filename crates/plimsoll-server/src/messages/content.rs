@@ -17,10 +17,10 @@ use crate::state::model::ModelState;
 
 /// Takes the fields: the messages, what they show, and the marks for the cache behind those of the tools.
 pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState, marks: Marks) -> ApiResult<Content> {
-    let mut told = Told { messages: Vec::new(), media: MediaParser::new(state), calls: Vec::new(), marks };
+    let mut builder = MessageBuilder { messages: Vec::new(), media: MediaParser::new(state), calls: Vec::new(), marks };
     if let Some(raw) = fields.raw("system") {
-        let text = told.texts("system", raw)?;
-        told.messages.push(json!({"role": "system", "content": text}));
+        let text = builder.texts("system", raw)?;
+        builder.messages.push(json!({"role": "system", "content": text}));
     }
     let raw = fields.raw("messages").ok_or_else(|| ApiError::invalid("messages", "messages is missing"))?;
     check_nodes("messages", raw.get(), MAX_NODES)?;
@@ -29,10 +29,10 @@ pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState, marks: Marks) ->
         return Err(ApiError::invalid("messages", "messages is empty: at least one message is needed"));
     }
     for (i, raw) in list.iter().enumerate() {
-        told.message(Fields::of(format!("messages[{i}]"), raw)?)?;
+        builder.message(Fields::of(format!("messages[{i}]"), raw)?)?;
     }
-    told.messages.iter_mut().for_each(reasoning_alone);
-    let Told { messages, media, marks, .. } = told;
+    builder.messages.iter_mut().for_each(reasoning_alone);
+    let MessageBuilder { messages, media, marks, .. } = builder;
     Ok(Content { messages, media: media.media, documents: media.files.documents, marks })
 }
 
@@ -45,8 +45,8 @@ pub(crate) struct Content {
     pub marks: Marks,
 }
 
-/// What has been told so far.
-struct Told<'a> {
+/// The messages read so far.
+struct MessageBuilder<'a> {
     messages: Vec<Value>,
     media: MediaParser<'a>,
     /// Ids of calls, which results refer to.
@@ -54,7 +54,7 @@ struct Told<'a> {
     marks: Marks,
 }
 
-impl Told<'_> {
+impl MessageBuilder<'_> {
     fn message(&mut self, mut fields: Fields<'_>) -> ApiResult<()> {
         let role = fields.required::<String>("role")?;
         let path = fields.param("content");

@@ -9,7 +9,7 @@ use crate::conversation::marks::Marks;
 use crate::conversation::messages::Conversation;
 use crate::conversation::output_format::{OutputFormat, schema};
 use crate::conversation::params::{Common, STOPS_MAX, model_name};
-use crate::conversation::{Budget, ChatRequest};
+use crate::conversation::{ChatRequest, ReasoningBudget};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, cache_control};
 use crate::state::model::ModelState;
@@ -39,7 +39,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, 
     let elsewhere = ["container", "diagnostics", "inference_geo"];
     fields.never(&elsewhere, "it belongs to Anthropic's own service")?;
     fields.finish()?;
-    let budget = said.thinking.budget.map(|tokens| Budget { param: "thinking.budget_tokens", tokens });
+    let budget = said.thinking.budget.map(|tokens| ReasoningBudget { param: "thinking.budget_tokens", tokens });
     if budget.is_some_and(|budget| budget.tokens >= max_tokens) {
         let message = format!("thinking.budget_tokens must be below max_tokens, which is {max_tokens}");
         return Err(ApiError::invalid("thinking.budget_tokens", message));
@@ -55,8 +55,8 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, 
         budget,
         call_prefix: "toolu",
         length_param: "max_tokens",
-        fills_context: true,
-        gathers: false,
+        clamps_max_tokens: true,
+        repeats_output: false,
         drops_oldest: false,
         marks: said.marks,
     };

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use super::blocks::{Message, UNSIGNED, input, stop_reason};
 use super::{Counts, error};
 use crate::conversation::active::{ActiveRequest, PromptDetails, Usage};
-use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::conversation::stream::Shape;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
@@ -17,7 +17,7 @@ use crate::http::sse::Events;
 pub(crate) struct MessageStream {
     /// The client marks what it wants cached.
     caches: bool,
-    reading: Reading,
+    reading: ReplyReader,
     /// The block that is open, and how many have begun.
     open: Option<Kind>,
     begun: usize,
@@ -88,7 +88,7 @@ impl Event<'_> {
 
 impl MessageStream {
     pub fn new(request: &ActiveRequest, caches: bool) -> Self {
-        let reading = Reading::new(&request.submission.rules);
+        let reading = ReplyReader::new(&request.submission.rules);
         Self { caches, reading, open: None, begun: 0, end: None, caller: Caller::current() }
     }
 

@@ -16,7 +16,7 @@ use crate::http::error::{ApiError, ApiResult, cut};
 use crate::serve::router::model_routes;
 use crate::state::model::ModelState;
 use crate::state::request_log::tenths;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 use crate::state::threads::spawn_thread;
 
 /// A load that has failed is not tried again for this long: its error is told at once.
@@ -48,7 +48,7 @@ impl Registry {
                 let message = format!("`{}` was not loaded within {} s", self.slots[index].name(), limit.as_secs());
                 Err(ApiError::unavailable(message, RETRY_AFTER_S))
             }),
-            () = reached(&mut phase, Phase::Cut) => Err(cut()),
+            () = reached(&mut phase, ServerPhase::Cut) => Err(cut()),
         }
     }
 
@@ -173,14 +173,14 @@ impl Registry {
                 tokio::select! {
                     biased;
                     _ = waiting.wait_for(|waiting| *waiting > 0) => {}
-                    () = reached(&mut draining, Phase::Draining) => return,
+                    () = reached(&mut draining, ServerPhase::Draining) => return,
                     () = sleep(self.server.config.load_linger) => return,
                 }
             }
         };
         tokio::select! {
             () = alone => {}
-            () = reached(&mut cut, Phase::Cut) => {}
+            () = reached(&mut cut, ServerPhase::Cut) => {}
         }
     }
 

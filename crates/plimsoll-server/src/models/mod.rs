@@ -29,7 +29,7 @@ use tokio::time::{interval, timeout};
 
 use self::slot::{InUse, Loaded, Slot, State};
 use crate::http::error::{ApiError, ApiResult, ServeError, quote};
-use crate::serve::listen::{Told, let_go, run};
+use crate::serve::listen::{StopSignals, let_go, run};
 use crate::serve::router::with_middleware;
 use crate::state::config::{Served, ServerConfig, is_named};
 use crate::state::model::ModelState;
@@ -118,7 +118,7 @@ pub async fn serve_models(
     listed: Vec<Listed>,
     loader: Arc<dyn Loader>,
     config: ServerConfig,
-    told: Told,
+    told: StopSignals,
 ) -> Result<(), ServeError> {
     check(&listed)?;
     let server = ServerState::new(config, None)?;

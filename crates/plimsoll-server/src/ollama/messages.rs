@@ -13,8 +13,8 @@ use crate::state::model::ModelState;
 
 const ROLES: [&str; 4] = ["system", "user", "assistant", "tool"];
 
-/// What has been told so far.
-pub(super) struct Told<'a> {
+/// The messages read so far.
+pub(super) struct MessageBuilder<'a> {
     pub messages: Vec<Value>,
     parser: MediaParser<'a>,
     arguments: Arguments,
@@ -23,7 +23,7 @@ pub(super) struct Told<'a> {
     calls: usize,
 }
 
-impl<'a> Told<'a> {
+impl<'a> MessageBuilder<'a> {
     pub fn new(state: &'a ModelState) -> Self {
         let parser = MediaParser::new(state);
         Self { messages: Vec::new(), parser, arguments: Arguments::default(), open: Vec::new(), calls: 0 }

@@ -75,7 +75,7 @@ async fn generation(state: &Arc<ModelState>, request: Request, route: Route) -> 
         Work::Load { model, stream } => return Ok(loaded(route, &model, stream)),
         Work::Turn(turn) => turn.prepare_on_worker(state, held).await?,
         Work::Text(mut submission) => {
-            submission.kept = Some(held);
+            submission.held_prompt = Some(held);
             *submission
         }
     };

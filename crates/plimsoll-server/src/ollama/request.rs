@@ -3,7 +3,7 @@
 use plimsoll_grammar::Source;
 use serde_json::{Value, json};
 
-use super::messages::Told;
+use super::messages::MessageBuilder;
 use super::options::Options;
 use crate::chat::tools;
 use crate::conversation::ChatRequest;
@@ -93,7 +93,7 @@ impl Shared {
             Some(_) => return Err(ApiError::invalid("think", "think must be true, false, low, medium or high")),
         }
         // A stream gathers a call's arguments until they are whole.
-        let gathers = self.common.stream && conversation.tools.is_some();
+        let repeats_output = self.common.stream && conversation.tools.is_some();
         let turn = ChatRequest {
             conversation,
             common: self.common,
@@ -103,8 +103,8 @@ impl Shared {
             budget: None,
             call_prefix: "call",
             length_param: LENGTH,
-            fills_context: true,
-            gathers,
+            clamps_max_tokens: true,
+            repeats_output,
             drops_oldest: self.drops_oldest,
             marks: Marks::default(),
         };
@@ -122,7 +122,7 @@ impl Shared {
 
     fn text(self, ids: Vec<u32>, state: &ModelState) -> ApiResult<Work> {
         let mut submission = Submission::of_text(self.common, ids, state)?;
-        (submission.logprobs, submission.length_param, submission.fills_context) = (self.logprobs, LENGTH, true);
+        (submission.logprobs, submission.length_param, submission.clamps_max_tokens) = (self.logprobs, LENGTH, true);
         Ok(Work::Text(Box::new(submission)))
     }
 }
@@ -131,11 +131,11 @@ impl Shared {
 pub(crate) fn chat(body: &[u8], state: &ModelState) -> ApiResult<Work> {
     let mut fields = Fields::of_body(body)?;
     let shared = Shared::take(&mut fields, state)?;
-    let mut told = Told::new(state);
-    told.take(&mut fields)?;
+    let mut builder = MessageBuilder::new(state);
+    builder.take(&mut fields)?;
     let tools = tools::take(&mut fields)?;
     fields.finish()?;
-    let (messages, media) = told.into_parts();
+    let (messages, media) = builder.into_parts();
     let Some(last) = messages.last() else { return shared.load() };
     let prefilled = last["role"] == "assistant" && last["content"] != "" && last.get("tool_calls").is_none();
     let mut conversation = Conversation::new("messages", messages, media, tools);
@@ -153,8 +153,8 @@ pub(crate) fn generate(body: &[u8], state: &ModelState) -> ApiResult<Work> {
     let (prompt, suffix, system) = (text("prompt")?, text("suffix")?, text("system")?);
     let template = text("template")?;
     let raw = fields.take("raw")?.unwrap_or(false);
-    let mut told = Told::new(state);
-    let content = told.content(&mut fields, &prompt)?;
+    let mut builder = MessageBuilder::new(state);
+    let content = builder.content(&mut fields, &prompt)?;
     let shows = content.is_array();
     if !template.is_empty() {
         let message =
@@ -180,10 +180,10 @@ pub(crate) fn generate(body: &[u8], state: &ModelState) -> ApiResult<Work> {
     }
     if !raw {
         if !system.is_empty() {
-            told.messages.push(json!({"role": "system", "content": system}));
+            builder.messages.push(json!({"role": "system", "content": system}));
         }
-        told.messages.push(json!({"role": "user", "content": content}));
-        let (messages, media) = told.into_parts();
+        builder.messages.push(json!({"role": "user", "content": content}));
+        let (messages, media) = builder.into_parts();
         return shared.turn(Conversation::new("prompt", messages, media, None));
     }
     for (name, given) in [("system", !system.is_empty()), ("images", shows), ("think", shared.think.is_some())] {

@@ -9,7 +9,7 @@ use super::Route;
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::clock::{Clock, Counts, now};
 use crate::conversation::logprobs::{ChatLogprobs, ChatToken};
-use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::http::json::json;
 use crate::http::sse::{Events, LINE_HEADERS};
 use crate::messages::input;
@@ -172,7 +172,7 @@ pub(super) fn loaded(route: Route, model: &str, stream: bool) -> Response {
 
 /// A whole answer in the making.
 pub(super) struct Reply {
-    reading: Reading,
+    reading: ReplyReader,
     clock: Clock,
     piece: Piece,
     tokens: Option<Vec<TokenOut>>,
@@ -181,7 +181,7 @@ pub(super) struct Reply {
 
 impl Reply {
     pub fn new(request: &ActiveRequest, clock: Clock) -> Self {
-        let reading = Reading::new(&request.submission.rules);
+        let reading = ReplyReader::new(&request.submission.rules);
         let tokens = request.submission.logprobs.map(|_| Vec::new());
         Self { reading, clock, piece: Piece::default(), tokens, finish: None }
     }

@@ -7,7 +7,7 @@ use super::error::broken;
 use super::respond::{Line, Piece, reason};
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::clock::Clock;
-use crate::conversation::reading::{Reading, ReplyEnd};
+use crate::conversation::reply_reader::{ReplyEnd, ReplyReader};
 use crate::conversation::stream::{Shape, StreamHeaders};
 use crate::http::error::ApiError;
 use crate::http::sse::{Events, LINE_HEADERS};
@@ -15,7 +15,7 @@ use crate::http::sse::{Events, LINE_HEADERS};
 /// The stream's state.
 pub(super) struct Stream {
     route: Route,
-    reading: Reading,
+    reading: ReplyReader,
     clock: Clock,
     piece: Piece,
     finish: Option<FinishReason>,
@@ -23,7 +23,7 @@ pub(super) struct Stream {
 
 impl Stream {
     pub fn new(route: Route, request: &ActiveRequest, clock: Clock) -> Self {
-        let reading = Reading::new(&request.submission.rules);
+        let reading = ReplyReader::new(&request.submission.rules);
         Self { route, reading, clock, piece: Piece::default(), finish: None }
     }
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json;
 use crate::state::model::ModelState;
-use crate::state::server::Phase;
+use crate::state::server::ServerPhase;
 
 #[derive(Serialize)]
 struct Healthy {
@@ -36,7 +36,7 @@ pub(crate) async fn health(State(state): State<Arc<ModelState>>) -> ApiResult<Re
 
 /// 200 when a new request would be taken: healthy and not shutting down.
 pub(crate) async fn ready(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
-    if state.served.engine.draining() || *state.server.phase.borrow() != Phase::Serving {
+    if state.served.engine.draining() || *state.server.phase.borrow() != ServerPhase::Serving {
         return Err(ApiError::shutting_down());
     }
     health(State(Arc::clone(&state))).await?;

@@ -23,7 +23,7 @@ use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::sse::{Events, HEADERS};
 use crate::state::model::ModelState;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 
 /// Readers at once.
 const READERS_MAX: u64 = 8;
@@ -70,7 +70,7 @@ struct Reader {
     kv_event_log: Arc<KvEventLog>,
     cursor: KvCursor,
     events: Vec<KvEvent>,
-    phase: watch::Receiver<Phase>,
+    phase: watch::Receiver<ServerPhase>,
     keep_alive: std::time::Duration,
     /// Something is sent at once, so that the reader sees that it is heard.
     opened: bool,
@@ -95,7 +95,7 @@ impl Reader {
             }
             let changed = self.kv_event_log.changed(&self.cursor);
             tokio::select! {
-                () = reached(&mut self.phase, Phase::Draining) => return None,
+                () = reached(&mut self.phase, ServerPhase::Draining) => return None,
                 waited = timeout(self.keep_alive, changed) => if waited.is_err() {
                     out.comment();
                     return Some(out);

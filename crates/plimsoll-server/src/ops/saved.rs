@@ -156,7 +156,7 @@ async fn run(state: &Arc<ModelState>, ids: Vec<u32>, pin: Option<Pin>, mut held:
     let mut submission = Submission::of_text(common, ids, state)?;
     submission.pins = pin.into_iter().collect();
     held.become_bytes(submission.bytes())?;
-    submission.kept = Some(held);
+    submission.held_prompt = Some(held);
     let mut request = submission.start(state, state.server.ids.request("cache"), "cache").await?;
     collect(&mut request).await?;
     Ok((tokens, request.usage().prompt_tokens_details.cached_tokens))

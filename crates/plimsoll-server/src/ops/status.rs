@@ -8,7 +8,7 @@ use axum::extract::State;
 use axum::response::Response;
 use plimsoll_engine::cache_stats::DiskReport;
 use plimsoll_engine::report::{Degradation, Pools};
-use plimsoll_engine::{EngineHandle, LedgerReport, Phase, Snapshot};
+use plimsoll_engine::{EngineHandle, LedgerReport, RequestPhase, Snapshot};
 use serde::Serialize;
 
 use crate::http::json::json;
@@ -104,7 +104,7 @@ impl Row {
             model: entry.model.name.as_ref().map(ToString::to_string),
             stream: entry.stream,
             // Embeddings bring their inputs one by one and have no choices to look at: they are computed.
-            phase: looks.iter().map(|look| look.phase).min().unwrap_or(Phase::Prefill).name(),
+            phase: looks.iter().map(|look| look.phase).min().unwrap_or(RequestPhase::Prefill).name(),
             choices: looks.len(),
             prompt_tokens: sum(|look| look.prompt_tokens.into()),
             cached_tokens: sum(|look| look.cached_tokens.into()),

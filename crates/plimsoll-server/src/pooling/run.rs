@@ -16,7 +16,7 @@ use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult, cancelled, cut};
 use crate::state::model::ModelState;
 use crate::state::request_log::RequestLog;
-use crate::state::server::{Phase, reached};
+use crate::state::server::{ServerPhase, reached};
 
 /// Inputs in the engine for each request that may run: one runs and one waits for the next step.
 const AHEAD: usize = 2;
@@ -97,7 +97,7 @@ async fn all(
                 results[index] = result.map_err(|(message, cause)| failure(&phase, message, cause))?;
             }
             () = sleep(LOOK_AGAIN), if crowded => continue,
-            () = reached(&mut phase, Phase::Cut) => return Err(cut()),
+            () = reached(&mut phase, ServerPhase::Cut) => return Err(cut()),
             () = sleep_until(until) => return Err(late(&state.server.config, until == silence)),
         }
         last_news = Instant::now();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 
-use super::items::{Item, Said, What as Told};
+use super::items::{Item, Said, What as InputItem};
 use super::mcp_items::{Approved, CallEnd, McpItem};
 use super::mcp_object::McpCall;
 use super::mcp_tools::{CALLS, McpTool};
@@ -282,18 +282,18 @@ impl Base {
 fn item(output: &Output) -> Option<Item> {
     let text = |text: &String| vec![Said::Text(text.clone())];
     let what = match &output.what {
-        What::Reasoning { text: said } => Told::Reasoning { said: text(said) },
-        What::Text { text: said, .. } => Told::Message { role: "assistant".into(), said: text(said) },
-        What::Call { call_id, namespace, name, arguments } => Told::Call {
+        What::Reasoning { text: said } => InputItem::Reasoning { said: text(said) },
+        What::Text { text: said, .. } => InputItem::Message { role: "assistant".into(), said: text(said) },
+        What::Call { call_id, namespace, name, arguments } => InputItem::Call {
             call_id: call_id.clone(),
             namespace: namespace.clone(),
             name: name.clone(),
             arguments: arguments.clone(),
         },
         What::Custom { call_id, name, input } => {
-            Told::Custom { call_id: call_id.clone(), name: name.clone(), input: input.clone() }
+            InputItem::Custom { call_id: call_id.clone(), name: name.clone(), input: input.clone() }
         }
-        What::McpCall(call) => Told::Mcp(McpItem::Call {
+        What::McpCall(call) => InputItem::Mcp(McpItem::Call {
             label: call.label.clone(),
             name: call.name.clone(),
             arguments: call.arguments.clone(),

@@ -13,16 +13,16 @@ use crate::http::fields::Arguments;
 
 /// Items as messages. The items of one answer (reasoning, text, calls) become one message again.
 pub(crate) fn messages(param: &str, instructions: Option<&str>, items: &[Item]) -> ApiResult<Vec<Value>> {
-    let mut told = Told::default();
+    let mut builder = MessageBuilder::default();
     if let Some(text) = instructions {
-        told.messages.push(json!({"role": "system", "content": text}));
+        builder.messages.push(json!({"role": "system", "content": text}));
     }
-    told.items(param, items)
+    builder.items(param, items)
 }
 
 /// Messages, and these items after them.
 pub(super) fn continued(param: &str, messages: Vec<Value>, items: &[Item]) -> ApiResult<Vec<Value>> {
-    Told { messages, ..Told::default() }.items(param, items)
+    MessageBuilder { messages, ..MessageBuilder::default() }.items(param, items)
 }
 
 /// The items of MCP, with their ids.
@@ -46,13 +46,13 @@ pub(super) fn listed(items: &[Item]) -> Vec<String> {
 }
 
 #[derive(Default)]
-struct Told {
+struct MessageBuilder {
     messages: Vec<Value>,
     calls: Vec<String>,
     arguments: Arguments,
 }
 
-impl Told {
+impl MessageBuilder {
     fn items(mut self, param: &str, items: &[Item]) -> ApiResult<Vec<Value>> {
         let mut mcp: Vec<(&str, &McpItem)> = Vec::new();
         for item in items {

@@ -132,8 +132,8 @@ pub(crate) fn parse(mut body: ReadBody, state: &ModelState, key: Option<usize>) 
         budget: None,
         call_prefix: "call",
         length_param: "max_output_tokens",
-        fills_context: false,
-        gathers: true,
+        clamps_max_tokens: false,
+        repeats_output: true,
         drops_oldest: echo.drops_oldest,
         marks: Marks::default(),
     };

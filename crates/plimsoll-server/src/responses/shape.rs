@@ -14,7 +14,7 @@ use super::object::{Counts, Echo, Failure, Object, Output, Part, Reason, Shown, 
 use super::unreported::Unreported;
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::logprobs::{ChatLogprobs, ChatToken};
-use crate::conversation::reading::{self, Reading, ReplyEnd};
+use crate::conversation::reply_reader::{self, ReplyEnd, ReplyReader};
 use crate::conversation::stream::Shape;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED};
@@ -28,7 +28,7 @@ pub(crate) struct Responding {
     /// The input that the store keeps. None if nothing is stored.
     items: Option<Arc<str>>,
     unreported: Unreported,
-    reading: Reading,
+    reading: ReplyReader,
     output: Vec<Output>,
     teller: Teller,
     /// The API key of the client.
@@ -130,7 +130,7 @@ fn begun<'a>(request: &'a ActiveRequest, echo: &'a Echo) -> Object<'a> {
 
 impl Responding {
     pub fn new(request: &ActiveRequest, echo: Echo, items: Option<Arc<str>>) -> Self {
-        let reading = Reading::new(&request.submission.rules);
+        let reading = ReplyReader::new(&request.submission.rules);
         let teller = Teller { streams: request.submission.common.stream, sequence: 0 };
         let key = Caller::current().key;
         let begun = items.is_some().then(|| {
@@ -179,7 +179,7 @@ impl Responding {
         let (taken, past) = self.reading.taken_and_past();
         let mut contents = 0;
         for part in parts {
-            let is_content = matches!(part, reading::Part::Content(_));
+            let is_content = matches!(part, reply_reader::Part::Content(_));
             let reports = match self.reading.spans().get(contents).filter(|_| is_content) {
                 Some(span) => self.unreported.of(span, taken),
                 None => Vec::new(),
@@ -193,64 +193,64 @@ impl Responding {
     }
 
     /// A piece of the answer, with the reports of its tokens if it is text.
-    fn part(&mut self, ids: &Ids, part: reading::Part, reports: Vec<ChatToken>, out: &mut Events) {
-        if matches!(part, reading::Part::Call { .. }) {
+    fn part(&mut self, ids: &Ids, part: reply_reader::Part, reports: Vec<ChatToken>, out: &mut Events) {
+        if matches!(part, reply_reader::Part::Call { .. }) {
             self.ignores = false;
         }
-        if let reading::Part::Call { id, name, custom: true, .. } = part {
+        if let reply_reader::Part::Call { id, name, custom: true, .. } = part {
             return self.begin(ids.named("ctc"), What::Custom { call_id: id, name, input: String::new() }, out);
         }
-        if let reading::Part::Call { name, .. } = &part
+        if let reply_reader::Part::Call { name, .. } = &part
             && self.calls_mcp(ids, name, out)
         {
             return;
         }
-        if let reading::Part::Call { id, name, .. } = part {
+        if let reply_reader::Part::Call { id, name, .. } = part {
             let (namespace, name) = self.echo.apart(name);
             let what = What::Call { call_id: id, namespace, name, arguments: String::new() };
             return self.begin(ids.named("fc"), what, out);
         }
         match (&part, self.output.last().filter(|last| last.status == Status::InProgress).map(|last| &last.what)) {
-            (reading::Part::Reasoning(_), Some(What::Reasoning { .. }))
-            | (reading::Part::Content(_), Some(What::Text { .. })) => {}
-            (reading::Part::Reasoning(_), _) => {
+            (reply_reader::Part::Reasoning(_), Some(What::Reasoning { .. }))
+            | (reply_reader::Part::Content(_), Some(What::Text { .. })) => {}
+            (reply_reader::Part::Reasoning(_), _) => {
                 self.begin(ids.named("rs"), What::Reasoning { text: String::new() }, out)
             }
-            (reading::Part::Content(_), _) => {
+            (reply_reader::Part::Content(_), _) => {
                 self.begin(ids.named("msg"), What::Text { text: String::new(), logprobs: Vec::new() }, out);
             }
             _ => {}
         }
-        if self.ignores && matches!(part, reading::Part::Arguments { .. }) {
+        if self.ignores && matches!(part, reply_reader::Part::Arguments { .. }) {
             return;
         }
         let output_index = self.output.len().saturating_sub(1);
         let Some(Output { id, what, .. }) = self.output.last_mut() else { return };
         let item_id = id.as_str();
         let (kind, content_index, delta, logprobs) = match (&part, what) {
-            (reading::Part::Reasoning(more), What::Reasoning { text }) => {
+            (reply_reader::Part::Reasoning(more), What::Reasoning { text }) => {
                 text.push_str(more);
                 ("response.reasoning_text.delta", Some(0), more, None)
             }
-            (reading::Part::Content(more), What::Text { text, logprobs: all }) => {
+            (reply_reader::Part::Content(more), What::Text { text, logprobs: all }) => {
                 text.push_str(more);
                 let before = all.len();
                 all.extend(reports);
                 ("response.output_text.delta", Some(0), more, Some(&all[before..]))
             }
-            (reading::Part::Arguments { text: more, .. }, What::Call { arguments, .. }) => {
+            (reply_reader::Part::Arguments { text: more, .. }, What::Call { arguments, .. }) => {
                 arguments.push_str(more);
                 ("response.function_call_arguments.delta", None, more, None)
             }
-            (reading::Part::Arguments { text: more, .. }, What::Custom { input, .. }) => {
+            (reply_reader::Part::Arguments { text: more, .. }, What::Custom { input, .. }) => {
                 input.push_str(more);
                 ("response.custom_tool_call_input.delta", None, more, None)
             }
-            (reading::Part::Arguments { text: more, .. }, What::McpCall(call)) => {
+            (reply_reader::Part::Arguments { text: more, .. }, What::McpCall(call)) => {
                 call.arguments.push_str(more);
                 ("response.mcp_call_arguments.delta", None, more, None)
             }
-            (reading::Part::Arguments { text: more, .. }, What::McpRequest { arguments, .. }) => {
+            (reply_reader::Part::Arguments { text: more, .. }, What::McpRequest { arguments, .. }) => {
                 arguments.push_str(more);
                 return;
             }

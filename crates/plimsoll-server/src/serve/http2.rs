@@ -228,8 +228,8 @@ struct StreamsState {
 
 /// What becomes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Goes,
+pub(crate) enum ConnectionState {
+    Open,
     /// It takes no more requests.
     Drains,
     /// The same, and nothing is left to answer.
@@ -281,23 +281,23 @@ impl Streams {
     }
 
     /// Whether the connection goes on; an idle one ends after `idle`.
-    pub fn verdict(&self, idle: Duration) -> Verdict {
+    pub fn connection_state(&self, idle: Duration) -> ConnectionState {
         let state = &self.0;
         let mut answered = state.answered.lock().unwrap_or_else(PoisonError::into_inner);
         answered.retain(|flow| flow.waits());
         if answered.iter().any(|flow| flow.stalled(state.patience)) {
             state.stalled.inc();
-            return Verdict::Closes;
+            return ConnectionState::Closes;
         }
         if state.crowded.load(Ordering::Acquire) {
-            return Verdict::Closes;
+            return ConnectionState::Closes;
         }
         let idle_for = state.idle_since.lock().unwrap_or_else(PoisonError::into_inner).elapsed();
         let is_idle = state.tasks.load(Ordering::Acquire) == 0 && answered.is_empty();
         match state.requests.load(Ordering::Acquire) {
-            _ if is_idle && idle_for >= idle => Verdict::Idle,
-            REQUESTS_MAX.. => Verdict::Drains,
-            _ => Verdict::Goes,
+            _ if is_idle && idle_for >= idle => ConnectionState::Idle,
+            REQUESTS_MAX.. => ConnectionState::Drains,
+            _ => ConnectionState::Open,
         }
     }
 }

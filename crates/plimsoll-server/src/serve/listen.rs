@@ -22,7 +22,7 @@ use crate::serve::router::router;
 use crate::serve::serving::{Open, Role, connection, refuse};
 use crate::state::config::{PROBES_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig};
 use crate::state::model::ModelState;
-use crate::state::server::{Phase, ServerState};
+use crate::state::server::{ServerPhase, ServerState};
 
 /// Connections the system may queue before they are accepted.
 const BACKLOG: i32 = 256;
@@ -38,7 +38,7 @@ const CLOSE_GRACE: Duration = Duration::from_secs(3);
 
 /// Each message tells the server to end. After the first it drains; after another it does not wait for running
 /// requests. When all senders are dropped, it drains as after the first.
-pub type Told = mpsc::Receiver<()>;
+pub type StopSignals = mpsc::Receiver<()>;
 
 /// Whether a service manager passed a socket to listen on (systemd's socket activation).
 #[must_use]
@@ -146,7 +146,12 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 ///
 /// # Errors
 /// [`ServeError::Config`] when the limits contradict each other. A failing connection is not an error of the server.
-pub async fn serve(listener: TcpListener, served: Served, config: ServerConfig, told: Told) -> Result<(), ServeError> {
+pub async fn serve(
+    listener: TcpListener,
+    served: Served,
+    config: ServerConfig,
+    told: StopSignals,
+) -> Result<(), ServeError> {
     let state = ModelState::new(served, config)?;
     let (server, engine) = (Arc::clone(&state.server), state.served.engine.clone());
     run(listener, &server, router(state), || engine.drain(), told).await;
@@ -175,22 +180,22 @@ pub(crate) async fn run(
     state: &Arc<ServerState>,
     router: Router,
     begin_drain: impl FnOnce(),
-    mut told: Told,
+    mut told: StopSignals,
 ) {
     let [permits, probes] = [state.config.max_connections as usize, PROBES_MAX].map(|n| Arc::new(Semaphore::new(n)));
     let mut acceptor = Acceptor { state, router, permits, probes, listener, last_warning: None };
     let (mut connections, mut late) = (JoinSet::new(), JoinSet::new());
     tokio::select! {
         _ = told.recv() => {}
-        never = acceptor.accept_all(&mut connections, Phase::Draining) => match never {},
+        never = acceptor.accept_all(&mut connections, ServerPhase::Draining) => match never {},
     }
     let deadline = tokio::select! {
         deadline = drain(state, begin_drain, connections, &mut told) => deadline,
-        never = acceptor.accept_all(&mut late, Phase::Cut) => match never {},
+        never = acceptor.accept_all(&mut late, ServerPhase::Cut) => match never {},
     };
     // All running requests have ended. Connections that the system has queued are still answered.
-    state.phase.send_replace(Phase::Cut);
-    let _ = timeout(BACKLOG_DRAIN, acceptor.accept_all(&mut late, Phase::Cut)).await;
+    state.phase.send_replace(ServerPhase::Cut);
+    let _ = timeout(BACKLOG_DRAIN, acceptor.accept_all(&mut late, ServerPhase::Cut)).await;
     drop(acceptor);
     // They have the rest of the grace period, and at least the time to read an answer.
     end(late, deadline.max(Instant::now() + LINGER)).await;
@@ -215,7 +220,7 @@ struct Acceptor<'a> {
 
 impl Acceptor<'_> {
     /// Accepts connections, which end in the phase `until`, and removes those that have ended.
-    async fn accept_all(&mut self, connections: &mut JoinSet<()>, until: Phase) -> Infallible {
+    async fn accept_all(&mut self, connections: &mut JoinSet<()>, until: ServerPhase) -> Infallible {
         loop {
             tokio::select! {
                 Some(_) = connections.join_next() => {}
@@ -235,7 +240,7 @@ impl Acceptor<'_> {
         }
     }
 
-    fn accept(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), until: Phase) {
+    fn accept(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), until: ServerPhase) {
         let limit = self.state.config.max_connections;
         let take = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
         let client = take(&self.permits).map(|permit| (permit, Role::Client));
@@ -253,12 +258,17 @@ impl Acceptor<'_> {
 }
 
 /// Returns the end of the grace period.
-async fn drain(state: &ServerState, begin: impl FnOnce(), mut connections: JoinSet<()>, told: &mut Told) -> Instant {
-    let enter = |phase: Phase, phases: &watch::Sender<Phase>| {
+async fn drain(
+    state: &ServerState,
+    begin: impl FnOnce(),
+    mut connections: JoinSet<()>,
+    told: &mut StopSignals,
+) -> Instant {
+    let enter = |phase: ServerPhase, phases: &watch::Sender<ServerPhase>| {
         phases.send_replace(phase);
         tracing::info!(?phase, open = state.metrics.connections.load(Ordering::Relaxed), "shutting down");
     };
-    enter(Phase::Draining, &state.phase);
+    enter(ServerPhase::Draining, &state.phase);
     begin();
     let done = async {
         all(&mut connections).await;
@@ -269,7 +279,7 @@ async fn drain(state: &ServerState, begin: impl FnOnce(), mut connections: JoinS
         () = sleep(state.config.drain_deadline) => {}
         Some(()) = told.recv() => {}
     }
-    enter(Phase::Cut, &state.phase);
+    enter(ServerPhase::Cut, &state.phase);
     let deadline = Instant::now() + CLOSE_GRACE;
     end(connections, deadline).await;
     if timeout_at(deadline.into(), state.background.idle()).await.is_err() {

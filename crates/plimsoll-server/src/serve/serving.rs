@@ -22,10 +22,10 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use crate::http::error::ApiError;
 use crate::serve::connection::{ClientSocket, has_unread, hung_up};
-use crate::serve::http2::{self, Flow, FlowBody, Protocol, Streams, Verdict};
+use crate::serve::http2::{self, ConnectionState, Flow, FlowBody, Protocol, Streams};
 use crate::serve::middleware::Peer;
 use crate::state::config::{CONNECTION_BUFFER_BYTES, HEAD_BYTES, PROBE_BUFFER_BYTES};
-use crate::state::server::{Phase, ServerState, reached};
+use crate::state::server::{ServerPhase, ServerState, reached};
 
 /// How often a connection is checked for a peer that has gone while unread input hides it.
 const HANG_UP_CHECK: Duration = Duration::from_secs(2);
@@ -72,7 +72,7 @@ pub(crate) async fn connection(
     router: Router,
     (stream, peer): (TcpStream, SocketAddr),
     role: Role,
-    until: Phase,
+    until: ServerPhase,
 ) {
     let state = Arc::clone(&open.state);
     let patience = match role {
@@ -100,7 +100,13 @@ struct Socket {
     peer: IpAddr,
 }
 
-async fn http1_connection(open: &Open, router: Router, at: Socket, (role, patience): (Role, Duration), until: Phase) {
+async fn http1_connection(
+    open: &Open,
+    router: Router,
+    at: Socket,
+    (role, patience): (Role, Duration),
+    until: ServerPhase,
+) {
     let (state, Socket { stream, peer }) = (Arc::clone(&open.state), at);
     let unread = Arc::new(AtomicBool::new(false));
     let socket = TokioIo::new(ClientSocket::new(Arc::clone(&stream), state.config.write_timeout, Arc::clone(&unread)));
@@ -132,20 +138,20 @@ async fn http1_connection(open: &Open, router: Router, at: Socket, (role, patien
     });
     let connection = http1::Builder::new()
         // While the server drains, a connection gets one answer.
-        .keep_alive(until == Phase::Draining && role == Role::Client)
+        .keep_alive(until == ServerPhase::Draining && role == Role::Client)
         .timer(TokioTimer::new())
         .header_read_timeout(patience)
         .max_buf_size(if role == Role::Client { CONNECTION_BUFFER_BYTES } else { PROBE_BUFFER_BYTES })
         .max_header_size(HEAD_BYTES)
         .serve_connection(socket, service);
-    drive(connection, http1::Connection::graceful_shutdown, &stream, &state, until, || Verdict::Goes).await;
+    drive(connection, http1::Connection::graceful_shutdown, &stream, &state, until, || ConnectionState::Open).await;
     if !has_request.load(Ordering::Relaxed) {
         // A connection above the limit that sent no request in time.
         state.metrics.refused_connections.inc();
     }
 }
 
-async fn http2_connection(open: &Open, router: Router, at: Socket, (role, idle): (Role, Duration), until: Phase) {
+async fn http2_connection(open: &Open, router: Router, at: Socket, (role, idle): (Role, Duration), until: ServerPhase) {
     let (state, Socket { stream, peer }) = (Arc::clone(&open.state), at);
     // What a client sends after the last answer is read for a moment, so that the answer arrives.
     let unread = Arc::new(AtomicBool::new(true));
@@ -181,17 +187,17 @@ async fn http2_connection(open: &Open, router: Router, at: Socket, (role, idle):
     });
     let connection = streams.builder().serve_connection(socket, service);
     let drain = hyper::server::conn::http2::Connection::graceful_shutdown;
-    drive(connection, drain, &stream, &state, until, || streams.verdict(idle)).await;
+    drive(connection, drain, &stream, &state, until, || streams.connection_state(idle)).await;
 }
 
-/// Runs a connection until it ends, its peer is gone or the verdict closes it.
+/// Runs a connection until it ends, its peer is gone or `state_now` is closed.
 async fn drive<C: Future>(
     connection: C,
     drain: impl Fn(Pin<&mut C>),
     stream: &TcpStream,
     state: &ServerState,
-    until: Phase,
-    verdict: impl Fn() -> Verdict,
+    until: ServerPhase,
+    state_now: impl Fn() -> ConnectionState,
 ) {
     tokio::pin!(connection);
     let mut phase = state.phase.subscribe();
@@ -213,15 +219,15 @@ async fn drive<C: Future>(
                 }
                 drain(connection.as_mut());
             }
-            _ = check.tick() => match verdict() {
+            _ = check.tick() => match state_now() {
                 _ if hung_up(stream) => break,
-                Verdict::Closes => break,
-                Verdict::Drains | Verdict::Idle if ending.is_none() => {
+                ConnectionState::Closes => break,
+                ConnectionState::Drains | ConnectionState::Idle if ending.is_none() => {
                     ending = Some(Instant::now());
                     drain(connection.as_mut());
                 }
                 // The client keeps an idle connection open beyond the write timeout.
-                Verdict::Idle if ending.is_some_and(|since| since.elapsed() >= state.config.write_timeout) => break,
+                ConnectionState::Idle if ending.is_some_and(|since| since.elapsed() >= state.config.write_timeout) => break,
                 _ => {}
             }
         }

@@ -25,7 +25,7 @@ use crate::state::threads::TextWorkers;
 
 /// The phases of a server's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Phase {
+pub(crate) enum ServerPhase {
     /// Accepting and answering.
     Serving,
     /// New requests are refused; running requests may finish.
@@ -35,7 +35,7 @@ pub(crate) enum Phase {
 }
 
 /// Waits for `phase`, or a later one.
-pub(crate) async fn reached(phases: &mut watch::Receiver<Phase>, phase: Phase) {
+pub(crate) async fn reached(phases: &mut watch::Receiver<ServerPhase>, phase: ServerPhase) {
     // An error means that the sender, and with it the server, was dropped. No request waits here then.
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
@@ -55,7 +55,7 @@ pub(crate) struct ServerState {
     pub ids: Ids,
     pub bytes: Arc<ByteBudget>,
     pub metrics: Metrics,
-    pub phase: watch::Sender<Phase>,
+    pub phase: watch::Sender<ServerPhase>,
     pub running: Arc<RunningRequests>,
     pub rates: Rates,
     pub started: Instant,
@@ -108,7 +108,7 @@ impl ServerState {
             parsing: WorkBudget::new(config.parsing_bytes_max()),
             tokenizing: WorkBudget::new(config.max_tokenizing_bytes),
             ids: Ids::default(),
-            phase: watch::Sender::new(Phase::Serving),
+            phase: watch::Sender::new(ServerPhase::Serving),
             running: RunningRequests::new(config.max_connections + BACKGROUND_MAX),
             rates: Rates::new(config.rates),
             started: Instant::now(),
@@ -120,7 +120,7 @@ impl ServerState {
 
     /// Whether new requests are refused.
     pub fn draining(&self) -> bool {
-        *self.phase.borrow() != Phase::Serving
+        *self.phase.borrow() != ServerPhase::Serving
     }
 
     /// Runs work on text (parsing, templates, tokenizing) on a text worker. A panic in it becomes this request's error.

@@ -154,9 +154,9 @@ pub(crate) fn parse(body: &[u8], boundary: &str, task: Task, state: &ModelState)
         budget: None,
         call_prefix: "call",
         length_param: if newer { "max_completion_tokens" } else { "max_tokens" },
-        fills_context: false,
+        clamps_max_tokens: false,
         // The last event of a stream has the whole text.
-        gathers: true,
+        repeats_output: true,
         drops_oldest: false,
         marks: Marks::default(),
     };

@@ -11,7 +11,7 @@ use super::request::Format;
 use super::tagged::{Heading, Tagged};
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::choices::Collected;
-use crate::conversation::reading::{Part, Reading, ReplyEnd};
+use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::conversation::stream::Shape;
 use crate::conversation::submission::Submission;
 use crate::http::budget::Held;
@@ -155,7 +155,7 @@ pub(super) fn whole(
     audio: AudioLength,
 ) -> Response {
     let held = request.take_held();
-    let mut reading = Reading::new(&request.submission.rules);
+    let mut reading = ReplyReader::new(&request.submission.rules);
     let (mut text, mut tagged) = (String::new(), Tagged::new(form.heading));
     for choice in &mut collected {
         let end = ReplyEnd::of(choice.finish, choice.stop_reason.as_deref());
@@ -190,7 +190,7 @@ fn content(part: &Part) -> Option<&str> {
 
 /// The stream's state.
 pub(super) struct Stream {
-    reading: Reading,
+    reading: ReplyReader,
     tagged: Tagged,
     text: String,
     audio: AudioLength,
@@ -225,7 +225,7 @@ pub(super) fn done(text: &str, usage: Usage, out: &mut Events) {
 
 impl Stream {
     pub fn new(request: &ActiveRequest, audio: AudioLength, heading: Heading) -> Self {
-        let (reading, tagged) = (Reading::new(&request.submission.rules), Tagged::new(heading));
+        let (reading, tagged) = (ReplyReader::new(&request.submission.rules), Tagged::new(heading));
         Self { reading, tagged, text: String::new(), audio }
     }
 

@@ -135,11 +135,11 @@ impl Constraint for Walk {
         self.headed < self.heading.len()
     }
 
-    fn reports(&self) -> Option<u32> {
+    fn also_report(&self) -> Option<u32> {
         self.silence.filter(|_| self.headed == 0 && self.last.is_none())
     }
 
-    fn counts_together(&self) -> Option<u32> {
+    fn grouped_from(&self) -> Option<u32> {
         (self.headed == self.heading.len()).then_some(self.rules.times.first)
     }
 
@@ -182,7 +182,7 @@ mod tests {
         let mut walk = walk(&[]);
         for token in tokens {
             assert!(allowed(&mut *walk).contains(token), "{token} of {tokens:?}");
-            assert_eq!(walk.counts_together(), Some(20));
+            assert_eq!(walk.grouped_from(), Some(20));
             walk.accept(*token).unwrap();
         }
         allowed(&mut *walk)
@@ -221,7 +221,7 @@ mod tests {
     fn a_heading_comes_first_and_follows_no_rule_of_times() {
         let mut walk = walk(&[12, 15]);
         assert_eq!(allowed(&mut *walk), [12]);
-        assert!(walk.takes_most_likely() && walk.counts_together().is_none());
+        assert!(walk.takes_most_likely() && walk.grouped_from().is_none());
         walk.accept(12).unwrap();
         assert_eq!(allowed(&mut *walk), [15]);
         walk.accept(15).unwrap();
@@ -234,10 +234,10 @@ mod tests {
         for heading in [&[][..], &[12, 15]] {
             let mut walk = walk(heading);
             for token in heading.iter().copied().chain([21, 5]) {
-                assert_eq!(walk.reports().is_some(), token == *heading.first().unwrap_or(&21), "before {token}");
+                assert_eq!(walk.also_report().is_some(), token == *heading.first().unwrap_or(&21), "before {token}");
                 walk.accept(token).unwrap();
             }
-            assert_eq!(walk.reports(), None);
+            assert_eq!(walk.also_report(), None);
         }
     }
 }

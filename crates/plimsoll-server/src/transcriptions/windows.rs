@@ -23,9 +23,9 @@ use crate::state::model::ModelState;
 /// A window moves by this part of its length at least, or as a whole.
 const LEAST_PART: u64 = 30;
 
-/// Bytes of a kept segment besides its text and tokens, in memory and as JSON that grew by doubling.
+/// Bytes of a held_prompt segment besides its text and tokens, in memory and as JSON that grew by doubling.
 const SEGMENT_BYTES: u64 = 1024;
-/// Bytes of a kept token, and of a byte of text: both in memory and as JSON.
+/// Bytes of a held_prompt token, and of a byte of text: both in memory and as JSON.
 const TOKEN_BYTES: u64 = 32;
 const TEXT_BYTES: u64 = 8;
 
@@ -81,7 +81,7 @@ pub(super) struct Windows {
     seek: u64,
     common: Common,
     length_param: &'static str,
-    /// How the transcript is shown: it decides what is kept.
+    /// How the transcript is shown: it decides what is held_prompt.
     format: Format,
     said: Said,
     pub language: Option<&'static str>,
@@ -97,7 +97,7 @@ pub(super) struct Windows {
 }
 
 impl Windows {
-    /// Begins with the first window of the submission's clip. `format` decides what is kept of it.
+    /// Begins with the first window of the submission's clip. `format` decides what is held_prompt of it.
     pub async fn begin(
         state: &Arc<ModelState>,
         mut submission: Submission,
@@ -108,7 +108,7 @@ impl Windows {
         let none = || ApiError::internal("internal error: there is no audio clip");
         let medium = submission.measured.pop().ok_or_else(none)?;
         let (rows, window) = (medium.shape.tokens as usize, medium.grid.patches() as u64);
-        let mut clip = ClipWindows::open(state, medium, submission.files.take()).await?;
+        let mut clip = ClipWindows::open(state, medium, submission.held_files.take()).await?;
         let item = clip.window(0).await?;
         let mut windows = Self {
             prompts,
@@ -130,13 +130,13 @@ impl Windows {
             begun: 0,
             uncounted: 0,
         };
-        let first = windows.submission(state, item, submission.kept.take())?;
+        let first = windows.submission(state, item, submission.held_prompt.take())?;
         let request = first.start(state, state.server.ids.request("transcription"), API).await?;
         Ok((windows, request))
     }
 
     /// The request for one window.
-    fn submission(&mut self, state: &ModelState, item: MediaItem, kept: Option<Held>) -> ApiResult<Submission> {
+    fn submission(&mut self, state: &ModelState, item: MediaItem, held_prompt: Option<Held>) -> ApiResult<Submission> {
         let prompt = self.prompts.of(self.rows, self.detected, self.format == Format::Verbose);
         self.said = Said { heading: prompt.heading, ..Said::default() };
         self.begun += 1;
@@ -150,8 +150,8 @@ impl Windows {
             logprobs: (self.format == Format::Verbose).then_some(0),
             prompt_param: "file",
             length_param: self.length_param,
-            gathers: true,
-            kept,
+            repeats_output: true,
+            held_prompt,
             ..Submission::of_prompts(common, vec![ids], state)?
         })
     }
@@ -169,7 +169,7 @@ impl Windows {
             let resumed = item.and_then(|item| {
                 request.settle(self.kept_bytes + TEXT_BYTES * self.text.len() as u64)?;
                 let state = Arc::clone(&request.state);
-                let next = self.submission(&state, item, request.submission.kept.take())?;
+                let next = self.submission(&state, item, request.submission.held_prompt.take())?;
                 request.resume(next, API)
             });
             return match resumed {

@@ -18,7 +18,7 @@ use plimsoll_engine::testing::{Observed, Scripted, Step, limits, scripted_with_m
 use plimsoll_engine::{EngineHandle, Limits, MediaSpec, Pooling, Request};
 use plimsoll_reply::Choice;
 use plimsoll_server::{
-    About, Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, Told, UnknownFields, bind, serve,
+    About, Formats, Pooled, SamplingDefaults, ServeError, Served, ServerConfig, StopSignals, UnknownFields, bind, serve,
 };
 use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
@@ -213,7 +213,7 @@ impl Server {
         engine: EngineHandle,
         observed: Arc<Observed>,
         config: ServerConfig,
-        serving: impl FnOnce(TcpListener, ServerConfig, Told) -> F + Send + 'static,
+        serving: impl FnOnce(TcpListener, ServerConfig, StopSignals) -> F + Send + 'static,
     ) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(bind(&config)).unwrap();

@@ -33,7 +33,7 @@ pub fn list(args: &ModelsArgs) -> anyhow::Result<()> {
     defaults.engine.memory_budget = args.memory_budget;
     let options = defaults.engine.options_beside(&defaults.http.config()?);
     let host = Host::read(&options)?;
-    let limit = args.memory_budget.map_or(host.line.bytes, |budget| budget.bytes(host.line.bytes));
+    let limit = args.memory_budget.map_or(host.limit.bytes, |budget| budget.bytes(host.limit.bytes));
     let load = Load { users: args.users, context: args.context, images: 0, audio_seconds: 0 };
     let rows = KNOWN.iter().map(|known| Ok(Row { known, need: planned(known, &options, host.threads, load)? }));
     let (mut fitting, other): (Vec<_>, Vec<_>) =

@@ -8,7 +8,7 @@ use plimsoll_engine::media::MediaPlan;
 use plimsoll_engine::planner::INPUT_TOKENS;
 use plimsoll_engine::whatif::{Answer, Load, what_if};
 use plimsoll_engine::{
-    Blueprint, CheckpointDefaults, EnginePlan, Host, Line, LoadedModel, Options, PlanError, dry_run,
+    Blueprint, CheckpointDefaults, EnginePlan, Host, LoadedModel, MemoryLimit, Options, PlanError, dry_run,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
@@ -88,7 +88,7 @@ fn print(args: PlanArgs) -> anyhow::Result<bool> {
     }
     // Whatever a pod's node has: no other instruction set takes as much.
     let options = Options { isa: options.isa.or(args.k8s.k8s.then_some(Isa::Amx)), ..options };
-    let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+    let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.limit)?;
     if args.k8s.k8s {
         // Pods refuse what `serve` does.
         let defaults = CheckpointDefaults::read(&checkpoint)?;
@@ -109,15 +109,15 @@ fn answer(args: &PlanArgs, checkpoint: &Checkpoint, options: &Options, host: Hos
     let context = args.context.unwrap_or(longest.min(4096));
     let (images, audio_seconds) = (args.images.unwrap_or(0), args.audio_seconds.unwrap_or(0));
     let load = Load { users: args.users.unwrap_or(1), context, images, audio_seconds };
-    // A budget that is named is the line, also when it is that of a larger machine than this one.
-    let line = match options.memory_budget {
+    // A budget that is named is the limit, also when it is that of a larger machine than this one.
+    let limit = match options.memory_budget {
         Some(budget) => {
-            let line = Line::of_budget(budget.bytes(host.line.bytes), "--memory-budget");
-            Line { gpu: host.line.gpu, ..line }
+            let limit = MemoryLimit::of_budget(budget.bytes(host.limit.bytes), "--memory-budget");
+            MemoryLimit { gpu: host.limit.gpu, ..limit }
         }
-        None => host.line,
+        None => host.limit,
     };
-    Ok(what_if(checkpoint, options, host.threads, &line, load)?)
+    Ok(what_if(checkpoint, options, host.threads, &limit, load)?)
 }
 
 /// The plan as JSON.

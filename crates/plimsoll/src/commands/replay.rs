@@ -17,6 +17,6 @@ pub fn run(args: &ReplayArgs) -> anyhow::Result<()> {
     let model = args.trace.model.as_deref().unwrap_or(plimsoll_hub::DEFAULT_MODEL);
     let (_, checkpoint, options) = plan::open(model, &args.engine, &args.http)?;
     let host = Host::read(&options)?;
-    let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+    let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.limit)?;
     replay::in_a_plan(&args.trace, model, &planned, &trace, print)
 }

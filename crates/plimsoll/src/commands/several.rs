@@ -1,4 +1,4 @@
-//! `serve --models`: one line, one engine host, engines that come and go with what is asked; and `plan --models`, which says what they take.
+//! `serve --models`: one limit, one engine host, engines that come and go with what is asked; and `plan --models`, which says what they take.
 
 mod disk;
 
@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, ensure};
 use plimsoll_engine::startup::StartError;
 use plimsoll_engine::{
-    Blueprint, Cancel, CheckpointDefaults, DiskCache, EngineHandle, EngineHost, EnginePlan, Host, LedgerReport, Line,
-    LoadedModel, Options, PlanError, start_unless, with_weights,
+    Blueprint, Cancel, CheckpointDefaults, DiskCache, EngineHandle, EngineHost, EnginePlan, Host, LedgerReport,
+    LoadedModel, MemoryLimit, Options, PlanError, start_unless, with_weights,
 };
 use plimsoll_formats::Checkpoint;
 use plimsoll_hub::{ModelRef, Progress, TerminalProgress};
@@ -34,9 +34,9 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
     let models = models_file::read(file, &args.inherited)?;
     let listed = models.iter().map(listed).collect();
     let loader = Loading::open(models, args, &config)?;
-    loader.shop.foresee(file, &EngineHost::line_in(loader.engine_host.plan()))?;
+    loader.shop.foresee(file, &EngineHost::limit_in(loader.engine_host.plan()))?;
     let engine_host = Arc::clone(&loader.engine_host);
-    let (planned, line) = (loader.engine_host.plan().total(), loader.engine_host.plan().limit);
+    let (planned, limit) = (loader.engine_host.plan().total(), loader.engine_host.plan().limit);
     let names = loader.shop.models.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ");
     let runtime = http_runtime(&config)?;
     let ended = runtime.block_on(async {
@@ -45,7 +45,7 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
         let told = told().context("listening for signals")?;
         let address = listener.local_addr().context("the listening address")?;
         tracing::info!("what all models share:\n{}", loader.engine_host.plan());
-        say_ready(began, &names, address, planned, line);
+        say_ready(began, &names, address, planned, limit);
         serve_models(listener, listed, Arc::new(loader), config, told).await.context("serving")
     });
     end(runtime);
@@ -74,7 +74,7 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<bool> {
     let models = models_file::read(file, &args.inherited)?;
     let shop = Shop::of(models, &args.engine, &config)?;
     let engine_host = shop.engine_host(&config);
-    let all = EngineHost::line_in(&engine_host);
+    let all = EngineHost::limit_in(&engine_host);
     let nobody = Cancel::default();
     let plan = |index: usize| (shop.models[index].0.as_str(), shop.needs(index, &all, &nobody));
     let plans: Vec<Planned> = (0..shop.models.len()).map(plan).collect();
@@ -170,20 +170,25 @@ impl Shop {
 
     /// What they share.
     pub fn engine_host(&self, config: &ServerConfig) -> Plan {
-        EngineHost::planned(shared_bytes(config), &self.host.line)
+        EngineHost::planned(shared_bytes(config), &self.host.limit)
     }
 
     /// What a model takes under `all` that the engine host leaves, and the machine as it finds it.
-    pub fn plan(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), PlanError> {
+    pub fn plan(
+        &self,
+        index: usize,
+        checkpoint: &Checkpoint,
+        all: &MemoryLimit,
+    ) -> Result<(EnginePlan, Host), PlanError> {
         let options = self.options_for(index, checkpoint);
         let host = self.host(&options, all, None);
-        let planned = Blueprint::new(checkpoint, &options)?.plan(&options, host.threads, &host.line)?;
+        let planned = Blueprint::new(checkpoint, &options)?.plan(&options, host.threads, &host.limit)?;
         Ok((planned, host))
     }
 
     /// Plans every model with files on this machine. After "ready", every name must lead to a model and every setting
     /// must work. A model that can never fit is logged and is no error: the others are served.
-    fn foresee(&self, file: &Path, all: &Line) -> anyhow::Result<()> {
+    fn foresee(&self, file: &Path, all: &MemoryLimit) -> anyhow::Result<()> {
         for (index, (name, model)) in self.models.iter().enumerate() {
             let what = || format!("{}: the model `{name}` is `{}`", file.display(), model.model);
             let Some(path) = super::ready(&ModelRef::parse(&model.model).with_context(what)?)? else {
@@ -216,15 +221,15 @@ impl Shop {
         Options { disk_cache, ..options }
     }
 
-    /// The machine as this model finds it: alone in the engine host, under `all` of its line or the part of it that the operator gave it.
-    fn host(&self, options: &Options, all: &Line, engine_host: Option<&Arc<EngineHost>>) -> Host {
-        let line = match options.memory_budget.map(|budget| budget.bytes(all.bytes)) {
-            Some(bytes) if bytes < all.bytes => Line::of_budget(bytes, "the model's memory-budget"),
-            Some(_) => Line { chosen: true, ..all.clone() },
+    /// The machine as this model finds it: alone in the engine host, under `all` of its limit or the part of it that the operator gave it.
+    fn host(&self, options: &Options, all: &MemoryLimit, engine_host: Option<&Arc<EngineHost>>) -> Host {
+        let limit = match options.memory_budget.map(|budget| budget.bytes(all.bytes)) {
+            Some(bytes) if bytes < all.bytes => MemoryLimit::of_budget(bytes, "the model's memory-budget"),
+            Some(_) => MemoryLimit { chosen: true, ..all.clone() },
             None => all.clone(),
         };
         Host {
-            line,
+            limit,
             threads: options.threads.unwrap_or(self.host.threads).max(1),
             isa: options.isa.unwrap_or(self.host.isa),
             root: self.host.root.clone(),
@@ -245,7 +250,7 @@ impl Shop {
     }
 
     /// What a model takes, from its headers alone.
-    fn needs(&self, index: usize, all: &Line, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
+    fn needs(&self, index: usize, all: &MemoryLimit, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
         let checkpoint =
             Checkpoint::open_with(&self.path(index, cancel)?, &self.options(index).mmproj).map_err(failed)?;
         Ok(self.foreseen(index, &checkpoint, all)?.0)
@@ -253,7 +258,12 @@ impl Shop {
 
     /// The plan of a model from its open checkpoint, and the machine as it is now. A setting that the model cannot use
     /// is an error.
-    fn foreseen(&self, index: usize, checkpoint: &Checkpoint, all: &Line) -> Result<(EnginePlan, Host), LoadError> {
+    fn foreseen(
+        &self,
+        index: usize,
+        checkpoint: &Checkpoint,
+        all: &MemoryLimit,
+    ) -> Result<(EnginePlan, Host), LoadError> {
         let planned = self.plan(index, checkpoint, all).map_err(unplanned)?;
         let defaults = CheckpointDefaults::read(checkpoint).map_err(failed)?;
         settled(defaults, Some(&checkpoint.config), &self.models[index].1.reading).map_err(failed)?;
@@ -308,7 +318,7 @@ impl Loading {
 
 impl Loader for Loading {
     fn needed(&self, index: usize, cancel: &Cancel) -> Result<u64, LoadError> {
-        Ok(self.shop.needs(index, &EngineHost::line_in(self.engine_host.plan()), cancel)?.plan.total())
+        Ok(self.shop.needs(index, &EngineHost::limit_in(self.engine_host.plan()), cancel)?.plan.total())
     }
 
     fn room(&self) -> u64 {
@@ -321,7 +331,7 @@ impl Loader for Loading {
         let model = LoadedModel::open_with(&path, &shop.options(index).mmproj).map_err(failed)?;
         let options = shop.options_for(index, &model.checkpoint);
         super::tell_encoder(&model.checkpoint);
-        let host = shop.host(&options, &EngineHost::line_in(self.engine_host.plan()), Some(&self.engine_host));
+        let host = shop.host(&options, &EngineHost::limit_in(self.engine_host.plan()), Some(&self.engine_host));
         let tokenizer = Arc::clone(&model.tokenizer);
         let started = start_unless(&model.checkpoint, tokenizer, &options, &host, |_| {}, cancel);
         let started = started.map_err(|error| match error {

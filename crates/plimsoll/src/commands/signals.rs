@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 #[cfg(unix)]
 use plimsoll_memory::host::{OwnProcess, Root};
-use plimsoll_server::Told;
+use plimsoll_server::StopSignals;
 use sd_notify::NotifyState;
 
 use super::serving::notify;
@@ -13,7 +13,7 @@ use super::serving::notify;
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
 /// Listens for Ctrl-C, SIGTERM and SIGHUP from now on, and says so of the first and of one that comes later. To be called where HTTP runs.
-pub fn told() -> std::io::Result<Told> {
+pub fn told() -> std::io::Result<StopSignals> {
     let mut signals = Signals::new()?;
     let (tell, told) = tokio::sync::mpsc::channel(1);
     tokio::spawn(async move {

@@ -71,9 +71,19 @@ fn a_machine_that_can_serve_is_told_so_with_the_plan_that_serve_makes() {
     default_model();
     let (all, code) = doctor(&["smollm2", "--max-total-token-num", "4096"]);
     assert_eq!(code, Some(0), "{all:?}");
-    for check in
-        ["clock", "files", "threads", "port", "cache", "cores", "instructions", "memory", "line", "swap", "neighbours"]
-    {
+    for check in [
+        "clock",
+        "files",
+        "threads",
+        "port",
+        "cache",
+        "cores",
+        "instructions",
+        "memory",
+        "memory limit",
+        "swap",
+        "neighbours",
+    ] {
         about(&all, check);
     }
     let model = about(&all, "model")[0]["found"].as_str().unwrap();
@@ -101,7 +111,7 @@ fn short_address_space_is_found_with_the_value_that_works() {
         findings(command).0
     };
     let all = under(400_000);
-    assert_eq!(about(&all, "line")[0]["level"], "note");
+    assert_eq!(about(&all, "memory limit")[0]["level"], "note");
     let (found, next) = problem(&all, "plan");
     assert!(found.contains("it does not fit") && found.contains("RLIMIT_AS"), "{found}");
     let advised = next.split_once("(ulimit -v ").and_then(|(_, rest)| rest.split_once(')')).unwrap().0;

@@ -46,7 +46,7 @@ fn check(model: &str) {
     }
     let of_kind =
         if encoder { ["computed whole", "an input of"] } else { ["tokens in the pool", "a decoded token reads"] };
-    for word in ["total", "line"].into_iter().chain(of_kind) {
+    for word in ["total", "memory limit"].into_iter().chain(of_kind) {
         assert!(words.contains(word), "{model}: {word}: {words}");
     }
 }

@@ -1,7 +1,7 @@
 //! Admission: the oldest waiting sequence with enough room starts. A sequence waits longer if a running one is about to
 //! compute a prefix that both share.
 
-use super::{Reading, Scheduler, Seq};
+use super::{DiskRead, Scheduler, Seq};
 use crate::cache::{KvCache, PAGE_TOKENS};
 
 /// So many long prompts are looked up in the prefix cache in a step that has no rows for them.
@@ -26,7 +26,7 @@ impl<T> Scheduler<T> {
         let alone = self.running.is_empty();
         let mut looks = if long { 0 } else { LOOKS };
         let (at, shared) = (0..self.waiting.len()).find_map(|at| {
-            if self.waiting[at].reading == Reading::Waits || !long && self.takes_long(at, &mut looks) {
+            if self.waiting[at].disk_read == DiskRead::Waits || !long && self.takes_long(at, &mut looks) {
                 return None;
             }
             match self.company(at) {

@@ -21,7 +21,7 @@ pub struct Pooled {
 
 /// Whether a tier below memory was asked for a prefix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reading {
+pub enum DiskRead {
     /// It was not, or there is none.
     #[default]
     Unasked,
@@ -76,7 +76,7 @@ pub struct Seq<T> {
     /// It waits for its grammar's mask, and takes part in no step.
     pub held: bool,
     /// What a tier below memory has of its prefix.
-    pub reading: Reading,
+    pub disk_read: DiskRead,
     /// Logits are wanted from this position on (the last position's always).
     pub logits_from: usize,
     /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed.
@@ -167,7 +167,7 @@ impl<T> Seq<T> {
             drafts: ArrayVec::new(),
             drafted: 0..0,
             held: false,
-            reading: Reading::default(),
+            disk_read: DiskRead::default(),
             logits_from,
             candidates,
             pooled,

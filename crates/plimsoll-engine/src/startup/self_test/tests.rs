@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::api::options::Options;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
-use crate::plan::{Blueprint, Line};
+use crate::plan::{Blueprint, MemoryLimit};
 use crate::runner::cpu::Passes;
 use crate::runner::step::{DraftRows, StepBuffers};
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share};
@@ -257,7 +257,7 @@ proptest! {
             running_max_req_size: limits.running, max_total_token_num: Some((pages * PAGE_TOKENS) as u64),
             ..Options::default()
         };
-        let line = Line { chosen: false, ..Line::of_budget(4 << 30, "a test") };
+        let line = MemoryLimit { chosen: false, ..MemoryLimit::of_budget(4 << 30, "a test") };
         let plan = blueprint.plan(&options, 1, &line).unwrap();
         let scratch = plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(KvDtype::F32)), 1);
         prop_assert!(served.workspace + scratch <= plan.workspace, "{} + {scratch} of {}", served.workspace, plan.workspace);
@@ -284,7 +284,7 @@ proptest! {
             ..Options::default()
         };
         let blueprint = blueprint("qwen3.5", &options);
-        let line = Line { chosen: false, ..Line::of_budget(4 << 30, "a test") };
+        let line = MemoryLimit { chosen: false, ..MemoryLimit::of_budget(4 << 30, "a test") };
         let plan = blueprint.plan(&options, 1, &line).unwrap();
         let (limits, pools) = (plan.step, Pools { pages: plan.pages, slots: plan.slots });
         let context = 128.min(pages * PAGE_TOKENS);

@@ -70,11 +70,11 @@ impl fmt::Display for LedgerReport {
             let [planned, committed] =
                 [device.planned_bytes, device.committed_bytes].map(|bytes| Bytes(bytes).to_string());
             writeln!(f, "  {:<17} {planned:>11} {committed:>11} {:>11}", "total on the GPU", "")?;
-            writeln!(f, "  line of the GPU {} ({})", Bytes(device.line_bytes), device.line_source)?;
+            writeln!(f, "  memory limit of the GPU {} ({})", Bytes(device.line_bytes), device.line_source)?;
         }
         writeln!(
             f,
-            "  line {line} ({}); unaccounted {}; heap peak {}; {} device allocations before ready, {} after",
+            "  memory limit {line} ({}); unaccounted {}; heap peak {}; {} device allocations before ready, {} after",
             self.line_source,
             Signed(self.unaccounted_bytes),
             Bytes(self.heap.peak_bytes),

@@ -11,7 +11,7 @@ use super::{Disk, Unread};
 use crate::cache::lease::SharedCache;
 use crate::cache::{KvCache, PAGE_TOKENS, PageKey, Part, Restore, links};
 use crate::runner::Runner;
-use crate::schedule::scheduler::{Reading, Scheduler, StepLimits};
+use crate::schedule::scheduler::{DiskRead, Scheduler, StepLimits};
 
 /// Waiting requests that are looked up on disk in one round.
 const LOOKS: usize = 16;
@@ -99,7 +99,7 @@ impl Spare {
     fn of<T>(scheduler: &Scheduler<T>, cache: &KvCache, limits: &StepLimits) -> Self {
         let running = scheduler.running().len();
         let mut waiting = scheduler.waiting();
-        if running == 0 && (waiting.len() == 1 || waiting.all(|seq| seq.reading == Reading::Waits)) {
+        if running == 0 && (waiting.len() == 1 || waiting.all(|seq| seq.disk_read == DiskRead::Waits)) {
             return Self::default();
         }
         let windows = cache.windows.as_ref().map_or(0, |windows| windows.need(limits.rows) + 2 * running);
@@ -210,7 +210,7 @@ impl Disk {
     fn end<T>(&mut self, scheduler: &mut Scheduler<T>) {
         let Some(ReadAhead { order, wanted, restore, filled, .. }) = self.reading.take() else { return };
         let Some(seq) = scheduler.waiting_mut().find(|seq| seq.order == order) else { return };
-        seq.reading = Reading::Done;
+        seq.disk_read = DiskRead::Done;
         // A part of a prefix is of use where any page can be started from.
         let pages_alone = wanted.windows == 0 && !wanted.state;
         let whole = filled == wanted.parts();
@@ -230,7 +230,7 @@ impl Disk {
             // Its turn has not come: another prefix is read, or waits for room.
             let held = |blocked: &Blocked| blocked.order != seq.order || now < blocked.again;
             let busy = self.reading.is_some() || self.blocked.as_ref().is_some_and(held);
-            if seq.reading == Reading::Done || busy && seq.reading == Reading::Waits {
+            if seq.disk_read == DiskRead::Done || busy && seq.disk_read == DiskRead::Waits {
                 continue;
             }
             if looks == 0 {
@@ -242,10 +242,10 @@ impl Disk {
                 false => None,
             };
             let Some(wanted) = wanted else {
-                seq.reading = Reading::Done;
+                seq.disk_read = DiskRead::Done;
                 continue;
             };
-            seq.reading = Reading::Waits;
+            seq.disk_read = DiskRead::Waits;
             if busy {
                 continue;
             }
@@ -254,7 +254,7 @@ impl Disk {
             if spare.is_there(&cache.borrow(), wanted.pages, wanted.windows) {
                 self.begin(wanted, seq.order, seq.key(), cache);
             } else if now.duration_since(since) > ROOM_LIMIT {
-                seq.reading = Reading::Done;
+                seq.disk_read = DiskRead::Done;
                 self.unread[Unread::Room as usize] += 1;
             } else {
                 self.blocked = Some(Blocked { order: seq.order, since, again: now + ROOM_EVERY });

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-use plimsoll_engine::governor::{DegradationLevel, Reading};
+use plimsoll_engine::governor::{DegradationLevel, MemoryReading};
 use plimsoll_engine::testing::take_reading;
 use plimsoll_engine::{EngineHandle, Options, Refusal};
 use plimsoll_memory::emergency_reserve::BLOCKS;
@@ -228,7 +228,8 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
     hide_injected_panics();
     let calm = crowded();
     let (squeezed, _) = recall_engine(Shape::default());
-    let room = Reading { available: 1 << 40, above_plan: 1 << 30, stall_room: 1 << 40, ..Reading::default() };
+    let room =
+        MemoryReading { available: 1 << 40, above_plan: 1 << 30, stall_room: 1 << 40, ..MemoryReading::default() };
     let show = |reading, level| {
         let deadline = Instant::now() + Duration::from_secs(30);
         while squeezed.level() != level {
@@ -237,7 +238,7 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
-    show(Reading { available: 0, ..room }, DegradationLevel::Fail);
+    show(MemoryReading { available: 0, ..room }, DegradationLevel::Fail);
     // The level is taken before the deed.
     let deadline = Instant::now() + Duration::from_secs(10);
     while heap::reserve_blocks_missing() < BLOCKS {
@@ -252,7 +253,7 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
     show(room, DegradationLevel::StopAdmitting);
     whole_reserve();
     // An engine that ends no longer keeps the emergency reserve given up.
-    show(Reading { available: 0, ..room }, DegradationLevel::Fail);
+    show(MemoryReading { available: 0, ..room }, DegradationLevel::Fail);
     drop(squeezed);
     whole_reserve();
     end(calm);

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering::Acquire;
 
-use plimsoll_engine::governor::Reading;
+use plimsoll_engine::governor::MemoryReading;
 use plimsoll_engine::testing::{by_hand, take_reading};
 use plimsoll_engine::{Blueprint, Options, Request};
 use plimsoll_formats::Checkpoint;
@@ -187,8 +187,8 @@ fn t_39_unusual_ends_leak_nothing_and_a_failed_check_ends_no_request() {
 #[test]
 fn t_40_preemption_at_any_step_counts_nothing_twice() {
     own_process!();
-    let short = Reading { full_avg10: 45.0, available: u64::MAX, ..Reading::default() };
-    let calm = Reading { available: u64::MAX, ..Reading::default() };
+    let short = MemoryReading { full_avg10: 45.0, available: u64::MAX, ..MemoryReading::default() };
+    let calm = MemoryReading { available: u64::MAX, ..MemoryReading::default() };
     for offset in 0..12 {
         for width in [1, 3] {
             let (bench, _) = recall_bench(Shape::hybrid(width - 1, 180, 6));

@@ -31,7 +31,7 @@ impl Constraint for Weaving {
         Ok(Some(&self.mask))
     }
 
-    fn counts_together(&self) -> Option<u32> {
+    fn grouped_from(&self) -> Option<u32> {
         mix(self.woven).is_multiple_of(4).then_some(128)
     }
 

@@ -3,7 +3,7 @@
 use super::fake::{ATTENTION, CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config};
 use plimsoll_memory::sizing::diagnose::Stage;
 use plimsoll_memory::sizing::{
-    EMERGENCY_RESERVE_BYTES, Fraction, Mode, Phase, ProfileConfig, ShadowReport, SizingError, SizingInput,
+    EMERGENCY_RESERVE_BYTES, Fraction, Mode, PoolPhase, ProfileConfig, ShadowReport, SizingError, SizingInput,
     SizingWarning, StatePool, auto_profile, check_sizes,
 };
 use proptest::prelude::*;
@@ -47,7 +47,7 @@ fn a09_the_probe_may_be_smaller_than_the_longest_context() {
     assert!(auto_profile(&cfg, &mut fake).is_ok());
     assert_eq!(fake.built[0].tokens, 8192);
     // Every other check stays in force.
-    assert!(matches!(check_sizes(Phase::Probe, 4095, &cfg), Err(SizingError::BatchExceedsCapacity { .. })));
+    assert!(matches!(check_sizes(PoolPhase::Probe, 4095, &cfg), Err(SizingError::BatchExceedsCapacity { .. })));
     let zero = ProfileConfig { cell_bytes: 0, ..cfg };
     assert!(matches!(fails(&zero, &mut Fake::usual()), SizingError::Zero { .. }));
 }

@@ -4,7 +4,7 @@
 //! someone kept.
 
 use plimsoll_memory::sizing::{
-    Component, DeviceNow, Event, Failure, Generations, Measured, OutOfMemory, Phase, PoolCount, ProfileConfig,
+    Component, DeviceNow, Event, Failure, Generations, Measured, OutOfMemory, PoolCount, PoolPhase, ProfileConfig,
     Released, ScalesWith, Shape,
 };
 use std::collections::BTreeMap;
@@ -315,7 +315,7 @@ pub fn usual_config() -> ProfileConfig {
 
 /// The shapes of production attempts, by tokens.
 pub fn production(fake: &Fake) -> Vec<u64> {
-    fake.built.iter().filter(|s| s.phase == Phase::Production).map(|s| s.tokens).collect()
+    fake.built.iter().filter(|s| s.phase == PoolPhase::Production).map(|s| s.tokens).collect()
 }
 
 /// Connects ranks: each rank hands in a value and waits for all others, which must be doing the same.

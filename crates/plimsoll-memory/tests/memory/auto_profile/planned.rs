@@ -3,7 +3,7 @@
 use super::attempts::{fails, hybrid_config, hybrid_device, usual_target};
 use super::fake::{CELL, Fake, GIB, Wrong, production, usual_config};
 use plimsoll_memory::sizing::{
-    EMERGENCY_RESERVE_BYTES, Mode, Phase, ProfileConfig, SizingError, auto_profile, dry_run,
+    EMERGENCY_RESERVE_BYTES, Mode, PoolPhase, ProfileConfig, SizingError, auto_profile, dry_run,
 };
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ fn a_plan_that_cannot_be_right_is_not_even_built() {
     for tokens in [0, 900_000, u64::MAX] {
         let mut fake = Fake::usual();
         let outcome = auto_profile(&planned(tokens), &mut fake).unwrap();
-        assert_eq!((outcome.shape.tokens, fake.built[0].phase), (usual_target(), Phase::Probe), "{tokens}");
+        assert_eq!((outcome.shape.tokens, fake.built[0].phase), (usual_target(), PoolPhase::Probe), "{tokens}");
     }
 }
 
@@ -107,7 +107,7 @@ fn a39_the_dry_run_probes_reports_and_leaves_nothing() {
     let mut fake = Fake::usual();
     let report = dry_run(&usual_config(), &mut fake, 500_000).unwrap();
     assert_eq!((report.chosen_tokens, report.delta()), (usual_target(), i128::from(usual_target()) - 500_000));
-    assert_eq!((fake.built.len(), fake.built[0].phase, fake.teardowns), (1, Phase::Probe, 1));
+    assert_eq!((fake.built.len(), fake.built[0].phase, fake.teardowns), (1, PoolPhase::Probe, 1));
     assert_eq!(fake.ledger().own(), 18 * GIB, "only the weights are left");
     // Beside a server that holds most of the machine it says what would be left, and takes none of it.
     let mut fake = Fake::usual();

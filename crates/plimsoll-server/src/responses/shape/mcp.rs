@@ -10,7 +10,7 @@ use super::super::object::{Output, Status, What};
 use super::super::unreported::Unreported;
 use super::{Body, Responding};
 use crate::conversation::active::{ActiveRequest, Event};
-use crate::conversation::reading::Reading;
+use crate::conversation::reply_reader::ReplyReader;
 use crate::http::error::ApiResult;
 use crate::http::sse::Events;
 use crate::mcp::{CallResult, McpError};
@@ -107,7 +107,7 @@ impl Responding {
                 run.base = Some(base);
                 request.resume((*result)?, "responses")?;
                 self.reasoning_before += self.reading.reasoning_tokens();
-                self.reading = Reading::new(&request.submission.rules);
+                self.reading = ReplyReader::new(&request.submission.rules);
                 self.unreported = Unreported::default();
                 self.finish = None;
                 Ok(())

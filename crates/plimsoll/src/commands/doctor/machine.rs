@@ -117,14 +117,14 @@ pub fn memory(host: &Host, report: &mut Report) {
     report.ok("memory", format!("{} in all, {} available", bytes(limits.mem_total), bytes(now.machine_available)));
     let others = limits.sources.iter().filter(|source| !source.binding);
     let others: String = others.map(|source| format!("; {} of {}", source.name, Bytes(source.bytes))).collect();
-    let line = format!("{} ({}){others}", Bytes(host.line.bytes), host.line.source);
+    let limit = format!("{} ({}){others}", Bytes(host.limit.bytes), host.limit.source);
     match limits.binding().remedy {
         Remedy::AddressSpace => report.note(
-            "line",
-            line,
+            "memory limit",
+            limit,
             "ulimit -v unlimited, and --memory-budget or a memory cgroup: address space also counts what is only mapped",
         ),
-        _ => report.ok("line", line),
+        _ => report.ok("memory limit", limit),
     }
     match limits.swap_limit.into_iter().chain(limits.swap_total).min() {
         Some(swap @ 1..) => report.note(
@@ -140,7 +140,7 @@ pub fn memory(host: &Host, report: &mut Report) {
     let overcommit = Overcommit::read(&host.root);
     match overcommit.room() {
         None => report.ok("overcommit", "memory may be reserved before it is used"),
-        Some(room) if room < host.line.bytes => report.note(
+        Some(room) if room < host.limit.bytes => report.note(
             "overcommit",
             format!("strict: {} may still be reserved, less than the memory limit", Bytes(room)),
             format!("--memory-budget {room}, or sysctl vm.overcommit_memory=0"),

@@ -176,7 +176,7 @@ pub fn plan(path: &Path, args: &DoctorArgs, host: &Host, others: &Holders, repor
         let options = settled_on(&model.checkpoint, &options)?;
         // With the model's file mapped, as `serve` looks at the machine: a limit of address space counts it.
         let host = Host::read_from(host.root.clone(), &options)?;
-        Ok((Blueprint::new(&model.checkpoint, &options)?.plan(&options, host.threads, &host.line)?, host))
+        Ok((Blueprint::new(&model.checkpoint, &options)?.plan(&options, host.threads, &host.limit)?, host))
     });
     let planned = planned.map_err(|error| error.context(path.display().to_string()));
     judge_plan(&Subject { name: String::new(), beside: 0 }, planned, others, report);
@@ -211,7 +211,7 @@ pub fn plans(
         return Ok(());
     }
     report.ok("plan", found);
-    let all = EngineHost::line_in(&engine_host);
+    let all = EngineHost::limit_in(&engine_host);
     for (index, ((name, mmproj), path)) in names.into_iter().zip(paths).enumerate() {
         if let Some(model) = path.as_ref().and_then(|path| opened(path, &mmproj, report)) {
             let planned = shop.plan(index, &model.checkpoint, &all).map_err(anyhow::Error::from);
@@ -271,11 +271,11 @@ fn fits(of: &Subject, planned: &EnginePlan, host: &Host, others: &Holders, repor
     let _ = (others, total);
     let limits = planned.limits;
     let found = match limits.encoder {
-        true => format!("{name}{} of {}: an encoder", Bytes(own), Bytes(host.line.bytes)),
+        true => format!("{name}{} of {}: an encoder", Bytes(own), Bytes(host.limit.bytes)),
         false => format!(
             "{name}{} of {}: {} tokens in the pool, {} of one request at most",
             Bytes(own),
-            Bytes(host.line.bytes),
+            Bytes(host.limit.bytes),
             limits.max_total_token_num,
             limits.max_req_total_len
         ),

@@ -15,7 +15,7 @@ use crate::state::model::ModelState;
 
 /// How the replies of one request are read and shown.
 #[derive(Clone, Debug)]
-pub(crate) struct Rules {
+pub(crate) struct ReplyRules {
     pub spec: Spec,
     pub include_reasoning: bool,
     /// At most one call. Text after it is dropped.
@@ -28,7 +28,7 @@ pub(crate) struct Rules {
     custom: Arc<[Custom]>,
 }
 
-impl Rules {
+impl ReplyRules {
     /// The rules for a conversation that was rendered as `prompt`. `structured`: the reply is structured output.
     /// `stops`: a stop string may end it.
     pub fn new(
@@ -101,7 +101,7 @@ impl Rules {
 
 /// One reply being read.
 #[derive(Debug)]
-pub(crate) struct Reading {
+pub(crate) struct ReplyReader {
     parser: Option<ReplyParser>,
     include_reasoning: bool,
     one_call: bool,
@@ -167,8 +167,8 @@ pub(crate) enum Part {
     },
 }
 
-impl Reading {
-    pub fn new(rules: &Rules) -> Self {
+impl ReplyReader {
+    pub fn new(rules: &ReplyRules) -> Self {
         Self {
             parser: rules.reads().then(|| ReplyParser::new(&rules.spec)),
             include_reasoning: rules.include_reasoning,
