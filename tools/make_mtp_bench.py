@@ -31,7 +31,7 @@ from fixturelib import tokenizer as tok  # noqa: E402
 VOCAB = 16384
 BLOCKS = 2
 PERIOD = 9
-# A walk through all ordinary tokens passes the seam, which is no multiple of the period, once.
+# A walk through all ordinary tokens passes the seam, which is not a multiple of the period, once.
 WRONG = {p * known.STEP % known.PLAIN for p in range(0, known.PLAIN - PERIOD + 1, PERIOD)}
 RAW = {
     **known.RAW,

@@ -23,7 +23,7 @@ pub fn parse_kv_dtype(name: &str) -> Result<KvDtype, String> {
         "f16" => Ok(KvDtype::F16),
         "bf16" => Ok(KvDtype::Bf16),
         "q8" => Ok(KvDtype::Q8),
-        _ => Err(format!("'{name}' is no KV type: use f32, f16, bf16 or q8")),
+        _ => Err(format!("unknown KV type '{name}': use f32, f16, bf16 or q8")),
     }
 }
 

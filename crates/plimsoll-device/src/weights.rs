@@ -67,7 +67,7 @@ impl std::str::FromStr for DtypePolicy {
             "auto" => Ok(Self::Auto),
             "f32" | "float32" => Ok(Self::F32),
             "bf16" | "bfloat16" => Ok(Self::Bf16),
-            _ => Err(format!("'{name}' is no weight type: use auto, f32 or bf16")),
+            _ => Err(format!("unknown weight type '{name}': use auto, f32 or bf16")),
         }
     }
 }
@@ -97,7 +97,7 @@ impl std::str::FromStr for ComputeDtype {
             "f32" | "float32" => Ok(Self::F32),
             "bf16" | "bfloat16" => Ok(Self::Bf16),
             "int8" => Ok(Self::Int8),
-            _ => Err(format!("'{name}' is no arithmetic: use auto, f32, bf16 or int8")),
+            _ => Err(format!("unknown arithmetic '{name}': use auto, f32, bf16 or int8")),
         }
     }
 }

@@ -346,7 +346,7 @@ pub fn attend_splits(spans: &[Span]) -> std::ops::Range<usize> {
 /// Adds the partial results of later splits to `states`, those of earlier ones, each in the layout of [`attend_split`]: what
 /// [`attend_combine`] does before it writes, for splits that do not all fit at once.
 ///
-/// Panics if the length of `partials` is no multiple of that of `states`.
+/// Panics if the length of `partials` is not a multiple of that of `states`.
 pub fn attend_merge(isa: Isa, layout: &KvLayout, states: &mut [f32], partials: &[f32]) {
     let len = attend_partial_len(layout);
     let fits = states.len().is_multiple_of(len) && partials.len().is_multiple_of(states.len().max(1));

@@ -165,7 +165,7 @@ fn advance<const CORRECT: bool>(
     }
 }
 
-/// `P` neighbouring tiles. `PART`: the last tile of a head with a number of columns that is no multiple of sixteen.
+/// `P` neighbouring tiles. `PART`: the last tile of a head with a number of columns that is not a multiple of sixteen.
 struct Tiles<'a, const P: usize, const PART: bool, const CORRECT: bool> {
     input: &'a DeltaInput<'a>,
     slots: &'a StateSlots<'a>,

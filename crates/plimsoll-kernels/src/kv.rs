@@ -74,7 +74,7 @@ pub struct KvLayout {
 }
 
 impl KvLayout {
-    /// Describes a layer's cache. Fails if `head_dim` is no multiple of 16 up to 1024 or `kv_heads` is not in 1..=65536.
+    /// Describes a layer's cache. Fails if `head_dim` is not a multiple of 16 up to 1024 or `kv_heads` is not in 1..=65536.
     pub fn new(kv_heads: usize, head_dim: usize, dtype: KvDtype) -> Result<KvLayout, KvLayoutError> {
         if head_dim == 0 || head_dim > HEAD_DIM_MAX || !head_dim.is_multiple_of(LANES) {
             return Err(KvLayoutError::HeadDim(head_dim));

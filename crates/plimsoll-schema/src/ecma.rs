@@ -70,7 +70,7 @@ fn escape(rest: &mut std::iter::Peekable<std::str::Chars<'_>>, class: bool, out:
                 None => rest.by_ref().take(4).collect(),
             };
             let code = u32::from_str_radix(&code, 16).ok().and_then(char::from_u32);
-            let code = code.ok_or("has an escape \\u that is no character")?;
+            let code = code.ok_or("has an escape \\u that is not a character")?;
             let _ = write!(out, "\\x{{{:x}}}", u32::from(code));
         }
         'c' => {

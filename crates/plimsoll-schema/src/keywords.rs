@@ -25,7 +25,7 @@ impl<'a> Expander<'a> {
     /// What a schema allows.
     pub fn schema(&mut self, place: &Place<'a>) -> Result<Vec<Alternative>> {
         if !matches!(place.json, Json::Object(_)) {
-            let reason = format!("{} is no schema: a schema is an object, true or false", short(place.json));
+            let reason = format!("{} is not a schema: a schema is an object, true or false", short(place.json));
             return Err(SchemaError::Invalid { at: place.at.to_string(), reason });
         }
         let mut form = anything();

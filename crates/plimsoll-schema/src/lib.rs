@@ -75,7 +75,7 @@ pub struct Compiled {
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SchemaError {
     /// The text is no JSON.
-    #[error("the schema is no JSON: {0}")]
+    #[error("the schema is not JSON: {0}")]
     Json(String),
     /// A keyword is used in a way that is not supported.
     #[error("{keyword} is not supported here{}: {reason}", place(.at))]

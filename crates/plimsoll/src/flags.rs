@@ -25,9 +25,36 @@ const SHORT_NAME: (&str, char) = ("max_req_total_len", 'c');
 const SHORT_NAME_OF_TWO: (&str, &str) = ("-np", "--parallel");
 
 /// Flags of other servers that have no counterpart of the same meaning, and what to do instead.
-const MEANINGS: [(&[&str], &str); 15] = [
+const MEANINGS: [(&[&str], &str); 24] = [
     (&["model", "model-path", "hf-repo", "hf-file"], "name the model first: plimsoll serve MODEL"),
-    (&["n-gpu-layers", "gpu-layers", "ngl", "device"], "models run on the processor; leave it out"),
+    (
+        &["n-gpu-layers", "gpu-layers", "ngl", "main-gpu", "split-mode"],
+        "a model runs on one device as a whole: --device cpu, gpu, gpu:N or auto",
+    ),
+    (
+        &["n-ctx", "num-ctx", "max-context", "max-context-length", "max-seq-len", "max-prompt-len", "max-length"],
+        "use --max-req-total-len (--ctx-size): the tokens of one request, prompt and output",
+    ),
+    (&["batch-size", "ubatch-size"], "use --batch-max-tokens: the tokens of one step"),
+    (
+        &["max-batch-size", "max-concurrency", "max-concurrent-requests", "slots"],
+        "use --running-max-req-size: the requests that run at once",
+    ),
+    (&["cache-type-k", "cache-type-v", "kv-type"], "use --kv-dtype, which holds for keys and values"),
+    (
+        &["kv-cache-size", "num-gpu-blocks-override", "max-total-num-tokens"],
+        "use --max-total-token-num, in tokens, or --memory-budget for the whole process",
+    ),
+    (&["ram", "max-ram", "memory", "max-memory", "memory-limit"], "use --memory-budget"),
+    (
+        &["seed", "temp", "temperature", "top-p", "top-k", "min-p", "repeat-penalty"],
+        "each request sets it; --generation-config chooses the defaults",
+    ),
+    (&["lora", "enable-lora", "lora-modules"], "adapters are not supported: merge the adapter into the checkpoint"),
+    (
+        &["rope-scaling", "rope-scale", "rope-freq-base", "yarn-orig-ctx"],
+        "the rope scaling of the checkpoint is used; leave it out",
+    ),
     (&["tensor-parallel-size", "tp", "pipeline-parallel-size"], "one process uses all cores; leave it out"),
     (&["enable-prefix-caching"], "prefix caching is on; --disable-prefix-cache turns it off"),
     (&["quantization", "load-format"], "the format is read from the checkpoint; leave it out"),
@@ -51,6 +78,9 @@ const MEANINGS: [(&[&str], &str); 15] = [
         "put a TLS proxy in front; see docs/security.md",
     ),
 ];
+
+/// Letters by which a suggested name may differ from the one that was typed.
+const SPELLING_DISTANCE: usize = 2;
 
 /// What `serve --help` shows first, and then by topic. Every flag of `serve` is in one group.
 const COMMON: &[&str] = &[
@@ -161,6 +191,26 @@ const GROUPS: [(&str, &[&str]); 9] = [
     ("Advanced", &["device", "allow_software_gpu", "gpu_memory_budget", "threads", "isa", "print_config"]),
 ];
 
+/// Flags of the network, of time and of other servers. `plan`, `doctor` and `replay` take them, since they take the flags of
+/// `serve`, and do not show them: they change no byte of the plan.
+const CHANGE_NO_PLAN: [&str; 15] = [
+    "allowed_media_domains",
+    "cache_write_bytes_per_day",
+    "drain_seconds",
+    "heartbeat",
+    "inactivity_timeout",
+    "kv_events",
+    "long_prompt_slowdown",
+    "mcp_server",
+    "mcp_timeout",
+    "media_fetch",
+    "media_fetch_timeout",
+    "media_root",
+    "request_timeout",
+    "stall_seconds",
+    "unknown_fields",
+];
+
 /// Flags that `run` takes, since it starts the same engine, and does not show: it has one user.
 const HIDDEN_IN_RUN: [&str; 6] =
     ["graph_max_batch_size", "max_waiting", "kv_events", "running_max_req_size", "stall_seconds", "request_bytes"];
@@ -173,7 +223,7 @@ pub fn arranged(command: Command) -> Command {
 }
 
 fn arranged_alone(mut command: Command, name: &str) -> Command {
-    if !["serve", "plan", "run", "doctor"].contains(&name) {
+    if !["serve", "plan", "run", "doctor", "replay"].contains(&name) {
         return command;
     }
     let groups = std::iter::once((None, COMMON)).chain(GROUPS.iter().map(|(heading, ids)| (Some(*heading), *ids)));
@@ -185,7 +235,12 @@ fn arranged_alone(mut command: Command, name: &str) -> Command {
             }
             order += 1;
             let hidden = match name {
-                "plan" => [Some(SECURITY), Some(LOGGING)].contains(&heading) || *id == "api_key_file",
+                "plan" | "replay" => {
+                    [Some(SECURITY), Some(LOGGING)].contains(&heading)
+                        || *id == "api_key_file"
+                        || CHANGE_NO_PLAN.contains(id)
+                }
+                "doctor" => CHANGE_NO_PLAN.contains(id),
                 "run" => HIDDEN_IN_RUN.contains(id),
                 _ => false,
             };
@@ -237,15 +292,22 @@ pub fn meaning(name: &str) -> Option<&'static str> {
     MEANINGS.iter().find(|(names, _)| names.contains(&name.as_str())).map(|(_, what)| *what)
 }
 
-/// The error with what to do instead, if it is about a flag of another server.
-pub fn explained(error: clap::Error, command: &mut Command) -> clap::Error {
+/// The error with what to do instead, if it is about a flag of another server. A similar spelling is suggested only for a
+/// flag that is one or two letters away: other similar names mean something else.
+pub fn explained(mut error: clap::Error, command: &mut Command) -> clap::Error {
     let unknown = (error.kind() == ErrorKind::UnknownArgument).then(|| error.get(ContextKind::InvalidArg)).flatten();
     let Some(ContextValue::String(flag)) = unknown else { return error };
-    let name = flag.split('=').next().unwrap_or(flag);
-    match meaning(name) {
-        Some(what) => command.error(ErrorKind::UnknownArgument, format!("unknown option '{name}': {what}")),
-        None => error,
+    let name = flag.split('=').next().unwrap_or(flag).to_owned();
+    if let Some(what) = meaning(&name) {
+        return command.error(ErrorKind::UnknownArgument, format!("unknown option '{name}': {what}"));
     }
+    let is_near = |suggestion: &str| strsim::damerau_levenshtein(suggestion, &name) <= SPELLING_DISTANCE;
+    if let Some(ContextValue::String(suggestion)) = error.get(ContextKind::SuggestedArg)
+        && !is_near(suggestion)
+    {
+        error.insert(ContextKind::SuggestedArg, ContextValue::None);
+    }
+    error
 }
 
 #[cfg(test)]
@@ -287,8 +349,33 @@ mod tests {
         let mut command = arranged(Cli::command());
         let error = command.clone().try_get_matches_from(["plimsoll", "serve", "--n-gpu-layers", "99"]).unwrap_err();
         let said = explained(error, &mut command).to_string();
-        assert!(said.contains("unknown option '--n-gpu-layers': models run on the processor"), "{said}");
+        assert!(said.contains("unknown option '--n-gpu-layers': a model runs on one device"), "{said}");
         let known = |name: &str| OTHER_NAMES.iter().any(|(_, names)| names.contains(&name));
         assert!(!MEANINGS.iter().flat_map(|(names, _)| *names).any(|name| known(name)), "a name has two meanings");
+    }
+
+    #[test]
+    fn a_spelling_is_suggested_only_if_it_is_near() {
+        let mut command = arranged(Cli::command());
+        let mut said = |flag: &str| {
+            let error = command.clone().try_get_matches_from(["plimsoll", "serve", flag, "1"]).unwrap_err();
+            explained(error, &mut command).to_string()
+        };
+        assert!(said("--prot").contains("'--port'"));
+        assert!(said("--max-connection").contains("'--max-connections'"));
+        // clap's own measure suggests --max-connections here.
+        let far = said("--max-concepts");
+        assert!(far.contains("unexpected argument '--max-concepts'") && !far.contains("similar"), "{far}");
+    }
+
+    #[test]
+    fn flags_without_influence_are_accepted_and_not_shown() {
+        let mut command = arranged(Cli::command());
+        for (name, shown) in [("serve", true), ("plan", false), ("doctor", false), ("replay", false)] {
+            let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert_eq!(help.contains("--inactivity-timeout"), shown, "{name}");
+            assert!(help.contains("--memory-budget"), "{name}");
+        }
+        assert!(command.try_get_matches_from(["plimsoll", "plan", "demo", "--stall-seconds", "9"]).is_ok());
     }
 }

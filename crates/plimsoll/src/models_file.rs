@@ -30,7 +30,7 @@ pub fn read(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, 
             "{file}: line {line}: `{key}` is not known: there is one table [[models]] for each model, and nothing else"
         );
     }
-    let Some(Value::Array(listed)) = listed else { bail!("{file}: there is no table [[models]]") };
+    let Some(Value::Array(listed)) = listed else { bail!("{file}: the table [[models]] is missing") };
     let mut models: Vec<(String, ModelArgs)> = Vec::new();
     for (index, value) in listed.iter().enumerate() {
         let at = |key: Option<&str>| format!("{file}: line {}", places.line(|root| entry(root, index, key)));
@@ -73,7 +73,7 @@ fn read_model(table: &Table, inherited: &[OsString]) -> Result<(String, ModelArg
         let wrong = |why: String| (Some(key.clone()), why);
         let id = flags::own_name(&key.replace('-', "_"));
         let Some(arg) = command.get_arguments().find(|arg| arg.get_id() == id.as_str()) else {
-            return Err(wrong("there is no such setting of a model".into()));
+            return Err(wrong("a model has no such setting".into()));
         };
         if SHARED.contains(&id.as_str()) {
             return Err(wrong("all models share it: give it to `serve`, not to a model".into()));
@@ -116,7 +116,7 @@ fn words(error: &clap::Error) -> String {
     match (std::error::Error::source(error), known) {
         (Some(why), _) => format!("`{value}`: {why}"),
         (None, Some(known)) => format!("`{value}` is none of {known}"),
-        (None, None) => format!("`{value}` is no value of it ({})", error.kind()),
+        (None, None) => format!("`{value}` is not a value of it ({})", error.kind()),
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
     fn what_is_wrong_is_said_by_line_and_key_and_never_by_flag() {
         let path = std::env::temp_dir().join(format!("plimsoll-models-{}.toml", std::process::id()));
         for (text, words) in [
-            ("", "there is no table [[models]]"),
+            ("", "the table [[models]] is missing"),
             ("\nport = 1\n[[models]]", "line 2: `port` is not known"),
             ("models = [1]", "line 1: a table [[models]] is wanted"),
             ("# a\n[[models]]\nmodel = 'x'", "line 2: `name` is missing"),
@@ -172,7 +172,7 @@ mod tests {
                 "[[models]]\nname = 'x'\nmodel = 'x'\n[[models]]\nmodel = 'y'\nname = 'x'",
                 "line 6: `name`: every model needs a name of its own, and `x` is none",
             ),
-            ("[[models]]\nname = 'x'\nmodel = 'x'\nport = 1", "line 4: `port`: there is no such setting of a model"),
+            ("[[models]]\nname = 'x'\nmodel = 'x'\nport = 1", "line 4: `port`: a model has no such setting"),
             (
                 "[[models]]\nname = 'x'\n\nmodel = 'x'\nmax-waiting = 'y'",
                 "line 5: `max-waiting`: `y`: invalid digit found in string",

@@ -92,7 +92,7 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 fn number(text: &str) -> Result<f64, String> {
-    text.parse().map_err(|_| format!("'{text}' is no number"))
+    text.parse().map_err(|_| format!("'{text}' is not a number"))
 }
 
 /// Reads the trace that the flags name. A torn last line is left out, and the output says so.

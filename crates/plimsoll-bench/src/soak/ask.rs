@@ -99,7 +99,7 @@ async fn pieces(mut answer: Answer, mut reading: Reading<'_>) -> Result<Result<S
             return Ok(said.ended().ok_or_else(|| Outcome::Bad("a stream without a reason of its end".into())));
         }
         let Ok(event) = serde_json::from_str::<Value>(&data) else {
-            return Ok(Err(Outcome::Bad(format!("an event that is no JSON: {data}"))));
+            return Ok(Err(Outcome::Bad(format!("an event that is not JSON: {data}"))));
         };
         if event.pointer("/error/code").is_some_and(|code| code == "unavailable") {
             return Ok(Err(Outcome::Refused));

@@ -27,7 +27,7 @@ pub(crate) fn sampling(folder: &Path) -> Result<Option<SamplingParams>, LoadingE
     }
     let number = |key: &str, neutral: f32| match &said[key] {
         Value::Null => Ok(neutral),
-        value => value.as_f64().map(|value| value as f32).ok_or_else(|| wrong(format!("{key} is no number"))),
+        value => value.as_f64().map(|value| value as f32).ok_or_else(|| wrong(format!("{key} is not a number"))),
     };
     let neutral = SamplingParams::default();
     let top_k = match &said["top_k"] {
@@ -72,7 +72,7 @@ mod tests {
     fn what_no_request_may_ask_for_is_refused_by_name() {
         for (text, words) in [
             (r#"{"temperature": -1}"#, "temperature"),
-            (r#"{"top_p": "much"}"#, "top_p is no number"),
+            (r#"{"top_p": "much"}"#, "top_p is not a number"),
             (r#"{"top_k": 1.5}"#, "top_k"),
             ("{", "generation_config.json"),
         ] {

@@ -39,7 +39,7 @@ impl Sentence {
             return Ok(None);
         }
         let modules = json(&file)?;
-        let modules = modules.as_array().ok_or_else(|| wrong(&file, "is no list"))?;
+        let modules = modules.as_array().ok_or_else(|| wrong(&file, "is not a list"))?;
         let (mut pooling, mut normalize) = (None, false);
         for module in modules {
             let kind = module["type"].as_str().and_then(|kind| kind.rsplit('.').next()).unwrap_or_default();
@@ -100,7 +100,7 @@ fn read_pooling(folder: &Path, path: &str) -> Result<Pooling, LoadingError> {
         return Err(wrong(&folder.join("modules.json"), "names a path outside of the checkpoint"));
     }
     let config = json(&file)?;
-    let modes = config.as_object().ok_or_else(|| wrong(&file, "is no object"))?;
+    let modes = config.as_object().ok_or_else(|| wrong(&file, "is not an object"))?;
     // One of many switches; since sentence-transformers 6 one name, or several.
     let on = modes.iter().filter(|(name, value)| name.starts_with("pooling_mode_") && **value == Value::Bool(true));
     let on = on.map(|(name, _)| name.trim_start_matches("pooling_mode_").trim_end_matches("_tokens"));

@@ -52,7 +52,7 @@ impl MediaSpec {
             return audio.check(item);
         }
         let Some((rule, _)) = self.patches(shape.modality) else {
-            return Err(format!("{what} is no audio input and has no patches here"));
+            return Err(format!("{what} is not an audio input, so it has no patches"));
         };
         let merge = rule.merge as usize;
         let rows = grid.frames * grid.height * grid.width;

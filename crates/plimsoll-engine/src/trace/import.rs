@@ -62,7 +62,7 @@ pub fn burst_gpt(file: impl BufRead) -> Result<Trace, TraceError> {
             let cell = |column: usize| {
                 let number = cells.get(columns[column]).and_then(|cell| cell.parse::<f64>().ok());
                 let number = number.filter(|number| number.is_finite() && *number >= 0.0);
-                number.ok_or_else(|| bad(format!("column {} is no number", columns[column] + 1)))
+                number.ok_or_else(|| bad(format!("column {} is not a number", columns[column] + 1)))
             };
             let (at_ms, tokens, output) = ((cell(0)? * 1000.0) as u64, cell(1)? as u32, cell(2)? as u32);
             check(number, tokens, 1)?;
@@ -116,6 +116,6 @@ mod tests {
         let words = |text: &str| burst_gpt(text.as_bytes()).unwrap_err().to_string();
         assert!(words("a,b\n1,2\n").contains("no column 'Timestamp'"));
         assert!(words(&text.replace("472", "4e9")).starts_with("line 2: a prompt of 4000000000 tokens"));
-        assert!(words(&text.replace("472", "many")).starts_with("line 2: column 3 is no number"));
+        assert!(words(&text.replace("472", "many")).starts_with("line 2: column 3 is not a number"));
     }
 }

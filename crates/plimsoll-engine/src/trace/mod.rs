@@ -213,7 +213,7 @@ impl Trace {
             let bad = |error: serde_json::Error| wrong(error.to_string());
             if head.is_none() {
                 let no_trace =
-                    |_| wrong("this is no trace of plimsoll's: its first line has no `plimsoll_trace`".into());
+                    |_| wrong("this is not a trace of plimsoll: its first line has no `plimsoll_trace`".into());
                 let Version { plimsoll_trace: version } = serde_json::from_str(text).map_err(no_trace)?;
                 if version != VERSION {
                     return Err(wrong(format!(
@@ -382,7 +382,7 @@ mod tests {
             (good.replace("\"plimsoll_trace\":1", "\"plimsoll_trace\":2"), "line 1: the trace has version 2"),
             // Of another version other fields may be there.
             ("{\"plimsoll_trace\":2,\"pages\":[]}".into(), "line 1: the trace has version 2"),
-            ("{\"model\":\"x\"}".into(), "line 1: this is no trace of plimsoll's"),
+            ("{\"model\":\"x\"}".into(), "line 1: this is not a trace of plimsoll"),
             ("{\"plimsoll_trace\":1}".into(), "line 1: missing field `block_tokens`"),
             (good.replace("\"at_ms\":0", "\"at_ms\":-1") + "\n", "line 2: "),
             (format!("{good}\nnonsense\n"), "line 3: "),

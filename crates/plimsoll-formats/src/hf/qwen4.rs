@@ -48,7 +48,7 @@ fn indexer(json: &Lookup) -> Result<Indexer, FormatError> {
         return Err(FormatError::Unsupported(format!("indexer_kv_heads: {key_heads}; supported is 1")));
     }
     if block == 0 || !budget.is_multiple_of(block) {
-        return wrong(format!("indexer_budget ({budget}) is no multiple of indexer_compress_ratio ({block})"));
+        return wrong(format!("indexer_budget ({budget}) is not a multiple of indexer_compress_ratio ({block})"));
     }
     let (heads, head_dim) = (json.need("indexer_n_heads")?, json.need("indexer_head_dim")?);
     Ok(Indexer { heads, head_dim, block, blocks: budget / block })

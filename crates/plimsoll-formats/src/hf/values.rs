@@ -122,7 +122,7 @@ pub(crate) fn per_layer<T>(
     let kinds = kinds.as_array().filter(|kinds| kinds.len() == layers);
     let kinds = kinds.ok_or_else(|| FormatError::Config(format!("layer_types is not a list of {layers} texts")))?;
     let one = |kind: &Value| {
-        let text = kind.as_str().unwrap_or("that is no text");
+        let text = kind.as_str().unwrap_or("that is not a string");
         read(text).ok_or_else(|| FormatError::Unsupported(format!("layer type {}", quote(text))))
     };
     kinds.iter().map(one).collect()

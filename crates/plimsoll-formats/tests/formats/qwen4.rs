@@ -57,7 +57,7 @@ fn what_nothing_runs_is_refused_by_its_key() {
     for (members, part) in [
         (r#""hidden_act": "silu""#.to_owned(), "indexer_budget is missing"),
         (INDEXER.replace("\"indexer_kv_heads\": 1", "\"indexer_kv_heads\": 2"), "indexer_kv_heads: 2; supported is 1"),
-        (INDEXER.replace("64", "60"), "indexer_budget (60) is no multiple of indexer_compress_ratio (16)"),
+        (INDEXER.replace("64", "60"), "indexer_budget (60) is not a multiple of indexer_compress_ratio (16)"),
         (INDEXER.replace("24", "8"), "rotated part of an index head: 16, allowed are 1 to 8"),
         (format!(r#"{INDEXER}, "hc_count": 1"#), "hc_count: 1, allowed are 2 to 16"),
         (format!(r#"{INDEXER}, "hc_lowrank": 0"#), "hc_lowrank: 0"),
@@ -76,7 +76,7 @@ fn what_nothing_runs_is_refused_by_its_key() {
         ),
         (
             format!(r#"{INDEXER}, {ngrams}, "ple_embed_dim": 40"#),
-            "ple_embed_dim (40) is no multiple of 16 n-gram heads",
+            "ple_embed_dim (40) is not a multiple of 16 n-gram heads",
         ),
         (format!(r#"{INDEXER}, {ngrams}, "ngram_size": 1"#), "ngram_size: 1, allowed are 2 to 8"),
         (format!(r#"{INDEXER}, {ngrams}, "ngram_size": 99"#), "ngram_size: 99, allowed are 1 to 8"),

@@ -203,7 +203,7 @@ fn tiles(fields: &Fields, patches: &Patches) -> Result<Option<Tiles>, MediaError
     let side = within("tile_size", fields.tile_size, 512, 1..=8192)?;
     let factor = patches.factor();
     if !side.is_multiple_of(factor) {
-        return Err(bad("tile_size", format!("{side} is no multiple of a token's {factor} pixels")));
+        return Err(bad("tile_size", format!("{side} is not a multiple of a token's {factor} pixels")));
     }
     let tile = Size::new(side as u32, side as u32);
     let (tile_tokens, patches) = ((side / factor).pow(2), patches.clone());

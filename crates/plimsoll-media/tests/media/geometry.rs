@@ -332,7 +332,7 @@ fn what_processors_leave_out_is_refused_by_name() {
     for (text, name) in [
         (r#"{"min_tiles": 1}"#, "min_tiles: 1 is not supported, only 2"),
         (r#"{"min_tiles": 3}"#, "min_tiles: 3 is not supported, only 2"),
-        (r#"{"tile_size": 500}"#, "tile_size: 500 is no multiple of a token's 32 pixels"),
+        (r#"{"tile_size": 500}"#, "tile_size: 500 is not a multiple of a token's 32 pixels"),
         (r#"{"max_pixels_tolerance": 0}"#, "max_pixels_tolerance"),
         (r#"{"min_image_tokens": 257}"#, "min_image_tokens"),
     ] {

@@ -50,7 +50,7 @@ impl Head {
         if mean && !hidden.is_multiple_of(config.head_dim) {
             let head_dim = config.head_dim;
             return Err(DeclareError::Unsupported(format!(
-                "hidden size {hidden} is no multiple of head_dim {head_dim}: the mean of positions needs one"
+                "hidden size {hidden} is not a multiple of head_dim {head_dim}: the mean of positions needs one"
             )));
         }
         let heads = hidden / config.head_dim;

@@ -17,7 +17,7 @@ fn a_refusal_names_the_part_and_the_reason() {
         (r#"{"properties": {"a": {"minLength": -1}}}"#, "at /properties/a/minLength: -1 is given where a count"),
         (r##"{"$ref": "#"}"##, "refers to itself without end"),
         ("{", "no JSON"),
-        ("5", "5 is no schema"),
+        ("5", "5 is not a schema"),
     ] {
         let said = refused(schema).to_string();
         assert!(said.contains(words), "{schema}: {said}");

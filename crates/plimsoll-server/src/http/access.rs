@@ -131,7 +131,7 @@ impl Origins {
             origin == "*" || host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', ' ', ',']))
         };
         match all.iter().find(|origin| !good(origin)) {
-            Some(bad) => Err(format!("`{bad}` is no origin: write https://host[:port] without a path, or *")),
+            Some(bad) => Err(format!("unknown origin `{bad}`: write https://host[:port] without a path, or *")),
             None => Ok(Self(all)),
         }
     }

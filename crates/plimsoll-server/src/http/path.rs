@@ -14,7 +14,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Name {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let Path(name) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| {
-            let message = format!("{} is no text in UTF-8", quote(parts.uri.path()));
+            let message = format!("{} is not valid UTF-8", quote(parts.uri.path()));
             ApiError { code: Some("invalid_path"), ..ApiError::new(StatusCode::BAD_REQUEST, message) }
         })?;
         Ok(Self(name))

@@ -38,7 +38,7 @@ impl OfModel {
 type Models = BTreeMap<Tag, OfModel>;
 
 fn models(dir: &Path) -> anyhow::Result<Models> {
-    ensure!(dir.join("blobs").is_dir(), "{} is no prefix cache: it has no folder blobs", dir.display());
+    ensure!(dir.join("blobs").is_dir(), "{} is not a prefix cache: it has no folder blobs", dir.display());
     let mut models = BTreeMap::new();
     Store::each(dir, &System, |name, bytes, used| {
         let none = || OfModel { kinds: [Sum::default(); KINDS], used: SystemTime::UNIX_EPOCH };

@@ -54,7 +54,7 @@ pub fn read_bounded(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
 pub fn image(path: &Path) -> anyhow::Result<Value> {
     let content = read_bounded(path, IMAGE_BYTES_MAX)?;
     let kind = MAGIC.iter().find(|(magic, _)| content.starts_with(magic));
-    let (_, kind) = kind.with_context(|| format!("{} is no PNG, JPEG, GIF or WebP", path.display()))?;
+    let (_, kind) = kind.with_context(|| format!("{} is not a PNG, JPEG, GIF or WebP", path.display()))?;
     Ok(json!({"type": "image_url", "image_url": {"url": format!("data:{kind};base64,{}", STANDARD.encode(content))}}))
 }
 

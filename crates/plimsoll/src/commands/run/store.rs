@@ -47,7 +47,7 @@ impl Store {
     fn path(&self, name: &str) -> anyhow::Result<PathBuf> {
         let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
         if name.is_empty() || name.len() > NAME_BYTES_MAX || name.starts_with('.') || !name.chars().all(plain) {
-            bail!("'{name}' is no name: use 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.'");
+            bail!("'{name}' cannot be a name: use 1 to {NAME_BYTES_MAX} letters, digits, '-', '_' and '.'");
         }
         Ok(self.0.join(format!("{name}.json")))
     }
@@ -74,7 +74,7 @@ impl Store {
             bail!("no conversation is kept as '{name}': /load lists those that are");
         }
         let text = read_bounded(&path, CONVERSATION_BYTES_MAX)?;
-        serde_json::from_slice(&text).with_context(|| format!("{} is no kept conversation", path.display()))
+        serde_json::from_slice(&text).with_context(|| format!("{} is not a saved conversation", path.display()))
     }
 
     /// Names of all that are kept.
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(store.load("first-1.a").unwrap().messages, conversation.messages);
         assert_eq!(store.names(), ["first-1.a"]);
         for name in ["", "../x", "a/b", ".hidden", "ü", &"x".repeat(65)] {
-            assert!(store.save(name, &conversation).unwrap_err().to_string().contains("is no name"), "{name}");
+            assert!(store.save(name, &conversation).unwrap_err().to_string().contains("cannot be a name"), "{name}");
         }
         assert!(store.load("second").unwrap_err().to_string().contains("/load"));
         fs::write(&path, "[]").unwrap();
