@@ -82,7 +82,7 @@ PIECES = [
 ]
 
 
-# Of squares, with the patches of the tower and those on a side of a token: Idefics3, the smaller and the larger SmolVLM, none cut.
+# Of squares, with the patches of the encoder and those on a side of a token: Idefics3, the smaller and the larger SmolVLM, none cut.
 SQUARES = [
     ({}, 14, 2),
     ({"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}, 16, 4),
@@ -92,7 +92,7 @@ SQUARES = [
 ]
 
 
-# Of sides, with the patches of the tower and those on a side of a token: Mistral 3, Pixtral alone, a small one.
+# Of sides, with the patches of the encoder and those on a side of a token: Mistral 3, Pixtral alone, a small one.
 LONGEST = [
     ({"size": {"longest_edge": 1540}}, 14, 2),
     ({}, 16, 1),
@@ -299,7 +299,7 @@ def piece_rows(config: dict, rng: random.Random) -> list:
 
 
 def piece_patches() -> list:
-    """What the whole image processor makes of a picture: grids, and SHA-256 of the pieces' patches in the order of a tower's rows."""
+    """What the whole image processor makes of a picture: grids, and SHA-256 of the pieces' patches in the order of an encoder's rows."""
     rows = []
     for config in [
         {"tile_size": 128, "min_image_tokens": 4, "max_image_tokens": 16, "max_tiles": 6, "do_resize": False, "encoder_patch_size": 16},

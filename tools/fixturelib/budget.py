@@ -1,4 +1,4 @@
-"""Gemma 4 with its tower: pictures of any aspect, and frames of videos, that fill a budget of tokens.
+"""Gemma 4 with its encoder: pictures of any aspect, and frames of videos, that fill a budget of tokens.
 
 Cases as in vision.py, made by the processor of the files itself. The language model places tokens by their index, so there are no
 `places`. `text` is the prompt as the chat template writes it.
@@ -27,7 +27,7 @@ CHAT_TEMPLATE = siglip.CHAT_TEMPLATE.replace("<start_of_image>", EXTRA[2]).repla
 BUDGET, PATCH, POOL = 70, 3, 3
 
 
-def outer(text: dict, **tower) -> dict:
+def outer(text: dict, **encoder) -> dict:
     """A composite configuration."""
     return {
         "architectures": ["Gemma4ForConditionalGeneration"],
@@ -47,7 +47,7 @@ def outer(text: dict, **tower) -> dict:
             "head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 32, "intermediate_size": 40,
             "model_type": "gemma4_vision", "num_attention_heads": 2, "num_hidden_layers": 2, "num_key_value_heads": 2,
             "patch_size": PATCH, "pooling_kernel_size": POOL, "position_embedding_size": 216, "rms_norm_eps": 1e-6,
-            "rope_parameters": {"rope_theta": 100.0, "rope_type": "axial"}, **tower,
+            "rope_parameters": {"rope_theta": 100.0, "rope_type": "axial"}, **encoder,
         },
     }
 
@@ -89,7 +89,7 @@ def whole_processor(folder) -> Gemma4Processor:
 
 
 def blocks(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """The patches of one picture in the order of a tower's rows: those of a token side by side, colours before points."""
+    """The patches of one picture in the order of an encoder's rows: those of a token side by side, colours before points."""
     width = int(places[:, 0].max()) + 1
     height = len(values) // width
     values = 2 * (values - 0.5)
@@ -104,7 +104,7 @@ def joined(items, of_pictures: list, of_videos: list) -> list:
 
 
 def seen(made, items, ordered=blocks) -> tuple[list, list]:
-    """Grids and patches of the items, from what the processor has made; `ordered` puts the patches of one picture in a tower's order."""
+    """Grids and patches of the items, from what the processor has made; `ordered` puts the patches of one picture in an encoder's order."""
     grids, patches = [], []
     at = {"video": 0, "picture": 0}
     for frames, _, _ in items:

@@ -1,4 +1,4 @@
-"""Gemma 4 with both its towers, asked about sounds.
+"""Gemma 4 with both its encoders, asked about sounds.
 
 Sounds are those of omni.py, `cases` as in asr.py. The prompts are made by the processor of the files itself. `mel` holds the published
 feature extractor's numbers for a sound (128 bands): every `MEL_STEP`-th value. `lengths` are placeholders for so many samples:

@@ -36,7 +36,7 @@ def tensor(name: str, noise: np.ndarray) -> np.ndarray | None:
 
 
 def fill_buffers(model, seed: int, dtype: torch.dtype) -> None:
-    """The layers' scalars, and what the towers have: bounds that some numbers reach, shifts and scales of tokens."""
+    """The layers' scalars, and what the encoders have: bounds that some numbers reach, shifts and scales of tokens."""
     from . import models
 
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Idefics3 and SmolVLM: pictures cut into squares of one size with the whole behind them; each square goes through the tower by itself.
+"""Idefics3 and SmolVLM: pictures cut into squares of one size with the whole behind them; each square goes through the encoder by itself.
 
 Cases as in vision.py, made by the processor of the files itself. `grids` has one entry a square, in the order of the prompt. The language
 model places tokens by their index, so there are no `places`. `text` is the prompt as the chat template, the published one, writes it.
@@ -68,7 +68,7 @@ def processors(raw: dict):
 
 
 def blocks(values: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """A square's patches in the order of a tower's rows: those of a token side by side, channels before points."""
+    """A square's patches in the order of an encoder's rows: those of a token side by side, channels before points."""
     side = values.shape[-1] // patch // merge
     seen = values[:, : side * merge * patch, : side * merge * patch]
     seen = seen.reshape(3, side, merge, patch, side, merge, patch)

@@ -1,4 +1,4 @@
-"""LFM2-VL: pictures resized whole, or cut into tiles with the whole behind them; each piece goes through the tower by itself.
+"""LFM2-VL: pictures resized whole, or cut into tiles with the whole behind them; each piece goes through the encoder by itself.
 
 Cases as in vision.py, made by the processor of the files itself. `grids` has one entry a piece, in the order of the prompt. The language
 model places tokens by their index, so there are no `places`. `text` is the prompt as the chat template writes it.
@@ -81,7 +81,7 @@ def processors(raw: dict):
 
 
 def blocks(values: torch.Tensor, grid: list[int], patch: int, merge: int) -> torch.Tensor:
-    """A piece's patches in the order of a tower's rows and columns: those of a token side by side, channels before points."""
+    """A piece's patches in the order of an encoder's rows and columns: those of a token side by side, channels before points."""
     _, height, width = grid
     values = values[: height * width].reshape(height // merge, merge, width // merge, merge, patch, patch, 3)
     return values.permute(0, 2, 1, 3, 6, 4, 5).flatten()

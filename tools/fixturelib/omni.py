@@ -275,7 +275,7 @@ def run(model, ids: list[int], media: dict) -> torch.Tensor:
 
 @torch.no_grad()
 def rows_of(model, items, media, spectra) -> list:
-    """The towers' output for one token of each item."""
+    """The encoders' output for one token of each item."""
     rows, first = [], 0
     seen = {"picture": 0, "video": 0, "sound": 0}
     for item in items:

@@ -1,4 +1,4 @@
-"""Mistral 3 with Pixtral's tower: pictures of any grid, whose tokens stand in rows with a word behind each.
+"""Mistral 3 with Pixtral's encoder: pictures of any grid, whose tokens stand in rows with a word behind each.
 
 Cases as in vision.py, made by the processor of the files itself. The language model places tokens by their index, so there are no
 `places`. `text` is the prompt as the chat template writes it.
@@ -68,7 +68,7 @@ def processors(raw: dict):
 
 
 def blocks(values: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """A picture's patches in the order of a tower's rows: those of a token side by side, channels before points."""
+    """A picture's patches in the order of an encoder's rows: those of a token side by side, channels before points."""
     _, height, width = values.shape
     side = patch * merge
     values = values.reshape(3, height // side, merge, patch, width // side, merge, patch)

@@ -1,4 +1,4 @@
-"""Models with a SigLIP tower: Gemma 3, whose pictures have one size and whose tokens see each other.
+"""Models with a SigLIP encoder: Gemma 3, whose pictures have one size and whose tokens see each other.
 
 Cases as in vision.py, made by the processor of the files itself. The language model places tokens by their index, so there are no
 `places`. `text` is the prompt as the chat template writes it.
@@ -58,7 +58,7 @@ def processors(raw: dict):
 
 
 def blocks(values: torch.Tensor, patch: int, merge: int) -> torch.Tensor:
-    """Pictures [3, height, width] in the order of a tower's rows: the patches of a token side by side."""
+    """Pictures [3, height, width] in the order of an encoder's rows: the patches of a token side by side."""
     count, _, height, width = values.shape
     values = values.reshape(count, 3, height // (merge * patch), merge, patch, width // (merge * patch), merge, patch)
     return values.permute(0, 2, 5, 3, 6, 1, 4, 7).flatten()

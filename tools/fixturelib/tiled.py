@@ -25,7 +25,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def intern(model_type: str, **tower) -> dict:
+def intern(model_type: str, **encoder) -> dict:
     """An InternVL of the published form: tiles of 16 pixels, 4 tokens each."""
     text = {**vision.TEXT, "architectures": [], "head_dim": 16, "model_type": model_type, "rope_theta": 10000.0,
             "num_hidden_layers": 1}
@@ -40,14 +40,14 @@ def intern(model_type: str, **tower) -> dict:
         "tie_word_embeddings": True,
         "vision_config": {
             "hidden_size": 24, "image_size": [16, 16], "intermediate_size": 40, "layer_norm_eps": 1e-6,
-            "model_type": "internvl_vision", "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": [4, 4], **tower,
+            "model_type": "internvl_vision", "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": [4, 4], **encoder,
         },
         "vision_feature_layer": -1,
         "vision_feature_select_strategy": "default",
     }
 
 
-# The two kinds of tower that are published: of 300 million weights, and of 6 billion.
+# The two kinds of encoder that are published: of 300 million weights, and of 6 billion.
 MODELS = {
     "vl-intern": intern("qwen2", attention_bias=True, norm_type="layer_norm"),
     "vl-intern-rms": intern("qwen3", norm_type="rms_norm", use_mean_pooling=True, use_qk_norm=True),
@@ -91,7 +91,7 @@ def case(model, _head, raw: dict, _tokenizer, name: str, seed: int, tail: str) -
     ids, values = made["input_ids"][0].tolist(), made["pixel_values"]
     per_tile = raw["image_seq_length"]
     assert len(values) == sum(counts) and ids.count(vision.IMAGE) == per_tile * len(values)
-    # In the order of a tower's rows: blocks of two by two patches of four by four pixels.
+    # In the order of an encoder's rows: blocks of two by two patches of four by four pixels.
     split = values.split(counts)
     blocks = [tiles.reshape(-1, 3, 2, 2, 4, 2, 2, 4).permute(0, 2, 5, 3, 6, 1, 4, 7).flatten() for tiles in split]
     sampled = [reference.short(v) for block in blocks for v in block[::vision.PATCH_STEP]]

@@ -1,9 +1,9 @@
-"""Tiny models that see: the Qwens with their towers, named on disk as the published checkpoints are.
+"""Tiny models that see: the Qwens with their encoders, named on disk as the published checkpoints are.
 
 Pictures are made by `picture`, a formula that a test repeats, so that no pixel is stored. `reference.json` holds `cases`, each with
 its `pictures` (`seed`, `frames` (0: a picture, not a video), `height`, `width`), their `grids` in patches, the prompt's `ids`,
 every token's `places` (time, height, width) and the place `next` after the prompt, some values of the processor's `patches` (every
-`PATCH_STEP`-th), the tower's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
+`PATCH_STEP`-th), the encoder's output for some tokens (`rows`: [token, values], deepstack levels side by side), the `top5`
 of the first token, and `greedy` with its `greedy_logprobs`. Transformers computes all of it in float32 from the files.
 
 InternVL is in tiled.py, Gemma 3 in siglip.py, Mistral 3 in pixtral.py, Idefics3 in idefics3.py, LFM2-VL in lfm2_vl.py, Gemma 4 in budget.py.
@@ -92,23 +92,23 @@ MROPE3 = {
 QWEN2 = {**TEXT, "rope_theta": 10000.0, "rope_scaling": {"mrope_section": [2, 3, 3], "type": "mrope"}, "use_sliding_window": False}
 
 
-def outer(kind: str, architecture: str, text: dict, tower: dict) -> dict:
+def outer(kind: str, architecture: str, text: dict, encoder: dict) -> dict:
     """A composite configuration."""
     return {
         "architectures": [architecture],
         "model_type": kind,
         "text_config": {**text, "model_type": f"{kind}_text", "dtype": DTYPE},
         "tie_word_embeddings": text["tie_word_embeddings"],
-        "vision_config": {**tower, "model_type": kind},
+        "vision_config": {**encoder, "model_type": kind},
         **TOKENS,
     }
 
 
-def flat(kind: str, architecture: str, text: dict, tower: dict) -> dict:
+def flat(kind: str, architecture: str, text: dict, encoder: dict) -> dict:
     """A configuration with the text model's keys on top, as Qwen2-VL's."""
     return {
         "architectures": [architecture], "model_type": kind, **text, "torch_dtype": DTYPE,
-        "vision_config": {**tower, "model_type": kind}, **TOKENS,
+        "vision_config": {**encoder, "model_type": kind}, **TOKENS,
     }
 
 

@@ -242,7 +242,7 @@ class LanguageModel(nn.Module):
 
 
 class Block(nn.Module):
-    """A layer of the vision tower."""
+    """A layer of the vision encoder."""
 
     def __init__(self):
         super().__init__()

@@ -63,7 +63,7 @@ pub enum DeviceError {
     /// A draft was asked for from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]
     NoDraft,
-    /// Images were given to a model without a tower.
+    /// Images were given to a model without an encoder.
     #[error("this model has no vision encoder")]
     NoEncoder,
     /// The step sends, asks for or fetches more than was planned: a bug in the planner.

@@ -26,7 +26,7 @@ mod ngrams;
 /// seen, position after the last one seen.
 pub const ROW_WORDS: usize = 4;
 
-/// Tables of rows that an encoder's pass sends at most: a tower attends in two ways, windows and frames, and the one that is looked for
+/// Tables of rows that an encoder's pass sends at most: an encoder attends in two ways, windows and frames, and the one that is looked for
 /// is written before it is known to be there.
 pub const ENCODER_TABLES: usize = 3;
 

@@ -152,7 +152,7 @@ pub struct Bench<R> {
     pub eos: Vec<u32>,
     /// Free pages go back to the system.
     pub elastic: bool,
-    /// What the runner's tower takes, if it has one.
+    /// What the runner's encoder takes, if it has one.
     pub media: Option<MediaSpec>,
 }
 

@@ -238,7 +238,7 @@ fn every_component_of_fixtures(all_forms: bool, context_max: u32) {
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         // Encoders generate nothing; `embeddings` compares their plan with what they take.
-        // What is made with the tables of models with towers includes patches, a line of their own: `media::plan` looks at it.
+        // What is made with the tables of models with encoders includes patches, a line of their own: `media::plan` looks at it.
         .filter(|name| {
             !name.starts_with("bert")
                 && !name.starts_with("embedding")

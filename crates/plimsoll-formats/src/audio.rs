@@ -1,10 +1,10 @@
-//! What a configuration says of an audio tower, and the bounds it must keep.
+//! What a configuration says of an audio encoder, and the bounds it must keep.
 
 use crate::activation::Activation;
 use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, positive, within, wrong};
 use crate::error::FormatError;
 
-/// An audio tower: what all have, and what its family has.
+/// An audio encoder: what all have, and what its family has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audio {
     /// Layers.
@@ -22,12 +22,12 @@ pub struct Audio {
     /// The token that stands for a part of an audio clip in a prompt.
     pub placeholder: u32,
     /// The family's own part.
-    pub tower: AudioTower,
+    pub encoder: AudioKind,
 }
 
-/// The family of an audio tower.
+/// The family of an audio encoder.
 #[derive(Clone, Debug, PartialEq)]
-pub enum AudioTower {
+pub enum AudioKind {
     /// Qwen3-Omni and Qwen3-ASR.
     Windows(AudioWindows),
     /// Qwen2.5-Omni.
@@ -61,7 +61,7 @@ pub struct AudioChunks {
     pub half_window: usize,
 }
 
-/// What a model with an audio tower does with audio without an instruction.
+/// What a model with an audio encoder does with audio without an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AudioTask {
     /// It takes instructions: Qwen3-Omni.
@@ -88,7 +88,7 @@ pub struct Conformer {
     pub bound: f32,
     /// Whether linear layers keep their inputs and outputs within bounds of the checkpoint.
     pub clipped: bool,
-    /// Width of what the tower gives to the projection.
+    /// Width of what the encoder gives to the projection.
     pub output: usize,
 }
 
@@ -137,7 +137,7 @@ impl AudioWindows {
         length.div_ceil(2).div_ceil(2).div_ceil(2)
     }
 
-    /// Rows that the tower makes of a spectrogram of so many frames.
+    /// Rows that the encoder makes of a spectrogram of so many frames.
     pub fn rows(&self, frames: usize) -> usize {
         let window = self.window();
         frames / window * Self::convolved(window) + Self::convolved(frames % window)
@@ -200,20 +200,20 @@ impl Audio {
         self.hidden_size / self.heads
     }
 
-    /// Rows that the tower makes of a spectrogram of so many frames.
+    /// Rows that the encoder makes of a spectrogram of so many frames.
     pub fn rows(&self, frames: usize) -> usize {
-        match &self.tower {
-            AudioTower::Windows(windows) => windows.rows(frames),
-            AudioTower::Chunks(_) => frames.div_ceil(2) / 2,
-            AudioTower::Conformer(_) => Conformer::convolved(frames),
-            AudioTower::Whisper(_) => frames.div_ceil(2),
-            AudioTower::Samples => frames,
+        match &self.encoder {
+            AudioKind::Windows(windows) => windows.rows(frames),
+            AudioKind::Chunks(_) => frames.div_ceil(2) / 2,
+            AudioKind::Conformer(_) => Conformer::convolved(frames),
+            AudioKind::Whisper(_) => frames.div_ceil(2),
+            AudioKind::Samples => frames,
         }
     }
 
     /// Checks every size against its bound, and that the parts fit together.
     pub(crate) fn check(&self) -> Result<(), FormatError> {
-        if self.tower == AudioTower::Samples {
+        if self.encoder == AudioKind::Samples {
             return within("audio_embed_dim", self.bands, SAMPLES_MAX);
         }
         within("audio layers", self.depth, DEPTH_MAX)?;
@@ -221,15 +221,15 @@ impl Audio {
         within("audio heads", self.heads, HEADS_MAX)?;
         within("audio intermediate size", self.intermediate_size, INTERMEDIATE_MAX)?;
         within("num_mel_bins", self.bands, BANDS_MAX)?;
-        match &self.tower {
-            AudioTower::Windows(windows) => windows.check(self.bands)?,
-            AudioTower::Chunks(chunks) => within("n_window", chunks.half_window, HALF_WINDOW_MAX)?,
-            AudioTower::Conformer(conformer) => conformer.check(self.bands)?,
-            AudioTower::Whisper(whisper) => {
+        match &self.encoder {
+            AudioKind::Windows(windows) => windows.check(self.bands)?,
+            AudioKind::Chunks(chunks) => within("n_window", chunks.half_window, HALF_WINDOW_MAX)?,
+            AudioKind::Conformer(conformer) => conformer.check(self.bands)?,
+            AudioKind::Whisper(whisper) => {
                 within("max_source_positions", whisper.positions, POSITIONS_MAX)?;
                 within("max_target_positions", whisper.text_positions, POSITIONS_MAX)?;
             }
-            AudioTower::Samples => {}
+            AudioKind::Samples => {}
         }
         // Positions are sines and cosines, one more than half of each.
         if !self.hidden_size.is_multiple_of(self.heads) || !self.hidden_size.is_multiple_of(2) || self.hidden_size < 4 {

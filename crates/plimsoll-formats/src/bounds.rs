@@ -28,7 +28,7 @@ pub(crate) const TAPS_MAX: usize = 16;
 pub(crate) const DRAFT_LAYERS_MAX: usize = 8;
 /// Most kinds of token, and most scores of a classifier.
 pub(crate) const KINDS_MAX: usize = 1024;
-/// Most layers of a tower.
+/// Most layers of an encoder.
 pub(crate) const DEPTH_MAX: usize = 1000;
 
 /// Refuses a size of 0 or above `most`.

@@ -191,9 +191,9 @@ pub struct ModelConfig {
     pub delta_net: Option<DeltaNet>,
     /// What makes the model an encoder.
     pub encoder: Option<Encoder>,
-    /// The vision tower that the configuration describes. Checkpoints converted for text alone may lack its weights.
+    /// The vision encoder that the configuration describes. Checkpoints converted for text alone may lack its weights.
     pub vision: Option<Vision>,
-    /// The audio tower that the configuration describes, with the same reservation.
+    /// The audio encoder that the configuration describes, with the same reservation.
     pub audio: Option<Audio>,
     /// Layers of the multi-token-prediction head that the configuration announces.
     pub draft_layers: usize,
@@ -310,8 +310,8 @@ impl ModelConfig {
     /// there: `name` is canonical and ends in `.weight` or `.bias`, `shape` has the outermost dimension first.
     pub fn planned_encoding(&self, name: &str, shape: &[usize]) -> Encoding {
         let dims = shape.len();
-        // Converters leave towers in floats. Biases of experts have two dimensions.
-        let matrix = dims == 2 && !["visual.", "audio."].iter().any(|tower| name.starts_with(tower))
+        // Converters leave encoders in floats. Biases of experts have two dimensions.
+        let matrix = dims == 2 && !["visual.", "audio."].iter().any(|encoder| name.starts_with(encoder))
             || dims == 3 && name.contains(".experts.");
         if matrix
             && name.ends_with(".weight")

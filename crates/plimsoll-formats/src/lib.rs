@@ -65,7 +65,7 @@ mod vision;
 
 pub use activation::Activation;
 pub use architecture::Architecture;
-pub use audio::{Audio, AudioChunks, AudioTask, AudioTower, AudioWindows, Conformer, Whisper};
+pub use audio::{Audio, AudioChunks, AudioKind, AudioTask, AudioWindows, Conformer, Whisper};
 pub use bounds::VOCAB_MAX;
 pub use checkpoint::{Checkpoint, DRAFT_PREFIX, Sources};
 pub use config::{DeltaNet, Experts, LongRope, ModelConfig, RopeScaling, Routing, YarnScaling};
@@ -81,4 +81,4 @@ pub use stored_rows::{StoredRows, StoredTensors};
 pub use variant::{
     Latent, LayerHeads, Mamba, MambaScales, Mixer, Norms, OutputGate, PerLayerInput, QkNorm, QueryGrowth, Variant,
 };
-pub use vision::{Gemma4, Intern, Llama4, MediaTokens, Pixtral, RopeSections, Siglip2, Tower, Vision};
+pub use vision::{Gemma4, Intern, Llama4, MediaTokens, Pixtral, RopeSections, Siglip2, Vision, VisionKind};

@@ -146,7 +146,9 @@ impl Ngrams {
         within("split_ngram_parts of all layers", self.parts.saturating_mul(layers), ALL_PARTS_MAX)?;
         match self.width.is_multiple_of(self.heads()) {
             true => Ok(()),
-            false => wrong(format!("ple_embed_dim ({}) is not a multiple of {} n-gram heads", self.width, self.heads())),
+            false => {
+                wrong(format!("ple_embed_dim ({}) is not a multiple of {} n-gram heads", self.width, self.heads()))
+            }
         }
     }
 

@@ -1,21 +1,21 @@
-//! What a configuration says of a vision tower: one struct for all families, and the bounds it must keep.
+//! What a configuration says of a vision encoder: one struct for all families, and the bounds it must keep.
 
 use crate::activation::Activation;
 use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
 use crate::error::FormatError;
 
-/// The design of a tower, which decides its tensors' names and the parts they make.
+/// The design of an encoder, which decides its tensors' names and the parts they make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tower {
+pub enum VisionKind {
     /// Qwen2-VL: layer norms, plain feed-forward parts, rotary positions alone.
     Qwen2,
     /// Qwen2.5-VL: root-mean-square norms, gated feed-forward parts, attention in windows.
     Qwen2_5,
-    /// Qwen2.5-Omni: the tower of Qwen2.5-VL, with queries, keys and values apart. Text goes on behind the last frame.
+    /// Qwen2.5-Omni: the encoder of Qwen2.5-VL, with queries, keys and values apart. Text goes on behind the last frame.
     Omni2_5,
     /// Qwen3-VL, Qwen3.5: layer norms, a learned table of positions beside the rotary ones, and perhaps deepstack.
     Qwen3,
-    /// Qwen3-Omni: the tower of Qwen3-VL, its mergers called as Qwen2-VL's; frames follow one another and are spaced by their times.
+    /// Qwen3-Omni: the encoder of Qwen3-VL, its mergers called as Qwen2-VL's; frames follow one another and are spaced by their times.
     Omni,
     /// InternVL: tiles of one size, each with a class row; learned positions alone.
     Intern(Intern),
@@ -38,7 +38,7 @@ pub enum Tower {
     Gemma4(Gemma4),
 }
 
-/// What differs among the towers of Gemma 4.
+/// What differs among the encoders of Gemma 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gemma4 {
     /// Positions of the learned table, for each axis.
@@ -53,14 +53,14 @@ pub struct Gemma4 {
     pub unified: bool,
 }
 
-/// What differs among the towers of Llama 4.
+/// What differs among the encoders of Llama 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Llama4 {
     /// Width behind the first two projections.
     pub projector_width: usize,
 }
 
-/// What differs among the towers of InternVL.
+/// What differs among the encoders of InternVL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intern {
     /// Whether the layers' norms are root-mean-square ones, without a bias.
@@ -73,7 +73,7 @@ pub struct Intern {
     pub last_norm: bool,
 }
 
-/// What differs among the towers of Mistral 3.
+/// What differs among the encoders of Mistral 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pixtral {
     /// Whether the last two projections have biases.
@@ -82,7 +82,7 @@ pub struct Pixtral {
     pub rope_interleaved: bool,
 }
 
-/// What differs among the towers of LFM2-VL: the two projections.
+/// What differs among the encoders of LFM2-VL: the two projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Siglip2 {
     /// Width between them.
@@ -93,11 +93,11 @@ pub struct Siglip2 {
     pub projector_bias: bool,
 }
 
-/// A vision tower.
+/// A vision encoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vision {
     /// Its design.
-    pub tower: Tower,
+    pub encoder: VisionKind,
     /// Layers.
     pub depth: usize,
     /// Width of its residual stream.
@@ -174,9 +174,9 @@ pub(crate) fn distinct_places(side: usize) -> Result<(), FormatError> {
 
 impl Vision {
     /// An encoder of images one by one, without what only videos, windows or deepstack need. Its sizes are still to be filled in.
-    pub(crate) fn of_images(tower: Tower, tokens: MediaTokens) -> Self {
+    pub(crate) fn of_images(encoder: VisionKind, tokens: MediaTokens) -> Self {
         Self {
-            tower,
+            encoder,
             depth: 0,
             hidden_size: 0,
             heads: 0,
@@ -215,22 +215,22 @@ impl Vision {
         within("numbers of a patch", self.patch_width(), INTERMEDIATE_MAX)?;
         within("width of a merged patch", self.hidden_size * self.merge * self.merge, INTERMEDIATE_MAX)?;
         within("vision positions per side", self.table_side.max(1), TABLE_SIDE_MAX)?;
-        if let Tower::Gemma4(own) = self.tower {
+        if let VisionKind::Gemma4(own) = self.encoder {
             within("position_embedding_size", own.positions, POSITIONS_MAX)?;
         }
-        if !matches!(self.tower, Tower::Gemma4(Gemma4 { unified: true, .. })) {
+        if !matches!(self.encoder, VisionKind::Gemma4(Gemma4 { unified: true, .. })) {
             self.check_layers()?;
         }
         if let Some(layer) = self.deepstack.iter().chain(&self.full_layers).find(|layer| **layer >= self.depth) {
-            return wrong(format!("layer {layer} of a vision tower of {}", self.depth));
+            return wrong(format!("layer {layer} of a vision encoder of {}", self.depth));
         }
         if !self.deepstack.is_sorted_by(|a, b| a < b) {
             return wrong("deepstack_visual_indexes do not ascend".to_owned());
         }
-        if let Tower::Siglip2(siglip) = self.tower {
+        if let VisionKind::Siglip2(siglip) = self.encoder {
             within("projector_hidden_size", siglip.projector_width, INTERMEDIATE_MAX)?;
         }
-        if let Tower::Llama4(llama) = self.tower {
+        if let VisionKind::Llama4(llama) = self.encoder {
             within("projector_output_dim", llama.projector_width, INTERMEDIATE_MAX)?;
         }
         let token = self.patch * self.merge;
@@ -242,7 +242,7 @@ impl Vision {
         }
     }
 
-    /// Checks what only a tower with layers has.
+    /// Checks what only an encoder with layers has.
     fn check_layers(&self) -> Result<(), FormatError> {
         within("vision layers", self.depth, DEPTH_MAX)?;
         within("vision heads", self.heads, HEADS_MAX)?;

@@ -31,7 +31,7 @@ pub enum Site {
     LosePage,
     /// A state slot that is not given back.
     LoseSlot,
-    /// Images on their way through the tower.
+    /// Images on their way through the encoder.
     Encoder,
     /// The loss of a GPU at the next step.
     LoseDevice,

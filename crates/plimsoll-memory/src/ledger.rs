@@ -29,7 +29,7 @@ pub enum Component {
     Transfers,
     /// A GPU's own memory for its driver and a margin.
     DeviceReserve,
-    /// Rows that a vision tower has made, and the patches of a batch on their way to it.
+    /// Rows that a vision encoder has made, and the patches of a batch on their way to it.
     EncoderOutputs,
     /// Media while they are decoded, and their pixels.
     MediaStaging,

@@ -1,4 +1,4 @@
-//! A linear layer of Gemma 4's towers, which keeps what goes in and what comes out within bounds.
+//! A linear layer of Gemma 4's encoders, which keeps what goes in and what comes out within bounds.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, RowPiece};
 

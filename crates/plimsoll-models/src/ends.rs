@@ -4,7 +4,7 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId,
 use plimsoll_formats::ModelConfig;
 
 use crate::Output;
-use crate::tower::Norm;
+use crate::encoder_parts::Norm;
 
 /// Token embedding, final norm and output projection.
 #[derive(Clone, Copy, Debug)]

@@ -7,7 +7,7 @@ use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, Input, KvDtype, KvShape, Mode, ModelShape,
     StateShape, StepInput, VectorId,
 };
-use plimsoll_formats::{Mixer as MixerKind, ModelConfig, Norms, RopeScaling, Tower};
+use plimsoll_formats::{Mixer as MixerKind, ModelConfig, Norms, RopeScaling, VisionKind};
 
 use crate::block::{AttentionBlock, AttentionPlace, norm};
 use crate::dense::Dense;
@@ -138,7 +138,7 @@ pub fn build(
         head,
         vision: vision::declare(config, declare)?,
         audio: audio::declare(config, declare)?,
-        global_is_causal: config.vision.as_ref().is_some_and(|vision| matches!(vision.tower, Tower::Gemma4(_))),
+        global_is_causal: config.vision.as_ref().is_some_and(|vision| matches!(vision.encoder, VisionKind::Gemma4(_))),
         encodes,
     }))
 }

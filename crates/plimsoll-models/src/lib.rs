@@ -13,6 +13,7 @@ pub mod decoder;
 pub mod delta;
 pub mod dense;
 pub mod draft;
+mod encoder_parts;
 pub mod ends;
 pub mod family;
 mod indexer;
@@ -35,7 +36,6 @@ mod rotary;
 pub mod short_conv;
 mod streams;
 pub mod text_encoder;
-mod tower;
 pub mod vision;
 pub mod whisper;
 
@@ -128,7 +128,7 @@ pub struct Grid {
     pub width: usize,
 }
 
-/// Images, or audio clips, on their way through a tower, together.
+/// Images, or audio clips, on their way through an encoder, together.
 #[derive(Clone, Copy, Debug)]
 pub struct EncoderInput<'a> {
     /// Their grids.
@@ -139,7 +139,7 @@ pub struct EncoderInput<'a> {
     pub patches: &'a [f32],
 }
 
-/// The towers that a model may have, one for each.
+/// The encoders that a model may have, one for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EncoderKind {
     /// For images and videos.
@@ -153,7 +153,7 @@ impl EncoderKind {
     pub const ALL: [EncoderKind; 2] = [EncoderKind::Vision, EncoderKind::Audio];
 }
 
-/// A tower: patches in, one embedding a token out.
+/// An encoder: patches in, one embedding a token out.
 pub trait Encoder: Send + Sync {
     /// Numbers of a patch.
     fn patch_width(&self) -> usize;
@@ -213,28 +213,28 @@ pub trait Model: Send + Sync {
         None
     }
 
-    /// The model's vision tower, if its checkpoint has one.
+    /// The model's vision encoder, if its checkpoint has one.
     fn vision(&self) -> Option<&dyn Vision> {
         None
     }
 
-    /// The model's audio tower, if its checkpoint has one.
+    /// The model's audio encoder, if its checkpoint has one.
     fn audio(&self) -> Option<&dyn Encoder> {
         None
     }
 
-    /// One of its towers.
-    fn tower(&self, sense: EncoderKind) -> Option<&dyn Encoder> {
+    /// One of its encoders.
+    fn encoder(&self, sense: EncoderKind) -> Option<&dyn Encoder> {
         match sense {
-            EncoderKind::Vision => self.vision().map(|tower| tower as &dyn Encoder),
+            EncoderKind::Vision => self.vision().map(|encoder| encoder as &dyn Encoder),
             EncoderKind::Audio => self.audio(),
         }
     }
 
-    /// What a device must know of its towers.
+    /// What a device must know of its encoders.
     fn encoders(&self) -> Option<EncoderShape> {
-        let towers = EncoderKind::ALL.into_iter().filter_map(|sense| self.tower(sense));
-        towers.map(Encoder::shape).reduce(EncoderShape::and)
+        let encoders = EncoderKind::ALL.into_iter().filter_map(|sense| self.encoder(sense));
+        encoders.map(Encoder::shape).reduce(EncoderShape::and)
     }
 
     /// What a device must know to reserve its memory, with keys and values stored as `dtype`.

@@ -9,8 +9,8 @@ use plimsoll_formats::ModelConfig;
 
 use crate::Output;
 use crate::block::norm;
+use crate::encoder_parts::Norm;
 use crate::ends::Ends;
-use crate::tower::Norm;
 
 /// Weights of a head, but for its layer.
 pub(crate) struct MtpWeights {

@@ -1,4 +1,4 @@
-//! Qwen3.5, dense and with experts: the layers of Qwen3-Next with projections apart, and a vision tower.
+//! Qwen3.5, dense and with experts: the layers of Qwen3-Next with projections apart, and a vision encoder.
 //!
 //! Reference: transformers, `modeling_qwen3_5.py` and `modeling_qwen3_5_moe.py`. A text's tokens have one position in all three
 //! sections of its rotary embedding, which is then the plain one.

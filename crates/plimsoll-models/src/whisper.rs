@@ -9,11 +9,11 @@ use plimsoll_device::{
     Attention, Buf, Declare, DeclareError, Device, DeviceError, Encoded, KvDtype, KvLayer, KvShape, LinearId, Mode,
     ModelShape, StepInput, VectorId,
 };
-use plimsoll_formats::{AudioTower, ModelConfig};
+use plimsoll_formats::{AudioKind, ModelConfig};
 
 use crate::dense::Dense;
+use crate::encoder_parts::Norm;
 use crate::ends::Ends;
-use crate::tower::Norm;
 use crate::{Encoder, Model, Output, Pass, audio};
 
 /// One of the two attentions of a layer.
@@ -89,7 +89,7 @@ fn runs<'a>(step: &'a StepInput<'_>, width: usize) -> impl Iterator<Item = Run> 
 
 /// Declares a checkpoint.
 pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
-    let Some(AudioTower::Whisper(own)) = config.audio.as_ref().map(|audio| &audio.tower) else {
+    let Some(AudioKind::Whisper(own)) = config.audio.as_ref().map(|audio| &audio.encoder) else {
         return Err(DeclareError::Unsupported("internal error: a Whisper without its encoder's settings".into()));
     };
     let (hidden, heads, head_dim) = (config.hidden_size, config.heads, config.head_dim);

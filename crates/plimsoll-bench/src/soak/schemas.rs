@@ -30,7 +30,8 @@ pub enum Case {
 pub fn read(path: &Path) -> Result<Vec<Case>> {
     let shown = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("--schemas {shown}"))?;
-    let list: Vec<Value> = serde_json::from_str(&text).with_context(|| format!("--schemas {shown} is not a JSON list"))?;
+    let list: Vec<Value> =
+        serde_json::from_str(&text).with_context(|| format!("--schemas {shown} is not a JSON list"))?;
     let case = |item: Value| match (item.get("schema"), item["path"].as_str(), item.get("body")) {
         (Some(schema), ..) => Some(Case::Schema(schema.clone())),
         (None, Some(path), Some(body)) => Some(Case::Request(path.to_owned(), body.clone())),

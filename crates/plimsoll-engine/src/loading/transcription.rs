@@ -3,7 +3,7 @@
 //! llama.cpp's converter puts a template into the file that takes text alone. So audio would have no place in a prompt. The template here
 //! writes the prompts of the published model.
 
-use plimsoll_formats::{Audio, AudioTask, AudioTower};
+use plimsoll_formats::{Audio, AudioKind, AudioTask};
 use plimsoll_text::TemplateSources;
 
 /// System texts, then all audio as one user turn, then what the assistant says.
@@ -14,7 +14,7 @@ const PLACEHOLDER: &str = "<|audio_pad|>";
 /// The file's template, or this one in place of a template without audio.
 pub(super) fn template(audio: Option<&Audio>, own: Option<TemplateSources>) -> Option<TemplateSources> {
     let transcribes = audio.is_some_and(
-        |audio| matches!(&audio.tower, AudioTower::Windows(windows) if windows.task == AudioTask::Transcribe),
+        |audio| matches!(&audio.encoder, AudioKind::Windows(windows) if windows.task == AudioTask::Transcribe),
     );
     let takes_audio = own.as_ref().is_some_and(|own| own.default.contains(PLACEHOLDER));
     match transcribes && !takes_audio {

@@ -1,12 +1,12 @@
-//! What a processor's files and a tower's configuration both say must be the same.
+//! What a processor's files and an encoder's configuration both say must be the same.
 
-use plimsoll_formats::{Tower, Vision as VisionConfig};
+use plimsoll_formats::{Vision as VisionConfig, VisionKind};
 use plimsoll_media::geometry::{Patches, Tiles};
 use plimsoll_media::{MediaError, Size};
 
 use crate::api::plan_error::PlanError;
 
-/// The tower knows the places of one tile's patches, no others.
+/// The encoder knows the places of one tile's patches, no others.
 pub(super) fn agree_on_tiles(rule: &Tiles, config: &VisionConfig) -> Result<(), PlanError> {
     let (side, tokens) = (config.table_side, (config.table_side / config.merge).pow(2));
     let pixels = (side * config.patch) as u32;
@@ -15,28 +15,28 @@ pub(super) fn agree_on_tiles(rule: &Tiles, config: &VisionConfig) -> Result<(), 
     }
     let (Size { height, width }, said) = (rule.tile, rule.tile_tokens);
     let why = format!(
-        "the processor says tiles of {height} x {width} pixels and {said} tokens, the tower {pixels} x {pixels} and {tokens}"
+        "the processor says tiles of {height} x {width} pixels and {said} tokens, the encoder {pixels} x {pixels} and {tokens}"
     );
     Err(MediaError::BadConfig { key: "size, image_seq_length", why }.into())
 }
 
-/// The processor and the tower must agree on what a patch is.
+/// The processor and the encoder must agree on what a patch is.
 pub(super) fn agree(rule: &Patches, config: &VisionConfig) -> Result<(), PlanError> {
     let (said, is) = ([rule.patch, rule.merge, rule.temporal], [config.patch, config.merge, config.temporal]);
     if said.iter().zip(is).all(|(said, is)| *said == is as u64) {
         return Ok(());
     }
-    let why = format!("the processor says {said:?}, the tower {is:?}");
+    let why = format!("the processor says {said:?}, the encoder {is:?}");
     Err(MediaError::BadConfig { key: "patch_size, merge_size, temporal_patch_size", why }.into())
 }
 
-/// The tower must have a position for every column and every row of a legal image.
+/// The encoder must have a position for every column and every row of a legal image.
 pub(super) fn agree_on_positions(rule: &Patches, config: &VisionConfig) -> Result<(), PlanError> {
-    let Tower::Gemma4(own) = config.tower else { return Ok(()) };
+    let VisionKind::Gemma4(own) = config.encoder else { return Ok(()) };
     let longest = rule.frontier().iter().map(|(_, long)| long * rule.merge).max().unwrap_or(0);
     if longest <= own.positions as u64 {
         return Ok(());
     }
-    let why = format!("an image may have {longest} patches on a side, the tower has {} positions", own.positions);
+    let why = format!("an image may have {longest} patches on a side, the encoder has {} positions", own.positions);
     Err(MediaError::BadConfig { key: "max_soft_tokens", why }.into())
 }

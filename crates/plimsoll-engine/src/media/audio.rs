@@ -1,8 +1,8 @@
-//! How audio clips are prepared: as the feature extractor's file and the tower's configuration say.
+//! How audio clips are prepared: as the feature extractor's file and the encoder's configuration say.
 
 use std::sync::Arc;
 
-use plimsoll_formats::{Audio as AudioConfig, AudioTask, AudioTower, Whisper};
+use plimsoll_formats::{Audio as AudioConfig, AudioKind, AudioTask, Whisper};
 use plimsoll_media::MediaError;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::{AudioRule, ProcessorFiles};
@@ -14,11 +14,11 @@ use crate::api::plan_error::PlanError;
 /// Samples to which Qwen3-ASR's feature extractor fills up an audio clip.
 const SHORTEST_SAMPLES: u64 = 8000;
 
-/// What makes spectrograms, as the feature extractor says and the tower wants them.
+/// What makes spectrograms, as the feature extractor says and the encoder wants them.
 pub(super) fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, PlanError> {
     let bands = files.audio.bands().unwrap_or(config.bands as u64);
     if bands != config.bands as u64 {
-        let why = format!("the feature extractor says {bands}, the tower {}", config.bands);
+        let why = format!("the feature extractor says {bands}, the encoder {}", config.bands);
         return Err(MediaError::BadConfig { key: "feature_size, num_mel_bins", why }.into());
     }
     Ok(Mel::new(&rule(files, config, 1)?, config.bands))
@@ -26,12 +26,12 @@ pub(super) fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, P
 
 /// How a clip becomes frames and tokens, with audio clips of so many seconds at most.
 fn rule(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<AudioRule, MediaError> {
-    let windows = match &config.tower {
-        AudioTower::Windows(windows) => windows,
-        AudioTower::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, seconds),
-        AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, seconds),
-        AudioTower::Whisper(own) => return AudioRule::fixed(&files.audio, own.frames() as u64, seconds),
-        AudioTower::Samples => return AudioRule::samples(&files.audio, config.bands as u64, seconds),
+    let windows = match &config.encoder {
+        AudioKind::Windows(windows) => windows,
+        AudioKind::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, seconds),
+        AudioKind::Conformer(_) => return AudioRule::gemma4(&files.audio, seconds),
+        AudioKind::Whisper(own) => return AudioRule::fixed(&files.audio, own.frames() as u64, seconds),
+        AudioKind::Samples => return AudioRule::samples(&files.audio, config.bands as u64, seconds),
     };
     let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
     let rule = AudioRule::windows(&files.audio, half, together, seconds)?;
@@ -51,17 +51,17 @@ pub(super) fn spec(
 ) -> Result<Option<AudioSpec>, PlanError> {
     let Limits { options, usual, context } = *limits;
     let rule = rule(files, config, options.max_audio_seconds.unwrap_or(usual))?;
-    let usual = match &config.tower {
-        AudioTower::Whisper(own) => whole_clip(own, context)?,
+    let usual = match &config.encoder {
+        AudioKind::Whisper(own) => whole_clip(own, context)?,
         _ => usual,
     };
     let most = if options.max_audio_seconds.is_some() { context } else { context.min(usual) };
     let Some(rule) = rule.carried_in(most) else { return Ok(None) };
     agree_on_rows(&rule, config)?;
     let (placeholder, tokens_max) = (config.placeholder, rule.worst().tokens);
-    let transcript = match &config.tower {
-        AudioTower::Windows(windows) if windows.task == AudioTask::Transcribe => Transcript::Tagged,
-        AudioTower::Whisper(own) => Transcript::Decoded(Arc::new(own.clone())),
+    let transcript = match &config.encoder {
+        AudioKind::Windows(windows) if windows.task == AudioTask::Transcribe => Transcript::Tagged,
+        AudioKind::Whisper(own) => Transcript::Decoded(Arc::new(own.clone())),
         _ => Transcript::Instructed,
     };
     Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule, transcript }))
@@ -79,18 +79,18 @@ fn whole_clip(own: &Whisper, context: u64) -> Result<u64, PlanError> {
     Ok(clip)
 }
 
-/// An audio clip's tokens are counted before the tower sees it: it must make as many rows of every legal audio clip.
+/// An audio clip's tokens are counted before the encoder sees it: it must make as many rows of every legal audio clip.
 fn agree_on_rows(rule: &AudioRule, config: &AudioConfig) -> Result<(), PlanError> {
     let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
     let mismatch =
         (1..=rule.frames_max()).map(|frames| (frames, counts(frames))).find(|(_, (said, made))| said != made);
     let Some((frames, (said, made))) = mismatch else { return Ok(()) };
-    let why = format!("{frames} frames of audio are counted as {said} tokens, the tower makes {made}");
-    let key = match config.tower {
-        AudioTower::Windows(_) | AudioTower::Chunks(_) => "n_window",
-        AudioTower::Conformer(_) => "subsampling_conv_channels",
-        AudioTower::Whisper(_) => "max_source_positions",
-        AudioTower::Samples => "audio_embed_dim",
+    let why = format!("{frames} frames of audio are counted as {said} tokens, the encoder makes {made}");
+    let key = match config.encoder {
+        AudioKind::Windows(_) | AudioKind::Chunks(_) => "n_window",
+        AudioKind::Conformer(_) => "subsampling_conv_channels",
+        AudioKind::Whisper(_) => "max_source_positions",
+        AudioKind::Samples => "audio_embed_dim",
     };
     Err(MediaError::BadConfig { key, why }.into())
 }
@@ -102,8 +102,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_counted_is_what_the_tower_makes() {
-        let tower = |half_window| AudioConfig {
+    fn what_is_counted_is_what_the_encoder_makes() {
+        let encoder = |half_window| AudioConfig {
             depth: 1,
             hidden_size: 24,
             heads: 2,
@@ -111,7 +111,7 @@ mod tests {
             act: Activation::Gelu,
             bands: 20,
             placeholder: 390,
-            tower: AudioTower::Windows(AudioWindows {
+            encoder: AudioKind::Windows(AudioWindows {
                 channels: 6,
                 half_window,
                 attention_window: 200,
@@ -119,9 +119,9 @@ mod tests {
             }),
         };
         for own in [1, 7, 50, 100] {
-            let rule = rule(&ProcessorFiles::default(), &tower(own), 60).unwrap();
-            agree_on_rows(&rule, &tower(own)).unwrap();
-            let error = agree_on_rows(&rule, &tower(own + 1)).unwrap_err().to_string();
+            let rule = rule(&ProcessorFiles::default(), &encoder(own), 60).unwrap();
+            agree_on_rows(&rule, &encoder(own)).unwrap();
+            let error = agree_on_rows(&rule, &encoder(own + 1)).unwrap_err().to_string();
             assert!(error.contains("frames of audio are counted as"), "{error}");
         }
     }

@@ -110,7 +110,7 @@ fn inside(own: Grid, most: Grid) -> bool {
     own.frames <= most.frames && short <= most_short && long <= most_long
 }
 
-/// Whether a tower takes no more for it than for another: what it takes depends on all patches, and on those of a frame.
+/// Whether an encoder takes no more for it than for another: what it takes depends on all patches, and on those of a frame.
 fn no_larger(own: Grid, most: Grid) -> bool {
     own.patches() <= most.patches() && own.height * own.width <= most.height * most.width
 }

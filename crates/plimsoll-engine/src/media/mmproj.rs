@@ -1,19 +1,19 @@
 //! The preparation of media for encoders from an `mmproj` file, as a processor's files in the transformers layout would say it.
 
-use plimsoll_formats::{Audio, AudioTower, Processor, Tower, Vision};
+use plimsoll_formats::{Audio, AudioKind, Processor, Vision, VisionKind};
 use serde_json::{Map, Value, json};
 
 /// Fewest and most pixels where the file names none: those of the published models' processors.
-fn published(tower: Tower) -> (u64, u64) {
-    match tower {
-        Tower::Qwen3 => (65_536, 16_777_216),
+fn published(encoder: VisionKind) -> (u64, u64) {
+    match encoder {
+        VisionKind::Qwen3 => (65_536, 16_777_216),
         _ => (3_136, 12_845_056),
     }
 }
 
 /// The same of all frames of a video together; none where a video's frames are bounded as images are.
-fn published_video(tower: Tower) -> Option<(u64, u64)> {
-    (tower == Tower::Qwen3).then_some((4_096, 25_165_824))
+fn published_video(encoder: VisionKind) -> Option<(u64, u64)> {
+    (encoder == VisionKind::Qwen3).then_some((4_096, 25_165_824))
 }
 
 /// The longer side of an image of Mistral 3, and the squares on a side of an image of SmolVLM, in published models.
@@ -27,15 +27,15 @@ pub(super) fn files(config: Option<&Vision>, audio: Option<&Audio>, processor: &
     let mut own = Map::new();
     let mut video = None;
     if let Some(config) = config {
-        let (min, max) = published(config.tower);
+        let (min, max) = published(config.encoder);
         own = fields(config, processor, (processor.min_pixels.unwrap_or(min), processor.max_pixels.unwrap_or(max)));
-        video = match config.tower {
+        video = match config.encoder {
             // A frame is one tile.
-            Tower::Intern(_) => Some(own.clone()),
-            tower => published_video(tower).map(|pixels| fields(config, processor, pixels)),
+            VisionKind::Intern(_) => Some(own.clone()),
+            encoder => published_video(encoder).map(|pixels| fields(config, processor, pixels)),
         };
     }
-    if audio.is_some_and(|audio| matches!(audio.tower, AudioTower::Chunks(_))) {
+    if audio.is_some_and(|audio| matches!(audio.encoder, AudioKind::Chunks(_))) {
         own.insert("chunk_length".to_owned(), json!(CHUNK_SECONDS));
     }
     let text = |fields| Value::Object(fields).to_string();
@@ -47,8 +47,8 @@ fn fields(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64
     let mut fields = Map::new();
     let mut put = |key: &str, value: Value| fields.insert(key.to_owned(), value);
     put("patch_size", json!(config.patch));
-    match config.tower {
-        Tower::Siglip | Tower::Intern(_) | Tower::Llama4(_) => {
+    match config.encoder {
+        VisionKind::Siglip | VisionKind::Intern(_) | VisionKind::Llama4(_) => {
             let side = config.table_side * config.patch;
             put("size", json!({"height": side, "width": side}));
             for (key, tiles) in [("min_patches", processor.tiles[0]), ("max_patches", processor.tiles[1])] {
@@ -57,23 +57,23 @@ fn fields(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64
                 }
             }
         }
-        Tower::Gemma4(_) => {
+        VisionKind::Gemma4(_) => {
             put("image_processor_type", json!("Gemma4ImageProcessor"));
             put("pooling_kernel_size", json!(config.merge));
             if let Some(pixels) = processor.max_pixels {
                 put("max_soft_tokens", json!(pixels / (config.patch * config.merge).pow(2) as u64));
             }
         }
-        Tower::Pixtral(_) => {
+        VisionKind::Pixtral(_) => {
             put("size", json!({"longest_edge": processor.side.unwrap_or(LONGEST)}));
         }
-        Tower::Idefics3 => {
+        VisionKind::Idefics3 => {
             let side = processor.side.unwrap_or((config.table_side * config.patch) as u64);
             let longest = processor.longest.unwrap_or(side.saturating_mul(SQUARES).min(4096));
             put("max_image_size", json!({"longest_edge": side}));
             put("size", json!({"longest_edge": longest}));
         }
-        Tower::Siglip2(_) => {
+        VisionKind::Siglip2(_) => {
             put("encoder_patch_size", json!(config.patch));
             put("downsample_factor", json!(config.merge));
             let token = (config.patch * config.merge).pow(2) as u64;
@@ -91,7 +91,7 @@ fn fields(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64
             put("size", json!({"shortest_edge": shortest, "longest_edge": longest}));
         }
     }
-    let halves = matches!(config.tower, Tower::Qwen3 | Tower::Omni).then_some([0.5; 3]);
+    let halves = matches!(config.encoder, VisionKind::Qwen3 | VisionKind::Omni).then_some([0.5; 3]);
     for (key, numbers) in [("image_mean", processor.mean.or(halves)), ("image_std", processor.std.or(halves))] {
         if let Some(numbers) = numbers {
             put(key, json!(numbers.map(decimal)));

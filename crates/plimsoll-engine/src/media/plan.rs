@@ -1,6 +1,6 @@
 //! What media take: from a checkpoint's configuration and its processors' files to the worst legal items and every byte of them.
 //!
-//! The towers themselves are run on the planner's device, for every legal item that no other one exceeds. The self-test runs
+//! The encoders themselves are run on the planner's device, for every legal item that no other one exceeds. The self-test runs
 //! what is found, and requests are held to it. Items are encoded in the workspace of steps: the two never coincide, so the
 //! larger of them is planned, not both.
 
@@ -33,7 +33,7 @@ pub(super) struct Bounds {
 /// Rows of a page of encoder outputs: small beside an image, so that little of the last page is wasted.
 pub(crate) const OUTPUT_PAGE_ROWS: usize = 32;
 
-/// What a model with a tower takes, and what that costs.
+/// What a model with an encoder takes, and what that costs.
 #[derive(Clone, Debug)]
 pub struct MediaPlan {
     image: Option<ImageSpec>,
@@ -80,7 +80,7 @@ struct Cost {
     work: Work,
 }
 
-/// What the items of one tower take at most, each number by itself.
+/// What the items of one encoder take at most, each number by itself.
 struct Need {
     worst: Vec<(EncoderKind, Vec<Grid>)>,
     workspace: usize,
@@ -90,10 +90,10 @@ struct Need {
     work: Work,
 }
 
-/// A tower on the planner's device.
+/// An encoder on the planner's device.
 #[derive(Clone, Copy)]
 pub(super) struct Planner<'a> {
-    pub tower: &'a dyn Encoder,
+    pub encoder: &'a dyn Encoder,
     pub weights: &'a WeightTable,
     pub kv: &'a KvShape,
 }
@@ -102,7 +102,7 @@ impl Planner<'_> {
     /// Workspace and work of a batch.
     fn run(&self, grids: &[Grid]) -> Result<(usize, Work), DeviceError> {
         let mut device = PlanDevice::new(self.weights, self.kv);
-        self.tower.encode(&mut device, &EncoderInput { grids, patches: &[] })?;
+        self.encoder.encode(&mut device, &EncoderInput { grids, patches: &[] })?;
         Ok((device.high_water(), device.work()))
     }
 
@@ -137,7 +137,7 @@ impl Planner<'_> {
             worst: batches.into_iter().map(|grids| (sense, grids)).collect(),
             workspace,
             transfers: self.transfers(batch, candidates)?,
-            patch_bytes: (batch * patches * self.tower.patch_width() * size_of::<f32>()) as u64,
+            patch_bytes: (batch * patches * self.encoder.patch_width() * size_of::<f32>()) as u64,
             tokens: most_of(|candidate| candidate.shape.tokens as usize) as u64,
             work,
         }))
@@ -226,7 +226,7 @@ fn along(rule: &Patches, modality: Modality, groups: u64, frontier: &[(u64, u64)
 }
 
 impl Need {
-    /// Of both towers: one is at work at a time.
+    /// Of both encoders: one is at work at a time.
     fn and(self, other: Self) -> Self {
         Self {
             worst: [self.worst, other.worst].concat(),
@@ -296,9 +296,9 @@ impl MediaPlan {
             (Some(one), None) | (None, Some(one)) => one,
             (None, None) => return Ok(None),
         };
-        // Of two towers' outputs those of the vision tower are the wider.
+        // Of two encoders' outputs those of the vision encoder are the wider.
         let planner = vision.as_ref().map(|(_, planner)| *planner).or(audio_planner);
-        let width = planner.map_or(0, |planner| planner.tower.output_width());
+        let width = planner.map_or(0, |planner| planner.encoder.output_width());
         let vision = vision.map(|(vision, _)| vision);
         let Need { worst, workspace, transfers, patch_bytes, tokens, work } = need;
         let (pieces, whole) = image.as_ref().map_or((1, 0), |image| (image.rule.pieces_max(), image.tokens_max));

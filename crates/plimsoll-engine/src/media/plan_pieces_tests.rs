@@ -8,8 +8,8 @@ fn a30_no_piece_takes_more_than_the_worst_case() {
     let options = Options { max_video_frames: None, ..options() };
     let (blueprint, plan) = planned_of(model, &options).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.vision().unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    let encoder = blueprint.model.vision().unwrap();
+    let planner = Planner { encoder, weights: &blueprint.weights, kv: &plan.kv };
     let image = media.image.as_ref().unwrap();
     let ImageRule::Pieces(rule) = &image.rule else { panic!("{model} is cut into pieces") };
     let mut sizes: Vec<Size> = (1..90).flat_map(|h| (1..90).map(move |w| Size::new(h, w))).collect();
@@ -53,7 +53,7 @@ fn the_largest_square_is_the_worst_of_images_with_a_longest_side() {
     let all = Options { max_image_pixels: None, ..options() };
     let (blueprint, plan) = planned_of(model, &all).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let planner = Planner { tower: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
+    let planner = Planner { encoder: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
     let image = media.image.as_ref().unwrap();
     // 45 pixels are six tokens of 8.
     assert_eq!(media.image_tokens(), 36);
@@ -82,7 +82,7 @@ fn tiles_on_a_canvas_are_planned_one_by_one_with_their_class_rows() {
     let all = Options { max_image_pixels: None, ..options() };
     let (blueprint, plan) = planned_of(model, &all).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let planner = Planner { tower: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
+    let planner = Planner { encoder: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
     let tile = Grid { frames: 1, height: 4, width: 4 };
     assert_eq!(media.workspace, planner.run(&[tile]).unwrap().0, "room for one, not for seven");
     // Six tiles of four tokens and the whole image, each on a page of its own.
@@ -111,7 +111,7 @@ fn squares_are_planned_one_by_one_and_pixels_buy_more_of_them() {
     let all = Options { max_image_pixels: None, ..options() };
     let (blueprint, plan) = planned_of(model, &all).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let planner = Planner { tower: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
+    let planner = Planner { encoder: blueprint.model.vision().unwrap(), weights: &blueprint.weights, kv: &plan.kv };
     let square = Grid { frames: 1, height: 4, width: 4 };
     assert_eq!(media.workspace, planner.run(&[square]).unwrap().0, "room for one, not for ten");
     // Nine squares of four tokens and the whole image, each on a page of its own.

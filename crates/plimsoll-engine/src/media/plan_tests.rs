@@ -1,4 +1,4 @@
-//! The plan of media against real towers: every legal item, in every company, takes no more than was planned.
+//! The plan of media against real encoders: every legal item, in every company, takes no more than was planned.
 
 use std::path::{Path, PathBuf};
 
@@ -69,8 +69,8 @@ fn a30_no_legal_item_takes_more_than_the_worst_case() {
 fn no_legal_item_takes_more(model: &str) {
     let (blueprint, plan) = planned_of(model, &options()).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.tower(EncoderKind::Vision).unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    let encoder = blueprint.model.encoder(EncoderKind::Vision).unwrap();
+    let planner = Planner { encoder, weights: &blueprint.weights, kv: &plan.kv };
     let all = legal(media);
     assert!(all.len() > 200, "{} grids", all.len());
     let dearest = all.iter().map(|grid| planner.run(&[*grid]).unwrap().0).max().unwrap();
@@ -86,8 +86,8 @@ fn a30_no_cut_into_tiles_takes_more_than_the_worst_case() {
     let model = "vl-intern-rms";
     let (blueprint, plan) = planned_of(model, &options()).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.vision().unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    let encoder = blueprint.model.vision().unwrap();
+    let planner = Planner { encoder, weights: &blueprint.weights, kv: &plan.kv };
     let all = legal(media);
     let frames: Vec<usize> = all.iter().map(|grid| grid.frames).collect();
     assert_eq!(frames, [1, 2, 3, 4, 5, 6], "a tile, a video's frames, two to four tiles and a thumbnail");
@@ -113,7 +113,7 @@ fn a30_no_cut_into_tiles_takes_more_than_the_worst_case() {
 }
 
 #[test]
-fn tiles_must_be_the_towers() {
+fn tiles_must_be_the_encoders() {
     let dir = std::env::temp_dir().join(format!("plimsoll-tiles-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json", "preprocessor_config.json"] {
@@ -125,11 +125,11 @@ fn tiles_must_be_the_towers() {
     };
     // The processor's default is 256 tokens a tile, and its file is not there.
     let error = planned().err().unwrap().to_string();
-    assert!(error.contains("16 x 16 pixels and 256 tokens, the tower 16 x 16 and 4"), "{error}");
+    assert!(error.contains("16 x 16 pixels and 256 tokens, the encoder 16 x 16 and 4"), "{error}");
     std::fs::write(dir.join("processor_config.json"), r#"{"image_seq_length": 4}"#).unwrap();
     assert!(planned().unwrap().unwrap().video.is_some());
     std::fs::write(dir.join("video_preprocessor_config.json"), r#"{"size": {"height": 32, "width": 32}}"#).unwrap();
-    assert!(planned().unwrap().unwrap().video.is_none(), "frames that the tower cannot see");
+    assert!(planned().unwrap().unwrap().video.is_none(), "frames that the encoder cannot see");
     // Without weights it is planned by the processors' defaults.
     ["model.safetensors", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"]
         .iter()
@@ -195,8 +195,8 @@ fn images_and_frames_that_fill_a_budget_take_no_more_than_the_worst_of_them() {
         let media = plan.media.as_ref().unwrap();
         assert_eq!((media.image_tokens(), media.rows_in_one_step()), (70, in_one_step), "{model}");
         assert_eq!(media.video.as_ref().unwrap().tokens_max, 3 * 70);
-        let tower = blueprint.model.tower(EncoderKind::Vision).unwrap();
-        let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+        let encoder = blueprint.model.encoder(EncoderKind::Vision).unwrap();
+        let planner = Planner { encoder, weights: &blueprint.weights, kv: &plan.kv };
         let legal = legal(media).into_iter();
         let dearest = legal.map(|grid| planner.run(&[grid]).unwrap().0).max().unwrap();
         assert_eq!(dearest, media.workspace, "{model}: the worst case is one that occurs");
@@ -208,7 +208,7 @@ fn images_and_frames_that_fill_a_budget_take_no_more_than_the_worst_of_them() {
 }
 
 #[test]
-fn a_budget_that_the_tower_has_no_positions_for_is_refused_by_name() {
+fn a_budget_that_the_encoder_has_no_positions_for_is_refused_by_name() {
     let dir = std::env::temp_dir().join(format!("plimsoll-budget-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
@@ -225,7 +225,7 @@ fn a_budget_that_the_tower_has_no_positions_for_is_refused_by_name() {
     };
     let (long, odd) = (refusal(140), refusal(100));
     std::fs::remove_dir_all(&dir).unwrap();
-    assert!(long.contains("420 patches on a side, the tower has 216 positions"), "{long}");
+    assert!(long.contains("420 patches on a side, the encoder has 216 positions"), "{long}");
     assert!(odd.contains("max_soft_tokens") && odd.contains("100 is none of"), "{odd}");
 }
 
@@ -235,8 +235,8 @@ fn a28_no_company_of_legal_items_takes_more_than_the_self_test() {
         let options = Options { visual_infer_batch_size: batch, ..options() };
         let (blueprint, plan) = planned_of(model, &options).unwrap();
         let media = plan.media.as_ref().unwrap();
-        let tower = blueprint.model.tower(EncoderKind::Vision).unwrap();
-        let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+        let encoder = blueprint.model.encoder(EncoderKind::Vision).unwrap();
+        let planner = Planner { encoder, weights: &blueprint.weights, kv: &plan.kv };
         let all = legal(media);
         let mut state = 7_usize;
         for _ in 0..3000 {
@@ -262,7 +262,7 @@ fn a26_the_batch_is_what_was_asked_and_never_none() {
 }
 
 #[test]
-fn tower_and_model_share_one_workspace() {
+fn encoder_and_model_share_one_workspace() {
     let (_, plan) = planned(&options()).unwrap();
     let media = plan.media.as_ref().unwrap();
     let (mut blueprint, _) = planned(&options()).unwrap();
@@ -323,7 +323,7 @@ fn a_lone_configuration_is_planned_with_the_processors_defaults() {
     }
     let checkpoint = Checkpoint::open(&dir).unwrap();
     assert!(Blueprint::new(&checkpoint, &options()).unwrap().media_plan(&options()).unwrap().is_none());
-    // And they must agree with the tower.
+    // And they must agree with the encoder.
     std::fs::write(dir.join("preprocessor_config.json"), r#"{"patch_size": 14, "merge_size": 2}"#).unwrap();
     let error = Blueprint::new(&checkpoint, &options()).unwrap().media_plan(&options()).err().unwrap().to_string();
     assert!(error.contains("patch_size"), "{error}");
@@ -335,8 +335,8 @@ fn a30_no_mix_of_audio_exceeds_the_self_test() {
     let options = Options { visual_infer_batch_size: 3, max_audio_seconds: Some(8), ..options() };
     let (blueprint, plan) = planned_of("omni", &options).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.tower(EncoderKind::Audio).unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    let encoder = blueprint.model.encoder(EncoderKind::Audio).unwrap();
+    let planner = Planner { encoder, weights: &blueprint.weights, kv: &plan.kv };
     let audio = media.audio.as_ref().unwrap();
     let most = audio.rule.frames_max() as usize;
     assert_eq!((media.audio_seconds(), most, audio.tokens_max, media.audio(8)), (8, 800, 104, (104, 800 * 20 * 4)));
@@ -359,8 +359,8 @@ fn a30_no_mix_of_audio_in_chunks_exceeds_the_self_test() {
     let options = Options { visual_infer_batch_size: 3, max_audio_seconds: Some(8), ..options() };
     let (blueprint, plan) = planned_of("omni2.5", &options).unwrap();
     let media = plan.media.as_ref().unwrap();
-    let tower = blueprint.model.tower(EncoderKind::Audio).unwrap();
-    let planner = Planner { tower, weights: &blueprint.weights, kv: &plan.kv };
+    let encoder = blueprint.model.encoder(EncoderKind::Audio).unwrap();
+    let planner = Planner { encoder, weights: &blueprint.weights, kv: &plan.kv };
     // 25 tokens a second, of two rows each.
     assert_eq!((media.audio_seconds(), media.audio(8)), (8, (200, 800 * 20 * 4)));
     for one in (3..=800).step_by(7) {

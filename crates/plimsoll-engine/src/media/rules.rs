@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_device::{KvShape, WeightTable};
 use plimsoll_formats::{
-    Audio as AudioConfig, AudioTower, Checkpoint, Gemma4, MmprojState, Processor, Tower, Vision as VisionConfig,
+    Audio as AudioConfig, AudioKind, Checkpoint, Gemma4, MmprojState, Processor, Vision as VisionConfig, VisionKind,
 };
 use plimsoll_media::MediaError;
 use plimsoll_media::audio::Mel;
@@ -44,13 +44,13 @@ fn file(checkpoint: &Checkpoint, name: &'static str) -> Result<Option<String>, P
     Ok(Some(text))
 }
 
-/// How a checkpoint's media are prepared: what its processors' files and its tower's configuration say.
+/// How a checkpoint's media are prepared: what its processors' files and its encoder's configuration say.
 #[derive(Debug)]
 pub struct MediaRules {
     files: ProcessorFiles,
-    /// The vision tower's configuration.
+    /// The vision encoder's configuration.
     config: Option<VisionConfig>,
-    /// The audio tower's configuration, and what makes its spectrograms.
+    /// The audio encoder's configuration, and what makes its spectrograms.
     audio: Option<(AudioConfig, Arc<Mel>)>,
     spelling: Spelling,
     max_context: usize,
@@ -72,7 +72,7 @@ impl MediaRules {
         self.audio.is_some()
     }
 
-    /// None for a model without towers, and where the files that say how media are prepared are not there: then the model serves text.
+    /// None for a model without encoders, and where the files that say how media are prepared are not there: then the model serves text.
     pub(crate) fn read(checkpoint: &Checkpoint, model: &dyn Model) -> Result<Option<Self>, PlanError> {
         let config = checkpoint.config.vision.as_ref().filter(|_| model.vision().is_some());
         let audio = checkpoint.config.audio.as_ref().filter(|_| model.audio().is_some());
@@ -92,12 +92,12 @@ impl MediaRules {
         };
         let own = match (own, &outer) {
             (None, None) if checkpoint.has_data() => {
-                if audio.is_some_and(|audio| matches!(audio.tower, AudioTower::Whisper(_))) {
+                if audio.is_some_and(|audio| matches!(audio.encoder, AudioKind::Whisper(_))) {
                     let why = "the file is missing, and the model transcribes nothing without it: add it to the model's directory";
                     return Err(MediaError::BadConfig { key: "preprocessor_config.json", why: why.into() }.into());
                 }
                 let what = if config.is_some() { "a vision" } else { "an audio" };
-                tracing::warn!("the model has {what} tower, but no preprocessor_config.json: it takes text only");
+                tracing::warn!("the model has {what} encoder, but no preprocessor_config.json: it takes text only");
                 return Ok(None);
             }
             // A lone configuration: planned with the processors' own defaults.
@@ -110,20 +110,24 @@ impl MediaRules {
         let from_config = !checkpoint.has_data() || matches!(checkpoint.mmproj(), MmprojState::Loaded { .. });
         let outer = outer.or_else(|| config.and_then(sequence_length).filter(|_| from_config));
         let tokenizer = || file(checkpoint, "tokenizer_config.json");
-        let gemma = audio.is_some_and(|audio| matches!(audio.tower, AudioTower::Conformer(_) | AudioTower::Samples));
-        let spelling = match config.map(|config| config.tower) {
+        let gemma = audio.is_some_and(|audio| matches!(audio.encoder, AudioKind::Conformer(_) | AudioKind::Samples));
+        let spelling = match config.map(|config| config.encoder) {
             None if gemma => between(tokenizer()?.as_deref())?,
-            Some(Tower::Qwen3) => Spelling::Timed,
-            Some(Tower::Intern(_)) => framed(tokenizer()?.as_deref())?,
-            Some(Tower::Siglip) => paragraph(tokenizer()?.as_deref())?,
-            Some(Tower::Pixtral(_)) => spelling::rows(outer.as_deref())?,
-            Some(Tower::Idefics3) => spelling::squares(),
-            Some(Tower::Llama4(_)) => spelling::tiled(),
-            Some(Tower::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
-            Some(Tower::Gemma4(_)) => between(tokenizer()?.as_deref())?,
-            Some(Tower::Omni2_5) => spelling::interleaved(tokenizer()?.as_deref(), ["<|audio_bos|>", "<|audio_eos|>"])?,
-            Some(Tower::Omni) => spelling::interleaved(tokenizer()?.as_deref(), ["<|audio_start|>", "<|audio_end|>"])?,
-            Some(Tower::Qwen2 | Tower::Qwen2_5) | None => Spelling::Plain,
+            Some(VisionKind::Qwen3) => Spelling::Timed,
+            Some(VisionKind::Intern(_)) => framed(tokenizer()?.as_deref())?,
+            Some(VisionKind::Siglip) => paragraph(tokenizer()?.as_deref())?,
+            Some(VisionKind::Pixtral(_)) => spelling::rows(outer.as_deref())?,
+            Some(VisionKind::Idefics3) => spelling::squares(),
+            Some(VisionKind::Llama4(_)) => spelling::tiled(),
+            Some(VisionKind::Siglip2(_)) => spelling::pieces(tokenizer()?.as_deref())?,
+            Some(VisionKind::Gemma4(_)) => between(tokenizer()?.as_deref())?,
+            Some(VisionKind::Omni2_5) => {
+                spelling::interleaved(tokenizer()?.as_deref(), ["<|audio_bos|>", "<|audio_eos|>"])?
+            }
+            Some(VisionKind::Omni) => {
+                spelling::interleaved(tokenizer()?.as_deref(), ["<|audio_start|>", "<|audio_end|>"])?
+            }
+            Some(VisionKind::Qwen2 | VisionKind::Qwen2_5) | None => Spelling::Plain,
         };
         let files = ProcessorFiles::read(own.as_deref(), video.as_deref(), outer.as_deref())?;
         Ok(Some(Self {
@@ -138,7 +142,7 @@ impl MediaRules {
         }))
     }
 
-    /// What media take with these options; none for a model without a tower, or where no audio clip fits into a request.
+    /// What media take with these options; none for a model without an encoder, or where no audio clip fits into a request.
     pub(crate) fn plan(
         &self,
         model: &dyn Model,
@@ -165,7 +169,7 @@ impl MediaRules {
         if let Some((_, plan)) = made.iter().find(|(known, _)| *known == bounds) {
             return plan.sized(options).map(Some);
         }
-        let planner = |tower| Planner { tower, weights, kv };
+        let planner = |encoder| Planner { encoder, weights, kv };
         let vision = model.vision().map(|vision| (vision, planner(vision)));
         let Some(plan) = MediaPlan::new(&bounds, vision, model.audio().map(planner))? else { return Ok(None) };
         if made.len() == MADE_MAX {
@@ -185,18 +189,18 @@ impl MediaRules {
     ) -> Result<(Option<ImageSpec>, Option<VideoSpec>), PlanError> {
         let files = &self.files;
         let limits = Limits { options, usual: ITEM_TOKENS_MAX, context };
-        Ok(match config.tower {
-            Tower::Intern(_) => {
+        Ok(match config.encoder {
+            VisionKind::Intern(_) => {
                 let image = tiles(files, config, options, context)?;
                 (Some(image), tile_video(files, config, options, tokens_max)?)
             }
-            Tower::Siglip => (Some(tiles(files, config, options, context)?), None),
-            Tower::Siglip2(_) => (Some(pieces::image(files, config, &limits)?), None),
-            Tower::Pixtral(_) => (Some(pieces::longest(files, config, &limits)?), None),
-            Tower::Idefics3 => (Some(pieces::squares(files, config, &limits)?), None),
-            Tower::Llama4(_) => (Some(pieces::canvases(files, config, &limits)?), None),
+            VisionKind::Siglip => (Some(tiles(files, config, options, context)?), None),
+            VisionKind::Siglip2(_) => (Some(pieces::image(files, config, &limits)?), None),
+            VisionKind::Pixtral(_) => (Some(pieces::longest(files, config, &limits)?), None),
+            VisionKind::Idefics3 => (Some(pieces::squares(files, config, &limits)?), None),
+            VisionKind::Llama4(_) => (Some(pieces::canvases(files, config, &limits)?), None),
             // A model without a token for videos takes none.
-            Tower::Gemma4(_) if config.tokens.video == config.tokens.image => {
+            VisionKind::Gemma4(_) if config.tokens.video == config.tokens.image => {
                 (Some(image(files, config, options, context)?), None)
             }
             _ => {
@@ -207,17 +211,17 @@ impl MediaRules {
     }
 }
 
-/// A processor's file that says what the tower's configuration does.
+/// A processor's file that says what the encoder's configuration does.
 fn defaults(config: &VisionConfig) -> String {
-    if let Tower::Intern(_) | Tower::Siglip | Tower::Llama4(_) = config.tower {
+    if let VisionKind::Intern(_) | VisionKind::Siglip | VisionKind::Llama4(_) = config.encoder {
         let side = config.table_side * config.patch;
         return format!(r#"{{"size": {{"height": {side}, "width": {side}}}}}"#);
     }
-    if let Tower::Siglip2(_) | Tower::Idefics3 | Tower::Pixtral(_) = config.tower {
+    if let VisionKind::Siglip2(_) | VisionKind::Idefics3 | VisionKind::Pixtral(_) = config.encoder {
         return mmproj::files(Some(config), None, &Processor::default()).0;
     }
     let (patch, merge, temporal) = (config.patch, config.merge, config.temporal);
-    if let Tower::Gemma4(_) = config.tower {
+    if let VisionKind::Gemma4(_) = config.encoder {
         return format!(
             r#"{{"image_processor_type": "Gemma4", "patch_size": {patch}, "pooling_kernel_size": {merge}}}"#
         );
@@ -228,7 +232,7 @@ fn defaults(config: &VisionConfig) -> String {
 /// The same for a processor around one that cuts tiles.
 fn sequence_length(config: &VisionConfig) -> Option<String> {
     let tokens = (config.table_side / config.merge).pow(2);
-    matches!(config.tower, Tower::Intern(_)).then(|| format!(r#"{{"image_seq_length": {tokens}}}"#))
+    matches!(config.encoder, VisionKind::Intern(_)).then(|| format!(r#"{{"image_seq_length": {tokens}}}"#))
 }
 
 /// How images are prepared: as the processor says, made no larger than asked or than a request can carry.
@@ -238,9 +242,11 @@ fn image(
     options: &Options,
     context: u64,
 ) -> Result<ImageSpec, PlanError> {
-    let rule = match config.tower {
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => Patches::filling(&files.image, IMAGE_TOKENS)?.of_whole_tokens(),
-        Tower::Gemma4(_) => Patches::filling(&files.image, IMAGE_TOKENS)?,
+    let rule = match config.encoder {
+        VisionKind::Gemma4(Gemma4 { unified: true, .. }) => {
+            Patches::filling(&files.image, IMAGE_TOKENS)?.of_whole_tokens()
+        }
+        VisionKind::Gemma4(_) => Patches::filling(&files.image, IMAGE_TOKENS)?,
         _ => Patches::image(&files.image, config.window.map(|pixels| pixels as u64))?,
     };
     agree(&rule, config)?;
@@ -257,9 +263,9 @@ fn image(
     let rule = ImageRule::Patches(rule.with_max_pixels(most)?);
     let tokens = largest_images(&rule, context);
     let tokens_max = tokens.iter().map(|candidate| candidate.shape.tokens).max().unwrap_or(0);
-    let normalize = match config.tower {
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(&files.image)?,
-        Tower::Gemma4(_) => Normalize::centred(&files.image)?,
+    let normalize = match config.encoder {
+        VisionKind::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(&files.image)?,
+        VisionKind::Gemma4(_) => Normalize::centred(&files.image)?,
         _ => Normalize::new(&files.image, Normalize::CLIP)?,
     };
     let bounds = image_bounds(&rule);
@@ -274,8 +280,8 @@ fn tiles(
     context: u64,
 ) -> Result<ImageSpec, PlanError> {
     let (patch, merge) = (config.patch as u64, config.merge as u64);
-    let (rule, means) = match config.tower {
-        Tower::Siglip => {
+    let (rule, means) = match config.encoder {
+        VisionKind::Siglip => {
             let tokens = (config.table_side / config.merge).pow(2) as u64;
             (Tiles::one(files, patch, merge, tokens)?, Normalize::HALVES)
         }
@@ -301,7 +307,7 @@ fn tiles(
     Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
 }
 
-/// And their videos, if the tower sees frames of the size that they are given.
+/// And their videos, if the encoder sees frames of the size that they are given.
 fn tile_video(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -311,7 +317,7 @@ fn tile_video(
     let rule = |frames| TileVideo::new(files, (config.patch as u64, config.merge as u64), frames);
     let frame = rule(1)?.frame;
     if let Err(why) = agree_on_tiles(&frame, config) {
-        tracing::warn!(%why, "the model's video processor and its tower do not agree: it takes no videos");
+        tracing::warn!(%why, "the model's video processor and its encoder do not agree: it takes no videos");
         return Ok(None);
     }
     let carried = (tokens_max / frame.tile_tokens).max(1);
@@ -332,16 +338,16 @@ fn video(
     options: &Options,
     tokens_max: u64,
 ) -> Result<VideoSpec, PlanError> {
-    let (budget, means) = match config.tower {
-        Tower::Qwen3 => (Budget::Video, Normalize::HALVES),
+    let (budget, means) = match config.encoder {
+        VisionKind::Qwen3 => (Budget::Video, Normalize::HALVES),
         _ => (Budget::Frame, Normalize::CLIP),
     };
     let window = config.window.map(|pixels| pixels as u64);
-    let mut rule = match config.tower {
-        Tower::Omni => PatchVideo::omni(files, window)?,
-        Tower::Omni2_5 => PatchVideo::omni2_5(files, window)?,
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => PatchVideo::filling(files)?.of_whole_tokens(),
-        Tower::Gemma4(_) => PatchVideo::filling(files)?,
+    let mut rule = match config.encoder {
+        VisionKind::Omni => PatchVideo::omni(files, window)?,
+        VisionKind::Omni2_5 => PatchVideo::omni2_5(files, window)?,
+        VisionKind::Gemma4(Gemma4 { unified: true, .. }) => PatchVideo::filling(files)?.of_whole_tokens(),
+        VisionKind::Gemma4(_) => PatchVideo::filling(files)?,
         _ => PatchVideo::new(&files.video, budget, window)?,
     };
     agree(&rule.patches, config)?;
@@ -363,9 +369,9 @@ fn video(
         }
         rule.sampling.max_frames = rule.sampling.max_frames.min(most);
     }
-    let normalize = match config.tower {
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(&files.video)?,
-        Tower::Gemma4(_) => Normalize::centred(&files.video)?,
+    let normalize = match config.encoder {
+        VisionKind::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(&files.video)?,
+        VisionKind::Gemma4(_) => Normalize::centred(&files.video)?,
         _ => Normalize::new(&files.video, means)?,
     };
     let (rule, placeholder) = (VideoRule::Patches(rule), config.tokens.video);

@@ -232,7 +232,7 @@ impl ImageSpec {
     }
 }
 
-/// The tower that a kind goes through.
+/// The encoder that a kind goes through.
 pub(crate) fn sense(modality: Modality) -> EncoderKind {
     match modality {
         Modality::Image | Modality::Video => EncoderKind::Vision,
@@ -240,7 +240,7 @@ pub(crate) fn sense(modality: Modality) -> EncoderKind {
     }
 }
 
-/// Writes what a tower has made into a row of the pool, which is as wide as the widest tower's: the model's first layers are given
+/// Writes what an encoder has made into a row of the pool, which is as wide as the widest encoder's: the model's first layers are given
 /// nothing more of what has no more.
 pub(crate) fn widen(row: &mut [f32], embedding: &[f32]) {
     let (own, more) = row.split_at_mut(embedding.len());
@@ -297,7 +297,7 @@ impl MediaSpec {
         }
     }
 
-    /// Appends what a tower reads of an item.
+    /// Appends what an encoder reads of an item.
     pub(crate) fn write_patches(&self, modality: Modality, pixels: &Pixels, values: &mut Vec<f32>) {
         match self.patches(modality) {
             Some((rule, normalize)) => {
@@ -318,7 +318,7 @@ impl MediaSpec {
         }
     }
 
-    /// The only size that the tower sees of a kind, where there is one.
+    /// The only size that the encoder sees of a kind, where there is one.
     pub(super) fn tile(&self, modality: Modality) -> Option<Size> {
         match modality {
             Modality::Image => self.image.as_ref().and_then(|image| image.rule.tile()),

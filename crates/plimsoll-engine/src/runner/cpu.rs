@@ -144,7 +144,7 @@ pub struct CpuRunner {
     model: Arc<dyn Model>,
     device: CpuDevice,
     passes: Passes,
-    /// What a tower has made.
+    /// What an encoder has made.
     encoded: Option<Buf>,
 }
 
@@ -203,8 +203,8 @@ impl Runner for CpuRunner {
         self.encoded = None;
         // What the last step left is overwritten.
         self.clear_workspace();
-        let Some(tower) = self.model.tower(sense) else { return Err(DeviceError::NoEncoder) };
-        self.encoded = Some(tower.encode(&mut self.device, images)?);
+        let Some(encoder) = self.model.encoder(sense) else { return Err(DeviceError::NoEncoder) };
+        self.encoded = Some(encoder.encode(&mut self.device, images)?);
         self.device.check_weights()
     }
 

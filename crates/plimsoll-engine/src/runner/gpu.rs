@@ -18,7 +18,7 @@ pub struct GpuRunner {
     /// None after a loss, if it could not be opened again.
     device: Option<GpuDevice>,
     passes: Passes,
-    /// What a tower has made.
+    /// What an encoder has made.
     encoded: Option<Buf>,
     again: Option<Again>,
     /// What of a step is fetched at once.
@@ -165,8 +165,8 @@ impl Runner for GpuRunner {
         self.encoded = None;
         self.cleared()?;
         let (model, device, _) = self.parts()?;
-        let tower = model.tower(sense).ok_or(DeviceError::NoEncoder)?;
-        match tower.encode(device, images) {
+        let encoder = model.encoder(sense).ok_or(DeviceError::NoEncoder)?;
+        match encoder.encode(device, images) {
             Ok(output) => {
                 device.finish(&[output])?;
                 self.encoded = Some(output);

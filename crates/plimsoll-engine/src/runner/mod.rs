@@ -58,7 +58,7 @@ pub trait Runner {
         Err(DeviceError::NoDraft)
     }
 
-    /// Runs a tower over images or audio clips, in the workspace of steps and between two of them, like them above one that was begun;
+    /// Runs an encoder over images or audio clips, in the workspace of steps and between two of them, like them above one that was begun;
     /// [`Self::embedding`] reads what comes out.
     fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
         let _ = (sense, images);

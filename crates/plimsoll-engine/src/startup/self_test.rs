@@ -85,7 +85,7 @@ pub fn self_test(
     test.go_on(&chunk)
 }
 
-/// The largest batches of media, out of the tower into the pool of outputs.
+/// The largest batches of media, out of the encoder into the pool of outputs.
 pub(crate) fn self_test_encoder(
     runner: &mut dyn Runner,
     plan: &MediaPlan,

@@ -76,7 +76,7 @@ pub(crate) struct PoolBuilder<'a, B> {
     pub workspace_peak: u64,
     /// Looked at between two steps of the self-test.
     pub cancel: Cancel,
-    /// Where outputs of the largest batches of media go, for a model with a tower.
+    /// Where outputs of the largest batches of media go, for a model with an encoder.
     pub media: Option<MediaSpec>,
     /// What links of prefixes begin from, where a tier below memory keeps these.
     pub root: Option<Link>,

@@ -2,10 +2,10 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod heard;
+pub mod media_encoder;
 pub mod recall;
 pub mod seen;
 pub mod senses;
-pub mod tower;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};

@@ -23,7 +23,7 @@ use plimsoll_engine::{EngineHandle, Limits};
 use plimsoll_models::{EncoderInput, EncoderKind};
 use plimsoll_text::Tokenizer;
 
-use super::tower::{self, Tower};
+use super::media_encoder::{self, MediaEncoder};
 
 /// Ids of the fixture tokenizer.
 pub const VOCAB: u32 = 384;
@@ -66,7 +66,7 @@ pub struct Shape {
     pub right: u64,
     pub speculation: Speculation,
     /// It takes images.
-    pub tower: Option<Tower>,
+    pub encoder: Option<MediaEncoder>,
 }
 
 impl Default for Shape {
@@ -88,7 +88,7 @@ impl Default for Shape {
             echo: 0,
             right: 256,
             speculation: Speculation { adaptive: false, ..Speculation::default() },
-            tower: None,
+            encoder: None,
         }
     }
 }
@@ -134,7 +134,7 @@ pub struct Seen {
     pub draft_passes: AtomicU64,
     /// State slots written.
     pub states_written: AtomicU64,
-    /// Batches that went through the tower, and the most images of one.
+    /// Batches that went through the encoder, and the most images of one.
     pub batches: AtomicU64,
     pub batch_max: AtomicU64,
     /// Batches that did while a step stood between two layers.
@@ -154,8 +154,8 @@ pub struct Recall {
     ids: Vec<u32>,
     /// What stands in each row of the step.
     codes: Vec<u32>,
-    /// What the tower has made.
-    encoded: Vec<[f32; tower::WIDTH]>,
+    /// What the encoder has made.
+    encoded: Vec<[f32; media_encoder::WIDTH]>,
     /// The step that last wrote a position, so that two sequences writing the same place in one step are noticed.
     written: Vec<u64>,
     step: u64,
@@ -226,7 +226,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
         draft_model: false,
         encoder_batch: false,
         layered: limits.max_req_total_len as usize > shape.rows,
-        media: shape.tower.is_some(),
+        media: shape.encoder.is_some(),
         image_rows: 0,
         bf16: plimsoll_device::Bf16Rows::None,
         candidates: false,
@@ -235,7 +235,7 @@ pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
     let tokenizer = Arc::new(Tokenizer::from_file(&tokenizer).unwrap());
     let Shape { prefix_cache, state_slots, speculation, .. } = shape;
     let (eos, elastic) = (vec![VOCAB - 1], false);
-    let media = shape.tower.map(|tower| tower.spec());
+    let media = shape.encoder.map(|encoder| encoder.spec());
     let bench = Bench { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media };
     (bench, seen)
 }

@@ -1,4 +1,4 @@
-//! What the tests of real towers share: images drawn as the references' were, and what holds of answers and memory whatever was shown.
+//! What the tests of real encoders share: images drawn as the references' were, and what holds of answers and memory whatever was shown.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -34,8 +34,8 @@ pub fn as_the_reference(model: &str, case: &Value, answer: &Answer) {
     }
 }
 
-/// A tower was at work, and took no more than was planned for it.
-pub fn towers_kept_to_their_plan(engine: &EngineHandle) {
+/// An encoder was at work, and took no more than was planned for it.
+pub fn encoders_kept_to_their_plan(engine: &EngineHandle) {
     let ledger = engine.ledger();
     for component in [Component::EncoderOutputs, Component::StepWorkspace] {
         let row = ledger.row(component);
@@ -43,7 +43,7 @@ pub fn towers_kept_to_their_plan(engine: &EngineHandle) {
     }
 }
 
-/// Waits until everything that requests held is back, outputs of towers and pixels too.
+/// Waits until everything that requests held is back, outputs of encoders and pixels too.
 pub fn all_is_back(engine: &EngineHandle) {
     quiet(engine);
     let spec = engine.media().unwrap();

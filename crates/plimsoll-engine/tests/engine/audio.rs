@@ -1,4 +1,4 @@
-//! A tower that hears beside one that sees, and one alone, in the engine: answers are the reference's whatever runs beside them, audio clips are found again
+//! An encoder that hears beside one that sees, and one alone, in the engine: answers are the reference's whatever runs beside them, audio clips are found again
 //! by content, and nothing larger than the self-test is accepted.
 
 use plimsoll_engine::media::MediaItem;
@@ -7,7 +7,9 @@ use plimsoll_models::Grid;
 use serde_json::Value;
 
 use crate::common::heard::{audio, cases_of, played, request, small};
-use crate::common::senses::{all_is_back, as_the_reference, outputs_come_back, told_apart, towers_kept_to_their_plan};
+use crate::common::senses::{
+    all_is_back, as_the_reference, encoders_kept_to_their_plan, outputs_come_back, told_apart,
+};
 use crate::common::{collect, exact, fixtures, two_turns};
 
 fn engine(options: &Options) -> EngineHandle {
@@ -41,7 +43,7 @@ fn right(model: &str) {
     for case in cases_of(model) {
         as_the_reference(model, &case, &collect(engine.submit(request(&engine, &case, 12)).unwrap()));
     }
-    towers_kept_to_their_plan(&engine);
+    encoders_kept_to_their_plan(&engine);
     all_is_back(&engine);
     engine.stop();
 }

@@ -8,8 +8,8 @@ use plimsoll_engine::governor::MemoryReading;
 use plimsoll_engine::testing::{by_hand, take_reading};
 use plimsoll_engine::{EngineHandle, Reader};
 
+use crate::common::media_encoder::{MediaEncoder, Mixed};
 use crate::common::recall::{FAILS, NAN, PANICS, Seen, Shape, prompt, recall_bench, recall_engine, says};
-use crate::common::tower::{Mixed, Tower};
 use crate::common::{self, Answer, collect, drive, greedy, quiet};
 
 /// Layers and steps take their time, so that others come in between. Behind every step goes one layer, whatever the clock says.
@@ -154,10 +154,10 @@ fn drafts_and_states_go_on_beside_a_chunk() {
     }
 }
 
-/// A tower does not wait for a chunk.
+/// An encoder does not wait for a chunk.
 #[test]
 fn images_are_encoded_between_layers() {
-    let (engine, seen) = recall_engine(Shape { tower: Some(Tower::default()), ..slow() });
+    let (engine, seen) = recall_engine(Shape { encoder: Some(MediaEncoder::default()), ..slow() });
     let running = stream(&engine);
     let long = Mixed::new(&engine).text(&prompt(2, 900));
     let reader = under_way(&engine, &seen, &long.prompt);

@@ -9,13 +9,13 @@ use plimsoll_engine::testing::{by_hand, take_reading};
 use plimsoll_engine::{EngineHandle, Refusal, Request, RequestPhase};
 use plimsoll_media::{ContentKey, Modality};
 
+use crate::common::media_encoder::{FAILS, MediaEncoder, Mixed, PANICS};
 use crate::common::recall::{Shape, mix, prompt, recall_bench, recall_engine};
-use crate::common::tower::{FAILS, Mixed, PANICS, Tower};
 use crate::common::{self, Answer, collect, drive, quiet};
 
-/// A model with a tower.
+/// A model with an encoder.
 fn seeing() -> Shape {
-    Shape { tower: Some(Tower::default()), ..Shape::default() }
+    Shape { encoder: Some(MediaEncoder::default()), ..Shape::default() }
 }
 
 /// At rest: no request holds encoder outputs or host bytes for media.
@@ -53,8 +53,8 @@ fn a_image_is_seen_where_it_stands() {
 #[test]
 fn groups_of_frames_stand_apart_or_together() {
     for frames_apart in [true, false] {
-        let tower = Tower { frames_apart, ..Tower::default() };
-        let (engine, _) = recall_engine(Shape { tower: Some(tower), rows: 7, ..seeing() });
+        let encoder = MediaEncoder { frames_apart, ..MediaEncoder::default() };
+        let (engine, _) = recall_engine(Shape { encoder: Some(encoder), rows: 7, ..seeing() });
         let mixed = Mixed::new(&engine).text(&prompt(1, 3)).video(5, 5, 2, 3).text(&[8, 9]).image(6, 2, 2).text(&[7]);
         right(&mixed, &common::ask(&engine, mixed.request(9)));
     }
@@ -128,8 +128,8 @@ fn what_is_cut_from_a_image_by_the_cache_is_encoded_again() {
 #[test]
 fn preempted_requests_see_their_images_again() {
     // Room for one request's outputs: they are gone when a second one has been encoded.
-    let tower = Tower { output_pages: 7, ..Tower::default() };
-    let (bench, seen) = recall_bench(Shape { tower: Some(tower), prefix_cache: false, ..seeing() });
+    let encoder = MediaEncoder { output_pages: 7, ..MediaEncoder::default() };
+    let (bench, seen) = recall_bench(Shape { encoder: Some(encoder), prefix_cache: false, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let all: Vec<Mixed> =
         (0..3).map(|i| Mixed::new(&engine).text(&prompt(i, 5)).image(i, 4, 5).text(&prompt(9, 6))).collect();
@@ -152,9 +152,9 @@ fn preempted_requests_see_their_images_again() {
 
 #[test]
 fn a_request_that_needs_all_room_is_not_starved_by_small_ones() {
-    let tower = Tower { output_pages: 20, ..Tower::default() };
+    let encoder = MediaEncoder { output_pages: 20, ..MediaEncoder::default() };
     // A step takes the large one's prompt, so that rounds count what it waited.
-    let (bench, _) = recall_bench(Shape { tower: Some(tower), rows: 96, ..seeing() });
+    let (bench, _) = recall_bench(Shape { encoder: Some(encoder), rows: 96, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let small = |i: u64| Mixed::new(&engine).image(100 + i, 3, 4).text(&[1]);
     let large = Mixed::new(&engine).image(1, 4, 10).image(2, 4, 10).text(&[2]);
@@ -175,7 +175,8 @@ fn a_request_that_needs_all_room_is_not_starved_by_small_ones() {
 
 #[test]
 fn decoding_waits_for_one_media_batch_at_most() {
-    let (bench, seen) = recall_bench(Shape { tower: Some(Tower { batch: 1, ..Tower::default() }), ..seeing() });
+    let (bench, seen) =
+        recall_bench(Shape { encoder: Some(MediaEncoder { batch: 1, ..MediaEncoder::default() }), ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let decoding = Mixed::new(&engine).text(&prompt(1, 4));
     let mut reader = engine.submit(decoding.request(40)).unwrap();
@@ -199,8 +200,8 @@ fn decoding_waits_for_one_media_batch_at_most() {
 #[test]
 fn a34_a_image_that_cannot_be_encoded_ends_its_request_alone() {
     for colour in [FAILS, PANICS] {
-        let tower = Tower { batch: 4, ..Tower::default() };
-        let (bench, seen) = recall_bench(Shape { tower: Some(tower), ..seeing() });
+        let encoder = MediaEncoder { batch: 4, ..MediaEncoder::default() };
+        let (bench, seen) = recall_bench(Shape { encoder: Some(encoder), ..seeing() });
         let (engine, mut hand) = by_hand(bench);
         let good: Vec<_> = (0..3).map(|i| Mixed::new(&engine).text(&[1]).image(i, 2, 3).text(&[2])).collect();
         let bad = Mixed::new(&engine).text(&[1]).coloured(colour, 3, 3).text(&[2]);
@@ -241,7 +242,7 @@ fn i6_what_is_larger_or_does_not_agree_is_refused() {
     fewer.prompt.remove(3);
     assert!(refused(fewer).contains("placeholder"));
     let mut more = good.request(1);
-    more.prompt.push(common::tower::IMAGE);
+    more.prompt.push(common::media_encoder::IMAGE);
     assert!(refused(more).contains("stands for no medium"));
     let mut elsewhere = good.request(1);
     elsewhere.media[0].first += 1;
@@ -258,9 +259,9 @@ fn i6_what_is_larger_or_does_not_agree_is_refused() {
 #[test]
 fn i4_two_hundred_requests_with_images_and_aborts_leave_every_pool_full() {
     for (seed, hybrid) in [(1, false), (2, true)] {
-        let tower = Tower { batch: 3, output_pages: 24, ..Tower::default() };
+        let encoder = MediaEncoder { batch: 3, output_pages: 24, ..MediaEncoder::default() };
         let base = if hybrid { Shape::hybrid(2, 128, 6) } else { Shape::default() };
-        let shape = Shape { pages: 40, tower: Some(tower), step_time: Duration::from_micros(150), ..base };
+        let shape = Shape { pages: 40, encoder: Some(encoder), step_time: Duration::from_micros(150), ..base };
         let (engine, seen) = recall_engine(shape);
         let mut dice = seed * 1_000_003;
         let mut below = |n: u64| {

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::common::seen::{cases, item, request, small};
 use crate::common::senses::{
-    all_is_back, as_the_reference, outputs_come_back, stop_on_disk, told_apart, towers_kept_to_their_plan,
+    all_is_back, as_the_reference, encoders_kept_to_their_plan, outputs_come_back, stop_on_disk, told_apart,
 };
 use crate::common::{collect, exact, fixtures, quiet, two_turns, with_drafts};
 
@@ -30,7 +30,7 @@ fn right(model: &str) {
         let answer = collect(engine.submit(request(&engine, &case, 12)).unwrap());
         as_the_reference(model, &case, &answer);
     }
-    towers_kept_to_their_plan(&engine);
+    encoders_kept_to_their_plan(&engine);
     all_is_back(&engine);
     engine.stop();
 }

@@ -5,7 +5,7 @@ use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, Request, start};
 use plimsoll_memory::faults;
 use serde_json::Value;
 
-use crate::common::senses::{all_is_back, as_the_reference, towers_kept_to_their_plan};
+use crate::common::senses::{all_is_back, as_the_reference, encoders_kept_to_their_plan};
 use crate::common::{Answer, alone, collect, exact, fixtures, heard, seen};
 use crate::{allocations, on_gpu};
 
@@ -43,7 +43,7 @@ impl Asked {
         for case in self.cases() {
             as_the_reference(self.model, &case, &collect(engine.submit((self.request)(&engine, &case, 12)).unwrap()));
         }
-        towers_kept_to_their_plan(&engine);
+        encoders_kept_to_their_plan(&engine);
         all_is_back(&engine);
         assert!(engine.metrics().encoded_media.get() > 0, "{}", self.model);
         assert_eq!((allocations(&engine), taken.1), (taken, 0), "{}: memory was taken after ready", self.model);
@@ -90,7 +90,7 @@ fn manual_vision_models_see_what_transformers_sees() {
 
 #[test]
 #[ignore = "external"]
-fn towers_of_one_size_do_too() {
+fn encoders_of_one_size_do_too() {
     let _alone = alone();
     ["vl-gemma3", "vl-intern", "vl-intern-rms"].into_iter().for_each(|model| sees(model).right());
 }
@@ -104,14 +104,14 @@ fn encoders_of_squares_and_of_rows_of_tokens_do_too() {
 
 #[test]
 #[ignore = "external"]
-fn a_tower_that_bounds_its_activations_does_too() {
+fn an_encoder_that_bounds_its_activations_does_too() {
     let _alone = alone();
     sees("vl-gemma4-e2b").right();
 }
 
 #[test]
 #[ignore = "manual: software takes minutes for each model"]
-fn manual_quantized_towers_do_too() {
+fn manual_quantized_encoders_do_too() {
     let _alone = alone();
     ["vl-gguf-qwen2.5", "vl-gguf-qwen3"].into_iter().for_each(|model| sees(model).right());
 }

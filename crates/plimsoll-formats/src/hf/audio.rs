@@ -1,9 +1,9 @@
-//! `audio_config` of a thinker of Qwen2.5-Omni or Qwen3-Omni, of Qwen3-ASR or of Gemma 4 → its tower, with the defaults of transformers.
+//! `audio_config` of a thinker of Qwen2.5-Omni or Qwen3-Omni, of Qwen3-ASR or of Gemma 4 → its encoder, with the defaults of transformers.
 
 use super::gemma4;
 use super::json::Lookup;
 use super::values::{activation_of, token};
-use crate::audio::{Audio, AudioChunks, AudioTask, AudioTower, AudioWindows};
+use crate::audio::{Audio, AudioChunks, AudioKind, AudioTask, AudioWindows};
 use crate::config::ModelConfig;
 use crate::error::FormatError;
 
@@ -37,7 +37,7 @@ pub(super) fn is_asr(name: &str) -> bool {
     matches!(name, "Qwen3ASRForConditionalGeneration" | "qwen3_asr" | "qwen3_asr_thinker" | "qwen3_asr_text")
 }
 
-/// Values that transformers assumes when a key of the tower is absent.
+/// Values that transformers assumes when a key of the encoder is absent.
 struct Defaults {
     depth: usize,
     hidden: usize,
@@ -75,16 +75,16 @@ const ASR_ENDS: [u32; 2] = [151_643, 151_645];
 /// The token that ends a turn. Generation in this family ends with it unless the configuration names other tokens.
 const TURN_END: u32 = 151_645;
 
-/// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
+/// Adds the encoder to the configuration of the text model, where there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<(), FormatError> {
     let kind = top.str("model_type")?.unwrap_or_default();
-    let tower = top.object("audio_config")?;
+    let encoder = top.object("audio_config")?;
     if gemma4::is(name) || gemma4::is(kind) {
-        config.audio = tower.map(|audio| gemma4::read_audio(&audio, top)).transpose()?;
+        config.audio = encoder.map(|audio| gemma4::read_audio(&audio, top)).transpose()?;
         return Ok(());
     }
     if gemma4::is_unified(name) || gemma4::is_unified(kind) {
-        config.audio = tower.map(|audio| gemma4::read_unified_audio(&audio, top)).transpose()?;
+        config.audio = encoder.map(|audio| gemma4::read_unified_audio(&audio, top)).transpose()?;
         return Ok(());
     }
     let chunks = is_omni2_5(name) || is_omni2_5(kind);
@@ -103,21 +103,21 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
             AudioTask::Transcribe => ASR_ENDS.to_vec(),
         };
     }
-    let Some(audio) = tower else { return Ok(()) };
+    let Some(audio) = encoder else { return Ok(()) };
     let or = |key: &str, default: usize| audio.size(key).map(|size| size.unwrap_or(default));
     let out = audio.size("output_dim")?;
     if out.is_some_and(|out| out != config.hidden_size) {
         let (out, hidden) = (out.unwrap_or_default(), config.hidden_size);
-        return Err(FormatError::Config(format!("an audio tower of width {out} for a model of width {hidden}")));
+        return Err(FormatError::Config(format!("an audio encoder of width {out} for a model of width {hidden}")));
     }
     if audio.bool("scale_embedding")? == Some(true) {
         // transformers reads it and ignores it, so there is no reference for such a checkpoint.
         return Err(FormatError::Unsupported("scale_embedding true; supported is false".to_owned()));
     }
     let half_window = or("n_window", defaults.half_window)?;
-    let tower = match chunks {
-        true => AudioTower::Chunks(AudioChunks { half_window: positioned(&audio, half_window)? }),
-        false => AudioTower::Windows(AudioWindows {
+    let encoder = match chunks {
+        true => AudioKind::Chunks(AudioChunks { half_window: positioned(&audio, half_window)? }),
+        false => AudioKind::Windows(AudioWindows {
             channels: or("downsample_hidden_size", 480)?,
             half_window,
             attention_window: or("n_window_infer", 800)?,
@@ -132,7 +132,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         act: activation_of(audio.str("activation_function")?.unwrap_or("gelu"))?,
         bands: or("num_mel_bins", 128)?,
         placeholder: token(top, "audio_token_id", token(top, "audio_token_index", defaults.placeholder)?)?,
-        tower,
+        encoder,
     });
     Ok(())
 }

@@ -98,7 +98,7 @@ impl Family {
                 }
             },
         };
-        // A tower before any language model, which says itself what it is.
+        // An encoder before any language model, which says itself what it is.
         let wraps = idefics3::is(name) || intern::is(name) || siglip2::is(name) || pixtral::is(name);
         let model = if wraps { text.str("model_type")?.unwrap_or(name) } else { name };
         let mistral = matches!(model, "MistralForCausalLM" | "MistralModel" | "mistral");

@@ -1,15 +1,15 @@
-//! The towers of a Gemma 4 checkpoint, with the defaults of transformers.
+//! The encoders of a Gemma 4 checkpoint, with the defaults of transformers.
 
 use super::json::Lookup;
 use super::values::{activation_of, side, token};
 use crate::activation::Activation;
-use crate::audio::{Audio, AudioTower, Conformer};
+use crate::audio::{Audio, AudioKind, Conformer};
 use crate::error::{FormatError, quote};
-use crate::vision::{Gemma4, MediaTokens, Tower, Vision};
+use crate::vision::{Gemma4, MediaTokens, Vision, VisionKind};
 
-/// Base of the rotary frequencies of every published tower.
+/// Base of the rotary frequencies of every published encoder.
 const THETA: f32 = 100.0;
-/// Epsilon of every norm of every published tower.
+/// Epsilon of every norm of every published encoder.
 const EPS: f32 = 1e-6;
 /// What masked scores must be below, so that their shares are 0.
 const MASKED: f32 = -1e5;
@@ -32,25 +32,25 @@ pub(super) fn read(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Visio
     let (kv_heads, head_dim) = (or("num_key_value_heads", 12)?, or("head_dim", 64)?);
     if kv_heads != heads || head_dim.checked_mul(heads) != Some(hidden_size) {
         return Err(FormatError::Unsupported(format!(
-            "a vision tower of {heads} heads and {kv_heads} key heads of {head_dim} elements for a width of {hidden_size}; \
+            "a vision encoder of {heads} heads and {kv_heads} key heads of {head_dim} elements for a width of {hidden_size}; \
              supported are as many key heads, which fill the width"
         )));
     }
-    check_eps(vision, "a vision tower")?;
+    check_eps(vision, "a vision encoder")?;
     if flag("attention_bias")? {
-        return Err(FormatError::Unsupported("attention_bias in a vision tower".to_owned()));
+        return Err(FormatError::Unsupported("attention_bias in a vision encoder".to_owned()));
     }
     if let Some(rope) = vision.object("rope_parameters")? {
         let (kind, theta) = (rope.str("rope_type")?.unwrap_or("axial"), rope.f32("rope_theta")?.unwrap_or(THETA));
         // Published files call the axial frequencies the default ones.
         if !["axial", "default"].contains(&kind) || theta != THETA {
             let what =
-                format!("rope_type {kind} and rope_theta {theta} in a vision tower; supported are axial and {THETA}");
+                format!("rope_type {kind} and rope_theta {theta} in a vision encoder; supported are axial and {THETA}");
             return Err(FormatError::Unsupported(what));
         }
     }
     let sees_ahead = text.str("use_bidirectional_attention")? == Some("vision");
-    let tower = Tower::Gemma4(Gemma4 {
+    let encoder = VisionKind::Gemma4(Gemma4 {
         positions: or("position_embedding_size", 10_240)?,
         clipped: flag("use_clipped_linears")?,
         standardize: flag("standardize")?,
@@ -66,7 +66,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Visio
         channels: 3,
         patch: side(vision, "patch_size", 16)?,
         merge: or("pooling_kernel_size", 3)?,
-        ..Vision::of_images(tower, media_tokens(top)?)
+        ..Vision::of_images(encoder, media_tokens(top)?)
     })
 }
 
@@ -78,7 +78,7 @@ pub(super) fn read_unified(vision: &Lookup, top: &Lookup, text: &Lookup) -> Resu
     if output != hidden_size {
         return Err(FormatError::Config(format!("output_proj_dims is {output}, mm_embed_dim {hidden_size}")));
     }
-    let tower = Tower::Gemma4(Gemma4 {
+    let encoder = VisionKind::Gemma4(Gemma4 {
         positions: or("mm_posemb_size", 1120)?,
         clipped: false,
         standardize: false,
@@ -88,7 +88,7 @@ pub(super) fn read_unified(vision: &Lookup, top: &Lookup, text: &Lookup) -> Resu
         unified: true,
     });
     let patch = side(vision, "patch_size", 16)?.saturating_mul(or("pooling_kernel_size", 3)?);
-    Ok(Vision { hidden_size, patch, ..Vision::of_images(tower, media_tokens(top)?) })
+    Ok(Vision { hidden_size, patch, ..Vision::of_images(encoder, media_tokens(top)?) })
 }
 
 fn media_tokens(top: &Lookup) -> Result<MediaTokens, FormatError> {
@@ -107,13 +107,13 @@ pub(super) fn read_unified_audio(audio: &Lookup, top: &Lookup) -> Result<Audio, 
         act: Activation::Silu,
         bands: samples,
         placeholder: token(top, "audio_token_id", 258_881)?,
-        tower: AudioTower::Samples,
+        encoder: AudioKind::Samples,
     })
 }
 
-/// Refuses another epsilon than that of the published towers.
-fn check_eps(tower: &Lookup, what: &str) -> Result<(), FormatError> {
-    match tower.f32("rms_norm_eps")?.filter(|eps| *eps != EPS) {
+/// Refuses another epsilon than that of the published encoders.
+fn check_eps(encoder: &Lookup, what: &str) -> Result<(), FormatError> {
+    match encoder.f32("rms_norm_eps")?.filter(|eps| *eps != EPS) {
         Some(eps) => Err(FormatError::Unsupported(format!("rms_norm_eps {eps} in {what}; supported is {EPS}"))),
         None => Ok(()),
     }
@@ -123,8 +123,8 @@ fn check_eps(tower: &Lookup, what: &str) -> Result<(), FormatError> {
 pub(super) fn read_audio(audio: &Lookup, top: &Lookup) -> Result<Audio, FormatError> {
     let or = |key: &str, default: usize| audio.size(key).map(|size| size.unwrap_or(default));
     let number = |key: &str, default: f32| audio.f32(key).map(|number| number.unwrap_or(default));
-    let unsupported = |what: String| Err(FormatError::Unsupported(format!("{what} in an audio tower")));
-    check_eps(audio, "an audio tower")?;
+    let unsupported = |what: String| Err(FormatError::Unsupported(format!("{what} in an audio encoder")));
+    check_eps(audio, "an audio encoder")?;
     let hidden_size = or("hidden_size", 1024)?;
     let channels = match audio.get("subsampling_conv_channels") {
         None => [128, 32],
@@ -146,7 +146,7 @@ pub(super) fn read_audio(audio: &Lookup, top: &Lookup) -> Result<Audio, FormatEr
     if masked > MASKED {
         return unsupported(format!("attention_invalid_logits_value {masked}; supported are values up to {MASKED}"));
     }
-    let tower = AudioTower::Conformer(Conformer {
+    let encoder = AudioKind::Conformer(Conformer {
         channels,
         taps: or("conv_kernel_size", 5)?,
         seen: left - 1,
@@ -164,6 +164,6 @@ pub(super) fn read_audio(audio: &Lookup, top: &Lookup) -> Result<Audio, FormatEr
         act: activation_of(audio.str("hidden_act")?.unwrap_or("silu"))?,
         bands: channels[0],
         placeholder: token(top, "audio_token_id", 258_881)?,
-        tower,
+        encoder,
     })
 }

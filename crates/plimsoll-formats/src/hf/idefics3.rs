@@ -1,9 +1,9 @@
-//! The tower of an Idefics3 or a SmolVLM checkpoint, with the defaults of transformers.
+//! The encoder of an Idefics3 or a SmolVLM checkpoint, with the defaults of transformers.
 
 use super::json::Lookup;
 use super::values::{activation, check_layer_norm_eps, side, token};
 use crate::error::FormatError;
-use crate::vision::{MediaTokens, Tower, Vision, distinct_places};
+use crate::vision::{MediaTokens, Vision, VisionKind, distinct_places};
 
 /// The class, or `model_type`.
 pub(super) fn is(name: &str) -> bool {
@@ -25,7 +25,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
     }
     distinct_places(table_side)?;
     let image = token(top, "image_token_id", 128_257)?;
-    let tower = Tower::Idefics3;
+    let encoder = VisionKind::Idefics3;
     Ok(Vision {
         depth: or("num_hidden_layers", 12)?,
         hidden_size: or("hidden_size", 1152)?,
@@ -37,6 +37,6 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         merge,
         table_side,
         // Frames of videos are images to it; a video as such is not supported.
-        ..Vision::of_images(tower, MediaTokens { image, video: image })
+        ..Vision::of_images(encoder, MediaTokens { image, video: image })
     })
 }

@@ -1,9 +1,9 @@
-//! The tower of an InternVL checkpoint in the form of transformers, with its defaults.
+//! The encoder of an InternVL checkpoint in the form of transformers, with its defaults.
 
 use super::json::Lookup;
 use super::values::{activation, check_layer_norm_eps, check_projector, side, token};
 use crate::error::{FormatError, quote};
-use crate::vision::{Intern, MediaTokens, Tower, Vision};
+use crate::vision::{Intern, MediaTokens, Vision, VisionKind};
 
 /// The class, or `model_type`.
 pub(super) fn is(name: &str) -> bool {
@@ -30,7 +30,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
     }
     // A frame of a video is written as an image is.
     let context = token(top, "image_token_id", 151_667)?;
-    let tower = Tower::Intern(Intern {
+    let encoder = VisionKind::Intern(Intern {
         rms_norm,
         qk_norm: flag("use_qk_norm", false)?,
         attention_bias: flag("attention_bias", false)?,
@@ -46,7 +46,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         patch,
         merge: merge as usize,
         table_side: image / patch,
-        ..Vision::of_images(tower, MediaTokens { image: context, video: context })
+        ..Vision::of_images(encoder, MediaTokens { image: context, video: context })
     })
 }
 

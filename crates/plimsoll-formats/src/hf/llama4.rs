@@ -5,7 +5,7 @@ use super::pixtral::check_rope;
 use super::values::{check_projector, side, token};
 use crate::activation::Activation;
 use crate::error::{FormatError, quote};
-use crate::vision::{Llama4, MediaTokens, Tower, Vision};
+use crate::vision::{Llama4, MediaTokens, Vision, VisionKind};
 
 /// The class, or `model_type`.
 pub(super) fn is(name: &str) -> bool {
@@ -56,7 +56,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         merge,
         table_side,
         // There are no videos.
-        ..Vision::of_images(Tower::Llama4(Llama4 { projector_width }), MediaTokens { image, video: image })
+        ..Vision::of_images(VisionKind::Llama4(Llama4 { projector_width }), MediaTokens { image, video: image })
     })
 }
 

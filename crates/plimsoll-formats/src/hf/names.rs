@@ -23,7 +23,7 @@ pub(super) fn canonical(name: &str) -> String {
     }
 }
 
-/// How the names of a tower's tensors begin: those of the Qwens, then InternVL's, SigLIP's and Gemma 4's.
+/// How the names of an encoder's tensors begin: those of the Qwens, then InternVL's, SigLIP's and Gemma 4's.
 const TOWER_PARTS: [&str; 17] = [
     "patch_conv.",
     "ln_pre.",
@@ -111,7 +111,7 @@ fn without_prefix(name: &str) -> String {
     if let Some(rest) = own.filter(|rest| LLAMA_4_PARTS.iter().any(|part| rest.starts_with(part))) {
         return format!("visual.{rest}");
     }
-    // A tower, by any of its names.
+    // An encoder, by any of its names.
     for prefix in ["model.visual.", "model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model."] {
         let rest = name.strip_prefix(prefix).unwrap_or_default();
         let rest = rest.strip_prefix("vision_model.").unwrap_or(rest);

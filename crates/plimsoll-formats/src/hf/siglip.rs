@@ -1,9 +1,9 @@
-//! The tower of a Gemma 3 checkpoint, with the defaults of transformers.
+//! The encoder of a Gemma 3 checkpoint, with the defaults of transformers.
 
 use super::json::Lookup;
 use super::values::{activation, check_layer_norm_eps, side, token};
 use crate::error::FormatError;
-use crate::vision::{MediaTokens, Tower, Vision};
+use crate::vision::{MediaTokens, Vision, VisionKind};
 
 /// The class, or `model_type`.
 pub(super) fn is(name: &str) -> bool {
@@ -24,7 +24,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         )));
     }
     let image = token(top, "image_token_index", token(top, "image_token_id", 262_144)?)?;
-    let tower = Tower::Siglip;
+    let encoder = VisionKind::Siglip;
     Ok(Vision {
         depth: or("num_hidden_layers", 12)?,
         hidden_size: or("hidden_size", 768)?,
@@ -36,6 +36,6 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         merge,
         table_side: per_side,
         // There are no videos.
-        ..Vision::of_images(tower, MediaTokens { image, video: image })
+        ..Vision::of_images(encoder, MediaTokens { image, video: image })
     })
 }

@@ -1,9 +1,9 @@
-//! The tower of an LFM2-VL checkpoint, with the defaults of transformers.
+//! The encoder of an LFM2-VL checkpoint, with the defaults of transformers.
 
 use super::json::Lookup;
 use super::values::{activation, check_layer_norm_eps, check_projector, side, token};
 use crate::error::FormatError;
-use crate::vision::{MediaTokens, Siglip2, Tower, Vision};
+use crate::vision::{MediaTokens, Siglip2, Vision, VisionKind};
 
 /// The class, or `model_type`; MLX has written the latter with a hyphen.
 pub(super) fn is(name: &str) -> bool {
@@ -22,7 +22,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         return Err(FormatError::Config(format!("num_patches: {positions} positions are no square")));
     }
     let image = token(top, "image_token_id", token(top, "image_token_index", 396)?)?;
-    let tower = Tower::Siglip2(Siglip2 {
+    let encoder = VisionKind::Siglip2(Siglip2 {
         projector_width: top.size("projector_hidden_size")?.unwrap_or(2560),
         projector_norm: flag("projector_use_layernorm")?,
         projector_bias: flag("projector_bias")?,
@@ -38,6 +38,6 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         merge: top.size("downsample_factor")?.unwrap_or(2),
         table_side,
         // There are no videos.
-        ..Vision::of_images(tower, MediaTokens { image, video: image })
+        ..Vision::of_images(encoder, MediaTokens { image, video: image })
     })
 }

@@ -53,17 +53,17 @@ pub(super) fn token(top: &Lookup, key: &str, default: u32) -> Result<u32, Format
     }
 }
 
-/// Refuses an epsilon of a tower's layer norms that no tower here has.
+/// Refuses an epsilon of an encoder's layer norms that no encoder here has.
 pub(super) fn check_layer_norm_eps(vision: &Lookup) -> Result<(), FormatError> {
     match vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
         Some(eps) => {
-            Err(FormatError::Unsupported(format!("layer_norm_eps {eps} in a vision tower; supported is 1e-6")))
+            Err(FormatError::Unsupported(format!("layer_norm_eps {eps} in a vision encoder; supported is 1e-6")))
         }
         None => Ok(()),
     }
 }
 
-/// Refuses projectors that take another layer than the tower's last, or have another activation than GELU.
+/// Refuses projectors that take another layer than the encoder's last, or have another activation than GELU.
 pub(super) fn check_projector(top: &Lookup) -> Result<(), FormatError> {
     if top.get("vision_feature_layer").is_some_and(|layer| layer.as_i64() != Some(-1)) {
         return Err(FormatError::Unsupported("vision_feature_layer other than -1".to_owned()));

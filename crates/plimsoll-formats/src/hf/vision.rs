@@ -1,4 +1,4 @@
-//! `vision_config` of a multimodal checkpoint → its tower, with the defaults of transformers.
+//! `vision_config` of a multimodal checkpoint → its encoder, with the defaults of transformers.
 
 use super::audio;
 use super::gemma4;
@@ -14,11 +14,11 @@ use crate::activation::Activation;
 use crate::bounds::DEPTH_MAX;
 use crate::config::ModelConfig;
 use crate::error::FormatError;
-use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
+use crate::vision::{MediaTokens, RopeSections, Vision, VisionKind};
 
-/// Values that transformers assumes when a key of the tower is absent.
+/// Values that transformers assumes when a key of the encoder is absent.
 struct Defaults {
-    tower: Tower,
+    encoder: VisionKind,
     depth: usize,
     hidden: usize,
     intermediate: usize,
@@ -35,7 +35,7 @@ const FOLLOWING: RopeSections = RopeSections { sizes: [16, 24, 24], interleaved:
 /// Those of a class or `model_type`; none for a family without image support here, which serves text.
 fn family(name: &str) -> Option<Defaults> {
     let qwen2 = Defaults {
-        tower: Tower::Qwen2,
+        encoder: VisionKind::Qwen2,
         depth: 32,
         hidden: 1280,
         intermediate: 5120,
@@ -47,7 +47,7 @@ fn family(name: &str) -> Option<Defaults> {
     };
     let qwen2_5 = Defaults { hidden: 3584, intermediate: 3420, activation: "silu", ..qwen2 };
     let qwen3 = Defaults {
-        tower: Tower::Qwen3,
+        encoder: VisionKind::Qwen3,
         depth: 27,
         hidden: 1152,
         intermediate: 4304,
@@ -58,8 +58,10 @@ fn family(name: &str) -> Option<Defaults> {
     };
     match name {
         "Qwen2VLForConditionalGeneration" | "qwen2_vl" => Some(qwen2),
-        "Qwen2_5_VLForConditionalGeneration" | "qwen2_5_vl" => Some(Defaults { tower: Tower::Qwen2_5, ..qwen2_5 }),
-        name if audio::is_omni2_5(name) => Some(Defaults { tower: Tower::Omni2_5, ..qwen2_5 }),
+        "Qwen2_5_VLForConditionalGeneration" | "qwen2_5_vl" => {
+            Some(Defaults { encoder: VisionKind::Qwen2_5, ..qwen2_5 })
+        }
+        name if audio::is_omni2_5(name) => Some(Defaults { encoder: VisionKind::Omni2_5, ..qwen2_5 }),
         "Qwen3VLForConditionalGeneration" | "qwen3_vl" | "Qwen3VLMoeForConditionalGeneration" | "qwen3_vl_moe" => {
             let sections = RopeSections { sizes: [24, 20, 20], interleaved: true };
             Some(Defaults { deepstack: &[8, 16, 24], sections, ..qwen3 })
@@ -75,17 +77,17 @@ fn family(name: &str) -> Option<Defaults> {
         }
         name if audio::is(name) => {
             let sections = RopeSections { sizes: [24, 20, 20], interleaved: true };
-            Some(Defaults { tower: Tower::Omni, deepstack: &[8, 16, 24], sections, ..qwen3 })
+            Some(Defaults { encoder: VisionKind::Omni, deepstack: &[8, 16, 24], sections, ..qwen3 })
         }
         _ => None,
     }
 }
 
-/// Adds the tower to the configuration of the text model, where there is one. `name` is the class or `model_type`.
+/// Adds the encoder to the configuration of the text model, where there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &str) -> Result<(), FormatError> {
     let Some(vision) = top.object("vision_config")? else { return Ok(()) };
-    if let Some(tower) = of_own_family(&vision, top, text, name)? {
-        config.vision = Some(tower);
+    if let Some(encoder) = of_own_family(&vision, top, text, name)? {
+        config.vision = Some(encoder);
         return Ok(());
     }
     // Without a class, `name` is the text model's.
@@ -94,29 +96,29 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
         None => top.str("model_type")?.and_then(family),
     };
     let Some(defaults) = defaults else { return Ok(()) };
-    let tower = read(&vision, top, &defaults)?;
-    let out = match defaults.tower {
+    let encoder = read(&vision, top, &defaults)?;
+    let out = match defaults.encoder {
         // Its configuration calls the width of the output so.
-        Tower::Qwen2 => vision.size("hidden_size")?,
+        VisionKind::Qwen2 => vision.size("hidden_size")?,
         _ => vision.size("out_hidden_size")?,
     };
     if out.is_some_and(|out| out != config.hidden_size) {
         let (out, hidden) = (out.unwrap_or_default(), config.hidden_size);
-        return Err(FormatError::Config(format!("a vision tower of width {out} for a model of width {hidden}")));
+        return Err(FormatError::Config(format!("a vision encoder of width {out} for a model of width {hidden}")));
     }
     config.rope_sections = Some(sections(text, &defaults)?);
-    config.vision = Some(tower);
+    config.vision = Some(encoder);
     Ok(())
 }
 
-/// The tower of a family that has a module of its own; none for the Qwens, and for families without towers.
+/// The encoder of a family that has a module of its own; none for the Qwens, and for families without encoders.
 fn of_own_family(vision: &Lookup, top: &Lookup, text: &Lookup, name: &str) -> Result<Option<Vision>, FormatError> {
     let read = match () {
         () if intern::is(name) => intern::read(vision, top),
         () if llama4::is(name) || llama4::is(top.str("model_type")?.unwrap_or_default()) => llama4::read(vision, top),
         () if siglip::is(name) => siglip::read(vision, top),
         () if idefics3::is(name) => idefics3::read(vision, top),
-        () if pixtral::is(name) && pixtral::has_tower(vision) => pixtral::read(vision, top),
+        () if pixtral::is(name) && pixtral::has_encoder(vision) => pixtral::read(vision, top),
         () if siglip2::is(name) || siglip2::is(top.str("model_type")?.unwrap_or_default()) => {
             siglip2::read(vision, top)
         }
@@ -129,23 +131,23 @@ fn of_own_family(vision: &Lookup, top: &Lookup, text: &Lookup, name: &str) -> Re
 
 fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, FormatError> {
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
-    let qwen2 = defaults.tower == Tower::Qwen2;
+    let qwen2 = defaults.encoder == VisionKind::Qwen2;
     let hidden_size = or(if qwen2 { "embed_dim" } else { "hidden_size" }, defaults.hidden)?;
     let intermediate_size = match (qwen2, vision.f32("mlp_ratio")?) {
         (true, ratio) => (hidden_size as f32 * ratio.unwrap_or(4.0)) as usize,
         (false, _) => or("intermediate_size", defaults.intermediate)?,
     };
-    let positions = match defaults.tower {
-        Tower::Qwen3 | Tower::Omni => or("num_position_embeddings", 2304)?,
+    let positions = match defaults.encoder {
+        VisionKind::Qwen3 | VisionKind::Omni => or("num_position_embeddings", 2304)?,
         _ => 0,
     };
     let table_side = positions.isqrt();
     if table_side * table_side != positions {
         return Err(FormatError::Config(format!("num_position_embeddings: {positions} positions are no square")));
     }
-    let windows = matches!(defaults.tower, Tower::Qwen2_5 | Tower::Omni2_5);
+    let windows = matches!(defaults.encoder, VisionKind::Qwen2_5 | VisionKind::Omni2_5);
     Ok(Vision {
-        tower: defaults.tower,
+        encoder: defaults.encoder,
         depth: or("depth", defaults.depth)?,
         hidden_size,
         heads: or("num_heads", 16)?,
@@ -162,9 +164,9 @@ fn read(vision: &Lookup, top: &Lookup, defaults: &Defaults) -> Result<Vision, Fo
         deepstack: layers(vision, "deepstack_visual_indexes", defaults.deepstack)?,
         window: if windows { Some(or("window_size", 112)?) } else { None },
         full_layers: if windows { layers(vision, "fullatt_block_indexes", &[7, 15, 23, 31])? } else { Vec::new() },
-        steps_per_second: match defaults.tower {
-            Tower::Qwen2_5 => Some(or("tokens_per_second", 4)?.min(1 << 20) as u32),
-            Tower::Omni | Tower::Omni2_5 => {
+        steps_per_second: match defaults.encoder {
+            VisionKind::Qwen2_5 => Some(or("tokens_per_second", 4)?.min(1 << 20) as u32),
+            VisionKind::Omni | VisionKind::Omni2_5 => {
                 Some(top.size("position_id_per_seconds")?.unwrap_or(25).min(1 << 20) as u32)
             }
             _ => None,

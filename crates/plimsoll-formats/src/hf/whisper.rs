@@ -6,7 +6,7 @@ use super::encoder::base;
 use super::json::{Lookup, whole};
 use super::values::{activation_of, eos_token_ids, token};
 use crate::architecture::Architecture;
-use crate::audio::{Audio, AudioTower, Whisper};
+use crate::audio::{Audio, AudioKind, Whisper};
 use crate::config::ModelConfig;
 use crate::encoder::Encoder;
 use crate::encoder_sizes::Sizes;
@@ -26,7 +26,7 @@ const VOCAB: usize = 51_865;
 /// Most tokens that a configuration may suppress; published ones have about 90.
 const SUPPRESSED_MAX: usize = 1024;
 
-/// The encoder's tensors are those of an audio tower, the decoder's those of a model.
+/// The encoder's tensors are those of an audio encoder, the decoder's those of a model.
 pub(super) const NAMES: Names = &[
     ("model.encoder", "audio"),
     ("model.decoder.layer_norm", "model.norm"),
@@ -89,7 +89,7 @@ pub(super) fn build(config: &Lookup, generation: &Lookup) -> Result<ModelConfig,
             bands: or("num_mel_bins", 80)?,
             // No vocabulary has a token for audio. No prompt has the one that ends a text.
             placeholder: end,
-            tower: AudioTower::Whisper(whisper),
+            encoder: AudioKind::Whisper(whisper),
         }),
         ..base(config, Architecture::Whisper, &sizes, Encoder::BIDIRECTIONAL)?
     })

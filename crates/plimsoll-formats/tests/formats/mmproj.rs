@@ -3,7 +3,7 @@
 
 use crate::common::{GgufWriter, TempDir, seeing, seeing_model, values};
 use plimsoll_formats::{
-    Activation, Audio, AudioTower, Checkpoint, Conformer, Mmproj, MmprojState, RopeSections, Tower, Vision,
+    Activation, Audio, AudioKind, Checkpoint, Conformer, Mmproj, MmprojState, RopeSections, Vision, VisionKind,
 };
 use std::path::PathBuf;
 
@@ -57,7 +57,7 @@ fn an_encoder_beside_the_model_becomes_part_of_it() {
     let pair = Pair::new(&seeing_model("qwen3vl"), &encoder);
     let checkpoint = pair.open();
     let vision = checkpoint.config.vision.clone().expect("an encoder");
-    assert_eq!((vision.tower, vision.depth, vision.hidden_size, vision.heads), (Tower::Qwen3, 2, 8, 2));
+    assert_eq!((vision.encoder, vision.depth, vision.hidden_size, vision.heads), (VisionKind::Qwen3, 2, 8, 2));
     assert_eq!((vision.intermediate_size, vision.act, vision.table_side), (16, Activation::GeluTanh, 3));
     assert_eq!((vision.channels, vision.patch, vision.temporal, vision.merge), (3, 4, 2, 2));
     assert_eq!((vision.deepstack, vision.tokens.image, vision.tokens.video), (vec![1], 1, 2));
@@ -268,12 +268,12 @@ fn an_audio_encoder_stands_beside_that_of_images() {
     let file = Checkpoint::open(&root.join("vl-gguf-gemma4-audio/model.gguf")).expect("it opens");
     let whole = Checkpoint::open(&root.join("vl-gemma4-audio")).expect("it opens");
     let (of_file, of_whole) = (file.config.audio.clone().unwrap(), whole.config.audio.clone().unwrap());
-    let (AudioTower::Conformer(own), AudioTower::Conformer(other)) = (&of_file.tower, &of_whole.tower) else {
+    let (AudioKind::Conformer(own), AudioKind::Conformer(other)) = (&of_file.encoder, &of_whole.encoder) else {
         panic!("two conformers: {of_file:?}")
     };
     assert_eq!((own.seen, own.cap, own.taps, own.bound), (12, 50.0, 5, 1e10), "what published models have");
     let changed = Conformer { seen: other.seen, cap: other.cap, taps: other.taps, bound: other.bound, ..own.clone() };
-    assert_eq!(Audio { tower: AudioTower::Conformer(changed), ..of_file.clone() }, of_whole);
+    assert_eq!(Audio { encoder: AudioKind::Conformer(changed), ..of_file.clone() }, of_whole);
     let names = |checkpoint: &Checkpoint| {
         let all = checkpoint.tensors().map(|(name, _)| name.replace("per_dim_factor", "per_dim_scale"));
         all.filter(|name| name.starts_with("audio.")).collect::<std::collections::BTreeSet<_>>()
@@ -305,7 +305,7 @@ fn encoders_of_images_alone_have_the_names_of_transformers() {
         // The file has no token of videos.
         assert_eq!(of_file.tokens.image, of_whole.tokens.image);
         let mut of_file = Vision { tokens: of_whole.tokens, ..of_file };
-        if let Tower::Pixtral(own) = &mut of_file.tower {
+        if let VisionKind::Pixtral(own) = &mut of_file.encoder {
             // The converter interleaves rows.
             assert!(std::mem::take(&mut own.rope_interleaved));
         }
@@ -340,7 +340,7 @@ fn qwen2_5_vl_attends_in_windows_and_spaces_frames_by_time() {
     let mut encoder = seeing("qwen2.5vl_merger");
     encoder.u32("clip.vision.n_wa_pattern", 2).set("clip.use_silu", 7, [1]);
     let vision = Pair::new(&seeing_model("qwen2vl"), &encoder).open().config.vision.expect("an encoder");
-    assert_eq!((vision.tower, vision.act, vision.table_side), (Tower::Qwen2_5, Activation::Silu, 0));
+    assert_eq!((vision.encoder, vision.act, vision.table_side), (VisionKind::Qwen2_5, Activation::Silu, 0));
     assert_eq!((vision.window, vision.full_layers, vision.steps_per_second), (Some(112), vec![1], Some(2)));
     encoder.keys.retain(|(key, ..)| key != "clip.vision.n_wa_pattern");
     assert!(Pair::new(&seeing_model("qwen2vl"), &encoder).refusal(&Mmproj::Beside).contains("n_wa_pattern is missing"));
@@ -351,7 +351,7 @@ fn qwen2_vl_of_old_converters_has_its_feed_forward_names_swapped() {
     let mut encoder = seeing("qwen2vl_merger");
     let checkpoint = Pair::new(&seeing_model("qwen2vl"), &encoder).open();
     let vision = checkpoint.config.vision.clone().expect("an encoder");
-    assert_eq!((vision.tower, vision.act, vision.intermediate_size), (Tower::Qwen2, Activation::GeluQuick, 16));
+    assert_eq!((vision.encoder, vision.act, vision.intermediate_size), (VisionKind::Qwen2, Activation::GeluQuick, 16));
     assert_eq!(checkpoint.config.rope_sections.map(|sections| sections.interleaved), Some(false));
     let shape = |checkpoint: &Checkpoint, name: &str| checkpoint.tensor(name).map(|info| info.shape.clone());
     assert_eq!(shape(&checkpoint, "visual.blocks.1.mlp.fc1.weight"), Some(vec![16, 8]));

@@ -3,7 +3,7 @@
 use crate::common::{GgufWriter, seeing, seeing_model};
 use crate::mmproj::Pair;
 use plimsoll_formats::{
-    Audio, AudioChunks, AudioTask, AudioTower, AudioWindows, Checkpoint, Mmproj, MmprojState, Tower,
+    Audio, AudioChunks, AudioKind, AudioTask, AudioWindows, Checkpoint, Mmproj, MmprojState, VisionKind,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -96,10 +96,10 @@ fn qwen2_5_omni_has_both_encoders_under_one_type() {
     let (file, whole) = (fixture("vl-gguf-omni2.5/model.gguf"), fixture("omni2.5"));
     has_the_tensors_of(&file, &whole);
     let (own, other) = (file.config.audio.clone().unwrap(), whole.config.audio.clone().unwrap());
-    let chunks = AudioTower::Chunks(AudioChunks { half_window: 100 });
-    assert_eq!(own, Audio { tower: chunks, ..other }, "what published models have");
+    let chunks = AudioKind::Chunks(AudioChunks { half_window: 100 });
+    assert_eq!(own, Audio { encoder: chunks, ..other }, "what published models have");
     let (mut own, other) = (file.config.vision.clone().unwrap(), whole.config.vision.clone().unwrap());
-    assert_eq!((own.tower, own.steps_per_second), (Tower::Omni2_5, Some(25)));
+    assert_eq!((own.encoder, own.steps_per_second), (VisionKind::Omni2_5, Some(25)));
     own.steps_per_second = other.steps_per_second;
     assert_eq!(own, other);
     assert_eq!(file.config.rope_sections, whole.config.rope_sections);
@@ -117,15 +117,15 @@ fn qwen2_5_omni_may_have_a_type_for_each_encoder() {
     model.strings("tokenizer.ggml.tokens", &["a", "<|IMAGE|>", "<|VIDEO|>", "<|AUDIO|>"]);
     let checkpoint = Pair::new(&model, &both).open();
     let (vision, audio) = (checkpoint.config.vision.clone().unwrap(), checkpoint.config.audio.clone().unwrap());
-    assert_eq!((vision.tower, vision.steps_per_second, vision.tokens.video), (Tower::Omni2_5, Some(25), 2));
-    assert_eq!((audio.tower, audio.placeholder), (AudioTower::Chunks(AudioChunks { half_window: 100 }), 3));
+    assert_eq!((vision.encoder, vision.steps_per_second, vision.tokens.video), (VisionKind::Omni2_5, Some(25), 2));
+    assert_eq!((audio.encoder, audio.placeholder), (AudioKind::Chunks(AudioChunks { half_window: 100 }), 3));
     assert_eq!(checkpoint.tensor("audio.conv2.bias").map(|info| info.shape.clone()), Some(vec![8]));
     // Without its audio encoder the file is Qwen2.5-VL's.
     both.set("clip.has_audio_encoder", 7, [0]);
     let mut model = seeing_model("qwen2vl");
     model.strings("tokenizer.ggml.tokens", &["a", "<|image_pad|>", "<|video_pad|>"]);
     let alone = Pair::new(&model, &both).open();
-    assert_eq!(alone.config.vision.as_ref().map(|vision| vision.tower), Some(Tower::Qwen2_5));
+    assert_eq!(alone.config.vision.as_ref().map(|vision| vision.encoder), Some(VisionKind::Qwen2_5));
     assert_eq!(alone.config.audio, None);
 }
 
@@ -134,12 +134,12 @@ fn qwen3_omni_has_all_deepstack_levels_though_its_text_names_none() {
     let (file, whole) = (fixture("vl-gguf-omni/model.gguf"), fixture("omni"));
     has_the_tensors_of(&file, &whole);
     let (own, other) = (file.config.audio.clone().unwrap(), whole.config.audio.clone().unwrap());
-    let AudioTower::Windows(windows) = &other.tower else { panic!("windows: {other:?}") };
-    let windows = AudioTower::Windows(AudioWindows { attention_window: 800, ..windows.clone() });
-    assert_eq!(own, Audio { tower: windows, ..other.clone() }, "what published models have");
+    let AudioKind::Windows(windows) = &other.encoder else { panic!("windows: {other:?}") };
+    let windows = AudioKind::Windows(AudioWindows { attention_window: 800, ..windows.clone() });
+    assert_eq!(own, Audio { encoder: windows, ..other.clone() }, "what published models have");
     assert_eq!(file.gguf().unwrap().u64("qwen3vlmoe.n_deepstack_layers"), Some(0));
     let vision = file.config.vision.as_ref().unwrap();
-    assert_eq!((vision.tower, vision.steps_per_second, vision.deepstack.len()), (Tower::Omni, Some(13), 2));
+    assert_eq!((vision.encoder, vision.steps_per_second, vision.deepstack.len()), (VisionKind::Omni, Some(13), 2));
     assert_eq!(Some(vision), whole.config.vision.as_ref());
     assert_eq!(file.config.rope_sections, whole.config.rope_sections);
 }
@@ -153,7 +153,7 @@ fn qwen3_asr_has_an_audio_encoder_alone() {
     };
     assert!(sizes(&file).iter().any(|name| name == "audio.proj2.bias"), "{:?}", sizes(&file));
     let (own, other) = (file.config.audio.clone().unwrap(), whole.config.audio.clone().unwrap());
-    let AudioTower::Windows(windows) = &own.tower else { panic!("windows: {own:?}") };
+    let AudioKind::Windows(windows) = &own.encoder else { panic!("windows: {own:?}") };
     assert_eq!((windows.half_window, windows.attention_window, windows.task), (50, 800, AudioTask::Transcribe));
     assert_eq!((own.placeholder, own.bands, own.heads), (other.placeholder, other.bands, other.heads));
     assert_eq!((&file.config.vision, file.config.rope_sections), (&None, None));

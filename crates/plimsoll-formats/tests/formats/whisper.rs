@@ -1,7 +1,7 @@
 //! Configurations of Whisper, as they are published, and what is refused.
 
 use crate::common::open_config;
-use plimsoll_formats::{Architecture, AudioTower, ModelConfig, Whisper};
+use plimsoll_formats::{Architecture, AudioKind, ModelConfig, Whisper};
 
 /// A Whisper with the sizes of its class, and these keys.
 fn opened(keys: &str) -> Result<ModelConfig, String> {
@@ -10,8 +10,8 @@ fn opened(keys: &str) -> Result<ModelConfig, String> {
 }
 
 fn whisper(config: &ModelConfig) -> &Whisper {
-    match &config.audio.as_ref().expect("an encoder").tower {
-        AudioTower::Whisper(whisper) => whisper,
+    match &config.audio.as_ref().expect("an encoder").encoder {
+        AudioKind::Whisper(whisper) => whisper,
         other => panic!("{other:?}"),
     }
 }

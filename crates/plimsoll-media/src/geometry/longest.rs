@@ -1,4 +1,4 @@
-//! Images that keep their aspect and have at most so many pixels on a side: Pixtral, the tower of Mistral 3.
+//! Images that keep their aspect and have at most so many pixels on a side: Pixtral, the encoder of Mistral 3.
 
 use super::config::{Fields, ProcessorFiles, within};
 use super::patches::{over, sides, size_of_sides};
@@ -26,7 +26,7 @@ impl Longest {
         let merge = within("spatial_merge_size", Some(merge), 1, 1..=16)?;
         let said = (outer.patch_size.unwrap_or(patch), outer.spatial_merge_size.unwrap_or(merge));
         if said != (patch, merge) {
-            let why = format!("the processor says {said:?}, the tower {:?}", (patch, merge));
+            let why = format!("the processor says {said:?}, the encoder {:?}", (patch, merge));
             return Err(MediaError::BadConfig { key: "patch_size, spatial_merge_size", why });
         }
         let filter = fields.filter(Filter::Bicubic);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_processor_and_the_tower_agree() {
+    fn the_processor_and_the_encoder_agree() {
         let files = ProcessorFiles::read(Some("{}"), None, Some(r#"{"patch_size": 16}"#)).unwrap();
         let refused = Longest::new(&files, 14, 2).unwrap_err().to_string();
         assert!(refused.contains("(16, 2)") && refused.contains("(14, 2)"), "{refused}");

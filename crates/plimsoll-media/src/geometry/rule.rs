@@ -29,7 +29,7 @@ pub enum ImageRule {
 /// How a video processor makes videos fit.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VideoRule {
-    /// Frames are resized, keeping their aspect, and go through the tower in groups.
+    /// Frames are resized, keeping their aspect, and go through the encoder in groups.
     Patches(PatchVideo),
     /// Every frame is a tile.
     Tiles(TileVideo),
@@ -40,11 +40,11 @@ pub enum VideoRule {
 pub struct Fit {
     /// To this it is resized; where it is cut into tiles, before that.
     pub canvas: Size,
-    /// The size of the images that the tower sees, all of them equal.
+    /// The size of the images that the encoder sees, all of them equal.
     pub size: Size,
     /// How many of them.
     pub images: u64,
-    /// Groups of them that go through the tower as one.
+    /// Groups of them that go through the encoder as one.
     pub groups: u64,
     /// What the encoder sees.
     pub shape: Shape,
@@ -78,7 +78,7 @@ impl Fit {
         Self { canvas, cut, steps: Some(steps), ..Self::whole(seen, (count, count), shape, filter) }
     }
 
-    /// Bytes that are held at once while an image of this size is resized, without the images that the tower sees.
+    /// Bytes that are held at once while an image of this size is resized, without the images that the encoder sees.
     pub fn held_bytes(&self, image: Size) -> u64 {
         let resize = |from: Size, to: Size| from.pixels() * RGB + resize_bytes(from, to, self.filter);
         let canvas = |to: Size| if to == self.size { 0 } else { to.pixels() * RGB };
@@ -103,7 +103,7 @@ impl Fit {
 }
 
 impl ImageRule {
-    /// How an image that the tower sees is cut into patches.
+    /// How an image that the encoder sees is cut into patches.
     pub fn patches(&self) -> &Patches {
         match self {
             Self::Patches(rule) => rule,
@@ -115,7 +115,7 @@ impl ImageRule {
         }
     }
 
-    /// The only size that the tower sees, where there is one.
+    /// The only size that the encoder sees, where there is one.
     pub fn tile(&self) -> Option<Size> {
         match self {
             Self::Patches(_) | Self::Pieces(_) | Self::Longest(_) => None,
@@ -206,7 +206,7 @@ impl ImageRule {
 }
 
 impl VideoRule {
-    /// How a frame that the tower sees is cut into patches.
+    /// How a frame that the encoder sees is cut into patches.
     pub fn patches(&self) -> &Patches {
         match self {
             Self::Patches(rule) => &rule.patches,
@@ -214,7 +214,7 @@ impl VideoRule {
         }
     }
 
-    /// The only size that the tower sees, where there is one.
+    /// The only size that the encoder sees, where there is one.
     pub fn tile(&self) -> Option<Size> {
         match self {
             Self::Patches(_) => None,

@@ -42,7 +42,7 @@ impl Normalize {
         [or(fields.image_mean, 0.0), or(fields.image_std, 1.0)]
     }
 
-    /// The same for Gemma 4's towers, which move values to between -1 and 1.
+    /// The same for Gemma 4's encoders, which move values to between -1 and 1.
     pub fn centred(fields: &Fields) -> Result<Self, MediaError> {
         let [mean, std] = Self::given(fields);
         let mean = std::array::from_fn(|i| mean[i] + 0.5 * std[i]);

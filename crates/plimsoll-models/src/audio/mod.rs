@@ -1,7 +1,7 @@
-//! Audio towers: a spectrogram's frames become embeddings that stand among a text's. One file a family.
+//! Audio encoders: a spectrogram's frames become embeddings that stand among a text's. One file a family.
 
 use plimsoll_device::{Declare, DeclareError};
-use plimsoll_formats::{AudioTower, ModelConfig};
+use plimsoll_formats::{AudioKind, ModelConfig};
 
 use crate::Encoder;
 
@@ -19,29 +19,29 @@ const STEP: usize = 2;
 /// Their padding on each side.
 const PAD: usize = 1;
 
-/// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
+/// Declares the encoder; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
 pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Encoder>>, DeclareError> {
     let Some(audio) = &config.audio else { return Ok(None) };
-    let (first, out) = (first_weight(&audio.tower), config.hidden_size);
+    let (first, out) = (first_weight(&audio.encoder), config.hidden_size);
     if !declare.is_plan() && !declare.has(first) {
         return Ok(None);
     }
-    Ok(Some(match &audio.tower {
-        AudioTower::Windows(own) => Box::new(qwen::Tower::declare(audio, own, out, declare)?),
-        AudioTower::Chunks(own) => Box::new(qwen2_5::Tower::declare(audio, *own, out, declare)?),
-        AudioTower::Conformer(own) => Box::new(gemma4::Tower::declare(audio, own, out, declare)?),
-        AudioTower::Whisper(own) => Box::new(whisper::Tower::declare(audio, own, declare)?),
-        AudioTower::Samples => Box::new(unified::Tower::declare(audio.bands, out, declare)?),
+    Ok(Some(match &audio.encoder {
+        AudioKind::Windows(own) => Box::new(qwen::AudioEncoder::declare(audio, own, out, declare)?),
+        AudioKind::Chunks(own) => Box::new(qwen2_5::AudioEncoder::declare(audio, *own, out, declare)?),
+        AudioKind::Conformer(own) => Box::new(gemma4::AudioEncoder::declare(audio, own, out, declare)?),
+        AudioKind::Whisper(own) => Box::new(whisper::AudioEncoder::declare(audio, own, declare)?),
+        AudioKind::Samples => Box::new(unified::AudioEncoder::declare(audio.bands, out, declare)?),
     }))
 }
 
-/// A tensor that every checkpoint with the tower has.
-fn first_weight(tower: &AudioTower) -> &'static str {
-    match tower {
-        AudioTower::Windows(_) => "audio.conv2d1.weight",
-        AudioTower::Chunks(_) => "audio.conv1.weight",
-        AudioTower::Conformer(_) => "audio.subsample_conv_projection.layer0.conv.weight",
-        AudioTower::Whisper(_) => "audio.conv1.weight",
-        AudioTower::Samples => "audio.projector.embedding_projection.weight",
+/// A tensor that every checkpoint with the encoder has.
+fn first_weight(encoder: &AudioKind) -> &'static str {
+    match encoder {
+        AudioKind::Windows(_) => "audio.conv2d1.weight",
+        AudioKind::Chunks(_) => "audio.conv1.weight",
+        AudioKind::Conformer(_) => "audio.subsample_conv_projection.layer0.conv.weight",
+        AudioKind::Whisper(_) => "audio.conv1.weight",
+        AudioKind::Samples => "audio.projector.embedding_projection.weight",
     }
 }

@@ -5,7 +5,7 @@ use plimsoll_formats::Audio;
 
 use super::{PAD, STEP, TAPS};
 use crate::block::activation;
-use crate::tower::{Layer, Mlp, Norm, spec};
+use crate::encoder_parts::{Layer, Mlp, Norm, spec};
 
 /// Longest wavelength of the positions, as a factor of the shortest.
 const TIMESCALE: f64 = 10_000.0;

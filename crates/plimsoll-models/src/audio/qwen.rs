@@ -1,4 +1,4 @@
-//! The audio tower of Qwen3-Omni and Qwen3-ASR.
+//! The audio encoder of Qwen3-Omni and Qwen3-ASR.
 //!
 //! Reference: transformers, `modeling_qwen3_omni_moe.py`, `modeling_qwen3_asr.py`. Windows of a spectrogram go through three
 //! convolutions, each of which halves time and bands, and get positions of their own; then all of an audio clip's rows go through the layers, attending in larger
@@ -13,11 +13,11 @@ use plimsoll_formats::{Audio, AudioTask, AudioWindows as Config};
 use super::parts::{layer, norm, positions};
 use super::{PAD, STEP, TAPS};
 use crate::block::activation;
-use crate::tower::{Layer, Norm, values_of};
+use crate::encoder_parts::{Layer, Norm, values_of};
 use crate::{Encoder, EncoderInput};
 
-/// Weights of a tower.
-pub struct Tower {
+/// Weights of an encoder.
+pub struct AudioEncoder {
     config: Config,
     /// Mel bands.
     bands: usize,
@@ -38,7 +38,7 @@ pub struct Tower {
     out: usize,
 }
 
-impl Tower {
+impl AudioEncoder {
     /// Declares `audio.*`, giving rows for a model of width `out`.
     pub fn declare(audio: &Audio, own: &Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, channels) = (audio.hidden_size, own.channels);
@@ -142,7 +142,7 @@ impl Tower {
     }
 }
 
-impl Encoder for Tower {
+impl Encoder for AudioEncoder {
     fn patch_width(&self) -> usize {
         self.bands
     }

@@ -8,14 +8,14 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderSh
 use plimsoll_formats::{Audio, AudioChunks as Config};
 
 use super::parts::{Convolutions, layer, norm, positions};
-use crate::tower::{Layer, Norm, mean, values_of};
+use crate::encoder_parts::{Layer, Norm, mean, values_of};
 use crate::{Encoder, EncoderInput};
 
 /// Rows of a token.
 const POOLED: usize = 2;
 
 /// Weights of the encoder.
-pub struct Tower {
+pub struct AudioEncoder {
     config: Config,
     convolutions: Convolutions,
     head_dim: usize,
@@ -28,7 +28,7 @@ pub struct Tower {
     out: usize,
 }
 
-impl Tower {
+impl AudioEncoder {
     /// Declares `audio.*`, giving rows for a model of width `out`.
     pub fn declare(audio: &Audio, own: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = audio.hidden_size;
@@ -50,7 +50,7 @@ impl Tower {
     }
 }
 
-impl Encoder for Tower {
+impl Encoder for AudioEncoder {
     fn patch_width(&self) -> usize {
         self.convolutions.bands
     }

@@ -1,17 +1,17 @@
-//! What Gemma 4 Unified has in place of an audio tower: the samples of a token go through a projection.
+//! What Gemma 4 Unified has in place of an audio encoder: the samples of a token go through a projection.
 //!
 //! Reference: transformers, `modeling_gemma4_unified.py`.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId};
 
-use crate::tower::NO_HEAD;
+use crate::encoder_parts::NO_HEAD;
 use crate::{Encoder, EncoderInput};
 
 /// Epsilon of the norm before the projection.
 const EPS: f32 = 1e-6;
 
 /// Weights.
-pub struct Tower {
+pub struct AudioEncoder {
     samples: usize,
     /// Ones: the weights of the norm.
     plain: VectorId,
@@ -20,7 +20,7 @@ pub struct Tower {
     out: usize,
 }
 
-impl Tower {
+impl AudioEncoder {
     /// Declares `audio.*` for so many samples a token, giving rows for a model of width `out`.
     pub fn declare(samples: usize, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         Ok(Self {
@@ -32,7 +32,7 @@ impl Tower {
     }
 }
 
-impl Encoder for Tower {
+impl Encoder for AudioEncoder {
     fn patch_width(&self) -> usize {
         self.samples
     }

@@ -1,4 +1,4 @@
-//! The audio tower of Whisper.
+//! The audio encoder of Whisper.
 //!
 //! Reference: transformers, `modeling_whisper.py`. Two convolutions over a whole spectrogram, the second of which halves time; positions
 //! that are stored; then layers in which all rows of a clip attend to each other, and a last norm. Every clip has the same length.
@@ -7,11 +7,11 @@ use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderSh
 use plimsoll_formats::{Audio, Whisper as Config};
 
 use super::parts::{Convolutions, layer, norm};
-use crate::tower::{Layer, Norm, values_of};
+use crate::encoder_parts::{Layer, Norm, values_of};
 use crate::{Encoder, EncoderInput};
 
-/// Weights of a tower.
-pub struct Tower {
+/// Weights of an encoder.
+pub struct AudioEncoder {
     convolutions: Convolutions,
     head_dim: usize,
     /// A row for every row of a clip.
@@ -22,7 +22,7 @@ pub struct Tower {
     last_norm: Norm,
 }
 
-impl Tower {
+impl AudioEncoder {
     /// Declares `audio.*`. Its rows are as wide as the model.
     pub fn declare(audio: &Audio, own: &Config, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, rows) = (audio.hidden_size, own.positions);
@@ -39,7 +39,7 @@ impl Tower {
     }
 }
 
-impl Encoder for Tower {
+impl Encoder for AudioEncoder {
     fn patch_width(&self) -> usize {
         self.convolutions.bands
     }

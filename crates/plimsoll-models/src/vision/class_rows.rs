@@ -3,7 +3,7 @@
 use plimsoll_device::{Buf, Device, DeviceError, LinearId, Mode};
 
 use super::order::Order;
-use crate::tower::values_of;
+use crate::encoder_parts::values_of;
 use crate::{EncoderInput, Grid};
 
 /// Weights of the embeddings.

@@ -1,4 +1,4 @@
-//! The tower of Gemma 4: images of any aspect, with a learned and a rotary position for each axis. The mean of a square of patches
+//! The encoder of Gemma 4: images of any aspect, with a learned and a rotary position for each axis. The mean of a square of patches
 //! becomes a token.
 //!
 //! Reference: transformers, `modeling_gemma4.py`. [`crate::EncoderInput`] has the patches of a token side by side from the start. Each
@@ -15,8 +15,8 @@ use super::order::Order;
 use super::parts::embed;
 use crate::block::activation;
 use crate::clipped::Clipped;
+use crate::encoder_parts::{mean, spec};
 use crate::rope::rope;
-use crate::tower::{mean, spec};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Epsilon of every norm.
@@ -51,8 +51,8 @@ struct Standard {
     scale: VectorId,
 }
 
-/// Weights of a tower.
-pub struct Gemma4Tower {
+/// Weights of an encoder.
+pub struct Gemma4Encoder {
     config: Config,
     sees_ahead: bool,
     patch: LinearId,
@@ -117,7 +117,7 @@ impl Standard {
     }
 }
 
-impl Gemma4Tower {
+impl Gemma4Encoder {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, own: Gemma4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, head_dim) = (vision.hidden_size, vision.head_dim());
@@ -220,7 +220,7 @@ impl Gemma4Tower {
     }
 }
 
-impl Vision for Gemma4Tower {
+impl Vision for Gemma4Encoder {
     fn place_rule(&self) -> Option<PlaceRule> {
         None
     }
@@ -230,7 +230,7 @@ impl Vision for Gemma4Tower {
     }
 }
 
-impl Encoder for Gemma4Tower {
+impl Encoder for Gemma4Encoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

@@ -1,4 +1,4 @@
-//! The tower of InternVL: images are lists of square tiles of one size, each with a class row that attends and is then dropped.
+//! The encoder of InternVL: images are lists of square tiles of one size, each with a class row that attends and is then dropped.
 //!
 //! Reference: transformers, `modeling_internvl.py`. An image's grid has a frame for each tile. What the reference
 //! shuffles at the end is the order of [`crate::EncoderInput`]: patches of a token lie side by side from the start. The
@@ -10,11 +10,11 @@ use plimsoll_formats::{Intern, Vision as Config};
 use super::class_rows::ClassRows;
 use super::order::Order;
 use super::parts::{self, Merger};
-use crate::tower::{Layer, Norm};
+use crate::encoder_parts::{Layer, Norm};
 use crate::{Encoder, EncoderInput, PlaceRule, Vision};
 
-/// Weights of a tower.
-pub struct InternTower {
+/// Weights of an encoder.
+pub struct InternEncoder {
     config: Config,
     embeddings: ClassRows,
     layers: Vec<Layer>,
@@ -24,7 +24,7 @@ pub struct InternTower {
     out: usize,
 }
 
-impl InternTower {
+impl InternEncoder {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(
         vision: Config,
@@ -69,14 +69,14 @@ impl InternTower {
     }
 }
 
-impl Vision for InternTower {
+impl Vision for InternEncoder {
     fn place_rule(&self) -> Option<PlaceRule> {
-        // The language models before which such a tower stands know one axis only.
+        // The language models before which such an encoder stands know one axis only.
         None
     }
 }
 
-impl Encoder for InternTower {
+impl Encoder for InternEncoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

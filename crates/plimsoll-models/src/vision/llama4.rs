@@ -11,15 +11,15 @@ use plimsoll_formats::{Llama4, RopeScaling, Vision as Config};
 use super::class_rows::ClassRows;
 use super::order::Order;
 use super::parts;
+use crate::encoder_parts::{Layer, Norm};
 use crate::rope::rope;
-use crate::tower::{Layer, Norm};
 use crate::{Encoder, EncoderInput, PlaceRule, Vision};
 
 /// Base of the rotary frequencies.
 const THETA: f32 = 10_000.0;
 
 /// Weights of the encoder.
-pub struct Llama4Tower {
+pub struct Llama4Encoder {
     config: Config,
     own: Llama4,
     embeddings: ClassRows,
@@ -35,7 +35,7 @@ pub struct Llama4Tower {
     out: usize,
 }
 
-impl Llama4Tower {
+impl Llama4Encoder {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, own: Llama4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, side) = (vision.hidden_size, vision.table_side);
@@ -94,13 +94,13 @@ impl Llama4Tower {
     }
 }
 
-impl Vision for Llama4Tower {
+impl Vision for Llama4Encoder {
     fn place_rule(&self) -> Option<PlaceRule> {
         None
     }
 }
 
-impl Encoder for Llama4Tower {
+impl Encoder for Llama4Encoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

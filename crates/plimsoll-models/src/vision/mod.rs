@@ -1,6 +1,7 @@
-//! Vision towers: images cut into patches become embeddings that stand among a text's.
+//! Vision encoders: images cut into patches become embeddings that stand among a text's.
 
 mod class_rows;
+mod encoder;
 mod gemma4;
 mod interleave;
 mod intern;
@@ -11,53 +12,58 @@ mod pixtral;
 mod places;
 mod siglip;
 mod siglip2;
-mod tower;
 mod unified;
 
 use plimsoll_device::{Declare, DeclareError};
-use plimsoll_formats::{Gemma4, ModelConfig, Tower};
+use plimsoll_formats::{Gemma4, ModelConfig, VisionKind};
 
 use crate::Vision;
-use gemma4::Gemma4Tower;
-use intern::InternTower;
-use llama4::Llama4Tower;
-use pixtral::PixtralTower;
-use siglip::SiglipTower;
-use siglip2::Siglip2Tower;
-use tower::VisionTower;
-use unified::UnifiedTower;
+use encoder::VisionEncoder;
+use gemma4::Gemma4Encoder;
+use intern::InternEncoder;
+use llama4::Llama4Encoder;
+use pixtral::PixtralEncoder;
+use siglip::SiglipEncoder;
+use siglip2::Siglip2Encoder;
+use unified::UnifiedEncoder;
 
 pub use interleave::{Interleave, Stretch};
 pub use places::{After, FrameTimes, PlaceRule, PlacedItem, TextLine};
 
-/// Declares the tower; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
+/// Declares the encoder; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
 pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Vision>>, DeclareError> {
     let Some(vision) = config.vision.clone() else { return Ok(None) };
-    let first = match vision.tower {
-        Tower::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
-        Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 => "visual.embeddings.patch_embedding.weight",
-        Tower::Pixtral(_) => "visual.patch_conv.weight",
-        Tower::Llama4(_) => "visual.patch_embedding.linear.weight",
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => "visual.patch_dense.weight",
-        Tower::Gemma4(_) => "visual.patch_embedder.input_proj.weight",
-        Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Qwen3 | Tower::Omni => "visual.patch_embed.proj.weight",
+    let first = match vision.encoder {
+        VisionKind::Intern(_) => "visual.embeddings.patch_embeddings.projection.weight",
+        VisionKind::Siglip | VisionKind::Siglip2(_) | VisionKind::Idefics3 => {
+            "visual.embeddings.patch_embedding.weight"
+        }
+        VisionKind::Pixtral(_) => "visual.patch_conv.weight",
+        VisionKind::Llama4(_) => "visual.patch_embedding.linear.weight",
+        VisionKind::Gemma4(Gemma4 { unified: true, .. }) => "visual.patch_dense.weight",
+        VisionKind::Gemma4(_) => "visual.patch_embedder.input_proj.weight",
+        VisionKind::Qwen2 | VisionKind::Qwen2_5 | VisionKind::Omni2_5 | VisionKind::Qwen3 | VisionKind::Omni => {
+            "visual.patch_embed.proj.weight"
+        }
     };
     if !declare.is_plan() && !declare.has(first) {
         return Ok(None);
     }
-    Ok(Some(match vision.tower {
-        Tower::Intern(intern) => Box::new(InternTower::declare(vision, intern, config.hidden_size, declare)?),
-        Tower::Gemma4(own @ Gemma4 { unified: true, .. }) => {
-            Box::new(UnifiedTower::declare(vision, own, config.hidden_size, declare)?)
+    Ok(Some(match vision.encoder {
+        VisionKind::Intern(intern) => Box::new(InternEncoder::declare(vision, intern, config.hidden_size, declare)?),
+        VisionKind::Gemma4(own @ Gemma4 { unified: true, .. }) => {
+            Box::new(UnifiedEncoder::declare(vision, own, config.hidden_size, declare)?)
         }
-        Tower::Gemma4(own) => Box::new(Gemma4Tower::declare(vision, own, config.hidden_size, declare)?),
-        Tower::Siglip | Tower::Idefics3 => Box::new(SiglipTower::declare(vision, config.hidden_size, declare)?),
-        Tower::Llama4(own) => Box::new(Llama4Tower::declare(vision, own, config.hidden_size, declare)?),
-        Tower::Pixtral(own) => {
+        VisionKind::Gemma4(own) => Box::new(Gemma4Encoder::declare(vision, own, config.hidden_size, declare)?),
+        VisionKind::Siglip | VisionKind::Idefics3 => {
+            Box::new(SiglipEncoder::declare(vision, config.hidden_size, declare)?)
+        }
+        VisionKind::Llama4(own) => Box::new(Llama4Encoder::declare(vision, own, config.hidden_size, declare)?),
+        VisionKind::Pixtral(own) => {
             let model = (config.hidden_size, config.norm_eps);
-            Box::new(PixtralTower::declare(vision, own, model, declare)?)
+            Box::new(PixtralEncoder::declare(vision, own, model, declare)?)
         }
-        Tower::Siglip2(_) => Box::new(Siglip2Tower::declare(vision, config.hidden_size, declare)?),
-        _ => Box::new(VisionTower::declare(vision, config.hidden_size, declare)?),
+        VisionKind::Siglip2(_) => Box::new(Siglip2Encoder::declare(vision, config.hidden_size, declare)?),
+        _ => Box::new(VisionEncoder::declare(vision, config.hidden_size, declare)?),
     }))
 }

@@ -1,7 +1,7 @@
 //! The order of an image's patches in a vision encoder, computed by arithmetic instead of a list.
 //!
 //! Patches come frame by frame and, within a frame, token by token: the square blocks that become one token, from left to right and
-//! from top to bottom, each of them in the same way. A tower that attends in windows takes the tokens window by window instead.
+//! from top to bottom, each of them in the same way. An encoder that attends in windows takes the tokens window by window instead.
 
 use crate::Grid;
 
@@ -17,7 +17,7 @@ impl Grid {
     }
 }
 
-/// How a tower orders its rows.
+/// How an encoder orders its rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     /// Patches per side of a token.
@@ -35,7 +35,7 @@ struct Frame {
     width: usize,
 }
 
-/// Neighbouring tokens of a frame that stay together in the tower.
+/// Neighbouring tokens of a frame that stay together in the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     /// Where they come from.
@@ -75,7 +75,7 @@ impl Order {
         windows.map(move |window| (window.to * block, window.rows * window.columns * block))
     }
 
-    /// The tokens in the tower's order, in as long runs as possible.
+    /// The tokens in the encoder's order, in as long runs as possible.
     pub fn runs(self, grids: &[Grid]) -> impl Iterator<Item = Run> + '_ {
         self.frames(grids).flat_map(move |frame| {
             frame.windows(self.window).flat_map(move |window| {
@@ -93,7 +93,7 @@ impl Order {
         })
     }
 
-    /// The grid, row and column of the patch that the tower has in row `row`.
+    /// The grid, row and column of the patch that the encoder has in row `row`.
     pub fn patch(&self, grids: &[Grid], row: usize) -> (Grid, usize, usize) {
         let mut row = row;
         let grid = grids.iter().find(|grid| match row.checked_sub(grid.patches()) {
@@ -124,7 +124,7 @@ impl Order {
 }
 
 impl Order {
-    /// Where the tower has the token that is the `token`-th in a prompt: the reverse of [`Self::runs`].
+    /// Where the encoder has the token that is the `token`-th in a prompt: the reverse of [`Self::runs`].
     pub fn place(&self, grids: &[Grid], token: usize) -> usize {
         let Some(side) = self.window else { return token };
         let own = self.frames(grids).take_while(|frame| frame.first <= token).last();

@@ -1,10 +1,10 @@
-//! What vision towers are made of: the layers of each family, and the mergers that make tokens of patches.
+//! What vision encoders are made of: the layers of each family, and the mergers that make tokens of patches.
 
 use plimsoll_device::{Activation, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, VectorId};
-use plimsoll_formats::{Intern, Tower, Vision};
+use plimsoll_formats::{Intern, Vision, VisionKind};
 
 use crate::block::activation;
-use crate::tower::{Layer, Mlp, Norm, spec};
+use crate::encoder_parts::{Layer, Mlp, Norm, spec};
 
 /// Epsilon of every norm but those of Llama 4, and of the projectors of InternVL and LFM2-VL.
 const EPS: f32 = 1e-6;
@@ -20,16 +20,16 @@ pub(super) fn norm(
     width: usize,
     declare: &mut Declare<'_>,
 ) -> Result<Norm, DeclareError> {
-    match vision.tower {
-        Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Intern(Intern { rms_norm: true, .. }) => {
+    match vision.encoder {
+        VisionKind::Qwen2_5 | VisionKind::Omni2_5 | VisionKind::Intern(Intern { rms_norm: true, .. }) => {
             Ok(Norm { weight: declare.vector(&format!("{prefix}.weight"), width, 0.0)?, bias: None, eps: EPS })
         }
-        Tower::Llama4(_) => Norm::declare(prefix, width, LLAMA_4_EPS, declare),
+        VisionKind::Llama4(_) => Norm::declare(prefix, width, LLAMA_4_EPS, declare),
         _ => layer_norm(prefix, width, declare),
     }
 }
 
-/// Declares `{prefix}.*`, a norm that subtracts the mean, whatever the tower's others do.
+/// Declares `{prefix}.*`, a norm that subtracts the mean, whatever the encoder's others do.
 pub(super) fn layer_norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
     Norm::declare(prefix, width, EPS, declare)
 }
@@ -38,9 +38,11 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
     let (hidden, width) = (vision.hidden_size, vision.intermediate_size);
     let mut matrix =
         |name: &str, out: usize, k: usize| declare.linear_with_bias(&format!("{prefix}.mlp.{name}"), out, k);
-    let (gate, up, down) = match vision.tower {
-        Tower::Qwen2_5 | Tower::Omni2_5 => (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj"),
-        Tower::Qwen3 | Tower::Omni => (None, "linear_fc1", "linear_fc2"),
+    let (gate, up, down) = match vision.encoder {
+        VisionKind::Qwen2_5 | VisionKind::Omni2_5 => {
+            (Some(matrix("gate_proj", width, hidden)?), "up_proj", "down_proj")
+        }
+        VisionKind::Qwen3 | VisionKind::Omni => (None, "linear_fc1", "linear_fc2"),
         _ => (None, "fc1", "fc2"),
     };
     let (up, down) = (matrix(up, width, hidden)?, matrix(down, hidden, width)?);
@@ -50,8 +52,8 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
 /// Declares `{prefix}.*`, a layer.
 pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
     let (hidden, head_dim) = (vision.hidden_size, vision.head_dim());
-    let ([q, k, v], names) = match vision.tower {
-        Tower::Intern(intern) => {
+    let ([q, k, v], names) = match vision.encoder {
+        VisionKind::Intern(intern) => {
             let mut one = |name: &str| {
                 let name = format!("{prefix}.attention.{name}_proj");
                 match intern.attention_bias {
@@ -62,11 +64,11 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
             let names = ["attention.projection_layer", "layernorm_before", "layernorm_after"];
             ([one("q")?, one("k")?, one("v")?], names)
         }
-        Tower::Siglip | Tower::Siglip2(_) | Tower::Idefics3 | Tower::Llama4(_) => {
+        VisionKind::Siglip | VisionKind::Siglip2(_) | VisionKind::Idefics3 | VisionKind::Llama4(_) => {
             let mut one =
                 |name: &str| declare.linear_with_bias(&format!("{prefix}.self_attn.{name}_proj"), hidden, hidden);
-            let names = match vision.tower {
-                Tower::Llama4(_) => ["self_attn.o_proj", "input_layernorm", "post_attention_layernorm"],
+            let names = match vision.encoder {
+                VisionKind::Llama4(_) => ["self_attn.o_proj", "input_layernorm", "post_attention_layernorm"],
                 _ => ["self_attn.out_proj", "layer_norm1", "layer_norm2"],
             };
             ([one("q")?, one("k")?, one("v")?], names)
@@ -74,7 +76,7 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
         _ => {
             let name = format!("{prefix}.attn");
             // llama.cpp's converter takes the three apart in some families.
-            let apart = vision.tower == Tower::Omni2_5 || declare.has(&format!("{name}.q.weight"));
+            let apart = vision.encoder == VisionKind::Omni2_5 || declare.has(&format!("{name}.q.weight"));
             let mut part = |i: usize| match apart {
                 true => declare.linear_with_bias(&format!("{name}.{}", ["q", "k", "v"][i]), hidden, hidden),
                 false => declare.part_with_bias(&format!("{name}.qkv"), 3 * hidden, (i * hidden, hidden), hidden),
@@ -87,8 +89,8 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
         let mut one = |name: &str| declare.vector(&format!("{prefix}.{name}"), hidden, 0.0);
         Ok([one(names[0])?, one(names[1])?])
     };
-    let (qk_norms, scales) = match vision.tower {
-        Tower::Intern(intern) => {
+    let (qk_norms, scales) = match vision.encoder {
+        VisionKind::Intern(intern) => {
             let norms = ["attention.q_norm.weight", "attention.k_norm.weight"];
             let norms = intern.qk_norm.then(|| vectors(norms)).transpose()?;
             (norms, Some(vectors(["lambda_1", "lambda_2"])?))
@@ -174,16 +176,18 @@ impl Merger {
         declare: &mut Declare<'_>,
     ) -> Result<Self, DeclareError> {
         let width = vision.hidden_size * vision.merge * vision.merge;
-        let (own_norm, up, down) = match vision.tower {
-            Tower::Qwen2 | Tower::Qwen2_5 | Tower::Omni2_5 | Tower::Omni => ("ln_q", "mlp.0", "mlp.2"),
-            Tower::Qwen3 => ("norm", "linear_fc1", "linear_fc2"),
+        let (own_norm, up, down) = match vision.encoder {
+            VisionKind::Qwen2 | VisionKind::Qwen2_5 | VisionKind::Omni2_5 | VisionKind::Omni => {
+                ("ln_q", "mlp.0", "mlp.2")
+            }
+            VisionKind::Qwen3 => ("norm", "linear_fc1", "linear_fc2"),
             _ => ("layer_norm", "linear_1", "linear_2"),
         };
         let own_norm = format!("{prefix}.{own_norm}");
         let mut of_tokens = || Norm::declare(&own_norm, width, PROJECTOR_EPS, declare);
-        let (norm, inner, bias) = match vision.tower {
-            Tower::Intern(_) => (Some(of_tokens()?), out, true),
-            Tower::Siglip2(own) => {
+        let (norm, inner, bias) = match vision.encoder {
+            VisionKind::Intern(_) => (Some(of_tokens()?), out, true),
+            VisionKind::Siglip2(own) => {
                 (own.projector_norm.then(of_tokens).transpose()?, own.projector_width, own.projector_bias)
             }
             _ => {

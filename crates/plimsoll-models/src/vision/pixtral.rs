@@ -12,17 +12,17 @@ use plimsoll_formats::{Pixtral, RopeScaling, Vision as Config};
 use super::order::Order;
 use super::parts;
 use crate::block::activation;
+use crate::encoder_parts::{Layer, Mlp, Norm, spec};
 use crate::rope::rope;
-use crate::tower::{Layer, Mlp, Norm, spec};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
-/// Epsilon of the tower's norms.
+/// Epsilon of the encoder's norms.
 const EPS: f32 = 1e-5;
 /// Base of the rotary frequencies.
 const THETA: f32 = 10_000.0;
 
-/// Weights of a tower.
-pub struct PixtralTower {
+/// Weights of an encoder.
+pub struct PixtralEncoder {
     config: Config,
     patch: LinearId,
     first_norm: Norm,
@@ -31,7 +31,7 @@ pub struct PixtralTower {
     axes: Vec<u8>,
     layers: Vec<Layer>,
     projector_norm: Norm,
-    /// From the patches of a token to the tower's width, and from there to the model's, twice.
+    /// From the patches of a token to the encoder's width, and from there to the model's, twice.
     merge: LinearId,
     up: LinearId,
     down: LinearId,
@@ -72,7 +72,7 @@ fn layer(vision: &Config, own: Pixtral, prefix: &str, declare: &mut Declare<'_>)
     })
 }
 
-impl PixtralTower {
+impl PixtralEncoder {
     /// Declares `visual.*`, giving rows for a model of width `out`. `eps`: of the model's norms and the projector's.
     pub fn declare(
         vision: Config,
@@ -122,13 +122,13 @@ impl PixtralTower {
     }
 }
 
-impl Vision for PixtralTower {
+impl Vision for PixtralEncoder {
     fn place_rule(&self) -> Option<PlaceRule> {
         None
     }
 }
 
-impl Encoder for PixtralTower {
+impl Encoder for PixtralEncoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

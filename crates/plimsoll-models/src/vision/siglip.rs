@@ -1,4 +1,4 @@
-//! The towers of Gemma 3 and Idefics3 (SmolVLM): SigLIP over images of one size, with learned positions alone. A square of patches
+//! The encoders of Gemma 3 and Idefics3 (SmolVLM): SigLIP over images of one size, with learned positions alone. A square of patches
 //! becomes a token: in Gemma 3 by their mean, in Idefics3 side by side.
 //!
 //! Reference: transformers, `modeling_siglip.py`, `modeling_gemma3.py` and `modeling_idefics3.py`. [`crate::EncoderInput`] has the
@@ -6,15 +6,15 @@
 //! [`Vision::tokens_see_each_other`].
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode};
-use plimsoll_formats::{Tower, Vision as Config};
+use plimsoll_formats::{Vision as Config, VisionKind};
 
 use super::order::Order;
 use super::parts;
-use crate::tower::{Norm, mean};
+use crate::encoder_parts::{Norm, mean};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
-/// Weights of a tower.
-pub struct SiglipTower {
+/// Weights of an encoder.
+pub struct SiglipEncoder {
     config: Config,
     body: parts::Siglip,
     /// Of means, before the projection. None: a token has its patches side by side.
@@ -25,13 +25,13 @@ pub struct SiglipTower {
     out: usize,
 }
 
-impl SiglipTower {
+impl SiglipEncoder {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
         let body = parts::Siglip::declare(&vision, declare)?;
-        let (token_norm, projection) = match vision.tower {
-            Tower::Idefics3 => {
+        let (token_norm, projection) = match vision.encoder {
+            VisionKind::Idefics3 => {
                 let width = hidden * vision.merge * vision.merge;
                 (None, declare.linear("visual.projector.proj.weight", out, width)?)
             }
@@ -70,17 +70,17 @@ impl SiglipTower {
     }
 }
 
-impl Vision for SiglipTower {
+impl Vision for SiglipEncoder {
     fn place_rule(&self) -> Option<PlaceRule> {
         None
     }
 
     fn tokens_see_each_other(&self) -> bool {
-        self.config.tower == Tower::Siglip
+        self.config.encoder == VisionKind::Siglip
     }
 }
 
-impl Encoder for SiglipTower {
+impl Encoder for SiglipEncoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

@@ -1,4 +1,4 @@
-//! The tower of LFM2-VL: SigLIP 2 over images of any grid. Its learned positions are resized to the grid of each image, and the patches
+//! The encoder of LFM2-VL: SigLIP 2 over images of any grid. Its learned positions are resized to the grid of each image, and the patches
 //! of a token side by side go through two projections.
 //!
 //! Reference: transformers, `modeling_siglip2.py` and `modeling_lfm2_vl.py`. [`crate::EncoderInput`] has the patches of a token side
@@ -14,8 +14,8 @@ use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 /// Rows of a table that a device blends at once.
 const BLENDED: usize = 4;
 
-/// Weights of a tower.
-pub struct Siglip2Tower {
+/// Weights of an encoder.
+pub struct Siglip2Encoder {
     config: Config,
     body: parts::Siglip,
     projector: Merger,
@@ -24,7 +24,7 @@ pub struct Siglip2Tower {
     out: usize,
 }
 
-impl Siglip2Tower {
+impl Siglip2Encoder {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let body = parts::Siglip::declare(&vision, declare)?;
@@ -109,13 +109,13 @@ impl Axis {
     }
 }
 
-impl Vision for Siglip2Tower {
+impl Vision for Siglip2Encoder {
     fn place_rule(&self) -> Option<PlaceRule> {
         None
     }
 }
 
-impl Encoder for Siglip2Tower {
+impl Encoder for Siglip2Encoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

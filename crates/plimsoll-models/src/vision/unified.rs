@@ -1,4 +1,4 @@
-//! What Gemma 4 Unified has in place of a tower: the patch of a token goes through a projection and gets a position for each axis.
+//! What Gemma 4 Unified has in place of an encoder: the patch of a token goes through a projection and gets a position for each axis.
 //!
 //! Reference: transformers, `modeling_gemma4_unified.py`. A patch is as large as a token here: there is nothing to merge.
 
@@ -8,7 +8,7 @@ use plimsoll_device::{
 use plimsoll_formats::{Gemma4, Vision as Config};
 
 use super::order::Order;
-use crate::tower::{NO_HEAD, Norm};
+use crate::encoder_parts::{NO_HEAD, Norm};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
 /// Epsilon of the norms that subtract the mean.
@@ -17,7 +17,7 @@ const EPS: f32 = 1e-5;
 const LAST_EPS: f32 = 1e-6;
 
 /// Weights.
-pub struct UnifiedTower {
+pub struct UnifiedEncoder {
     config: Config,
     sees_ahead: bool,
     patch_norm: Norm,
@@ -33,7 +33,7 @@ pub struct UnifiedTower {
     out: usize,
 }
 
-impl UnifiedTower {
+impl UnifiedEncoder {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, own: Gemma4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
@@ -72,7 +72,7 @@ fn patch_vector(
     Ok(declare.values((0..width).map(|i| stored[i % points * channels + i / points]).collect()))
 }
 
-impl Vision for UnifiedTower {
+impl Vision for UnifiedEncoder {
     fn place_rule(&self) -> Option<PlaceRule> {
         None
     }
@@ -82,7 +82,7 @@ impl Vision for UnifiedTower {
     }
 }
 
-impl Encoder for UnifiedTower {
+impl Encoder for UnifiedEncoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

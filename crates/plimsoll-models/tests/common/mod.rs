@@ -9,7 +9,7 @@ use plimsoll_device::{
     Buf, CpuDevice, CpuMemory, CpuWeights, Declare, Device, DtypePolicy, Isa, KvDtype, MediaRows, ModelShape, NO_STATE,
     PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, TablePlace, ThreadPool,
 };
-use plimsoll_formats::{Checkpoint, Tower};
+use plimsoll_formats::{Checkpoint, VisionKind};
 use plimsoll_media::Size;
 use plimsoll_media::image::Rgb;
 use plimsoll_memory::{Component, Ledger};
@@ -232,19 +232,21 @@ impl Rig {
                 drafter.draft(&mut plan, output.hidden, &largest.logit_rows, &largest.input(&[])).unwrap();
             }
             for sense in EncoderKind::ALL {
-                let Some(tower) = model.tower(sense) else { continue };
+                let Some(encoder) = model.encoder(sense) else { continue };
                 let mut encode = PlanDevice::new(&table, &shape.kv);
                 // Tiles have one size; other images any.
-                let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.tower, vision.table_side)) {
+                let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.encoder, vision.table_side)) {
                     _ if sense == EncoderKind::Audio => vec![Grid::audio(4096)],
-                    Some((Tower::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }].to_vec(),
-                    Some((Tower::Siglip | Tower::Idefics3 | Tower::Llama4(_), side)) => {
+                    Some((VisionKind::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }].to_vec(),
+                    Some((VisionKind::Siglip | VisionKind::Idefics3 | VisionKind::Llama4(_), side)) => {
                         vec![Grid { frames: 1, height: side, width: side }; 8]
                     }
-                    Some((Tower::Gemma4(_) | Tower::Pixtral(_), _)) => vec![Grid { frames: 1, height: 66, width: 66 }],
+                    Some((VisionKind::Gemma4(_) | VisionKind::Pixtral(_), _)) => {
+                        vec![Grid { frames: 1, height: 66, width: 66 }]
+                    }
                     _ => vec![Grid { frames: 1, height: 64, width: 64 }],
                 };
-                tower.encode(&mut encode, &EncoderInput { grids: &grids, patches: &[] }).unwrap();
+                encoder.encode(&mut encode, &EncoderInput { grids: &grids, patches: &[] }).unwrap();
                 plan = if encode.high_water() > plan.high_water() { encode } else { plan };
             }
             // Drafts that follow the first take one row each.
@@ -330,11 +332,11 @@ impl Rig {
         self.model.forward(&mut self.device, &step.input(&media(parts))).unwrap()
     }
 
-    /// What a tower makes of images, or of audio clips.
+    /// What an encoder makes of images, or of audio clips.
     pub fn encode(&mut self, sense: EncoderKind, grids: &[Grid], patches: &[f32]) -> Vec<Vec<f32>> {
         self.device.begin_step();
-        let tower = self.model.tower(sense).expect("a tower");
-        let output = tower.encode(&mut self.device, &EncoderInput { grids, patches }).unwrap();
+        let encoder = self.model.encoder(sense).expect("an encoder");
+        let output = encoder.encode(&mut self.device, &EncoderInput { grids, patches }).unwrap();
         self.rows(output)
     }
 

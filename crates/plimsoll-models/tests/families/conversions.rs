@@ -1,4 +1,4 @@
-//! Checkpoints of models that see, as converters leave them: without their tower, under other names, with convolutions turned; and
+//! Checkpoints of models that see, as converters leave them: without their encoder, under other names, with convolutions turned; and
 //! the plan from a configuration alone.
 
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ fn quantized(tensor: Tensor) -> Vec<Tensor> {
 }
 
 #[test]
-fn a_quantized_tower_is_nearly_the_same() {
+fn a_quantized_encoder_is_nearly_the_same() {
     let model = "vl-qwen2.5";
     let path = converted(model, "quantized", |tensor| {
         let matrix = tensor.shape.len() == 2 && tensor.shape[1].is_multiple_of(32);
@@ -130,21 +130,21 @@ fn text(rig: &mut Rig) -> Vec<Vec<f32>> {
 }
 
 #[test]
-fn a_conversion_without_the_tower_serves_text() {
+fn a_conversion_without_the_encoder_serves_text() {
     for model in ["vl-qwen3.5", "vl-qwen2.5"] {
         let path = converted(model, "text", |tensor| match tensor.name.contains("visual.") {
             true => Vec::new(),
             false => vec![tensor],
         });
         let mut rig = Rig::at(&path.0, false, DtypePolicy::F32);
-        assert!(rig.model.vision().is_none(), "{model}: no tower");
+        assert!(rig.model.vision().is_none(), "{model}: no encoder");
         assert!(rig.shape.encoder.is_none());
         assert_eq!(text(&mut rig), text(&mut Rig::new(model, false)), "{model}");
     }
 }
 
 #[test]
-fn a_tower_under_other_names_with_its_convolution_turned_is_the_same() {
+fn an_encoder_under_other_names_with_its_convolution_turned_is_the_same() {
     let model = "vl-qwen3";
     let path = converted(model, "mlx", |tensor| {
         let name = tensor.name.replace("model.visual.", "vision_tower.");
@@ -212,7 +212,7 @@ fn table(path: &Path) -> WeightTable {
     declare.finish()
 }
 
-/// `norm_type` of a tower of InternVL is about its layers: in transformers what follows the last is `nn.LayerNorm` in any case.
+/// `norm_type` of an encoder of InternVL is about its layers: in transformers what follows the last is `nn.LayerNorm` in any case.
 #[test]
 fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layers_do() {
     let model = "vl-intern-rms";
@@ -242,7 +242,7 @@ fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layer
 }
 
 #[test]
-fn a_configuration_alone_plans_the_tower_too() {
+fn a_configuration_alone_plans_the_encoder_too() {
     let qwens = ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2"];
     let others = ["vl-intern", "vl-intern-rms", "vl-gemma3", "vl-gemma4", "vl-gemma4-e2b", "vl-lfm2", "vl-lfm2-bare"];
     let more = ["vl-smolvlm", "vl-idefics3", "vl-llama4", "vl-mistral3", "vl-mistral3-other"];

@@ -240,10 +240,10 @@ fn layers_with_their_own_heads_are_planned_from_their_configurations() {
     }
 }
 
-/// The tower of Gemma 3's larger sizes, in millions: patches of 3 · 14 · 14, 4,096 positions, 27 layers of 4 · 1,152² and
+/// The encoder of Gemma 3's larger sizes, in millions: patches of 3 · 14 · 14, 4,096 positions, 27 layers of 4 · 1,152² and
 /// 2 · 1,152 · 4,304, and a projection to the model's width. Published configurations leave out what equals a default.
 #[test]
-fn the_tower_of_gemma_3_is_planned_from_its_configuration() {
+fn the_encoder_of_gemma_3_is_planned_from_its_configuration() {
     let bytes = |name| {
         let checkpoint = config(name);
         let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
@@ -278,10 +278,10 @@ fn the_vision_encoder_of_llama_4_is_planned_from_its_configuration() {
     assert!((found / expected - 1.0).abs() < 1e-3, "{found} million parameters for {expected}");
 }
 
-/// The tower of LFM2-VL-1.6B, in millions: patches of 3 · 16 · 16, 256 positions, 27 layers of 4 · 1,152² and 2 · 1,152 · 4,304, and
+/// The encoder of LFM2-VL-1.6B, in millions: patches of 3 · 16 · 16, 256 positions, 27 layers of 4 · 1,152² and 2 · 1,152 · 4,304, and
 /// projections of four patches to 2,048 and of these to the model's width.
 #[test]
-fn the_tower_of_lfm2_vl_is_planned_from_its_configuration() {
+fn the_encoder_of_lfm2_vl_is_planned_from_its_configuration() {
     let bytes = |name| {
         let checkpoint = config(name);
         let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
@@ -315,11 +315,11 @@ fn the_encoders_of_qwen2_5_omni_are_planned_from_its_configuration() {
     assert!((found / expected - 1.0).abs() < 2e-3, "{found} million parameters for {expected}");
 }
 
-/// The towers of Gemma 4, in millions: patches of 3 · 16 · 16, 10,240 positions for each axis, layers, and a projection to the model's
+/// The encoders of Gemma 4, in millions: patches of 3 · 16 · 16, 10,240 positions for each axis, layers, and a projection to the model's
 /// width. 16 layers of 4 · 768² and 3 · 768 · 3,072; 27 of 4 · 1,152² and 3 · 1,152 · 4,304. E2B's audio encoder: two convolutions, 12
 /// layers of 2 · 2 · 1,024 · 4,096 and 8 · 1,024², three projections.
 #[test]
-fn the_towers_of_gemma_4_are_planned_from_their_configurations() {
+fn the_encoders_of_gemma_4_are_planned_from_their_configurations() {
     for (name, millions, sees_ahead) in [
         ("gemma-4-e2b", [0.59 + 307.05, 15.73, 151.0, 1.18], false),
         ("gemma-4-31b", [0.88, 23.59, 544.94, 6.19], true),

@@ -3,7 +3,7 @@
 
 use crate::common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, reference};
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
-use plimsoll_formats::{Gemma4, Tower, Vision as Config};
+use plimsoll_formats::{Gemma4, Vision as Config, VisionKind};
 use plimsoll_media::Size;
 use plimsoll_media::geometry::{Canvases, ImageRule, Longest, Patches, Pieces, ProcessorFiles, Squares, Tiles};
 use plimsoll_media::image::{Normalize, Rgb, patchify, patchify_len, pieces, resize, squares, tiles};
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 /// Largest difference allowed between a log-probability and its reference.
 const LOGPROB_TOLERANCE: f64 = 2e-3;
-/// Largest difference allowed between a number of a tower's output and its reference, as a share of the row's largest.
+/// Largest difference allowed between a number of an encoder's output and its reference, as a share of the row's largest.
 const TOWER_TOLERANCE: f64 = 1e-4;
 /// Every so many values of the patches stand in the reference.
 const PATCH_STEP: usize = 131;
@@ -45,7 +45,7 @@ impl Case {
         Self { grids: grids.collect(), videos, patches, ids: ids(&case["ids"]) }
     }
 
-    /// What the tower makes of each item, all of them together.
+    /// What the encoder makes of each item, all of them together.
     fn encode(&self, rig: &mut Rig) -> Vec<Vec<f32>> {
         rig.encode(EncoderKind::Vision, &self.grids, &self.patches.concat())
     }
@@ -68,35 +68,35 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
     let files = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"].map(text);
     let files = ProcessorFiles::read(files[0].as_deref(), files[1].as_deref(), files[2].as_deref()).unwrap();
     let fields = if video { &files.video } else { &files.image };
-    let tower = config(model).tower;
-    let normalize = match tower {
-        Tower::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(fields).unwrap(),
-        Tower::Gemma4(_) => Normalize::centred(fields).unwrap(),
-        Tower::Llama4(_) => Normalize::rounded(fields, Normalize::HALVES).unwrap(),
+    let encoder = config(model).encoder;
+    let normalize = match encoder {
+        VisionKind::Gemma4(Gemma4 { unified: true, .. }) => Normalize::unit_range(fields).unwrap(),
+        VisionKind::Gemma4(_) => Normalize::centred(fields).unwrap(),
+        VisionKind::Llama4(_) => Normalize::rounded(fields, Normalize::HALVES).unwrap(),
         _ => Normalize::new(fields, Normalize::CLIP).unwrap(),
     };
-    let (rule, shots) = match tower {
-        Tower::Pixtral(_) => {
+    let (rule, shots) = match encoder {
+        VisionKind::Pixtral(_) => {
             let rule = Longest::new(&files, 4, config(model).merge as u64).unwrap();
             let shots = shots.iter().map(|shot| resize(shot, rule.fit(shot.size).unwrap().size, rule.patches.filter));
             let shots: Vec<Rgb> = shots.collect();
             (rule.patches, shots)
         }
-        Tower::Llama4(_) => {
+        VisionKind::Llama4(_) => {
             let rule = Canvases::new(&files, 4, 2).unwrap();
             let [shot] = shots.try_into().expect("one image");
             let fit = rule.fit(shot.size).unwrap();
             let made = squares(shot, fit.steps.unwrap(), fit.canvas, fit.size, fit.filter);
             return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
         }
-        Tower::Idefics3 => {
+        VisionKind::Idefics3 => {
             let rule = Squares::new(&files, 4, 2).unwrap();
             let [shot] = shots.try_into().expect("one image");
             let fit = rule.fit(shot.size).unwrap();
             let made = squares(shot, fit.steps.unwrap(), fit.canvas, fit.size, fit.filter);
             return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
         }
-        Tower::Siglip2(_) => {
+        VisionKind::Siglip2(_) => {
             let rule = Pieces::new(&files).unwrap();
             let fit = ImageRule::Pieces(rule.clone()).fit(shots[0].size).unwrap();
             let made = match fit.cut {
@@ -105,23 +105,23 @@ fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
             };
             return made.iter().map(|piece| patched(std::slice::from_ref(piece), &rule.patches, &normalize)).collect();
         }
-        Tower::Gemma4(own) => {
+        VisionKind::Gemma4(own) => {
             let rule = Patches::filling(fields, 280).unwrap();
             let rule = if own.unified { rule.of_whole_tokens() } else { rule };
             let shots = shots.iter().map(|shot| resize(shot, rule.resize(shot.size).unwrap(), rule.filter)).collect();
             (rule, shots)
         }
-        Tower::Siglip => {
+        VisionKind::Siglip => {
             let cut = Tiles::one(&files, 4, 2, 9).unwrap();
             let shots = shots.iter().map(|shot| resize(shot, cut.tile, cut.patches.filter)).collect();
             (cut.patches, shots)
         }
-        Tower::Intern(_) if video => {
+        VisionKind::Intern(_) if video => {
             let cut = Tiles::new(&files, 4, 2).unwrap();
             let shots = shots.iter().map(|shot| resize(shot, cut.tile, cut.patches.filter)).collect();
             (cut.patches, shots)
         }
-        Tower::Intern(_) => {
+        VisionKind::Intern(_) => {
             let cut = Tiles::new(&files, 4, 2).unwrap();
             let canvas = ImageRule::Tiles(cut.clone()).fit(shots[0].size).unwrap().canvas;
             let shots = tiles(&shots[0], canvas, cut.tile, cut.patches.filter);
@@ -143,7 +143,7 @@ fn cases(model: &str) -> Vec<Value> {
 }
 
 fn config(model: &str) -> Config {
-    checkpoint(model).config.vision.clone().expect("a tower in the configuration")
+    checkpoint(model).config.vision.clone().expect("an encoder in the configuration")
 }
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -163,7 +163,7 @@ fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[f32; 3]], ne
         // Row by row: an item may come in any pieces.
         part.media.push((token, rows.next().expect("a row for every placeholder").clone()));
     }
-    if matches!(config.tower, Tower::Siglip | Tower::Gemma4(Gemma4 { sees_ahead: true, .. })) {
+    if matches!(config.encoder, VisionKind::Siglip | VisionKind::Gemma4(Gemma4 { sees_ahead: true, .. })) {
         part.ends = (0..all.len()).map(|token| case.end(config, token)).collect();
     }
     assert!(rows.next().is_none(), "a placeholder for every row");
@@ -181,7 +181,7 @@ fn check_patches(case: &Case, value: &Value) {
     assert!(expected.next().is_none());
 }
 
-fn check_tower(model: &str, rows: &[Vec<f32>], value: &Value) -> f64 {
+fn check_encoder(model: &str, rows: &[Vec<f32>], value: &Value) -> f64 {
     let mut worst: f64 = 0.0;
     for pair in value["rows"].as_array().unwrap() {
         let (row, expected) = (&rows[pair[0].as_u64().unwrap() as usize], numbers(&pair[1]));
@@ -215,7 +215,7 @@ fn check_places(rig: &Rig, model: &str, case: &Case, value: &Value) -> (Vec<[f32
 fn check(model: &str) {
     let mut rig = Rig::new(model, false);
     let config = config(model);
-    let (mut tower, mut answers) = (0.0f64, 0.0f64);
+    let (mut encoder, mut answers) = (0.0f64, 0.0f64);
     for value in cases(model) {
         let case = Case::new(model, &value);
         check_patches(&case, &value);
@@ -225,7 +225,7 @@ fn check(model: &str) {
         };
 
         let rows = case.encode(&mut rig);
-        tower = tower.max(check_tower(model, &rows, &value));
+        encoder = encoder.max(check_encoder(model, &rows, &value));
         let greedy = ids(&value["greedy"]);
         let part = part(&case, &config, &rows, &places, next, &greedy);
         let logits = rig.step(std::slice::from_ref(&part));
@@ -242,7 +242,7 @@ fn check(model: &str) {
         }
         in_chunks(&mut rig, model, &part, &logits);
     }
-    println!("{model}: tower off by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}");
+    println!("{model}: encoder off by {encoder:.1e} of a row's largest, log-probabilities by {answers:.1e}");
 }
 
 /// The same prompt in chunks that cut through images, beside another sequence without any: the same bits.
@@ -331,13 +331,13 @@ fn check_plan(model: &str) {
     let table = declare.finish();
     let (vision, kv) = (built.vision().unwrap(), built.shape(KvDtype::F32).kv);
     let one = Grid { frames: 1, height: 4, width: 4 };
-    let grids = match config(model).tower {
-        Tower::Siglip => [Grid { height: 6, width: 6, ..one }; 3],
-        Tower::Idefics3 | Tower::Llama4(_) => [one; 3],
-        Tower::Gemma4(_) => {
+    let grids = match config(model).encoder {
+        VisionKind::Siglip => [Grid { height: 6, width: 6, ..one }; 3],
+        VisionKind::Idefics3 | VisionKind::Llama4(_) => [one; 3],
+        VisionKind::Gemma4(_) => {
             [(1, 21, 30), (1, 3, 210), (3, 12, 6)].map(|(frames, height, width)| Grid { frames, height, width })
         }
-        Tower::Intern(_) => [one, Grid { frames: 5, ..one }, Grid { frames: 2, ..one }],
+        VisionKind::Intern(_) => [one, Grid { frames: 5, ..one }, Grid { frames: 2, ..one }],
         _ => [Grid { height: 10, width: 6, ..one }, Grid { frames: 3, ..one }, Grid { height: 2, width: 2, ..one }],
     };
     let mut sum = 0;

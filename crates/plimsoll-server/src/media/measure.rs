@@ -56,7 +56,7 @@ pub(crate) struct Measured {
     pub(super) canvas: Size,
     /// The filter of the resize.
     pub(super) filter: Filter,
-    /// Images that the tower sees and that lie in the canvas: of this size.
+    /// Size of the pieces of the canvas that the encoder gets.
     pub(super) tile: Size,
     /// Placeholders that a prompt has for it before they are repeated.
     pub(super) runs: u64,

@@ -53,7 +53,7 @@ impl Planner<'_> {
         for candidate in candidates {
             let mut device = PlanDevice::new(self.weights, self.kv);
             let input = EncoderInput { grids: &[candidate.grid], patches: &[] };
-            let output = self.tower.encode(&mut device, &input)?;
+            let output = self.encoder.encode(&mut device, &input)?;
             let calls = device.calls();
             most = most.max(Transfers {
                 upload: batch * device.upload_words(),

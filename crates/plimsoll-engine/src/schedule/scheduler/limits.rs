@@ -28,7 +28,7 @@ pub struct StepLimits {
     pub encoder_batch: bool,
     /// A prompt may take more than a step: a chunk of it, as large as a step at most, is computed layer by layer, between steps.
     pub layered: bool,
-    /// Rows have places in three axes, and some of them outputs of a tower in place of embeddings.
+    /// Rows have places in three axes, and some of them outputs of an encoder in place of embeddings.
     pub media: bool,
     /// Rows of the largest image, where the rows of an image attend to each other and are computed in one step; 0 where an image may be cut.
     pub image_rows: usize,

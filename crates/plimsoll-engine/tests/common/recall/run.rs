@@ -63,25 +63,29 @@ impl Recall {
                 .all(|seen| self.windows[place(&step.window_pages[seq.pages_at..], seen)] == history(seen))
     }
 
-    /// What stands in each row: its token, or what the tower has made for it, at its place.
+    /// What stands in each row: its token, or what the encoder has made for it, at its place.
     fn read_rows(&mut self, step: &StepInput<'_>) {
         self.codes.clear();
         self.codes.extend_from_slice(step.tokens);
-        if self.shape.tower.is_none() {
+        if self.shape.encoder.is_none() {
             assert!(step.places.is_empty() && step.media.is_empty());
             return;
         }
         let mut next = 0;
         for piece in step.media {
             assert!(piece.first_row >= next && !piece.values.is_empty(), "pieces in order");
-            for (row, values) in (piece.first_row..).zip(piece.values.chunks_exact(tower::WIDTH)) {
-                assert!([tower::IMAGE, tower::VIDEO].contains(&step.tokens[row]), "row {row} is no placeholder");
-                self.codes[row] = tower::code_of_row(values);
+            for (row, values) in (piece.first_row..).zip(piece.values.chunks_exact(media_encoder::WIDTH)) {
+                assert!(
+                    [media_encoder::IMAGE, media_encoder::VIDEO].contains(&step.tokens[row]),
+                    "row {row} is no placeholder"
+                );
+                self.codes[row] = media_encoder::code_of_row(values);
                 next = row + 1;
                 self.seen.media_rows.fetch_add(1, Ordering::Relaxed);
             }
         }
-        let bare = |(own, token): (&u32, &u32)| own == token && [tower::IMAGE, tower::VIDEO].contains(token);
+        let bare =
+            |(own, token): (&u32, &u32)| own == token && [media_encoder::IMAGE, media_encoder::VIDEO].contains(token);
         assert!(!self.codes.iter().zip(step.tokens).any(bare), "a placeholder without outputs");
         assert_eq!(step.places.len(), step.tokens.len());
         self.codes.iter_mut().zip(step.places).for_each(|(own, place)| *own = code(*own, *place));
@@ -284,18 +288,18 @@ impl Runner for Recall {
         self.seen.batches.fetch_add(1, Ordering::Relaxed);
         self.seen.batch_max.fetch_max(count, Ordering::Relaxed);
         self.seen.images.fetch_add(count, Ordering::Relaxed);
-        assert!(count as usize <= self.shape.tower.unwrap().batch, "A28: {count} at once");
+        assert!(count as usize <= self.shape.encoder.unwrap().batch, "A28: {count} at once");
         let mut patches = images.patches;
         for grid in images.grids {
             let rows = grid.frames * grid.height * grid.width;
             let (own, rest) = patches.split_at(rows * 3 * 2 * 2 * 2);
             patches = rest;
             let all = |colour: u8| own.iter().all(|value| (value - f32::from(colour) / 255.0).abs() < 1e-6);
-            assert!(!all(tower::PANICS), "a picture that panics");
-            if all(tower::FAILS) {
+            assert!(!all(media_encoder::PANICS), "a picture that panics");
+            if all(media_encoder::FAILS) {
                 return Err(DeviceError::Injected("the picture that fails"));
             }
-            self.encoded.extend(tower::outputs(own, rows / 4));
+            self.encoded.extend(media_encoder::outputs(own, rows / 4));
         }
         assert!(patches.is_empty());
         if !self.shape.step_time.is_zero() {

@@ -1,4 +1,4 @@
-//! Panics on an image's way: in the tower, and beside it.
+//! Panics on an image's way: in the encoder, and beside it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -7,12 +7,12 @@ use plimsoll_memory::faults::{self, Site};
 
 use super::hide_injected_panics;
 use crate::common::drive;
+use crate::common::media_encoder::{MediaEncoder, Mixed};
 use crate::common::recall::{Shape, recall_bench};
-use crate::common::tower::{Mixed, Tower};
 use crate::process::own_process;
 
 fn seeing() -> Shape {
-    Shape { tower: Some(Tower { batch: 1, ..Tower::default() }), ..Shape::default() }
+    Shape { encoder: Some(MediaEncoder { batch: 1, ..MediaEncoder::default() }), ..Shape::default() }
 }
 
 #[test]
@@ -37,7 +37,7 @@ fn a_panic_between_requests_costs_no_image() {
 }
 
 #[test]
-fn a_panic_in_the_tower_ends_its_request_alone() {
+fn a_panic_in_the_encoder_ends_its_request_alone() {
     own_process!();
     hide_injected_panics();
     let (bench, _) = recall_bench(seeing());

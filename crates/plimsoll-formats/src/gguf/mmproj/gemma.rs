@@ -8,7 +8,7 @@ use super::parts::{
 };
 use crate::activation::Activation;
 use crate::error::FormatError;
-use crate::vision::{Gemma4, Tower, Vision};
+use crate::vision::{Gemma4, Vision, VisionKind};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 4;
@@ -20,7 +20,7 @@ pub(super) fn siglip(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     of_images(file, &EPS, || {
         let table_side = table_side(&file.tensors)?;
         Ok(Own {
-            tower: Tower::Siglip,
+            encoder: VisionKind::Siglip,
             act: Activation::GeluTanh,
             merge: scale(&file.keys, table_side, MERGE)?,
             table_side,
@@ -41,7 +41,7 @@ pub(super) fn gemma4(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
             return Err(FormatError::Gguf(format!("v.position_embd.weight has shape {table:?}")).into());
         };
         let image = token(model, "<|image|>")?;
-        let tower = Tower::Gemma4(Gemma4 {
+        let encoder = VisionKind::Gemma4(Gemma4 {
             positions,
             clipped: tensors.has("v.blk.0.attn_q.input_max"),
             standardize: tensors.has("v.std_bias"),
@@ -49,7 +49,7 @@ pub(super) fn gemma4(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
             unified: false,
         });
         Ok(Own {
-            tower,
+            encoder,
             act: Activation::GeluTanh,
             merge: keys.size(SCALE_FACTOR)?.unwrap_or(GEMMA4_MERGE),
             table_side: 0,

@@ -6,7 +6,7 @@
 use super::Refusal;
 use super::parts::{AudioEncoder, File, token};
 use crate::activation::Activation;
-use crate::audio::{Audio, AudioTower, Conformer};
+use crate::audio::{Audio, AudioKind, Conformer};
 use crate::bounds::{DEPTH_MAX, within};
 use crate::error::FormatError;
 
@@ -34,7 +34,7 @@ pub(super) fn read(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
         act: Activation::Silu,
         bands: keys.need("num_mel_bins")?,
         placeholder: token(file.model, "<|audio|>")?,
-        tower: AudioTower::Conformer(Conformer {
+        encoder: AudioKind::Conformer(Conformer {
             channels,
             taps: shape("a.blk.0.conv_dw.weight", 2)?[1],
             seen: SEEN,

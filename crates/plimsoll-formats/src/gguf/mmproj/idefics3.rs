@@ -5,7 +5,7 @@
 use super::Refusal;
 use super::parts::{File, ImageEncoder, Own, fits, of_images, scale, siglip_name, table_side, token};
 use crate::activation::Activation;
-use crate::vision::{Tower, Vision, distinct_places};
+use crate::vision::{Vision, VisionKind, distinct_places};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 2;
@@ -20,7 +20,7 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
         let table_side = table_side(&file.tensors)?;
         distinct_places(table_side)?;
         Ok(Own {
-            tower: Tower::Idefics3,
+            encoder: VisionKind::Idefics3,
             act: Activation::GeluTanh,
             merge: scale(&file.keys, table_side, MERGE)?,
             table_side,

@@ -7,7 +7,7 @@ use super::Refusal;
 use super::parts::{EPS, File, ImageEncoder, Own, fits, leaved, of_images, of_layer, scale, side, token};
 use crate::activation::Activation;
 use crate::directory::Entry;
-use crate::vision::{Intern, Tower, Vision};
+use crate::vision::{Intern, Vision, VisionKind};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 2;
@@ -28,7 +28,7 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
             last_norm: tensors.has("v.post_ln.weight"),
         };
         Ok(Own {
-            tower: Tower::Intern(intern),
+            encoder: VisionKind::Intern(intern),
             act: if keys.meta.bool("clip.use_silu") == Some(true) { Activation::Silu } else { Activation::Gelu },
             merge: scale(keys, table_side, MERGE)?,
             table_side,

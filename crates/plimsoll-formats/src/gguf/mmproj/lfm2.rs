@@ -5,7 +5,7 @@
 use super::Refusal;
 use super::parts::{EPS, File, ImageEncoder, Own, SCALE_FACTOR, fits, of_images, siglip_name, table_side, token};
 use crate::activation::Activation;
-use crate::vision::{Siglip2, Tower, Vision};
+use crate::vision::{Siglip2, Vision, VisionKind};
 
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 2;
@@ -15,13 +15,13 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
     of_images(file, &EPS, || {
-        let tower = Tower::Siglip2(Siglip2 {
+        let encoder = VisionKind::Siglip2(Siglip2 {
             projector_width: tensors.shape("mm.1.weight")?[0],
             projector_norm: tensors.has("mm.input_norm.weight"),
             projector_bias: tensors.has("mm.1.bias"),
         });
         Ok(Own {
-            tower,
+            encoder,
             act: Activation::GeluTanh,
             merge: keys.size(SCALE_FACTOR)?.unwrap_or(MERGE),
             table_side: table_side(tensors)?,

@@ -7,9 +7,9 @@ use super::Refusal;
 use super::parts::{File, ImageEncoder, Own, fits, leaved, of_images, of_layer, scale, side, token};
 use crate::activation::Activation;
 use crate::error::FormatError;
-use crate::vision::{Llama4, Tower, Vision};
+use crate::vision::{Llama4, Vision, VisionKind};
 
-/// The epsilon of the tower's norms.
+/// The epsilon of the encoder's norms.
 const EPS: [f32; 1] = [1e-5];
 /// Patches per side of a token, where the file does not say it.
 const MERGE: usize = 2;
@@ -21,7 +21,7 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     let read = of_images(file, &EPS, || {
         let table_side = side(tensors.shape("v.position_embd.weight")?)?;
         Ok(Own {
-            tower: Tower::Llama4(Llama4 { projector_width: tensors.shape("mm.model.mlp.1.weight")?[0] }),
+            encoder: VisionKind::Llama4(Llama4 { projector_width: tensors.shape("mm.model.mlp.1.weight")?[0] }),
             act: Activation::Gelu,
             merge: scale(keys, table_side, MERGE)?,
             table_side,

@@ -1,10 +1,11 @@
 //! The encoders of a GGUF model: they stand in a second file, which llama.cpp's converter calls `mmproj`.
 //!
-//! `beside` finds the file, `tower` makes the encoders' configurations of its metadata, `names` maps its tensors. Reference:
+//! `beside` finds the file, `encoder` makes the encoders' configurations of its metadata, `names` maps its tensors. Reference:
 //! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `gemma_audio`,
 //! `idefics3`, `intern`, `lfm2`, `llama4`, `pixtral` and `qwen_audio` have both for the families of their names.
 
 mod beside;
+mod encoder;
 mod gemma;
 mod gemma_audio;
 mod idefics3;
@@ -15,7 +16,6 @@ mod names;
 mod parts;
 mod pixtral;
 mod qwen_audio;
-mod tower;
 
 use super::{Opened, add_file};
 use crate::error::{FormatError, quote};
@@ -138,7 +138,7 @@ fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
             "general.architecture is {found}; an mmproj file has {ARCHITECTURE:?}: give the file that holds the encoders"
         )));
     }
-    let read = tower::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
+    let read = encoder::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
     let entries = names::canonical(&read, header.entries)?;
     opened.directory = std::mem::take(&mut opened.directory).with(entries)?;
     opened.config.audio = read.audio.map(|encoder| encoder.audio);

@@ -4,7 +4,7 @@ use super::parts::{ImageEncoder, Read};
 use super::{Refusal, intern, pixtral, qwen_audio};
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
-use crate::vision::{Tower, Vision};
+use crate::vision::{Vision, VisionKind};
 
 /// The patch embedding is a convolution over two frames, which the converter takes apart.
 const PATCHES: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
@@ -22,7 +22,7 @@ struct Spelling {
     deepstack: &'static str,
 }
 
-fn spelling(tower: Tower) -> Spelling {
+fn spelling(encoder: VisionKind) -> Spelling {
     let qwen2 = Spelling {
         up: "mlp.fc1",
         down: "mlp.fc2",
@@ -31,10 +31,10 @@ fn spelling(tower: Tower) -> Spelling {
         deepstack: "merger_list",
     };
     let qwen3 = Spelling { up: "mlp.linear_fc1", down: "mlp.linear_fc2", ..qwen2 };
-    match tower {
-        Tower::Qwen2_5 | Tower::Omni2_5 => Spelling { up: "mlp.up_proj", down: "mlp.down_proj", ..qwen2 },
-        Tower::Omni => qwen3,
-        Tower::Qwen3 => Spelling {
+    match encoder {
+        VisionKind::Qwen2_5 | VisionKind::Omni2_5 => Spelling { up: "mlp.up_proj", down: "mlp.down_proj", ..qwen2 },
+        VisionKind::Omni => qwen3,
+        VisionKind::Qwen3 => Spelling {
             merger_norm: "norm",
             merger: ["linear_fc1", "linear_fc2"],
             deepstack: "deepstack_merger_list",
@@ -119,7 +119,7 @@ fn joined(first: Entry, second: Entry) -> Result<Entry, FormatError> {
 /// The canonical name of a tensor of the Qwens.
 pub(super) fn qwen(vision: &Vision, swapped: bool, name: &str) -> Option<String> {
     let (module, leaf) = name.rsplit_once('.').filter(|(_, leaf)| ["weight", "bias"].contains(leaf))?;
-    let Spelling { up, down, merger_norm, merger, deepstack } = spelling(vision.tower);
+    let Spelling { up, down, merger_norm, merger, deepstack } = spelling(vision.encoder);
     let (up, down) = if swapped { (down, up) } else { (up, down) };
     if let Some((layer, part)) = module.strip_prefix("v.blk.").and_then(|rest| rest.split_once('.')) {
         let layer: usize = layer.parse().ok()?;
@@ -133,7 +133,7 @@ pub(super) fn qwen(vision: &Vision, swapped: bool, name: &str) -> Option<String>
             "attn_out" => "attn.proj",
             "ffn_up" => up,
             "ffn_down" => down,
-            "ffn_gate" if matches!(vision.tower, Tower::Qwen2_5 | Tower::Omni2_5) => "mlp.gate_proj",
+            "ffn_gate" if matches!(vision.encoder, VisionKind::Qwen2_5 | VisionKind::Omni2_5) => "mlp.gate_proj",
             _ => return None,
         };
         return Some(format!("visual.blocks.{layer}.{part}.{leaf}"));

@@ -9,7 +9,7 @@ use crate::directory::Entry;
 use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::gguf::meta::GgufMeta;
-use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
+use crate::vision::{MediaTokens, RopeSections, Vision, VisionKind};
 
 /// The epsilon of the norms of most encoders.
 pub(super) const EPS: [f32; 1] = [1e-6];
@@ -55,7 +55,7 @@ pub(super) struct ImageEncoder {
 
 /// What differs between encoders of images alone.
 pub(super) struct Own {
-    pub(super) tower: Tower,
+    pub(super) encoder: VisionKind,
     pub(super) act: Activation,
     pub(super) merge: usize,
     pub(super) table_side: usize,
@@ -194,7 +194,7 @@ pub(super) fn of_images(
     let (depth, hidden_size) = layers(keys, eps)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
     let (channels, patch) = patch(keys, tensors)?;
-    let Own { tower, act, merge, table_side, image, renamed } = own()?;
+    let Own { encoder, act, merge, table_side, image, renamed } = own()?;
     let vision = Vision {
         depth,
         hidden_size,
@@ -205,7 +205,7 @@ pub(super) fn of_images(
         patch,
         merge,
         table_side,
-        ..Vision::of_images(tower, MediaTokens { image, video: image })
+        ..Vision::of_images(encoder, MediaTokens { image, video: image })
     };
     Ok(ImageEncoder { vision, sections: None, processor: processor(keys)?, swapped, renamed })
 }

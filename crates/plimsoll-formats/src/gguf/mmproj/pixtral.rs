@@ -6,9 +6,9 @@
 use super::Refusal;
 use super::parts::{File, ImageEncoder, Own, fits, of_images, of_layer, token};
 use crate::activation::Activation;
-use crate::vision::{Pixtral, Tower, Vision};
+use crate::vision::{Pixtral, Vision, VisionKind};
 
-/// The epsilon of the tower's norms.
+/// The epsilon of the encoder's norms.
 const EPS: [f32; 1] = [1e-5];
 /// The embedding of a word of the model, for programs that do not look it up there.
 pub(super) const IMG_BREAK: &str = "v.token_embd.img_break";
@@ -25,7 +25,7 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     of_images(file, &EPS, || {
         let silu = keys.meta.bool("clip.use_silu") == Some(true);
         Ok(Own {
-            tower: Tower::Pixtral(Pixtral { projector_bias: tensors.has("mm.1.bias"), rope_interleaved: true }),
+            encoder: VisionKind::Pixtral(Pixtral { projector_bias: tensors.has("mm.1.bias"), rope_interleaved: true }),
             act: if silu { Activation::Silu } else { Activation::Gelu },
             merge: keys.size("spatial_merge_size")?.unwrap_or(1),
             table_side: 0,

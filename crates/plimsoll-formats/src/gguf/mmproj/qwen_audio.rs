@@ -6,7 +6,7 @@
 use super::Refusal;
 use super::parts::{AudioEncoder, File, Tensors, fits, leaved, token};
 use crate::activation::Activation;
-use crate::audio::{Audio, AudioChunks, AudioTask, AudioTower, AudioWindows};
+use crate::audio::{Audio, AudioChunks, AudioKind, AudioTask, AudioWindows};
 use crate::bounds::{DEPTH_MAX, within};
 use crate::directory::Entry;
 use crate::error::FormatError;
@@ -24,23 +24,23 @@ const ATTENTION_WINDOW: usize = 800;
 /// Reads the encoder of Qwen2.5-Omni.
 pub(super) fn chunks(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
     fits(file.tensors.shape("mm.a.fc.weight")?.first(), file.config)?;
-    read(file, AudioTower::Chunks(AudioChunks { half_window: HALF_CHUNK }), "<|AUDIO|>")
+    read(file, AudioKind::Chunks(AudioChunks { half_window: HALF_CHUNK }), "<|AUDIO|>")
 }
 
 /// Reads the encoder of Qwen3-Omni, or that of Qwen3-ASR, which sees nothing and has no experts.
 pub(super) fn windows(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
     fits(file.tensors.shape("mm.a.mlp.2.weight")?.first(), file.config)?;
     let transcribes = !file.sees && file.model.str("general.architecture") != Some("qwen3vlmoe");
-    let tower = AudioTower::Windows(AudioWindows {
+    let encoder = AudioKind::Windows(AudioWindows {
         channels: file.tensors.shape("a.conv2d.1.weight")?[0],
         half_window: HALF_WINDOW,
         attention_window: ATTENTION_WINDOW,
         task: if transcribes { AudioTask::Transcribe } else { AudioTask::Any },
     });
-    read(file, tower, "<|audio_pad|>")
+    read(file, encoder, "<|audio_pad|>")
 }
 
-fn read(File { keys, tensors, model, .. }: &File<'_>, tower: AudioTower, word: &str) -> Result<AudioEncoder, Refusal> {
+fn read(File { keys, tensors, model, .. }: &File<'_>, encoder: AudioKind, word: &str) -> Result<AudioEncoder, Refusal> {
     let eps = keys.f32("attention.layer_norm_epsilon").unwrap_or(EPS);
     if (eps - EPS).abs() > EPS / 1e3 {
         let key = keys.path("attention.layer_norm_epsilon");
@@ -58,7 +58,7 @@ fn read(File { keys, tensors, model, .. }: &File<'_>, tower: AudioTower, word: &
         act: Activation::Gelu,
         bands: keys.need("num_mel_bins")?,
         placeholder: token(model, word)?,
-        tower,
+        encoder,
     };
     Ok(AudioEncoder { audio, renamed })
 }

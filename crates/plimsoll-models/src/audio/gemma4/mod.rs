@@ -1,4 +1,4 @@
-//! The audio tower of Gemma 4 (E2B, E4B): a conformer.
+//! The audio encoder of Gemma 4 (E2B, E4B): a conformer.
 //!
 //! Reference: transformers, `modeling_gemma4.py`. Two convolutions halve time and bands each. Every layer is half a feed-forward part,
 //! attention to the rows before with a key for every distance, a causal convolution, and half a feed-forward part. Each audio clip is
@@ -11,7 +11,7 @@ use plimsoll_formats::{Audio, Conformer};
 
 use super::{PAD, STEP, TAPS};
 use crate::block::activation;
-use crate::tower::values_of;
+use crate::encoder_parts::values_of;
 use crate::{Encoder, EncoderInput};
 use layer::{EPS, Layer, Shared};
 
@@ -32,8 +32,8 @@ struct Halving {
     bias: VectorId,
 }
 
-/// Weights of a tower.
-pub struct Tower {
+/// Weights of an encoder.
+pub struct AudioEncoder {
     shared: Shared,
     bands: usize,
     halvings: [Halving; 2],
@@ -73,7 +73,7 @@ impl Halving {
     }
 }
 
-impl Tower {
+impl AudioEncoder {
     /// Declares `audio.*`, giving rows for a model of width `out`.
     pub fn declare(
         audio: &Audio,
@@ -170,7 +170,7 @@ fn frequencies(count: usize) -> Vec<f32> {
     (0..count).map(|i| (-increment * i as f64).exp() as f32).collect()
 }
 
-impl Encoder for Tower {
+impl Encoder for AudioEncoder {
     fn patch_width(&self) -> usize {
         self.bands
     }

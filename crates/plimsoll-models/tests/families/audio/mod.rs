@@ -10,7 +10,7 @@ mod tracks;
 use crate::common::{Part, Rig, argmax, checkpoint, folder, ids, image, logprob, reference};
 use played::played;
 use plimsoll_device::{Declare, DtypePolicy, KvDtype, PlanDevice};
-use plimsoll_formats::{Audio, AudioTower, Vision};
+use plimsoll_formats::{Audio, AudioKind, Vision};
 use plimsoll_media::Size;
 use plimsoll_media::audio::Mel;
 use plimsoll_media::geometry::{AudioRule, Patches, ProcessorFiles};
@@ -29,7 +29,7 @@ const CONFORMER_IN_FILES: &str = "vl-gguf-gemma4-audio";
 const TWINS: [(&str, &str); 3] = [("vl-gguf-omni", MODEL), ("vl-gguf-omni2.5", CHUNKS), ("gguf-asr", "asr")];
 /// Largest difference allowed between a log-probability and its reference.
 const LOGPROB_TOLERANCE: f64 = 2e-3;
-/// Largest difference allowed between a number of a tower's output and its reference, as a share of the row's largest.
+/// Largest difference allowed between a number of an encoder's output and its reference, as a share of the row's largest.
 const TOWER_TOLERANCE: f64 = 1e-4;
 /// Largest difference allowed between a number of a spectrogram (or a patch) and its reference, of values between -1 and 2.
 const MEL_TOLERANCE: f64 = 2e-5;
@@ -48,23 +48,23 @@ fn files(model: &str) -> ProcessorFiles {
     ProcessorFiles::read(own.as_deref(), video.as_deref(), None).unwrap()
 }
 
-fn towers(model: &str) -> (Vision, Audio) {
+fn encoders(model: &str) -> (Vision, Audio) {
     let config = checkpoint(model).config;
-    (config.vision.clone().expect("a vision tower"), config.audio.clone().expect("an audio tower"))
+    (config.vision.clone().expect("a vision encoder"), config.audio.clone().expect("an audio encoder"))
 }
 
 fn rule(model: &str) -> AudioRule {
-    rule_of(&files(model), &towers(model).1)
+    rule_of(&files(model), &encoders(model).1)
 }
 
-/// Frames and tokens as the feature extractor and the tower say.
+/// Frames and tokens as the feature extractor and the encoder say.
 fn rule_of(files: &ProcessorFiles, audio: &Audio) -> AudioRule {
-    let windows = match &audio.tower {
-        AudioTower::Windows(windows) => windows,
-        AudioTower::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, 60).unwrap(),
-        AudioTower::Conformer(_) => return AudioRule::gemma4(&files.audio, 60).unwrap(),
-        AudioTower::Whisper(own) => return AudioRule::fixed(&files.audio, own.frames() as u64, 60).unwrap(),
-        AudioTower::Samples => return AudioRule::samples(&files.audio, audio.bands as u64, 60).unwrap(),
+    let windows = match &audio.encoder {
+        AudioKind::Windows(windows) => windows,
+        AudioKind::Chunks(chunks) => return AudioRule::chunks(&files.audio, chunks.half_window as u64, 60).unwrap(),
+        AudioKind::Conformer(_) => return AudioRule::gemma4(&files.audio, 60).unwrap(),
+        AudioKind::Whisper(own) => return AudioRule::fixed(&files.audio, own.frames() as u64, 60).unwrap(),
+        AudioKind::Samples => return AudioRule::samples(&files.audio, audio.bands as u64, 60).unwrap(),
     };
     let (half, together) = (windows.half_window as u64, windows.attention_window as u64);
     AudioRule::windows(&files.audio, half, together, 60).unwrap()
@@ -100,7 +100,7 @@ fn item(model: &str, value: &Value, seconds: f32) -> Item {
     let (kind, seed) = (value["kind"].as_str().unwrap(), number(&value["seed"]));
     if kind == "sound" {
         let samples = number(&value["samples"]);
-        let (rule, bands) = (rule(model), towers(model).1.bands);
+        let (rule, bands) = (rule(model), encoders(model).1.bands);
         let patches = spectrogram(&rule, &played(seed as i64, samples), bands);
         let frames = number(&value["frames"]);
         assert_eq!(patches.len(), frames * bands, "{samples} samples");
@@ -132,7 +132,7 @@ fn cases(model: &str) -> Vec<Value> {
     reference(model)["cases"].as_array().unwrap().clone()
 }
 
-/// What the towers make of all items, each with a batch for itself: the rows of one prompt, as wide as an image's.
+/// What the encoders make of all items, each with a batch for itself: the rows of one prompt, as wide as an image's.
 fn encode(rig: &mut Rig, items: &[Item]) -> Vec<Vec<f32>> {
     let width = rig.model.vision().unwrap().output_width();
     let each = items.iter().flat_map(|item| {
@@ -160,7 +160,7 @@ fn check_patches(items: &[Item], value: &Value) -> f64 {
     worst
 }
 
-fn check_towers(rows: &[Vec<f32>], value: &Value) -> f64 {
+fn check_encoders(rows: &[Vec<f32>], value: &Value) -> f64 {
     let mut worst: f64 = 0.0;
     for pair in value["rows"].as_array().unwrap() {
         let (row, expected) = (&rows[number(&pair[0])], numbers(&pair[1]));
@@ -177,7 +177,7 @@ fn check_towers(rows: &[Vec<f32>], value: &Value) -> f64 {
 
 /// A prompt with its places and rows, and `tokens` after it.
 fn part(model: &str, rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32>>, tokens: &[u32]) -> Part {
-    let (vision, audio) = towers(model);
+    let (vision, audio) = encoders(model);
     let prompt = ids(&value["ids"]);
     let planes = [vision.tokens.image, vision.tokens.video];
     let mut places = vec![[0.0; 3]; prompt.len()];
@@ -224,12 +224,12 @@ fn answers_of_gguf_models_are_the_references() {
 /// Prompts with all kinds of items; how many of their places lie between whole steps.
 fn seen_and_heard(model: &str) -> usize {
     let mut rig = Rig::new(model, false);
-    let (mut mel, mut tower, mut answers, mut between) = (0.0f64, 0.0f64, 0.0f64, 0);
+    let (mut mel, mut encoder, mut answers, mut between) = (0.0f64, 0.0f64, 0.0f64, 0);
     for value in cases(model) {
         let items = items(model, &value);
         mel = mel.max(check_patches(&items, &value));
         let rows = encode(&mut rig, &items);
-        tower = tower.max(check_towers(&rows, &value));
+        encoder = encoder.max(check_encoders(&rows, &value));
         let greedy = ids(&value["greedy"]);
         let placeholders = items.iter().map(|item| item.tokens).sum::<usize>();
         let part = part(model, &rig, &value, &items, rows, &greedy);
@@ -238,7 +238,7 @@ fn seen_and_heard(model: &str) -> usize {
         answers = answers.max(check_answer(&mut rig, &value, &part));
     }
     println!(
-        "spectrogram off by {mel:.1e}, towers by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}"
+        "spectrogram off by {mel:.1e}, encoders by {encoder:.1e} of a row's largest, log-probabilities by {answers:.1e}"
     );
     between
 }
@@ -296,7 +296,7 @@ fn a_decoder_attends_to_an_encoders_output_as_the_reference() {
 /// A prompt of sounds alone.
 fn answers_as_the_reference(model: &str) {
     let mut rig = Rig::new(model, false);
-    let config = checkpoint(model).config.audio.clone().expect("an audio tower");
+    let config = checkpoint(model).config.audio.clone().expect("an audio encoder");
     // Of a GGUF model without a twin there is none.
     let text = |name: &str| std::fs::read_to_string(prepared(model).join(name)).ok();
     let [own, outer] = ["preprocessor_config.json", "processor_config.json"].map(text);
@@ -309,7 +309,7 @@ fn answers_as_the_reference(model: &str) {
         assert_eq!(rule.shape(pair[0].as_u64().unwrap()).unwrap().tokens, pair[1].as_u64().unwrap(), "{pair}");
     }
     let mel = Mel::new(&rule, config.bands);
-    let (mut tower, mut answers) = (0.0f64, 0.0f64);
+    let (mut encoder, mut answers) = (0.0f64, 0.0f64);
     for value in reference(model)["cases"].as_array().unwrap() {
         let one = |item: &Value| {
             let mut samples = played(item["seed"].as_i64().unwrap(), number(&item["samples"]));
@@ -329,7 +329,7 @@ fn answers_as_the_reference(model: &str) {
             assert_eq!(own.len(), item.tokens, "{:?}", item.grid);
             rows.extend(own);
         }
-        tower = tower.max(check_towers(&rows, value));
+        encoder = encoder.max(check_encoders(&rows, value));
         let prompt = ids(&value["ids"]);
         let mut part = Part::new(&[prompt.as_slice(), &ids(&value["greedy"])].concat(), 0, None, 0);
         let media = prompt.iter().enumerate().filter(|(_, token)| **token == config.placeholder).map(|(at, _)| at);
@@ -337,7 +337,7 @@ fn answers_as_the_reference(model: &str) {
         assert_eq!(part.media.len(), items.iter().map(|item| item.tokens).sum::<usize>());
         answers = answers.max(check_answer(&mut rig, value, &part));
     }
-    println!("tower off by {tower:.1e} of a row's largest, log-probabilities by {answers:.1e}");
+    println!("encoder off by {encoder:.1e} of a row's largest, log-probabilities by {answers:.1e}");
 }
 
 /// The same prompt in chunks that cut through media, beside another sequence without any: the same bits.
@@ -367,7 +367,7 @@ fn no_audio_depends_on_its_company() {
     for (model, _) in TWINS {
         not_of_its_company(
             model,
-            &rule_of(&files(model), checkpoint(model).config.audio.as_ref().expect("an audio tower")),
+            &rule_of(&files(model), checkpoint(model).config.audio.as_ref().expect("an audio encoder")),
         );
     }
     not_of_its_company(WHISPER, &AudioRule::fixed(&ProcessorFiles::default().audio, 200, 30).unwrap());
@@ -375,7 +375,7 @@ fn no_audio_depends_on_its_company() {
 
 fn not_of_its_company(model: &str, rule: &AudioRule) {
     let mut rig = Rig::new(model, false);
-    let bands = checkpoint(model).config.audio.as_ref().expect("an audio tower").bands;
+    let bands = checkpoint(model).config.audio.as_ref().expect("an audio encoder").bands;
     let clips: Vec<(Grid, Vec<f32>)> = [201, 5_000, 15_999, 16_000, 16_160, 33_000, 70_000]
         .into_iter()
         .enumerate()
@@ -423,16 +423,16 @@ fn planned_is_taken(model: &str) {
     let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);
     let built = plimsoll_models::build(&checkpoint.config, &mut declare, false).unwrap();
     let table = declare.finish();
-    let (tower, kv) = (built.audio().unwrap(), built.shape(KvDtype::F32).kv);
+    let (encoder, kv) = (built.audio().unwrap(), built.shape(KvDtype::F32).kv);
     let planned = |grids: &[Grid]| {
         let mut plan = PlanDevice::new(&table, &kv);
-        tower.encode(&mut plan, &EncoderInput { grids, patches: &[] }).unwrap();
+        encoder.encode(&mut plan, &EncoderInput { grids, patches: &[] }).unwrap();
         plan.high_water()
     };
     let lengths = [3, 99, 100, 101, 250, 401];
     for frames in lengths {
         let mut rig = Rig::new(model, false);
-        rig.encode(EncoderKind::Audio, &[Grid::audio(frames)], &vec![0.5; frames * tower.patch_width()]);
+        rig.encode(EncoderKind::Audio, &[Grid::audio(frames)], &vec![0.5; frames * encoder.patch_width()]);
         let scratch = plimsoll_device::cpu::scratch_bytes(&rig.shape, 2);
         let own = planned(&[Grid::audio(frames)]);
         assert!(rig.workspace_peak().abs_diff(own + scratch.next_multiple_of(64)) < 64, "{frames} frames");

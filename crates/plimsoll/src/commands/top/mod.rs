@@ -38,7 +38,8 @@ pub fn run(args: &TopArgs) -> anyhow::Result<()> {
 fn look(runtime: &Runtime, target: &Target) -> anyhow::Result<Status> {
     runtime.block_on(async {
         let answer = target.get("/v1/status", WITHIN).await?.good().await?.json().await?;
-        serde_json::from_value(answer).with_context(|| format!("{}: the answer of /v1/status cannot be read", target.authority))
+        serde_json::from_value(answer)
+            .with_context(|| format!("{}: the answer of /v1/status cannot be read", target.authority))
     })
 }
 

@@ -1,23 +1,23 @@
-//! The vision towers of the Qwens: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and Qwen3-Omni.
+//! The vision encoders of the Qwens: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and Qwen3-Omni.
 //!
 //! Reference: transformers, `modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`, `modeling_qwen2_5_omni.py`, `modeling_qwen3_vl.py`, `modeling_qwen3_5.py` and
 //! `vision_utils.py`. Patches attend to those of their own frame, in Qwen2.5-VL mostly to those of their own window. Each frame or
 //! window is computed by itself, so that its keys and values are the only ones in the workspace.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId};
-use plimsoll_formats::{RopeScaling, Tower, Vision as Config};
+use plimsoll_formats::{RopeScaling, Vision as Config, VisionKind};
 
 use super::order::Order;
 use super::parts::{self, Merger};
+use crate::encoder_parts::{Layer, values_of};
 use crate::rope::rope;
-use crate::tower::{Layer, values_of};
 use crate::{Encoder, EncoderInput, FrameTimes, Grid, PlaceRule, Vision};
 
-/// Base of the rotary frequencies of every tower.
+/// Base of the rotary frequencies of every encoder.
 const THETA: f32 = 10_000.0;
 
-/// Weights of a tower.
-pub struct VisionTower {
+/// Weights of an encoder.
+pub struct VisionEncoder {
     config: Config,
     patch: LinearId,
     /// The learned table of positions, for families that have one.
@@ -33,7 +33,7 @@ pub struct VisionTower {
     out: usize,
 }
 
-impl VisionTower {
+impl VisionEncoder {
     /// Declares `visual.*`, giving rows for a model of width `out`.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
@@ -50,7 +50,7 @@ impl VisionTower {
             layers.push(parts::layer(&vision, &format!("visual.blocks.{layer}"), declare)?);
         }
         let merger = Merger::declare(&vision, "visual.merger", false, out, declare)?;
-        let omni = vision.tower == Tower::Omni;
+        let omni = vision.encoder == VisionKind::Omni;
         let list = if omni { "visual.merger_list" } else { "visual.deepstack_merger_list" };
         let deepstack =
             (0..vision.deepstack.len()).map(|i| Merger::declare(&vision, &format!("{list}.{i}"), true, out, declare));
@@ -72,7 +72,7 @@ impl VisionTower {
         })
     }
 
-    /// The embeddings of all patches, in the tower's order.
+    /// The embeddings of all patches, in the encoder's order.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let width = self.patch_width();
@@ -111,22 +111,22 @@ fn between(side: usize, (y, height): (usize, usize), (x, width): (usize, usize))
     [corner(top, left), corner(top, right), corner(bottom, left), corner(bottom, right)]
 }
 
-impl Vision for VisionTower {
+impl Vision for VisionEncoder {
     fn place_rule(&self) -> Option<PlaceRule> {
         Some(PlaceRule {
             merge: self.config.merge,
-            frames_apart: self.config.tower == Tower::Qwen3,
+            frames_apart: self.config.encoder == VisionKind::Qwen3,
             steps_per_second: self.config.steps_per_second.map(|steps| steps as f32),
-            times: match self.config.tower {
-                Tower::Omni => FrameTimes::Exact,
-                Tower::Omni2_5 => FrameTimes::CutBefore,
+            times: match self.config.encoder {
+                VisionKind::Omni => FrameTimes::Exact,
+                VisionKind::Omni2_5 => FrameTimes::CutBefore,
                 _ => FrameTimes::Cut,
             },
         })
     }
 }
 
-impl Encoder for VisionTower {
+impl Encoder for VisionEncoder {
     fn patch_width(&self) -> usize {
         self.config.patch_width()
     }

@@ -1,4 +1,4 @@
-//! A vision tower's operations on the device: attention of one sequence at any head width, angles in several axes, blended table
+//! A vision encoder's operations on the device: attention of one sequence at any head width, angles in several axes, blended table
 //! rows, columns; against scalar twins and against the operations that do the same for a text.
 
 use crate::common::random::Random;

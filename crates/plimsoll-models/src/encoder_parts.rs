@@ -1,4 +1,4 @@
-//! What towers are made of, whichever sense they serve: norms, feed-forward parts, layers. How a family calls and shapes its own,
+//! What encoders are made of, whichever sense they serve: norms, feed-forward parts, layers. How a family calls and shapes its own,
 //! its module knows.
 
 use plimsoll_device::{
@@ -107,12 +107,12 @@ pub(crate) fn mean(device: &mut dyn Device, x: Buf, block: usize, out: Buf) -> R
     Ok(())
 }
 
-/// What attention does in a tower's layer.
+/// What attention does in an encoder's layer.
 pub(crate) fn spec(heads: usize, head_dim: usize) -> Attention {
     Attention { heads, scale: (head_dim as f64).powf(-0.5) as f32, ..Attention::WHOLE }
 }
 
-/// One layer of a tower.
+/// One layer of an encoder.
 pub(crate) struct Layer {
     pub attention_norm: Norm,
     pub q: LinearId,

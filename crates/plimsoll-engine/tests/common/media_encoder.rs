@@ -1,4 +1,4 @@
-//! A toy tower for the remembering runner, and requests with images and videos for it. What it makes of an image is a hash of
+//! A toy encoder for the remembering runner, and requests with images and videos for it. What it makes of an image is a hash of
 //! all its patches, so a wrong row, a neighbour's image or a wrong place in the prompt changes the next token.
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub const VIDEO: u32 = 381;
 pub const WIDTH: usize = 4;
 /// Rows of a page of outputs.
 pub const PAGE_ROWS: usize = 4;
-/// An image of this colour makes the tower fail.
+/// An image of this colour makes the encoder fail.
 pub const FAILS: u8 = 251;
 /// And of this one, panic.
 pub const PANICS: u8 = 252;
@@ -31,7 +31,7 @@ const CONFIG: &str = r#"{"patch_size": 2, "merge_size": 2, "temporal_patch_size"
 
 /// Sizes of the toy.
 #[derive(Clone, Copy, Debug)]
-pub struct Tower {
+pub struct MediaEncoder {
     pub batch: usize,
     pub output_pages: usize,
     pub items: usize,
@@ -40,13 +40,13 @@ pub struct Tower {
     pub frames_apart: bool,
 }
 
-impl Default for Tower {
+impl Default for MediaEncoder {
     fn default() -> Self {
         Self { batch: 2, output_pages: 64, items: 8, media_bytes: 1 << 20, frames_apart: true }
     }
 }
 
-impl Tower {
+impl MediaEncoder {
     /// What an engine over it takes.
     pub fn spec(&self) -> MediaSpec {
         let files = ProcessorFiles::read(Some(CONFIG), None, None).unwrap();

@@ -2,8 +2,8 @@
 
 use crate::common::open_config;
 use plimsoll_formats::{
-    Activation, Architecture, AudioChunks, AudioTower, Intern, MediaTokens, ModelConfig, Pixtral, RopeSections, Tower,
-    Vision,
+    Activation, Architecture, AudioChunks, AudioKind, Intern, MediaTokens, ModelConfig, Pixtral, RopeSections, Vision,
+    VisionKind,
 };
 
 fn opened(json: &str) -> Result<ModelConfig, String> {
@@ -14,7 +14,7 @@ const TOKENS: &str = r#""image_token_id": 151655, "video_token_id": 151656, "vis
     "vision_end_token_id": 151653"#;
 const IDS: MediaTokens = MediaTokens { image: 151_655, video: 151_656 };
 
-/// Qwen2.5-VL-7B, with members of its tower replaced or added.
+/// Qwen2.5-VL-7B, with members of its encoder replaced or added.
 fn qwen2_5(extra: &str) -> Result<ModelConfig, String> {
     opened(&format!(
         r#"{{"architectures": ["Qwen2_5_VLForConditionalGeneration"], {TOKENS}, "hidden_act": "silu",
@@ -39,7 +39,7 @@ fn qwen2_5_vl_as_it_is_published() {
     );
     assert_eq!(config.rope_sections, Some(RopeSections { sizes: [16, 24, 24], interleaved: false }));
     let expected = Vision {
-        tower: Tower::Qwen2_5,
+        encoder: VisionKind::Qwen2_5,
         depth: 32,
         hidden_size: 1280,
         heads: 16,
@@ -78,11 +78,11 @@ fn qwen2_5_omni_hears_and_sees_with_the_defaults_of_transformers() {
         assert_eq!((config.architecture.clone(), config.rope_theta), (Architecture::Qwen2, 1e6));
         assert_eq!((config.sliding_window, config.eos_token_ids.clone()), (None, vec![151_645]));
         let vision = config.vision.expect("a vision encoder");
-        assert_eq!((vision.tower, vision.steps_per_second, vision.tokens), (Tower::Omni2_5, Some(25), IDS));
+        assert_eq!((vision.encoder, vision.steps_per_second, vision.tokens), (VisionKind::Omni2_5, Some(25), IDS));
         assert_eq!((vision.window, vision.full_layers), (Some(112), vec![7, 15, 23, 31]));
         let audio = config.audio.expect("an audio encoder");
         assert_eq!((audio.depth, audio.hidden_size, audio.bands, audio.placeholder), (32, 1280, 128, 151_646));
-        assert_eq!(audio.tower, AudioTower::Chunks(AudioChunks { half_window: 100 }));
+        assert_eq!(audio.encoder, AudioKind::Chunks(AudioChunks { half_window: 100 }));
         assert_eq!([2, 3, 200, 201, 206].map(|frames| audio.rows(frames)), [0, 1, 50, 50, 51]);
     }
     let refused = |audio| omni2_5("Qwen2_5OmniModel", audio).expect_err("refused");
@@ -103,13 +103,13 @@ fn qwen2_vl_as_it_is_published() {
                 "temporal_patch_size": 2}},
             "rope_scaling": {{"type": "mrope", "mrope_section": [16, 24, 24]}}, "vocab_size": 151936}}"#
     ));
-    let vision = config.expect("it opens").vision.expect("a tower");
-    assert_eq!((vision.tower, vision.act), (Tower::Qwen2, Activation::GeluQuick));
+    let vision = config.expect("it opens").vision.expect("an encoder");
+    assert_eq!((vision.encoder, vision.act), (VisionKind::Qwen2, Activation::GeluQuick));
     assert_eq!((vision.hidden_size, vision.intermediate_size, vision.window), (1280, 5120, None));
 }
 
-/// Qwen3-VL-4B, with members of its text model and of its tower.
-fn qwen3(text: &str, tower: &str) -> Result<ModelConfig, String> {
+/// Qwen3-VL-4B, with members of its text model and of its encoder.
+fn qwen3(text: &str, encoder: &str) -> Result<ModelConfig, String> {
     opened(&format!(
         r#"{{"architectures": ["Qwen3VLForConditionalGeneration"], {TOKENS}, "model_type": "qwen3_vl",
             "text_config": {{"head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728,
@@ -121,7 +121,7 @@ fn qwen3(text: &str, tower: &str) -> Result<ModelConfig, String> {
             "vision_config": {{"deepstack_visual_indexes": [5, 11, 17], "depth": 24, "hidden_act": "gelu_pytorch_tanh",
                 "hidden_size": 1024, "in_channels": 3, "intermediate_size": 4096, "model_type": "qwen3_vl",
                 "num_heads": 16, "num_position_embeddings": 2304, "out_hidden_size": 2560, "patch_size": 16,
-                "spatial_merge_size": 2, "temporal_patch_size": 2{tower}}}}}"#
+                "spatial_merge_size": 2, "temporal_patch_size": 2{encoder}}}}}"#
     ))
 }
 
@@ -131,8 +131,8 @@ fn qwen3_vl_as_it_is_published() {
     assert_eq!((config.architecture.clone(), config.qk_norm, config.head_dim), (Architecture::Qwen3, true, 128));
     assert_eq!((config.rope_theta, config.tie_word_embeddings), (5e6, true));
     assert_eq!(config.rope_sections, Some(RopeSections { sizes: [24, 20, 20], interleaved: true }));
-    let vision = config.vision.expect("a tower");
-    assert_eq!((vision.tower, vision.table_side, vision.head_dim()), (Tower::Qwen3, 48, 64));
+    let vision = config.vision.expect("an encoder");
+    assert_eq!((vision.encoder, vision.table_side, vision.head_dim()), (VisionKind::Qwen3, 48, 64));
     assert_eq!((vision.deepstack.clone(), vision.tokens, vision.patch_width()), (vec![5, 11, 17], IDS, 1536));
 }
 
@@ -146,14 +146,14 @@ fn qwen3_5_sees_with_the_defaults_of_transformers() {
     );
     let config = config.expect("it opens");
     assert_eq!(config.rope_sections, Some(RopeSections { sizes: [11, 11, 10], interleaved: true }));
-    let vision = config.vision.expect("a tower");
+    let vision = config.vision.expect("an encoder");
     assert_eq!((vision.depth, vision.hidden_size, vision.heads, vision.head_dim()), (27, 1152, 16, 72));
     assert_eq!((vision.intermediate_size, vision.act), (4304, Activation::GeluTanh));
     assert_eq!((vision.deepstack.len(), vision.tokens.image, vision.tokens.video), (0, 248_056, 248_057));
 }
 
-/// InternVL3-1B in the form of transformers, with members of its tower and around it.
-fn intern(tower: &str, top: &str) -> Result<ModelConfig, String> {
+/// InternVL3-1B in the form of transformers, with members of its encoder and around it.
+fn intern(encoder: &str, top: &str) -> Result<ModelConfig, String> {
     opened(&format!(
         r#"{{"architectures": ["InternVLForConditionalGeneration"], "downsample_ratio": 0.5, "image_seq_length": 256,
             "image_token_id": 151667, "model_type": "internvl", "projector_hidden_act": "gelu",
@@ -164,7 +164,7 @@ fn intern(tower: &str, top: &str) -> Result<ModelConfig, String> {
             "vision_config": {{"attention_bias": true, "hidden_act": "gelu", "hidden_size": 1024,
                 "image_size": [448, 448], "intermediate_size": 4096, "layer_norm_eps": 1e-06,
                 "model_type": "internvl_vision", "norm_type": "layer_norm", "num_attention_heads": 16,
-                "num_hidden_layers": 24, "patch_size": [14, 14], "use_mean_pooling": true, "use_qk_norm": false{tower}}},
+                "num_hidden_layers": 24, "patch_size": [14, 14], "use_mean_pooling": true, "use_qk_norm": false{encoder}}},
             "vision_feature_layer": -1, "vision_feature_select_strategy": "default"{top}}}"#
     ))
 }
@@ -173,11 +173,11 @@ fn intern(tower: &str, top: &str) -> Result<ModelConfig, String> {
 fn internvl_as_it_is_published() {
     let config = intern("", "").expect("it opens");
     assert_eq!((config.architecture.clone(), config.rope_sections), (Architecture::Qwen2, None));
-    let vision = config.vision.expect("a tower");
+    let vision = config.vision.expect("an encoder");
     let kind = Intern { rms_norm: false, qk_norm: false, attention_bias: true, last_norm: false };
-    assert_eq!((vision.tower, vision.table_side, vision.merge), (Tower::Intern(kind), 32, 2));
+    assert_eq!((vision.encoder, vision.table_side, vision.merge), (VisionKind::Intern(kind), 32, 2));
     assert_eq!((vision.patch_width(), vision.head_dim(), vision.tokens.image), (588, 64, 151_667));
-    for (tower, top, part) in [
+    for (encoder, top, part) in [
         (r#", "norm_type": "batch_norm""#, "", "norm_type"),
         (r#", "patch_size": 15"#, "", "patches of 15 pixels do not divide tiles of 448"),
         (r#", "patch_size": 0"#, "", "patches of 0 pixels"),
@@ -188,17 +188,17 @@ fn internvl_as_it_is_published() {
         ("", r#", "vision_feature_layer": -2"#, "vision_feature_layer"),
         ("", r#", "vision_feature_select_strategy": "full""#, "vision_feature_select_strategy"),
     ] {
-        let refusal = intern(tower, top).expect_err(part);
+        let refusal = intern(encoder, top).expect_err(part);
         assert!(refusal.contains(part), "{part}: {refusal}");
     }
 }
 
 /// Llama 4 Scout, with members of its vision encoder.
-fn llama4(tower: &str) -> Result<ModelConfig, String> {
-    opened(&llama4_json(tower))
+fn llama4(encoder: &str) -> Result<ModelConfig, String> {
+    opened(&llama4_json(encoder))
 }
 
-fn llama4_json(tower: &str) -> String {
+fn llama4_json(encoder: &str) -> String {
     format!(
         r#"{{"architectures": ["Llama4ForConditionalGeneration"], "image_token_index": 200092, "model_type": "llama4",
             "text_config": {{"head_dim": 128, "hidden_size": 5120, "intermediate_size": 8192, "intermediate_size_mlp": 16384,
@@ -209,19 +209,19 @@ fn llama4_json(tower: &str) -> String {
                 "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 34, "patch_size": 14,
                 "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096, "projector_output_dim": 4096,
                 "rope_theta": 10000, "vision_feature_layer": -1, "vision_feature_select_strategy": "default",
-                "vision_output_dim": 4096{tower}}}}}"#
+                "vision_output_dim": 4096{encoder}}}}}"#
     )
 }
 
 #[test]
 fn llama_4_as_it_is_published() {
     let vision = llama4("").expect("it opens").vision.expect("a vision encoder");
-    let Tower::Llama4(own) = vision.tower else { panic!("{:?}", vision.tower) };
+    let VisionKind::Llama4(own) = vision.encoder else { panic!("{:?}", vision.encoder) };
     assert_eq!((vision.table_side, vision.merge, own.projector_width), (24, 2, 4096));
     assert_eq!((vision.patch_width(), vision.head_dim(), vision.tokens.image), (588, 88, 200_092));
     let unnamed = llama4_json("").replace(r#""architectures": ["Llama4ForConditionalGeneration"], "#, "");
     assert_eq!(opened(&unnamed).expect("it opens").vision, Some(vision), "by its model_type");
-    for (tower, part) in [
+    for (encoder, part) in [
         (r#""image_size": 0"#, "image_size: 0 pixels do not divide into patches of 14 pixels"),
         (r#""image_size": 343"#, "image_size: 343 pixels do not divide into patches of 14 pixels"),
         (r#""image_size": 350"#, "image_size: 350 pixels do not divide into patches of 14 pixels"),
@@ -243,13 +243,13 @@ fn llama_4_as_it_is_published() {
         (r#""vision_feature_layer": -2"#, "vision_feature_layer"),
         (r#""vision_feature_select_strategy": "full""#, r#"vision_feature_select_strategy "full""#),
     ] {
-        let refusal = llama4(&format!(", {tower}")).expect_err(part);
-        assert!(refusal.contains(part), "{tower}: {refusal}");
+        let refusal = llama4(&format!(", {encoder}")).expect_err(part);
+        assert!(refusal.contains(part), "{encoder}: {refusal}");
     }
 }
 
 #[test]
-fn a_text_model_has_no_tower() {
+fn a_text_model_has_no_encoder() {
     let config = opened(
         r#"{"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
             "num_key_value_heads": 2, "vocab_size": 100, "intermediate_size": 128}"#,
@@ -259,7 +259,7 @@ fn a_text_model_has_no_tower() {
 }
 
 #[test]
-fn towers_that_cannot_be_are_refused() {
+fn encoders_that_cannot_be_are_refused() {
     for (extra, part) in [
         (r#", "depth": 5000"#, "vision layers: 5000, allowed are 1 to 1000"),
         (r#", "num_heads": 0"#, "vision heads: 0"),
@@ -267,28 +267,28 @@ fn towers_that_cannot_be_are_refused() {
         (r#", "patch_size": 0"#, "patch_size: 0"),
         (r#", "patch_size": [14, 16]"#, "patch_size with sides that differ"),
         (r#", "window_size": 20"#, "window_size: 20 pixels, allowed are 28"),
-        (r#", "fullatt_block_indexes": [32]"#, "layer 32 of a vision tower of 32"),
+        (r#", "fullatt_block_indexes": [32]"#, "layer 32 of a vision encoder of 32"),
         (r#", "fullatt_block_indexes": "all""#, "fullatt_block_indexes is not a short list"),
-        (r#", "out_hidden_size": 4096"#, "a vision tower of width 4096 for a model of width 3584"),
+        (r#", "out_hidden_size": 4096"#, "a vision encoder of width 4096 for a model of width 3584"),
         (r#", "hidden_act": "mish""#, "activation"),
         (r#", "spatial_merge_size": 17"#, "spatial_merge_size: 17"),
     ] {
         let refusal = qwen2_5(extra).expect_err(extra);
         assert!(refusal.contains(part), "{extra}: {refusal}");
     }
-    for (text, tower, part) in [
+    for (text, encoder, part) in [
         ("", r#", "num_position_embeddings": 2300"#, "2300 positions are no square"),
         ("", r#", "deepstack_visual_indexes": [11, 5]"#, "do not ascend"),
         (r#", "rope_parameters": {"mrope_section": [24, 20]}"#, "", "mrope_section is not a list of three"),
         (r#", "rope_parameters": {"mrope_section": [24, 20, 21]}"#, "", "does not share out 64 frequencies"),
     ] {
-        let refusal = qwen3(text, tower).expect_err(part);
+        let refusal = qwen3(text, encoder).expect_err(part);
         assert!(refusal.contains(part), "{part}: {refusal}");
     }
 }
 
-/// Mistral Small 3.1, with members of the whole and of its tower added.
-fn mistral3(top: &str, tower: &str) -> Result<ModelConfig, String> {
+/// Mistral Small 3.1, with members of the whole and of its encoder added.
+fn mistral3(top: &str, encoder: &str) -> Result<ModelConfig, String> {
     opened(&format!(
         r#"{{"architectures": ["Mistral3ForConditionalGeneration"], "image_token_index": 10, "model_type": "mistral3",
             "multimodal_projector_bias": false, "projector_hidden_act": "gelu", "spatial_merge_size": 2,
@@ -297,17 +297,17 @@ fn mistral3(top: &str, tower: &str) -> Result<ModelConfig, String> {
                 "rope_theta": 1000000000.0, "vocab_size": 131072}},
             "vision_config": {{"head_dim": 64, "hidden_act": "silu", "hidden_size": 1024, "image_size": 1540,
                 "intermediate_size": 4096, "model_type": "pixtral", "num_attention_heads": 16, "num_channels": 3,
-                "num_hidden_layers": 24, "patch_size": 14{tower}}}, "vision_feature_layer": -1{top}}}"#
+                "num_hidden_layers": 24, "patch_size": 14{encoder}}}, "vision_feature_layer": -1{top}}}"#
     ))
 }
 
 #[test]
 fn mistral3_as_it_is_published_and_what_is_refused() {
     let vision = mistral3("", "").expect("it opens").vision.expect("it sees");
-    assert_eq!(vision.tower, Tower::Pixtral(Pixtral { projector_bias: false, rope_interleaved: false }));
+    assert_eq!(vision.encoder, VisionKind::Pixtral(Pixtral { projector_bias: false, rope_interleaved: false }));
     assert_eq!((vision.patch, vision.merge, vision.depth, vision.head_dim()), (14, 2, 24, 64));
     assert_eq!((vision.act, vision.tokens), (Activation::Silu, MediaTokens { image: 10, video: 10 }));
-    for (top, tower, words) in [
+    for (top, encoder, words) in [
         (r#", "vision_feature_layer": -2"#, "", "vision_feature_layer other than -1"),
         (r#", "projector_hidden_act": "relu""#, "", "projector_hidden_act \"relu\""),
         ("", r#", "rope_theta": 5000.0"#, "rope_theta 5000"),
@@ -315,20 +315,20 @@ fn mistral3_as_it_is_published_and_what_is_refused() {
         ("", r#", "head_dim": 9223372036854775808"#, "head"),
         (r#", "spatial_merge_size": 0"#, "", "spatial_merge_size"),
     ] {
-        let refused = mistral3(top, tower).expect_err("refused");
-        assert!(refused.contains(words), "{top} {tower}: {refused}");
+        let refused = mistral3(top, encoder).expect_err("refused");
+        assert!(refused.contains(words), "{top} {encoder}: {refused}");
     }
 }
 
-/// SmolVLM-500M, with members of the whole and of its tower added.
-fn smolvlm(top: &str, tower: &str) -> Result<ModelConfig, String> {
+/// SmolVLM-500M, with members of the whole and of its encoder added.
+fn smolvlm(top: &str, encoder: &str) -> Result<ModelConfig, String> {
     opened(&format!(
         r#"{{"architectures": ["Idefics3ForConditionalGeneration"], "image_token_id": 49190, "model_type": "idefics3",
             "scale_factor": 4, "text_config": {{"architectures": ["VLlama3ForCausalLM"], "hidden_size": 960,
                 "intermediate_size": 2560, "model_type": "llama", "num_attention_heads": 15, "num_hidden_layers": 32,
                 "num_key_value_heads": 5, "rope_theta": 100000, "vocab_size": 49280}},
             "vision_config": {{"hidden_size": 768, "image_size": 512, "model_type": "idefics3",
-                "num_attention_heads": 12, "patch_size": 16{tower}}}{top}}}"#
+                "num_attention_heads": 12, "patch_size": 16{encoder}}}{top}}}"#
     ))
 }
 
@@ -336,19 +336,19 @@ fn smolvlm(top: &str, tower: &str) -> Result<ModelConfig, String> {
 fn smolvlm_as_it_is_published_and_what_is_refused() {
     let config = smolvlm("", "").expect("it opens");
     let vision = config.vision.expect("it sees");
-    assert_eq!((config.architecture, vision.tower), (Architecture::Llama, Tower::Idefics3));
+    assert_eq!((config.architecture, vision.encoder), (Architecture::Llama, VisionKind::Idefics3));
     assert_eq!((vision.table_side, vision.merge, vision.depth, vision.intermediate_size), (32, 4, 12, 3072));
     // 2.2B: six pixels of each side are not seen.
     let larger = smolvlm(r#", "scale_factor": 3"#, r#", "image_size": 384, "patch_size": 14"#).expect("it opens");
     assert_eq!(larger.vision.map(|vision| (vision.table_side, vision.merge)), Some((27, 3)));
-    for (top, tower, words) in [
+    for (top, encoder, words) in [
         ("", r#", "layer_norm_eps": 1e-5"#, "layer_norm_eps 0.00001"),
         (r#", "scale_factor": 5"#, "", "scale_factor: 5"),
         (r#", "scale_factor": 0"#, "", "scale_factor: 0"),
         ("", r#", "patch_size": 0"#, "scale_factor: 4"),
         ("", r#", "image_size": 640"#, "squares of 40 patches on a side"),
     ] {
-        let refused = smolvlm(top, tower).expect_err("refused");
-        assert!(refused.contains(words), "{top} {tower}: {refused}");
+        let refused = smolvlm(top, encoder).expect_err("refused");
+        assert!(refused.contains(words), "{top} {encoder}: {refused}");
     }
 }

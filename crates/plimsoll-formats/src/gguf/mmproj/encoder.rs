@@ -13,7 +13,7 @@ use crate::directory::Entry;
 use crate::error::{FormatError, quote};
 use crate::gguf::keys::Keys;
 use crate::gguf::meta::{GgufMeta, GgufValue};
-use crate::vision::{MediaTokens, RopeSections, Tower, Vision};
+use crate::vision::{MediaTokens, RopeSections, Vision, VisionKind};
 
 /// Reads a family's encoder of images.
 type Reader = fn(&File<'_>) -> Result<ImageEncoder, Refusal>;
@@ -24,12 +24,16 @@ type Row<R> = (&'static str, R, &'static [&'static str]);
 
 /// Encoders of images.
 const PROJECTORS: [Row<Reader>; 11] = [
-    ("qwen2vl_merger", |file| qwen(Tower::Qwen2, file), &["qwen2vl"]),
-    ("qwen2.5vl_merger", |file| qwen(beside(file, "qwen2a", Tower::Omni2_5, Tower::Qwen2_5), file), &["qwen2vl"]),
-    ("qwen2.5o", |file| qwen(Tower::Omni2_5, file), &["qwen2vl"]),
+    ("qwen2vl_merger", |file| qwen(VisionKind::Qwen2, file), &["qwen2vl"]),
+    (
+        "qwen2.5vl_merger",
+        |file| qwen(beside(file, "qwen2a", VisionKind::Omni2_5, VisionKind::Qwen2_5), file),
+        &["qwen2vl"],
+    ),
+    ("qwen2.5o", |file| qwen(VisionKind::Omni2_5, file), &["qwen2vl"]),
     (
         "qwen3vl_merger",
-        |file| qwen(beside(file, "qwen3a", Tower::Omni, Tower::Qwen3), file),
+        |file| qwen(beside(file, "qwen3a", VisionKind::Omni, VisionKind::Qwen3), file),
         &["qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe"],
     ),
     ("gemma3", gemma::siglip, &["gemma3"]),
@@ -144,42 +148,42 @@ fn for_model<R>((name, reader, architectures): Row<R>, key: &str, model: &GgufMe
     }
 }
 
-/// The tower `with` an audio encoder of this type, or `alone`.
-fn beside(file: &File<'_>, audio: &str, with: Tower, alone: Tower) -> Tower {
+/// The encoder `with` an audio encoder of this type, or `alone`.
+fn beside(file: &File<'_>, audio: &str, with: VisionKind, alone: VisionKind) -> VisionKind {
     if file.audio == Some(audio) { with } else { alone }
 }
 
 /// Steps of time to a second of video in published models. Converters do not write them.
-fn steps_per_second(tower: Tower) -> Option<u32> {
-    match tower {
-        Tower::Qwen2_5 => Some(2),
-        Tower::Omni2_5 => Some(25),
-        Tower::Omni => Some(13),
+fn steps_per_second(encoder: VisionKind) -> Option<u32> {
+    match encoder {
+        VisionKind::Qwen2_5 => Some(2),
+        VisionKind::Omni2_5 => Some(25),
+        VisionKind::Omni => Some(13),
         _ => None,
     }
 }
 
 /// The tokens that stand for images and videos.
-fn media_tokens(tower: Tower, model: &GgufMeta) -> Result<MediaTokens, Refusal> {
-    let [image, video] = match tower {
-        Tower::Omni2_5 => ["<|IMAGE|>", "<|VIDEO|>"],
+fn media_tokens(encoder: VisionKind, model: &GgufMeta) -> Result<MediaTokens, Refusal> {
+    let [image, video] = match encoder {
+        VisionKind::Omni2_5 => ["<|IMAGE|>", "<|VIDEO|>"],
         _ => ["<|image_pad|>", "<|video_pad|>"],
     };
     Ok(MediaTokens { image: token(model, image)?, video: token(model, video)? })
 }
 
 /// Reads the encoder of images of a Qwen.
-fn qwen(tower: Tower, file: &File<'_>) -> Result<ImageEncoder, Refusal> {
+fn qwen(encoder: VisionKind, file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
     let (depth, hidden_size) = layers(keys, &EPS)?;
     let (intermediate_size, swapped) = feed_forward(tensors, hidden_size)?;
     let (channels, patch) = patch(keys, tensors)?;
-    let windowed = matches!(tower, Tower::Qwen2_5 | Tower::Omni2_5);
-    let learned = matches!(tower, Tower::Qwen3 | Tower::Omni);
+    let windowed = matches!(encoder, VisionKind::Qwen2_5 | VisionKind::Omni2_5);
+    let learned = matches!(encoder, VisionKind::Qwen3 | VisionKind::Omni);
     let (window, full_layers) = if windowed { windows(keys, depth)? } else { (None, Vec::new()) };
     let vision = Vision {
-        tower,
+        encoder,
         depth,
         hidden_size,
         heads: keys.need("attention.head_count")?,
@@ -194,13 +198,13 @@ fn qwen(tower: Tower, file: &File<'_>) -> Result<ImageEncoder, Refusal> {
         temporal: 2,
         merge: keys.size("spatial_merge_size")?.unwrap_or(2),
         table_side: if learned { table_side(tensors)? } else { 0 },
-        deepstack: deepstack(keys, depth, tower, model)?,
+        deepstack: deepstack(keys, depth, encoder, model)?,
         window,
         full_layers,
-        steps_per_second: steps_per_second(tower),
-        tokens: media_tokens(tower, model)?,
+        steps_per_second: steps_per_second(encoder),
+        tokens: media_tokens(encoder, model)?,
     };
-    let (sections, processor) = (Some(sections(model, tower)?), processor(keys)?);
+    let (sections, processor) = (Some(sections(model, encoder)?), processor(keys)?);
     Ok(ImageEncoder { vision, sections, processor, swapped, renamed: names::qwen })
 }
 
@@ -221,7 +225,7 @@ fn windows(keys: &Keys, depth: usize) -> Result<(Option<usize>, Vec<usize>), For
 }
 
 /// The layers whose output goes to the model's first layers, too.
-fn deepstack(keys: &Keys, depth: usize, tower: Tower, model: &GgufMeta) -> Result<Vec<usize>, Refusal> {
+fn deepstack(keys: &Keys, depth: usize, encoder: VisionKind, model: &GgufMeta) -> Result<Vec<usize>, Refusal> {
     let key = keys.path("is_deepstack_layers");
     let layers: Vec<usize> = match keys.meta.get(&key) {
         Some(GgufValue::Bools(flags)) if flags.len() == depth => (0..depth).filter(|layer| flags[*layer]).collect(),
@@ -231,7 +235,7 @@ fn deepstack(keys: &Keys, depth: usize, tower: Tower, model: &GgufMeta) -> Resul
     let prefix = model.str("general.architecture").unwrap_or_default();
     let taken = model.u64(&format!("{prefix}.n_deepstack_layers")).unwrap_or(layers.len() as u64);
     // Of Qwen3-Omni's text the converter writes 0, whatever the encoder has. The model takes all of them, as in transformers.
-    let unsaid = tower == Tower::Omni && taken == 0;
+    let unsaid = encoder == VisionKind::Omni && taken == 0;
     match unsaid || taken == layers.len() as u64 {
         true => Ok(layers),
         false => Err(Refusal::Unfit(format!(
@@ -242,7 +246,7 @@ fn deepstack(keys: &Keys, depth: usize, tower: Tower, model: &GgufMeta) -> Resul
 }
 
 /// The shares of time, height and width in the model's rotary frequencies; the fourth that llama.cpp has is always empty.
-fn sections(model: &GgufMeta, tower: Tower) -> Result<RopeSections, FormatError> {
+fn sections(model: &GgufMeta, encoder: VisionKind) -> Result<RopeSections, FormatError> {
     let keys = Keys { meta: model, prefix: model.str("general.architecture").unwrap_or_default() };
     let key = keys.path("rope.dimension_sections");
     let wrong = |what: &str| FormatError::Config(format!("{key} {what}; an encoder needs three sizes there"));
@@ -251,7 +255,7 @@ fn sections(model: &GgufMeta, tower: Tower) -> Result<RopeSections, FormatError>
     match sizes.len() {
         3 | 4 if sizes[3..].iter().all(|size| *size == 0) => Ok(RopeSections {
             sizes: [size(0), size(1), size(2)],
-            interleaved: matches!(tower, Tower::Qwen3 | Tower::Omni),
+            interleaved: matches!(encoder, VisionKind::Qwen3 | VisionKind::Omni),
         }),
         _ => Err(wrong("does not hold time, height and width alone")),
     }
