@@ -38,9 +38,16 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Every family that runs, as refusals list them.
-    pub const SUPPORTED: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Qwen4-Exp, \
-        Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen2.5-Omni and Qwen3-Omni-MoE (their thinkers), Qwen3-ASR, Gemma 2, Gemma 3 (also EmbeddingGemma), Gemma 4, Gemma 4 Unified, SmolLM3, Phi-3, Ministral 3, Granite, Granite 4 (hybrid), OLMo 2, OLMo 3, gpt-oss, Hunyuan (dense), ERNIE 4.5, ERNIE 4.5 MoE, GLM-4, GLM-4.5, GLM-4.7-Flash, DeepSeek, Laguna, Muse Glimmer (text), Llama 4, LFM2, LFM2-MoE, Falcon-H1, Nemotron-H, Whisper, BERT, RoBERTa, ModernBERT and nomic-bert";
+    /// Models that run with code of their own. [`Self::supported`] adds the families of decoders.
+    const OF_OWN_CODE: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Qwen4-Exp, Qwen2-VL, \
+        Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen2.5-Omni and Qwen3-Omni-MoE (their thinkers), Qwen3-ASR, Whisper, BERT, RoBERTa, \
+        ModernBERT, nomic-bert";
+
+    /// All models that run, as refusals list them.
+    pub fn supported() -> String {
+        let families = crate::family::names().collect::<Vec<_>>().join(", ");
+        format!("{}, {families}", Self::OF_OWN_CODE)
+    }
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {

@@ -76,7 +76,7 @@ pub enum FormatError {
 impl FormatError {
     /// An unknown architecture, with the list of supported ones.
     pub(crate) fn unknown_architecture(what: &str, name: &str) -> FormatError {
-        FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), Architecture::SUPPORTED))
+        FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), Architecture::supported()))
     }
 
     /// Weights that only change another model's: served without them, that model would not say what was meant.

@@ -11,15 +11,15 @@ impl EngineHost {
     /// The host and its engines as one report, in the shape of an engine's own. Those that are none of `engines` are on
     /// their way in or out: they hold bytes, and have no more to say.
     pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.told(engines, true)
+        self.report_of(engines, true)
     }
 
     /// The same without `engines`: what all share, and what is on its way.
-    pub fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.told(engines, false)
+    pub fn shared_report(&self, engines: &[&EngineHandle]) -> LedgerReport {
+        self.report_of(engines, false)
     }
 
-    fn told(&self, engines: &[&EngineHandle], with: bool) -> LedgerReport {
+    fn report_of(&self, engines: &[&EngineHandle], with: bool) -> LedgerReport {
         let (process, _) = looked_at(|| {
             // The host counts what no engine counts, so the engines are observed first.
             engines.iter().filter(|_| with).for_each(|engine| engine.shared.observe_accounts());

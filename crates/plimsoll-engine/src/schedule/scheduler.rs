@@ -30,7 +30,7 @@ pub struct Scheduler<T> {
     running: Vec<Seq<T>>,
     shares: Vec<Share>,
     eased: Eased,
-    beside: PrefillBudget,
+    prefill_budget: PrefillBudget,
     /// Chunks that were begun layer by layer.
     chunks_begun: u64,
 }
@@ -53,14 +53,15 @@ impl<T> Scheduler<T> {
             running: Vec::with_capacity(limits.running),
             shares: Vec::with_capacity(limits.running),
             eased: Eased { prefill_rows: limits.rows, running: limits.running },
-            beside: PrefillBudget { prompts: limits.rows, long: limits.rows },
+            prefill_budget: PrefillBudget { prompts: limits.rows, long: limits.rows },
             chunks_begun: 0,
         }
     }
 
     /// Until the next call, prompts have at most these rows beside decoding sequences.
-    pub fn prompts_take(&mut self, beside: PrefillBudget) {
-        self.beside = PrefillBudget { prompts: beside.prompts.max(1), long: beside.long.max(1) };
+    pub fn set_prefill_budget(&mut self, prefill_budget: PrefillBudget) {
+        self.prefill_budget =
+            PrefillBudget { prompts: prefill_budget.prompts.max(1), long: prefill_budget.long.max(1) };
     }
 
     /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer

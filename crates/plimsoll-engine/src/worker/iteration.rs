@@ -53,7 +53,7 @@ impl<R: Runner> Worker<R> {
             }
         } else if self.scheduler.layered().is_none() {
             // All sequences wait for the encoder, for a grammar's mask, or for the disk.
-            if let Some(seq) = self.scheduler.running_mut().iter_mut().find(|seq| seq.held) {
+            if let Some(seq) = self.scheduler.running_mut().iter_mut().find(|seq| seq.waits_for_mask) {
                 seq.work.mask_ready(HELD_WAIT);
             } else if self.scheduler.running().is_empty() || self.outputs_read().0 {
                 self.wait_for_disk(HELD_WAIT);
@@ -71,20 +71,20 @@ impl<R: Runner> Worker<R> {
     fn pause_for_masks(&mut self) {
         for _ in 0..2 {
             for seq in self.scheduler.soon_mut() {
-                seq.held = !seq.work.mask_ready(Duration::ZERO);
+                seq.waits_for_mask = !seq.work.mask_ready(Duration::ZERO);
             }
         }
     }
 
     /// Plans the next step: its shares, and whether it verifies and makes drafts.
     pub(super) fn plan_step(&mut self) -> Next {
-        self.step.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.held).count();
+        self.step.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.waits_for_mask).count();
         let paused = self.drafts.per_seq_max == 0 || self.relief.governor.level() >= DegradationLevel::SpeculationOff;
         let next = if paused { Next::PLAIN } else { self.drafts.pace.next(self.step.decodes) };
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
-        self.scheduler.prompts_take(self.prefill_budget.rows(self.step.decodes));
+        self.scheduler.set_prefill_budget(self.prefill_budget.rows(self.step.decodes));
         let (shares, events) = self.scheduler.schedule();
         self.step.shares.clear();
         self.step.shares.extend_from_slice(shares);

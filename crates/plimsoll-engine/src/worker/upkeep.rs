@@ -52,7 +52,7 @@ impl<R: Runner> Worker<R> {
     pub(super) fn makes_progress(&mut self) -> bool {
         let encoded = self.encoding.as_ref().map_or(0, |encoding| encoding.done);
         // Sequences of a slow grammar continue together, when the last one's mask is ready.
-        let held = self.scheduler.running().iter().filter(|seq| seq.held);
+        let held = self.scheduler.running().iter().filter(|seq| seq.waits_for_mask);
         let moved = held.fold(0_u64, |sum, seq| sum.wrapping_add(seq.work.moved()));
         let now = (self.recovery.delivered + self.ended() + encoded + self.outputs_read().1).wrapping_add(moved);
         if now != self.recovery.progress.0 || self.scheduler.is_empty() {

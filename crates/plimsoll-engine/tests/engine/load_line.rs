@@ -220,7 +220,7 @@ fn counts_never_decrease_when_engines_come_and_go() {
     assert_eq!(before[..2], [2, 30]);
     // A server that unloads a model no longer names it, while its engine is still here.
     assert_eq!(counted(engine_host.report(&[&second])), before);
-    assert_eq!(counted(engine_host.beside(&[&second]))[..2], [1, 20]);
+    assert_eq!(counted(engine_host.shared_report(&[&second]))[..2], [1, 20]);
     assert!(first.move_out(Duration::from_secs(20)));
     assert_eq!(counted(engine_host.report(&[&second])), before);
     // A caller that listed the engines before this one left still names it.

@@ -1,7 +1,7 @@
 //! The body of a chat request, field by field.
 
 use super::messages::conversation;
-use crate::conversation::marks::Marks;
+use crate::conversation::cache_control::Marks;
 use crate::conversation::params::{Common, top_logprobs};
 use crate::conversation::{ChatRequest, ReasoningBudget};
 use crate::http::error::{ApiError, ApiResult};

@@ -4,6 +4,7 @@
 pub(crate) mod active;
 mod adapt;
 pub(crate) mod answer_bytes;
+pub(crate) mod cache_control;
 pub(crate) mod choices;
 pub(crate) mod clock;
 pub(crate) mod content;
@@ -11,7 +12,6 @@ pub(crate) mod custom;
 mod forced;
 pub(crate) mod infill;
 pub(crate) mod logprobs;
-pub(crate) mod marks;
 pub(crate) mod messages;
 pub(crate) mod output_format;
 pub(crate) mod params;
@@ -29,7 +29,7 @@ use arrayvec::ArrayVec;
 use messages::{Conversation, RenderedPrompt};
 use reply_reader::ReplyRules;
 
-use crate::conversation::marks::Marks;
+use crate::conversation::cache_control::Marks;
 use crate::conversation::params::Common;
 use crate::conversation::submission::{Submission, TokenizedPrompt};
 use crate::http::budget::Held;

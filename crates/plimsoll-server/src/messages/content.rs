@@ -7,8 +7,8 @@ use plimsoll_media::Modality;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+use crate::conversation::cache_control::Marks;
 use crate::conversation::content::{add_medium, add_text, reasoning_alone, wrap};
-use crate::conversation::marks::Marks;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, Text, cache_control, check_nodes, wrong};
 use crate::media::documents::{self, Document};

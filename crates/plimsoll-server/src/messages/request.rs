@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 
 use super::content::{self, Content};
 use super::tools;
-use crate::conversation::marks::Marks;
+use crate::conversation::cache_control::Marks;
 use crate::conversation::messages::Conversation;
 use crate::conversation::output_format::{OutputFormat, schema};
 use crate::conversation::params::{Common, STOPS_MAX, model_name};

@@ -2,7 +2,7 @@
 
 use serde_json::value::RawValue;
 
-use crate::conversation::marks::Marks;
+use crate::conversation::cache_control::Marks;
 use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, as_chat_tool, checked_name, checked_schema};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, cache_control};

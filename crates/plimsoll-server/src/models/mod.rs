@@ -9,9 +9,9 @@
 
 mod answer;
 mod dispatch;
+mod eviction;
 mod load;
 mod pages;
-mod room;
 mod slot;
 mod waiting;
 
@@ -96,7 +96,7 @@ pub trait Loader: Send + Sync + 'static {
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport;
 
     /// The same without these engines.
-    fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport;
+    fn shared_report(&self, engines: &[&EngineHandle]) -> LedgerReport;
 }
 
 /// All of them.

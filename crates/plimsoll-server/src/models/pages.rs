@@ -193,7 +193,7 @@ pub(super) async fn status(State(registry): State<Arc<Registry>>) -> Response {
 pub(super) async fn metrics(State(registry): State<Arc<Registry>>, headers: HeaderMap) -> ApiResult<Response> {
     let models = registry.loaded();
     let engines = engines(&models);
-    let (whole, shared) = (registry.loader.report(&engines), registry.loader.beside(&engines));
+    let (whole, shared) = (registry.loader.report(&engines), registry.loader.shared_report(&engines));
     let shared = shared.components.into_iter().filter(|row| row.planned_bytes > 0).collect();
     page(
         Exposition::of(&headers),

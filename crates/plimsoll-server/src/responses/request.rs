@@ -13,7 +13,7 @@ use super::tools::McpAsked;
 use super::{mcp_items, mcp_tools};
 use super::{prompt, references, tools};
 use crate::conversation::ChatRequest;
-use crate::conversation::marks::Marks;
+use crate::conversation::cache_control::Marks;
 use crate::conversation::messages::Conversation;
 use crate::conversation::output_format::{OutputFormat, text_format};
 use crate::conversation::params::{Common, METADATA_NODES_MAX, model_name, top_logprobs};

@@ -11,7 +11,7 @@ use super::tagged::{self, Heading};
 use super::whisper::WindowPrompts;
 use super::{Task, languages, whisper};
 use crate::conversation::ChatRequest;
-use crate::conversation::marks::Marks;
+use crate::conversation::cache_control::Marks;
 use crate::conversation::messages::Conversation;
 use crate::conversation::params::Common;
 use crate::http::error::{ApiError, ApiResult, quote};

@@ -123,11 +123,11 @@ impl Loader for Fake {
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
         match engines.first() {
             Some(engine) => engine.report(),
-            None => self.beside(engines),
+            None => self.shared_report(engines),
         }
     }
 
-    fn beside(&self, _: &[&EngineHandle]) -> LedgerReport {
+    fn shared_report(&self, _: &[&EngineHandle]) -> LedgerReport {
         scripted(limits(), letters).handle.report()
     }
 }

@@ -364,8 +364,8 @@ impl Loader for Loading {
         self.engine_host.report(engines)
     }
 
-    fn beside(&self, engines: &[&EngineHandle]) -> LedgerReport {
-        self.engine_host.beside(engines)
+    fn shared_report(&self, engines: &[&EngineHandle]) -> LedgerReport {
+        self.engine_host.shared_report(engines)
     }
 }
 

@@ -46,7 +46,7 @@ impl<T> Scheduler<T> {
         let decodes = self.schedule_decodes(&mut rows, &mut logit_rows, events);
         let mut most = self.prefill_rows();
         if decodes > 0 {
-            most = most.min(self.beside.prompts);
+            most = most.min(self.prefill_budget.prompts);
         }
         // An image that cannot be cut is computed whole, whatever the limit on prompts.
         let together = self.running.iter().map(Seq::together).max().unwrap_or(0);
@@ -131,7 +131,7 @@ impl<T> Scheduler<T> {
     /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
         // A sequence that waits for an encoder or a grammar's mask takes part in no step until it has it.
-        let able = |seq: &Seq<T>| !seq.at_wall() && !seq.held;
+        let able = |seq: &Seq<T>| !seq.at_wall() && !seq.waits_for_mask;
         while let Some(i) = self.running.iter().position(|seq| seq.sched.suspect_until.is_some() && able(seq)) {
             let mut rows = self.prefill_rows().max(self.running[i].together());
             let mut logit_rows = self.limits.logit_rows;
@@ -176,7 +176,7 @@ impl<T> Scheduler<T> {
         let mut decodes = 0;
         let mut i = 0;
         while i < self.running.len() && *rows > 0 && *logit_rows > 0 {
-            if self.running[i].decoding() && !self.running[i].held && self.fit(i, 1, events) {
+            if self.running[i].decoding() && !self.running[i].waits_for_mask && self.fit(i, 1, events) {
                 let seq = &mut self.running[i];
                 seq.drafts.truncate(drafts_left);
                 // Drafts never take another sequence's pages: drafts without a page are dropped.
@@ -214,7 +214,7 @@ impl<T> Scheduler<T> {
         events: &mut Events,
     ) {
         let seq = &self.running[i];
-        if seq.sched.layered.is_some() || seq.held {
+        if seq.sched.layered.is_some() || seq.waits_for_mask {
             return;
         }
         match layers && seq.sched.long {

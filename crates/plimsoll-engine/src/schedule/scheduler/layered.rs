@@ -33,7 +33,7 @@ impl<T> Scheduler<T> {
         }
         // Others may wait for what they begin with, too, a template's words: it is there soon.
         let first = if self.running[i].computed == 0 { FIRST } else { usize::MAX };
-        let rows = self.beside.long.min(self.prefill_rows()).min(first).max(self.running[i].together());
+        let rows = self.prefill_budget.long.min(self.prefill_rows()).min(first).max(self.running[i].together());
         let Some(share) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
         // The checkpoints that others want must be known now: states are written on the way.
         self.ask_leaders();

@@ -74,7 +74,7 @@ pub struct Seq<T> {
     /// Positions with KV entries of the draft head, without a gap, up to the last position that the head was run on.
     pub drafted: std::ops::Range<usize>,
     /// It waits for its grammar's mask, and takes part in no step.
-    pub held: bool,
+    pub waits_for_mask: bool,
     /// What a tier below memory has of its prefix.
     pub disk_read: DiskRead,
     /// Logits are wanted from this position on (the last position's always).
@@ -166,7 +166,7 @@ impl<T> Seq<T> {
             states: StateLease::new(cache, slots),
             drafts: ArrayVec::new(),
             drafted: 0..0,
-            held: false,
+            waits_for_mask: false,
             disk_read: DiskRead::default(),
             logits_from,
             candidates,

@@ -213,7 +213,7 @@ fn preempted_sequence_leaves_the_step() {
 fn a_long_prompt_goes_between_the_steps_of_others() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 8, layered: true, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
-    world.scheduler.prompts_take(PrefillBudget { prompts: 8, long: 2 });
+    world.scheduler.set_prefill_budget(PrefillBudget { prompts: 8, long: 2 });
     let rows = |world: &mut World| {
         let mut rows: Vec<usize> = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
         rows.sort_unstable();
@@ -279,7 +279,7 @@ fn equal_prefix_starts_from_cached_chunks() {
         let limits = StepLimits { rows: 32, logit_rows: 8, running: 8, layered: true, ..StepLimits::default() };
         let limits = StepLimits { slots: slots.min(1), ..limits };
         let mut world = World::new(Sizes { slots, ..Sizes::plain(limits, 256, true) });
-        world.scheduler.prompts_take(PrefillBudget { prompts: 32, long: 32 });
+        world.scheduler.set_prefill_budget(PrefillBudget { prompts: 32, long: 32 });
         let begins = |shared: u32, len: u32, own: u32| (0..shared).chain((0..len - shared).map(|i| own + i)).collect();
         (0..4).for_each(|i| world.push(begins(0, 8, 9000 + 10 * i), 400));
         world.step();
@@ -311,7 +311,7 @@ fn equal_prefix_starts_from_cached_chunks() {
 fn short_prompts_leave_others_their_share_of_a_step() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 6, ..StepLimits::default() };
     let mut world = World::new(Sizes::plain(limits, 32, false));
-    world.scheduler.prompts_take(PrefillBudget { prompts: 3, long: 2 });
+    world.scheduler.set_prefill_budget(PrefillBudget { prompts: 3, long: 2 });
     world.arrive(6, 16, 0, 0, false);
     world.arrive(7, 16, 1, 1, false);
     let rows = |world: &mut World| -> Vec<usize> {

@@ -43,21 +43,21 @@ pub(super) struct Sizes {
     pub(super) pages: usize,
     pub(super) slots: usize,
     pub(super) prefix_cache: bool,
-    pub(super) beside: PrefillBudget,
+    pub(super) prefill_budget: PrefillBudget,
 }
 
 impl Sizes {
     pub(super) fn plain(limits: StepLimits, pages: usize, prefix_cache: bool) -> Self {
-        let beside = PrefillBudget { prompts: limits.rows, long: limits.rows };
-        Self { limits, pages, slots: 0, prefix_cache, beside }
+        let prefill_budget = PrefillBudget { prompts: limits.rows, long: limits.rows };
+        Self { limits, pages, slots: 0, prefix_cache, prefill_budget }
     }
 }
 
 pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
     // Beyond 64 rows more than there are logits, answers that are computed again have a bound of their own.
     let more_rows = prop_oneof![3 => 0usize..40, 1 => 65usize..150];
-    let beside = (1usize..80, 1usize..80).prop_map(|(prompts, long)| PrefillBudget { prompts, long });
-    let step = (1usize..9, 0usize..8, more_rows, beside);
+    let prefill_budget = (1usize..80, 1usize..80).prop_map(|(prompts, long)| PrefillBudget { prompts, long });
+    let step = (1usize..9, 0usize..8, more_rows, prefill_budget);
     (
         step,
         1usize..14,
@@ -72,7 +72,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
     )
         .prop_map(
             |(
-                (running, more_logits, more_rows, beside),
+                (running, more_logits, more_rows, prefill_budget),
                 pages,
                 prefix_cache,
                 stateful,
@@ -112,7 +112,7 @@ pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
                 // Down to the slots, or the window pages, of a single sequence.
                 let one = if window > 0 { WindowPool::per_sequence(window, rows).min(pages) } else { slots };
                 let slots = if one > 0 { one + more_slots } else { 0 };
-                Sizes { limits, pages, slots, prefix_cache, beside }
+                Sizes { limits, pages, slots, prefix_cache, prefill_budget }
             },
         )
 }
@@ -155,7 +155,7 @@ impl World {
         let pool = PagePool::new(sizes.pages).unwrap();
         let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states).with_windows(windows)));
         let mut scheduler = Scheduler::new(sizes.limits, Rc::clone(&cache), 64);
-        scheduler.prompts_take(sizes.beside);
+        scheduler.set_prefill_budget(sizes.prefill_budget);
         let states = vec![u64::MAX; sizes.slots];
         Self {
             scheduler,
@@ -269,7 +269,7 @@ impl World {
         assert_eq!(Share { seq: share.seq, ..begun }, share, "it is what it was");
         let seq = &self.scheduler.running()[share.seq];
         let end = share.start + share.rows;
-        assert!(!seq.decoding() && seq.sched.long && share.rows <= self.scheduler.beside.long);
+        assert!(!seq.decoding() && seq.sched.long && share.rows <= self.scheduler.prefill_budget.long);
         assert!(share.start == seq.computed && end <= seq.tokens.len() && seq.pages.capacity() >= end);
         assert!(share.logit_rows <= self.limits.logit_rows);
         let written = &seq.pages.pages()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
