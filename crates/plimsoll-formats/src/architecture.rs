@@ -38,16 +38,10 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// Models that run with code of their own. [`Self::supported`] adds the families of decoders.
-    const OF_OWN_CODE: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Qwen4-Exp, Qwen2-VL, \
+    /// Models that run with code of their own. [`supported_models`](crate::supported_models) adds the families of decoders.
+    pub(crate) const OF_OWN_CODE: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Qwen4-Exp, Qwen2-VL, \
         Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen2.5-Omni and Qwen3-Omni-MoE (their thinkers), Qwen3-ASR, Whisper, BERT, RoBERTa, \
         ModernBERT, nomic-bert";
-
-    /// All models that run, as refusals list them.
-    pub fn supported() -> String {
-        let families = crate::family::names().collect::<Vec<_>>().join(", ");
-        format!("{}, {families}", Self::OF_OWN_CODE)
-    }
 
     /// Whether most layers are recurrent (Gated DeltaNet).
     pub fn is_hybrid(&self) -> bool {

@@ -2,7 +2,6 @@
 //!
 //! No behaviour lives here, only the vocabulary of refusal and two helpers that build it.
 
-use crate::architecture::Architecture;
 use std::path::{Path, PathBuf};
 
 /// Why a checkpoint, or one row of it, could not be read.
@@ -74,11 +73,6 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// An unknown architecture, with the list of supported ones.
-    pub(crate) fn unknown_architecture(what: &str, name: &str) -> FormatError {
-        FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), Architecture::supported()))
-    }
-
     /// Weights that only change another model's: served without them, that model would not say what was meant.
     pub(crate) fn adapter(found: &str) -> FormatError {
         let next = "merge it into its model (PEFT's merge_and_unload) and serve the result";

@@ -72,6 +72,7 @@ pub use config::{DeltaNet, Experts, LongRope, ModelConfig, RopeScaling, Routing,
 pub use encoder::{Classifier, Dense, DenseLayer, Encoder};
 pub use encoding::{Codebook, Dtype, Encoding, QuantLayout, ScaleKind, TensorInfo};
 pub use error::FormatError;
+pub use family::supported_models;
 pub use gguf::{GgufMeta, GgufStrings, GgufValue, JUDGE, Mmproj, MmprojState, Processor};
 pub use mapping::{FileIdentity, Mapping};
 pub use quantization::{F8Quant, GroupQuant, IntegerQuant, Method, Mode, Quantization, Scheme};

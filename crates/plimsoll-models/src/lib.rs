@@ -288,7 +288,7 @@ pub fn build(
         Architecture::Whisper => whisper::build(config, declare),
         Architecture::Other(name) => Err(DeclareError::Unsupported(format!(
             "architecture '{name}' is not supported; supported are {}",
-            Architecture::supported()
+            plimsoll_formats::supported_models()
         ))),
     }
 }

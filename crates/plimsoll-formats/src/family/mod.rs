@@ -26,7 +26,7 @@ mod smollm3;
 
 use crate::architecture::Architecture;
 use crate::config::ModelConfig;
-use crate::error::FormatError;
+use crate::error::{FormatError, quote};
 use crate::gguf::keys::Keys;
 use crate::hf::json::Lookup;
 pub(crate) use crate::names::{Names, renamed};
@@ -62,9 +62,15 @@ const FAMILIES: &[&Family] = &[
     &nemotron_h::FAMILY,
 ];
 
-/// The names of all families.
-pub(crate) fn names() -> impl Iterator<Item = &'static str> {
-    FAMILIES.iter().map(|family| family.name)
+/// All models that run, as refusals list them.
+pub fn supported_models() -> String {
+    let families = FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
+    format!("{}, {families}", Architecture::OF_OWN_CODE)
+}
+
+/// The error for an unknown architecture, with the list of supported ones.
+pub(crate) fn unknown_architecture(what: &str, name: &str) -> FormatError {
+    FormatError::Unsupported(format!("{what} {}; supported are {}", quote(name), supported_models()))
 }
 
 /// The facts of one family.

@@ -35,7 +35,7 @@ pub(super) fn from_meta(
     let built = built.and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
-        (Err(_), Some(name)) => Err(FormatError::unknown_architecture("GGUF architecture", &name)),
+        (Err(_), Some(name)) => Err(family::unknown_architecture("GGUF architecture", &name)),
         (built, _) => built,
     }
 }

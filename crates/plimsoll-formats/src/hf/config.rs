@@ -67,7 +67,7 @@ pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>)
     });
     match (built, unknown) {
         // An architecture that is not known may well lack the keys asked for: its name is the better message.
-        (Err(_), Some(name)) => Err(FormatError::unknown_architecture("architecture", &name)),
+        (Err(_), Some(name)) => Err(family::unknown_architecture("architecture", &name)),
         (built, _) => built,
     }
 }

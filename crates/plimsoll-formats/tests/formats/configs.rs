@@ -190,7 +190,7 @@ fn sizes_out_of_bounds_are_refused_by_name() {
 #[test]
 fn unknown_architectures_are_named() {
     let refusal = open_config(r#"{"architectures": ["MambaForCausalLM"], "d_model": 64}"#).map(drop);
-    let known = format!("; supported are {}", Architecture::supported());
+    let known = format!("; supported are {}", plimsoll_formats::supported_models());
     let refusal = refusal.expect_err("unknown").to_string();
     assert_eq!(refusal, format!("unsupported: architecture \"MambaForCausalLM\"{known}"));
     let other = of_class("PhiForCausalLM", r#""x": 1"#).architecture;

@@ -15,7 +15,7 @@ use crate::config::ModelConfig;
 use crate::encoder::Encoder;
 use crate::encoder_sizes::Sizes;
 use crate::error::FormatError;
-use crate::family::Names;
+use crate::family::{Names, unknown_architecture};
 use crate::quantization::Quantization;
 use serde_json::Value;
 
@@ -50,7 +50,7 @@ pub(super) fn build(config: &Lookup, architecture: &Architecture) -> Result<Mode
         refuse_true(config, key)?;
     }
     let family = FAMILIES.iter().find(|family| family.architecture == *architecture);
-    let family = family.ok_or_else(|| FormatError::unknown_architecture("architecture", &architecture.to_string()))?;
+    let family = family.ok_or_else(|| unknown_architecture("architecture", &architecture.to_string()))?;
     (family.read)(config)
 }
 
