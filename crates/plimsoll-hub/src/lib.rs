@@ -62,3 +62,11 @@ pub use settings::Settings;
 pub fn resolve(spec: &str, cache: &Cache, progress: &mut dyn Progress) -> Result<PathBuf, HubError> {
     pull(&ModelRef::parse(spec)?, cache, &Settings::from_env(), progress)
 }
+
+/// Whether the hub answers, each step of the connection within `within`, and has the repository.
+#[must_use]
+pub fn has_repo(repo: &str, within: std::time::Duration) -> bool {
+    let from_env = Settings::from_env();
+    let settings = Settings { connect_timeout: within, read_timeout: within, retry_pause: within, ..from_env };
+    http::Client::new(&settings).is_ok_and(|client| hub::list(&client, repo).is_ok())
+}

@@ -88,7 +88,10 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
         let of_models = ModelArgs::command();
         let a_models = |id: &str| has(&of_models, id) && !OF_THE_SERVER.contains(&id);
         match &mut cli.command {
-            Command::Serve(serve) => serve.inherited = as_flags(&command, name, sub, a_models)?,
+            Command::Serve(serve) => {
+                serve.inherited = as_flags(&command, name, sub, a_models)?;
+                serve.model_is_named = sub.value_source("model") != Some(ValueSource::DefaultValue);
+            }
             Command::Doctor(doctor) => doctor.inherited = as_flags(&command, name, sub, a_models)?,
             Command::Plan(plan) => {
                 plan.inherited = as_flags(&command, name, sub, a_models)?;

@@ -210,7 +210,7 @@ mod tests {
             (modules(&["Transformer"]), mean, "no pooling"),
             (modules(&["Transformer", "Pooling"]), both, "max"),
             (modules(&["Transformer", "Pooling"]), "{\"pooling_mode\": [\"mean\", \"cls\"]}", "cls"),
-            ("{}".into(), mean, "no list"),
+            ("{}".into(), mean, "not a list"),
             ("[".into(), mean, "modules.json"),
             (modules(&["Pooling"]).replace("1_Pooling", "../x"), mean, "outside"),
         ] {

@@ -24,11 +24,15 @@ pub(super) fn read_bounded(path: &Path, limit: u64) -> Result<Vec<u8>, FormatErr
 /// Reads a configuration file, which must hold an object.
 pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, FormatError> {
     let bytes = read_bounded(path, CONFIG_BYTES_MAX)?;
-    let parsed = serde_json::from_slice(&bytes).or_else(|error| match without_infinities(&bytes) {
+    parse_object(&bytes).map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
+}
+
+/// The object in a text of JSON, which may have Python's infinities.
+pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, serde_json::Error> {
+    serde_json::from_slice(bytes).or_else(|error| match without_infinities(bytes) {
         Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| error),
         None => Err(error),
-    });
-    parsed.map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
+    })
 }
 
 /// Reads a configuration file, which must hold a list.

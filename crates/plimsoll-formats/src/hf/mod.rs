@@ -52,7 +52,7 @@ pub(crate) fn open_config(path: &Path) -> Result<Opened, FormatError> {
 
 /// The configuration of a text, for planning.
 pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
-    let top = serde_json::from_str(text).map_err(|error| FormatError::Config(error.to_string()))?;
+    let top = json::parse_object(text.as_bytes()).map_err(|error| FormatError::Config(error.to_string()))?;
     config::resolve(&top, &Default::default())
 }
 

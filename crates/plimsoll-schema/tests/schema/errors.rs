@@ -16,7 +16,7 @@ fn a_refusal_names_the_part_and_the_reason() {
         (r#"{"type": "object", "required": ["a"], "properties": {"a": false}}"#, "no document can satisfy the schema"),
         (r#"{"properties": {"a": {"minLength": -1}}}"#, "at /properties/a/minLength: -1 is given where a count"),
         (r##"{"$ref": "#"}"##, "refers to itself without end"),
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         ("5", "5 is not a schema"),
     ] {
         let said = refused(schema).to_string();

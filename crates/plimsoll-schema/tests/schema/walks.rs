@@ -138,7 +138,7 @@ fn every_document_that_an_exact_grammar_writes_is_valid() {
                 Some(text) => {
                     written += 1;
                     let document: Value = serde_json::from_str(&text).unwrap_or_else(|error| {
-                        panic!("{schema} writes {text}, which is no JSON: {error}");
+                        panic!("{schema} writes {text}, which is not JSON: {error}");
                     });
                     let valid = validator.validate(&document);
                     assert!(valid.is_ok(), "{schema} writes {text}: {}", valid.unwrap_err());

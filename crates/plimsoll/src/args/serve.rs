@@ -22,6 +22,9 @@ pub struct ServeArgs {
     /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory.
     #[arg(default_value = plimsoll_hub::DEFAULT_MODEL)]
     pub model: String,
+    /// Whether a flag, a variable or a file names the model.
+    #[arg(skip)]
+    pub model_is_named: bool,
     /// Configuration file (TOML). Keys are the names of flags. A flag or a variable (PLIMSOLL_PORT, ...) wins over the file.
     #[arg(long)]
     pub config: Option<String>,

@@ -4,7 +4,7 @@ use clap::Parser;
 use plimsoll_engine::whatif::{Load, Need, need};
 use plimsoll_engine::{Host, Options};
 use plimsoll_formats::Checkpoint;
-use plimsoll_hub::{KNOWN, Known, Weights};
+use plimsoll_hub::{KNOWN, Kind, Known, Weights};
 use plimsoll_memory::Bytes;
 use serde_json::{Value, json};
 
@@ -21,25 +21,22 @@ struct Defaults {
     engine: EngineArgs,
 }
 
+/// The key of a configuration with about as many bits a weight as a GGUF file of Q4_K_M: four, with a scale and a bias for
+/// 64 weights.
+const QUANTIZED: &str = r#""quantization": {"group_size": 64, "bits": 4}"#;
+
+/// The least context of a model of audio, in tokens: a clip of 30 seconds takes 1,500.
+const AUDIO_CONTEXT_MIN: u64 = 2_048;
+
 /// A model and what it needs.
-struct Row {
+pub struct Row {
     known: &'static Known,
     need: Need,
 }
 
 /// Prints the list.
 pub fn list(args: &ModelsArgs) -> anyhow::Result<()> {
-    let mut defaults = Defaults::try_parse_from(std::iter::empty::<&str>())?;
-    defaults.engine.memory_budget = args.memory_budget;
-    let options = defaults.engine.options_beside(&defaults.http.config()?);
-    let host = Host::read(&options)?;
-    let limit = args.memory_budget.map_or(host.limit.bytes, |budget| budget.bytes(host.limit.bytes));
-    let load = Load { users: args.users, context: args.context, images: 0, audio_seconds: 0 };
-    let rows = KNOWN.iter().map(|known| Ok(Row { known, need: planned(known, &options, host.threads, load)? }));
-    let (mut fitting, other): (Vec<_>, Vec<_>) =
-        rows.collect::<anyhow::Result<Vec<_>>>()?.into_iter().partition(|row| row.need.bytes <= limit);
-    fitting.sort_by_key(|row| (row.known.kind as u8, std::cmp::Reverse(row.known.millions)));
-    let smallest = other.iter().map(|row| row.need.bytes).min();
+    let (fitting, limit, smallest) = planned(args)?;
     match args.json {
         true => say!("{}", serde_json::to_string_pretty(&document(&fitting, args, limit))?),
         false => print(&fitting, args, limit, smallest),
@@ -47,14 +44,31 @@ pub fn list(args: &ModelsArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a model needs, planned from its configuration. A GGUF file of Q4_K_M has about five bits a weight, as many as MLX's
-/// four bits with a scale and a bias for 64 weights.
-fn planned(known: &Known, options: &Options, threads: usize, load: Load) -> anyhow::Result<Need> {
-    let mut config: Value = serde_json::from_str(known.config)?;
-    if known.weights == Weights::Q4 {
-        config["quantization"] = json!({"group_size": 64, "bits": 4});
-    }
-    Ok(need(&Checkpoint::of_config(&config.to_string())?, options, threads, load)?)
+/// The models that fit, by kind and from the largest to the smallest; the memory limit in bytes; and the bytes that the
+/// smallest of the others needs.
+pub fn planned(args: &ModelsArgs) -> anyhow::Result<(Vec<Row>, u64, Option<u64>)> {
+    let mut defaults = Defaults::try_parse_from(std::iter::empty::<&str>())?;
+    defaults.engine.memory_budget = args.memory_budget;
+    let options = defaults.engine.options_beside(&defaults.http.config()?);
+    let host = Host::read(&options)?;
+    let limit = args.memory_budget.map_or(host.limit.bytes, |budget| budget.bytes(host.limit.bytes));
+    let load = Load { users: args.users, context: args.context, images: 0, audio_seconds: 0 };
+    let rows = KNOWN.iter().map(|known| Ok(Row { known, need: need_of(known, &options, host.threads, load)? }));
+    let (mut fitting, other): (Vec<_>, Vec<_>) =
+        rows.collect::<anyhow::Result<Vec<_>>>()?.into_iter().partition(|row| row.need.bytes <= limit);
+    fitting.sort_by_key(|row| (row.known.kind as u8, std::cmp::Reverse(row.known.millions)));
+    let smallest = other.iter().map(|row| row.need.bytes).min();
+    Ok((fitting, limit, smallest))
+}
+
+/// What a model needs, planned from its configuration.
+fn need_of(known: &Known, options: &Options, threads: usize, load: Load) -> anyhow::Result<Need> {
+    // Configurations may have Infinity, which JSON lacks, so the key is put into the text.
+    let end = known.config.rfind('}').filter(|_| known.weights == Weights::Q4);
+    let config = end.map_or_else(|| known.config.to_owned(), |end| format!("{}, {QUANTIZED}}}", &known.config[..end]));
+    let least = if known.kind == Kind::Audio { AUDIO_CONTEXT_MIN } else { 0 };
+    let load = Load { context: load.context.max(least), ..load };
+    Ok(need(&Checkpoint::of_config(&config)?, options, threads, load)?)
 }
 
 fn print(rows: &[Row], args: &ModelsArgs, limit: u64, smallest: Option<u64>) {
@@ -80,11 +94,13 @@ fn print(rows: &[Row], args: &ModelsArgs, limit: u64, smallest: Option<u64>) {
     );
 }
 
-fn parameters(millions: u32) -> String {
+/// The number of parameters in words.
+pub fn parameters(millions: u32) -> String {
     if millions < 1000 { format!("{millions} M") } else { format!("{:.1} B", f64::from(millions) / 1000.0) }
 }
 
-fn document(rows: &[Row], args: &ModelsArgs, limit: u64) -> Value {
+/// The list in JSON.
+pub fn document(rows: &[Row], args: &ModelsArgs, limit: u64) -> Value {
     let row = |Row { known, need }: &Row| {
         json!({
             "name": known.name,
@@ -112,10 +128,11 @@ mod tests {
         let load = Load { users: 2, context: 1024, images: 0, audio_seconds: 0 };
         let mut wrong = Vec::new();
         for known in KNOWN {
-            let need = planned(known, &options, 2, load).unwrap_or_else(|error| panic!("{}: {error:#}", known.name));
+            let need = need_of(known, &options, 2, load).unwrap_or_else(|error| panic!("{}: {error:#}", known.name));
             let bits = 8.0 * need.weight_bytes as f64 / (f64::from(known.millions) * 1e6);
             let [least, most] = match known.weights {
-                Weights::Q4 => [4.4, 5.9],
+                // Vision encoders have 16 bits: their `mmproj` file is not quantized.
+                Weights::Q4 => [4.4, if known.kind == Kind::Vision { 6.1 } else { 5.9 }],
                 Weights::AsConfigured => [15.0, 36.0],
             };
             if !(least..most).contains(&bits) || need.bytes < need.weight_bytes {

@@ -8,6 +8,7 @@ mod k8s;
 pub mod launch;
 pub mod manual;
 pub mod models;
+mod offer;
 pub mod plan;
 pub mod replay;
 pub mod run;

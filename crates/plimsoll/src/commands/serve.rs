@@ -41,6 +41,9 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     if let Some(file) = &args.models {
         return super::several::run(file, &args, config, began);
     }
+    if !args.model_is_named {
+        super::offer::hint();
+    }
     let options = args.engine.options_beside(&config);
     let options = Options { log_ledger_every: args.ledger_steps(), ..options };
     let early = Early::new().context("listening for signals")?;

@@ -2,9 +2,11 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -54,6 +56,11 @@ struct Terminal {
 impl Terminal {
     /// Runs the binary in a terminal of so many columns.
     fn open(args: &[&str], columns: u16, data: &Data) -> Self {
+        Self::open_with(args, columns, data, &[])
+    }
+
+    /// The same with further variables of the environment.
+    fn open_with(args: &[&str], columns: u16, data: &Data, variables: &[(&str, &str)]) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
         unlockpt(&master).unwrap();
@@ -65,7 +72,7 @@ impl Terminal {
         let mut command = Command::new("setsid");
         command.args(["--ctty", "--wait"]).arg(inner.get_program()).args(inner.get_args());
         command.env("XDG_DATA_HOME", &data.0).env("PLIMSOLL_CACHE", crate::product::cache()).env("TERM", "xterm");
-        command.env_remove("RUST_LOG").env_remove("NO_COLOR");
+        command.env_remove("RUST_LOG").env_remove("NO_COLOR").envs(variables.iter().copied());
         command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
         let child = command.spawn().expect("setsid (util-linux) is there");
         drop(command);
@@ -314,4 +321,41 @@ fn run_connects_to_the_server_that_is_named() {
     command.env("PLIMSOLL_PORT", server.address.port().to_string());
     assert_eq!(Finished::of(command.output().unwrap()).good().trim(), "42");
     eventually("it was that server", || server.log().contains("output_tokens="));
+}
+
+/// A hub with empty repositories. It counts the requests for their lists.
+fn empty_hub() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (endpoint, asked) = (format!("http://{}", listener.local_addr().unwrap()), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&asked);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let Ok(mut stream) = stream else { return };
+            let mut request = [0; 4096];
+            let read = stream.read(&mut request).unwrap_or(0);
+            let is_list = request[..read].starts_with(b"GET /api/models/");
+            counted.fetch_add(usize::from(is_list), Ordering::Relaxed);
+            let body = r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": []}"#;
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+            let _ = stream.write_all((head + body).as_bytes());
+        }
+    });
+    (endpoint, asked)
+}
+
+#[test]
+fn a_larger_model_that_fits_is_offered_where_the_hub_answers() {
+    let (data, (hub, asked)) = (Data::new("offer"), empty_hub());
+    let variables = [("HF_ENDPOINT", hub.as_str())];
+    // The flag keeps `run` from connecting to a server of this machine.
+    let mut terminal = Terminal::open_with(&["run", "--max-total-token-num", "1024"], 200, &data, &variables);
+    terminal.expect("this machine can also run ");
+    let name = terminal.expect(" (");
+    terminal.expect("and run it? [y/N]");
+    assert_eq!(asked.load(Ordering::Relaxed), 1, "the hub is asked once, before the question");
+    terminal.enter("y");
+    let known = plimsoll_hub::KNOWN.iter().find(|known| known.name == plain(&name)).expect("a name of the list");
+    terminal.expect(known.repo.expect("a repository of the hub"));
+    assert!(!terminal.ended().success(), "the repository is empty");
+    assert_eq!(asked.load(Ordering::Relaxed), 2);
 }

@@ -89,7 +89,7 @@ mod tests {
         assert!(text(&png).unwrap_err().to_string().contains("/image"));
         let note = write("note.txt", "Tide: 3 m".as_bytes());
         assert_eq!(text(&note).unwrap()["text"], "note.txt:\n\nTide: 3 m\n");
-        assert!(image(&note).unwrap_err().to_string().contains("no PNG"));
+        assert!(image(&note).unwrap_err().to_string().contains("not a PNG"));
         let long = write("long.txt", &vec![b'x'; TEXT_BYTES_MAX as usize + 1]);
         assert!(text(&long).unwrap_err().to_string().contains("at most 1.0 MiB"));
         assert!(text(&folder).unwrap_err().to_string().contains("is a directory"));

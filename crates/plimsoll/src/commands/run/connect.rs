@@ -8,7 +8,6 @@ use anyhow::{Context, bail};
 use plimsoll_bench::client::{Answer, Target};
 use plimsoll_bench::client_runtime;
 use plimsoll_engine::{Blueprint, EngineHandle, LoadedModel, Options};
-use plimsoll_hub::DEFAULT_MODEL;
 use plimsoll_server::{ApiKeys, ServerConfig};
 use serde_json::Value;
 use tokio::runtime::Runtime;
@@ -17,6 +16,7 @@ use tokio::task::JoinHandle;
 
 use super::conversation::CONVERSATION_BYTES_MAX;
 use crate::args::{EngineArgs, ReadingArgs, RunArgs};
+use crate::commands::offer;
 use crate::commands::serving::served;
 use crate::commands::{load_engine, open_model, with_draft};
 use crate::names::default_name;
@@ -92,7 +92,7 @@ impl Link {
         {
             return Ok(link);
         }
-        Self::own(args.model.as_deref().unwrap_or(DEFAULT_MODEL), &args.engine)
+        Self::own(&args.model.clone().unwrap_or_else(offer::ask), &args.engine)
     }
 
     /// Connects to a server.

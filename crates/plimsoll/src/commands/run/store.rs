@@ -112,7 +112,7 @@ mod tests {
         }
         assert!(store.load("second").unwrap_err().to_string().contains("/load"));
         fs::write(&path, "[]").unwrap();
-        assert!(store.load("first-1.a").unwrap_err().to_string().contains("no kept conversation"));
+        assert!(store.load("first-1.a").unwrap_err().to_string().contains("not a saved conversation"));
         fs::remove_dir_all(folder).unwrap();
     }
 }
