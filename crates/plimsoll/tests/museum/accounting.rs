@@ -73,7 +73,7 @@ fn v_03_places_come_back_one_by_one() {
     assert_eq!((count(&server, "finished"), count(&server, "refused_full")), (60, 0));
 }
 
-// vllm-mlx 453: a request's cache and pixels lived until the request object was collected; 232 GB beside 19 in the books.
+// vllm-mlx 453: a request's cache and pixels lived until the request object was collected; 232 GB beside 19 that were counted.
 #[test]
 fn v_07_what_a_request_held_is_back_at_its_last_word_though_the_client_stays() {
     let server = tiny(&[]);

@@ -1,4 +1,4 @@
-//! Peaks that a warm-up had not seen: logits of every position, experts that all tokens choose, the worst legal step.
+//! Peaks that the warm-up missed: logits of every position, experts that all tokens choose, the worst legal step.
 
 use serde_json::json;
 

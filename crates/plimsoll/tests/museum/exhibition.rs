@@ -1,4 +1,4 @@
-//! The exhibition is true: every row of the catalogue is in `tests/museum/README.md`, and every test it names exists.
+//! The list is true: every row of the catalogue is in `tests/museum/README.md`, and every test that it names exists.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -29,7 +29,7 @@ fn v_65_an_idle_server_costs_nothing() {
     assert!(used <= 0.2, "{used:.2} s of processor time in four seconds without a request");
 }
 
-// vllm-mlx 526, 415: all output was copied for every token, and a form was parsed from its beginning; long answers crawled.
+// vllm-mlx 526, 415: all output was copied for every token, and structured output was parsed from its beginning; long answers crawled.
 #[test]
 fn v_53_v_55_the_last_thousand_tokens_cost_what_the_first_did() {
     let server = tiny(&[]);
@@ -54,7 +54,7 @@ fn v_53_v_55_the_last_thousand_tokens_cost_what_the_first_did() {
     };
     for fields in [json!({"stop": ["never said", "nor this"]}), json!({"response_format": list})] {
         // Attention reads four times the keys; what copied or parsed all of it would cost far more than that, at every try. At one of
-        // them the host's other hosted engines may take what the processor has for a while.
+        // them other machines on the host may take the processor for a while.
         let mut tries = Vec::new();
         let held = (0..3).any(|_| {
             let (first, last) = costs(&fields);

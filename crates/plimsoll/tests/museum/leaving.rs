@@ -1,4 +1,4 @@
-//! Clients that go: in the queue, in the prompt, in the answer, with bytes unread; and requests that are cancelled.
+//! Clients that disconnect: in the queue, in the prompt, in the answer, with bytes unread; and requests that are cancelled.
 
 use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
@@ -44,7 +44,7 @@ fn v_27_disconnect_in_prefill_cancels_the_rest() {
     assert_eq!(count(&server, "finished"), 0, "nobody got an answer, and none was made");
 }
 
-// vllm-mlx 457: behind a middleware that reads bodies, whole answers never saw their client go; zombies of two minutes.
+// vllm-mlx 457: behind a middleware that reads bodies, requests without `stream` ran on for two minutes after a disconnect.
 #[test]
 fn v_28_disconnect_with_unread_input_is_noticed() {
     let server = tiny(&["--max-total-token-num", "139264"]);

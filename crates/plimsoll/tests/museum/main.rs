@@ -1,8 +1,8 @@
-//! The museum: ways in which other servers died, each as a test that this one does not. A test is named by the row of the
-//! catalogue; the exhibition, with every row and what holds it, is `tests/museum/README.md` at the top of the repository.
+//! The regression museum: failures of other servers, each as a test that this server does not fail so. A test's name begins with the
+//! id of its row in the catalogue. `tests/museum/README.md` at the top of the repository lists every row with its tests.
 //!
 //! Everything goes over HTTP to the real binary, with fixture models that start in a quarter of a second. `broken.rs` shows
-//! that exhibits fail where their protection is taken away.
+//! that these tests fail without the protection that they guard.
 
 mod accounting;
 mod activation;

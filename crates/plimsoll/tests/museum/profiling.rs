@@ -1,4 +1,4 @@
-//! Arithmetic of sizes, and others on the same machine.
+//! Sizing, and other processes on the same machine.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Models that go and leave something behind.
+//! Models that are unloaded and leave something behind.
 
 use std::path::Path;
 

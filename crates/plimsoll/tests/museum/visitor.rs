@@ -1,4 +1,4 @@
-//! What visitors have in common: a server over a fixture model, prompts, answers, and what is looked at afterwards.
+//! What the tests have in common: a server over a fixture model, prompts, answers, and checks afterwards.
 
 use std::io::Read;
 use std::net::TcpStream;

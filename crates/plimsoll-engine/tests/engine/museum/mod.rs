@@ -1,5 +1,5 @@
-//! The museum: ways in which other engines died, as tests that Plimsoll does not. One test a row of the catalogue of failures, named
-//! by the row's id; the list is `tests/museum/README.md` at the top of the repository.
+//! The regression museum: failures of other engines, as tests that Plimsoll does not fail so. There is one test for each row of the
+//! catalogue, named by the row's id. The list is `tests/museum/README.md` at the top of the repository.
 //!
 //! The counted heap, mappings and injected faults are the process's, so every test has a process of its own.
 
