@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
+use plimsoll_grammar::{CompileLimits, Grammars, Guide, Settings, Source};
 use plimsoll_memory::heap;
 use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat, Tools};
 use plimsoll_text::{StopMatcher, Tokenizer};
@@ -44,7 +44,7 @@ pub(crate) fn grammar(data: &[u8]) {
     });
     // What compiling takes for a moment is limited by its steps, not in bytes.
     within(256 * MIB, || {
-        let Ok(guide) = Guide::new(grammars, Some(&source), "", None, &Patience::default()) else { return };
+        let Ok(guide) = Guide::new(grammars, Some(&source), "", None, &CompileLimits::default()) else { return };
         walk(&guide, usize::from(*way));
     });
     let (kept, usage) = (heap::in_use().saturating_sub(*before), grammars.usage());

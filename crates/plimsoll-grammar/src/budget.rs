@@ -1,30 +1,30 @@
-//! The bytes that grammars may take together.
+//! The byte budget of all grammars.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What the budget holds now.
+/// State of the budget, and counters since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// Bytes in use.
     pub used: u64,
-    /// Bytes at most.
+    /// Limit in bytes.
     pub limit: u64,
-    /// Compiled grammars.
+    /// Compiled grammars in the cache.
     pub grammars: u64,
     /// Grammars compiled since the start.
     pub compiled: u64,
-    /// Requests that found theirs compiled.
+    /// Requests that found their grammar in the cache.
     pub hits: u64,
-    /// Grammars dropped to make room.
+    /// Grammars evicted from the cache.
     pub evicted: u64,
-    /// Processes started as sandboxes: more than two where jobs broke a limit.
+    /// Sandbox processes started. More than two if jobs exceeded a limit.
     pub sandbox_starts: u64,
-    /// Answers that ended with an error because nothing valid could follow, or because they broke their schema.
+    /// Answers that ended with an error: no valid token was left, or the answer violates its schema.
     pub invalid_answers: u64,
 }
 
-/// A limit and what is taken of it.
+/// A limit in bytes, and the bytes in use.
 #[derive(Debug)]
 pub(crate) struct Budget {
     limit: u64,
@@ -44,26 +44,26 @@ impl Budget {
         self.used.load(Ordering::Acquire)
     }
 
-    /// A share of nothing yet.
-    pub fn share(self: &Arc<Self>) -> Share {
-        Share { budget: Arc::clone(self), bytes: 0 }
+    /// A reservation of 0 bytes.
+    pub fn reservation(self: &Arc<Self>) -> Reservation {
+        Reservation { budget: Arc::clone(self), bytes: 0 }
     }
 }
 
-/// Bytes taken; given back on drop.
+/// Bytes of the budget, released on drop.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct Reservation {
     budget: Arc<Budget>,
     bytes: u64,
 }
 
-impl Share {
-    /// Bytes taken.
+impl Reservation {
+    /// Reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Grows to `bytes` (never shrinks). False where they are not there.
+    /// Grows to `bytes`; never shrinks. False if the budget has too few bytes left.
     pub fn grow_to(&mut self, bytes: u64) -> bool {
         let Some(more) = bytes.checked_sub(self.bytes).filter(|more| *more > 0) else { return true };
         let limit = self.budget.limit;
@@ -74,7 +74,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
     }
@@ -85,13 +85,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_exact_and_come_back() {
+    fn reservations_are_exact_and_released() {
         let budget = Budget::new(100);
-        let mut share = budget.share();
-        assert!(share.grow_to(60) && !budget.share().grow_to(41));
-        assert!(share.grow_to(100) && share.grow_to(50) && !share.grow_to(101));
-        assert_eq!((share.bytes, budget.used()), (100, 100));
-        drop(share);
+        let mut reservation = budget.reservation();
+        assert!(reservation.grow_to(60) && !budget.reservation().grow_to(41));
+        assert!(reservation.grow_to(100) && reservation.grow_to(50) && !reservation.grow_to(101));
+        assert_eq!((reservation.bytes, budget.used()), (100, 100));
+        drop(reservation);
         assert_eq!(budget.used(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Compiled grammars, shared by the requests that use them.
+//! The cache of compiled grammars, shared by all requests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -7,145 +7,150 @@ use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::TokTrie;
 
-use crate::automaton::{Compiled, Pool, Start};
-use crate::budget::{Share, Usage};
+use crate::automaton::{CompiledGrammar, InitialParser, Pool};
+use crate::budget::{Reservation, Usage};
 use crate::depth;
 use crate::error::GrammarError;
-use crate::jobs::{Desk, Work};
-use crate::library::{factory, reason};
+use crate::job_queue::{JobQueue, Work};
+use crate::library::{factory, plain_message};
 use crate::sandbox::Vocabulary;
+use crate::sandboxes::{CompileLimits, Sandboxes};
 use crate::settings::Settings;
-use crate::source::{Made, Part, SOURCE_BYTES_MAX, Source};
-use crate::trial::{Patience, Trials};
+use crate::source::{LarkGrammar, RuleSource, SOURCE_BYTES_MAX, Source};
 
-/// The tries' share of the budget: three of them, whose nodes take 8 bytes in lists that grow by doubling, and each token's
-/// text and place. Measured: 13.7 MB for 50,000 words of random letters, of which this makes 16.1.
+/// Upper limit of the vocabulary's three tries. A node takes 8 bytes, in lists that grow by doubling. Each token adds
+/// its text and offset. For 50,000 random words this gives 16.1 MB; 13.7 MB were measured.
 const TRIE_BYTES_PER_NODE: u64 = 48;
 const TRIE_BYTES_PER_BYTE: u64 = 6;
 const TRIE_BYTES_PER_TOKEN: u64 = 64;
 const TRIE_BYTES_FIXED: u64 = 1 << 20;
 
-/// A compiled grammar's share besides its automaton: per byte of its text, and (`depth.rs`) what a stack may take of it.
+/// Bytes of a compiled grammar besides its automaton: per byte of its source, and for the stack (`depth.rs`).
 const BYTES_PER_SOURCE_BYTE: u64 = 64;
 const GRAMMAR_BYTES_FIXED: u64 = 64 << 10;
 
-/// The served vocabulary's grammars.
+/// The grammars of one vocabulary.
 pub struct Grammars {
     pool: Pool,
-    base: OnceLock<Base>,
-    /// Held by whoever makes the base.
-    making: Mutex<()>,
+    compiler: OnceLock<Compiler>,
+    /// Held while the compiler is created.
+    compiler_lock: Mutex<()>,
 }
 
-/// What all grammars share: made when the first is asked for.
-struct Base {
+/// Factory and mask threads of all grammars, created for the first one.
+struct Compiler {
     factory: ParserFactory,
-    jobs: [Arc<Desk<Work>>; 2],
-    share: Share,
+    jobs: [Arc<JobQueue<Work>>; 2],
+    reservation: Reservation,
 }
 
 impl Grammars {
-    /// A cache for one vocabulary. Nothing is built before the first grammar is asked for.
+    /// A cache for one vocabulary. The tries are built for the first grammar.
     pub fn new(settings: Settings) -> Arc<Self> {
         let program = settings.sandbox.clone();
-        let trials = Trials::new(program.map(|program| (program, vocabulary(&settings))));
-        Arc::new(Self { pool: Pool::new(settings, trials), base: OnceLock::new(), making: Mutex::new(()) })
+        let sandboxes = Sandboxes::new(program.map(|program| (program, vocabulary(&settings))));
+        Arc::new(Self {
+            pool: Pool::new(settings, sandboxes),
+            compiler: OnceLock::new(),
+            compiler_lock: Mutex::new(()),
+        })
     }
 
-    /// What the budget holds.
+    /// State of the budget.
     pub fn usage(&self) -> Usage {
         self.pool.usage()
     }
 
-    /// What this cache was made for.
+    /// The settings of this cache.
     pub(crate) fn settings(&self) -> &Settings {
         self.pool.settings()
     }
 
-    /// What its grammars share.
+    /// Settings, budget and entries.
     pub(crate) fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// What all grammars share, made by the first that asks; what failed is tried again by the next.
-    fn base(&self) -> Result<&Base, GrammarError> {
-        if let Some(base) = self.base.get() {
-            return Ok(base);
+    /// The compiler, created on first use. After a failure the next call tries again.
+    fn compiler(&self) -> Result<&Compiler, GrammarError> {
+        if let Some(compiler) = self.compiler.get() {
+            return Ok(compiler);
         }
-        let _making = self.making.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.base.get() {
-            Some(base) => Ok(base),
+        let _guard = self.compiler_lock.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.compiler.get() {
+            Some(compiler) => Ok(compiler),
             None => {
-                let base = Base::new(&self.pool)?;
-                Ok(self.base.get_or_init(|| base))
+                let compiler = Compiler::new(&self.pool)?;
+                Ok(self.compiler.get_or_init(|| compiler))
             }
         }
     }
 
-    /// The compiled grammar, from the cache or anew; `prefix` is fixed text before it. Takes milliseconds, for large schemas
-    /// more: not for an event loop.
+    /// The compiled grammar, from the cache or new. `prefix` is fixed text before the output. Takes milliseconds, or
+    /// more for large schemas: not for an event loop.
     pub(crate) fn compiled(
         &self,
         source: &Source,
         prefix: &str,
-        patience: &Patience<'_>,
-    ) -> Result<Arc<Compiled>, GrammarError> {
-        let fits = |bytes: usize| match bytes {
+        limits: &CompileLimits<'_>,
+    ) -> Result<Arc<CompiledGrammar>, GrammarError> {
+        let check_size = |bytes: usize| match bytes {
             0..=SOURCE_BYTES_MAX => Ok(()),
             _ => {
                 let message = format!("the grammar has {bytes} bytes, more than the limit of {SOURCE_BYTES_MAX}");
                 Err(GrammarError::Invalid(message))
             }
         };
-        // A key may be six times as long as what it is made of.
-        fits(source.text_bytes())?;
+        // A key may be six times as long as its source.
+        check_size(source.text_bytes())?;
         let key = source.key(prefix);
-        fits(key.len())?;
-        let now = self.pool.now();
+        check_size(key.len())?;
+        let now = self.pool.tick();
         if let Some(compiled) = self.pool.find(&key, now) {
             return Ok(compiled);
         }
-        let base = self.base()?;
-        let build = |source: &Source, prefix: &str| self.build(base, source, prefix, key.len() as u64, patience);
+        let compiler = self.compiler()?;
+        let build = |source: &Source, prefix: &str| self.build(compiler, source, prefix, key.len() as u64, limits);
         let built = match build(source, prefix) {
-            // Schemas of tools that are not strict promise nothing: what they come to is kept under the name of what was asked for.
+            // Tools without `strict` have no guarantee, so unsupported schemas are relaxed. The key stays that of the
+            // original source.
             Err(GrammarError::Invalid(why)) => {
-                match source.loosened(|alone| !matches!(build(alone, ""), Err(GrammarError::Invalid(_)))) {
-                    Some(loose) => build(&loose, prefix),
+                match source.relaxed(|alone| !matches!(build(alone, ""), Err(GrammarError::Invalid(_)))) {
+                    Some(relaxed) => build(&relaxed, prefix),
                     None => Err(GrammarError::Invalid(why)),
                 }
             }
             built => built,
         };
         let compiled = Arc::new(built?);
-        Ok(self.pool.keep(key, compiled, now))
+        Ok(self.pool.insert(key, compiled, now))
     }
 
     fn build(
         &self,
-        base: &Base,
+        compiler: &Compiler,
         source: &Source,
         prefix: &str,
         source_bytes: u64,
-        patience: &Patience<'_>,
-    ) -> Result<Compiled, GrammarError> {
-        let compile = |part: Part<'_>, name: &str| self.pool.trials.rules(part, name, patience);
-        let Made { lark, depth, layout } = source.grammar(prefix, &compile)?;
+        limits: &CompileLimits<'_>,
+    ) -> Result<CompiledGrammar, GrammarError> {
+        let compile = |part: RuleSource<'_>, name: &str| self.pool.sandboxes.rules(part, name, limits);
+        let LarkGrammar { lark, depth, layout } = source.to_lark(prefix, &compile)?;
         for schema in layout.iter().flat_map(|layout| &layout.rules).filter_map(|rule| rule.schema.as_ref()) {
-            // Whether answers can be validated is known before there is one.
-            self.pool.trials.validate(schema, &[]).map_err(GrammarError::Invalid)?;
+            // Rejects schemas that the validator does not support, before any output exists.
+            self.pool.sandboxes.validate(schema, &[]).map_err(GrammarError::Invalid)?;
         }
         let rules = layout.as_ref().map_or(&[][..], |layout| &layout.rules);
-        let trial_bytes = self.pool.trials.compile(&lark, rules, patience)?;
+        let compile_bytes = self.pool.sandboxes.compile(&lark, rules, limits)?;
         let fixed_bytes = GRAMMAR_BYTES_FIXED + BYTES_PER_SOURCE_BYTE * source_bytes + depth.bytes();
-        self.fits_alone(base, fixed_bytes + trial_bytes)?;
-        let mut own = self.pool.room(fixed_bytes)?;
-        // While it is compiled. What it comes to is charged below.
-        let compiling = self.pool.room(trial_bytes)?;
-        let parser = || Start::new(base.factory.create_parser(TopLevelGrammar::from_lark(lark))?);
-        let start = match depth::on_a_deep_stack(parser) {
+        self.check_fits_alone(compiler, fixed_bytes + compile_bytes)?;
+        let mut own = self.pool.reserve(fixed_bytes)?;
+        // Reserved while the grammar compiles. The actual size is reserved below.
+        let compiling = self.pool.reserve(compile_bytes)?;
+        let parser = || InitialParser::new(compiler.factory.create_parser(TopLevelGrammar::from_lark(lark))?);
+        let start = match depth::run_on_deep_stack(parser) {
             Some(Ok(Ok(start))) => start,
-            Some(Ok(Err(error))) => return Err(GrammarError::Invalid(reason(&error.to_string()))),
+            Some(Ok(Err(error))) => return Err(GrammarError::Invalid(plain_message(&error.to_string()))),
             Some(Err(_)) => return Err(GrammarError::Invalid("the grammar could not be compiled".into())),
             None => return Err(GrammarError::Full(self.pool.budget.limit())),
         };
@@ -154,17 +159,17 @@ impl Grammars {
             return Err(GrammarError::Invalid("the grammar allows no output".into()));
         }
         let [fresh, first] = start.bytes();
-        self.fits_alone(base, fixed_bytes + fresh + first)?;
+        self.check_fits_alone(compiler, fixed_bytes + fresh + first)?;
         if !self.pool.grow(&mut own, fixed_bytes + fresh) {
             return Err(GrammarError::Full(self.pool.budget.limit()));
         }
-        let shares = [own, self.pool.room(first)?];
-        Ok(start.compiled(shares, base.jobs.clone(), depth, layout))
+        let reservations = [own, self.pool.reserve(first)?];
+        Ok(start.into_grammar(reservations, compiler.jobs.clone(), depth, layout))
     }
 
-    /// Refuses what would not fit even if no other grammar were there.
-    fn fits_alone(&self, base: &Base, bytes: u64) -> Result<(), GrammarError> {
-        let most = self.pool.budget.limit().saturating_sub(base.share.bytes());
+    /// Rejects a grammar that does not fit into the budget even without other grammars.
+    fn check_fits_alone(&self, compiler: &Compiler, bytes: u64) -> Result<(), GrammarError> {
+        let most = self.pool.budget.limit().saturating_sub(compiler.reservation.bytes());
         match bytes <= most {
             true => Ok(()),
             false => Err(GrammarError::Invalid(format!(
@@ -174,14 +179,14 @@ impl Grammars {
     }
 }
 
-impl Base {
+impl Compiler {
     fn new(pool: &Pool) -> Result<Self, GrammarError> {
         let (settings, budget) = (pool.settings(), &pool.budget);
         let tokenizer = &settings.tokenizer;
-        let words: Vec<Vec<u8>> = (0..settings.vocab as u32).map(|id| word(settings, id)).collect();
+        let words: Vec<Vec<u8>> = (0..settings.vocab as u32).map(|id| token_text(settings, id)).collect();
         let bytes = trie_bytes(&words);
-        let mut share = budget.share();
-        if !share.grow_to(bytes) {
+        let mut reservation = budget.reservation();
+        if !reservation.grow_to(bytes) {
             let message = format!(
                 "constrained output needs {bytes} bytes for this model's vocabulary; --grammar-bytes is {}",
                 budget.limit()
@@ -191,25 +196,25 @@ impl Base {
         let failed = |words: String| GrammarError::Invalid(format!("constrained output is not available: {words}"));
         let factory = match catch_unwind(AssertUnwindSafe(|| factory(&words, &settings.ends))) {
             Ok(Ok(factory)) => factory,
-            Ok(Err(error)) => return Err(failed(reason(&error.to_string()))),
+            Ok(Err(error)) => return Err(failed(plain_message(&error.to_string()))),
             Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
         };
-        // A number or a word ends wherever it could: `true`, `false` and `null` end with these letters.
+        // A JSON value may end with punctuation, a digit, or the last letter of `true`, `false` or `null`.
         let ends = |word: &[u8]| {
             let last = word.last().is_some_and(|last| last.is_ascii_digit() || b"el".contains(last));
             last || word.iter().any(|byte| b"\",]}".contains(byte))
         };
-        let structural = (0..).zip(&words).filter(|(_, word)| ends(word)).map(|(id, _)| id).collect();
-        let desk = |name: &str| {
-            Desk::open(name, |work: Work| work()).map_err(|error| GrammarError::NoThread(error.to_string()))
+        let value_end_tokens = (0..).zip(&words).filter(|(_, word)| ends(word)).map(|(id, _)| id).collect();
+        let queue = |name: &str| {
+            JobQueue::start(name, |work: Work| work()).map_err(|error| GrammarError::NoThread(error.to_string()))
         };
-        let jobs = [desk("grammar")?, desk("slow-grammar")?];
-        pool.set_structural(structural);
-        Ok(Self { factory, jobs, share })
+        let jobs = [queue("grammar")?, queue("slow-grammar")?];
+        pool.set_value_end_tokens(value_end_tokens);
+        Ok(Self { factory, jobs, reservation })
     }
 }
 
-/// What of a vocabulary a grammar's text can name.
+/// The part of a vocabulary that a grammar's text can name.
 fn vocabulary(settings: &Settings) -> Vocabulary {
     let tokenizer = &settings.tokenizer;
     let known = settings.vocab.min(tokenizer.vocab_size()) as u32;
@@ -217,13 +222,13 @@ fn vocabulary(settings: &Settings) -> Vocabulary {
     Vocabulary { special: special.map(|id| tokenizer.token_name(id).to_owned()).collect() }
 }
 
-/// What the tries of a vocabulary take.
+/// Upper limit of the tries' bytes.
 fn trie_bytes(words: &[Vec<u8>]) -> u64 {
     let mut sorted: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
     sorted.sort_unstable();
     let (mut nodes, mut texts, mut last): (u64, u64, &[u8]) = (1, 0, &[]);
     for word in sorted {
-        // What a word shares with the one before it in the order of letters is there already.
+        // In sorted order, the prefix shared with the previous word has its nodes already.
         let shared = word.iter().zip(last).take_while(|(a, b)| a == b).count();
         nodes += (word.len() - shared) as u64;
         texts += word.len() as u64;
@@ -233,8 +238,8 @@ fn trie_bytes(words: &[Vec<u8>]) -> u64 {
     TRIE_BYTES_FIXED + TRIE_BYTES_PER_NODE * nodes + TRIE_BYTES_PER_BYTE * texts + TRIE_BYTES_PER_TOKEN * tokens
 }
 
-/// A token as grammars see it: control tokens are out of reach of any text.
-fn word(settings: &Settings, id: u32) -> Vec<u8> {
+/// A token's bytes in the trie. A marker before control tokens keeps any text from matching them.
+fn token_text(settings: &Settings, id: u32) -> Vec<u8> {
     let tokenizer = &settings.tokenizer;
     if (id as usize) >= tokenizer.vocab_size() {
         return Vec::new();

@@ -1,20 +1,20 @@
-//! Why there is no grammar.
+//! Errors of grammars.
 
 use thiserror::Error;
 
-/// Why there is no grammar.
+/// Why a grammar is not available.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum GrammarError {
-    /// The grammar cannot be served, now or later.
+    /// The grammar is invalid or too complex. A retry fails again.
     #[error("{0}")]
     Invalid(String),
-    /// Not now: the budget is taken by grammars in use.
+    /// Grammars in use take the whole budget. A retry may succeed.
     #[error("all {0} bytes for grammars (--grammar-bytes) are in use; try again later")]
     Full(u64),
-    /// Not now: the system refuses a thread or a process.
+    /// The system refuses a thread or a process. A retry may succeed.
     #[error("the system has no thread or process for constrained output ({0}); try again later")]
     NoThread(String),
-    /// The client left while its grammar was compiled.
+    /// The client disconnected while its grammar was compiled.
     #[error("the client left while its grammar was compiled")]
-    Gone,
+    ClientDisconnected,
 }

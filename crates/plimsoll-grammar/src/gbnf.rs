@@ -1,17 +1,17 @@
-//! llama.cpp's grammars (GBNF) in llguidance's Lark dialect.
+//! Converts llama.cpp's grammars (GBNF) to llguidance's Lark dialect.
 //!
-//! What must not be in here: what a grammar costs. The result is compiled like any other.
+//! Out of scope: the cost of a grammar. The result is compiled like any other.
 
 use std::fmt::Write;
 
-/// Groups within groups.
+/// Most nested groups.
 const NESTED_MAX: usize = 64;
 
-/// Rewrites a grammar. Its first rule must be `root`.
+/// Converts a grammar. One of its rules must be `root`.
 ///
 /// # Errors
 ///
-/// What cannot be read, with its line.
+/// The first syntax error, with its line.
 pub fn to_lark(text: &str) -> Result<String, String> {
     let mut reader = Reader { rest: text, line: 1 };
     let mut out = String::new();
@@ -37,7 +37,7 @@ pub fn to_lark(text: &str) -> Result<String, String> {
     Ok(out)
 }
 
-/// A rule's name in Lark: lower case with a prefix, so that it is no terminal and no keyword.
+/// A rule's name in Lark: lower case with a prefix, so that it is neither a terminal nor a keyword.
 fn rule(name: &str) -> String {
     if name == "root" {
         return "start".into();
@@ -46,7 +46,7 @@ fn rule(name: &str) -> String {
     for c in name.chars() {
         match c {
             'a'..='z' | '0'..='9' => out.push(c),
-            // Each character has a spelling of its own: no two names become one.
+            // Each character has its own encoding, so names stay distinct.
             c => {
                 let _ = write!(out, "_{:x}_", u32::from(c));
             }
@@ -86,7 +86,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Skips blanks and comments, and line ends where they mean nothing.
+    /// Skips blanks and comments; with `lines`, line ends too.
     fn space(&mut self, lines: bool) {
         while let Some(next) = self.peek() {
             match next {
@@ -134,7 +134,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// One item of a sequence. False where the sequence ends.
+    /// Converts one item of a sequence. False at the end of the sequence.
     fn item(&mut self, out: &mut String, depth: usize) -> Result<bool, String> {
         let start = out.len();
         match self.peek() {
@@ -166,7 +166,9 @@ impl<'a> Reader<'a> {
                 }
             }
             Some(c) if c.is_ascii_alphanumeric() => out.push_str(&rule(self.name()?)),
-            Some('<' | '!') => return Err(self.error("tokens in angle brackets are not supported; spell their text")),
+            Some('<' | '!') => {
+                return Err(self.error("tokens in angle brackets are not supported; spell their text"));
+            }
             Some(')' | '|' | '\n' | '\r') | None => return Ok(false),
             Some(other) => return Err(self.error(&format!("'{other}' is not expected here"))),
         }
@@ -194,7 +196,9 @@ impl<'a> Reader<'a> {
                 let (least, most) = (least.trim(), most.trim());
                 let count = |text: &str| text.is_empty() || text.parse::<u32>().is_ok();
                 if !count(least) || !count(most) || inside.trim().is_empty() {
-                    return Err(self.error(&format!("'{{{inside}}}' is no count")));
+                    return Err(
+                        self.error(&format!("'{{{inside}}}' is no count"))
+                    );
                 }
                 self.rest = &self.rest[end + 1..];
                 let least = if least.is_empty() { "0" } else { least };
@@ -204,7 +208,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// A character of a literal or a class; none at its end.
+    /// The next character of a literal or a class. `None` at its end.
     fn character(&mut self, end: char) -> Result<Option<char>, String> {
         let missing = |reader: &Self| reader.error(&format!("'{end}' is missing"));
         let next = self.next().ok_or_else(|| missing(self))?;
@@ -232,7 +236,7 @@ impl<'a> Reader<'a> {
         Ok(Some(code))
     }
 
-    /// A class behind its bracket, as a pattern.
+    /// A class, after its bracket, as a regular expression.
     fn class(&mut self) -> Result<String, String> {
         let mut out = String::from(if self.eat("^") { "[^" } else { "[" });
         let mut empty = true;
@@ -276,7 +280,7 @@ ws ::= "" | " "
     }
 
     #[test]
-    fn what_cannot_be_read_names_its_line() {
+    fn syntax_errors_name_their_line() {
         for (text, words) in [
             ("a ::= \"x\"", "no rule 'root'"),
             ("root ::= \"x\"\nb = \"y\"", "line 2: '::=' is missing"),

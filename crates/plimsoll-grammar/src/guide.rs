@@ -1,4 +1,4 @@
-//! One request's way through a grammar: which tokens may come next, and whether anything may.
+//! The grammar state of one request: which tokens may come next.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,28 +9,28 @@ use std::time::{Duration, Instant};
 use llguidance::toktrie::SimpleVob;
 use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 
-use crate::automaton::{Compiled, Path};
+use crate::automaton::{CompiledGrammar, ParserState};
 use crate::cache::Grammars;
 use crate::error::GrammarError;
-use crate::jobs::{Ticket, Work};
+use crate::job_queue::{QueuedJob, Work};
+use crate::reasoning::{NextTokens, ReasoningRules, ReasoningState};
+use crate::sandboxes::CompileLimits;
 use crate::source::Source;
-use crate::thinking::{Next, Reasoning, Thinking};
-use crate::trial::Patience;
 
-/// Bytes that walking a grammar takes: two masks, and what the parser keeps of each token.
-const WALK_BYTES_FIXED: u64 = 16 << 10;
-const WALK_BYTES_PER_TOKEN: u64 = 256;
+/// Host bytes of one output's state: two masks, and the parser's data for each token.
+const STATE_BYTES_FIXED: u64 = 16 << 10;
+const STATE_BYTES_PER_TOKEN: u64 = 256;
 
-/// A form of which a mask has taken longer is slow: its masks are computed on a thread for such, and waited for outside of steps. Those of
-/// JSON take one to three milliseconds.
-const SLOW: Duration = Duration::from_millis(20);
+/// A grammar with a mask that took longer is slow. Its masks are computed on a second thread, outside of steps. A mask
+/// of a typical JSON schema takes one to three milliseconds.
+const SLOW_MASK_TIME: Duration = Duration::from_millis(20);
 
-/// What a request's output must be: a grammar, reasoning before it, or both. Cheap to share among choices.
+/// The constraint on a request's output: a grammar, limits on reasoning before it, or both. All choices share it.
 #[derive(Clone)]
 pub struct Guide {
     grammars: Arc<Grammars>,
-    compiled: Option<Arc<Compiled>>,
-    reasoning: Option<Reasoning>,
+    compiled: Option<Arc<CompiledGrammar>>,
+    reasoning: Option<ReasoningState>,
 }
 
 impl fmt::Debug for Guide {
@@ -40,21 +40,22 @@ impl fmt::Debug for Guide {
 }
 
 impl Guide {
-    /// Compiles `source`, which follows the fixed text `prefix`, or finds it in the cache. Not for an event loop.
+    /// Compiles `source`, or takes it from the cache. `prefix` is fixed text before it. Not for an event loop.
     ///
     /// # Errors
     ///
-    /// [`GrammarError::Invalid`] with the reason, [`GrammarError::Full`] when the budget is in use, [`GrammarError::NoThread`] when the
-    /// system has none, [`GrammarError::Gone`] when the client has left.
+    /// [`GrammarError::Invalid`] with the reason, [`GrammarError::Full`] if the budget is in use,
+    /// [`GrammarError::NoThread`] if the system has no thread, [`GrammarError::ClientDisconnected`] if the client has
+    /// disconnected.
     pub fn new(
         grammars: &Arc<Grammars>,
         source: Option<&Source>,
         prefix: &str,
-        thinking: Option<Thinking>,
-        patience: &Patience<'_>,
+        reasoning: Option<ReasoningRules>,
+        limits: &CompileLimits<'_>,
     ) -> Result<Self, GrammarError> {
-        let compiled = source.map(|source| grammars.compiled(source, prefix, patience)).transpose()?;
-        let reasoning = thinking.map(|rules| Reasoning::new(rules, &grammars.settings().tokenizer));
+        let compiled = source.map(|source| grammars.compiled(source, prefix, limits)).transpose()?;
+        let reasoning = reasoning.map(|rules| ReasoningState::new(rules, &grammars.settings().tokenizer));
         Ok(Self { grammars: Arc::clone(grammars), compiled, reasoning })
     }
 }
@@ -64,230 +65,234 @@ impl Grammar for Guide {
         let settings = self.grammars.settings();
         let state = match &self.compiled {
             Some(compiled) => {
-                let mut path = compiled.begin(self.grammars.pool()).map_err(|full| full.to_string())?;
-                let mask = path.checked(compiled.first_mask.clone(), compiled, self.grammars.pool());
-                State::Ready { path: Box::new(path), mask: mask.map_err(|unfit| unfit.to_string())? }
+                let mut parser = compiled.begin(self.grammars.pool()).map_err(|full| full.to_string())?;
+                let mask = parser.apply_checks(compiled.first_mask.clone(), compiled, self.grammars.pool());
+                MaskState::Ready { parser: Box::new(parser), mask: mask.map_err(|unfit| unfit.to_string())? }
             }
-            None => State::Free,
+            None => MaskState::Unconstrained,
         };
-        Ok(Box::new(Walk {
+        Ok(Box::new(GrammarState {
             grammars: Arc::clone(&self.grammars),
             compiled: self.compiled.clone(),
             state,
             reasoning: self.reasoning.clone(),
-            own: SimpleVob::alloc(settings.vocab),
+            reasoning_mask: SimpleVob::alloc(settings.vocab),
         }))
     }
 
     fn bytes_max(&self, max_tokens: u32) -> u64 {
         let masks = 2 * self.grammars.settings().vocab as u64 / 8;
-        WALK_BYTES_FIXED + masks + WALK_BYTES_PER_TOKEN * u64::from(max_tokens)
+        STATE_BYTES_FIXED + masks + STATE_BYTES_PER_TOKEN * u64::from(max_tokens)
     }
 }
 
-/// A walk.
-struct Walk {
+/// The grammar state of one output.
+struct GrammarState {
     grammars: Arc<Grammars>,
-    compiled: Option<Arc<Compiled>>,
-    state: State,
-    reasoning: Option<Reasoning>,
-    /// A mask that reasoning ask for.
-    own: SimpleVob,
+    compiled: Option<Arc<CompiledGrammar>>,
+    state: MaskState,
+    reasoning: Option<ReasoningState>,
+    /// The mask while the output is in its reasoning.
+    reasoning_mask: SimpleVob,
 }
 
-enum State {
-    /// No grammar: anything goes.
-    Free,
+enum MaskState {
+    /// No grammar: all tokens are allowed.
+    Unconstrained,
     Ready {
-        path: Box<Path>,
+        parser: Box<ParserState>,
         mask: SimpleVob,
     },
-    /// The next mask is to be computed, of a slow form: not before every output of this form has taken its token. They share an automaton,
-    /// which is locked meanwhile.
-    Due(Box<Path>),
+    /// A slow grammar needs its next mask. Computing it locks the automaton that all outputs of the grammar share. So
+    /// it starts after all of them have accepted their token.
+    NeedsMask(Box<ParserState>),
     /// The mask is being computed.
-    Away(Errand),
-    /// Nothing may come any more, and why.
-    Over(Unfit),
+    Computing(PendingMask),
+    /// No token can follow, for this reason.
+    Failed(Unfit),
     /// The output is complete.
     Complete,
 }
 
-impl State {
-    /// What there was. Whoever takes it puts something in its place.
-    fn take(&mut self) -> State {
-        std::mem::replace(self, State::Over(Unfit::Grammar(String::new())))
+impl MaskState {
+    /// Takes the state out. The caller must set a new one.
+    fn take(&mut self) -> MaskState {
+        std::mem::replace(self, MaskState::Failed(Unfit::Grammar(String::new())))
     }
 }
 
-type Done = Result<(Box<Path>, SimpleVob), Unfit>;
+type MaskResult = Result<(Box<ParserState>, SimpleVob), Unfit>;
 
-/// A mask that was asked for. When nobody waits for it any more, what has not been begun is not, and its path goes at once.
-struct Errand {
-    reply: Receiver<Done>,
-    _ticket: Ticket<Work>,
+/// A requested mask. On drop, its job leaves the queue unless it has started.
+struct PendingMask {
+    reply: Receiver<MaskResult>,
+    _job: QueuedJob<Work>,
 }
 
 /// A mask to compute.
-struct Job {
-    path: Box<Path>,
-    of: UnderWay,
+struct MaskJob {
+    parser: Box<ParserState>,
+    count: PendingCount,
     grammars: Arc<Grammars>,
-    reply: SyncSender<Done>,
+    reply: SyncSender<MaskResult>,
 }
 
-/// A mask of a form that has been asked for and not been computed yet.
-struct UnderWay(Arc<Compiled>);
+/// Counts as one pending mask of its grammar.
+struct PendingCount(Arc<CompiledGrammar>);
 
-impl UnderWay {
-    fn new(compiled: &Arc<Compiled>) -> Self {
-        compiled.under_way.fetch_add(1, AcqRel);
+impl PendingCount {
+    fn new(compiled: &Arc<CompiledGrammar>) -> Self {
+        compiled.pending_masks.fetch_add(1, AcqRel);
         Self(Arc::clone(compiled))
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for PendingCount {
     fn drop(&mut self) {
-        self.0.under_way.fetch_sub(1, AcqRel);
+        self.0.pending_masks.fetch_sub(1, AcqRel);
     }
 }
 
-impl Job {
+impl MaskJob {
     fn run(self) {
-        let Self { mut path, of, grammars, reply } = self;
+        let Self { mut parser, count, grammars, reply } = self;
         let began = Instant::now();
-        let mask = of.0.depth.follow(|| path.mask(&of.0, grammars.pool()));
-        if began.elapsed() > SLOW {
-            of.0.slow.store(true, Relaxed);
+        let mask = count.0.depth.run(|| parser.mask(&count.0, grammars.pool()));
+        if began.elapsed() > SLOW_MASK_TIME {
+            count.0.slow.store(true, Relaxed);
         }
         let done = match mask {
-            Some(mask) => mask.map(|mask| (path, mask)),
+            Some(mask) => mask.map(|mask| (parser, mask)),
             None => Err(Unfit::Memory("the system has no thread for the grammar; try again later".into())),
         };
-        of.0.computed.fetch_add(1, Relaxed);
-        // Who has it may go on: this form's automaton is free.
-        drop(of);
-        // A request that is gone needs no mask.
+        count.0.masks_computed.fetch_add(1, Relaxed);
+        // Before the reply: its receiver expects the automaton to be unlocked.
+        drop(count);
+        // The request may have ended meanwhile.
         let _ = reply.send(done);
     }
 }
 
-impl Walk {
-    /// The grammar's mask, waiting for it if need be; none for anything.
-    fn ready(&mut self) -> Result<Option<&SimpleVob>, Unfit> {
-        self.ask();
-        self.came(Duration::MAX);
+impl GrammarState {
+    /// The grammar's mask; waits for it. `None` if all tokens are allowed.
+    fn wait_for_grammar_mask(&mut self) -> Result<Option<&SimpleVob>, Unfit> {
+        self.start_mask();
+        self.wait_for_mask(Duration::MAX);
         match &self.state {
-            State::Ready { mask, .. } => Ok(Some(mask)),
-            State::Free => Ok(None),
-            State::Over(why) => Err(why.clone()),
-            State::Complete => Err(Unfit::Grammar("the output is complete already".into())),
-            State::Due(_) | State::Away(_) => unreachable!("it was asked for, and came"),
+            MaskState::Ready { mask, .. } => Ok(Some(mask)),
+            MaskState::Unconstrained => Ok(None),
+            MaskState::Failed(why) => Err(why.clone()),
+            MaskState::Complete => Err(Unfit::Grammar("the output is complete already".into())),
+            MaskState::NeedsMask(_) | MaskState::Computing(_) => unreachable!("waiting ends with a mask or an error"),
         }
     }
 
-    /// Has a mask that is due computed.
-    fn ask(&mut self) {
+    /// Requests the next mask if it is needed and not requested yet.
+    fn start_mask(&mut self) {
         let Some(compiled) = &self.compiled else { return };
         self.state = match self.state.take() {
-            State::Due(path) => {
+            MaskState::NeedsMask(parser) => {
                 let (reply, done) = sync_channel(1);
-                let job = Job { path, of: UnderWay::new(compiled), grammars: Arc::clone(&self.grammars), reply };
-                // Without its thread nobody answers, and that is noticed.
-                let ticket = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].hand_in(Box::new(|| job.run()));
-                State::Away(Errand { reply: done, _ticket: ticket })
+                let job =
+                    MaskJob { parser, count: PendingCount::new(compiled), grammars: Arc::clone(&self.grammars), reply };
+                // If the thread has ended, the reply channel closes, and waiting for the mask fails.
+                let queued = compiled.jobs[usize::from(compiled.slow.load(Relaxed))].push(Box::new(|| job.run()));
+                MaskState::Computing(PendingMask { reply: done, _job: queued })
             }
             state => state,
         };
     }
 
-    /// Waits for a mask that is being computed, for so long at most. Says whether none is, now.
-    fn came(&mut self, patience: Duration) -> bool {
-        let State::Away(errand) = &self.state else { return true };
-        self.state = match errand.reply.recv_timeout(patience) {
-            Ok(Ok((path, mask))) => State::Ready { path, mask },
-            Ok(Err(unfit)) => State::Over(unfit),
+    /// Waits at most `patience` for a requested mask. True if no mask is outstanding.
+    fn wait_for_mask(&mut self, patience: Duration) -> bool {
+        let MaskState::Computing(pending) = &self.state else { return true };
+        self.state = match pending.reply.recv_timeout(patience) {
+            Ok(Ok((parser, mask))) => MaskState::Ready { parser, mask },
+            Ok(Err(unfit)) => MaskState::Failed(unfit),
             Err(RecvTimeoutError::Timeout) => return false,
-            Err(RecvTimeoutError::Disconnected) => State::Over(Unfit::Grammar("the grammar thread has ended".into())),
+            Err(RecvTimeoutError::Disconnected) => {
+                MaskState::Failed(Unfit::Grammar("the grammar thread has ended".into()))
+            }
         };
         true
     }
 
-    /// Takes a token of the grammar's.
+    /// Advances the grammar by a token.
     fn advance(&mut self, token: u32) -> Result<(), Unfit> {
-        self.ready()?;
+        self.wait_for_grammar_mask()?;
         let Some(compiled) = &self.compiled else { return Ok(()) };
         self.state = match self.state.take() {
-            State::Ready { mut path, .. } => match path.take(token, compiled, self.grammars.pool()) {
-                Ok(true) => State::Complete,
-                Ok(false) => State::Due(path),
-                Err(unfit) => State::Over(unfit),
+            MaskState::Ready { mut parser, .. } => match parser.accept(token, compiled, self.grammars.pool()) {
+                Ok(true) => MaskState::Complete,
+                Ok(false) => MaskState::NeedsMask(parser),
+                Err(unfit) => MaskState::Failed(unfit),
             },
             state => state,
         };
         let slow = compiled.slow.load(Relaxed);
         match &self.state {
-            State::Over(unfit) => return Err(unfit.clone()),
-            State::Due(_) if !slow => self.ask(),
+            MaskState::Failed(unfit) => return Err(unfit.clone()),
+            MaskState::NeedsMask(_) if !slow => self.start_mask(),
             _ => {}
         }
         Ok(())
     }
 }
 
-impl Constraint for Walk {
+impl Constraint for GrammarState {
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit> {
-        let next = self.reasoning.as_ref().map_or(Next::Constrained, Reasoning::next);
+        let next = self.reasoning.as_ref().map_or(NextTokens::Constrained, ReasoningState::next);
         match next {
-            Next::Constrained => {}
-            Next::Only(id) => {
-                self.own.set_all(false);
-                self.own.allow_token(id);
-                return Ok(Some(self.own.as_slice()));
+            NextTokens::Constrained => {}
+            NextTokens::Only(id) => {
+                self.reasoning_mask.set_all(false);
+                self.reasoning_mask.allow_token(id);
+                return Ok(Some(self.reasoning_mask.as_slice()));
             }
-            Next::Any => {
-                self.own.set_all(true);
+            NextTokens::Any => {
+                self.reasoning_mask.set_all(true);
                 if self.compiled.is_some() {
-                    // What must have a form must not end before it has begun.
+                    // The output must not end before its structured part.
                     for end in &self.grammars.settings().ends {
-                        self.own.disallow_token(*end);
+                        self.reasoning_mask.disallow_token(*end);
                     }
                 }
-                return Ok(Some(self.own.as_slice()));
+                return Ok(Some(self.reasoning_mask.as_slice()));
             }
-            Next::Or(id) => {
-                // The parser's masks have room for one token more than ours: nothing is copied from one into the other.
-                let Some(mut mask) = self.ready()?.cloned() else { return Ok(None) };
+            NextTokens::ConstrainedOr(id) => {
+                // The parser's masks have one bit more than ours. So a mask is replaced, and never copied into the
+                // other kind.
+                let Some(mut mask) = self.wait_for_grammar_mask()?.cloned() else { return Ok(None) };
                 mask.allow_token(id);
-                self.own = mask;
-                return Ok(Some(self.own.as_slice()));
+                self.reasoning_mask = mask;
+                return Ok(Some(self.reasoning_mask.as_slice()));
             }
         }
-        Ok(self.ready()?.map(SimpleVob::as_slice))
+        Ok(self.wait_for_grammar_mask()?.map(SimpleVob::as_slice))
     }
 
     fn mask_ready(&mut self, patience: Duration) -> bool {
         let Some(compiled) = self.compiled.clone().filter(|compiled| compiled.slow.load(Relaxed)) else { return true };
-        self.ask();
-        if !self.came(patience) {
+        self.start_mask();
+        if !self.wait_for_mask(patience) {
             return false;
         }
-        if compiled.under_way.load(Acquire) > 0 {
+        if compiled.pending_masks.load(Acquire) > 0 {
             std::thread::sleep(patience);
         }
-        compiled.under_way.load(Acquire) == 0
+        compiled.pending_masks.load(Acquire) == 0
     }
 
     fn moved(&self) -> u64 {
-        self.compiled.as_ref().map_or(0, |compiled| compiled.computed.load(Relaxed))
+        self.compiled.as_ref().map_or(0, |compiled| compiled.masks_computed.load(Relaxed))
     }
 
     fn accept(&mut self, token: u32) -> Result<(), Unfit> {
-        let ours = self.reasoning.as_mut().is_none_or(|reasoning| reasoning.take(token));
+        let ours = self.reasoning.as_mut().is_none_or(|reasoning| reasoning.accept(token));
         if ours { self.advance(token) } else { Ok(()) }
     }
 
     fn complete(&self) -> bool {
-        matches!(self.state, State::Complete)
+        matches!(self.state, MaskState::Complete)
     }
 }

@@ -1,17 +1,16 @@
-//! Plimsoll: output that must have a form.
+//! Structured output.
 //!
-//! A [`Source`] (JSON schema, regular expression, choice, Lark grammar) is compiled once for the served vocabulary and kept
-//! in a cache ([`Grammars`]); each request walks it with a [`Guide`], which tells the engine the tokens that may come next.
-//! A mask is computed on a thread of its own while the model computes the logits it will be laid over.
+//! A [`Source`] (JSON schema, regular expression, choice, Lark grammar) is compiled once for the served vocabulary. The
+//! cache ([`Grammars`]) keeps it. Each request has a [`Guide`], which gives the engine the mask of allowed tokens. A
+//! separate thread computes a mask while the model computes the logits.
 //!
-//! Outputs of one form share its automaton as long as that goes well; none of them ends because of the others.
+//! Outputs of one grammar share its automaton. If it fails, each output continues on a new automaton of its own.
 //!
-//! All of it lives in one budget in bytes: the vocabulary's trie, compiled grammars, and what their automata grow to in
-//! use. Idle grammars go first; when nothing is idle, a new one is refused, and one that outgrows the budget ends its
-//! request.
+//! One byte budget holds the vocabulary's trie, compiled grammars and their automata. Idle grammars are evicted first.
+//! If none is idle, a new grammar is refused. An automaton that outgrows the budget ends its request.
 //!
-//! **Invariant:** this crate knows no HTTP and no sampling; a grammar comes from strangers, so compiling is limited in size
-//! and steps, and a panic in the library ends one request.
+//! **Invariant:** this crate contains no HTTP and no sampling. Grammars are untrusted input, so compiling has limits in
+//! size and steps. A panic in the library ends one request only.
 
 #![forbid(unsafe_code)]
 
@@ -23,21 +22,21 @@ mod depth;
 mod error;
 pub mod gbnf;
 mod guide;
-mod jobs;
+mod job_queue;
+mod json_scanner;
 mod library;
 mod pool;
+mod reasoning;
 pub mod sandbox;
+mod sandboxes;
 mod settings;
-mod shape;
 mod source;
-mod thinking;
-mod trial;
 
 pub use budget::Usage;
 pub use cache::Grammars;
 pub use error::GrammarError;
 pub use guide::Guide;
+pub use reasoning::ReasoningRules;
+pub use sandboxes::{COMPILE_TIME_MAX, CompileLimits};
 pub use settings::Settings;
-pub use source::{Call, CallStyle, Calls, Input, SOURCE_BYTES_MAX, Source};
-pub use thinking::Thinking;
-pub use trial::{COMPILE_TIME_MAX, Patience};
+pub use source::{CallStyle, CallableTool, SOURCE_BYTES_MAX, Source, ToolCalls, ToolInput};

@@ -1,4 +1,4 @@
-//! llguidance as Plimsoll uses it: its limits, what it is given, and its errors in plain words.
+//! llguidance: its limits, its input, and its errors in plain words.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use llguidance::ParserFactory;
 use llguidance::api::ParserLimits;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 
-/// States of one automaton. Each takes one to two kilobytes.
+/// Most states of one automaton. A state takes one to two kilobytes.
 pub(crate) const STATES_MAX: usize = 8_000;
 
-/// The tokens that are decided together: those that may stand inside a JSON string. More such slices would save a part
-/// of a millisecond a mask, and no step waits for it. Each takes a trie.
+/// Tokens that may stand inside a JSON string are decided together. More slices would save a fraction of a millisecond
+/// per mask, and each takes a trie.
 const SLICE: &str = r#"[^"\\\x00-\x1F\x7F]{1,30}"#;
 
-/// What grammars are compiled with.
+/// The factory of parsers.
 pub(crate) fn factory(words: &[Vec<u8>], ends: &[u32]) -> anyhow::Result<ParserFactory> {
     let end = ends.first().copied().unwrap_or(0);
     let trie = TokTrie::from(&TokRxInfo::new(words.len() as u32, end), words);
@@ -26,21 +26,18 @@ pub(crate) fn factory(words: &[Vec<u8>], ends: &[u32]) -> anyhow::Result<ParserF
     Ok(factory)
 }
 
-/// The library's words, without the grammar they repeat, and without its names for what went wrong.
-pub(crate) fn reason(message: &str) -> String {
+/// The library's error in plain words, without the grammar that it repeats.
+pub(crate) fn plain_message(message: &str) -> String {
     let first = message.lines().next().unwrap_or(message);
-    let plain = NAMES.iter().find(|(name, _)| first.contains(name)).map(|(_, words)| *words);
-    // Of a pattern that is none, the line that says why is the last one.
+    let plain = ERROR_TEXTS.iter().find(|(name, _)| first.contains(name)).map(|(_, words)| *words);
+    // For an invalid pattern the last line has the reason.
     let why = message.lines().rev().find_map(|line| line.trim().strip_prefix("error: ")).unwrap_or_default();
     plain.map_or_else(|| format!("{first} {why}").trim_end().chars().take(400).collect(), str::to_owned)
 }
 
-/// What llguidance calls an end, and what that means.
-const NAMES: [(&str, &str); 6] = [
-    (
-        "NoExtension",
-        "nothing can be written that fits it: it contradicts itself, or wants what this model's tokens cannot spell",
-    ),
+/// llguidance's stop reasons, and their messages.
+const ERROR_TEXTS: [(&str, &str); 6] = [
+    ("NoExtension", "nothing can be written that fits it: it contradicts itself, or wants what this model's tokens cannot spell"),
     ("LexerTooComplex", "it is too complex: its patterns have too many states"),
     ("ParserTooComplex", "it is too complex: the same text can be read in too many ways"),
     ("Too many items", "it is too complex: the same text can be read in too many ways"),

@@ -1,22 +1,22 @@
-//! What all grammars of one vocabulary share: settings, trials, and the budget, for which idle grammars go.
+//! Settings, sandboxes and cache of all grammars of one vocabulary, and the budget that evicts idle grammars.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use plimsoll_engine::constraint::Unfit;
 
-use crate::budget::{Budget, Share, Usage};
+use crate::budget::{Budget, Reservation, Usage};
 use crate::error::GrammarError;
+use crate::sandboxes::Sandboxes;
 use crate::settings::Settings;
-use crate::trial::Trials;
 
-/// The grammars that are kept, `T` each, and what a walk needs besides its own.
+/// The cached grammars, `T` each, and the data that all outputs share.
 pub(crate) struct Pool<T> {
     settings: Settings,
     pub budget: Arc<Budget>,
-    pub trials: Trials,
-    /// Set with the base.
-    structural: OnceLock<Vec<u32>>,
+    pub sandboxes: Sandboxes,
+    /// Set when the compiler is created.
+    value_end_tokens: OnceLock<Vec<u32>>,
     entries: Mutex<Vec<Entry<T>>>,
     clock: AtomicU64,
     compiled: AtomicU64,
@@ -32,13 +32,13 @@ struct Entry<T> {
 }
 
 impl<T> Pool<T> {
-    /// A pool without grammars.
-    pub fn new(settings: Settings, trials: Trials) -> Self {
+    /// An empty pool.
+    pub fn new(settings: Settings, sandboxes: Sandboxes) -> Self {
         Self {
             budget: Budget::new(settings.bytes),
-            trials,
+            sandboxes,
             settings,
-            structural: OnceLock::new(),
+            value_end_tokens: OnceLock::new(),
             entries: Mutex::default(),
             clock: AtomicU64::new(0),
             compiled: AtomicU64::new(0),
@@ -48,7 +48,7 @@ impl<T> Pool<T> {
         }
     }
 
-    /// What the budget holds.
+    /// State of the budget.
     pub fn usage(&self) -> Usage {
         let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
         Usage {
@@ -58,27 +58,27 @@ impl<T> Pool<T> {
             compiled: load(&self.compiled),
             hits: load(&self.hits),
             evicted: load(&self.evicted),
-            sandbox_starts: self.trials.starts(),
+            sandbox_starts: self.sandboxes.starts(),
             invalid_answers: load(&self.invalid_answers),
         }
     }
 
-    /// What this cache was made for.
+    /// The settings of this pool.
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
 
     fn entries(&self) -> MutexGuard<'_, Vec<Entry<T>>> {
-        // A list of whole entries, whoever panicked.
+        // Every update is one operation, so a panic leaves the list consistent.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The time of one use.
-    pub fn now(&self) -> u64 {
+    /// A logical time for least-recently-used order.
+    pub fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The grammar of that key, used `now`.
+    /// The grammar with this key, last used at `now`.
     pub fn find(&self, key: &str, now: u64) -> Option<Arc<T>> {
         let mut entries = self.entries();
         let entry = entries.iter_mut().find(|entry| entry.key == key)?;
@@ -87,8 +87,8 @@ impl<T> Pool<T> {
         Some(Arc::clone(&entry.compiled))
     }
 
-    /// Keeps a grammar that was compiled. Where another thread kept one of that key meanwhile, that one is returned.
-    pub fn keep(&self, key: String, compiled: Arc<T>, now: u64) -> Arc<T> {
+    /// Adds a compiled grammar. If another thread added the same key meanwhile, returns that one.
+    pub fn insert(&self, key: String, compiled: Arc<T>, now: u64) -> Arc<T> {
         self.compiled.fetch_add(1, Ordering::Relaxed);
         let mut entries = self.entries();
         if let Some(entry) = entries.iter().find(|entry| entry.key == key) {
@@ -98,31 +98,32 @@ impl<T> Pool<T> {
         compiled
     }
 
-    /// An answer ends because of its checks, for this reason.
-    pub fn invalid(&self, why: String) -> Unfit {
+    /// Counts an answer that its checks end, and returns its error.
+    pub fn invalid_answer(&self, why: String) -> Unfit {
         self.invalid_answers.fetch_add(1, Ordering::Relaxed);
         Unfit::Grammar(why)
     }
 
-    /// Tokens that may end something in JSON.
-    pub fn structural(&self) -> &[u32] {
-        self.structural.get().map_or(&[], Vec::as_slice)
+    /// Tokens that may end a JSON value.
+    pub fn value_end_tokens(&self) -> &[u32] {
+        self.value_end_tokens.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Sets them, once.
-    pub fn set_structural(&self, tokens: Vec<u32>) {
-        self.structural.get_or_init(|| tokens);
+    /// Sets the tokens that may end a JSON value; a second call has no effect.
+    pub fn set_value_end_tokens(&self, tokens: Vec<u32>) {
+        self.value_end_tokens.get_or_init(|| tokens);
     }
 
-    /// A share of `bytes`, for which idle grammars go.
-    pub fn room(&self, bytes: u64) -> Result<Share, GrammarError> {
-        let mut share = self.budget.share();
-        if self.grow(&mut share, bytes) { Ok(share) } else { Err(GrammarError::Full(self.budget.limit())) }
+    /// Reserves `bytes`, and evicts idle grammars for them.
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, GrammarError> {
+        let mut reservation = self.budget.reservation();
+        if self.grow(&mut reservation, bytes) { Ok(reservation) } else { Err(GrammarError::Full(self.budget.limit())) }
     }
 
-    /// Grows a share to `bytes`, for which idle grammars go. False when those in use leave no room.
-    pub fn grow(&self, share: &mut Share, bytes: u64) -> bool {
-        while !share.grow_to(bytes) {
+    /// Grows a reservation to `bytes`, and evicts idle grammars for them. False if the grammars in use leave too
+    /// little.
+    pub fn grow(&self, reservation: &mut Reservation, bytes: u64) -> bool {
+        while !reservation.grow_to(bytes) {
             if !self.evict_one() {
                 return false;
             }
@@ -130,7 +131,7 @@ impl<T> Pool<T> {
         true
     }
 
-    /// Drops the grammar that has been idle longest. False if all are in use.
+    /// Evicts the least recently used idle grammar. False if all are in use.
     fn evict_one(&self) -> bool {
         let mut entries = self.entries();
         let idle = entries.iter().enumerate().filter(|(_, entry)| Arc::strong_count(&entry.compiled) == 1);

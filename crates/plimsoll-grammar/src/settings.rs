@@ -1,24 +1,24 @@
-//! What grammars are compiled for.
+//! Settings of a grammar cache.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use plimsoll_text::Tokenizer;
 
-/// What grammars are compiled for.
+/// Settings of a grammar cache.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Ids to text.
+    /// Maps token ids to text.
     pub tokenizer: Arc<Tokenizer>,
-    /// Logits of a row; ids beyond the tokenizer's are never allowed.
+    /// Logits per row. Ids beyond the tokenizer's are never allowed.
     pub vocab: usize,
-    /// The tokens that end output.
+    /// Tokens that end an output.
     pub ends: Vec<u32>,
     /// Special tokens that grammars may spell as text: the markers of calls.
     pub spelled: Vec<u32>,
-    /// Bytes for everything; 0 switches constrained output off.
+    /// Budget in bytes; 0 disables structured output.
     pub bytes: u64,
-    /// The program whose process compiles grammars for trial ([`crate::sandbox`]). Without one a grammar's cost is bounded by the
-    /// library's own limits alone: for tests of crates that have no program.
+    /// The program that runs as the sandbox ([`crate::sandbox`]). Without it only the library's own limits bound the
+    /// cost of a grammar: for tests of crates that have no program.
     pub sandbox: Option<PathBuf>,
 }

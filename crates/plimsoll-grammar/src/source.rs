@@ -1,4 +1,4 @@
-//! What a grammar is made from, and the making.
+//! The sources of grammars, and their conversion to Lark.
 
 use std::fmt::Write;
 
@@ -10,68 +10,68 @@ use crate::checks::{Layout, Rule};
 use crate::depth::{self, Depth};
 use crate::error::GrammarError;
 
-/// The longest text of one grammar, in bytes.
+/// Most bytes of one source.
 pub const SOURCE_BYTES_MAX: usize = 128 << 10;
 
-/// Up to this many tools have their schemas tried one by one if they cannot be followed together.
-const TRIED_ALONE_MAX: usize = 64;
+/// With more tools than this, unsupported schemas are not searched one by one: all are relaxed.
+const TOOLS_TRIED_MAX: usize = 64;
 
-/// What output must be.
+/// The constraint on an output.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// Any JSON object.
     JsonObject,
-    /// JSON that a schema allows, which is given as JSON text: numbers in it are exact.
+    /// JSON that a schema allows. The schema is JSON text, so its numbers are exact.
     JsonSchema(String),
-    /// Text that a regular expression matches as a whole.
+    /// Text that a regular expression matches completely.
     Regex(String),
     /// One of several texts.
     Choice(Vec<String>),
-    /// A grammar in Lark's notation, as llguidance reads it.
+    /// A grammar in llguidance's Lark dialect.
     Lark(String),
     /// Tool calls.
-    Calls(Calls),
-    /// Text that may have tool calls in it: a call that has begun is one of these to its end.
-    TextWithCalls(Calls),
-    /// Tool calls, or output of another form.
-    CallsOr(Calls, Box<Source>),
+    Calls(ToolCalls),
+    /// Text that may contain tool calls. A call follows its grammar once it has started.
+    TextWithCalls(ToolCalls),
+    /// Tool calls, or another constraint.
+    CallsOr(ToolCalls, Box<Source>),
 }
 
-/// Tool calls that must be made.
+/// Tool calls in an output.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Calls {
+pub struct ToolCalls {
     /// The tools that may be called.
-    pub tools: Vec<Call>,
-    /// More than one call may be made.
+    pub tools: Vec<CallableTool>,
+    /// Allows more than one call.
     pub several: bool,
-    /// How a call is written.
+    /// The format of a call.
     pub style: CallStyle,
 }
 
-/// One tool.
+/// A tool that may be called.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Call {
+pub struct CallableTool {
     /// Its name.
     pub name: String,
     /// The schema of its arguments; null for any object.
     pub parameters: Value,
-    /// Whether a schema that cannot be followed is refused; else as much of it is followed as can be.
+    /// Reject an unsupported schema. Otherwise its supported part applies.
     pub strict: bool,
-    /// The arguments are `{"input": TEXT}`, and the text has this form. None where `parameters` decide.
-    pub input: Option<Input>,
+    /// The arguments are `{"input": TEXT}`, and this constrains the text. `None` if `parameters` decide.
+    pub input: Option<ToolInput>,
 }
 
-/// The form of the text that a custom tool takes.
+/// The constraint on a custom tool's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum ToolInput {
     /// A regular expression in Rust's syntax, which matches the whole text.
     Regex(String),
     /// A grammar in Lark's notation.
     Lark(String),
 }
 
-impl Input {
-    /// Its text.
+impl ToolInput {
+    /// The regular expression or grammar.
     pub fn text(&self) -> &str {
         match self {
             Self::Regex(text) | Self::Lark(text) => text,
@@ -79,10 +79,11 @@ impl Input {
     }
 }
 
-/// How calls are written: what stands before the name, between name and arguments, after the arguments, and around it all.
+/// The fixed texts of a call format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallStyle {
-    /// What `open`, or else `before`, begins with: where text has it, a call has begun. Empty where nothing tells so.
+    /// Start of `open`, or of `before` if that is empty. In text it starts a call. Empty if the format has no such
+    /// marker.
     pub marker: &'static str,
     /// Before all calls.
     pub open: &'static str,
@@ -99,30 +100,34 @@ pub struct CallStyle {
 }
 
 impl Source {
-    /// The same where tools that are not strict take any object if their schemas cannot be followed, as `follows` says of each alone; all of
-    /// them if each could, or if they are many. None without such tools.
-    pub(crate) fn loosened(&self, follows: impl Fn(&Self) -> bool) -> Option<Self> {
+    /// Replaces unsupported schemas of tools without `strict` by any object. `is_supported` tests each tool alone.
+    /// Replaces all of them if each alone is supported, or if there are more than [`TOOLS_TRIED_MAX`]. `None` without
+    /// such tools.
+    pub(crate) fn relaxed(&self, is_supported: impl Fn(&Self) -> bool) -> Option<Self> {
         let (Self::Calls(calls) | Self::TextWithCalls(calls) | Self::CallsOr(calls, _)) = self else { return None };
-        let holds = |tool: &Call| !tool.strict && tool.input.is_none() && !tool.parameters.is_null();
-        let alone = |tool: &Call| Self::Calls(Calls { tools: vec![tool.clone()], several: false, style: calls.style });
-        let bound: Vec<&Call> = calls.tools.iter().filter(|tool| holds(tool)).collect();
-        if bound.is_empty() {
+        let is_relaxable = |tool: &CallableTool| !tool.strict && tool.input.is_none() && !tool.parameters.is_null();
+        let alone = |tool: &CallableTool| {
+            Self::Calls(ToolCalls { tools: vec![tool.clone()], several: false, style: calls.style })
+        };
+        let with_schema: Vec<&CallableTool> = calls.tools.iter().filter(|tool| is_relaxable(tool)).collect();
+        if with_schema.is_empty() {
             return None;
         }
-        let many = bound.len() > TRIED_ALONE_MAX;
-        let odd: Vec<&Call> = bound.iter().copied().filter(|tool| many || !follows(&alone(tool))).collect();
-        let odd = if odd.is_empty() { bound } else { odd };
-        let mut loose = calls.clone();
-        let those = loose.tools.iter_mut().filter(|tool| odd.contains(&&**tool));
+        let many = with_schema.len() > TOOLS_TRIED_MAX;
+        let unsupported: Vec<&CallableTool> =
+            with_schema.iter().copied().filter(|tool| many || !is_supported(&alone(tool))).collect();
+        let unsupported = if unsupported.is_empty() { with_schema } else { unsupported };
+        let mut relaxed = calls.clone();
+        let those = relaxed.tools.iter_mut().filter(|tool| unsupported.contains(&&**tool));
         those.for_each(|tool| tool.parameters = Value::Null);
         Some(match self {
-            Self::CallsOr(_, other) => Self::CallsOr(loose, other.clone()),
-            Self::TextWithCalls(_) => Self::TextWithCalls(loose),
-            _ => Self::Calls(loose),
+            Self::CallsOr(_, other) => Self::CallsOr(relaxed, other.clone()),
+            Self::TextWithCalls(_) => Self::TextWithCalls(relaxed),
+            _ => Self::Calls(relaxed),
         })
     }
 
-    /// Bytes of the texts that it is given as: its key has no fewer.
+    /// Bytes of its texts; a lower limit of its key's bytes.
     pub(crate) fn text_bytes(&self) -> usize {
         match self {
             Self::JsonSchema(text) | Self::Regex(text) | Self::Lark(text) => text.len(),
@@ -133,72 +138,72 @@ impl Source {
         }
     }
 
-    /// A key that is the same for the same grammar, which is its whole text.
+    /// The cache key: the complete source.
     pub(crate) fn key(&self, prefix: &str) -> String {
         format!("{prefix}\u{0}{self:?}")
     }
 
-    /// As llguidance takes it, with fixed text before what is no call. `compile` makes rules of a schema.
-    pub(crate) fn grammar(&self, prefix: &str, compile: &Compile<'_>) -> Result<Made, GrammarError> {
-        let mut making = Making { compile, rules: String::new(), layout: Layout::default(), depth: Depth::default() };
+    /// Converts to llguidance's Lark dialect, with fixed text before output that is not a call. `compile` compiles
+    /// schemas into rules.
+    pub(crate) fn to_lark(&self, prefix: &str, compile: &CompileRules<'_>) -> Result<LarkGrammar, GrammarError> {
+        let mut builder =
+            GrammarBuilder { compile, rules: String::new(), layout: Layout::default(), depth: Depth::default() };
         let start = match self {
             Self::Lark(text) if prefix.is_empty() => {
-                depth::lark(text).map_err(invalid)?;
-                making.lark(text)?
+                depth::check_lark(text).map_err(invalid)?;
+                builder.lark(text)?
             }
-            Self::Calls(calls) => format!("start: calls\n{}", making.calls(calls)?),
-            Self::TextWithCalls(calls) => making.calls_in_text(calls)?,
+            Self::Calls(calls) => format!("start: calls\n{}", builder.calls(calls)?),
+            Self::TextWithCalls(calls) => builder.calls_in_text(calls)?,
             Self::CallsOr(calls, other) => {
-                let other = making.whole(other, prefix)?;
-                format!("start: calls | other\nother: {}{}{}", literal(prefix), other, making.calls(calls)?)
+                let other = builder.answer_rule(other, prefix)?;
+                format!("start: calls | other\nother: {}{}{}", literal(prefix), other, builder.calls(calls)?)
             }
-            other => format!("start: {}{}", literal(prefix), making.whole(other, prefix)?),
+            other => format!("start: {}{}", literal(prefix), builder.answer_rule(other, prefix)?),
         };
-        let Making { rules, layout, depth: inputs, .. } = making;
-        // Rules made of schemas lie within each other as the schemas do, and those are counted.
+        let GrammarBuilder { rules, layout, depth: inputs, .. } = builder;
+        // Rules of schemas nest as the schemas do, and the layout counts those.
         let depth = Depth::of(&start).max(layout.depth()).max(inputs);
         let lark = start + &rules;
         if lark.len() > LARK_BYTES_MAX {
             let bytes = lark.len();
-            return Err(invalid(format!(
-                "the grammar has {bytes} bytes when it is written out; {LARK_BYTES_MAX} are allowed"
-            )));
+            return Err(invalid(format!("the grammar has {bytes} bytes when it is written out; {LARK_BYTES_MAX} are allowed")));
         }
         let layout = (!layout.rules.is_empty()).then_some(layout);
-        Ok(Made { lark, depth, layout })
+        Ok(LarkGrammar { lark, depth, layout })
     }
 }
 
-/// A source as a grammar.
-pub(crate) struct Made {
-    /// In llguidance's Lark dialect.
+/// A source converted to Lark.
+pub(crate) struct LarkGrammar {
+    /// Text in llguidance's Lark dialect.
     pub lark: String,
     pub depth: Depth,
-    /// Where documents stand in its texts, and what they must satisfy. None where nothing in it is JSON.
+    /// Positions of JSON documents in an output, and their schemas. `None` without JSON.
     pub layout: Option<Layout>,
 }
 
-/// The longest grammar that is made of a source.
+/// Most bytes of a converted grammar.
 const LARK_BYTES_MAX: usize = 2 << 20;
 
-/// What rules are made of. The first rule gets `name`.
+/// The input of rule compilation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Part<'a> {
-    /// A schema (JSON text); `lenient` leaves out what is not supported.
+pub(crate) enum RuleSource<'a> {
+    /// A schema (JSON text). `lenient` skips unsupported keywords.
     Schema { schema: &'a str, lenient: bool },
-    /// A text inside a JSON string.
-    Input(&'a Input),
+    /// Text inside a JSON string.
+    Input(&'a ToolInput),
 }
 
-/// Makes rules of a part, the first of which has this name.
-pub(crate) type Compile<'a> = dyn Fn(Part<'_>, &str) -> Result<Compiled, GrammarError> + 'a;
+/// Compiles rules. The first rule gets the given name.
+pub(crate) type CompileRules<'a> = dyn Fn(RuleSource<'_>, &str) -> Result<Compiled, GrammarError> + 'a;
 
-/// Collects the rules of schemas, and where their documents stand.
-struct Making<'a> {
-    compile: &'a Compile<'a>,
+/// Collects rules, and the positions of JSON documents.
+struct GrammarBuilder<'a> {
+    compile: &'a CompileRules<'a>,
     rules: String,
     layout: Layout,
-    /// Of the tools' own grammars.
+    /// Depth of the custom tools' grammars.
     depth: Depth,
 }
 
@@ -206,9 +211,9 @@ fn invalid(why: impl Into<String>) -> GrammarError {
     GrammarError::Invalid(why.into())
 }
 
-impl Making<'_> {
-    /// The end of the rule of a whole answer, which stands behind `prefix`.
-    fn whole(&mut self, source: &Source, prefix: &str) -> Result<String, GrammarError> {
+impl GrammarBuilder<'_> {
+    /// The end of the rule for an answer after `prefix`.
+    fn answer_rule(&mut self, source: &Source, prefix: &str) -> Result<String, GrammarError> {
         Ok(match source {
             Source::JsonObject => {
                 self.schema(&any_object(), "body", false, false)?;
@@ -232,21 +237,21 @@ impl Making<'_> {
         })
     }
 
-    /// Adds the rules of a schema, the first of which is `name`, and what its documents must satisfy.
+    /// Adds the rules of a schema, the first of which is `name`, and the check of its documents.
     fn schema(&mut self, schema: &str, name: &str, lenient: bool, validated: bool) -> Result<(), GrammarError> {
-        let compiled = (self.compile)(Part::Schema { schema, lenient }, name)?;
+        let compiled = (self.compile)(RuleSource::Schema { schema, lenient }, name)?;
         self.rules += &compiled.rules;
         let exact = compiled.validated.is_empty();
         self.layout.rules.push(Rule { tool: None, schema: validated.then(|| schema.to_owned()), exact });
         Ok(())
     }
 
-    /// The same for the arguments of a tool, which an error names.
-    fn arguments(&mut self, tool: &Call, name: &str) -> Result<(), GrammarError> {
+    /// Adds the rules of a tool's arguments. Errors name the tool.
+    fn arguments(&mut self, tool: &CallableTool, name: &str) -> Result<(), GrammarError> {
         let done = match &tool.parameters {
             _ if tool.input.is_some() => self.input(tool.input.as_ref(), name),
             Value::Null => self.schema(&any_object(), name, false, false),
-            parameters => object(parameters)
+            parameters => object_schema(parameters)
                 .map_err(invalid)
                 .and_then(|schema| self.schema(&schema.to_string(), name, !tool.strict, tool.strict)),
         };
@@ -260,27 +265,27 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// The arguments of a tool that takes a text.
-    fn input(&mut self, input: Option<&Input>, name: &str) -> Result<(), GrammarError> {
+    /// Adds the rules of a custom tool's text.
+    fn input(&mut self, input: Option<&ToolInput>, name: &str) -> Result<(), GrammarError> {
         let Some(input) = input else { return Ok(()) };
-        if let Input::Lark(text) = input {
-            depth::lark(text).map_err(invalid)?;
+        if let ToolInput::Lark(text) = input {
+            depth::check_lark(text).map_err(invalid)?;
             self.depth = self.depth.max(Depth::of(text));
         }
         let inner = format!("{name}_text");
-        self.rules += &(self.compile)(Part::Input(input), &inner)?.rules;
+        self.rules += &(self.compile)(RuleSource::Input(input), &inner)?.rules;
         let _ = writeln!(self.rules, "{name}: {} {inner} {}", quote("{\"input\": \""), quote("\"}"));
         self.layout.rules.push(Rule { tool: None, schema: None, exact: true });
         Ok(())
     }
 
-    /// The rule `calls`, and the rules it needs.
-    fn calls(&mut self, calls: &Calls) -> Result<String, GrammarError> {
-        self.calls_written(calls, calls.style)
+    /// The rule `calls`, with the rules it needs.
+    fn calls(&mut self, calls: &ToolCalls) -> Result<String, GrammarError> {
+        self.call_rules(calls, calls.style)
     }
 
-    /// The same, written in a style that may differ from the one that the text has in the end.
-    fn calls_written(&mut self, calls: &Calls, style: CallStyle) -> Result<String, GrammarError> {
+    /// Like [`Self::calls`], in a style without the marker that the output has.
+    fn call_rules(&mut self, calls: &ToolCalls, style: CallStyle) -> Result<String, GrammarError> {
         let more = if calls.several { format!("({}call)* ", literal(style.next)) } else { String::new() };
         let mut lark = format!("calls: {}call {more}{}\n", literal(style.open), literal(style.close));
         let names: Vec<String> = (0..calls.tools.len()).map(|i| format!("call_{i}")).collect();
@@ -292,16 +297,15 @@ impl Making<'_> {
             self.arguments(tool, &name)?;
             let rule = self.layout.rules.len() - 1;
             let written = format!("{}{}{}", calls.style.before, tool.name, calls.style.between);
-            self.layout.openings.push(format!("{}{written}", calls.style.open).into_bytes());
-            self.layout.heads.push((written.into_bytes(), rule));
+            self.layout.call_openings.push(format!("{}{written}", calls.style.open).into_bytes());
+            self.layout.call_heads.push((written.into_bytes(), rule));
             let _ = writeln!(lark, "call_{i}: {} {name} {}", quote(&head), literal(style.after));
         }
         Ok(lark)
     }
 
-    /// Free text with these calls in it. The head of a call is read lazily: it is over as soon as the marker is there, and with it the
-    /// text that might have gone on.
-    fn calls_in_text(&mut self, calls: &Calls) -> Result<String, GrammarError> {
+    /// Text with calls in it. The `head` of a call is lazy: it ends at the marker, and the text before it ends too.
+    fn calls_in_text(&mut self, calls: &ToolCalls) -> Result<String, GrammarError> {
         let style = &calls.style;
         if style.marker.is_empty() {
             return Err(invalid("calls without a mark cannot be told from text"));
@@ -311,18 +315,18 @@ impl Making<'_> {
             "" => CallStyle { before: strip(style.before), next: "", ..*style },
             open => CallStyle { open: strip(open), ..*style },
         };
-        // Calls without anything around them all have a head each.
+        // Without text around all calls, each call needs its own head.
         let several = calls.several && !style.open.is_empty();
         let start = if calls.several { "(head calls)* free" } else { "head calls | free" };
-        let calls = Calls { several, ..calls.clone() };
+        let calls = ToolCalls { several, ..calls.clone() };
         Ok(format!(
             "start: {start}\nfree: TEXT\nhead[lazy]: TEXT {}\nTEXT: /(\\n|.)*/\n{}",
             quote(style.marker),
-            self.calls_written(&calls, rest)?
+            self.call_rules(&calls, rest)?
         ))
     }
 
-    /// Converts a grammar of the client's: its schemas (`%json {…}`) become rules.
+    /// Converts a client's Lark grammar: its schemas (`%json {…}`) become rules.
     fn lark(&mut self, text: &str) -> Result<String, GrammarError> {
         let (mut out, mut rest) = (String::with_capacity(text.len()), text);
         while let Some((before, after)) = rest.split_once("%json") {
@@ -342,41 +346,41 @@ impl Making<'_> {
             out += &format!(" {name} ");
             rest = &after[values.byte_offset()..];
         }
-        // Where they stand in the text is not known here: they are exact.
+        // The documents have no known positions, and need none: their rules are exact.
         self.layout = Layout::default();
         Ok(out + rest + "\n")
     }
 }
 
-/// The schema of any object.
+/// A schema of any object.
 fn any_object() -> String {
     json!({"type": "object"}).to_string()
 }
 
-/// Bytes of the texts in a value.
-fn texts(value: &Value) -> usize {
+/// Bytes of the strings in a value.
+fn text_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
-        Value::Array(list) => list.iter().map(texts).sum(),
-        Value::Object(map) => map.iter().map(|(key, value)| key.len() + texts(value)).sum(),
+        Value::Array(list) => list.iter().map(text_bytes).sum(),
+        Value::Object(map) => map.iter().map(|(key, value)| key.len() + text_bytes(value)).sum(),
         _ => 0,
     }
 }
 
-/// A text before something else.
+/// A literal before another expression.
 fn literal(text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{} ", quote(text)) }
 }
 
-impl Calls {
+impl ToolCalls {
     fn text_bytes(&self) -> usize {
-        let input = |tool: &Call| tool.input.as_ref().map_or(0, |input| input.text().len());
-        self.tools.iter().map(|tool| tool.name.len() + texts(&tool.parameters) + input(tool)).sum()
+        let input = |tool: &CallableTool| tool.input.as_ref().map_or(0, |input| input.text().len());
+        self.tools.iter().map(|tool| tool.name.len() + text_bytes(&tool.parameters) + input(tool)).sum()
     }
 }
 
-/// Arguments are an object, also where their schema forgets to say so.
-fn object(parameters: &Value) -> Result<Value, String> {
+/// A tool's schema with `"type": "object"`: arguments are always an object.
+fn object_schema(parameters: &Value) -> Result<Value, String> {
     let mut schema = parameters.clone();
     let Some(fields) = schema.as_object_mut() else { return Ok(schema) };
     let named = |kind: &Value| {
@@ -389,7 +393,7 @@ fn object(parameters: &Value) -> Result<Value, String> {
     Ok(schema)
 }
 
-/// A text in Lark's notation.
+/// A literal in Lark.
 fn quote(text: &str) -> String {
     Value::from(text).to_string()
 }

@@ -1,17 +1,17 @@
-//! Texts that tokens would lead to, and the tokens that lead to invalid ones.
+//! Texts that tokens would produce, and the tokens that produce invalid ones.
 
 use super::Validate;
-use crate::sandbox::Breach;
+use crate::sandbox::Violation;
 
-/// Documents that are validated before one mask. Tokens beyond them are taken away: what is left says the same with shorter tokens.
+/// Most documents validated for one mask. Tokens beyond it are removed: shorter tokens can produce the same text.
 const CANDIDATES_MAX: usize = 48;
 
-/// Texts that tokens would lead to.
+/// Texts that tokens would produce, without duplicates.
 #[derive(Default)]
 pub(super) struct Candidates {
     texts: Vec<String>,
     depths: Vec<usize>,
-    /// Tokens, with the text that each leads to.
+    /// Each token with the index of its text.
     tokens: Vec<(u32, usize)>,
 }
 
@@ -20,7 +20,7 @@ impl Candidates {
         self.add_open(token, text, 0)
     }
 
-    /// False where there are too many.
+    /// Adds a token. False if there are too many texts.
     pub(super) fn add_open(&mut self, token: u32, text: Vec<u8>, depth: usize) -> bool {
         let text = String::from_utf8_lossy(&text).into_owned();
         let at = self.texts.iter().position(|known| *known == text);
@@ -35,23 +35,23 @@ impl Candidates {
         at.map(|at| self.tokens.push((token, at))).is_some()
     }
 
-    /// Takes away the tokens whose texts do not pass. Returns the texts that do.
-    pub(super) fn judge(
+    /// Adds tokens with invalid texts to `rejected`. Returns the texts that pass.
+    pub(super) fn validate_all(
         self,
         schema: &str,
         validate: &Validate<'_>,
-        away: &mut Vec<u32>,
-        passes: impl Fn(&[Breach], &str, usize) -> bool,
+        rejected: &mut Vec<u32>,
+        passes: impl Fn(&[Violation], &str, usize) -> bool,
     ) -> Result<Vec<String>, String> {
         if self.texts.is_empty() {
             return Ok(Vec::new());
         }
-        let breaches = validate(schema, &self.texts)?;
-        let judged = self.texts.iter().zip(&self.depths).enumerate();
-        let good: Vec<bool> = judged
-            .map(|(at, (text, depth))| breaches.get(at).is_some_and(|breaches| passes(breaches, text, *depth)))
+        let violations = validate(schema, &self.texts)?;
+        let candidates = self.texts.iter().zip(&self.depths).enumerate();
+        let valid: Vec<bool> = candidates
+            .map(|(at, (text, depth))| violations.get(at).is_some_and(|violations| passes(violations, text, *depth)))
             .collect();
-        away.extend(self.tokens.iter().filter(|(_, at)| !good[*at]).map(|(token, _)| token));
-        Ok(self.texts.into_iter().zip(good).filter(|(_, good)| *good).map(|(text, _)| text).collect())
+        rejected.extend(self.tokens.iter().filter(|(_, at)| !valid[*at]).map(|(token, _)| token));
+        Ok(self.texts.into_iter().zip(valid).filter(|(_, valid)| *valid).map(|(text, _)| text).collect())
     }
 }

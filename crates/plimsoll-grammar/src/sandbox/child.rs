@@ -1,4 +1,4 @@
-//! The child's side: one job after the other, each on a thread of its own with a stack of fixed size.
+//! The child process: it runs one job at a time, each on its own thread with a fixed stack.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,65 +16,65 @@ use plimsoll_memory::{child, heap};
 use plimsoll_schema::{Compiled, Options};
 use serde_json::Value;
 
-use super::protocol::{Answer, Bounds, Breach, Job, Vocabulary, read_frame, write_frame};
-use crate::automaton::Start;
-use crate::library::{factory, reason};
-use crate::trial::rules_of_input;
+use super::protocol::{Bounds, OwnedRequest, Response, Violation, Vocabulary, read_frame, write_frame};
+use crate::automaton::InitialParser;
+use crate::library::{factory, plain_message};
+use crate::sandboxes::input_rules;
 
-/// A job is ended after this long even if the server, which has its own limit, does not end it.
+/// A job ends after this time. The server's own limit is shorter.
 const JOB_TIME_MAX: Duration = Duration::from_secs(10);
 
-/// Validators that are kept: an answer is validated several times against the same schema.
+/// Most cached validators. An answer is validated several times against the same schema.
 const VALIDATORS_MAX: usize = 4;
 
-/// Breaches that are told of one document.
-const BREACHES_MAX: usize = 16;
+/// Most violations reported per document.
+const VIOLATIONS_MAX: usize = 16;
 
-/// Bytes of a compiled pattern in a validator.
+/// Most bytes of a compiled pattern in a validator.
 const PATTERN_BYTES_MAX: usize = 1 << 20;
 
-/// Does the jobs that arrive on standard input until that ends. The program calls it with [`super::SANDBOX_ARGUMENT`].
+/// Runs jobs from standard input until it closes. The program calls it for [`super::SANDBOX_ARGUMENT`].
 #[must_use]
 pub fn serve() -> ExitCode {
     child::begin(c"plimsoll-grammar");
-    match jobs() {
+    match run_jobs() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn jobs() -> io::Result<()> {
+fn run_jobs() -> io::Result<()> {
     let (mut input, mut output) = (io::stdin().lock(), io::stdout().lock());
-    let mut bench = Bench::new();
+    let mut worker = Worker::new();
     while let Some(frame) = read_frame(&mut input, |_| false)? {
         let job = serde_json::from_slice(&frame)?;
         drop(frame);
-        let (back, answer) = alone(bench, job)?;
-        bench = back;
+        let (back, answer) = run_on_own_thread(worker, job)?;
+        worker = back;
         write_frame(&mut output, &serde_json::to_vec(&answer)?)?;
     }
     Ok(())
 }
 
-/// Does one job on a thread that ends with it, so that a stack that was used is given back.
-fn alone(mut bench: Bench, job: Job) -> io::Result<(Bench, Answer)> {
-    bench.make_room();
-    bench.limit_heap();
-    let (stack_bytes, (done, is_done)) = (bench.bounds.stack_bytes, channel());
+/// Runs one job on its own thread, so that the stack is released afterwards.
+fn run_on_own_thread(mut worker: Worker, job: OwnedRequest) -> io::Result<(Worker, Response)> {
+    worker.drop_validators_if_large();
+    worker.limit_heap();
+    let (stack_bytes, (done, is_done)) = (worker.bounds.stack_bytes, channel());
     let work = move || {
-        let answer = catch_unwind(AssertUnwindSafe(|| bench.run(job))).unwrap_or_else(|_| {
-            bench.forget();
-            Answer::Refused("it could not be compiled".into())
+        let answer = catch_unwind(AssertUnwindSafe(|| worker.run(job))).unwrap_or_else(|_| {
+            worker.reset();
+            Response::Refused("it could not be compiled".into())
         });
-        // The other end lives until the answer has come.
-        let _ = done.send((bench, answer));
+        // The receiver exists until the response arrives.
+        let _ = done.send((worker, answer));
     };
     let thread = std::thread::Builder::new().stack_size(stack_bytes).spawn(work)?;
     let answer = is_done.recv_timeout(JOB_TIME_MAX);
     heap::end_process_beyond(u64::MAX);
     match answer {
         Ok(answer) => {
-            // It has nothing left to do.
+            // The thread has only to exit.
             let _ = thread.join();
             Ok(answer)
         }
@@ -82,84 +82,84 @@ fn alone(mut bench: Bench, job: Job) -> io::Result<(Bench, Answer)> {
     }
 }
 
-/// What jobs leave for those after them.
-struct Bench {
+/// Data that outlives a job.
+struct Worker {
     bounds: Bounds,
-    /// Heap bytes in use that are no job's: the vocabulary and what is made of it.
-    floor: u64,
+    /// Heap bytes that belong to no job: the vocabulary and the factory.
+    base_heap_bytes: u64,
     vocabulary: Option<Vocabulary>,
     factory: Option<Arc<ParserFactory>>,
-    /// The validator used last stands last.
+    /// Ordered by last use, the latest at the end.
     validators: VecDeque<(String, Validator)>,
 }
 
-impl Bench {
+impl Worker {
     fn new() -> Self {
-        // Enough for the first frame, which brings the bounds.
+        // Enough for the first frame, which sets the bounds.
         let bounds = Bounds { heap_bytes: 4 << 20, stack_bytes: 1 << 20 };
-        Self { bounds, floor: heap::in_use(), vocabulary: None, factory: None, validators: VecDeque::new() }
+        Self { bounds, base_heap_bytes: heap::in_use(), vocabulary: None, factory: None, validators: VecDeque::new() }
     }
 
     fn limit_heap(&self) {
-        heap::end_process_beyond(self.floor + self.bounds.heap_bytes);
+        heap::end_process_beyond(self.base_heap_bytes + self.bounds.heap_bytes);
     }
 
-    /// Drops the validators if they leave a job less than three quarters.
-    fn make_room(&mut self) {
-        if heap::in_use().saturating_sub(self.floor) > self.bounds.heap_bytes / 4 {
+    /// Drops the validators if they take more than a quarter of a job's heap.
+    fn drop_validators_if_large(&mut self) {
+        if heap::in_use().saturating_sub(self.base_heap_bytes) > self.bounds.heap_bytes / 4 {
             self.validators.clear();
         }
     }
 
-    /// Drops whatever a job that panicked may have left half done.
-    fn forget(&mut self) {
+    /// Drops data that a panic may have left inconsistent.
+    fn reset(&mut self) {
         self.factory = None;
         self.validators.clear();
     }
 
-    fn run(&mut self, job: Job) -> Answer {
+    fn run(&mut self, job: OwnedRequest) -> Response {
         match job {
-            Job::Setup(vocabulary, bounds) => {
+            OwnedRequest::Setup(vocabulary, bounds) => {
                 (self.vocabulary, self.bounds) = (Some(vocabulary), bounds);
-                self.floor = heap::in_use();
-                Answer::Ready
+                self.base_heap_bytes = heap::in_use();
+                Response::Ready
             }
-            Job::Compile(lark) => self.compile(lark),
-            Job::Schema { schema, at, name, lenient } => {
+            OwnedRequest::Compile(lark) => self.compile(lark),
+            OwnedRequest::Schema { schema, at, name, lenient } => {
                 match plimsoll_schema::compile_part(&schema, &at, &name, lenient, &Options::default()) {
-                    Ok(Compiled { rules, validated }) => Answer::Rules { rules, validated },
-                    Err(error) => Answer::Refused(error.to_string()),
+                    Ok(Compiled { rules, validated }) => Response::Rules { rules, validated },
+                    Err(error) => Response::Refused(error.to_string()),
                 }
             }
-            Job::Input { text, lark, name } => match rules_of_input(&text, lark, &name) {
-                Ok(Compiled { rules, validated }) => Answer::Rules { rules, validated },
-                Err(why) => Answer::Refused(why),
+            OwnedRequest::Input { text, lark, name } => match input_rules(&text, lark, &name) {
+                Ok(Compiled { rules, validated }) => Response::Rules { rules, validated },
+                Err(why) => Response::Refused(why),
             },
-            Job::Parts { schema, at } => match plimsoll_schema::parts(&schema, &at) {
-                Ok(parts) => Answer::Parts(parts),
-                Err(error) => Answer::Refused(error.to_string()),
+            OwnedRequest::Parts { schema, at } => match plimsoll_schema::parts(&schema, &at) {
+                Ok(parts) => Response::Parts(parts),
+                Err(error) => Response::Refused(error.to_string()),
             },
-            Job::Validate { schema, documents } => match self.validator(schema) {
+            OwnedRequest::Validate { schema, documents } => match self.validator(schema) {
                 Ok(validator) => {
-                    Answer::Validated(documents.iter().map(|document| breaches(validator, document)).collect())
+                    Response::Validated(documents.iter().map(|document| violations(validator, document)).collect())
                 }
-                Err(why) => Answer::Refused(why),
+                Err(why) => Response::Refused(why),
             },
         }
     }
 
-    fn compile(&mut self, lark: String) -> Answer {
+    fn compile(&mut self, lark: String) -> Response {
         let factory = match self.factory() {
             Ok(factory) => factory,
-            Err(why) => return Answer::Refused(why),
+            Err(why) => return Response::Refused(why),
         };
-        // What the vocabulary takes is not the grammar's.
+        // The heap of the vocabulary does not count for the grammar.
         let before = heap::in_use();
         heap::restart_peak();
-        let done = factory.create_parser(TopLevelGrammar::from_lark(lark)).and_then(Start::new);
+        let done = factory.create_parser(TopLevelGrammar::from_lark(lark)).and_then(InitialParser::new);
         match done {
-            Ok(_) => Answer::Compiles { bytes: heap::peak().saturating_sub(before) },
-            Err(error) => Answer::Refused(reason(&error.to_string())),
+            Ok(_) => Response::Compiles { bytes: heap::peak().saturating_sub(before) },
+            Err(error) => Response::Refused(plain_message(&error.to_string())),
         }
     }
 
@@ -168,9 +168,9 @@ impl Bench {
             return Ok(Arc::clone(factory));
         }
         let vocabulary = self.vocabulary.as_ref().ok_or("there is no vocabulary")?;
-        let made = factory(&vocabulary.words(), &[]).map_err(|error| reason(&error.to_string()))?;
+        let made = factory(&vocabulary.words(), &[]).map_err(|error| plain_message(&error.to_string()))?;
         let made = Arc::clone(self.factory.insert(Arc::new(made)));
-        self.floor = heap::in_use();
+        self.base_heap_bytes = heap::in_use();
         self.limit_heap();
         Ok(made)
     }
@@ -196,26 +196,26 @@ impl Bench {
     }
 }
 
-/// How a document breaks its schema. A text that is no JSON breaks every schema.
-fn breaches(validator: &Validator, document: &str) -> Vec<Breach> {
+/// The violations of a document. Text that is not JSON violates every schema.
+fn violations(validator: &Validator, document: &str) -> Vec<Violation> {
     let value: Value = match serde_json::from_str(document) {
         Ok(value) => value,
-        Err(_) => return vec![Breach { keyword: "JSON".into(), instance: String::new(), schema: String::new() }],
+        Err(_) => return vec![Violation { keyword: "JSON".into(), instance: String::new(), schema: String::new() }],
     };
     if validator.is_valid(&value) {
         return Vec::new();
     }
-    let told = validator.iter_errors(&value).take(BREACHES_MAX).map(|error| Breach {
+    let errors = validator.iter_errors(&value).take(VIOLATIONS_MAX).map(|error| Violation {
         keyword: error.kind().keyword().to_owned(),
         instance: error.instance_path().to_string(),
         schema: error.evaluation_path().to_string(),
     });
-    told.collect()
+    errors.collect()
 }
 
 impl Vocabulary {
-    /// The tokens that grammars are compiled with here: every byte, and the special tokens. Which words a vocabulary has matters to
-    /// masks, not to compiling, and without them the process stays small.
+    /// The tokens that the sandbox compiles with: all bytes, and the special tokens. Other words matter to masks only,
+    /// and the process stays small without them.
     fn words(&self) -> Vec<Vec<u8>> {
         let named = |text: &String| [&[TokTrie::SPECIAL_TOKEN_MARKER], text.as_bytes()].concat();
         (0..=u8::MAX).map(|byte| vec![byte]).chain(self.special.iter().map(named)).collect()

@@ -1,10 +1,10 @@
-//! Grammars that go deep: the library walks them by recursion, and a stack that ends takes the process along.
+//! Deep grammars. The library follows them by recursion, and a stack overflow ends the process.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
+use plimsoll_grammar::{CompileLimits, Grammars, Guide, Settings, Source};
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -15,19 +15,19 @@ fn grammars() -> Arc<Grammars> {
     Grammars::new(Settings { tokenizer, vocab, ends, spelled: Vec::new(), bytes: 64 << 20, sandbox: None })
 }
 
-/// Compiles and goes a few steps, on a small stack, as a text worker has one.
-fn go(grammars: &Arc<Grammars>, source: Source) -> Result<(), String> {
+/// Compiles a grammar and accepts a few tokens on a small stack, like a text worker's.
+fn compile_and_sample(grammars: &Arc<Grammars>, source: Source) -> Result<(), String> {
     let grammars = Arc::clone(grammars);
     let work = move || {
-        let guide =
-            Guide::new(&grammars, Some(&source), "", None, &Patience::default()).map_err(|error| error.to_string())?;
-        let mut walk = guide.begin()?;
+        let guide = Guide::new(&grammars, Some(&source), "", None, &CompileLimits::default())
+            .map_err(|error| error.to_string())?;
+        let mut constraint = guide.begin()?;
         for _ in 0..8 {
-            let Some(mask) = walk.allowed().map_err(|unfit| unfit.to_string())? else { break };
+            let Some(mask) = constraint.allowed().map_err(|unfit| unfit.to_string())? else { break };
             let Some(word) = mask.iter().position(|bits| *bits != 0) else { break };
             let token = word as u32 * 32 + mask[word].trailing_zeros();
-            walk.accept(token).map_err(|unfit| unfit.to_string())?;
-            if walk.complete() {
+            constraint.accept(token).map_err(|unfit| unfit.to_string())?;
+            if constraint.complete() {
                 break;
             }
         }
@@ -36,7 +36,7 @@ fn go(grammars: &Arc<Grammars>, source: Source) -> Result<(), String> {
     std::thread::Builder::new().stack_size(2 << 20).spawn(work).unwrap().join().unwrap()
 }
 
-/// Schemas that are chains of `length` definitions.
+/// A schema that is a chain of `length` definitions.
 fn chain(length: usize, link: impl Fn(Value) -> Value) -> Source {
     let next = |i: usize| (format!("d{i}"), link(json!({"$ref": format!("#/$defs/d{}", i + 1)})));
     let mut all: Map<String, Value> = (0..length).map(next).collect();
@@ -49,9 +49,10 @@ fn nested(levels: usize, open: &str, inner: &str, close: &str) -> Source {
     Source::JsonSchema(text)
 }
 
-/// What is as deep as is let in survives; what is deeper is refused by name. Which of the former compile is the library's business.
+/// The deepest accepted grammars overflow no stack, and deeper ones are rejected by name. Not all accepted ones
+/// compile.
 #[test]
-fn no_grammar_ends_the_stack() {
+fn no_grammar_overflows_the_stack() {
     let grammars = grammars();
     let rules = |n: usize, line: fn(usize) -> String| {
         Source::Lark((0..n).fold("start: a0\n".to_owned(), |all, i| all + &line(i)) + &format!("a{n}: \"x\"\n"))
@@ -79,20 +80,20 @@ fn no_grammar_ends_the_stack() {
         ]
     };
     for (name, source) in sources(2000) {
-        println!("{name}: {:?}", go(&grammars, source));
+        println!("{name}: {:?}", compile_and_sample(&grammars, source));
     }
     for (name, source) in sources(4000) {
-        let said = go(&grammars, source);
-        // Definitions within properties are rules, and rules are no levels of a stack.
+        let result = compile_and_sample(&grammars, source);
+        // Definitions inside properties become rules, which take no stack levels.
         if name == "references in properties" {
-            assert_eq!(said, Ok(()), "{name}");
+            assert_eq!(result, Ok(()), "{name}");
             continue;
         }
-        let words = said.unwrap_err();
+        let message = result.unwrap_err();
         let limits = ["2048 are allowed", "more than 500 schemas within each other"];
-        assert!(limits.iter().any(|limit| words.contains(limit)), "{name}: {words}");
+        assert!(limits.iter().any(|limit| message.contains(limit)), "{name}: {message}");
     }
-    // As deep as JSON and regular expressions come, and as long.
+    // The deepest and longest JSON and regular expressions.
     for (name, source) in [
         ("items", nested(120, r#"{"type":"array","items":"#, "{}", "}")),
         ("any", nested(60, r#"{"anyOf":[{"type":"number"},"#, "{}", "]}")),
@@ -105,12 +106,12 @@ fn no_grammar_ends_the_stack() {
         ("counts", Source::Regex("(((a{9}){9}){9}){9}".into())),
         ("choices", Source::Choice((0..10_000).map(|i| format!("w{i}")).collect())),
     ] {
-        let said = go(&grammars, source);
-        println!("{name}: {:?}", said.map_err(|words| words.chars().take(120).collect::<String>()));
+        let result = compile_and_sample(&grammars, source);
+        println!("{name}: {:?}", result.map_err(|message| message.chars().take(120).collect::<String>()));
     }
 }
 
-/// The stack that a deep grammar may take is memory like any other: it comes out of the budget.
+/// The stack of a deep grammar counts against the budget.
 #[test]
 fn a_deep_grammar_is_charged_for_its_stack() {
     let rules = |n: usize| {
@@ -119,9 +120,9 @@ fn a_deep_grammar_is_charged_for_its_stack() {
     };
     let used = |levels: usize| {
         let grammars = grammars();
-        go(&grammars, chain(1, |link| link)).unwrap();
+        compile_and_sample(&grammars, chain(1, |link| link)).unwrap();
         let before = grammars.usage().used;
-        go(&grammars, rules(levels)).unwrap();
+        compile_and_sample(&grammars, rules(levels)).unwrap();
         grammars.usage().used - before
     };
     let (shallow, deep) = (used(4), used(400));

@@ -1,5 +1,5 @@
 //! Grammars as constraints.
 
-mod company;
 mod deep;
 mod guides;
+mod shared_automaton;

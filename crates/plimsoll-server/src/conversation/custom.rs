@@ -1,7 +1,7 @@
 //! Custom tools: a model's call carries a text instead of an object. For the model such a tool is a function with one
 //! parameter, `input`. What the model writes as `{"input": "…"}` goes out as the text.
 
-use plimsoll_grammar::Input;
+use plimsoll_grammar::ToolInput;
 use serde_json::{Value, json};
 
 use crate::conversation::tools::{Custom, checked_name};
@@ -28,7 +28,7 @@ pub(crate) fn take(fields: &mut Fields<'_>, nested: bool) -> ApiResult<(Custom, 
     Ok((Custom { name, input }, function))
 }
 
-fn format(mut fields: Fields<'_>, nested: bool) -> ApiResult<Option<Input>> {
+fn format(mut fields: Fields<'_>, nested: bool) -> ApiResult<Option<ToolInput>> {
     let at = fields.param("type");
     let kind: String = fields.required("type")?;
     match kind.as_str() {
@@ -46,13 +46,13 @@ fn format(mut fields: Fields<'_>, nested: bool) -> ApiResult<Option<Input>> {
     }
 }
 
-fn grammar(mut fields: Fields<'_>) -> ApiResult<Input> {
+fn grammar(mut fields: Fields<'_>) -> ApiResult<ToolInput> {
     let at = fields.param("syntax");
     let (syntax, definition): (String, String) = (fields.required("syntax")?, fields.required("definition")?);
     fields.finish()?;
     match syntax.as_str() {
-        "lark" => Ok(Input::Lark(definition)),
-        "regex" => Ok(Input::Regex(definition)),
+        "lark" => Ok(ToolInput::Lark(definition)),
+        "regex" => Ok(ToolInput::Regex(definition)),
         other => {
             let message = format!("{at} is `{}`; known are lark and regex", quote(other));
             Err(ApiError::unsupported(at, message))
@@ -61,11 +61,11 @@ fn grammar(mut fields: Fields<'_>) -> ApiResult<Input> {
 }
 
 /// The function that a model without custom tools knows how to call.
-fn function(name: &str, description: Option<String>, input: Option<&Input>) -> Value {
+fn function(name: &str, description: Option<String>, input: Option<&ToolInput>) -> Value {
     let says = match input {
         None => "Any text.".to_owned(),
-        Some(Input::Lark(text)) => format!("Text that matches this Lark grammar:\n{text}"),
-        Some(Input::Regex(text)) => format!("Text that matches this regular expression: {text}"),
+        Some(ToolInput::Lark(text)) => format!("Text that matches this Lark grammar:\n{text}"),
+        Some(ToolInput::Regex(text)) => format!("Text that matches this regular expression: {text}"),
     };
     let mut function = json!({"name": name});
     if let Some(description) = description {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Call, CallStyle, Calls, Source, Thinking};
+use plimsoll_grammar::{CallStyle, CallableTool, ReasoningRules, Source, ToolCalls};
 use plimsoll_reply::{ReasoningFormat, Start, ToolFormat};
 use serde_json::{Value, json};
 
@@ -59,13 +59,13 @@ pub(crate) fn grammar_of(
     grammar(&state.grammars, param, source.as_ref(), prefix, thinking).map(Some)
 }
 
-fn thinking(rules: &ReplyRules, budget: Option<ReasoningBudget>) -> ApiResult<Option<Thinking>> {
+fn thinking(rules: &ReplyRules, budget: Option<ReasoningBudget>) -> ApiResult<Option<ReasoningRules>> {
     let tags = rules.spec.reasoning.and_then(|format| format.open().zip(format.close()));
     match (tags, budget) {
         _ if rules.spec.start == Start::Answer => Ok(None),
         (Some((open, close)), budget) => {
             let budget = budget.map(|budget| budget.tokens);
-            Ok(Some(Thinking { opened: rules.spec.start == Start::Reasoning, open, close, budget }))
+            Ok(Some(ReasoningRules { opened: rules.spec.start == Start::Reasoning, open, close, budget }))
         }
         (None, Some(ReasoningBudget { param, .. })) if rules.spec.reasoning.is_some() => {
             let message = format!("{param} has no effect: the served model's reasoning has no tags");
@@ -99,7 +99,7 @@ fn within_text(state: &ModelState, tools: &ToolUse) -> ApiResult<Option<Source>>
 }
 
 /// The possible calls. `kept`: whether a function's arguments must match its schema.
-fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult<Calls> {
+fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult<ToolCalls> {
     let named = match &tools.choice {
         ToolChoice::Auto | ToolChoice::Required => None,
         ToolChoice::Named(name) => Some(name.as_str()),
@@ -114,12 +114,17 @@ fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> 
         let custom = tools.custom.iter().find(|custom| custom.name == name);
         let parameters = if custom.is_some() || kept(function) { parameters(function) } else { Value::Null };
         let strict = custom.is_some() || function["strict"] == true;
-        Some(Call { name: name.to_owned(), parameters, strict, input: custom.and_then(|custom| custom.input.clone()) })
+        Some(CallableTool {
+            name: name.to_owned(),
+            parameters,
+            strict,
+            input: custom.and_then(|custom| custom.input.clone()),
+        })
     };
     let list = tools.list.as_array().into_iter().flatten().filter_map(call).collect();
     let several = named.is_none() && tools.parallel;
     let arguments_marker = state.served.tokenizer.token_to_id("[ARGS]").is_some();
-    Ok(Calls { tools: list, several, style: style(format, arguments_marker) })
+    Ok(ToolCalls { tools: list, several, style: style(format, arguments_marker) })
 }
 
 /// The schema of a function's arguments. One without `parameters` takes none, as OpenAI defines it.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{GrammarError, Grammars, Guide, Patience, Source, Thinking, gbnf};
+use plimsoll_grammar::{CompileLimits, GrammarError, Grammars, Guide, ReasoningRules, Source, gbnf};
 use serde_json::value::RawValue;
 
 use crate::http::error::{ApiError, ApiResult};
@@ -58,7 +58,7 @@ impl OutputFormat {
         &self,
         grammars: &Arc<Grammars>,
         prefix: &str,
-        thinking: Option<Thinking>,
+        thinking: Option<ReasoningRules>,
     ) -> ApiResult<Arc<dyn Grammar>> {
         grammar(grammars, self.param, Some(&self.source), prefix, thinking)
     }
@@ -70,13 +70,13 @@ pub(crate) fn grammar(
     param: &str,
     source: Option<&Source>,
     prefix: &str,
-    thinking: Option<Thinking>,
+    thinking: Option<ReasoningRules>,
 ) -> ApiResult<Arc<dyn Grammar>> {
-    match Guide::new(grammars, source, prefix, thinking, &Patience::new(&client_left)) {
+    match Guide::new(grammars, source, prefix, thinking, &CompileLimits::new(&client_left)) {
         Ok(guide) => Ok(Arc::new(guide)),
         Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
         // The client does not read it.
-        Err(gone @ GrammarError::Gone) => Err(ApiError::unavailable(gone.to_string(), 1)),
+        Err(gone @ GrammarError::ClientDisconnected) => Err(ApiError::unavailable(gone.to_string(), 1)),
         Err(later @ (GrammarError::Full(_) | GrammarError::NoThread(_))) => {
             Err(ApiError::unavailable(later.to_string(), 1))
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use plimsoll_grammar::Input;
+use plimsoll_grammar::ToolInput;
 use plimsoll_reply::{ToolFormat, Tools};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -29,7 +29,7 @@ pub(crate) enum ToolChoice {
 pub(crate) struct Custom {
     pub name: String,
     /// What the text must match.
-    pub input: Option<Input>,
+    pub input: Option<ToolInput>,
 }
 
 /// Tools that the model may, or must, call.

@@ -1,9 +1,9 @@
-//! What the budget charges is what the heap gives: the vocabulary's trie, grammars, walks.
+//! The budget charges at least the heap bytes of the vocabulary's trie, of grammars and of outputs.
 
 use std::sync::Arc;
 
 use plimsoll_engine::constraint::Grammar;
-use plimsoll_grammar::{Grammars, Guide, Patience, Settings, Source};
+use plimsoll_grammar::{CompileLimits, Grammars, Guide, Settings, Source};
 use plimsoll_memory::heap::{self, CountingHeap};
 use plimsoll_text::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-/// A vocabulary of 50,000 words as they are in the field: three to ten letters, every other one after a space.
+/// A vocabulary of 50,000 random words of three to ten letters. Half of them start with a space.
 fn tokenizer() -> Arc<Tokenizer> {
     let mut vocab = Map::new();
     let mut next = 0x100;
@@ -58,8 +58,8 @@ fn schema(i: usize) -> Source {
     )
 }
 
-/// Walks a few hundred tokens, the first allowed of each mask.
-fn walk(guide: &Guide) -> Box<dyn plimsoll_engine::constraint::Constraint> {
+/// Accepts up to 300 allowed tokens.
+fn sample(guide: &Guide) -> Box<dyn plimsoll_engine::constraint::Constraint> {
     let mut constraint = guide.begin().unwrap();
     for step in 0..300 {
         let Some(mask) = constraint.allowed().unwrap() else { break };
@@ -74,27 +74,30 @@ fn walk(guide: &Guide) -> Box<dyn plimsoll_engine::constraint::Constraint> {
 }
 
 #[test]
-fn the_heap_stays_below_what_is_charged() {
+fn heap_bytes_stay_below_charged_bytes() {
     let tokenizer = tokenizer();
     let settings =
         Settings { vocab: 50_001, ends: vec![50_000], spelled: Vec::new(), bytes: 256 << 20, tokenizer, sandbox: None };
     let grammars = Grammars::new(settings);
     let before = heap::in_use();
-    let first = Guide::new(&grammars, Some(&Source::Choice(vec!["a".into()])), "", None, &Patience::default()).unwrap();
+    let first =
+        Guide::new(&grammars, Some(&Source::Choice(vec!["a".into()])), "", None, &CompileLimits::default()).unwrap();
     let (trie, charged) = (heap::in_use() - before, grammars.usage().used);
     println!("trie and one small grammar: {trie} bytes on the heap, {charged} charged");
     assert!(trie <= charged && charged <= 8 * trie);
     let before = heap::in_use();
     let guides: Vec<Guide> =
-        (0..8).map(|i| Guide::new(&grammars, Some(&schema(i)), "", None, &Patience::default()).unwrap()).collect();
+        (0..8).map(|i| Guide::new(&grammars, Some(&schema(i)), "", None, &CompileLimits::default()).unwrap()).collect();
     let (compiled, more) = (heap::in_use() - before, grammars.usage().used - charged);
     println!("eight schemas: {compiled} bytes on the heap, {more} charged");
     assert!(compiled <= more);
     let (before, charged) = (heap::in_use(), grammars.usage().used);
-    let walks: Vec<_> = guides.iter().map(walk).collect();
+    let outputs: Vec<_> = guides.iter().map(sample).collect();
     let (held, more) = (heap::in_use() - before, grammars.usage().used - charged);
     let reserved: u64 = guides.iter().map(|guide| guide.bytes_max(300)).sum();
-    println!("eight walks of 300 tokens: {held} bytes on the heap, {more} charged and {reserved} reserved by requests");
+    println!(
+        "eight outputs of 300 tokens: {held} bytes on the heap, {more} charged and {reserved} reserved by requests"
+    );
     assert!(held <= more + reserved);
-    drop((walks, first));
+    drop((outputs, first));
 }
