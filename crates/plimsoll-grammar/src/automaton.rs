@@ -29,7 +29,7 @@ use crate::settings::Settings;
 const REPLAY_FUEL: usize = 50_000;
 
 /// The error of an output that reaches a point where no token satisfies its schema.
-const NO_VALID_TOKEN: &str = "nothing can follow here that the schema allows; a simpler schema, or a larger model, may help";
+const NO_VALID_TOKEN: &str = "the schema allows no token here; use a simpler schema or a larger model";
 
 /// Most look-aheads for one mask. Each computes a mask.
 const LOOK_AHEADS_MAX: usize = 48;
@@ -356,7 +356,7 @@ fn try_step<T>(
     }));
     match done {
         Ok(Ok(done)) => Ok(done),
-        Ok(Err(error)) => Err(format!("the grammar could not be followed: {}", plain_message(&error.to_string()))),
-        Err(_) => Err("the grammar's next tokens could not be computed".into()),
+        Ok(Err(error)) => Err(format!("the grammar cannot continue: {}", plain_message(&error.to_string()))),
+        Err(_) => Err("the library failed to compute the next tokens".into()),
     }
 }

@@ -188,16 +188,21 @@ impl Compiler {
         let mut reservation = budget.reservation();
         if !reservation.grow_to(bytes) {
             let message = format!(
-                "constrained output needs {bytes} bytes for this model's vocabulary; --grammar-bytes is {}",
+                "structured output needs {bytes} bytes for this model's vocabulary; --grammar-bytes is {}",
                 budget.limit()
             );
             return Err(GrammarError::Invalid(message));
         }
-        let failed = |words: String| GrammarError::Invalid(format!("constrained output is not available: {words}"));
+        let failed = |words: String| GrammarError::Invalid(format!("structured output is not available: {words}"));
         let factory = match catch_unwind(AssertUnwindSafe(|| factory(&words, &settings.ends))) {
             Ok(Ok(factory)) => factory,
             Ok(Err(error)) => return Err(failed(plain_message(&error.to_string()))),
-            Err(_) => return Err(failed(format!("the vocabulary of {} tokens", tokenizer.vocab_size()))),
+            Err(_) => {
+                return Err(failed(format!(
+                    "the library failed on the vocabulary of {} tokens",
+                    tokenizer.vocab_size()
+                )));
+            }
         };
         // A JSON value may end with punctuation, a digit, or the last letter of `true`, `false` or `null`.
         let ends = |word: &[u8]| {

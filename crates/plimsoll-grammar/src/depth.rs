@@ -68,7 +68,7 @@ impl Depth {
 
 /// Rejects a schema that is nested too deeply.
 pub(crate) fn check_schema(root: &Value) -> Result<(), String> {
-    check("the schema and what it refers to are", levels(root))
+    check("the schema with its references is", levels(root))
 }
 
 /// Levels of a schema with its references. Counting stops above [`LEVELS_MAX`].
@@ -136,7 +136,7 @@ fn count_rules(text: &str) -> usize {
 fn check(what: &str, levels: usize) -> Result<(), String> {
     if levels > LEVELS_MAX {
         return Err(format!(
-            "it is too complex: {what} {levels} or more levels deep; {LEVELS_MAX} are allowed"
+            "it is too complex: {what} nested {levels} or more levels deep; the limit is {LEVELS_MAX}"
         ));
     }
     Ok(())
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn levels_add_up_through_references() {
         assert_eq!(check_schema(&chain(600)), Ok(()));
-        assert!(check_schema(&chain(3000)).unwrap_err().contains("2048 are allowed"));
+        assert!(check_schema(&chain(3000)).unwrap_err().contains("the limit is 2048"));
         // Many references to few schemas are not deep.
         let wide: Vec<Value> = (0..5000).map(|_| json!({"$ref": "#/$defs/a"})).collect();
         assert_eq!(

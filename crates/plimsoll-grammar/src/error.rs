@@ -12,9 +12,9 @@ pub enum GrammarError {
     #[error("all {0} bytes for grammars (--grammar-bytes) are in use; try again later")]
     Full(u64),
     /// The system refuses a thread or a process. A retry may succeed.
-    #[error("the system has no thread or process for constrained output ({0}); try again later")]
+    #[error("the system has no thread or process for structured output ({0}); try again later")]
     NoThread(String),
     /// The client disconnected while its grammar was compiled.
-    #[error("the client left while its grammar was compiled")]
+    #[error("the client disconnected while its grammar was compiled")]
     ClientDisconnected,
 }

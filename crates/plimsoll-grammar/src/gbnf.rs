@@ -22,7 +22,7 @@ pub fn to_lark(text: &str) -> Result<String, String> {
         root |= name == "root";
         reader.space(false);
         if !reader.eat("::=") {
-            return Err(reader.error("'::=' is missing behind a rule's name"));
+            return Err(reader.error("'::=' is missing after a rule's name"));
         }
         reader.space(true);
         // Writing to a string cannot fail.
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
 
     fn alternatives(&mut self, out: &mut String, depth: usize) -> Result<(), String> {
         if depth > NESTED_MAX {
-            return Err(self.error("groups are nested more than 64 deep"));
+            return Err(self.error("groups are nested too deeply: the limit is 64"));
         }
         loop {
             let before = out.len();
@@ -167,10 +167,10 @@ impl<'a> Reader<'a> {
             }
             Some(c) if c.is_ascii_alphanumeric() => out.push_str(&rule(self.name()?)),
             Some('<' | '!') => {
-                return Err(self.error("tokens in angle brackets are not supported; spell their text"));
+                return Err(self.error("tokens in angle brackets are not supported: write their text in quotes"));
             }
             Some(')' | '|' | '\n' | '\r') | None => return Ok(false),
-            Some(other) => return Err(self.error(&format!("'{other}' is not expected here"))),
+            Some(other) => return Err(self.error(&format!("unexpected '{other}'"))),
         }
         self.space(false);
         while let Some(repeat) = self.repetition()? {
@@ -197,7 +197,7 @@ impl<'a> Reader<'a> {
                 let count = |text: &str| text.is_empty() || text.parse::<u32>().is_ok();
                 if !count(least) || !count(most) || inside.trim().is_empty() {
                     return Err(
-                        self.error(&format!("'{{{inside}}}' is no count"))
+                        self.error(&format!("invalid repetition '{{{inside}}}': use {{m}}, {{m,}}, {{,n}} or {{m,n}}"))
                     );
                 }
                 self.rest = &self.rest[end + 1..];
@@ -227,7 +227,7 @@ impl<'a> Reader<'a> {
             'u' => 4,
             'U' => 8,
             other if other.is_ascii_punctuation() => return Ok(Some(other)),
-            other => return Err(self.error(&format!("'\\{other}' is no escape"))),
+            other => return Err(self.error(&format!("unknown escape '\\{other}'"))),
         };
         let code = self.rest.get(..digits).and_then(|code| u32::from_str_radix(code, 16).ok()).and_then(char::from_u32);
         let code =
@@ -288,12 +288,12 @@ ws ::= "" | " "
             ("root ::= \"x", "line 1: '\"' is missing"),
             ("root ::= [z-a]", "ends before it begins"),
             ("root ::= <think>", "angle brackets"),
-            ("root ::= \"x\"{a}", "no count"),
-            ("root ::= \"\\q\"", "no escape"),
+            ("root ::= \"x\"{a}", "invalid repetition"),
+            ("root ::= \"\\q\"", "unknown escape"),
         ] {
             let why = to_lark(text).unwrap_err();
             assert!(why.contains(words), "{text}: {why}");
         }
-        assert!(to_lark(&format!("root ::= {}", "(".repeat(100))).unwrap_err().contains("64 deep"));
+        assert!(to_lark(&format!("root ::= {}", "(".repeat(100))).unwrap_err().contains("the limit is 64"));
     }
 }

@@ -182,7 +182,7 @@ impl GrammarState {
             MaskState::Ready { mask, .. } => Ok(Some(mask)),
             MaskState::Unconstrained => Ok(None),
             MaskState::Failed(why) => Err(why.clone()),
-            MaskState::Complete => Err(Unfit::Grammar("the output is complete already".into())),
+            MaskState::Complete => Err(Unfit::Grammar("the output is already complete".into())),
             MaskState::NeedsMask(_) | MaskState::Computing(_) => unreachable!("waiting ends with a mask or an error"),
         }
     }

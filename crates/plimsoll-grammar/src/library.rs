@@ -37,7 +37,7 @@ pub(crate) fn plain_message(message: &str) -> String {
 
 /// llguidance's stop reasons, and their messages.
 const ERROR_TEXTS: [(&str, &str); 6] = [
-    ("NoExtension", "nothing can be written that fits it: it contradicts itself, or wants what this model's tokens cannot spell"),
+    ("NoExtension", "no text matches it: it contradicts itself, or needs text that this model's tokens cannot write"),
     ("LexerTooComplex", "it is too complex: its patterns have too many states"),
     ("ParserTooComplex", "it is too complex: the same text can be read in too many ways"),
     ("Too many items", "it is too complex: the same text can be read in too many ways"),

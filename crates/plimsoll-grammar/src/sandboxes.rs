@@ -155,7 +155,7 @@ impl Sandboxes {
             Ok(Response::Validated(breaches)) => Ok(breaches),
             Ok(Response::Refused(why)) => Err(format!("the schema cannot be validated: {why}")),
             Ok(response) => Err(format!("unexpected response of the sandbox: {response:?}")),
-            Err(fault) => Err(format!("an answer cannot be validated: {fault}")),
+            Err(fault) => Err(format!("the answer cannot be validated: {fault}")),
         }
     }
 }
@@ -236,7 +236,7 @@ pub(crate) fn schema_rules(schema: &str, name: &str, lenient: bool) -> Result<Co
     match compiled {
         Some(Ok(compiled)) => compiled.map_err(|error| error.to_string()),
         Some(Err(_)) => Err("the schema could not be compiled".into()),
-        None => Err("the system has no thread to compile the schema".into()),
+        None => Err("the system has no thread to compile the schema; try again later".into()),
     }
 }
 

@@ -167,7 +167,7 @@ impl Source {
         let lark = start + &rules;
         if lark.len() > LARK_BYTES_MAX {
             let bytes = lark.len();
-            return Err(invalid(format!("the grammar has {bytes} bytes when it is written out; {LARK_BYTES_MAX} are allowed")));
+            return Err(invalid(format!("the grammar has {bytes} bytes in Lark; the limit is {LARK_BYTES_MAX}")));
         }
         let layout = (!layout.rules.is_empty()).then_some(layout);
         Ok(LarkGrammar { lark, depth, layout })
@@ -226,13 +226,13 @@ impl GrammarBuilder<'_> {
                 "body\n".into()
             }
             Source::Regex(pattern) => format!("BODY\nBODY: /{}/\n", escape_slashes(pattern)),
-            Source::Choice(all) if all.is_empty() => return Err(invalid("there is nothing to choose from")),
+            Source::Choice(all) if all.is_empty() => return Err(invalid("the choice is empty")),
             Source::Choice(all) => {
                 let texts: Vec<String> = all.iter().map(|text| quote(text)).collect();
                 format!("body\nbody: {}\n", texts.join(" | "))
             }
             Source::Lark(_) | Source::Calls(_) | Source::TextWithCalls(_) | Source::CallsOr(..) => {
-                return Err(invalid("a grammar of one's own cannot be joined with this model's reply format"));
+                return Err(invalid("a grammar in Lark cannot be combined with this model's reply format"));
             }
         })
     }
@@ -308,7 +308,7 @@ impl GrammarBuilder<'_> {
     fn calls_in_text(&mut self, calls: &ToolCalls) -> Result<String, GrammarError> {
         let style = &calls.style;
         if style.marker.is_empty() {
-            return Err(invalid("calls without a mark cannot be told from text"));
+            return Err(invalid("this call format has no marker, so calls cannot be mixed with text"));
         }
         let strip = |text: &'static str| text.strip_prefix(style.marker).unwrap_or(text);
         let rest = match style.open {
@@ -333,13 +333,13 @@ impl GrammarBuilder<'_> {
             out.push_str(before);
             let mut values = Deserializer::from_str(after).into_iter::<&RawValue>();
             let Some(Ok(schema)) = values.next() else {
-                return Err(invalid("%json in the grammar is not followed by a schema"));
+                return Err(invalid("%json in the grammar has no schema after it"));
             };
             let name = format!("json_in_lark_{}", self.layout.rules.len());
             self.schema(schema.get(), &name, false, true)?;
             if self.layout.rules.last().is_some_and(|rule| !rule.exact) {
                 return Err(invalid(
-                    "%json in the grammar has a schema that only a finished answer can be validated for \
+                    "%json in the grammar has a schema that needs validation of the finished answer \
                      (uniqueItems, for instance): use guided_json",
                 ));
             }
@@ -387,7 +387,7 @@ fn object_schema(parameters: &Value) -> Result<Value, String> {
         kind == "object" || kind.as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == "object"))
     };
     match fields.get("type") {
-        Some(kind) if !named(kind) => return Err(format!("arguments are an object, and a tool's schema wants {kind}")),
+        Some(kind) if !named(kind) => return Err(format!("the schema of arguments must have type object, not {kind}")),
         _ => drop(fields.insert("type".into(), "object".into())),
     }
     Ok(schema)

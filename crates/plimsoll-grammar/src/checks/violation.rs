@@ -68,7 +68,7 @@ fn are_all_conjunctive(path: &[&str]) -> bool {
 pub(crate) fn violation_message(violation: &Violation) -> String {
     let at = if violation.instance.is_empty() { "the whole answer" } else { &violation.instance };
     format!(
-        "the answer breaks its schema at {at}: {} ({}); a simpler schema, or a larger model, may help",
+        "the answer violates its schema at {at}: {} ({}); use a simpler schema or a larger model",
         violation.keyword, violation.schema
     )
 }

@@ -60,9 +60,9 @@ pub(crate) enum SandboxError {
     Bytes(u64),
     #[error("it takes longer than {0:?}")]
     Time(Duration),
-    #[error("it is nested too deeply: its stack of {} MiB ends", .0 >> 20)]
+    #[error("it is nested too deeply: it needs more than {} MiB of stack", .0 >> 20)]
     Stack(usize),
-    #[error("the client has left")]
+    #[error("the client has disconnected")]
     ClientDisconnected,
     #[error("the sandbox process cannot be used: {0}")]
     Process(#[from] io::Error),
@@ -185,7 +185,7 @@ impl SandboxProcess {
             Ok(Some(status)) if status.code() == Some(EXIT_HEAP_LIMIT) => SandboxError::Bytes(self.bounds.heap_bytes),
             // A stack overflow is a signal.
             Ok(Some(status)) if status.code().is_none() => SandboxError::Stack(self.bounds.stack_bytes),
-            Ok(Some(status)) => SandboxError::Process(io::Error::other(format!("it ended with {status}"))),
+            Ok(Some(status)) => SandboxError::Process(io::Error::other(format!("the process ended with {status}"))),
             Ok(None) => SandboxError::Time(time),
             Err(error) => SandboxError::Process(error),
         }

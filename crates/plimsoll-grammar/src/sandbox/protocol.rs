@@ -88,7 +88,7 @@ pub struct Violation {
 pub(super) fn write_frame(to: &mut impl Write, frame: &[u8]) -> io::Result<()> {
     let length = u32::try_from(frame.len()).ok().filter(|length| *length as usize <= FRAME_BYTES_MAX);
     let length =
-        length.ok_or_else(|| io::Error::other(format!("a frame is longer than {FRAME_BYTES_MAX} bytes")))?;
+        length.ok_or_else(|| io::Error::other(format!("the frame exceeds the limit of {FRAME_BYTES_MAX} bytes")))?;
     to.write_all(&length.to_le_bytes())?;
     to.write_all(frame)?;
     to.flush()
@@ -105,7 +105,7 @@ pub(super) fn read_frame(
     }
     let length = u32::from_le_bytes(length) as usize;
     if length > FRAME_BYTES_MAX {
-        return Err(io::Error::other(format!("a frame of {length} bytes; at most {FRAME_BYTES_MAX} are allowed")));
+        return Err(io::Error::other(format!("the frame has {length} bytes; the limit is {FRAME_BYTES_MAX}")));
     }
     let mut frame = vec![0; length];
     Ok(fill(from, &mut frame, &mut retry)?.then_some(frame))

@@ -115,7 +115,7 @@ fn errors_have_openais_shape_and_name_the_limit() {
     error("/v1/nothing", &json!({}), 404, &["/v1/nothing"]);
     // What only shows when it is followed is no fault of the server's either.
     let schema = json!({"type": "array", "items": {"enum": [1]}, "uniqueItems": true, "minItems": 2});
-    error("/v1/completions", &json!({"prompt": "x", "guided_json": schema}), 400, &["nothing can follow here"]);
+    error("/v1/completions", &json!({"prompt": "x", "guided_json": schema}), 400, &["the schema allows no token here"]);
     let documents = json!({"messages": [{"role": "user", "content": "x"}], "documents": [{"text": "y"}]});
     error("/v1/chat/completions", &documents, 400, &["documents has no effect"]);
     let huge = request(server.address, "POST", "/v1/completions", &vec![b' '; 65_537]).unwrap();
