@@ -1,9 +1,10 @@
-//! Arrays whose items are counted: the states that a grammar goes through.
+//! Arrays with counted items: the states of their grammar.
 
 use crate::form::Expr;
 use crate::plan::{Counted, Items};
 
-/// Which states of a counted array lead to its end: so many items, so many of which count. The last of both stand for all beyond.
+/// The states of a counted array that lead to its end, by items and by counted items. The last value of both stands for
+/// all higher ones.
 pub(crate) struct Table {
     pub length: usize,
     pub hits: usize,

@@ -11,7 +11,7 @@ const FREE_DIGITS: usize = 19;
 /// Digits behind the point.
 const FREE_FRACTION: usize = 17;
 
-/// A number: its sign, and its digits before and behind the point without zeros that say nothing.
+/// A number: its sign, and its digits before and after the point without redundant zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Decimal {
     negative: bool,
@@ -20,7 +20,7 @@ pub(crate) struct Decimal {
 }
 
 impl Decimal {
-    /// Reads a JSON number; none where it has more digits than a schema may have.
+    /// Reads a JSON number. `None` if it has too many digits for a schema.
     pub fn parse(text: &str) -> Option<Self> {
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
         let exponent: i64 = exponent.trim_start_matches('+').parse().ok()?;
@@ -106,8 +106,9 @@ pub(crate) struct End {
     pub open: bool,
 }
 
-/// The numbers in a range, integers alone or all, without exponents: alternatives, each of patterns that must all match. The numbers are
-/// bounded in digits where the range is not. None where nothing is in the range.
+/// Patterns of the numbers in a range, all or integers only, without exponents. The result is a list of alternatives;
+/// all patterns of an alternative must match. Digits are limited if the range is not. Empty if no number is in the
+/// range.
 pub(crate) fn range(low: Option<&End>, high: Option<&End>, integer: bool) -> Vec<Vec<String>> {
     let free = |end: Option<&End>| FREE_DIGITS.max(end.map_or(0, |end| end.at.whole.len()));
     let digits = free(low).max(free(high));
@@ -179,7 +180,7 @@ fn at_least(end: &End, integer: bool) -> String {
     format!("({})", parts.join("|"))
 }
 
-/// Magnitudes up to this one; none where there are none.
+/// Magnitudes up to this one. `None` if there are none.
 fn at_most(end: &End, integer: bool) -> Option<String> {
     let at = &end.at;
     let whole = if at.whole.is_empty() { "0" } else { &at.whole };
@@ -219,7 +220,7 @@ fn at_most(end: &End, integer: bool) -> Option<String> {
     (!parts.is_empty()).then(|| format!("({})", parts.join("|")))
 }
 
-/// Numbers of as many digits that are greater. None where there are none.
+/// Numbers with the same count of digits that are greater. `None` if there are none.
 fn greater_digits(digits: &str) -> Option<String> {
     let one = |(at, digit): (usize, u8)| {
         let rest = digits.len() - at - 1;
@@ -255,7 +256,7 @@ pub(crate) fn spellings(number: &Decimal) -> String {
     }
 }
 
-/// Numbers, with an exponent of two digits at most: where nothing is asked of them.
+/// Unconstrained numbers, with an exponent of two digits at most.
 pub(crate) fn free(integer: bool) -> String {
     match integer {
         true => format!("-?(0|[1-9][0-9]{{0,{}}})", FREE_DIGITS - 1),

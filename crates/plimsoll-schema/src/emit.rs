@@ -1,4 +1,4 @@
-//! From plans to rules: which expressions can be written at all, and the grammar of those.
+//! Plans become rules: finds the expressions that have a finite text, and writes their grammar.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write;
@@ -120,12 +120,12 @@ impl<'o> Emitter<'o> {
         self.states.get(expr).is_some_and(|state| self.alive[*state])
     }
 
-    /// What can be written with an end: the least set that is closed.
+    /// Finds the expressions that have a finite text: the least fixed point.
     fn find_alive(&mut self, expander: &mut Expander<'_>) -> Result<()> {
         self.alive = vec![false; self.exprs.len()];
         loop {
             let mut more = false;
-            // What is inside comes later, as a rule.
+            // Inner expressions usually have higher numbers, so the reverse order needs fewer passes.
             for state in (0..self.exprs.len()).rev() {
                 expander.pay(1, "")?;
                 if !self.alive[state] && self.plans[state].iter().any(|plan| self.can_end(plan)) {
@@ -255,7 +255,7 @@ impl<'o> Emitter<'o> {
         for at in (0..places).rev() {
             let item = self.call(&items.places[at as usize]);
             let all = if at == 0 { format!("{item} {tail}") } else { format!("{comma} {item} {tail}") };
-            // One rule a place: groups within groups have a limit.
+            // One rule per place: the library limits nested groups.
             let rule = format!("{name}_p{at}");
             self.rule(&rule, &all)?;
             tail = if at >= items.min { format!("({rule})?") } else { rule };
@@ -317,10 +317,10 @@ impl<'o> Emitter<'o> {
             }
             None => None,
         };
-        // How many members there are so far counts up to here.
+        // Counts of members above this one behave alike.
         let cap = [1, members.min, members.max.map_or(0, |max| max.saturating_add(1))].into_iter().max().unwrap_or(1);
         let comma = self.comma();
-        // What follows from a member on, after so many: none where nothing can.
+        // The rest of the object after each count of members. `None` if it cannot end.
         let mut after: Vec<Option<String>> = Vec::new();
         for count in 0..=cap {
             after.push(rest(members, count, other.as_deref(), special.as_deref(), &comma));
@@ -333,7 +333,7 @@ impl<'o> Emitter<'o> {
                 let next = &after[usize::try_from((count + 1).min(cap)).unwrap_or(0)];
                 let with = next.as_ref().map(|next| format!("{comma} {} {next}", pair(key.clone(), value.clone())));
                 let without = after[count as usize].clone().filter(|_| !member.required);
-                // States that no object reaches are not written.
+                // Skips states that no object reaches.
                 let reachable = count <= at as u64;
                 let all: Vec<String> = match reachable {
                     true => with
@@ -355,12 +355,12 @@ impl<'o> Emitter<'o> {
             after = before;
         }
         let start = after.into_iter().next().flatten();
-        // It can end, or it would not be written: an empty text is the only other way to have none.
+        // This expression can end. Without a rule its only text is empty.
         Ok(format!("\"{{\" {} \"}}\"", start.unwrap_or_default()))
     }
 }
 
-/// Members without a name of their own behind `count` others; none where the object cannot end.
+/// Members without a declared name after `count` others. `None` if the object cannot end.
 fn rest(members: &Members, count: u64, other: Option<&str>, special: Option<&str>, comma: &str) -> Option<String> {
     let least = members.min.saturating_sub(count);
     let most = match members.max {
@@ -392,7 +392,7 @@ fn rest(members: &Members, count: u64, other: Option<&str>, special: Option<&str
     })
 }
 
-/// Something so many times.
+/// An expression repeated `least` to `most` times.
 fn repeat(what: &str, least: u64, most: Option<u64>) -> String {
     match (least, most) {
         (_, Some(0)) => String::new(),

@@ -1,4 +1,4 @@
-//! From schemas to forms: what each keyword allows, and what its negation does.
+//! Schemas become forms: the values that each keyword, or its negation, allows.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -16,10 +16,10 @@ use crate::{Options, SchemaError};
 /// Alternatives of one form.
 const ALTERNATIVES_MAX: usize = 600;
 
-/// Schemas that stand within each other without an array or an object between them, references followed.
+/// Most schemas nested without an array or object between them, references included.
 const NESTED_MAX: usize = 500;
 
-/// Pairs of `oneOf` that are told apart.
+/// Most pairs of `oneOf` that are made disjoint.
 pub(crate) const ONE_OF_MAX: usize = 64;
 
 pub(crate) type Form = Rc<Vec<Alternative>>;
@@ -49,13 +49,13 @@ pub(crate) struct Expander<'a> {
     pub work: usize,
     /// Steps left to find out whether terminals match anything.
     pub fuel: u64,
-    /// What the grammar does not hold, and where.
+    /// Keywords that the grammar does not enforce, with their places.
     pub validated: Vec<String>,
 }
 
 pub(crate) type Result<T> = std::result::Result<T, SchemaError>;
 
-/// The alternatives of a form, but for one type that another takes the place of.
+/// All types, with this alternative instead of all values of its type.
 pub(crate) fn instead(alternative: Alternative) -> Vec<Alternative> {
     let kind = alternative.kind();
     let mut all: Vec<_> = anything().into_iter().filter(|other| other.kind() != kind).collect();
@@ -63,7 +63,7 @@ pub(crate) fn instead(alternative: Alternative) -> Vec<Alternative> {
     all
 }
 
-/// All types but one.
+/// All types except this alternative's.
 pub(crate) fn without(alternative: &Alternative) -> Vec<Alternative> {
     anything().into_iter().filter(|other| other.kind() != alternative.kind()).collect()
 }
@@ -172,7 +172,7 @@ impl<'a> Expander<'a> {
         Ok(())
     }
 
-    /// Where the first of an expression's schemas stands; empty for the whole document and for what was made up.
+    /// JSON pointer of an expression's first schema; empty for the whole document and for generated schemas.
     pub fn place(&self, expr: &Expr) -> &str {
         let places = expr.schemas().iter().filter_map(|(node, _)| match &self.nodes[*node] {
             Kind::Schema(place) => Some(&*place.at),
@@ -181,7 +181,7 @@ impl<'a> Expander<'a> {
         places.into_iter().next().unwrap_or_default()
     }
 
-    /// What an expression allows.
+    /// The values that an expression allows.
     pub fn form(&mut self, expr: &Expr) -> Result<Form> {
         let mut all = Rc::new(anything());
         for (node, not) in expr.schemas() {
@@ -191,7 +191,7 @@ impl<'a> Expander<'a> {
         Ok(all)
     }
 
-    /// What both forms allow.
+    /// The values that both forms allow.
     pub fn meet(&mut self, a: &[Alternative], b: &[Alternative], at: &str) -> Result<Vec<Alternative>> {
         let mut all: Vec<Alternative> = Vec::new();
         for one in a {
@@ -222,7 +222,7 @@ impl<'a> Expander<'a> {
         Ok(all)
     }
 
-    /// What a node, or its negation, allows.
+    /// The values that a node, or its negation, allows.
     fn node(&mut self, node: Node, not: bool) -> Result<Form> {
         if let Some(form) = self.forms.get(&(node, not)) {
             return Ok(Rc::clone(form));
@@ -377,7 +377,7 @@ pub(crate) fn too_long(at: &str) -> SchemaError {
     SchemaError::TooLarge { what: "digits of a number", limit: 400, at: at.into() }
 }
 
-/// The values that are no arrays or objects, or all others. None where a number has too many digits.
+/// The scalars of a list, or with `not` all other scalars. `None` if a number has too many digits.
 fn values(all: &[Json], not: bool) -> Option<Vec<Alternative>> {
     let has = |value: &Json| all.contains(value);
     let mut numbers = Vec::new();

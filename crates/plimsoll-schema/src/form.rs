@@ -1,14 +1,14 @@
-//! What a schema allows, as alternatives of one JSON type each, and their intersections.
+//! A schema as alternatives of one JSON type each, and their intersections.
 //!
-//! Schemas inside of arrays and objects stay expressions: sets of schemas, some negated, that must all hold. They are looked at
-//! when their turn comes, so a schema that contains itself has a finite form.
+//! Schemas inside arrays and objects stay expressions: sets of schemas, some negated, that must all hold. They are
+//! expanded on demand, so a recursive schema has a finite form.
 
 use std::rc::Rc;
 
 use crate::decimal::{Decimal, End};
 use crate::pattern::Pattern;
 
-/// A schema of the document, or one that was made up.
+/// A schema of the document, or a generated one.
 pub(crate) type Node = usize;
 
 /// The schema that allows nothing. It is the first node.
@@ -95,7 +95,7 @@ pub(crate) struct Strings {
 }
 
 impl Strings {
-    /// Whether a text is one of them.
+    /// Whether the text is allowed.
     pub fn has(&self, text: &str) -> bool {
         let length = text.chars().count() as u64;
         length >= self.min
@@ -107,11 +107,11 @@ impl Strings {
     }
 }
 
-/// What one schema says of an array's items.
+/// One schema's constraints on an array's items.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ItemGroup {
     pub prefix: Vec<Expr>,
-    /// Of the items behind the prefix. None: they are not looked at.
+    /// The schema of items after the prefix. `None` if it does not evaluate them.
     pub rest: Option<Expr>,
     /// It comes from a negation, which evaluates nothing.
     pub blind: bool,
@@ -134,12 +134,12 @@ pub(crate) struct Arrays {
     pub contains: Vec<Contains>,
 }
 
-/// What one schema says of an object's members.
+/// One schema's constraints on an object's members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct MemberGroup {
     pub properties: Vec<(String, Expr)>,
     pub patterns: Vec<(Named, Expr)>,
-    /// Of all other members. None: they are not looked at.
+    /// The schema of all other members. `None` if it does not evaluate them.
     pub rest: Option<Expr>,
     /// It comes from a negation, which evaluates nothing.
     pub blind: bool,
@@ -151,13 +151,13 @@ pub(crate) struct Objects {
     pub required: Vec<String>,
     pub min: u64,
     pub max: Option<u64>,
-    /// What names must be.
+    /// Schemas of all member names.
     pub names: Vec<Expr>,
-    /// There must be such members.
+    /// Required members with any name.
     pub another: Vec<Another>,
 }
 
-/// A member that must be there, whatever its name.
+/// A required member with any name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Another {
     /// This group does not name or match it.
@@ -170,7 +170,7 @@ pub(crate) struct Another {
 }
 
 impl MemberGroup {
-    /// What the group says of the member of this name.
+    /// The group's schema for the member of this name.
     pub fn value(&self, name: &str) -> Expr {
         let mut value = Expr::default();
         let mut known = false;
@@ -188,14 +188,14 @@ impl MemberGroup {
 }
 
 impl Objects {
-    /// What the member of this name must be.
+    /// The schema of the member of this name.
     pub fn value(&self, name: &str) -> Expr {
         self.groups.iter().fold(Expr::default(), |value, group| value.and(&group.value(name)))
     }
 }
 
 impl Arrays {
-    /// What the item at this place must be.
+    /// The schema of the item at this place.
     pub fn item(&self, at: usize) -> Expr {
         let of = |group: &ItemGroup| group.prefix.get(at).or(group.rest.as_ref()).cloned().unwrap_or_default();
         self.groups.iter().fold(Expr::default(), |value, group| value.and(&of(group)))
@@ -220,7 +220,7 @@ pub(crate) fn anything() -> Vec<Alternative> {
 }
 
 impl Alternative {
-    /// Says that it comes from a negation, whatever is within that: no part of it counts as evaluated.
+    /// Marks it as part of a negation: no part of it counts as evaluated.
     pub fn evaluates_nothing(&mut self) {
         match self {
             Self::Array(arrays) => {
@@ -237,7 +237,7 @@ impl Alternative {
         std::mem::discriminant(self)
     }
 
-    /// What both allow; none where that is nothing, as far as it is seen without looking inside.
+    /// The values that both allow. `None` if there are clearly none, without a look into inner schemas.
     pub fn and(&self, other: &Self) -> Option<Self> {
         Some(match (self, other) {
             (Self::Null, Self::Null) => Self::Null,
@@ -258,7 +258,7 @@ fn both<T: PartialEq + Clone>(a: &[T], b: &[T]) -> Vec<T> {
     all
 }
 
-/// The values that two lists have in common; a list that is missing has all.
+/// The values in both lists. A missing list allows all values.
 fn of_both<T: PartialEq + Clone>(a: &Option<Vec<T>>, b: &Option<Vec<T>>) -> Option<Vec<T>> {
     match (a, b) {
         (Some(a), Some(b)) => Some(a.iter().filter(|one| b.contains(one)).cloned().collect()),
@@ -270,7 +270,7 @@ fn most(a: Option<u64>, b: Option<u64>) -> Option<u64> {
     a.into_iter().chain(b).min()
 }
 
-/// The end that leaves less.
+/// The stricter of two ends.
 fn tighter(a: &Option<End>, b: &Option<End>, low: bool) -> Option<End> {
     match (a, b) {
         (Some(a), Some(b)) => {
@@ -314,7 +314,7 @@ fn numbers(a: &Numbers, b: &Numbers) -> Option<Numbers> {
 }
 
 impl Numbers {
-    /// Whether a number is one of them.
+    /// Whether the number is allowed.
     pub fn has(&self, number: &Decimal) -> bool {
         use std::cmp::Ordering::{Equal, Greater, Less};
         let above = self.low.as_ref().is_none_or(|end| match number.compare(&end.at) {
@@ -335,7 +335,7 @@ impl Numbers {
     }
 }
 
-/// Whether a number is a multiple of another; none where that takes more digits than are looked at.
+/// Whether a number is a multiple of another. `None` if that takes too many digits.
 pub(crate) fn is_multiple(number: &Decimal, of: &Decimal) -> Option<bool> {
     let places = number.fraction_digits().max(of.fraction_digits());
     let (number, of) = (number.shifted(places)?, of.shifted(places)?);

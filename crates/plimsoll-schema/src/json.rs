@@ -24,7 +24,7 @@ impl Json {
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The syntax error.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         match text.trim_start().bytes().next() {
             Some(b'{') => {

@@ -1,4 +1,4 @@
-//! What each keyword allows.
+//! The values that each keyword allows.
 
 use crate::SchemaError;
 use crate::expand::{Expander, ONE_OF_MAX, Result, absent, instead, just, object, present, without};
@@ -8,21 +8,21 @@ use crate::pattern::format;
 use crate::refs::Place;
 use crate::values::{count, list, numbers, short, types, wrong};
 
-/// Looked at first, because they leave the least.
+/// Handled first, because they leave the fewest values.
 const FIRST: [&str; 3] = ["type", "const", "enum"];
 
-/// Looked at last: they depend on all others.
+/// Handled last: they depend on all others.
 const LAST: [&str; 2] = ["unevaluatedProperties", "unevaluatedItems"];
 
-/// Keywords that are read together, at the first of them that a schema has.
+/// Keywords that are handled together, at the first of them that a schema has.
 const MEMBERS: [&str; 3] = ["properties", "patternProperties", "additionalProperties"];
 pub(crate) const ITEMS: [&str; 3] = ["prefixItems", "items", "additionalItems"];
 
-/// Levels that are looked into to tell two schemas apart.
+/// Most levels that are expanded to tell two schemas apart.
 const LOOK_INTO: usize = 4;
 
 impl<'a> Expander<'a> {
-    /// What a schema allows.
+    /// The values that a schema allows.
     pub fn schema(&mut self, place: &Place<'a>) -> Result<Vec<Alternative>> {
         if !matches!(place.json, Json::Object(_)) {
             let reason = format!("{} is not a schema: a schema is an object, true or false", short(place.json));
@@ -134,7 +134,7 @@ impl<'a> Expander<'a> {
         }))
     }
 
-    /// Says that the grammar allows more than a keyword does.
+    /// Records that the grammar allows more than a keyword.
     pub fn left_to_validation(&mut self, keyword: &str, at: &str) {
         let words = format!("{keyword} at {}", if at.is_empty() { "/" } else { at });
         if !self.lenient && !self.validated.contains(&words) {
@@ -154,7 +154,7 @@ impl<'a> Expander<'a> {
         Ok(places.map(|(at, item)| self.expr(&list_at.enter(item, &at.to_string()))).collect())
     }
 
-    /// Where a reference leads.
+    /// The target of a reference.
     pub fn target(&mut self, at: &Place<'a>, dynamic: bool) -> Result<Place<'a>> {
         let reference = at.json.text().unwrap_or_default();
         let found = match dynamic {
@@ -183,7 +183,7 @@ impl<'a> Expander<'a> {
                     Err(error) => return Err(error),
                 }
             }
-            // An annotation. It is followed where nothing else says what the text is.
+            // An annotation. It applies only if no other keyword restricts the text.
             _ => {
                 let told = ["enum", "const", "pattern"].iter().any(|key| place.json.get(key).is_some());
                 let Some(pattern) = at.json.text().and_then(format).filter(|_| !told) else { return Ok(None) };
@@ -193,7 +193,7 @@ impl<'a> Expander<'a> {
         Ok(Some(instead(Alternative::String(strings))))
     }
 
-    /// What a schema says of members.
+    /// A schema's constraints on members.
     pub fn members(&mut self, place: &Place<'a>) -> Result<MemberGroup> {
         let mut group = MemberGroup::default();
         if let Some(properties) = place.json.get("properties") {
@@ -216,7 +216,7 @@ impl<'a> Expander<'a> {
         Ok(group)
     }
 
-    /// What a schema says of items.
+    /// A schema's constraints on items.
     pub fn items(&mut self, place: &Place<'a>) -> Result<ItemGroup> {
         let items = place.json.get("items").map(|items| place.enter(items, "items"));
         let prefix = place.json.get("prefixItems").map(|prefix| place.enter(prefix, "prefixItems"));
@@ -233,7 +233,7 @@ impl<'a> Expander<'a> {
         Ok(ItemGroup { prefix, rest: rest.map(|rest| self.expr(&rest)), blind: false })
     }
 
-    /// What a schema says an array contains.
+    /// A schema's constraints on contained items.
     pub fn contains(&mut self, place: &Place<'a>, at: &Place<'a>) -> Result<Contains> {
         let bound = |key: &str| place.json.get(key).map(|value| count(&place.enter(value, key))).transpose();
         Ok(Contains {
@@ -250,7 +250,7 @@ impl<'a> Expander<'a> {
             return;
         }
         let places = arrays.groups.iter().filter(seen).map(|group| group.prefix.len()).max().unwrap_or(0);
-        // What an array contains is evaluated, too.
+        // Items that match `contains` count as evaluated.
         let contained: Vec<Expr> =
             arrays.contains.iter().filter(|contains| !contains.blind).map(|contains| contains.item.clone()).collect();
         let rest = match contained.is_empty() {
@@ -275,7 +275,7 @@ impl<'a> Expander<'a> {
         self.join(forms, &place.at)
     }
 
-    /// Exactly one of the schemas: each without those it has values in common with.
+    /// Exactly one of the schemas: each without the values it shares with others.
     fn exactly_one(&mut self, at: &Place<'a>) -> Result<Vec<Alternative>> {
         let all = self.each(at)?;
         let told = if all.len() > ONE_OF_MAX { None } else { self.told_apart(&all, at)? };
@@ -289,7 +289,7 @@ impl<'a> Expander<'a> {
         }
     }
 
-    /// None where that takes too many alternatives.
+    /// Disjoint alternatives of `oneOf`. `None` if that takes too many.
     fn told_apart(&mut self, all: &[Expr], at: &Place<'a>) -> Result<Option<Vec<Alternative>>> {
         let mut forms = Vec::new();
         for (i, one) in all.iter().enumerate() {
@@ -316,7 +316,7 @@ impl<'a> Expander<'a> {
         }
     }
 
-    /// Whether nothing is in an expression, as far as a look into so many levels tells.
+    /// Whether an expression allows no value, as far as this many levels show.
     pub fn is_dead(&mut self, expr: &Expr, levels: usize) -> Result<bool> {
         if expr.is_nothing() || levels == 0 {
             return Ok(expr.is_nothing());
@@ -369,12 +369,12 @@ impl<'a> Expander<'a> {
     }
 }
 
-/// Whether a keyword is the first of its group that a schema has.
+/// Whether a keyword is the first of its group in a schema.
 pub(crate) fn leads(place: &Place<'_>, group: [&str; 3], key: &str) -> bool {
     group.into_iter().find(|known| place.json.get(known).is_some()) == Some(key)
 }
 
-/// Members that nothing else has evaluated are this.
+/// Applies `rest` to the members that no other group evaluates.
 fn not_evaluated(objects: &mut Objects, rest: &Expr) {
     let seen: Vec<&MemberGroup> = objects.groups.iter().filter(|group| !group.blind).collect();
     if seen.iter().any(|group| group.rest.is_some()) {

@@ -1,8 +1,8 @@
 //! JSON Schema to a grammar in llguidance's Lark dialect.
 //!
-//! A schema is brought into a form (alternatives of one JSON type each, with negations carried inwards), the form into a plan,
-//! the plan into rules. Everything is counted: steps, rules, bytes. What a grammar cannot hold is either left to the validation of
-//! the finished answer, and said, or refused by name.
+//! A schema becomes a form (alternatives of one JSON type each, with negations moved inwards). The form becomes a plan,
+//! and the plan becomes rules. Steps, rules and bytes have limits. A keyword that the grammar cannot express is
+//! reported and left to the validation of the finished answer, or refused by name.
 //!
 //! | class | keywords |
 //! | --- | --- |
@@ -10,9 +10,9 @@
 //! | superset, then validated | `uniqueItems`; a second `contains`; `oneOf` of many schemas that overlap; counts of more than some hundred members; negations of `uniqueItems`, `multipleOf`, `unevaluatedProperties`, `unevaluatedItems` |
 //! | refused | references to other documents, `$dynamicRef` that depends on the way, look-around, back references and word boundaries in patterns, `multipleOf` above 10,000 over a wide range |
 //!
-//! `format` is an annotation: the formats that are known are followed, and validated no more than any other. Objects are written
-//! with the declared members first, in their order; strings in one spelling; numbers without exponents where something is asked of
-//! them. A subset of what is valid, never more.
+//! `format` is an annotation: known formats restrict strings, and no format is validated. Objects start with the
+//! declared members in their order. Strings have one spelling. Constrained numbers have no exponents. These rules allow
+//! a subset of the valid documents, never more.
 //!
 //! **Invariant:** this crate knows no tokens, no engine and no HTTP. It does not fetch anything.
 
@@ -67,14 +67,15 @@ impl Default for Options {
 pub struct Compiled {
     /// Rules in Lark's notation. The first is `prefix`.
     pub rules: String,
-    /// What the grammar does not hold: the finished answer must be validated for it. Empty where the grammar is exact.
+    /// Keywords that the grammar does not enforce: the finished answer must be validated for them. Empty if the grammar
+    /// is exact.
     pub validated: Vec<String>,
 }
 
 /// Why there is no grammar.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum SchemaError {
-    /// The text is no JSON.
+    /// The text is not JSON.
     #[error("the schema is not JSON: {0}")]
     Json(String),
     /// A keyword is used in a way that is not supported.
@@ -90,9 +91,9 @@ pub enum SchemaError {
     /// A limit.
     #[error("the schema is too complex{}: it has more than {limit} {what}; split or simplify this part", place(.at))]
     TooLarge {
-        /// What there are too many of.
+        /// The items that exceed the limit, in the plural.
         what: &'static str,
-        /// How many are allowed.
+        /// The limit.
         limit: u64,
         /// JSON pointer of the part; empty for the whole.
         at: String,
@@ -114,7 +115,7 @@ pub enum SchemaError {
 }
 
 impl SchemaError {
-    /// The error, at a part of the schema where it names none itself.
+    /// The error at this part of the schema, unless it names a part itself.
     fn within(mut self, part: &str) -> Self {
         if let Self::Unsupported { at, .. }
         | Self::TooLarge { at, .. }
@@ -132,7 +133,7 @@ fn place(at: &str) -> String {
     if at.is_empty() { String::new() } else { format!(" at {}", at.chars().take(120).collect::<String>()) }
 }
 
-/// Makes a grammar of a schema (a JSON text). `lenient`: patterns that are not supported are left out.
+/// Compiles a schema (JSON text) into a grammar. `lenient` skips unsupported patterns.
 ///
 /// # Errors
 ///
@@ -141,11 +142,11 @@ pub fn compile(schema: &str, prefix: &str, lenient: bool, options: &Options) -> 
     compile_part(schema, "", prefix, lenient, options)
 }
 
-/// Makes a grammar of the part of a schema at a JSON pointer; references in it lead where they lead in the whole.
+/// Compiles the part of a schema at a JSON pointer. References resolve as in the whole schema.
 ///
 /// # Errors
 ///
-/// As [`compile`], and where nothing stands at `at`.
+/// As [`compile`], and if `at` does not exist.
 pub fn compile_part(
     schema: &str,
     at: &str,
@@ -159,11 +160,11 @@ pub fn compile_part(
     Ok(Compiled { rules, validated: expander.validated })
 }
 
-/// JSON pointers of the schemas that stand directly in the part of a schema at `at`.
+/// JSON pointers of the direct subschemas of the part at `at`.
 ///
 /// # Errors
 ///
-/// The text is no JSON, or nothing stands at `at`.
+/// The text is not JSON, or `at` does not exist.
 pub fn parts(schema: &str, at: &str) -> Result<Vec<String>, SchemaError> {
     let json = parse(schema)?;
     let (references, root) = refs::References::of(&json);

@@ -1,4 +1,4 @@
-//! What the negation of each keyword allows.
+//! The values that the negation of each keyword allows.
 
 use crate::decimal::End;
 use crate::expand::{Expander, Result, absent, just, member, object, of_type, present, without};
@@ -11,7 +11,7 @@ use crate::refs::Place;
 use crate::values::{count, list, number, numbers, type_names};
 
 impl<'a> Expander<'a> {
-    /// What a schema does not allow: what one of its keywords does not.
+    /// The values that violate a schema: those that violate one of its keywords.
     pub fn negated(&mut self, place: &Place<'a>) -> Result<Vec<Alternative>> {
         let mut forms = Vec::new();
         for (key, value) in place.json.members() {
@@ -21,7 +21,7 @@ impl<'a> Expander<'a> {
         self.join(forms, &place.at)
     }
 
-    /// What a keyword does not allow. Nothing for a keyword that allows everything.
+    /// The values that violate a keyword. Empty for a keyword that allows all values.
     fn broken(
         &mut self,
         place: &Place<'a>,
@@ -88,7 +88,7 @@ impl<'a> Expander<'a> {
         })
     }
 
-    /// What one of the schemas of a list does not allow.
+    /// The values that violate one schema of a list.
     fn any_broken(&mut self, at: &Place<'a>) -> Result<Vec<Alternative>> {
         let all = self.each(at)?;
         let mut forms = Vec::new();
@@ -99,7 +99,7 @@ impl<'a> Expander<'a> {
         self.join(forms, &at.at)
     }
 
-    /// What none of the schemas of a list allows.
+    /// The values that violate every schema of a list.
     fn all_broken(&mut self, at: &Place<'a>) -> Result<Vec<Alternative>> {
         let mut form = anything();
         for one in self.each(at)? {

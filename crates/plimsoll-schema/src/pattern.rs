@@ -37,7 +37,7 @@ impl Pattern {
     ///
     /// # Errors
     ///
-    /// What is not supported, in words for the client.
+    /// The unsupported part, as text for the client.
     pub fn read(pattern: &str) -> Result<Self, String> {
         let source = translated(pattern)?;
         let hir = parsed(&source, pattern)?;
@@ -69,7 +69,7 @@ impl Pattern {
 ///
 /// # Errors
 ///
-/// What is not supported, in words for the client.
+/// The unsupported part, as text for the client.
 pub(crate) fn complete(source: &str) -> Result<String, String> {
     let hir = parsed(source, source)?;
     let inner = match hir.kind() {
@@ -331,7 +331,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_is_written_matches_where_the_text_does() {
+    fn escaped_pattern_matches_the_same_texts() {
         for pattern in [
             "",
             "a",
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn every_text_is_written_in_the_one_way_there_is() {
+    fn every_text_has_one_spelling() {
         let any = Regex::new(&format!("^{CHARACTER}*$")).unwrap();
         for text in TEXTS {
             let shown = written(text);
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_says_so() {
+    fn unsupported_patterns_are_named() {
         for (pattern, words) in [
             ("(?=a)b", "cannot be read"),
             ("(a)\\1", "refers back"),

@@ -1,4 +1,4 @@
-//! From forms to plans: what each alternative is written as, with expressions for the parts inside.
+//! Forms become plans: the grammar of each alternative, with expressions for its parts.
 
 use derivre::{RegexAst, RegexBuilder};
 
@@ -14,10 +14,10 @@ const LISTED_MAX: i128 = 2_000;
 /// The largest `multipleOf` that a grammar follows digit by digit.
 const MULTIPLE_MAX: i128 = 10_000;
 
-/// Patterns that members without a name of their own may be told apart by.
+/// Most patterns that distinguish members without a declared name.
 const PATTERNS_MAX: usize = 5;
 
-/// Steps of finding out whether a terminal matches anything.
+/// Most steps of testing whether a terminal matches any text.
 const FUEL_MAX: u64 = 10_000;
 
 /// States of an array or object with counted parts.
@@ -59,9 +59,9 @@ pub(crate) struct Counted {
 #[derive(Clone, Debug)]
 pub(crate) struct Members {
     pub named: Vec<Member>,
-    /// Members without a name of their own: terminals of their keys.
+    /// Members without a declared name: terminals of their keys.
     pub others: Vec<(String, Expr)>,
-    /// One of these must be there.
+    /// One of these members is required.
     pub another: Option<Vec<(String, Expr)>>,
     pub min: u64,
     pub max: Option<u64>,
@@ -90,7 +90,7 @@ fn all_of(all: &[String], none: &[String]) -> String {
 }
 
 impl Expander<'_> {
-    /// Whether nothing matches all of some patterns and none of others (`/…/`). What takes too long to find out is taken for something.
+    /// Whether no text matches all of some patterns and none of others (`/…/`). False if the test takes too long.
     fn is_empty(&mut self, all: &[String], none: &[String]) -> bool {
         if all.len() + none.len() < 2 || self.fuel < FUEL_MAX {
             return false;
@@ -104,7 +104,7 @@ impl Expander<'_> {
         regex.is_ok_and(|mut regex| regex.always_empty())
     }
 
-    /// How an alternative is written. None where nothing is in it.
+    /// The plans of an alternative; empty if it allows no value.
     pub fn plan(&mut self, alternative: &Alternative, options: &Options) -> Result<Vec<Plan>> {
         let literal = |text: &str| Plan::Terminal(format!("\"{text}\""));
         Ok(match alternative {
@@ -294,7 +294,7 @@ impl Expander<'_> {
         Ok(Some(members))
     }
 
-    /// What names must be, as alternatives; none where anything is a name.
+    /// Constraints on member names, as alternatives. `None` if any name is allowed.
     fn names_of(&mut self, names: &[Expr]) -> Result<Option<Vec<Strings>>> {
         if names.is_empty() {
             return Ok(None);
@@ -308,7 +308,7 @@ impl Expander<'_> {
         Ok(Some(strings.collect()))
     }
 
-    /// Members without a name of their own, told apart by the patterns that their names match.
+    /// Members without a declared name, grouped by the patterns that their names match.
     fn others(
         &mut self,
         objects: &Objects,
@@ -377,7 +377,7 @@ impl Expander<'_> {
         Ok(all)
     }
 
-    /// A terminal of strings, with quotes; `none` are patterns of further strings that are left out. None where nothing is left.
+    /// A terminal of strings with quotes, except strings that match `none`. `None` if no string is left.
     fn strings_terminal(&mut self, strings: &Strings, none: &[String]) -> Option<String> {
         let Strings { min, max, patterns, not, only, except } = strings;
         if let Some(only) = only {

@@ -1,4 +1,4 @@
-//! Where references lead: JSON pointers, anchors and embedded resources of one document.
+//! Resolves references: JSON pointers, anchors and embedded resources of one document.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -35,7 +35,7 @@ pub(crate) struct Place<'a> {
     pub json: &'a Json,
     /// JSON pointer in the document.
     pub at: Rc<str>,
-    /// What relative references in it are resolved against.
+    /// The base of its relative references.
     pub base: Rc<str>,
 }
 
@@ -81,7 +81,7 @@ impl<'a> References<'a> {
         (all, whole.unwrap_or(top))
     }
 
-    /// Where a reference at this place leads.
+    /// The target of a reference at this place.
     pub fn find(&self, from: &Place<'a>, reference: &str) -> Option<Place<'a>> {
         let resolved = resolve(&from.base, reference);
         let (base, fragment) = split(&resolved);
@@ -104,7 +104,7 @@ impl<'a> References<'a> {
         found.ok_or_else(|| SchemaError::Invalid { at: at.to_owned(), reason: "nothing stands here".into() })
     }
 
-    /// Where a dynamic reference leads, if that does not depend on the way that leads to it.
+    /// The target of a dynamic reference, unless it depends on the path that leads here.
     pub fn find_dynamic(&self, from: &Place<'a>, reference: &str) -> Option<Place<'a>> {
         let found = self.find(from, reference)?;
         let name = reference.split_once('#').map_or("", |(_, fragment)| fragment);

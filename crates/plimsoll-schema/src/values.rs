@@ -58,7 +58,7 @@ pub(crate) fn number(at: &Place<'_>) -> Result<Decimal> {
     Decimal::parse(text).ok_or_else(|| too_long(&at.at))
 }
 
-/// What a keyword says of numbers; none where it says nothing.
+/// A keyword's constraint on numbers. `None` if it has none.
 pub(crate) fn numbers(place: &Place<'_>, key: &str, at: &Place<'_>) -> Result<Option<Numbers>> {
     // Of draft 4: a flag beside the limit.
     let open = |flag: &str| place.json.get(flag) == Some(&Json::Bool(true));

@@ -5,7 +5,7 @@
 //! next character cannot continue it, and never goes back by more than one. So a terminal with such characters becomes a
 //! rule of smaller terminals, none of which has one inside (`units`). Other terminals stay as they are.
 //!
-//! What is allowed here is what the client's grammar allows, or a little less, never more.
+//! The result allows the texts of the client's grammar, or slightly fewer, never more.
 
 mod lexer;
 mod units;
@@ -22,17 +22,17 @@ const BYTES_MAX: usize = 1 << 20;
 ///
 /// # Errors
 ///
-/// What is not supported, in words for the client.
+/// The unsupported part, as text for the client.
 pub fn regex(pattern: &str, name: &str) -> Result<String, String> {
     let terminal = name.to_ascii_uppercase();
     Ok(format!("{name}: {terminal}\n{terminal}: /{}/\n", crate::pattern::complete(pattern)?))
 }
 
-/// The rules of a Lark grammar, whose own rule is `start`. The first is `name`.
+/// The rules of a Lark grammar with the start rule `start`. The first rule is `name`.
 ///
 /// # Errors
 ///
-/// What is not supported, in words for the client.
+/// The unsupported part, as text for the client.
 pub fn lark(text: &str, name: &str) -> Result<String, String> {
     let pieces = pieces(text)?;
     let mixed = mixed(&pieces);
@@ -70,7 +70,7 @@ pub fn lark(text: &str, name: &str) -> Result<String, String> {
     Ok(out + "\n}\n")
 }
 
-/// Between the terminals that one becomes, something would be ignored too.
+/// `%ignore` would also apply between the terminals into which one terminal is split.
 fn check(is_refused: bool) -> Result<(), String> {
     match is_refused {
         true => Err("the grammar has %ignore beside terminals with line breaks, tabs, quotes or backslashes, which \
@@ -80,7 +80,7 @@ fn check(is_refused: bool) -> Result<(), String> {
     }
 }
 
-/// The named terminals that have, in themselves or in others, a character that is escaped in JSON.
+/// The named terminals that contain a character escaped in JSON, directly or through other terminals.
 fn mixed<'t>(pieces: &[Piece<'t>]) -> BTreeSet<&'t str> {
     let mut mixed = BTreeSet::new();
     loop {
@@ -110,7 +110,7 @@ fn mixed<'t>(pieces: &[Piece<'t>]) -> BTreeSet<&'t str> {
     }
 }
 
-/// Whether what stands before this is being defined: a colon follows in its line, behind a priority or attributes.
+/// Whether the name before `rest` is being defined: a colon follows in its line, after a priority or attributes.
 fn is_defined(rest: &[Piece<'_>]) -> bool {
     let line = rest.iter().take_while(|piece| **piece != Piece::Newline);
     line.take(16).any(|piece| *piece == Piece::Mark(':'))
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_supported_says_so() {
+    fn unsupported_grammars_are_named() {
         for (text, words) in [
             ("start: %json {}", "%json"),
             ("start: <think>", "special token"),

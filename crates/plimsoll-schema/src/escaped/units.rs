@@ -33,7 +33,7 @@ impl Terminal {
         Ok(Self::Pattern(Hir::concat(parts), pattern.to_owned()))
     }
 
-    /// Whether it has a character that is escaped in JSON.
+    /// Whether it contains a character that JSON escapes.
     pub fn is_mixed(&self) -> bool {
         match self {
             Self::Text(text) => text.chars().any(is_escaped),
@@ -102,7 +102,7 @@ fn one(hir: &Hir) -> Option<char> {
     text.chars().next().filter(|c| c.len_utf8() == text.len())
 }
 
-/// The ranges of a class whose characters stand for themselves, and its characters that are escaped.
+/// The unescaped ranges of a class, and its escaped characters.
 fn split(class: &Class) -> (Vec<(u32, u32)>, Vec<char>) {
     let all: Vec<(u32, u32)> = match class {
         Class::Unicode(class) => {
@@ -197,12 +197,12 @@ fn repeated(repetition: &Repetition, after: Option<&Hir>, out: &mut String) -> R
         _ => None,
     };
     match (class, repetition.min, repetition.max) {
-        // A run is one terminal, unless what follows may belong to it: then it is told apart character by character.
+        // A run is one terminal, unless the next part may match its characters: then each character is a terminal.
         (Some(class), 0 | 1, None) if !overlaps(class, after) => {
             let _ = write!(item, "({})", alternatives(class, "+"));
         }
         _ => {
-            // What follows one repetition may be the next.
+            // The next part may be another repetition.
             item.push('(');
             units(&repetition.sub, Some(&repetition.sub), &mut item)?;
             item.push(')');
@@ -234,7 +234,7 @@ fn alternatives(class: &Class, times: &str) -> String {
     if all.is_empty() { "/[a&&b]/".into() } else { all.join(" | ") }
 }
 
-/// Whether what follows may begin with a character of the class that stands for itself.
+/// Whether the next part may start with an unescaped character of the class.
 fn overlaps(class: &Class, after: Option<&Hir>) -> bool {
     let Some(after) = after else { return false };
     let has = |from: u32, to: u32| split(class).0.iter().any(|(a, b)| *a <= to && from <= *b);

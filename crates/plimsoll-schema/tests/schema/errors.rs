@@ -1,4 +1,4 @@
-//! What a refusal says: the part of the schema, the value or the limit, the next step.
+//! Errors of schemas name the part, the value or limit, and the next step.
 
 use plimsoll_schema::{Options, SchemaError, compile};
 
@@ -25,7 +25,7 @@ fn a_refusal_names_the_part_and_the_reason() {
 }
 
 #[test]
-fn what_takes_too_much_is_refused_in_time_with_its_limit() {
+fn schemas_over_a_limit_are_refused_in_time() {
     let since = std::time::Instant::now();
     // Two to the fortieth alternatives.
     let each = |i: usize| format!(r#"{{"anyOf": [{{"required": ["a{i}"]}}, {{"required": ["b{i}"]}}]}}"#);

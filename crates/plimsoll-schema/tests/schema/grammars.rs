@@ -1,4 +1,4 @@
-//! What the grammars accept, byte by byte, as llguidance follows them.
+//! The documents that grammars accept, byte by byte, with llguidance.
 
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities};
@@ -6,7 +6,7 @@ use llguidance::{Matcher, ParserFactory};
 use plimsoll_schema::{Options, compile};
 use serde_json::Value;
 
-/// Whether a document is accepted as a whole; none where the schema is refused.
+/// Whether a whole document is accepted. `None` if the schema is refused.
 fn accepts(schema: &str, document: &str) -> Option<bool> {
     let compiled = compile(schema, "body", false, &Options::default()).ok()?;
     let factory = ParserFactory::new(&ApproximateTokEnv::single_byte_env(), InferenceCapabilities::default(), &[]);
@@ -105,7 +105,7 @@ fn each_keyword_allows_what_it_says_and_nothing_else() {
     }
 }
 
-/// The official suite, where it lies beside the checkout: it is not part of this repository.
+/// The official suite, if it lies beside the checkout: it is not part of this repository.
 #[test]
 fn no_invalid_instance_of_the_official_suite_is_accepted_by_an_exact_grammar() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/json-schema/suite-2020-12.json");

@@ -1,4 +1,4 @@
-//! Random walks over random schemas: whatever an exact grammar lets a walk write, an independent validator accepts.
+//! Random walks over random schemas: an independent validator accepts every document that an exact grammar allows.
 
 use jsonschema::Validator;
 use llguidance::api::TopLevelGrammar;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 const SCHEMAS: usize = 2_000;
 const WALKS_PER_SCHEMA: usize = 3;
 
-/// A walk is given up after so many bytes, and makes for the end after half of them.
+/// A walk stops after this many bytes. After half of them it prefers to end.
 const WALK_BYTES_MAX: usize = 240;
 
 struct Random(u64);
@@ -30,7 +30,7 @@ const NAMES: [&str; 5] = ["a", "b", "a/b", "~", "ä"];
 const PATTERNS: [&str; 5] = ["^a*$", "b", "^[a-c]{1,3}$", "^\\d", "^(ab|c)+$"];
 const NUMBERS: [i64; 6] = [-3, 0, 1, 2, 7, 9_007_199_254_740_993];
 
-/// A schema of so many levels at most, in keywords that contradict each other now and then.
+/// A schema of at most `levels` levels. Its keywords sometimes contradict each other.
 fn schema(random: &mut Random, levels: usize) -> Value {
     let kind = random.pick(&["object", "array", "string", "integer", "number", "boolean", "null"]);
     let mut all = Map::new();
@@ -88,7 +88,7 @@ fn schema(random: &mut Random, levels: usize) -> Value {
     Value::Object(all)
 }
 
-/// Writes one document at random. None where it did not come to an end.
+/// Writes one random document. `None` if it does not end in time.
 fn walk(factory: &ParserFactory, lark: &str, random: &mut Random) -> Option<String> {
     let mut matcher = Matcher::new(factory.create_parser(TopLevelGrammar::from_lark(lark.to_owned())));
     let mut text = Vec::new();
