@@ -1,4 +1,4 @@
-//! Which formats a model was trained on: from its chat template, or by name.
+//! Finds a model's reply formats: from its chat template, or by name.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub enum ToolFormat {
     Lfm2,
 }
 
-/// How a model writes what it thinks.
+/// A model's format of reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReasoningFormat {
     /// Between `<think>` and `</think>`: Qwen, DeepSeek, GLM and many more.
@@ -49,20 +49,20 @@ pub enum ReasoningFormat {
     Harmony,
 }
 
-/// What an operator says about a format.
+/// An operator's choice of a format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice<T> {
-    /// What the chat template shows.
+    /// Detect it from the chat template.
     #[default]
     Auto,
-    /// None: the text is passed on as it is.
+    /// No format: the text passes unchanged.
     Off,
     /// This one.
     Is(T),
 }
 
 impl<T> Choice<T> {
-    /// The format that is meant; `shown` is what the template shows.
+    /// The selected format. `shown` is the template's.
     pub fn or_shown(self, shown: impl FnOnce() -> Option<T>) -> Option<T> {
         match self {
             Self::Auto => shown(),
@@ -84,7 +84,7 @@ impl<T: FromStr<Err = UnknownFormat>> FromStr for Choice<T> {
     }
 }
 
-/// A name that no format has.
+/// The name of an unknown format.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("unknown format `{name}`; known are auto, none, {known}")]
 pub struct UnknownFormat {
@@ -170,12 +170,12 @@ impl ReasoningFormat {
         })
     }
 
-    /// Whether a prompt that a template rendered ends inside a thinking block.
+    /// Whether a rendered prompt ends inside a thinking block.
     pub fn opened_by(self, prompt: &str) -> bool {
         self.block().is_some_and(|block| prompt.trim_end().ends_with(block.open.trim_end()))
     }
 
-    /// Whether a turn that has got as far as `text` is inside a thinking block.
+    /// Whether `text` ends inside a thinking block.
     pub fn opened_in(self, text: &str) -> bool {
         self.block().is_some_and(|block| {
             let after = text.rfind(block.open.trim_end()).map(|at| &text[at..]);

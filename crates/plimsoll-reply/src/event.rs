@@ -1,5 +1,5 @@
-//! What comes out, and the outlet that all formats write to: it joins neighbours and drops the white space that only
-//! sets calls apart.
+//! Events, and the outlet that all formats write to. It joins adjacent events, and drops white space that only
+//! separates calls.
 
 use std::ops::Range;
 
@@ -8,10 +8,10 @@ use serde::de::IgnoredAny;
 use crate::hold::HELD_BYTES_MAX;
 use crate::written::Written;
 
-/// A piece of a reply. Calls are numbered from 0 in the order they begin; their events never interleave.
+/// A part of a reply. Calls are numbered from 0 in order of their start. Events of two calls never interleave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Text the model thought.
+    /// Text of the model's reasoning.
     Reasoning(String),
     /// Text for the reader.
     Content(String),
@@ -28,10 +28,10 @@ pub enum Event {
     CallEnd,
 }
 
-/// The longest run of white space that is held back until it is known what follows.
+/// Most white space that is held back until the next text is known.
 const SPACE_BYTES_MAX: usize = 1024;
 
-/// Where formats write to.
+/// The output of all formats.
 #[derive(Debug, Default)]
 pub(crate) struct Outlet {
     events: Vec<Event>,
@@ -42,22 +42,23 @@ pub(crate) struct Outlet {
     after_call: bool,
     /// Reasoning has been sent since the last [`Self::take_reasoning`].
     reasoning: bool,
-    /// Bytes of the reply that were taken, and those up to the last that is surely no content, or surely in an event.
+    /// `taken`: bytes of the reply so far. `past`: bytes up to the last that is in an event, or that cannot become
+    /// content.
     taken: usize,
     past: usize,
-    /// Where in the reply each [`Event::Content`] stands, as [`Self::forget_spans`] left it.
+    /// Byte ranges in the reply of each [`Event::Content`] since [`Self::forget_spans`].
     spans: Vec<Range<usize>>,
-    /// Content that as a whole may still be calls written as plain JSON.
+    /// Content that may turn out to be calls written as plain JSON.
     written: Option<Written>,
-    /// A call goes out when it is complete.
+    /// Emit a call only when it is complete.
     whole_calls: bool,
-    /// The running call, where it goes out when it is complete.
+    /// The current call, if calls are emitted when complete.
     pending: Option<Pending>,
-    /// A call has gone out without its end.
+    /// A call was emitted and its end was not.
     open: bool,
 }
 
-/// A call that has not gone out yet.
+/// A call that is not emitted yet.
 #[derive(Debug)]
 struct Pending {
     name: String,
@@ -67,13 +68,13 @@ struct Pending {
 }
 
 impl Outlet {
-    /// An outlet; with `trims`, white space that only sets calls apart is dropped. `written` reads content that as a whole is calls;
-    /// with `whole_calls`, a call goes out when it is complete.
+    /// With `trims`, white space that only separates calls is dropped. `written` reads answers that consist of calls.
+    /// With `whole_calls`, a call is emitted only when it is complete.
     pub fn new(trims: bool, written: Option<Written>, whole_calls: bool) -> Self {
         Self { trims, written, whole_calls, ..Self::default() }
     }
 
-    /// Hands over what has come.
+    /// Moves all events to `out`.
     pub fn drain(&mut self, out: &mut Vec<Event>) {
         out.append(&mut self.events);
     }
@@ -90,7 +91,7 @@ impl Outlet {
         self.past
     }
 
-    /// So many bytes of the reply have been taken.
+    /// Counts bytes taken from the reply.
     pub fn takes(&mut self, bytes: usize) {
         self.taken += bytes;
     }
@@ -99,7 +100,7 @@ impl Outlet {
         self.taken
     }
 
-    /// Nothing that was taken so far becomes content any more.
+    /// Nothing taken so far can become content any more.
     pub fn skip(&mut self) {
         if self.written.as_ref().is_none_or(Written::is_empty) {
             self.past = self.taken;
@@ -121,7 +122,7 @@ impl Outlet {
         }
     }
 
-    /// Whether a thought has gone out since the last time.
+    /// Whether reasoning was emitted since the last time.
     pub fn take_reasoning(&mut self) -> bool {
         std::mem::take(&mut self.reasoning)
     }
@@ -134,14 +135,14 @@ impl Outlet {
         }
     }
 
-    /// What is held of an answer that might have been calls is content.
+    /// Emits held text that turned out not to be calls.
     fn release(&mut self) {
         if let Some(written) = self.written.take() {
             self.solid(&written.into_text());
         }
     }
 
-    /// Content that is certainly content.
+    /// Emits text that is certainly content.
     fn solid(&mut self, text: &str) {
         if !self.trims {
             return self.write(text);
@@ -199,7 +200,7 @@ impl Outlet {
         }
     }
 
-    /// The pending call goes out as far as it has come.
+    /// Emits the pending call as far as it has arrived.
     fn send_pending(&mut self) {
         if let Some(Pending { name, id, arguments }) = self.pending.take() {
             self.open = true;
@@ -208,7 +209,7 @@ impl Outlet {
         }
     }
 
-    /// Drops the running call, unless its arguments are complete, and says whether it did.
+    /// Drops the current call unless its arguments are complete. Returns whether it dropped one.
     pub fn drop_call(&mut self) -> bool {
         let whole = |pending: &Pending| {
             let arguments = pending.arguments.trim_start();
@@ -253,7 +254,8 @@ impl Outlet {
         self.events.push(Event::CallEnd);
     }
 
-    /// The reply has ended: an answer that is calls as a whole becomes them; white space that no call followed is content.
+    /// Ends the reply. An answer that consists of calls is emitted as calls. White space without a call after it is
+    /// content.
     pub fn finish(&mut self) {
         if let Some(written) = self.written.take() {
             for (name, arguments) in written.calls() {

@@ -1,10 +1,9 @@
-//! The limit of what is held back of a reply until its meaning is known.
+//! The limit of text held back until its meaning is known.
 
-/// The most bytes that one reply's parser holds back. A call is text if its head, or the end of a value, has not come
-/// by then.
+/// Most bytes that a parser of one reply holds back. Beyond it an incomplete call head or value is text.
 pub const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// Adds to what is held back, less than [`HELD_BYTES_MAX`] so far. Its room grows no further than that.
+/// Adds a character to held text of less than [`HELD_BYTES_MAX`] bytes. Its capacity stays within that limit.
 pub(crate) fn hold(held: &mut String, c: char) {
     if held.capacity() - held.len() < c.len_utf8() {
         let more = held.len().min(HELD_BYTES_MAX - held.len());

@@ -1,15 +1,15 @@
 //! Reading one JSON value a character at a time: where it ends, and the first character that cannot belong to it.
 
-/// What a character was to the value.
+/// The role of a character in the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Part of it; more must follow.
     More,
     /// Its last character.
     Last,
-    /// Not part of it any more: the value ended before.
+    /// Not part of it: the value ended before.
     Past,
-    /// Nothing that JSON allows here.
+    /// Invalid JSON.
     Bad,
 }
 

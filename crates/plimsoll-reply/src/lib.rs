@@ -1,15 +1,15 @@
-//! Plimsoll: what a model says, taken apart while it says it.
+//! Plimsoll: parses a model's reply while it is generated.
 //!
-//! Text goes in as it is generated ([`ReplyParser::push`]); out come pieces of reasoning, of content and of tool calls
-//! ([`Event`]). Every format is a machine that takes one character at a time and keeps only what it cannot decide yet, so
-//! the pieces add up to the same whatever the cuts, memory is bounded, and no character is looked at twice.
+//! Text goes in as it is generated ([`ReplyParser::push`]). Pieces of reasoning, content and tool calls come out
+//! ([`Event`]). Every format is a state machine that takes one character at a time and holds back only undecided text.
+//! So the result does not depend on how the text is split, memory is bounded, and each character is read once.
 //!
-//! What is not what it promised to be comes back as content, nothing lost: a call without a name, a marker that ends
-//! nowhere. From the moment a call's name is out it is a call, and its arguments are what the model wrote, also where they
-//! are no JSON: the client sees what it would have to refuse.
+//! Text that breaks its format becomes content, and no text is lost: a call without a name, an unclosed marker. Once a
+//! call's name is emitted, it stays a call. Its arguments are then the model's text even if they are not JSON, so that
+//! the client sees them.
 //!
-//! **Invariant:** this crate knows no token ids, no protocol and no template engine; of a template it looks at the text only
-//! to learn which format its model was trained on.
+//! **Invariant:** this crate contains no token ids, no protocol and no template engine. It reads a template's text only
+//! to find the formats of its model.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
 //! Thinking blocks: text before the answer, between two tags.
 //!
-//! The rules are those of the models. A template may open the block itself; then all is reasoning up to the closing tag, also
-//! where the output ends before it. Otherwise the block must be the first thing that is said. Inside it, and after it, tags
-//! are text; line breaks next to the tags belong to the tags.
+//! A template may open the block itself. Then all text up to the closing tag is reasoning, even if the output ends
+//! before it. Otherwise the block must be the first text of the reply. Inside the block and after it, further tags are
+//! text. Line breaks next to the tags belong to the tags.
 
 use crate::event::Outlet;
 use crate::watch::Watch;
 
-/// White space before an opening tag that is waited through, in bytes.
+/// Most white space before an opening tag, in bytes.
 const SPACE_BYTES_MAX: usize = 256;
 
 /// A thinking block's tags.
@@ -26,14 +26,14 @@ pub(crate) struct Splitter {
 
 #[derive(Debug)]
 enum State {
-    /// Nothing has come but white space and perhaps a part of the opening tag.
+    /// Only white space so far, and perhaps a part of the opening tag.
     Start(String),
     Inside {
         watch: Watch,
         newlines: usize,
         first: bool,
     },
-    /// After the block, before anything else.
+    /// After the block, before any other text.
     After,
     Answer,
 }
@@ -45,7 +45,7 @@ impl Splitter {
         Self { block, state: if opened { inside(block) } else { start } }
     }
 
-    /// Takes a character; what is no reasoning goes to `rest`.
+    /// Takes a character. Text that is not reasoning goes to `rest`.
     pub fn step(&mut self, c: char, out: &mut Outlet, rest: &mut String) {
         match &mut self.state {
             State::Answer => rest.push(c),

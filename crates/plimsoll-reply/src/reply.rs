@@ -9,37 +9,37 @@ use crate::reasoning::Splitter;
 use crate::written::Written;
 use crate::{HELD_BYTES_MAX, ReasoningFormat, ToolFormat, Tools};
 
-/// Where in its turn a reply starts: the prompt may have begun it.
+/// The position in its turn where a reply starts. The prompt may contain the first part of the turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Start {
     /// At its beginning.
     #[default]
     Turn,
-    /// In its reasoning: all is reasoning up to the closing tag.
+    /// In its reasoning, which ends at the closing tag.
     Reasoning,
-    /// In its answer: reasoning is over.
+    /// In its answer, after the reasoning.
     Answer,
 }
 
 /// How to read one reply.
 #[derive(Clone, Debug, Default)]
 pub struct Spec {
-    /// How the model thinks; none if it does not, or must not.
+    /// The format of the reasoning. `None` if the model has none, or must not reason.
     pub reasoning: Option<ReasoningFormat>,
-    /// Where in its turn it starts.
+    /// The position in its turn where it starts.
     pub start: Start,
-    /// How the model calls tools, and which there are; none if it has none.
+    /// The format of tool calls, and the tools. `None` without tools.
     pub tools: Option<(ToolFormat, Arc<Tools>)>,
-    /// An answer that as a whole is `{"name": …, "arguments": {…}}` of one of the tools, or a list of them, bare or in a fence, is calls
-    /// whatever the format.
+    /// In every format, an answer is calls if all of it is `{"name": …, "arguments": {…}}` of one of the tools, or a
+    /// list of them, bare or in a fence.
     pub written_calls: bool,
-    /// A call is an event only when it is complete, so a call that a stop string cuts is none. A call with arguments
-    /// longer than [`HELD_BYTES_MAX`](crate::HELD_BYTES_MAX) is streamed from there on.
+    /// Emit a call only when it is complete, so a call cut by a stop string is dropped. A call with arguments longer
+    /// than [`HELD_BYTES_MAX`](crate::HELD_BYTES_MAX) is streamed from there on.
     pub whole_calls: bool,
 }
 
 impl Spec {
-    /// The most bytes that a parser of this reply holds back.
+    /// Most bytes that a parser of this reply holds back.
     pub fn held_bytes_max(&self) -> usize {
         let reads = self.reasoning.is_some() || self.tools.is_some();
         let holders = [reads, self.written_calls, self.whole_calls];
@@ -47,14 +47,14 @@ impl Spec {
     }
 }
 
-/// Takes one reply apart.
+/// Parses one reply.
 #[derive(Debug)]
 pub struct ReplyParser {
     splitter: Option<Splitter>,
     format: Box<dyn Format>,
     outlet: Outlet,
     rest: String,
-    /// Bytes up to the last that was a thought.
+    /// Bytes up to the last one of reasoning.
     reasoning_end: usize,
 }
 
@@ -82,7 +82,7 @@ impl ReplyParser {
         }
     }
 
-    /// Takes more of the reply and adds what is certain now to `out`.
+    /// Takes more of the reply, and adds the events that are certain to `out`.
     pub fn push(&mut self, text: &str, out: &mut Vec<Event>) {
         self.outlet.forget_spans();
         for c in text.chars() {
@@ -101,28 +101,29 @@ impl ReplyParser {
         self.outlet.drain(out);
     }
 
-    /// Where in the reply, in bytes, each [`Event::Content`] of the last [`Self::push`], and of the end, stands: from the end of what is
-    /// something else, or of the content before it, to what was taken by then. Markers, reasoning and calls lie between.
+    /// Byte ranges in the reply of each [`Event::Content`] from the last [`Self::push`] or the end. A range starts
+    /// where the previous event or content ends, and ends at the bytes taken so far. Markers, reasoning and calls lie
+    /// between the ranges.
     pub fn spans(&self) -> &[Range<usize>] {
         self.outlet.spans()
     }
 
-    /// Bytes that were taken.
+    /// Bytes taken so far.
     pub fn taken(&self) -> usize {
         self.outlet.taken()
     }
 
-    /// Bytes up to the last that came out as content, or certainly will not.
+    /// Bytes up to the last that was emitted as content, or that cannot become content.
     pub fn past(&self) -> usize {
         self.outlet.past()
     }
 
-    /// Where the last thought that is certain ends, in bytes of the reply; 0 if there is none.
+    /// End of the last certain reasoning, in bytes of the reply; 0 without reasoning.
     pub fn reasoning_end(&self) -> usize {
         self.reasoning_end
     }
 
-    /// The reply has ended; adds what was held back.
+    /// Ends the reply and adds the held text.
     pub fn finish(&mut self, out: &mut Vec<Event>) {
         if let Some(splitter) = &mut self.splitter {
             splitter.finish(&mut self.outlet, &mut self.rest);
@@ -136,7 +137,7 @@ impl ReplyParser {
         self.outlet.drain(out);
     }
 
-    /// A stop string has ended the reply. A call that it cut is dropped; returns whether there was one.
+    /// Ends the reply at a stop string. Drops a call that it cut, and returns whether there was one.
     pub fn stop(&mut self, out: &mut Vec<Event>) -> bool {
         let cut = self.format.in_call() && self.outlet.drop_call();
         if cut {

@@ -1,8 +1,8 @@
-//! The tools of a request, as far as reading calls needs them: their names, and which of their parameters are text.
+//! The tools of a request: their names, and the parameters that are text.
 
 use serde_json::Value;
 
-/// What is known about the tools of a request.
+/// The tools of a request.
 #[derive(Clone, Debug, Default)]
 pub struct Tools {
     list: Vec<Tool>,
@@ -14,19 +14,19 @@ struct Tool {
     parameters: Vec<(String, Kind)>,
 }
 
-/// What a parameter may be, as far as it decides how a value without quotes is read.
+/// The declared type of a parameter, as far as it decides how a value without quotes is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A string and nothing else.
     Text,
     /// A string or null.
     TextOrNull,
-    /// Anything else, or nothing is declared.
+    /// Another type, or none declared.
     Any,
 }
 
 impl Tools {
-    /// From OpenAI's `tools` list; what has no name is left out.
+    /// From OpenAI's `tools` list. Skips tools without a name.
     pub fn from_openai(tools: &Value) -> Self {
         let tool = |tool: &Value| {
             let function = tool.get("function")?;
@@ -38,17 +38,17 @@ impl Tools {
         Self { list: tools.as_array().into_iter().flatten().filter_map(tool).collect() }
     }
 
-    /// Whether there is a tool of this name.
+    /// Whether a tool has this name.
     pub fn has(&self, name: &str) -> bool {
         self.list.iter().any(|tool| tool.name == name)
     }
 
-    /// Whether a tool's name begins with `seen` and then this character.
+    /// Whether a tool's name starts with `seen` and then this character.
     pub(crate) fn begins(&self, seen: &str, c: char) -> bool {
         self.list.iter().any(|tool| tool.name.strip_prefix(seen).is_some_and(|left| left.starts_with(c)))
     }
 
-    /// What a parameter is declared to be.
+    /// The declared type of a parameter.
     pub(crate) fn kind(&self, name: &str, parameter: &str) -> Kind {
         let tool = self.list.iter().find(|tool| tool.name == name);
         let found = tool.and_then(|tool| tool.parameters.iter().find(|(known, _)| known == parameter));
@@ -64,7 +64,7 @@ fn kind(schema: &Value) -> Kind {
     }
 }
 
-/// Whether strings are allowed, and whether null is. None: something else is.
+/// Whether a schema allows strings, and null. `None` if it allows other types.
 fn texts_and_null(schema: &Value) -> Option<[bool; 2]> {
     let either = |all: &Value, of: fn(&Value) -> Option<[bool; 2]>| {
         let all = all.as_array()?.iter().map(of);

@@ -1,6 +1,6 @@
-//! Watching for markers: text goes through, except its end that may be the beginning of a marker.
+//! Finds markers in text. Text passes unchanged, except an end that may be the start of a marker.
 
-/// Watches for several markers, none of which begins with another.
+/// Watches for several markers. No marker may be a prefix of another.
 #[derive(Debug)]
 pub(crate) struct Watch {
     markers: &'static [&'static str],
@@ -12,7 +12,7 @@ impl Watch {
         Self { markers, held: String::new() }
     }
 
-    /// Takes a character and adds to `out` what is certainly no marker. Returns the marker that is now complete.
+    /// Takes a character, and adds text that is certainly not a marker to `out`. Returns a marker that is now complete.
     pub fn step(&mut self, c: char, out: &mut String) -> Option<&'static str> {
         self.held.push(c);
         loop {
@@ -34,7 +34,7 @@ impl Watch {
         }
     }
 
-    /// Takes the text that was held back: the text has ended, or the watch is over.
+    /// Takes the held text, when the text ends or the watch is over.
     pub fn take_held(&mut self) -> String {
         std::mem::take(&mut self.held)
     }

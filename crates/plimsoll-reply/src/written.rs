@@ -1,7 +1,8 @@
-//! Calls that a model writes as plain JSON, in whatever format it was trained: the answer as a whole is
-//! `{"name": …, "arguments": {…}}`, or a list of them, bare or in one fence.
+//! Calls that a model writes as plain JSON instead of its trained format. The whole answer is `{"name": …, "arguments":
+//! {…}}`, or a list of them, bare or in one fence.
 //!
-//! The text is held back while it can still become such calls, and is content from the first character that rules them out.
+//! The text is held back while it can still become such calls. A character that rules them out turns all of it into
+//! content.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use crate::json::{Scanner, Step};
 /// Most calls of one answer; more are content.
 const CALLS_MAX: usize = 128;
 
-/// What stands behind the ticks of a fence, if anything.
+/// The optional language of a fence.
 const LANGUAGE: &str = "json";
 
 #[derive(Debug)]
@@ -24,10 +25,10 @@ pub(crate) struct Written {
     place: Place,
     fenced: bool,
     listed: bool,
-    /// Where the running object's name and arguments stand in what is held.
+    /// Ranges of the current object's name and arguments in the held text.
     name: Option<Range<usize>>,
     arguments: Option<Range<usize>>,
-    /// The same of the objects that are complete.
+    /// The same ranges of the complete objects.
     calls: Vec<[Range<usize>; 2]>,
 }
 
@@ -91,7 +92,7 @@ impl Written {
         }
     }
 
-    /// Takes a character. False where it rules calls out; it was not taken then, and [`Self::into_text`] is content.
+    /// Takes a character. False if it rules calls out; then it was not taken, and [`Self::into_text`] is content.
     pub fn step(&mut self, c: char) -> bool {
         let can_be = self.held.len() < HELD_BYTES_MAX - c.len_utf8() && self.advance(c);
         if can_be {
@@ -100,12 +101,12 @@ impl Written {
         can_be
     }
 
-    /// Whether nothing is held.
+    /// Whether no text is held.
     pub fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// What is held.
+    /// The held text.
     pub fn into_text(self) -> String {
         self.held
     }

@@ -1,4 +1,4 @@
-//! What the reader of a reply holds back, which is what the server reserves for it.
+//! A parser holds back no more than the server reserves for it.
 
 use std::sync::Arc;
 
@@ -31,7 +31,7 @@ fn a_reader_holds_no_more_than_is_reserved_for_it() {
         let (mut parser, mut events, mut most) = (ReplyParser::new(&spec), Vec::new(), 0);
         let mut push = |text: &str| {
             parser.push(text, &mut events);
-            // What it gives out is held elsewhere.
+            // Emitted text does not count as held.
             events.clear();
             most = most.max(heap::in_use() - before);
         };

@@ -1,4 +1,4 @@
-//! A call as one JSON object, `{"name": …, "arguments": {…}}`: the arguments go out while they come, once the name is known.
+//! A call as one JSON object, `{"name": …, "arguments": {…}}`. Its arguments are streamed once the name is known.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,30 +9,30 @@ use crate::event::Outlet;
 use crate::hold::{HELD_BYTES_MAX, hold};
 use crate::json::{Scanner, Step};
 
-/// What has become of the object.
+/// The progress of the object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// More must follow.
     More,
     /// It is complete, and its call has ended.
     Done,
-    /// It is no call, or not any more; the character was not taken. [`JsonCall::into_text`] is content.
+    /// It is not a call, or no longer one. The character was not taken. [`JsonCall::into_text`] is content.
     Not,
-    /// The arguments that are going out are no JSON; the character was not taken.
+    /// The streamed arguments are not JSON. The character was not taken.
     Broken,
 }
 
 #[derive(Debug)]
 pub(super) struct JsonCall {
-    /// What would be content if this turned out to be no call: all of it, or what came after the arguments.
+    /// Text that becomes content if this is not a call: all of it, or the text after the arguments.
     text: String,
     place: Place,
     name: Option<String>,
     id: Option<String>,
-    /// Where in `text` arguments stand that came before the name.
+    /// Range in `text` of arguments that came before the name.
     early: Option<Range<usize>>,
     begun: bool,
-    /// Nothing says that this is a call but the name of one of these.
+    /// Without a marker, only the name of one of these tools makes it a call.
     among: Option<Arc<Tools>>,
 }
 
@@ -55,7 +55,7 @@ enum Place {
         scanner: Scanner,
         start: Option<usize>,
     },
-    /// In arguments that go out as they come.
+    /// In streamed arguments.
     Stream(Scanner),
     Next,
 }
@@ -69,7 +69,7 @@ enum Role {
 }
 
 impl JsonCall {
-    /// An object that a marker says is a call. `before` is what stands before it and comes back with it if it is none.
+    /// An object after a marker. `before` is the text before it, which is returned with it if this is not a call.
     pub fn marked(before: String) -> Self {
         Self { text: before, place: Place::Open, name: None, id: None, early: None, begun: false, among: None }
     }
@@ -79,12 +79,12 @@ impl JsonCall {
         Self { among: Some(Arc::clone(tools)), ..Self::marked(before) }
     }
 
-    /// Whether this is certainly a call: a marker says so, or it has begun.
+    /// Whether this is certainly a call: it follows a marker, or its start was emitted.
     pub fn is_call(&self) -> bool {
         self.begun || self.among.is_none()
     }
 
-    /// What is content after [`Progress::Not`].
+    /// The text that is content after [`Progress::Not`].
     pub fn into_text(self) -> String {
         self.text
     }
@@ -185,15 +185,15 @@ impl JsonCall {
         if step == Step::Past { self.advance(c, out) } else { Progress::More }
     }
 
-    /// What was held is a call's, and no content.
+    /// Emits the start of the call. The held text belongs to it.
     fn begin(&mut self, name: String, out: &mut Outlet) {
         self.begun = true;
         self.text.clear();
         out.begin(name, self.id.take());
     }
 
-    /// A value has ended that stands from `start` on in what is held; `last` is its last character, if that is not held yet. False if
-    /// it cannot be what its key says.
+    /// Takes a value that has ended, and starts at `start` in the held text. `last` is its last character, if that is
+    /// not held yet. False if the value does not fit its key.
     fn take(&mut self, role: Role, start: usize, last: Option<char>, out: &mut Outlet) -> bool {
         // A call that has begun has its name and its arguments.
         if role == Role::Other || self.begun {
@@ -226,7 +226,7 @@ impl JsonCall {
         true
     }
 
-    /// Tells the whole call.
+    /// Emits the whole call.
     fn call(&mut self, arguments: &str, out: &mut Outlet) {
         if let Some(name) = self.name.clone() {
             self.begin(name, out);
@@ -245,7 +245,7 @@ impl JsonCall {
     }
 }
 
-/// What a key, with the quote it begins with, says about its value.
+/// The role of a key, given with its opening quote.
 fn role(key: &str) -> Role {
     match key {
         "\"name" => Role::Name,
@@ -255,7 +255,7 @@ fn role(key: &str) -> Role {
     }
 }
 
-/// The arguments that a value means; none if it means no object.
+/// The arguments in a value. `None` if it is not an object.
 fn arguments(value: &str) -> Option<String> {
     match value.as_bytes().first()? {
         b'{' => Some(value.to_owned()),

@@ -26,7 +26,7 @@ enum State {
     /// Up to the brace; holds all that was read.
     Head(String),
     Arguments(Notation),
-    /// Arguments that are none: as they come, up to the closing marker.
+    /// Invalid arguments: they pass unchanged up to the closing marker.
     Broken,
 }
 
@@ -160,7 +160,7 @@ impl Notation {
         Self { watch: Watch::new(quote), stack: vec![true], word: String::new(), place: Place::Key }
     }
 
-    /// Takes a character. True once the outermost bracket is closed; what cannot be read comes back.
+    /// Takes a character. True once the outermost bracket is closed. An error returns the text that is invalid.
     fn step(&mut self, c: char, out: &mut Outlet) -> Result<bool, String> {
         let mut text = String::new();
         let quote = self.watch.step(c, &mut text).is_some();
@@ -192,7 +192,7 @@ impl Notation {
         Ok(false)
     }
 
-    /// None where the character cannot be.
+    /// Takes a character. `None` if it is invalid here.
     fn character(&mut self, c: char, out: &mut Outlet) -> Option<bool> {
         match self.place {
             Place::Quoted { .. } => escape(c, out),

@@ -9,7 +9,7 @@ use crate::watch::Watch;
 
 const CHANNEL: &str = "<|channel|>";
 const MESSAGE: &str = "<|message|>";
-/// What ends a body.
+/// Markers that end a body.
 const ENDS: &[&str] = &["<|end|>", "<|return|>", "<|call|>", "<|start|>"];
 /// The longest header, in bytes.
 const HEADER_BYTES_MAX: usize = 4 * NAME_BYTES_MAX;
@@ -17,13 +17,13 @@ const HEADER_BYTES_MAX: usize = 4 * NAME_BYTES_MAX;
 #[derive(Debug)]
 pub(crate) struct Harmony {
     state: State,
-    /// Calls are calls; without tools they are content.
+    /// Emit calls. Without tools they are content.
     calls: bool,
 }
 
 #[derive(Debug)]
 enum State {
-    /// The prompt ended inside a header, so the first one has no beginning.
+    /// Inside a header. If the prompt ends in one, it has no start here.
     Header {
         text: String,
         watch: Watch,
@@ -94,7 +94,7 @@ impl Format for Harmony {
                     out.skip();
                     self.open(&text, out);
                 } else if text.len() > HEADER_BYTES_MAX {
-                    // A header does not look like this: the model speaks without one.
+                    // This is not a header: the model writes text without one.
                     let text = format!("{text}{}", watch.take_held());
                     out.content(&text);
                     self.state = State::Body { kind: Kind::Content, watch: Watch::new(ENDS) };

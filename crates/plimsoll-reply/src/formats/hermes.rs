@@ -22,7 +22,7 @@ enum State {
     /// After the marker, before the object; holds both.
     Gap(String),
     Call(JsonCall),
-    /// Arguments that are no JSON: as they come, up to the closing marker.
+    /// Arguments that are not JSON: they pass unchanged up to the closing marker.
     Broken,
 }
 
@@ -44,7 +44,7 @@ impl Hermes {
         }
     }
 
-    /// What was held is text after all, and so is what follows.
+    /// The held text was not a call. It and the next character are content.
     fn give_back(&mut self, held: &str, c: char, out: &mut Outlet) {
         out.content(held);
         self.state = State::Text;
@@ -101,7 +101,7 @@ impl Format for Hermes {
         match std::mem::replace(&mut self.state, State::Text) {
             State::Text => {
                 let held = self.watch.take_held();
-                // The beginning of the closing marker of a call that is whole is no text.
+                // After a complete call, the start of its closing marker is not text.
                 if !self.closing || !CLOSE.starts_with(&held) {
                     out.content(&held);
                 }

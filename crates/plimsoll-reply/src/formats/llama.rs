@@ -26,7 +26,7 @@ enum State {
     /// After the tag or between calls; holds what stands there.
     Gap(String),
     Call(JsonCall),
-    /// Arguments that are no JSON: as they come, to the end.
+    /// Arguments that are not JSON: they pass unchanged to the end.
     Broken,
 }
 

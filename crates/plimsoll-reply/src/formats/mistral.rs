@@ -27,11 +27,11 @@ enum State {
     Listed(JsonCall),
     Head(Head),
     Arguments(JsonArguments),
-    /// Arguments that are no JSON: as they come, up to the next marker.
+    /// Arguments that are not JSON: they pass unchanged up to the next marker.
     Broken,
 }
 
-/// The head of a call that is no JSON.
+/// The head of a call that is not JSON.
 #[derive(Debug)]
 struct Head {
     /// All that was read.
@@ -48,7 +48,7 @@ impl Head {
         Self { text, watch: Watch::new(&[ID, ARGUMENTS, "{"]), name: String::new(), id: None, ended: false }
     }
 
-    /// Takes a character. True where the arguments begin, false where this is no head; the character was not taken then.
+    /// Takes a character. True if the arguments start with it. False if this is not a head; then it was not taken.
     fn step(&mut self, c: char) -> Option<bool> {
         let mut more = String::new();
         let marker = self.watch.step(c, &mut more);

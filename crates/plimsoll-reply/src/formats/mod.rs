@@ -26,13 +26,13 @@ use crate::watch::Watch;
 /// The longest name of a tool, in bytes.
 const NAME_BYTES_MAX: usize = 256;
 
-/// One format: takes what is no reasoning a character at a time and writes content and calls.
+/// A format: it takes text that is not reasoning, a character at a time, and writes content and calls.
 pub(crate) trait Format: Send + std::fmt::Debug {
     /// Takes a character.
     fn step(&mut self, c: char, out: &mut Outlet);
-    /// The reply has ended: what was held back goes out.
+    /// Ends the reply and emits held text.
     fn finish(&mut self, out: &mut Outlet);
-    /// Whether what has come last is the beginning of a call.
+    /// Whether the last text is the start of a call.
     fn in_call(&self) -> bool;
 }
 
@@ -52,13 +52,13 @@ impl Format for Plain {
     }
 }
 
-/// Whether a tool could be called that.
+/// Whether the text is a valid tool name.
 fn is_name(text: &str) -> bool {
     let legal = |c: char| c.is_alphanumeric() || matches!(c, '_' | '-' | '.' | ':' | '/');
     !text.is_empty() && text.len() <= NAME_BYTES_MAX && text.chars().all(legal)
 }
 
-/// Takes a character of a call whose arguments are none: they go out as they come. True: `close` has ended the call.
+/// Takes a character of a call with invalid arguments, which pass unchanged. True if `close` has ended the call.
 fn broken_call_ends(watch: &mut Watch, c: char, close: &str, out: &mut Outlet) -> bool {
     let mut text = String::new();
     let marker = watch.step(c, &mut text);

@@ -28,7 +28,7 @@ enum State {
     Arguments(Notation),
     /// After a call, where a comma, a bracket or the closing marker may follow.
     After,
-    /// Arguments that are none: as they come, up to the closing marker.
+    /// Invalid arguments: they pass unchanged up to the closing marker.
     Broken,
 }
 
@@ -135,7 +135,7 @@ impl Format for Pythonic {
     }
 }
 
-/// What is open: a call's arguments, a dictionary, a list or a tuple.
+/// An open bracket: of a call's arguments, a dictionary, a list or a tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Level {
     Call,
@@ -154,7 +154,7 @@ impl Level {
         }
     }
 
-    /// What ends it.
+    /// Its closing character.
     fn end(self) -> char {
         match self {
             Self::Call | Self::Tuple => ')',
@@ -163,7 +163,7 @@ impl Level {
         }
     }
 
-    /// What stands between a key and its value; none where there are no keys.
+    /// The separator of key and value. `None` if it has no keys.
     fn colon(self) -> Option<char> {
         match self {
             Self::Call => Some('='),
@@ -177,7 +177,7 @@ impl Level {
         if self.colon().is_some() { ["{", "}"] } else { ["[", "]"] }
     }
 
-    /// Where its next part begins.
+    /// The first place inside it.
     fn next(self) -> Place {
         if self.colon().is_some() { Place::Key } else { Place::Value }
     }
@@ -214,12 +214,12 @@ impl Notation {
         Self { stack: vec![Level::Call], word: String::new(), place: Place::Key, comma: false }
     }
 
-    /// Takes what has not gone out.
+    /// Takes the text that was not emitted.
     fn take_held(&mut self) -> String {
         std::mem::take(&mut self.word)
     }
 
-    /// Takes a character: true once the call is closed. None where it cannot be; it was not taken.
+    /// Takes a character. True once the call is closed. `None` if it is invalid here; then it was not taken.
     fn step(&mut self, c: char, out: &mut Outlet) -> Option<bool> {
         let level = *self.stack.last()?;
         let empty = self.word.trim().is_empty();

@@ -17,7 +17,7 @@ use crate::watch::Watch;
 /// The tags of one family.
 #[derive(Debug)]
 pub(crate) struct Tags {
-    /// What opens a call, any of them; the first may be followed by the second.
+    /// Opening tags. The second may follow the first.
     open: &'static [&'static str],
     /// Stands before the name; empty if `open` is enough.
     before_name: &'static str,
@@ -28,7 +28,7 @@ pub(crate) struct Tags {
     /// Stands between key and value.
     value: &'static str,
     value_end: &'static [&'static str],
-    /// Where another key, or the end, may stand.
+    /// Tags that may follow an argument: of the next key, or of the end.
     next: &'static [&'static str],
     end: &'static str,
     /// Follows the end; may be missing.
@@ -76,7 +76,7 @@ pub(crate) struct Tagged {
     /// A call has ended, but its closing tag has not come.
     closing: bool,
     name: String,
-    /// Whether an argument has gone out already.
+    /// An argument was emitted.
     some: bool,
 }
 
@@ -118,7 +118,7 @@ struct Value {
     first: bool,
     /// The value so far, where it must end before it can go out.
     held: Option<String>,
-    /// What the parameter may be.
+    /// The declared type of the parameter.
     kind: Kind,
 }
 

@@ -30,7 +30,7 @@ fn parts(events: &[Event]) -> (String, Vec<String>) {
     (content, calls)
 }
 
-/// What a reply is, whole and character by character.
+/// The events of a reply, pushed whole and character by character.
 fn read(spec: &Spec, text: &str) -> (String, Vec<String>) {
     let (mut whole, mut single) = (Vec::new(), Vec::new());
     let mut parser = ReplyParser::new(spec);
@@ -71,7 +71,7 @@ fn an_answer_that_is_calls_as_a_whole_becomes_calls_in_every_format() {
 }
 
 #[test]
-fn what_only_looks_like_a_call_stays_content_to_the_byte() {
+fn text_that_only_resembles_a_call_stays_content() {
     let many = format!("[{}]", vec![r#"{"name": "web", "arguments": {}}"#; 129].join(","));
     for text in [
         r#"{"name": "other", "arguments": {}}"#,
@@ -128,7 +128,7 @@ fn an_answer_is_content_from_the_first_character_that_rules_calls_out() {
 }
 
 #[test]
-fn what_may_be_a_call_is_held_back_up_to_its_bound() {
+fn possible_calls_are_held_back_up_to_the_limit() {
     let head = "{\"name\": \"web\", \"arguments\": {\"text\": \"";
     let (mut parser, mut events) = (ReplyParser::new(&spec(ToolFormat::Hermes)), Vec::new());
     parser.push(head, &mut events);
@@ -148,7 +148,7 @@ fn a_call_in_the_models_own_format_follows_what_was_held() {
     assert_eq!(read(&spec(ToolFormat::Hermes), text), (content, vec!["weather({})".into()]));
 }
 
-/// What a reply that a stop string ends is, and whether that cut a call.
+/// The events of a reply that a stop string ends, and whether it cut a call.
 fn stopped(format: ToolFormat, text: &str) -> (String, Vec<String>, bool) {
     let read = |pace: usize| {
         let spec = Spec { whole_calls: true, ..spec(format) };

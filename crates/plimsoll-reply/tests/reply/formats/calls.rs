@@ -64,7 +64,7 @@ const GOOD: &[Case] = &[
     // Forgotten tags.
     (F::QwenXml, "<function=weather>\n<parameter=city>\nParis\n</function>\n</tool_call>", "", ONE),
     (F::QwenXml, "<function=f></function>", "", &["f({})"]),
-    // What may be a string or null is one of these, however much it looks like something else.
+    // A parameter that may be a string or null is one of these, whatever the value looks like.
     (
         F::QwenXml,
         "<function=f><parameter=zip>90210</parameter><parameter=code>null</parameter><parameter=both>7</parameter><parameter=zip>True</parameter></function>",
@@ -143,7 +143,7 @@ fn calls_are_read_in_every_format() {
     }
 }
 
-/// What is no call is content, to the last character.
+/// Text that is not a call is content, to the last character.
 #[test]
 fn malformed_calls_come_back() {
     for (format, text) in [
@@ -187,7 +187,7 @@ fn malformed_calls_come_back() {
     }
 }
 
-/// A call whose name is out stays one: its arguments are what the model wrote.
+/// A call stays one after its name was emitted. Its arguments are the model's text.
 #[test]
 fn broken_and_cut_arguments_are_passed_on() {
     for (format, text, content, call) in [
@@ -241,7 +241,7 @@ fn arguments_go_out_while_they_come() {
     assert_eq!(events, [Event::Arguments("ng".into())]);
 }
 
-/// What never ends is not held for ever.
+/// An unclosed call is not held for ever.
 #[test]
 fn memory_is_bounded() {
     let long = "x".repeat(3 * HELD_BYTES_MAX);
