@@ -528,6 +528,11 @@ GGUF: dict[str, tuple[str, Q, Q, dict[str, Q]]] = {
     "gguf-olmo3-q8_0": ("olmo3", Q.Q8_0, Q.Q8_0, {}),
     "gguf-gemma2-q8_0": ("gemma2", Q.Q8_0, Q.Q8_0, {}),
     "gguf-gpt-oss-q8_0": ("gpt-oss", Q.Q8_0, Q.Q8_0, {}),
+    # As published: experts alone are in MXFP4.
+    "gguf-gpt-oss-mxfp4": (
+        "gpt-oss", Q.Q8_0, Q.Q8_0,
+        {f"blk.{i}.ffn_{part}_exps.weight": Q.MXFP4 for i in range(3) for part in ("gate", "up", "down")},
+    ),
     "gguf-hunyuan-q8_0": ("hunyuan", Q.Q8_0, Q.Q8_0, {}),
     "gguf-ernie4.5-moe-q8_0": ("ernie4.5-moe", Q.Q8_0, Q.Q8_0, {}),
     "gguf-glm4-q8_0": ("glm4", Q.Q8_0, Q.Q8_0, {}),

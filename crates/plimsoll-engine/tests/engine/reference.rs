@@ -126,6 +126,7 @@ models! {
     gguf_gemma2: "gguf-gemma2-q8_0",
     gpt_oss: "gpt-oss",
     gguf_gpt_oss: "gguf-gpt-oss-q8_0",
+    gguf_gpt_oss_mxfp4: "gguf-gpt-oss-mxfp4",
     hunyuan: "hunyuan",
     ernie4_5: "ernie4.5",
     ernie4_5_moe: "ernie4.5-moe",

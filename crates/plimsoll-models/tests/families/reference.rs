@@ -195,6 +195,7 @@ models! { check:
     gguf_gemma2 "gguf-gemma2-q8_0",
     gpt_oss "gpt-oss",
     gguf_gpt_oss "gguf-gpt-oss-q8_0",
+    gguf_gpt_oss_mxfp4 "gguf-gpt-oss-mxfp4",
     hunyuan "hunyuan",
     ernie4_5 "ernie4.5",
     ernie4_5_moe "ernie4.5-moe",
@@ -259,6 +260,11 @@ fn stored_as_mlx_quantizes() {
 #[test]
 fn stored_as_q8_0() {
     check_as_stored("gguf-qwen35moe-q8_0", 1e-2);
+}
+
+#[test]
+fn stored_as_small_floats_in_gguf() {
+    check_as_stored("gguf-gpt-oss-mxfp4", 1e-2);
 }
 
 /// Matrices that are quantized along what becomes their outputs are kept as floats.
