@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-packed_forms.py, hybrid.py, hybrid_forms.py, qwen4.py, nextn.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, nomic_moe.py, reranker.py, vision.py, tiled.py,
+packed_forms.py, nvfp4.py, hybrid.py, hybrid_forms.py, qwen4.py, nextn.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, nomic_moe.py, reranker.py, vision.py, tiled.py,
 siglip.py, idefics3.py, llama4_images.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, whisper.py, mmproj.py, mmproj_images.py, mmproj_audio.py.
 """
 
@@ -53,8 +53,8 @@ MLX = {
 
 
 def base(name: str):
-    """A model of MODELS or models.WIDE with its weights, as every derived fixture starts from."""
-    raw, dtype = (MODELS | models.WIDE)[name]
+    """A model of MODELS, models.WIDE or families.WIDE with its weights, as every derived fixture starts from."""
+    raw, dtype = (MODELS | models.WIDE | families.WIDE)[name]
     model = models.build(raw)
     models.randomise(model, raw, SEED, dtype)
     return raw, dtype, model

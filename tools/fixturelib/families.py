@@ -496,6 +496,11 @@ MODELS: dict[str, tuple[dict, str]] = {
     "nemotron-h-latent": (NEMOTRON_H_LATENT, "bfloat16"),
 }
 
+# The same for fixtures in other formats alone: experts of 64 inputs, a block of NVFP4.
+WIDE: dict[str, tuple[dict, str]] = {
+    "ernie4.5-moe-wide": ({**ERNIE_MOE, "moe_intermediate_size": 64}, "bfloat16"),
+}
+
 # name → (model, bits, group, dtype of scales and of unquantized tensors, overrides by module)
 MLX: dict[str, tuple[str, int, int, torch.dtype, dict]] = {
     "mlx-smollm3-4bit": ("smollm3", 4, 32, torch.bfloat16, {}),
@@ -535,6 +540,7 @@ GGUF: dict[str, tuple[str, Q, Q, dict[str, Q]]] = {
     ),
     "gguf-hunyuan-q8_0": ("hunyuan", Q.Q8_0, Q.Q8_0, {}),
     "gguf-ernie4.5-moe-q8_0": ("ernie4.5-moe", Q.Q8_0, Q.Q8_0, {}),
+    "gguf-ernie4.5-moe-nvfp4": ("ernie4.5-moe-wide", Q.NVFP4, Q.Q8_0, {}),
     "gguf-glm4-q8_0": ("glm4", Q.Q8_0, Q.Q8_0, {}),
     "gguf-glm4-moe-q8_0": ("glm4-moe", Q.Q8_0, Q.Q8_0, {}),
     "gguf-gemma4-e2b-q8_0": ("gemma4-e2b", Q.Q8_0, Q.Q8_0, {}),

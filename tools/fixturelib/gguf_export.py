@@ -16,7 +16,7 @@ import torch
 from gguf import GGMLQuantizationType as Q
 from gguf.quants import dequantize, quantize
 
-from . import falcon_h1, families, gemma4, latent, llama4, models, nextn, tokenizer as tok
+from . import falcon_h1, families, gemma4, latent, llama4, models, nextn, nvfp4, tokenizer as tok
 from .checkpoint import fresh
 
 # name → (model, type of matrices, type of embedding and output, exceptions by GGUF name)
@@ -536,6 +536,9 @@ def write_tensors(writer: gguf.GGUFWriter, raw: dict, tensors, kinds) -> None:
         floats = w.ndim == 1 or target.endswith(".bias") or ".ffn_gate_inp." in target or is_convolution(name)
         floats = floats or name.endswith(MAMBA)
         kind = Q.F32 if floats else exceptions.get(target, kind)
+        if kind == matrix == Q.NVFP4:
+            nvfp4.write(writer, target, np.ascontiguousarray(w))
+            continue
         blocks = stored(np.ascontiguousarray(w), kind, len(writer.tensors[-1]))
         writer.add_tensor(target, np.ascontiguousarray(blocks), raw_dtype=kind)
 
@@ -547,6 +550,7 @@ def read_back(path: Path, raw: dict, names) -> dict[str, torch.Tensor]:
     for name in names:
         t = stored.pop(gguf_name(raw, name))
         w = np.array(dequantize(t.data, t.tensor_type), dtype=np.float32)
+        w = nvfp4.with_second_scale(w, t.name, stored)
         if heads := heads_permuted(raw, name):
             w = separate(w, heads)
         if adds_one(raw, name):

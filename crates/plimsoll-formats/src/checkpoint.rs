@@ -11,6 +11,7 @@ use crate::gguf::{self, GgufMeta, Mmproj, MmprojState};
 use crate::hf;
 use crate::mapping::{FileIdentity, Mapping};
 use crate::row::RowBuf;
+use crate::scaled;
 use crate::stored_rows::StoredTensors;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -239,13 +240,15 @@ impl Checkpoint {
         if row >= rows {
             return Err(FormatError::NoSuchRow { name: name.to_owned(), rows, row });
         }
+        let mut spans = entry.storage.spans();
+        let parts: [Option<&Span>; 3] = std::array::from_fn(|_| spans.next());
+        let part = |number: usize| parts[number].map_or(&[][..], |span| self.row_of(span, rows, row));
         if let Some(form) = entry.storage.row_form(entry.info.encoding) {
-            let mut spans = entry.storage.spans();
-            let parts: [Option<&Span>; 3] = std::array::from_fn(|_| spans.next());
-            form.decode(|number| parts[number].map_or(&[], |span| self.row_of(span, rows, row)), out);
+            form.decode(part, out);
             return Ok(());
         }
         match &entry.storage {
+            Storage::Scaled(scaled) => scaled::decode(scaled, (row, rows), part, out),
             // Decoded above.
             Storage::Float(_) | Storage::Blocks(..) | Storage::Affine { .. } | Storage::Micro { .. } => {}
             Storage::Turns { parts, run } => {
@@ -314,7 +317,8 @@ impl Checkpoint {
             | Storage::Affine { .. }
             | Storage::Micro { .. }
             | Storage::Grouped(_)
-            | Storage::F8(_) => None,
+            | Storage::F8(_)
+            | Storage::Scaled(_) => None,
         }
     }
 

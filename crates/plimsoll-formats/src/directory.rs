@@ -21,7 +21,7 @@ pub(crate) struct Span {
 }
 
 /// How the stored bytes of a tensor are laid out.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Storage {
     /// Rows of little-endian floats of the tensor's encoding.
     Float(Span),
@@ -37,6 +37,8 @@ pub(crate) enum Storage {
     Grouped(Box<Grouped>),
     /// FP8: numbers, and the scales of their blocks.
     F8(Box<F8>),
+    /// Rows of another storage with a second scale.
+    Scaled(Box<Scaled>),
 }
 
 /// The parts of a tensor of FP8 numbers.
@@ -48,6 +50,20 @@ pub(crate) struct F8 {
     pub(crate) scales: (Span, Scales),
     /// Rows of a block.
     pub(crate) block_rows: usize,
+}
+
+/// A tensor with a second scale.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Scaled {
+    /// The tensor without it.
+    pub(crate) storage: Storage,
+    /// How a row of that is decoded.
+    pub(crate) form: RowForm,
+    /// One factor for each of as many equal runs of rows.
+    pub(crate) factors: Arc<[f32]>,
+    /// Whether scales are divided by the factors: compressed-tensors stores the reciprocal. A quotient and a product with the
+    /// reciprocal differ in their last bit.
+    pub(crate) divides: bool,
 }
 
 /// The parts of a tensor of integer codes.
@@ -75,6 +91,10 @@ impl Storage {
                 [Some(&parts.codes.0), Some(&parts.scales.0), parts.zeros.as_ref().map(|(span, _)| span)]
             }
             Storage::F8(parts) => [Some(&parts.numbers), Some(&parts.scales.0), None],
+            Storage::Scaled(scaled) => {
+                let mut inner = scaled.storage.spans();
+                std::array::from_fn(|_| inner.next())
+            }
         };
         parts.into_iter().flatten()
     }
@@ -86,7 +106,14 @@ impl Storage {
             (Storage::Blocks(_, kind), _) => Some(RowForm::Blocks(*kind)),
             (Storage::Affine { .. }, Encoding::Quant(layout)) => Some(RowForm::Affine(layout)),
             (Storage::Micro { .. }, _) => Some(RowForm::Micro(encoding)),
-            (Storage::Affine { .. } | Storage::Turns { .. } | Storage::Grouped(_) | Storage::F8(_), _) => None,
+            (
+                Storage::Affine { .. }
+                | Storage::Turns { .. }
+                | Storage::Grouped(_)
+                | Storage::F8(_)
+                | Storage::Scaled(_),
+                _,
+            ) => None,
         }
     }
 
@@ -102,6 +129,10 @@ impl Storage {
                 [Some(&mut codes.0), Some(&mut scales.0), zeros.as_mut().map(|(span, _)| span)]
             }
             Storage::F8(parts) => [Some(&mut parts.numbers), Some(&mut parts.scales.0), None],
+            Storage::Scaled(scaled) => {
+                let mut inner = scaled.storage.spans_mut();
+                std::array::from_fn(|_| inner.next())
+            }
         };
         parts.into_iter().flatten()
     }

@@ -59,6 +59,7 @@ mod quantization;
 mod qwen4;
 mod row;
 mod row_form;
+mod scaled;
 mod stored_rows;
 mod variant;
 mod vision;

@@ -233,6 +233,15 @@ impl RowBuf {
         self.scale.push(f16::from_bits(u16::from(bits) << 7).to_f32() * 128.0);
     }
 
+    /// Puts a function of each group's scale in its place: a binary32, which has no other form.
+    pub(crate) fn scale_groups(&mut self, scaled: impl Fn(f32) -> f32) {
+        if let Some(layout) = &mut self.layout {
+            layout.scales = ScaleKind::F32;
+        }
+        self.scale_bits.clear();
+        self.scale.iter_mut().for_each(|scale| *scale = scaled(*scale));
+    }
+
     /// Appends one group's binary16 offset.
     pub(crate) fn push_offset_f16(&mut self, bits: u16) {
         self.offset_bits.push(bits);

@@ -6,7 +6,7 @@ use crate::ggml_type::GgmlType;
 use crate::row::RowBuf;
 
 /// How a row is decoded from parts that are stored row by row.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum RowForm {
     /// Floats.
     Float(Encoding),

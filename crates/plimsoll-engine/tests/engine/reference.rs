@@ -141,6 +141,7 @@ models! {
     gguf_llama4: "gguf-llama4-q8_0",
     gguf_hunyuan: "gguf-hunyuan-q8_0",
     gguf_ernie4_5_moe: "gguf-ernie4.5-moe-q8_0",
+    gguf_ernie4_5_moe_nvfp4: "gguf-ernie4.5-moe-nvfp4",
     gguf_glm4: "gguf-glm4-q8_0",
     gguf_glm4_moe: "gguf-glm4-moe-q8_0",
     gpt_oss_mxfp4: "gpt-oss-mxfp4",

@@ -65,6 +65,7 @@ pub(super) const FAMILY: Family = Family {
         ("post_ffw_norm_1", "post_feedforward_layernorm_1"),
         ("post_ffw_norm_2", "post_feedforward_layernorm_2"),
         ("ffn_down_exps.scale", "mlp.expert_scale"),
+        ("ffn_gate_inp.scale", "mlp.gate.scale"),
         ("inp_gate", "per_layer_input_gate"),
         ("proj", "per_layer_projection"),
         ("post_norm", "post_per_layer_input_norm"),

@@ -195,6 +195,7 @@ fn span_of(storage: &Storage) -> &Span {
         | Storage::Turns { parts: [span, _], .. } => span,
         Storage::Grouped(parts) => &parts.codes.0,
         Storage::F8(parts) => &parts.numbers,
+        Storage::Scaled(scaled) => span_of(&scaled.storage),
     }
 }
 
@@ -208,5 +209,6 @@ fn span_of_mut(storage: &mut Storage) -> &mut Span {
         | Storage::Turns { parts: [span, _], .. } => span,
         Storage::Grouped(parts) => &mut parts.codes.0,
         Storage::F8(parts) => &mut parts.numbers,
+        Storage::Scaled(scaled) => span_of_mut(&mut scaled.storage),
     }
 }

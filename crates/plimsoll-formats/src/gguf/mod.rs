@@ -1,8 +1,8 @@
 //! GGUF files, versions 2 and 3, little endian: one file or the parts of a split one.
 //!
-//! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `names` is
-//! a table, `config`, `encoder` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig), `mmproj` adds a vision encoder from a
-//! second file. Decoding of blocks is in `decode`.
+//! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `names` is a table, `scales` joins second
+//! scales with their weights. `config`, `encoder` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig), `mmproj`
+//! adds a vision encoder from a second file. Decoding of blocks is in `decode`.
 
 mod config;
 mod cursor;
@@ -13,6 +13,7 @@ pub(crate) mod keys;
 mod meta;
 mod mmproj;
 mod names;
+mod scales;
 
 pub use config::JUDGE;
 pub use meta::{GgufMeta, GgufStrings, GgufValue};
@@ -54,6 +55,10 @@ pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     let mut entries = first.entries;
     for sister in sisters(path, &first.meta)? {
         entries.append(&mut add_file(&mut files, &sister, Some(&architecture))?.entries);
+    }
+    // Without a family nothing is served, and the refusal names the architecture.
+    if !matches!(architecture, Architecture::Other(_)) {
+        scales::join(&mut entries, &files)?;
     }
     hybrid::name_draft_head(&first.meta, &mut entries)?;
     let directory = Directory::new(entries)?;

@@ -6,12 +6,31 @@ use super::encoder;
 use crate::architecture::Architecture;
 use crate::family::{self, Names};
 
-/// The canonical name of a GGUF tensor of a model of this architecture.
+/// What the name of a weight's second scale ends in until `scales` joins the two. No canonical name has a `#`.
+pub(super) const SCALE: &str = "#scale";
+/// The same of the scale of a weight's input.
+pub(super) const INPUT_SCALE: &str = "#input_scale";
+
+/// The canonical name of a GGUF tensor of a model of this architecture. That of a weight's scale is the weight's with another end:
+/// `blk.0.attn_q.scale` becomes `model.layers.0.self_attn.q_proj.weight#scale`.
 pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
     let names = match architecture {
         Architecture::Family(family) => family::named(family).map(|family| family.gguf_names),
         other => encoder::names(other),
     };
+    let part = block_part(name).map_or(name, |(_, part)| part);
+    // Gemma 4 has scales of its own, which its table names.
+    let own = names.is_some_and(|names| names.iter().any(|(stored, _)| *stored == part));
+    for (stored, end) in [(".scale", SCALE), (".input_scale", INPUT_SCALE)] {
+        if let Some(module) = name.strip_suffix(stored).filter(|_| !own) {
+            return renamed(&format!("{module}.weight"), names) + end;
+        }
+    }
+    renamed(name, names)
+}
+
+/// The canonical name of a tensor that is no scale.
+fn renamed(name: &str, names: Option<Names>) -> String {
     let renamed = match name.starts_with("blk.") {
         true => block_name(name, names),
         // The family's own name comes first: encoders have another one for the embedding.
@@ -41,12 +60,15 @@ fn outside(name: &str) -> Option<&'static str> {
     })
 }
 
+/// Layer and part of `blk.<layer>.<part>`.
+fn block_part(name: &str) -> Option<(&str, &str)> {
+    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
+    (!layer.is_empty() && layer.bytes().all(|byte| byte.is_ascii_digit())).then_some((layer, part))
+}
+
 /// The canonical name of `blk.<layer>.<part>.<weight|bias>`.
 fn block_name(name: &str, names: Option<Names>) -> Option<String> {
-    let (layer, rest) = name.strip_prefix("blk.")?.split_once('.')?;
-    if layer.is_empty() || !layer.bytes().all(|byte| byte.is_ascii_digit()) {
-        return None;
-    }
+    let (layer, rest) = block_part(name)?;
     if let Some(part) = of_family(rest, names) {
         return Some(format!("model.layers.{layer}.{part}"));
     }
@@ -120,6 +142,19 @@ mod tests {
         for stranger in ["blk.x.attn_q.weight", "blk.0.ffn_norm_exps.weight", "blk.0", "v.patch_embd.weight"] {
             assert_eq!(of(stranger), stranger);
         }
+    }
+
+    #[test]
+    fn scales_are_named_after_their_weights() {
+        let of = |name| canonical(name, &Architecture::Qwen3Moe);
+        assert_eq!(of("blk.0.attn_q.scale"), "model.layers.0.self_attn.q_proj.weight#scale");
+        assert_eq!(of("blk.1.ffn_up_exps.input_scale"), "model.layers.1.mlp.experts.up_proj.weight#input_scale");
+        assert_eq!(of("output.scale"), "lm_head.weight#scale");
+        assert_eq!(of("blk.0.stranger.scale"), "blk.0.stranger.weight#scale");
+        let of = |name| canonical(name, &Architecture::Family("Gemma 4"));
+        assert_eq!(of("blk.0.ffn_down_exps.scale"), "model.layers.0.mlp.expert_scale");
+        assert_eq!(of("blk.0.ffn_gate_inp.scale"), "model.layers.0.mlp.gate.scale");
+        assert_eq!(of("blk.0.proj.scale"), "model.layers.0.per_layer_projection.weight#scale");
     }
 
     #[test]

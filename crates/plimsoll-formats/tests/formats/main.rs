@@ -15,5 +15,6 @@ mod packed;
 mod qwen4;
 mod reference;
 mod refusals;
+mod scales;
 mod stored_rows;
 mod whisper;

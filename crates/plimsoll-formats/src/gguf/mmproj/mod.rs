@@ -17,7 +17,7 @@ mod parts;
 mod pixtral;
 mod qwen_audio;
 
-use super::{Opened, add_file};
+use super::{Opened, add_file, scales};
 use crate::error::{FormatError, quote};
 use std::path::{Path, PathBuf};
 
@@ -130,7 +130,7 @@ pub(super) fn is_encoder(architecture: &str) -> bool {
 
 /// Maps the file and adds its encoders and their tensors to the model.
 fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
-    let header = add_file(&mut opened.files, path, None)?;
+    let mut header = add_file(&mut opened.files, path, None)?;
     let architecture = header.meta.str("general.architecture").unwrap_or_default();
     if !is_encoder(architecture) {
         let found = quote(architecture);
@@ -139,6 +139,7 @@ fn add(opened: &mut Opened, path: &Path) -> Result<Processor, Refusal> {
         )));
     }
     let read = encoder::read(&header.meta, &header.entries, &opened.meta, &opened.config)?;
+    scales::join(&mut header.entries, &opened.files)?;
     let entries = names::canonical(&read, header.entries)?;
     opened.directory = std::mem::take(&mut opened.directory).with(entries)?;
     opened.config.audio = read.audio.map(|encoder| encoder.audio);
