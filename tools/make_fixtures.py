@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
     asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, llama4_images, mlx_affine, mmproj,
-    mmproj_audio, mmproj_images, models, nextn, nomic_moe, omni, omni2_5, packed_forms, pixtral, qwen4, reference, reranker, siglip, tiled, unified, vision, whisper,
+    mmproj_audio, mmproj_images, models, nextn, nomic_moe, nvfp4, omni, omni2_5, packed_forms, pixtral, qwen4, reference, reranker, siglip, tiled, unified, vision, whisper,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
 
@@ -137,6 +137,8 @@ def jobs(tokenizer):
         yield name, lambda name=name: packed_forms.make(name, ROOT / "models" / name, base, tokenizer, finish)
     for name in packed_forms.FP8_MODELS:
         yield name, lambda name=name: packed_forms.make_fp8(name, ROOT / "models" / name, base, tokenizer, finish)
+    for name in nvfp4.MODELS:
+        yield name, lambda name=name: nvfp4.make(name, ROOT / "models" / name, base, families, tokenizer, finish)
     yield "packed", lambda: packed_forms.make_matrices(FORMATS / "packed")
     yield "gpt-oss-mxfp4", lambda: make_mxfp4("gpt-oss-mxfp4", "gpt-oss", tokenizer)
     for name in hybrid.MODELS:

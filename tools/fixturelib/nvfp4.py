@@ -2,11 +2,14 @@
 
 llama.cpp's converter keeps codes and scales in blocks of its type NVFP4, and the second scale as a tensor beside them:
 `X.scale` beside `X.weight`, with one number, or one an expert. It writes the scale of the input, too, as `X.input_scale`.
+compressed-tensors stores the reciprocal of the second scale, and divides by it.
 """
 
 import gguf
 import numpy as np
 import torch
+
+from . import checkpoint, models
 
 GROUP = 16
 # The numbers of four bits by their codes.
@@ -53,3 +56,90 @@ def with_second_scale(w: np.ndarray, name: str, stored: dict) -> np.ndarray:
     stored.pop(name.replace(".weight", ".input_scale"), None)
     second = stored.pop(name.replace(".weight", ".scale"), None)
     return w if second is None else w * np.array(second.data).reshape(-1, *[1] * (w.ndim - 1))
+
+
+MODELOPT = {
+    "quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt", "version": "0.37.0"},
+    "ignore": ["lm_head", "*.mlp.gate"],
+    "config_groups": {"group_0": {
+        "targets": ["Linear"],
+        "weights": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+        "input_activations": {"dynamic": False, "num_bits": 4, "type": "float", "group_size": 16},
+    }},
+}
+WEIGHTS = {
+    "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True, "dynamic": False,
+}
+COMPRESSED = {
+    "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"],
+    "quantization_status": "compressed", "kv_cache_scheme": None,
+    "config_groups": {"group_0": {
+        "targets": ["Linear"], "weights": WEIGHTS,
+        "input_activations": {**WEIGHTS, "dynamic": "local"}, "output_activations": None,
+    }},
+}
+# name → (model, quantization_config)
+MODELS = {"nvfp4-ernie4.5-moe": ("ernie4.5-moe", MODELOPT), "ct-llama-nvfp4": ("llama", COMPRESSED)}
+
+
+def pack(config: dict, codes, scales, second) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A matrix's tensors in the form that the configuration declares, and its float32 values."""
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    if config is MODELOPT:
+        parts = {"weight": packed, "weight_scale": scales, "weight_scale_2": second, "input_scale": torch.tensor(INPUT_SCALE)}
+        return parts, dequantize(codes, scales, second)
+    parts = {
+        "weight_packed": packed, "weight_scale": scales, "weight_global_scale": (1 / second).reshape(1),
+        "input_global_scale": torch.tensor([1 / INPUT_SCALE]),
+    }
+    return parts, unpack_compressed(parts)
+
+
+def unpack_compressed(parts: dict) -> torch.Tensor:
+    """compressed-tensors' own reading, in float32: by itself it computes in bfloat16."""
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import dequantize as library
+    n, half = parts["weight_packed"].shape
+    numbers = unpack_fp4_from_uint8(parts["weight_packed"], n, 2 * half, dtype=torch.float32)
+    scale, factor = parts["weight_scale"].float(), parts["weight_global_scale"]
+    return library(numbers, scale, args=QuantizationArgs(**WEIGHTS), global_scale=factor, dtype=torch.float32)
+
+
+def make(name: str, folder, base, families, tokenizer, finish) -> None:
+    """One whole model; experts one by one."""
+    source, config = MODELS[name]
+    raw, _, model = base(source)
+    stored, exact = {}, {}
+    for tensor, value in families.split_experts(raw, models.state(model)).items():
+        if value.dim() < 2 or ".layers." not in tensor or tensor.endswith((".mlp.gate.weight", ".e_score_correction_bias")):
+            stored[tensor] = value.to(torch.bfloat16)
+            exact[tensor] = stored[tensor].float()
+            continue
+        module, several = tensor.removesuffix(".weight"), value.dim() == 3
+        matrices = []
+        for i, matrix in enumerate(value if several else [value]):
+            own = module.replace(".experts.", f".experts.{i}.") if several else module
+            parts, values = pack(config, *quantize(matrix))
+            stored.update({f"{own}.{leaf}": part for leaf, part in parts.items()})
+            matrices.append(values)
+        exact[tensor] = torch.stack(matrices) if several else matrices[0]
+    stored = {k.replace(".mlp.gate.moe_statics.", ".mlp.moe_statics."): v for k, v in stored.items()}
+    folder = checkpoint.fresh(folder)
+    checkpoint.write_side_files(folder, {**raw, "quantization_config": config}, "bfloat16", tokenizer)
+    checkpoint.write_tensors(folder, stored)
+    models.load_state(model, families.join_experts(raw, exact))
+    finish(folder, model, tokenizer)
+
+
+def make_matrices(folder, text: dict, write_matrix) -> None:
+    """One 16 × 128 matrix a form with all codes, and scales of both signs but no NaN."""
+    generator = torch.Generator().manual_seed(9)
+    for name, config, second in (("nvfp4-modelopt", MODELOPT, 0.000123), ("ct-nvfp4", COMPRESSED, 0.0077)):
+        codes = torch.randint(0, 16, (16, 128), generator=generator).to(torch.uint8)
+        scales = torch.randint(0, 254, (16, 8), generator=generator).to(torch.uint8)
+        scales = torch.where(scales >= 127, scales + 1, scales).view(torch.float8_e4m3fn)
+        parts, exact = pack(config, codes, scales, torch.tensor(second))
+        assert exact.isfinite().all()
+        assert torch.allclose(exact, dequantize(codes, scales, torch.tensor(second)), rtol=1e-6)
+        write_matrix(folder / name, config, text, torch.bfloat16, parts, exact)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from . import checkpoint, models, packed
+from . import checkpoint, models, nvfp4, packed
 
 HALF, BRAIN = torch.float16, torch.bfloat16
 
@@ -249,3 +249,4 @@ def make_matrices(folder: Path) -> None:
         assert torch.equal(exact, packed.dequantize(codes, scale, zero)), name
         write_matrix(folder / name, config, text, dtype, parts, exact)
     make_fp8_matrices(folder, text)
+    nvfp4.make_matrices(folder, text, write_matrix)

@@ -6,7 +6,7 @@ use crate::config::ModelConfig;
 use crate::decode::{float, float8, grouped};
 use crate::directory::{Directory, Entry, Grouped, Span, Storage};
 use crate::encoding::{Encoding, TensorInfo};
-use crate::error::{FormatError, quote};
+use crate::error::FormatError;
 use crate::gguf::{self, GgufMeta, Mmproj, MmprojState};
 use crate::hf;
 use crate::mapping::{FileIdentity, Mapping};
@@ -233,7 +233,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`FormatError::NoSuchTensor`] or [`FormatError::NoSuchRow`]; an FP8 row with NaN.
+    /// [`FormatError::NoSuchTensor`] or [`FormatError::NoSuchRow`]; a row of FP8 or NVFP4 with NaN.
     pub fn decode_rows(&self, name: &str, row: usize, out: &mut RowBuf) -> Result<(), FormatError> {
         let entry = self.entry(name)?;
         let rows = entry.info.rows();
@@ -248,13 +248,17 @@ impl Checkpoint {
             return Ok(());
         }
         match &entry.storage {
-            Storage::Scaled(scaled) => scaled::decode(scaled, (row, rows), part, out),
             // Decoded above.
             Storage::Float(_) | Storage::Blocks(..) | Storage::Affine { .. } | Storage::Micro { .. } => {}
             Storage::Turns { parts, run } => {
                 let (turn, at) = (row / run, row % run);
                 let bytes = self.row_of(&parts[turn % 2], rows / 2, turn / 2 * run + at);
                 float::decode(entry.info.encoding, bytes, out);
+            }
+            Storage::Scaled(scaled) => {
+                if !scaled::decode(scaled, (row, rows), part, out) {
+                    return Err(FormatError::holds_nan(name, row));
+                }
             }
             Storage::F8(parts) => {
                 let Encoding::F8 { group } = entry.info.encoding else {
@@ -263,8 +267,7 @@ impl Checkpoint {
                 let scales = (&parts.scales.1, self.bytes(&parts.scales.0));
                 let numbers = self.row_of(&parts.numbers, rows, row);
                 if !float8::decode(group, numbers, row / parts.block_rows, scales, out) {
-                    let what = format!("tensor {}: row {row} holds NaN; fetch the file again", quote(name));
-                    return Err(FormatError::Safetensors(what));
+                    return Err(FormatError::holds_nan(name, row));
                 }
             }
             Storage::Grouped(parts) => {

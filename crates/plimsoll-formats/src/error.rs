@@ -73,6 +73,11 @@ pub enum FormatError {
 }
 
 impl FormatError {
+    /// A row of small floats that are no numbers.
+    pub(crate) fn holds_nan(tensor: &str, row: usize) -> FormatError {
+        FormatError::Safetensors(format!("tensor {}: row {row} holds NaN; fetch the file again", quote(tensor)))
+    }
+
     /// Weights that only change another model's: served without them, that model would not say what was meant.
     pub(crate) fn adapter(found: &str) -> FormatError {
         let next = "merge it into its model (PEFT's merge_and_unload) and serve the result";

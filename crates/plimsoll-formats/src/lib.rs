@@ -3,7 +3,7 @@
 //! A checkpoint is a model's configuration, a directory of its tensors under the names that Hugging Face's
 //! transformers use, and a way to decode any row of any tensor. Two families of files are understood: GGUF (one
 //! file, or a split one, with a vision encoder in a second one) and a Hugging Face directory (`config.json` beside safetensors, plain or quantized by MLX,
-//! AWQ, GPTQ, AutoRound or compressed-tensors, or in FP8).
+//! AWQ, GPTQ, AutoRound or compressed-tensors, or in FP8 or NVFP4).
 //!
 //! Every byte of these files is hostile until checked. Counts, lengths, shapes and offsets are compared with the
 //! file's size before anything is allocated, sums and products are checked, and a file that lies ends in a

@@ -5,7 +5,7 @@ use crate::encoding::{Dtype, Encoding, QuantLayout, ScaleKind};
 use regex::Regex;
 use std::collections::BTreeMap;
 
-/// What codes and scales of a module that MLX quantized are.
+/// What codes and scales of a module in groups are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Integers with a float scale and offset.
@@ -16,6 +16,8 @@ pub enum Mode {
     Mxfp8,
     /// E2M1 numbers of 4 bits with an E4M3 scale.
     Nvfp4,
+    /// The same with a second scale for the tensor: ModelOpt and compressed-tensors.
+    Nvfp4Scaled,
 }
 
 /// Width and group size of one quantized module of an MLX checkpoint, and of gpt-oss's experts.
@@ -76,7 +78,8 @@ pub enum Method {
     },
     /// compressed-tensors: `weight_packed` or `weight`, `weight_scale`, `weight_zero_point`.
     CompressedTensors,
-    /// FP8 as DeepSeek, Qwen, FBGEMM and ModelOpt write it: `weight`, and `weight_scale_inv` or `weight_scale`.
+    /// FP8 as DeepSeek, Qwen, FBGEMM and ModelOpt write it: `weight`, and `weight_scale_inv` or `weight_scale`. ModelOpt's NVFP4:
+    /// `weight`, `weight_scale`, `weight_scale_2`.
     F8,
 }
 
@@ -143,6 +146,8 @@ impl GroupQuant {
             }
             Mode::Mxfp4 => micro(ScaleKind::E8m0Half),
             Mode::Nvfp4 => micro(ScaleKind::Ue4m3Half),
+            // The product of both scales.
+            Mode::Nvfp4Scaled => micro(ScaleKind::F32),
             // A number of four digits times a power of two is a bfloat16.
             Mode::Mxfp8 => return Encoding::BF16,
         })

@@ -6,11 +6,10 @@
 use std::collections::BTreeMap;
 
 use super::names::{INPUT_SCALE, SCALE};
-use crate::decode::float;
 use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::mapping::Mapping;
-use crate::scaled;
+use crate::scaled::{self, Factors};
 
 /// Joins second scales with their weights. A scale that fits no weight is refused: without it the model answers nonsense.
 pub(super) fn join(entries: &mut Vec<Entry>, files: &[Mapping]) -> Result<(), FormatError> {
@@ -49,17 +48,9 @@ fn with_scale(weight: Entry, scale: &Entry, files: &[Mapping]) -> Result<Entry, 
         _ => format!("{:?}", weight.info.encoding),
     };
     let wrong = |what: String| FormatError::Unsupported(format!("tensor {} of type {kind}: {what}", quote(&name)));
-    let Storage::Float(span) = &scale.storage else {
-        return Err(wrong("its second scale is quantized; convert the model again".to_owned()));
+    let Some(span) = scale.storage.spans().next() else {
+        return Err(wrong("its second scale has no bytes; fetch the file again".to_owned()));
     };
-    // The file may announce any number of them.
-    let count: usize = scale.info.shape.iter().product();
-    if count > weight.info.rows() {
-        return Err(wrong(format!("it has {count} second scales for {} rows", weight.info.rows())));
-    }
-    let mut factors = Vec::with_capacity(count);
-    float::widen(scale.info.encoding, &files[span.file].bytes()[span.range.clone()], &mut factors);
-    let mut joined = scaled::apply(weight, factors, false).map_err(wrong)?;
-    joined.info.bytes += scale.info.bytes;
-    Ok(joined)
+    let bytes = &files[span.file].bytes()[span.range.clone()];
+    scaled::apply(weight, &Factors { encoding: scale.info.encoding, bytes, divides: false }).map_err(wrong)
 }

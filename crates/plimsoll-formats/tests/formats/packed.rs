@@ -69,6 +69,63 @@ fn every_form_of_fp8_has_the_values_that_torch_reads() {
     }
 }
 
+#[test]
+fn both_forms_of_nvfp4_have_the_values_of_their_library() {
+    for folder in ["nvfp4-modelopt", "ct-nvfp4"] {
+        let path = fixture("packed").join(folder);
+        let checkpoint = Checkpoint::open(&path).unwrap_or_else(|error| panic!("{folder}: {error}"));
+        assert_eq!(checkpoint.tensors().count(), 1, "{folder}: scales are no tensors of their own");
+        assert_eq!(checkpoint.tensor(NAME).map(|info| info.shape.clone()), Some(vec![16, 128]), "{folder}");
+        let found = layout(&checkpoint);
+        assert_eq!((found.code_bits, found.group, found.scales), (4, 16, ScaleKind::F32), "{folder}");
+        let expected = read_f32(&path.join("expected.f32"));
+        let values = values(&checkpoint, NAME);
+        // A code of -0 is 0 here.
+        let wrong = values.iter().zip(&expected).position(|(value, want)| value != want);
+        assert_eq!(wrong.map(|at| (at, values[at], expected[at])), None, "{folder}");
+        let planned = Checkpoint::open(&path.join("config.json")).expect("it can be planned");
+        assert_eq!(planned.config.planned_encoding(NAME, &[16, 128]), Encoding::Quant(found), "{folder}");
+        assert!(!matches!(planned.config.planned_encoding("lm_head.weight", &[16, 128]), Encoding::Quant(_)));
+    }
+}
+
+/// An NVFP4 matrix of 2 outputs and 32 inputs as ModelOpt stores it, with a tensor of this head beside it.
+fn modelopt(scale: u8, second: &str, beside: &str) -> Result<Checkpoint, String> {
+    let head = format!(
+        r#"{{"a.weight":{{"dtype":"U8","shape":[2,16],"data_offsets":[0,32]}},
+           "a.weight_scale":{{"dtype":"F8_E4M3","shape":[2,2],"data_offsets":[32,36]}},
+           {second}"data_offsets":[36,40]}}{beside}}}"#
+    );
+    let data = [[0x12; 32].as_slice(), &[0x38, 0x38, scale, 0x38], &2.0f32.to_le_bytes(), &[0; 4]].concat();
+    let used = if beside.is_empty() { 40 } else { 44 };
+    let dir = TempDir::new();
+    let declared = r#"{"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"},"#;
+    dir.write("config.json", LLAMA.replacen('{', declared, 1));
+    dir.write("model.safetensors", [safetensors(&head, 0), data[..used].to_vec()].concat());
+    Checkpoint::open(&dir.0).map_err(|error| error.to_string())
+}
+
+#[test]
+fn nvfp4_without_what_its_codes_need_is_refused() {
+    let second = r#""a.weight_scale_2":{"dtype":"F32","shape":[],"#;
+    let honest = modelopt(0x38, second, "").expect("it agrees");
+    assert_eq!(values(&honest, "a.weight"), [2.0, 1.0].repeat(32));
+    let nan = modelopt(0xFF, second, "").expect("scales are not read yet");
+    let error = nan.decode_rows("a.weight", 1, &mut RowBuf::new()).expect_err("NaN").to_string();
+    assert!(error.contains("row 1 holds NaN; fetch the file again"), "{error}");
+    let refusal = |second: &str, beside: &str, part: &str| {
+        let words = modelopt(0x38, second, beside).map(drop).expect_err(part);
+        assert!(words.contains(part), "{words}");
+    };
+    refusal(&second.replace("_2", "_3"), "", "\"a.weight\": its weight_scale_2 is missing");
+    refusal(&second.replace("F32", "I32"), "", "\"a.weight\": its weight_scale_2 is no float");
+    refusal(&second.replace("[]", "[2]").replace("F32", "F16"), "", "it has 2 second scales, and 1 fit");
+    for leaf in ["pre_quant_scale", "weight_zero_point"] {
+        let beside = format!(r#","a.{leaf}":{{"dtype":"F32","shape":[1],"data_offsets":[40,44]}}"#);
+        refusal(second, &beside, &format!("tensor \"a.{leaf}\" beside NVFP4 codes; use a version"));
+    }
+}
+
 /// As many scales as outputs need not be one for each.
 #[test]
 fn blocks_are_told_from_outputs_by_shape() {
@@ -211,8 +268,12 @@ fn unsupported_values_are_refused_with_the_next_step() {
         (r#"{"quant_method": "fp8", "expert_dtype": "fp4"}"#.to_owned(), r#"expert_dtype "fp4"; supported is "fp8""#),
         (r#"{"quant_method": "fp8", "weight_block_size": [128]}"#.to_owned(), "weight_block_size is not two sizes"),
         (
-            r#"{"quant_method": "modelopt", "quant_algo": "NVFP4"}"#.to_owned(),
-            r#"quant_algo "NVFP4"; supported is "FP8""#,
+            r#"{"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}"#.to_owned(),
+            r#"quant_algo "NVFP4_AWQ"; supported are "FP8", "NVFP4""#,
+        ),
+        (
+            r#"{"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}"#.to_owned(),
+            "quantization_config.group_size 32; NVFP4 has groups of 16",
         ),
     ]);
 }
@@ -235,6 +296,10 @@ fn unsupported_values_of_compressed_tensors_are_refused() {
         ),
         (r#"{"quant_method": "compressed-tensors"}"#.to_owned(), "config_groups is not there"),
         (compressed(r#""weights": {"type": "float", "num_bits": 4}"#, ""), "weights.num_bits 4; floats of 8 bits are"),
+        (
+            compressed(r#""weights": {"type": "float", "num_bits": 4, "group_size": 16, "symmetric": false}"#, ""),
+            "weights.symmetric false; NVFP4 is supported without zero points",
+        ),
         (
             compressed(r#""weights": {"type": "float", "strategy": "x"}"#, ""),
             r#"weights.strategy "x"; supported are "tensor""#,

@@ -199,6 +199,7 @@ models! { check:
     hunyuan "hunyuan",
     ernie4_5 "ernie4.5",
     ernie4_5_moe "ernie4.5-moe",
+    nvfp4_ernie4_5_moe "nvfp4-ernie4.5-moe",
     glm4 "glm4",
     glm4_moe "glm4-moe",
     laguna "laguna",
@@ -281,7 +282,8 @@ fn latent_attention_as_stored() {
 fn stored_as_other_quantizers_do() {
     let packed = ["awq-llama", "gptq-llama", "gptq-llama-actorder", "gptq-qwen2-8bit", "autoround-llama"];
     let compressed = ["ct-llama-w4a16", "ct-llama-w4a16-asym", "ct-llama-w8a16", "ct-llama-fp8", "fp8-llama"];
-    packed.iter().chain(&compressed).for_each(|model| check_as_stored(model, 1e-2));
+    let small_floats = ["ct-llama-nvfp4", "nvfp4-ernie4.5-moe"];
+    packed.iter().chain(&compressed).chain(&small_floats).for_each(|model| check_as_stored(model, 1e-2));
 }
 
 #[test]

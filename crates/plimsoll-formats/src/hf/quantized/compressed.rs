@@ -1,5 +1,6 @@
 //! `quantization_config` of compressed-tensors: groups of targets with one scheme each, and modules left in floats.
 
+use super::nvfp4;
 use super::rules::{block, canonical_module, check_count, expression, group, mistyped, names, refused};
 use crate::error::FormatError;
 use crate::hf::json::Lookup;
@@ -7,8 +8,16 @@ use crate::quantization::{F8Quant, IntegerQuant, Method, Pattern, Quantization, 
 use std::collections::BTreeMap;
 
 /// The formats whose tensors are read.
-const FORMATS: [&str; 5] = ["pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"];
-const NEXT: &str = "supported are \"pack-quantized\", \"int-quantized\" and \"float-quantized\"";
+const FORMATS: [&str; 6] = [
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mixed-precision",
+    "nvfp4-pack-quantized",
+];
+const NEXT: &str =
+    "supported are \"pack-quantized\", \"int-quantized\", \"float-quantized\" and \"nvfp4-pack-quantized\"";
 
 /// Reads the configuration. Schemes of activations are left aside: activations are computed at a higher precision.
 pub(super) fn read(object: &Lookup) -> Result<Quantization, FormatError> {
@@ -78,7 +87,7 @@ fn scheme(weights: &Lookup) -> Result<Scheme, FormatError> {
     let wrong = |key: &str, value: &str, next: &str| refused(&format!("config_groups.weights.{key}"), value, next);
     match weights.str("type")?.unwrap_or("int") {
         "int" => {}
-        "float" => return float8(weights),
+        "float" => return floats(weights),
         kind => return Err(wrong("type", &format!("{kind:?}"), "supported are \"int\" and \"float\"")),
     }
     let bits = weights.size("num_bits")?.unwrap_or(8);
@@ -104,16 +113,24 @@ fn scheme(weights: &Lookup) -> Result<Scheme, FormatError> {
     Ok(Scheme::Integer(IntegerQuant { bits, group, symmetric, scales: None }))
 }
 
-/// The scheme of FP8 weights.
-fn float8(weights: &Lookup) -> Result<Scheme, FormatError> {
+/// The scheme of weights in NVFP4 or FP8.
+fn floats(weights: &Lookup) -> Result<Scheme, FormatError> {
     let wrong = |key: &str, value: &str, next: &str| refused(&format!("config_groups.weights.{key}"), value, next);
     let bits = weights.size("num_bits")?.unwrap_or(8);
+    let size = group(weights, &["group_size"])?.flatten();
+    if (bits, size) == (4, Some(nvfp4::GROUP)) {
+        return match weights.bool("symmetric")?.unwrap_or(true) {
+            true => Ok(nvfp4::SCHEME),
+            false => Err(wrong("symmetric", "false", "NVFP4 is supported without zero points")),
+        };
+    }
     if bits != 8 {
-        return Err(wrong("num_bits", &bits.to_string(), "floats of 8 bits are supported here"));
+        let next = "floats of 8 bits are supported here, and of 4 bits in groups of 16";
+        return Err(wrong("num_bits", &bits.to_string(), next));
     }
     let block = match weights.str("strategy")? {
         None | Some("channel" | "tensor") => None,
-        Some("group") => group(weights, &["group_size"])?.flatten().map(|columns| [1, columns]),
+        Some("group") => size.map(|columns| [1, columns]),
         Some("block") => match block(weights, "block_structure")? {
             Some(block) => Some(block),
             None => return Err(mistyped("config_groups.weights.block_structure", "there")),

@@ -1,7 +1,9 @@
-//! FP8 weights: `quantization_config` of the methods that write them, and a weight's numbers with their scales.
+//! FP8 weights: `quantization_config` of the methods that write them, and a weight's numbers with their scales. ModelOpt's
+//! configuration is read here for NVFP4 too.
 //!
 //! Scales are one for all, one an output, or one a block: [n / rows of a block, k / columns of a block].
 
+use super::nvfp4;
 use super::rules::{block, check_count, names, refused};
 use super::tensors::Tensors;
 use crate::decode::grouped::Scales;
@@ -14,8 +16,8 @@ use crate::hf::safetensors::{Found, Kind};
 use crate::quantization::{F8Quant, Method, Pattern, Quantization, Scheme};
 use std::collections::BTreeMap;
 
-/// FP8 linear layers, but for the modules of these lists.
-fn plain(object: &Lookup, block: Option<[usize; 2]>, skipped: &[&str]) -> Result<Quantization, FormatError> {
+/// Linear layers of this scheme, but for the modules of these lists.
+fn plain(object: &Lookup, default: Scheme, skipped: &[&str]) -> Result<Quantization, FormatError> {
     let mut rules = Vec::new();
     for key in skipped {
         let skipped = names(object, key)?;
@@ -26,7 +28,7 @@ fn plain(object: &Lookup, block: Option<[usize; 2]>, skipped: &[&str]) -> Result
     }
     Ok(Quantization {
         method: Method::F8,
-        default: Scheme::F8(F8Quant { block }),
+        default,
         experts_only: false,
         embedding: false,
         head: false,
@@ -46,22 +48,32 @@ pub(super) fn fp8(object: &Lookup) -> Result<Quantization, FormatError> {
             return Err(refused(key, &format!("{value:?}"), &format!("supported is {known:?}")));
         }
     }
-    plain(object, block(object, "weight_block_size")?, &["modules_to_not_convert", "ignored_layers"])
+    let block = block(object, "weight_block_size")?;
+    plain(object, Scheme::F8(F8Quant { block }), &["modules_to_not_convert", "ignored_layers"])
 }
 
 /// FBGEMM's form: a scale an output.
 pub(super) fn fbgemm(object: &Lookup) -> Result<Quantization, FormatError> {
-    plain(object, None, &["modules_to_not_convert"])
+    plain(object, Scheme::F8(F8Quant { block: None }), &["modules_to_not_convert"])
 }
 
-/// ModelOpt's form, of its algorithms the one in FP8: a scale a tensor.
+/// ModelOpt's form, of its algorithms those in FP8 with a scale a tensor, and in NVFP4. Whether activations are quantized to NVFP4
+/// too (`W4A16_NVFP4` says that they are not) makes no difference: they are computed at a higher precision.
 pub(super) fn modelopt(object: &Lookup) -> Result<Quantization, FormatError> {
     let algorithm = object.str("quant_algo")?.unwrap_or_default();
-    if algorithm != "FP8" {
-        let next = "supported is \"FP8\": use an FP8, AWQ, GPTQ or GGUF version of the model";
-        return Err(refused("quant_algo", &format!("{algorithm:?}"), next));
+    let scheme = match algorithm {
+        "FP8" => Scheme::F8(F8Quant { block: None }),
+        "NVFP4" | "W4A16_NVFP4" => nvfp4::SCHEME,
+        _ => {
+            let next = "supported are \"FP8\", \"NVFP4\" and \"W4A16_NVFP4\": use an FP8, NVFP4, AWQ, GPTQ or GGUF version of the model";
+            return Err(refused("quant_algo", &format!("{algorithm:?}"), next));
+        }
+    };
+    let group = object.size("group_size")?.filter(|group| *group != nvfp4::GROUP);
+    if let (Some(group), "NVFP4" | "W4A16_NVFP4") = (group, algorithm) {
+        return Err(refused("group_size", &group.to_string(), "NVFP4 has groups of 16"));
     }
-    plain(object, None, &["ignore", "exclude_modules"])
+    plain(object, scheme, &["ignore", "exclude_modules"])
 }
 
 /// A weight of FP8 numbers.
@@ -69,6 +81,10 @@ pub(super) fn entry(numbers: &Found, declared: &Quantization, all: &Tensors<'_>)
     let wrong = |what: String| FormatError::Safetensors(format!("tensor {}: {what}", quote(&numbers.name)));
     let module = numbers.name.strip_suffix(".weight").unwrap_or(&numbers.name);
     let beside = |leaf: &str| all.find(&format!("{module}.{leaf}"));
+    if beside("weight_scale_2").is_some() {
+        let what = "it has a second scale, which only NVFP4 weights may have; use another version of the model";
+        return Err(FormatError::Unsupported(format!("tensor {}: {what}", quote(&numbers.name))));
+    }
     let scales = beside("weight_scale_inv").or_else(|| beside("weight_scale"));
     let scales = scales.ok_or_else(|| wrong("its weight_scale or weight_scale_inv is missing".to_owned()))?;
     let Kind::Float(encoding) = scales.dtype else {

@@ -1,7 +1,7 @@
 //! Every tensor under its canonical name, the parts of a quantized one joined.
 
 use super::tensors::{CODES, Tensors};
-use super::{float8, grouped, micro, mlx};
+use super::{float8, grouped, micro, mlx, nvfp4};
 use crate::directory::{Entry, Storage};
 use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
@@ -46,6 +46,10 @@ pub(in crate::hf) fn join(
                 if matches!(declared.method, Method::F8 | Method::CompressedTensors) =>
             {
                 float8::entry(tensor, declared, &all)?
+            }
+            (Kind::U8, ".weight", Some(declared)) if declared.method == Method::F8 => nvfp4::modelopt(tensor, &all)?,
+            (Kind::U8, ".weight_packed", Some(declared)) if declared.method == Method::CompressedTensors => {
+                nvfp4::packed(tensor, &all)?
             }
             (Kind::U8, ..) if tensor.name.ends_with(micro::BLOCKS) => {
                 match micro::blocks_entry(tensor, |name| all.find(name)) {

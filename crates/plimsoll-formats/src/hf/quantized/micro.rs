@@ -26,7 +26,7 @@ pub(super) fn mlx_entry<'a>(
     }
     let (words, rows) = weight.shape.split_last().ok_or_else(|| wrong(weight, "it has no dimensions"))?;
     let bytes = words.checked_mul(4).ok_or_else(|| wrong(weight, "its shape overflows"))?;
-    join(weight, find(&format!("{module}.scales")), (rows, bytes), quant)
+    join(weight, (find(&format!("{module}.scales")), Kind::U8), (rows, bytes), quant)
 }
 
 /// Joins the codes of some of gpt-oss's experts with their scales: `[experts, rows, groups, 16]` and `[experts, rows,
@@ -42,22 +42,23 @@ pub(super) fn blocks_entry<'a>(
     };
     let quant = GroupQuant { bits: 4, group: 32, mode: Mode::Mxfp4 };
     let joined = match groups.checked_mul(BLOCK_BYTES) {
-        Some(bytes) => join(blocks, Some(scales), (rows, bytes), quant),
+        Some(bytes) => join(blocks, (Some(scales), Kind::U8), (rows, bytes), quant),
         None => Err(wrong(blocks, "its shape overflows")),
     };
     Some(joined.map(|entry| Entry { name: canonical(module), ..entry }))
 }
 
-/// Codes of `bytes` a row, and their scales.
-fn join(
+/// Codes of `bytes` a row, and their scales, which are of this type.
+pub(super) fn join(
     codes: &Found,
-    scales: Option<&Found>,
+    (scales, kind): (Option<&Found>, Kind),
     (rows, bytes): (&[usize], usize),
     quant: GroupQuant,
 ) -> Result<Entry, FormatError> {
     let scales = scales.ok_or_else(|| wrong(codes, "its scales are missing"))?;
-    if scales.dtype != Kind::U8 {
-        return Err(wrong(codes, "its scales are not bytes"));
+    if scales.dtype != kind {
+        let expected = if kind == Kind::F8 { "E4M3 numbers" } else { "bytes" };
+        return Err(wrong(codes, &format!("its scales are not {expected}")));
     }
     let (groups, scale_rows) =
         scales.shape.split_last().ok_or_else(|| wrong(codes, "its scales have no dimensions"))?;

@@ -31,7 +31,7 @@ impl GroupQuant {
             Mode::Affine => matches!(bits, 2..=6 | 8) && matches!(group, 32 | 64 | 128),
             Mode::Mxfp4 => (bits, group) == (4, 32),
             Mode::Mxfp8 => (bits, group) == (8, 32),
-            Mode::Nvfp4 => (bits, group) == (4, 16),
+            Mode::Nvfp4 | Mode::Nvfp4Scaled => (bits, group) == (4, 16),
         };
         if !known {
             return Err(FormatError::Unsupported(format!("{mode:?} quantization to {bits} bits in groups of {group}")));

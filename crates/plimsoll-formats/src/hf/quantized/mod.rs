@@ -1,7 +1,7 @@
 //! Quantized checkpoints: what `quantization_config` says, and the joining of a module's tensors into one.
 //!
 //! `rules` reads what methods share, `integers` AWQ, GPTQ and AutoRound, `compressed` compressed-tensors, `float8` FP8,
-//! `mlx` MLX, `micro` small floats with a byte of scale.
+//! `mlx` MLX, `micro` small floats with a byte of scale, `nvfp4` those with a second scale.
 //! `tensors` finds tensors by name, `join` gives each its canonical name; `grouped` measures the parts of integer formats.
 
 mod compressed;
@@ -11,6 +11,7 @@ mod integers;
 mod join;
 mod micro;
 mod mlx;
+mod nvfp4;
 mod rules;
 mod tensors;
 
@@ -21,7 +22,7 @@ pub(super) use join::join;
 
 /// What runs in place of a quantized checkpoint that does not.
 const NEXT: &str =
-    "use a GGUF, MLX, AWQ, GPTQ, AutoRound, compressed-tensors or FP8 version of the model, or the model itself";
+    "use a GGUF, MLX, AWQ, GPTQ, AutoRound, compressed-tensors, FP8 or NVFP4 version of the model, or the model itself";
 
 impl Quantization {
     /// Reads `quantization` (MLX) or `quantization_config`. What is not supported is refused by name.

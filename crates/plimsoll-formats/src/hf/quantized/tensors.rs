@@ -6,7 +6,7 @@ use crate::mapping::Mapping;
 /// The ends of names under which the codes of a quantized weight are stored.
 pub(super) const CODES: [&str; 3] = [".weight", ".qweight", ".weight_packed"];
 /// The ends of the names of tensors beside them.
-const BESIDE: [&str; 14] = [
+const BESIDE: [&str; 16] = [
     ".scales",
     ".biases",
     ".qzeros",
@@ -21,6 +21,8 @@ const BESIDE: [&str; 14] = [
     ".activation_scale",
     ".input_zero_point",
     ".weight_scale_2",
+    ".weight_global_scale",
+    ".input_global_scale",
 ];
 
 /// All tensors of a checkpoint, as found, with their bytes.
