@@ -18,7 +18,7 @@ use plimsoll_gpu::{Adapter, AdapterChoice, Context, GpuMemory, Sizes};
 use plimsoll_memory::{Component, Ledger};
 
 /// Fixtures that together have every packing.
-const PACKED: [&str; 21] = [
+const PACKED: [&str; 22] = [
     "llama",
     "llama-bf16",
     "llama-f16",
@@ -37,6 +37,7 @@ const PACKED: [&str; 21] = [
     "awq-llama",
     "ct-llama-w4a16",
     "ct-llama-w4a16-asym",
+    "ct-llama-nvfp4",
     "gptq-qwen2-8bit",
     "gguf-gpt-oss-q8_0",
     "gpt-oss-mxfp4",
