@@ -24,7 +24,7 @@ const PARTIAL_DIRECTORY: &str = ".partial";
 #[derive(Debug, Clone)]
 pub(crate) struct ModelDir {
     pub(crate) path: PathBuf,
-    /// Outside of the directory and never deleted, so that whoever waits for it waits for the right file.
+    /// Outside of the directory and never deleted, so that all processes wait for the same file.
     lock_path: PathBuf,
 }
 
@@ -59,7 +59,7 @@ impl ModelDir {
         }
     }
 
-    /// Waits for the lock; says so if somebody else holds it.
+    /// Waits for the lock; says so if another process holds it.
     pub(crate) fn lock(&self, name: &str, progress: &mut dyn Progress) -> Result<Lock, HubError> {
         if let Some(lock) = self.try_lock()? {
             return Ok(lock);
@@ -196,8 +196,8 @@ impl ModelDir {
         let answer = self.answer(&pull.path);
         let whole = pull.path.is_empty();
         marker.set_pull(pull);
-        // Who reads a directory takes all that is in it, the weights of an earlier revision, too. Who asked for one file of it may have
-        // undone the pull of the others by that (see `has`): they wait for that pull to be done again.
+        // A reader of a directory takes all files in it, also weights of an earlier revision: these are removed. A pull of one file may
+        // have undone the pull of the others (see `has`). The others are then kept until the whole is pulled again.
         if whole {
             self.remove_orphans(&mut marker)?;
         }

@@ -139,8 +139,8 @@ impl WindowPool {
         }
     }
 
-    /// Keeps a whole window page for a page of the tree with the same positions; the caller, who holds it, gets back the one to go on
-    /// with. If the tree has one already, that is it: both hold the same.
+    /// Keeps a whole window page for a page of the tree with the same positions; the caller holds it and gets back the one to go on
+    /// with. If the tree has one already, both hold that one.
     pub(super) fn keep(&mut self, page: PageId, window: PageId) -> PageId {
         match self.of(page) {
             Some(known) if known == window => {}

@@ -80,7 +80,7 @@ impl Acceptance {
     }
 
     /// What is seen next is to count as much as all before it.
-    fn doubt(&mut self, next: f64) {
+    fn discount(&mut self, next: f64) {
         let share = (next / self.checked).min(1.0);
         (self.checked, self.hits) = (self.checked * share, self.hits * share);
     }
@@ -389,7 +389,7 @@ impl Pace {
         self.allowance = (self.allowance + STAKE * plain).min(burst);
         if self.trying == 0 && self.allowance >= burst {
             (self.trying, self.allowance) = (BURST, 0.0);
-            self.seen.iter_mut().for_each(|seen| seen.doubt(f64::from(BURST) / 2.0));
+            self.seen.iter_mut().for_each(|seen| seen.discount(f64::from(BURST) / 2.0));
         }
     }
 

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn residents_stay_under_the_line_and_leave_their_room_behind() {
+    fn hosted_engines_stay_under_the_limit_and_return_their_memory() {
         let dir = tempfile::tempdir().unwrap();
         let options = Options { memory_budget: Some("64MiB".parse().unwrap()), ..Options::default() };
         let host = Host { lease_dir: Some(dir.path().join("leases")), ..Host::read(&options).unwrap() };

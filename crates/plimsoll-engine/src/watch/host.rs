@@ -114,7 +114,7 @@ impl EngineHost {
     }
 
     /// The sum of what `of` says of every resident's ledger.
-    fn residents(&self, of: impl Fn(&Ledger) -> u64) -> u64 {
+    fn sum_of_hosted(&self, of: impl Fn(&Ledger) -> u64) -> u64 {
         self.hosted_engines().here.iter().map(|hosted_engine| of(&hosted_engine.ledger)).sum()
     }
 
@@ -123,9 +123,9 @@ impl EngineHost {
         &self.plan
     }
 
-    /// Σ planned bytes of engine host and residents.
+    /// Σ planned bytes of engine host and hosted engines.
     pub fn planned_total(&self) -> u64 {
-        self.plan.total() + self.residents(planned)
+        self.plan.total() + self.sum_of_hosted(planned)
     }
 
     /// Bytes under the memory limit that no plan has taken.
@@ -133,16 +133,16 @@ impl EngineHost {
         self.plan.limit.saturating_sub(self.planned_total())
     }
 
-    /// Σ committed bytes of engine host and residents; what is measured in the engine host is measured now.
+    /// Σ committed bytes of engine host and hosted engines; what is measured in the engine host is measured now.
     pub fn committed_total(&self) -> u64 {
         self.observe();
-        self.ledger.committed_total() + self.residents(Ledger::committed_total)
+        self.ledger.committed_total() + self.sum_of_hosted(Ledger::committed_total)
     }
 
     /// The same with what is mapped and not there yet.
     pub(crate) fn mapped_total(&self) -> u64 {
         self.observe();
-        self.ledger.mapped_total() + self.residents(Ledger::mapped_total)
+        self.ledger.mapped_total() + self.sum_of_hosted(Ledger::mapped_total)
     }
 
     /// As [`Self::committed_total`], without the engine of `ledger`.
@@ -197,7 +197,7 @@ impl EngineHost {
             Component::EncoderOutputs,
             Component::MediaStaging,
         ];
-        let accounts = self.residents(|ledger| {
+        let accounts = self.sum_of_hosted(|ledger| {
             ledger.look();
             owned.iter().map(|component| ledger.row(*component).committed).sum()
         });

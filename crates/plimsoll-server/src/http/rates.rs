@@ -30,14 +30,14 @@ pub(crate) const CLIENT_BYTES: u64 = 256;
 
 /// The client that a request is counted for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Who {
+pub(crate) enum ClientId {
     /// The number of a key.
     Key(usize),
     /// An open server's client.
     Address(IpAddr),
 }
 
-impl Who {
+impl ClientId {
     /// An address stands for its network: a client with one IPv6 address usually has 2^64 of them.
     pub fn address(address: IpAddr) -> Self {
         match address.to_canonical() {
@@ -156,7 +156,7 @@ fn refused(what: &str, flag: &str, bucket: &Bucket) -> ApiError {
 /// All clients.
 pub(crate) struct Rates {
     limits: RateLimits,
-    clients: Mutex<HashMap<Who, Arc<Client>>>,
+    clients: Mutex<HashMap<ClientId, Arc<Client>>>,
 }
 
 impl Rates {
@@ -165,17 +165,17 @@ impl Rates {
     }
 
     /// The client's buckets; none without limits.
-    pub fn client(&self, who: Who, now: Instant) -> Option<Arc<Client>> {
+    pub fn client(&self, id: ClientId, now: Instant) -> Option<Arc<Client>> {
         if self.limits == RateLimits::default() {
             return None;
         }
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        if clients.len() >= ADDRESSES_MAX && matches!(who, Who::Address(_)) && !clients.contains_key(&who) {
+        if clients.len() >= ADDRESSES_MAX && matches!(id, ClientId::Address(_)) && !clients.contains_key(&id) {
             let seen = |client: &Client| client.0.lock().unwrap_or_else(PoisonError::into_inner).seen;
-            let coldest = clients.iter().min_by_key(|(_, client)| seen(client)).map(|(who, _)| *who);
-            coldest.into_iter().for_each(|who| drop(clients.remove(&who)));
+            let coldest = clients.iter().min_by_key(|(_, client)| seen(client)).map(|(id, _)| *id);
+            coldest.into_iter().for_each(|id| drop(clients.remove(&id)));
         }
-        Some(Arc::clone(clients.entry(who).or_insert_with(|| Client::new(self.limits, now))))
+        Some(Arc::clone(clients.entry(id).or_insert_with(|| Client::new(self.limits, now))))
     }
 
     #[cfg(test)]
@@ -231,7 +231,7 @@ mod tests {
     fn addresses_are_bounded_and_the_coldest_goes() {
         let rates = Rates::new(limits(Some(1), None));
         let start = Instant::now();
-        let address = |i: u32| Who::address(IpAddr::from(i.to_be_bytes()));
+        let address = |i: u32| ClientId::address(IpAddr::from(i.to_be_bytes()));
         for i in 0..3 * ADDRESSES_MAX as u32 {
             let now = start + Duration::from_millis(i.into());
             rates.client(address(i), now).unwrap().take_request(now).unwrap();
@@ -240,9 +240,9 @@ mod tests {
         }
         assert_eq!(rates.known(), ADDRESSES_MAX);
         assert!(rates.clients.lock().unwrap().contains_key(&address(0)));
-        let one = Who::address("2001:db8::1".parse().unwrap());
-        assert_eq!(one, Who::address("2001:db8::ffff:2".parse().unwrap()), "one network");
-        assert_eq!(Who::address("::ffff:1.2.3.4".parse().unwrap()), Who::address("1.2.3.4".parse().unwrap()));
+        let one = ClientId::address("2001:db8::1".parse().unwrap());
+        assert_eq!(one, ClientId::address("2001:db8::ffff:2".parse().unwrap()), "one network");
+        assert_eq!(ClientId::address("::ffff:1.2.3.4".parse().unwrap()), ClientId::address("1.2.3.4".parse().unwrap()));
         assert!(Rates::new(RateLimits::default()).client(one, start).is_none());
     }
 }

@@ -1,4 +1,4 @@
-//! `GET /v1`: what is here, for people who open the API's base in a browser, and for programs that look for a Plimsoll.
+//! `GET /v1`: the list of routes, for a browser at the API's base and for programs that look for a Plimsoll.
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use futures_util::FutureExt;
 
 use crate::http::caller::{CALLER, Caller};
 use crate::http::error::{ApiError, ApiResult};
-use crate::http::rates::{Client, Who};
+use crate::http::rates::{Client, ClientId};
 use crate::http::trace_parent::Parent;
 use crate::http::unknown::{self, Unknown};
 use crate::messages;
@@ -127,9 +127,9 @@ fn check_request(
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
     if request.method() == Method::POST && &**path != FREE {
-        let peer = request.extensions().get::<Peer>().map(|peer| Who::address(peer.0));
+        let peer = request.extensions().get::<Peer>().map(|peer| ClientId::address(peer.0));
         let now = Instant::now();
-        *client = key.map(Who::Key).or(peer).and_then(|who| state.rates.client(who, now));
+        *client = key.map(ClientId::Key).or(peer).and_then(|id| state.rates.client(id, now));
         client.as_ref().map_or(Ok(()), |client| client.take_request(now))?;
     }
     let request_id = id.to_str().unwrap_or("").into();

@@ -1,4 +1,4 @@
-//! The model that is offered to a user who names none: the largest that fits this machine and answers fast enough. It is
+//! The model that is offered where a command names none: the largest that fits this machine and answers fast enough. It is
 //! offered at a terminal only, and only if the hub answers; without both, the default model runs.
 
 use std::io::{IsTerminal, stderr, stdin};

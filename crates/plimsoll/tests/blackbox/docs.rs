@@ -131,6 +131,8 @@ guides! {
     sizing_can_be_followed "sizing.md"
     speculation_can_be_followed "speculation.md"
     media_can_be_followed "media.md"
+    ollama_can_be_followed "ollama.md"
+    models_and_formats_can_be_followed "models-and-formats.md"
     operating_can_be_followed "operating.md"
     the_terminal_can_be_followed "terminal.md"
     disk_cache_can_be_followed "disk-cache.md"

@@ -1,4 +1,4 @@
-//! A chat request passes few functions, and ARCHITECTURE.md lists them. Names and their number are checked, not who calls whom.
+//! A chat request passes few functions, and ARCHITECTURE.md lists them. Names and their number are checked, not the calls.
 
 use std::collections::HashMap;
 
@@ -7,17 +7,15 @@ use crate::{code_files, root};
 /// Functions from the accepted connection to the first token.
 const FUNCTIONS_MAX: usize = 40;
 
-/// The functions that the page lists, each with its file: `` `file` (`function`, `function`) ``.
+/// The functions that the page lists, each with its file: `` - `file`: `function`, `function` ``.
 fn listed(page: &str) -> Vec<(String, &str)> {
     let section = page.split("\n## ").find(|section| section.starts_with("The way of a request")).unwrap_or_default();
     let items = section.split("\n- ").skip(1).flat_map(|item| item.split("\n\n").next());
     let (mut all, mut file) = (Vec::new(), String::new());
     for word in items.flat_map(|item| item.split('`').skip(1).step_by(2)) {
-        if let Some((side, path)) = word.split_once('/') {
-            let side = if side == "S" { "plimsoll-server" } else { "plimsoll-engine" };
-            file = format!("crates/{side}/src/{path}");
-        } else {
-            all.push((file.clone(), word));
+        match word.contains('/') {
+            true => word.clone_into(&mut file),
+            false => all.push((file.clone(), word)),
         }
     }
     all

@@ -86,7 +86,7 @@ impl Wrap {
             // A line may break between two wide characters.
             self.finish_word(width, out);
         } else if self.word_width + columns > width {
-            // Without a line break, so that those who copy a long URL get it whole.
+            // Without a line break: a copied URL is whole.
             self.finish_word(width, out);
             self.continues = true;
         }
