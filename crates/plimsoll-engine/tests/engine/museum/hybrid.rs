@@ -14,6 +14,9 @@ use crate::process::own_process;
 /// back three positions, four heads of 16 × 16; f32.
 const QWEN35_STATE_BYTES: u64 = 3 * (128 * 3 + 4 * 16 * 16) * 4;
 
+/// Models with other states than Gated DeltaNet's: short convolutions, and Mamba-2 alone, beside attention, and with experts.
+const OTHER_STATES: [&str; 5] = ["lfm2", "lfm2-moe", "granite4-h-moe", "falcon-h1", "nemotron-h-moe"];
+
 /// A conversation of `turns`: each starts from the end of the last one's input, and says what `expected` says.
 fn chat(engine: &EngineHandle, seed: u64, turns: u64, expected: impl Fn(Request) -> Option<Vec<u32>>) {
     let mut history = prompt(seed, 60);
@@ -57,9 +60,15 @@ fn v_09_a_conversation_keeps_no_entry_a_turn() {
 #[test]
 fn v_18_a_prompt_peaks_alike_in_any_number_of_chunks() {
     own_process!();
+    for model in ["qwen3.5", "lfm2", "nemotron-h-moe"] {
+        peaks_alike(model);
+    }
+}
+
+fn peaks_alike(model: &str) {
     let run = |batch_max_tokens| {
         gone();
-        let engine = engine("qwen3.5", &Options { batch_max_tokens, prefix_cache: false, ..exact() });
+        let engine = engine(model, &Options { batch_max_tokens, prefix_cache: false, ..exact() });
         let request = Request { logprobs: Some(2), ..greedy(&prompt(1, 1900), 8) };
         ask(&engine, request.clone());
         quiet(&engine);
@@ -69,17 +78,17 @@ fn v_18_a_prompt_peaks_alike_in_any_number_of_chunks() {
         (rise, answer)
     };
     let ((four, answer), (many, same)) = (run(475), run(16));
-    assert_eq!(answer, same, "4 chunks or 119");
-    // 115 more states held on to would be 1.9 MB.
-    assert!(many <= four + (16 << 10), "{four} bytes of heap in 4 chunks, {many} in 119");
+    assert_eq!(answer, same, "{model}: 4 chunks or 119");
+    // 115 more states held on to would be 1.9 MB of qwen3.5.
+    assert!(many <= four + (16 << 10), "{model}: {four} bytes of heap in 4 chunks, {many} in 119");
 }
 
 // vllm-mlx 691/730: after a repair, prefixes of hybrids were no longer reused at all.
 #[test]
 fn v_q_a_chat_with_a_hybrid_hits() {
     own_process!();
-    for model in ["qwen3-next", "qwen3.5"] {
-        let warm = engine(model, &with_drafts(1));
+    for model in ["qwen3-next", "qwen3.5"].into_iter().chain(OTHER_STATES) {
+        let warm = engine(model, &with_drafts(usize::from(!OTHER_STATES.contains(&model))));
         let cold = engine(model, &Options { prefix_cache: false, ..with_drafts(0) });
         chat(&warm, 7, 16, |request| Some(ask(&cold, request).ids));
         let (hit, computed) = (warm.metrics().cached_tokens.get(), warm.metrics().prompt_tokens.get());
@@ -100,11 +109,20 @@ fn t_41_every_slot_comes_back() {
     }
     for optimistic in [true, false] {
         let options = Options { mtp_optimistic: optimistic, prefix_cache: false, ..with_drafts(2) };
-        let engine = engine("qwen3-next", &options);
-        (0..2).for_each(|seed| crowd(&engine, seed, 60, |_, _| None));
-        let status = engine.status();
-        assert_eq!((status.slots_used.load(Acquire), status.pages_used.load(Acquire)), (0, 0));
+        no_slot_is_lost("qwen3-next", &options);
     }
+    // Slots of other states, window pages, and pages of latent attention.
+    for model in OTHER_STATES.into_iter().chain(["gemma3", "laguna", "glm4.7-flash"]) {
+        no_slot_is_lost(model, &Options { prefix_cache: false, ..exact() });
+    }
+}
+
+fn no_slot_is_lost(model: &str, options: &Options) {
+    let engine = engine(model, options);
+    (0..2).for_each(|seed| crowd(&engine, seed, 60, |_, _| None));
+    let status = engine.status();
+    let used = [&status.slots_used, &status.pages_used, &status.windows_used].map(|used| used.load(Acquire));
+    assert_eq!(used, [0; 3], "{model}");
 }
 
 // sglang 31230: snapshots of one conversation had no bound; a single chat exhausted the pool.
@@ -125,7 +143,10 @@ fn t_42_a_conversation_of_200_turns_keeps_two_checkpoints() {
 #[test]
 fn t_43_a_recycled_slot_tells_nothing_of_its_last_user() {
     own_process!();
-    for (model, drafts) in [("qwen3-next", 0), ("qwen3.5", 0), ("qwen3.5-moe", 0), ("qwen3.5", 1)] {
+    let others = OTHER_STATES.map(|model| (model, 0));
+    for (model, drafts) in
+        [("qwen3-next", 0), ("qwen3.5", 0), ("qwen3.5-moe", 0), ("qwen3.5", 1)].into_iter().chain(others)
+    {
         let one = Options { running_max_req_size: 1, prefix_cache: false, state_checkpoints: 0, ..with_drafts(drafts) };
         let request = Request { logprobs: Some(5), prompt_logprobs: Some(5), ..greedy(&prompt(2, 37), 20) };
         let cold = ask(&engine(model, &one), request.clone());
