@@ -127,6 +127,42 @@ fn qwen2_q4_0_in_int8() {
     check("gguf-qwen2-q4_0", KvDtype::F16, ComputeDtype::Int8);
 }
 
+/// Every family of decoders without state that no test above runs, as its checkpoints are stored.
+#[test]
+#[ignore = "soak"]
+fn every_other_family_answers_in_company_as_alone() {
+    for model in [
+        "qwen2",
+        "qwen3",
+        "qwen3-moe",
+        "mistral",
+        "smollm3",
+        "phi3",
+        "phi4-mini",
+        "ministral3",
+        "granite",
+        "olmo2",
+        "olmo3",
+        "gemma2",
+        "gpt-oss-mxfp4",
+        "gguf-gpt-oss-mxfp4",
+        "hunyuan",
+        "ernie4.5",
+        "ernie4.5-moe",
+        "nvfp4-ernie4.5-moe",
+        "glm4",
+        "glm4-moe",
+        "deepseek-v3",
+        "laguna",
+        "muse-glimmer",
+        "llama4",
+        "gptq-llama-actorder",
+        "fp8-llama",
+    ] {
+        check(model, KvDtype::F16, ComputeDtype::Auto);
+    }
+}
+
 /// Every arithmetic that this machine has.
 fn arithmetics() -> impl Iterator<Item = ComputeDtype> {
     [ComputeDtype::F32, ComputeDtype::Auto, ComputeDtype::Int8].into_iter().chain(all_bf16())

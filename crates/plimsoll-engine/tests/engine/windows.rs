@@ -89,6 +89,16 @@ fn a_crowd_that_preempts_for_windows_answers_as_alone() {
     MODELS.into_iter().for_each(crowd_of);
 }
 
+/// The other families with sliding layers.
+#[test]
+#[ignore = "soak"]
+fn other_families_with_windows_answer_as_alone() {
+    for model in ["gemma2", "gpt-oss-mxfp4", "olmo3", "muse-glimmer", "gemma3-layer-types"] {
+        chunks_and_turns(model);
+        crowd_of(model);
+    }
+}
+
 fn crowd_of(model: &str) {
     let requests: Vec<Request> =
         (0..24).map(|i| request(i % 9, 3 + mix(i) % 120, 1 + (mix(i + 50) % 50) as u32)).collect();

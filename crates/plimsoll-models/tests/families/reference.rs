@@ -300,6 +300,8 @@ models! { check_slots:
     slots_of_granite4_h "granite4-h",
     slots_of_falcon_h1 "falcon-h1",
     slots_of_gguf_falcon_h1 "gguf-falcon-h1-q8_0",
+    slots_of_nemotron_h "nemotron-h",
+    slots_of_lfm2_moe "lfm2-moe",
 }
 
 models! { check_head:
