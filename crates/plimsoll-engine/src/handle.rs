@@ -78,7 +78,7 @@ impl EngineHandle {
         if self.shared.monitor.reserve_kept.load(Ordering::Relaxed) && heap::reserve_blocks_missing() > 0 {
             self.shared.metrics.refused_memory.inc();
             return Err(unavailable(
-                "memory was refused a moment ago: no new requests until the reserve is whole again",
+                "the machine refused memory a moment ago: no new requests until the emergency reserve is whole again; try again in a few seconds",
             ));
         }
         if self.stopped() {

@@ -191,7 +191,7 @@ impl<R: Runner> Bench<R> {
                 limits,
                 speculation,
                 // A layer of a long prompt behind every step, whatever the clock says.
-                prefill_budget: PrefillMeter::new(0),
+                prefill_meter: PrefillMeter::new(0),
                 sampler,
                 encoding,
                 tokenizer,

@@ -45,7 +45,7 @@ pub trait Constraint: Send {
         false
     }
 
-    /// All tokens from this id on count as one group. If they are more likely together than each allowed token before that id,
+    /// Whisper's timestamps: all tokens from this id on count as one group. If they are more likely together than each allowed token before that id,
     /// one of them is the next token. None: every token counts by itself.
     fn grouped_from(&self) -> Option<u32> {
         None

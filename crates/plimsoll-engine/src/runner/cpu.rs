@@ -17,19 +17,19 @@ pub(crate) struct Passes {
     candidates: Option<Buf>,
     /// Hidden states of the last draft pass's wanted rows, and where the workspace stood when they had been set aside.
     carry: Option<(Buf, Mark)>,
-    /// A step that stands between two layers, and where the workspace stands above it.
+    /// The chunk that is computed layer by layer, and the mark of the workspace after its buffers.
     begun: Option<(Pass, Mark)>,
 }
 
 impl Passes {
-    /// The model's own pass, the first of a step; above one that was begun, if there is one, otherwise in an empty workspace.
+    /// The model's own pass, the first of a step. Its buffers lie after those of a chunk that is computed layer by layer.
     pub fn forward(
         &mut self,
         model: &dyn Model,
         device: &mut dyn Device,
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
-        self.clear_above(device);
+        self.release_step_buffers(device);
         let output = model.forward(device, step)?;
         self.candidates = find_candidates(device, output, step)?;
         self.output = Some(output);
@@ -48,9 +48,8 @@ impl Passes {
         self.candidates
     }
 
-    /// What was computed last is not needed any more. Says whether there is a step between two layers, above which the workspace is
-    /// empty now.
-    pub fn clear_above(&mut self, device: &mut dyn Device) -> bool {
+    /// Releases the buffers of the last step. True if a chunk that is computed layer by layer keeps its own.
+    pub fn release_step_buffers(&mut self, device: &mut dyn Device) -> bool {
         (self.output, self.candidates, self.carry) = (None, None, None);
         if let Some((_, mark)) = self.begun {
             device.release(mark);
@@ -78,7 +77,7 @@ impl Passes {
         device: &mut dyn Device,
         step: &StepInput<'_>,
     ) -> Result<bool, DeviceError> {
-        self.clear_above(device);
+        self.release_step_buffers(device);
         let (mut pass, mark) = self.begun.take().expect("a step was begun");
         self.output = model.advance(device, &mut pass, step)?;
         match self.output {
@@ -161,7 +160,7 @@ impl CpuRunner {
 
     /// Clears the workspace, but for a step that stands between two layers.
     fn clear_workspace(&mut self) {
-        if !self.passes.clear_above(&mut self.device) {
+        if !self.passes.release_step_buffers(&mut self.device) {
             self.device.begin_step();
         }
     }

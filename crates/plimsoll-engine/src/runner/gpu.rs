@@ -54,7 +54,7 @@ impl GpuRunner {
     fn cleared(&mut self) -> Result<(), DeviceError> {
         let device = self.device.as_mut().ok_or_else(|| DeviceError::Gpu(GONE.into()))?;
         device.forget();
-        if !self.passes.clear_above(device) {
+        if !self.passes.release_step_buffers(device) {
             device.begin_step();
         }
         Ok(())

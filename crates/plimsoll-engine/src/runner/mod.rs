@@ -1,6 +1,6 @@
 //! The seam between engine and device: run one step, look at its logits.
 //!
-//! The engine schedules and samples; a runner owns model, device and the memory of one generation. Tests and the simulator bring
+//! The engine schedules and samples; a runner owns model, device and the memory of one pool build. Tests and the simulator bring
 //! runners of their own.
 
 pub(crate) mod backend;
@@ -18,7 +18,7 @@ use crate::cache::Part;
 
 /// Carries out steps.
 pub trait Runner {
-    /// Computes one step: keys and values of every row, logits of the wanted ones, recurrent states where they are asked for.
+    /// Computes one step: the KV cache of every row, logits of the wanted ones, recurrent states where they are asked for.
     ///
     /// What a failed step leaves in pages is overwritten when it is run again; what it leaves in state slots is not read again.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError>;
@@ -58,10 +58,10 @@ pub trait Runner {
         Err(DeviceError::NoDraft)
     }
 
-    /// Runs an encoder over images or audio clips, in the workspace of steps and between two of them, like them above one that was begun;
-    /// [`Self::embedding`] reads what comes out.
-    fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
-        let _ = (sense, images);
+    /// Runs an encoder over images or audio clips. It uses the workspace of steps, between two steps; a chunk that is computed layer by
+    /// layer keeps its part. [`Self::embedding`] reads the outputs.
+    fn encode(&mut self, kind: EncoderKind, items: &EncoderInput<'_>) -> Result<(), DeviceError> {
+        let _ = (kind, items);
         Err(DeviceError::NoEncoder)
     }
 

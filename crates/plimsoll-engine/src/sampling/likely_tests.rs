@@ -96,7 +96,7 @@ proptest! {
         let mut sampler = Sampler::new(vocab).unwrap();
         let want = sampler.sample(&mut row, &params, &counts, position, mask.as_deref());
         let banned = |id| ended.contains(&id);
-        let told = sampler.sample_likely(&found, &params, &counts, position, mask.as_deref(), banned);
+        let told = sampler.sample_from_top(&found, &params, &counts, position, mask.as_deref(), banned);
         if let Some(token) = told {
             prop_assert_eq!(Ok(token), want.clone());
         }
@@ -131,6 +131,7 @@ fn few_candidates_are_asked_for_and_none_where_they_cannot_tell() {
 fn a_lost_device_tells_nothing() {
     let mut sampler = Sampler::new(8).unwrap();
     let nothing = [[f32::NAN, f32::NAN]; 2];
-    let told = sampler.sample_likely(&nothing, &SamplingParams::greedy(), &TokenCounts::default(), 0, None, |_| false);
+    let told =
+        sampler.sample_from_top(&nothing, &SamplingParams::greedy(), &TokenCounts::default(), 0, None, |_| false);
     assert_eq!(told, None);
 }

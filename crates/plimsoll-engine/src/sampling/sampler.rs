@@ -141,8 +141,8 @@ impl Sampler {
         self.sample_grouped(logits, params, counts, position, allowed, None)
     }
 
-    /// As [`Self::sample`]. If the tokens from the id `grouped_from` on are more likely together than each one before it,
-    /// those before it are not chosen. That is compared after bias, penalties and mask, at temperature 1.
+    /// As [`Self::sample`], with Whisper's rule for timestamps: if the tokens from the id `grouped_from` on are together more likely
+    /// than each single token before it, those before it are not chosen. Compared after bias, penalties and mask, at temperature 1.
     ///
     /// # Errors
     /// [`SampleError`] if the row has the wrong length or leaves no token to choose.
@@ -166,14 +166,14 @@ impl Sampler {
         if let Some(first) = grouped_from {
             apply_group(logits, first);
         }
-        self.choose(logits, params, position)
+        self.draw(logits, params, position)
     }
 
-    /// The token that [`Self::sample`] chooses, told from the most likely tokens of a row alone; `None` where these do not tell it.
+    /// The token that [`Self::sample`] chooses, from the top logits of a row alone; `None` where these do not decide.
     ///
     /// `found` are pairs of a logit and an id, the most likely first, equal ones by id; an id below 0 stands behind the last token that
     /// has a logit. They are as many as the parameters ask for, or more. `banned` tokens may not be chosen.
-    pub fn sample_likely(
+    pub fn sample_from_top(
         &mut self,
         found: &[[f32; 2]],
         params: &SamplingParams,
@@ -184,7 +184,7 @@ impl Sampler {
     ) -> Option<u32> {
         let mut likely = std::mem::take(&mut self.likely);
         likely.clear();
-        // A NaN stands where the device was lost.
+        // The device writes NaN if it was lost.
         likely.extend(found.iter().take_while(|[_, id]| *id >= 0.0).map(|[logit, id]| (*id as u32, *logit)));
         let whole = likely.len() < found.len() || likely.len() == self.vocab;
         let token = likely.last().copied().and_then(|(id, logit)| {
@@ -195,14 +195,14 @@ impl Sampler {
             likely.retain(|(id, logit)| {
                 *logit > f32::NEG_INFINITY && least.is_none_or(|least| Candidate::new(*logit, *id) <= least)
             });
-            self.choose_likely(&likely, least, params, position)
+            self.draw_from_top(&likely, least, params, position)
         });
         self.likely = likely;
         token
     }
 
     /// Chooses among the first tokens in the order of likelihood, given by id; all others are behind `least`, if there are any.
-    fn choose_likely(
+    fn draw_from_top(
         &mut self,
         likely: &[(u32, f32)],
         least: Option<Candidate>,
@@ -225,13 +225,13 @@ impl Sampler {
         let mut row = std::mem::take(&mut self.row);
         row.clear();
         row.extend(likely.iter().map(|(_, logit)| *logit));
-        let place = self.choose(&mut row, params, position);
+        let place = self.draw(&mut row, params, position);
         self.row = row;
         place.ok().map(|place| likely[place as usize].0)
     }
 
     /// Chooses among logits that bias, penalties and mask were applied to.
-    fn choose(&mut self, logits: &mut [f32], params: &SamplingParams, position: u64) -> Result<u32, SampleError> {
+    fn draw(&mut self, logits: &mut [f32], params: &SamplingParams, position: u64) -> Result<u32, SampleError> {
         let max = self.measure(logits)?;
         if params.is_greedy() {
             return Ok(self.first_of(logits, max));

@@ -7,29 +7,29 @@ use crate::cache::PAGE_TOKENS;
 use crate::schedule::scheduler::PrefillBudget;
 use crate::speculation::pace::{BUCKETS, bucket};
 
-/// All prompts of a step together may take so many seconds of it; or, where a step takes long anyway, so many times as long as one without:
-/// then four fifths of it are theirs, and they take a quarter longer than alone. [`FEWEST`] rows go on in any case.
-const CALM: f64 = 0.05;
-const PATIENCE: f64 = 4.0;
-/// Rows of a long prompt's chunk as long as nothing is known.
-const FIRST: usize = 32;
-/// A prompt goes on, however long it is: its keys and values are read once for all rows of a chunk, so fewer would hardly be quicker.
-const FEWEST: usize = 16;
-/// A new measurement's weight; that of a layer, which takes longer for every chunk of a prompt than for the one before.
-const NEW: f64 = 0.25;
-const NEW_LAYER: f64 = 0.5;
-/// No measurement counts as more than so many times the estimate: it was interrupted.
-const INTERRUPTED: f64 = 3.0;
-/// Layers of a model that are told apart; those behind them count as the last.
+/// Prompts may add this many seconds to a step at least.
+const PROMPT_SECONDS: f64 = 0.05;
+/// Or this many times the seconds of a step without prompts, if that is more. Prompts then have four fifths of the step's time.
+const PROMPT_STEPS: f64 = 4.0;
+/// Rows of a long prompt's chunk before anything was measured.
+const CHUNK_ROWS_DEFAULT: usize = 32;
+/// Rows of prompts that always go on. A chunk reads the KV cache once for all its rows, so fewer rows would hardly be faster.
+const CHUNK_ROWS_MIN: usize = 16;
+/// The weight of a new measurement in the moving average.
+const EMA_WEIGHT: f64 = 0.25;
+/// The same for a layer, which takes longer with every chunk of a prompt.
+const EMA_WEIGHT_LAYER: f64 = 0.5;
+/// A measurement counts at most this many times the estimate: the thread was interrupted.
+const OUTLIER_FACTOR: f64 = 3.0;
+/// Layers that are measured one by one. Further layers count as the last of them.
 const LAYERS: usize = 256;
 
-/// What steps and layers have taken.
+/// The measured times of steps and layers.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefillMeter {
-    /// Layers of a long prompt behind each step may take so many times as long as the step does without prompts, as far as a layer of
-    /// [`FEWEST`] rows allows.
+    /// Layers of a long prompt may take this many times the seconds of a step without prompts, after each step.
     slowdown: f64,
-    /// Seconds of a step without prompts, by the number of sequences in it; 0 where none was seen.
+    /// Seconds of a step without prompts, by the number of its sequences; 0: not measured.
     plain: [f64; BUCKETS],
     /// Seconds that a row of a prompt adds to a step.
     row: f64,
@@ -38,73 +38,73 @@ pub(crate) struct PrefillMeter {
 }
 
 impl PrefillMeter {
-    /// Nothing is known yet. Beside a long prompt a token may take so many percent longer than without; 0: by a layer, always.
+    /// Without measurements. `slowdown`: percent by which a token may take longer beside a long prompt; 0: one layer at a time.
     pub fn new(slowdown: usize) -> Self {
         Self { slowdown: slowdown as f64 / 100.0, plain: [0.0; BUCKETS], row: 0.0, layers: ArrayVec::new() }
     }
 
-    /// Takes note of a step with so many sequences that decode.
+    /// Records a step with `decodes` decoding sequences.
     pub fn observe(&mut self, decodes: usize, prompt_rows: usize, seconds: f64) {
         if decodes == 0 {
             return;
         }
         if prompt_rows == 0 {
-            update(&mut self.plain[bucket(decodes)], seconds, NEW);
-        } else if let Some(plain) = self.plain(decodes).filter(|_| prompt_rows >= FEWEST) {
-            // The step as a whole is what was interrupted; the rows' share of it may be small.
+            update(&mut self.plain[bucket(decodes)], seconds, EMA_WEIGHT);
+        } else if let Some(plain) = self.plain(decodes).filter(|_| prompt_rows >= CHUNK_ROWS_MIN) {
+            // The whole step may have been interrupted, of which the prompts' rows are a small part.
             let (rows, usual) = (prompt_rows as f64, plain + prompt_rows as f64 * self.row);
-            let seconds = if self.row > 0.0 { seconds.min(INTERRUPTED * usual) } else { seconds };
+            let seconds = if self.row > 0.0 { seconds.min(OUTLIER_FACTOR * usual) } else { seconds };
             let row = (seconds - plain).max(0.0) / rows;
-            self.row += if self.row > 0.0 { NEW * (row - self.row) } else { row };
+            self.row += if self.row > 0.0 { EMA_WEIGHT * (row - self.row) } else { row };
         }
     }
 
-    /// Takes note of a layer of a chunk of so many rows.
+    /// Records a layer of a chunk of `rows` rows.
     pub fn observe_layer(&mut self, layer: usize, rows: usize, seconds: f64) {
         let row = seconds / rows as f64;
         match self.layers.get_mut(layer.min(LAYERS - 1)) {
-            // Few rows take hardly less than more would.
-            Some(estimate) if rows >= FEWEST => update(estimate, row, NEW_LAYER),
+            // Fewer rows take hardly less time, so they say nothing of a row.
+            Some(estimate) if rows >= CHUNK_ROWS_MIN => update(estimate, row, EMA_WEIGHT_LAYER),
             Some(_) => {}
             None => self.layers.push(row),
         }
     }
 
-    /// Rows of prompts beside so many sequences that decode.
+    /// Rows of prompts beside `decodes` decoding sequences.
     pub fn rows(&self, decodes: usize) -> PrefillBudget {
         let plain = self.plain(decodes);
-        let fit = |seconds: f64, row: f64| ((seconds / row) as usize).max(FEWEST);
+        let fit = |seconds: f64, row: f64| ((seconds / row) as usize).max(CHUNK_ROWS_MIN);
         let prompts = plain.filter(|_| self.row > 0.0);
-        let prompts = prompts.map_or(usize::MAX, |plain| fit(CALM.max(PATIENCE * plain), self.row));
-        let long = match (plain, self.dear_layer()) {
-            // Whole pages, which is what kernels take at once.
-            (Some(_), Some(row)) => fit(self.patience(decodes), row) / PAGE_TOKENS * PAGE_TOKENS,
-            _ => FIRST,
+        let prompts = prompts.map_or(usize::MAX, |plain| fit(PROMPT_SECONDS.max(PROMPT_STEPS * plain), self.row));
+        let long = match (plain, self.slow_layer()) {
+            // Kernels take whole pages at once.
+            (Some(_), Some(row)) => fit(self.layer_seconds_max(decodes), row) / PAGE_TOKENS * PAGE_TOKENS,
+            _ => CHUNK_ROWS_DEFAULT,
         };
         PrefillBudget { prompts, long }
     }
 
-    /// Seconds of a row in a dear layer: nine of ten take no longer. The dearest of many that are alike was interrupted.
-    fn dear_layer(&self) -> Option<f64> {
+    /// Seconds of a row in the layer of the 90th percentile. The slowest of many equal layers was interrupted.
+    fn slow_layer(&self) -> Option<f64> {
         let mut layers = self.layers.clone();
         let rank = layers.len() * 9 / 10;
         (!layers.is_empty()).then(|| *layers.select_nth_unstable_by(rank, f64::total_cmp).1)
     }
 
-    /// Seconds that layers of a long prompt may take between two steps of so many sequences that decode. One layer goes on in any case.
-    pub fn patience(&self, decodes: usize) -> f64 {
+    /// Seconds that layers of a long prompt may take between two steps with `decodes` decoding sequences. One layer always runs.
+    pub fn layer_seconds_max(&self, decodes: usize) -> f64 {
         if decodes == 0 {
             return f64::INFINITY;
         }
         self.plain(decodes).map_or(0.0, |plain| self.slowdown * plain)
     }
 
-    /// Seconds that a layer of a chunk of so many rows will take, about; 0 if nothing is known.
-    pub fn layer(&self, layer: usize, rows: usize) -> f64 {
+    /// Estimated seconds of a layer of a chunk of `rows` rows; 0 before the first measurement.
+    pub fn layer_seconds(&self, layer: usize, rows: usize) -> f64 {
         self.layers.get(layer.min(LAYERS - 1)).map_or(0.0, |row| row * rows as f64)
     }
 
-    /// Of as many sequences, or of the next smaller number that is known.
+    /// Seconds of a step without prompts, with `decodes` sequences or the next smaller measured number.
     fn plain(&self, decodes: usize) -> Option<f64> {
         self.plain[..=bucket(decodes)].iter().rev().copied().find(|seconds| *seconds > 0.0)
     }
@@ -112,7 +112,7 @@ impl PrefillMeter {
 
 fn update(estimate: &mut f64, seconds: f64, weight: f64) {
     *estimate = match *estimate > 0.0 {
-        true => *estimate + weight * (seconds.min(INTERRUPTED * *estimate) - *estimate),
+        true => *estimate + weight * (seconds.min(OUTLIER_FACTOR * *estimate) - *estimate),
         false => seconds,
     };
 }
@@ -129,23 +129,23 @@ mod tests {
         row: impl Fn(usize, usize) -> f64,
         interrupted: impl Fn(usize) -> f64,
     ) -> (Vec<f64>, usize) {
-        let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
+        let mut meter = PrefillMeter::new(Options::default().long_prompt_slowdown);
         for step in 0..100 {
-            prefill_budget.observe(4, 0, plain * interrupted(step));
+            meter.observe(4, 0, plain * interrupted(step));
         }
         let (mut computed, mut chunks, mut gaps) = (0, 0, vec![0.0]);
         while computed < 8000 {
-            let rows = prefill_budget.rows(4).long.min(512);
-            let mut patience = prefill_budget.patience(4);
+            let rows = meter.rows(4).long.min(512);
+            let mut patience = meter.layer_seconds_max(4);
             for layer in 0..30 {
-                if prefill_budget.layer(layer, rows) > patience || layer == 0 {
+                if meter.layer_seconds(layer, rows) > patience || layer == 0 {
                     let step = plain * interrupted(gaps.len());
-                    prefill_budget.observe(4, 0, step);
+                    meter.observe(4, 0, step);
                     gaps.push(step);
-                    patience = prefill_budget.patience(4);
+                    patience = meter.layer_seconds_max(4);
                 }
                 let seconds = rows as f64 * row(layer, computed) * interrupted(7 * gaps.len() + layer);
-                prefill_budget.observe_layer(layer, rows, seconds);
+                meter.observe_layer(layer, rows, seconds);
                 patience -= seconds;
                 *gaps.last_mut().unwrap() += seconds;
             }
@@ -186,24 +186,24 @@ mod tests {
     /// Steps of few rows, which may be faster than those without, say little about a row.
     #[test]
     fn what_rows_cost_is_not_forgotten_over_short_prompts() {
-        let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
-        prefill_budget.observe(4, 0, 0.01);
-        prefill_budget.observe(4, 40, 0.02);
-        prefill_budget.observe_layer(0, 40, 0.01);
-        let before = prefill_budget.rows(4);
+        let mut meter = PrefillMeter::new(Options::default().long_prompt_slowdown);
+        meter.observe(4, 0, 0.01);
+        meter.observe(4, 40, 0.02);
+        meter.observe_layer(0, 40, 0.01);
+        let before = meter.rows(4);
         for step in 0..200 {
-            prefill_budget.observe(4, 1 + step % 15, 0.009);
-            prefill_budget.observe_layer(0, 1 + step % 15, 0.02);
+            meter.observe(4, 1 + step % 15, 0.009);
+            meter.observe_layer(0, 1 + step % 15, 0.02);
         }
-        assert_eq!(prefill_budget.rows(4), before);
+        assert_eq!(meter.rows(4), before);
         // As many as there may be, that cost nothing; then what is true.
         for _ in 0..30 {
-            prefill_budget.observe_layer(0, 16, 0.000_000_1);
+            meter.observe_layer(0, 16, 0.000_000_1);
         }
         let mut chunks = 0;
-        while prefill_budget.rows(4).long > 2 * before.long {
-            let rows = prefill_budget.rows(4).long.min(512);
-            prefill_budget.observe_layer(0, rows, rows as f64 * 0.000_25);
+        while meter.rows(4).long > 2 * before.long {
+            let rows = meter.rows(4).long.min(512);
+            meter.observe_layer(0, rows, rows as f64 * 0.000_25);
             chunks += 1;
         }
         assert!(chunks <= 20, "{chunks}");
@@ -211,29 +211,29 @@ mod tests {
 
     #[test]
     fn what_has_not_been_seen_is_taken_from_smaller_batches() {
-        let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
-        assert_eq!(prefill_budget.rows(1), PrefillBudget { prompts: usize::MAX, long: FIRST });
+        let mut meter = PrefillMeter::new(Options::default().long_prompt_slowdown);
+        assert_eq!(meter.rows(1), PrefillBudget { prompts: usize::MAX, long: CHUNK_ROWS_DEFAULT });
         assert_eq!(
-            (prefill_budget.patience(0), prefill_budget.patience(1)),
+            (meter.layer_seconds_max(0), meter.layer_seconds_max(1)),
             (f64::INFINITY, 0.0),
             "nobody waits; nothing is known"
         );
-        prefill_budget.observe(4, 0, 0.01);
-        prefill_budget.observe_layer(0, 20, 0.0025);
-        assert_eq!([16, 4, 2].map(|decodes| prefill_budget.rows(decodes).long), [64, 64, FIRST]);
-        assert_eq!([0, 1].map(|layer| prefill_budget.layer(layer, 64)), [0.008, 0.0]);
+        meter.observe(4, 0, 0.01);
+        meter.observe_layer(0, 20, 0.0025);
+        assert_eq!([16, 4, 2].map(|decodes| meter.rows(decodes).long), [64, 64, CHUNK_ROWS_DEFAULT]);
+        assert_eq!([0, 1].map(|layer| meter.layer_seconds(layer, 64)), [0.008, 0.0]);
         // Without decoding sequences the step is ignored.
-        prefill_budget.observe(0, 100, 9.0);
-        assert_eq!(prefill_budget.rows(4).long, 64);
+        meter.observe(0, 100, 9.0);
+        assert_eq!(meter.rows(4).long, 64);
         // Slower than anything: on it goes.
         for _ in 0..50 {
-            prefill_budget.observe(4, FEWEST, 60.0);
-            prefill_budget.observe_layer(0, FEWEST, 60.0);
+            meter.observe(4, CHUNK_ROWS_MIN, 60.0);
+            meter.observe_layer(0, CHUNK_ROWS_MIN, 60.0);
         }
-        assert_eq!(prefill_budget.rows(4), PrefillBudget { prompts: FEWEST, long: FEWEST });
+        assert_eq!(meter.rows(4), PrefillBudget { prompts: CHUNK_ROWS_MIN, long: CHUNK_ROWS_MIN });
         // More layers than are told apart.
-        (1..LAYERS + 9).for_each(|layer| prefill_budget.observe_layer(layer, 16, 0.1));
-        assert_eq!(prefill_budget.layers.len(), LAYERS);
+        (1..LAYERS + 9).for_each(|layer| meter.observe_layer(layer, 16, 0.1));
+        assert_eq!(meter.layers.len(), LAYERS);
     }
 
     /// A burst of short prompts delays the first of them that decode by a twentieth of a second. If the model's own
@@ -241,10 +241,10 @@ mod tests {
     #[test]
     fn short_prompts_yield_too() {
         let prompts = |plain: f64| {
-            let mut prefill_budget = PrefillMeter::new(Options::default().long_prompt_slowdown);
-            prefill_budget.observe(8, 0, plain);
-            prefill_budget.observe(8, 500, plain + 0.5);
-            prefill_budget.rows(8).prompts
+            let mut meter = PrefillMeter::new(Options::default().long_prompt_slowdown);
+            meter.observe(8, 0, plain);
+            meter.observe(8, 500, plain + 0.5);
+            meter.rows(8).prompts
         };
         assert_eq!(prompts(0.005), 50);
         assert!((999..=1000).contains(&prompts(0.25)), "{}", prompts(0.25));

@@ -253,22 +253,22 @@ pub(crate) struct Done {
     pub draft_seconds: f64,
 }
 
-/// What the next step is to do.
+/// What speculation does in the next step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Next {
+pub(crate) struct SpeculationPlan {
     /// Check the drafts there are; otherwise they are dropped.
     pub check: bool,
     /// Draft after it.
     pub draft: bool,
-    /// Take prompts through the draft head.
+    /// Run prompts through the draft head.
     pub fill: bool,
-    /// What a checking step of a sequence must be expected to get right for it to be drafted for.
+    /// Hits that a sequence must be expected to have in a checking step for it to be drafted for.
     hits_min: f64,
 }
 
-impl Next {
+impl SpeculationPlan {
     /// Without the draft head.
-    pub const PLAIN: Self = Self { check: false, draft: false, fill: false, hits_min: f64::INFINITY };
+    pub const OFF: Self = Self { check: false, draft: false, fill: false, hits_min: f64::INFINITY };
 }
 
 /// Speculation of the whole engine.
@@ -312,13 +312,13 @@ impl Pace {
     }
 
     /// What a step of `decodes` decoding sequences is to do.
-    pub fn next(&self, decodes: usize) -> Next {
+    pub fn next(&self, decodes: usize) -> SpeculationPlan {
         let batch = &self.batches[bucket(decodes)];
         if self.silent > 0 {
-            return Next::PLAIN;
+            return SpeculationPlan::OFF;
         }
         if !self.adaptive {
-            return Next { check: true, draft: true, fill: true, hits_min: 0.0 };
+            return SpeculationPlan { check: true, draft: true, fill: true, hits_min: 0.0 };
         }
         let cost = batch.cost(self.planned_cost);
         let hits_min = if self.trying > 0 { 0.0 } else { (cost - 1.0).max(0.0) };
@@ -327,11 +327,11 @@ impl Pace {
         let fill = self.prompts >= 0.0 && (soon || self.expected(Source::Head) >= hits_min);
         // The last of the plain steps drafts for the one behind it.
         let draft = self.open && batch.plain.samples >= PLAIN_MIN && batch.probes <= 1;
-        Next { check: batch.probes == 0, draft, fill, hits_min }
+        SpeculationPlan { check: batch.probes == 0, draft, fill, hits_min }
     }
 
     /// Whether a sequence is to be drafted for, from this source.
-    pub fn drafts(&self, next: Next, drafting: &Drafting, source: Source) -> bool {
+    pub fn drafts(&self, next: SpeculationPlan, drafting: &Drafting, source: Source) -> bool {
         let hits = drafting.seen[source as usize].estimate(self.expected(source));
         next.draft && !drafting.off && hits >= next.hits_min
     }

@@ -58,7 +58,7 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
     debug_assert!(planned.plan.shortfall() == 0, "I1: the plan exceeds the memory limit");
     let encoding = media.as_ref().map(Encoding::new).transpose().map_err(StartError::MediaMemory)?;
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
-    let prefill_budget = PrefillMeter::new(options.long_prompt_slowdown);
+    let prefill_meter = PrefillMeter::new(options.long_prompt_slowdown);
     let PoolBuild { runner, cache, emergency_reserve } = pool_build;
     let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
@@ -85,7 +85,7 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
             cache,
             limits: step,
             speculation,
-            prefill_budget,
+            prefill_meter,
             sampler,
             encoding,
             tokenizer,

@@ -15,7 +15,7 @@ use crate::runner::Runner;
 use crate::runner::step::reuse;
 use crate::schedule::scheduler::Seq;
 use crate::shared::Shared;
-use crate::speculation::pace::{Done, Next};
+use crate::speculation::pace::{Done, SpeculationPlan};
 
 /// How long the engine waits at a time for a grammar's mask, if every sequence waits for one.
 const HELD_WAIT: Duration = Duration::from_millis(5);
@@ -77,14 +77,14 @@ impl<R: Runner> Worker<R> {
     }
 
     /// Plans the next step: its shares, and whether it verifies and makes drafts.
-    pub(super) fn plan_step(&mut self) -> Next {
+    pub(super) fn plan_step(&mut self) -> SpeculationPlan {
         self.step.decodes = self.scheduler.running().iter().filter(|seq| seq.decoding() && !seq.waits_for_mask).count();
         let paused = self.drafts.per_seq_max == 0 || self.relief.governor.level() >= DegradationLevel::SpeculationOff;
-        let next = if paused { Next::PLAIN } else { self.drafts.pace.next(self.step.decodes) };
+        let next = if paused { SpeculationPlan::OFF } else { self.drafts.pace.next(self.step.decodes) };
         if !next.check || !next.draft {
             self.scheduler.running_mut().iter_mut().for_each(|seq| seq.drafts.clear());
         }
-        self.scheduler.set_prefill_budget(self.prefill_budget.rows(self.step.decodes));
+        self.scheduler.set_prefill_budget(self.prefill_meter.rows(self.step.decodes));
         let (shares, events) = self.scheduler.schedule();
         self.step.shares.clear();
         self.step.shares.extend_from_slice(shares);
@@ -103,7 +103,7 @@ impl<R: Runner> Worker<R> {
     }
 
     /// After a step: delivers tokens, makes drafts, publishes prompts for others to share. Returns when drafting began.
-    pub(super) fn settle(&mut self, next: Next) -> Instant {
+    pub(super) fn settle(&mut self, next: SpeculationPlan) -> Instant {
         self.sample_rows();
         for share in &self.step.shares {
             self.scheduler.running_mut()[share.seq].work.outbox.wake_reader();
@@ -137,7 +137,7 @@ impl<R: Runner> Worker<R> {
         if let (0, Some(disk)) = (decodes, &mut self.disk) {
             disk.computed(prompt_rows, seconds);
         }
-        self.prefill_budget.observe(decodes, prompt_rows, seconds);
+        self.prefill_meter.observe(decodes, prompt_rows, seconds);
         if self.drafts.per_seq_max > 0 {
             let draft_seconds = (now - drafting).as_secs_f64();
             self.drafts.pace.observe(&Done { decodes, prompt_rows, drafts, tokens, seconds, draft_seconds });

@@ -13,7 +13,7 @@ use super::iteration::{note_first_step, run_guarded};
 use crate::runner::Runner;
 use crate::runner::step::{StepBuffers, reuse};
 use crate::schedule::scheduler::{Share, StepLimits};
-use crate::speculation::pace::Next;
+use crate::speculation::pace::SpeculationPlan;
 
 /// A chunk between two layers.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl Layers {
 impl<R: Runner> Worker<R> {
     /// Continues the layered chunk, if there is one. Computes one layer, and those after it that fit into the time that
     /// decoding sequences may wait.
-    pub(super) fn advance_layers(&mut self, next: Next) {
+    pub(super) fn advance_layers(&mut self, next: SpeculationPlan) {
         self.drop_layers();
         let Some((number, share)) = self.scheduler.layered() else { return };
         match self.run_layers(number, share) {
@@ -67,7 +67,7 @@ impl<R: Runner> Worker<R> {
 
     /// True if the chunk is done.
     fn run_layers(&mut self, number: u64, share: Share) -> Result<bool, String> {
-        let Self { runner, scheduler, layers, step: current, prefill_budget, shared, .. } = self;
+        let Self { runner, scheduler, layers, step: current, prefill_meter, shared, .. } = self;
         let mut began = Instant::now();
         let begins = layers.begun.is_none();
         if begins {
@@ -81,15 +81,15 @@ impl<R: Runner> Worker<R> {
             if begins {
                 runner.begin(&step)?;
             }
-            let mut patience = prefill_budget.patience(current.decodes);
+            let mut patience = prefill_meter.layer_seconds_max(current.decodes);
             loop {
                 let done = runner.advance(&step)?;
                 let seconds = began.elapsed().as_secs_f64();
                 began = Instant::now();
-                prefill_budget.observe_layer(layer, share.rows, seconds);
+                prefill_meter.observe_layer(layer, share.rows, seconds);
                 layer += 1;
                 patience -= seconds;
-                if done || prefill_budget.layer(layer, share.rows) > patience {
+                if done || prefill_meter.layer_seconds(layer, share.rows) > patience {
                     return Ok(done);
                 }
             }

@@ -15,7 +15,7 @@ use crate::sampling::{LogprobError, SampleError, Sampler, SamplingParams, TokenC
 use crate::schedule::scheduler::Share;
 
 impl<R: Runner> Worker<R> {
-    /// Samples and delivers the rows of the last step, and records how many rows of each share count.
+    /// Samples and delivers the rows of the last step, and records how many rows of each share were accepted.
     pub(super) fn sample_rows(&mut self) {
         self.step.counted.clear();
         let (mut first_row, mut logit_row) = (0, 0);
@@ -53,8 +53,8 @@ impl<R: Runner> Worker<R> {
             if row >= counted {
                 break;
             }
-            let draft = (row + 1).checked_sub(known).filter(|draft| *draft < share.drafts);
-            let draft = draft.map(|draft| self.scheduler.running()[share.seq].drafts[draft]);
+            let draft_index = (row + 1).checked_sub(known).filter(|index| *index < share.drafts);
+            let draft = draft_index.map(|index| self.scheduler.running()[share.seq].drafts[index]);
             let deliver = || self.sample_row(share.seq, share.start + row, logit_row + row - first, draft);
             let outcome = catch_unwind(AssertUnwindSafe(deliver));
             let seq = &mut self.scheduler.running_mut()[share.seq];
@@ -125,21 +125,22 @@ impl<R: Runner> Worker<R> {
         let token = match draft.filter(|_| self.drafts.optimistic) {
             Some(token) => token,
             None => {
-                let (generated, position) = (work.generated, seq.tokens.len());
+                let (generated, next_position) = (work.generated, seq.tokens.len());
                 let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
                 let allowed = allowed?.flatten();
                 let unended = allowed.is_some() && generated < work.request.min_tokens;
                 let (request, counts) = (&work.request, &work.counts);
                 // Sums over groups of tokens need all logits, so the candidates are not enough.
                 let likely = if grouped_from.is_some() { None } else { self.runner.candidates(logit_row) };
-                let likely = likely
-                    .and_then(|found| chooser.choose_likely(found, request, counts, generated, position, allowed));
+                let likely = likely.and_then(|found| {
+                    chooser.sample_from_top(found, request, counts, generated, next_position, allowed)
+                });
                 let chosen = match likely {
                     Some(token) => Ok(token),
                     // The candidates do not decide: the whole row does.
                     None => {
                         let logits = self.runner.logits(logit_row);
-                        chooser.choose(logits, request, counts, generated, position, allowed)
+                        chooser.sample(logits, request, counts, generated, next_position, allowed)
                     }
                 };
                 chosen.map_err(|error| match error {
@@ -176,8 +177,8 @@ pub(super) struct Chooser<'a> {
 }
 
 impl Chooser<'_> {
-    /// The token that [`Self::choose`] would give, found among the most likely ones; `None` where these do not decide.
-    pub fn choose_likely(
+    /// The token that [`Self::sample`] would give, sampled from the top logits; `None` where these do not decide.
+    pub fn sample_from_top(
         &mut self,
         found: &[[f32; 2]],
         request: &Request,
@@ -189,11 +190,11 @@ impl Chooser<'_> {
         let unended = generated < request.min_tokens;
         let banned = |id| unended && (self.eos.contains(&id) || request.stop_token_ids.contains(&id));
         let sampling = &self.sampling(request);
-        self.sampler.sample_likely(found, sampling, counts, position as u64, allowed, banned)
+        self.sampler.sample_from_top(found, sampling, counts, position as u64, allowed, banned)
     }
 
     /// The token at `position`, after `generated` output tokens. `allowed`: the grammar's mask.
-    pub fn choose(
+    pub fn sample(
         &mut self,
         logits: &mut [f32],
         request: &Request,

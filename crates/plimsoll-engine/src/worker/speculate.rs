@@ -18,7 +18,7 @@ use crate::request::state::RequestState;
 use crate::runner::Runner;
 use crate::runner::step::DraftRows;
 use crate::schedule::scheduler::Seq;
-use crate::speculation::pace::{Next, Source};
+use crate::speculation::pace::{Source, SpeculationPlan};
 use crate::speculation::prompt_lookup::Continuation;
 
 /// Verified steps between two lines in the log.
@@ -65,7 +65,7 @@ fn settled(seq: &mut Seq<RequestState>) -> bool {
 impl<R: Runner> Worker<R> {
     /// Prompt lookup: after a step, drafts the tokens that followed an earlier occurrence of the last ones, or that stand where a text
     /// is being repeated.
-    pub(super) fn look_up(&mut self, next: Next) {
+    pub(super) fn look_up(&mut self, next: SpeculationPlan) {
         if !next.draft {
             return;
         }
@@ -85,7 +85,7 @@ impl<R: Runner> Worker<R> {
     }
 
     /// Runs the draft head after a step.
-    pub(super) fn draft(&mut self, next: Next) {
+    pub(super) fn draft(&mut self, next: SpeculationPlan) {
         self.plan_first_pass(next);
         if self.drafts.passes.is_empty() {
             return;
@@ -120,7 +120,7 @@ impl<R: Runner> Worker<R> {
     }
 
     /// The head's first rows: prompt rows, and the settled rows of sequences that draft.
-    fn plan_first_pass(&mut self, next: Next) {
+    fn plan_first_pass(&mut self, next: SpeculationPlan) {
         self.drafts.passes.clear();
         self.drafts.drafted.clear();
         let mut from = 0;
@@ -190,10 +190,11 @@ impl<R: Runner> Worker<R> {
         let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
         let (request, counts) = (&work.request, &work.counts);
         let likely = self.runner.candidates(row);
-        let likely = likely.and_then(|found| chooser.choose_likely(found, request, counts, generated, position, None));
+        let likely =
+            likely.and_then(|found| chooser.sample_from_top(found, request, counts, generated, position, None));
         let chosen = match likely {
             Some(token) => Ok(token),
-            None => chooser.choose(self.runner.logits(row), request, counts, generated, position, None),
+            None => chooser.sample(self.runner.logits(row), request, counts, generated, position, None),
         };
         let Ok(token) = chosen else { return false };
         if work.request.sampling.needs_counts() {

@@ -36,9 +36,8 @@ pub(crate) struct Common {
     pub return_token_ids: bool,
     /// Spell tokens in log-probabilities as `token_id:123`.
     pub tokens_as_ids: bool,
-    /// Whether the model's draft head, if it is on, may guess ahead for this request. The answer is the same either
-    /// way.
-    pub mtp: bool,
+    /// The field `mtp`: allows speculation of any kind for this request. The answer is the same either way.
+    pub speculate: bool,
     pub cache_salt: u64,
     /// The output format, for structured output.
     pub output_format: Option<OutputFormat>,
@@ -69,7 +68,7 @@ impl Common {
             prompt_logprobs: fields.take("prompt_logprobs")?,
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
             tokens_as_ids: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
-            mtp: fields.take("mtp")?.unwrap_or(true),
+            speculate: fields.take("mtp")?.unwrap_or(true),
             cache_salt: cache_salt(fields, state)?,
             output_format: OutputFormat::take(fields)?,
         };
@@ -109,8 +108,8 @@ impl Common {
         let sampling = sampling(fields, state)?;
         let seed = fields.take::<i64>("seed")?;
         let sampling = SamplingParams { seed: seed_of(seed, state), ..sampling };
-        let (mtp, cache_salt) = (fields.take("mtp")?.unwrap_or(true), cache_salt(fields, state)?);
-        Ok(Self { mtp, cache_salt, ..Self::new(model, stream, sampling) })
+        let (speculate, cache_salt) = (fields.take("mtp")?.unwrap_or(true), cache_salt(fields, state)?);
+        Ok(Self { speculate, cache_salt, ..Self::new(model, stream, sampling) })
     }
 
     /// One choice, sampled like this; all else is default.
@@ -132,7 +131,7 @@ impl Common {
             prompt_logprobs: None,
             return_token_ids: false,
             tokens_as_ids: false,
-            mtp: true,
+            speculate: true,
             cache_salt: 0,
             output_format: None,
         }

@@ -76,7 +76,7 @@ impl Submission {
             skip_special_tokens: common.skip_special_tokens,
             kept_special_ids: self.kept_special_ids.clone(),
             grammar: self.grammar.clone(),
-            speculate: common.mtp,
+            speculate: common.speculate,
             cache_salt: common.cache_salt,
             embed: None,
             media: self.media.clone(),

@@ -63,7 +63,7 @@ pub(crate) async fn handle_request(State(state): State<Arc<ServerState>>, reques
             // A panic while an answer is written fails this answer only, not the connection.
             let answer = AssertUnwindSafe(CALLER.scope(caller, next.run(request))).catch_unwind().await;
             let answer = answer.unwrap_or_else(|_| state.panicked("answering").into_response());
-            // Counted before the answer is reshaped, and with the engine's own refusals.
+            // Counted before the answer is reshaped, beside the engine's own refusals in the same metric.
             state.invalid.iter().filter(|_| needs_model).for_each(|invalid| ApiError::count_invalid(&answer, invalid));
             answer
         }
@@ -101,12 +101,12 @@ fn request_id(state: &ServerState, request: &Request) -> (HeaderValue, ApiResult
     }
 }
 
-/// A POST that computes nothing.
-const FREE: &str = "/v1/responses/{id}/cancel";
+/// A POST that runs no model.
+const CANCEL_PATH: &str = "/v1/responses/{id}/cancel";
 
 /// Whether a request needs a model. Unknown paths share the name `other`.
 fn needs_model(method: &Method, path: &str) -> bool {
-    method == Method::POST && path != FREE && path != "other"
+    method == Method::POST && path != CANCEL_PATH && path != "other"
 }
 
 /// Checks host and key. A POST, which may cost work, takes one request from its client's rate limit.
@@ -120,13 +120,13 @@ fn check_request(
     state.hosts.check(request.version(), request.headers())?;
     let key = state.config.api_keys.check(request.headers(), path)?;
     // A browser sends these for any page without asking first: one has no body, the others are forms.
-    if [FREE, transcriptions::PATH, transcriptions::TRANSLATIONS].contains(&&**path)
+    if [CANCEL_PATH, transcriptions::PATH, transcriptions::TRANSLATIONS].contains(&&**path)
         && state.config.origins.foreign(request.headers())
     {
         let message = "scripts of this origin may not do this; --allowed-origins names those that may";
         return Err(ApiError::new(StatusCode::FORBIDDEN, message));
     }
-    if request.method() == Method::POST && &**path != FREE {
+    if request.method() == Method::POST && &**path != CANCEL_PATH {
         let peer = request.extensions().get::<Peer>().map(|peer| ClientId::address(peer.0));
         let now = Instant::now();
         *client = key.map(ClientId::Key).or(peer).and_then(|id| state.rates.client(id, now));

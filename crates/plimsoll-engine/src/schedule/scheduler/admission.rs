@@ -4,21 +4,21 @@
 use super::{DiskRead, Scheduler, Seq};
 use crate::cache::{KvCache, PAGE_TOKENS};
 
-/// So many long prompts are looked up in the prefix cache in a step that has no rows for them.
+/// Long prompts that are looked up in the prefix cache in a step without rows for them.
 const LOOKS: usize = 4;
 
-/// What a waiting sequence shares with running ones.
+/// Whether a waiting sequence waits for a prefix that a running one is about to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Company {
-    /// A running sequence is about to compute a prefix that this one can take then: it waits a step or a few.
-    Follows,
-    /// There is no sequence to wait for. At most the first `shared` tokens are known to begin a running sequence, too.
-    Alone { shared: usize },
+enum PrefixWait {
+    /// It waits a step or a few, and then takes the prefix.
+    Wait,
+    /// It can start. Its first `shared_tokens` tokens, at most, also begin a running sequence.
+    Start { shared_tokens: usize },
 }
 
 impl<T> Scheduler<T> {
-    /// Moves the first waiting sequence that may start into the running set. Returns its index there. `long`: also one that takes more
-    /// than a step; otherwise these are passed over, but for a few that are looked up and found in the cache for the most part.
+    /// Moves the first waiting sequence that may start into the running set. Returns its index there. `long`: prompts
+    /// longer than a step may start. Without it, up to [`LOOKS`] of them are looked up, and start if the cache leaves a step at most.
     pub(super) fn admit(&mut self, long: bool) -> Option<usize> {
         if self.running.len() >= self.eased.running {
             return None;
@@ -29,9 +29,9 @@ impl<T> Scheduler<T> {
             if self.waiting[at].disk_read == DiskRead::Waits || !long && self.takes_long(at, &mut looks) {
                 return None;
             }
-            match self.company(at) {
-                Company::Follows => None,
-                Company::Alone { shared } => Some((at, shared)),
+            match self.find_prefix_source(at) {
+                PrefixWait::Wait => None,
+                PrefixWait::Start { shared_tokens } => Some((at, shared_tokens)),
             }
         })?;
         if !self.has_room_for(&self.waiting[at]) || !self.waiting[at].enter(alone, shared) {
@@ -41,7 +41,7 @@ impl<T> Scheduler<T> {
         seq.sched.long = seq.remaining() > self.limits.rows;
         let index = self.running.iter().rposition(|r| r.order < seq.order).map_or(0, |i| i + 1);
         self.running.insert(index, seq);
-        // Newer ones may run already (they did not have to wait for a prefix): they move up by one.
+        // Newer sequences may run already, because they did not wait for a prefix. Their indices move up by one.
         self.shares.iter_mut().filter(|share| share.seq >= index).for_each(|share| share.seq += 1);
         Some(index)
     }
@@ -59,49 +59,49 @@ impl<T> Scheduler<T> {
         seq.remaining() - self.cache.borrow().peek(seq.key()) > rows
     }
 
-    /// Lets waiting sequences that may run soon ask for checkpoints in the step that was just filled. After the step
-    /// the state has moved on.
-    pub(super) fn ask_leaders(&mut self) {
-        let prefilling = |seq: &Seq<T>| seq.keeps_points() && seq.remaining() > 1;
+    /// Requests the checkpoints that waiting sequences will start from, in the step that was just filled. After the step the state
+    /// has moved on.
+    pub(super) fn request_shared_checkpoints(&mut self) {
+        let prefilling = |seq: &Seq<T>| seq.needs_checkpoints() && seq.remaining() > 1;
         if self.running.iter().any(prefilling) {
             for at in 0..self.waiting.len().min(self.limits.running) {
-                self.company(at);
+                self.find_prefix_source(at);
             }
         }
     }
 
     /// Looks for a running sequence that is about to compute a prefix of the `at`-th waiting sequence's prompt. For a
-    /// model with recurrent state or sliding windows, asks it for a checkpoint at the end of that prefix.
-    fn company(&mut self, at: usize) -> Company {
+    /// model with recurrent state or sliding windows, requests a checkpoint from it at the end of that prefix.
+    fn find_prefix_source(&mut self, at: usize) -> PrefixWait {
         let Self { running, waiting, cache, .. } = self;
         let cache = cache.borrow();
         let seq = &waiting[at];
         if cache.index.is_none() || !seq.reuses() {
-            return Company::Alone { shared: 0 };
+            return PrefixWait::Start { shared_tokens: 0 };
         }
         let key = seq.key();
         let same = |other: &Seq<T>| other.key().common(&key).min(key.tokens.len() - 1) / PAGE_TOKENS * PAGE_TOKENS;
-        let (mut leader, mut best, mut shared) = (None, 0, 0);
+        let (mut source, mut best, mut shared) = (None, 0, 0);
         let publishes = |other: &Seq<T>| other.salt == seq.salt && !other.pages.invalidated();
         for (i, other) in running.iter().enumerate().filter(|(_, other)| publishes(other)) {
             let prefilling = other.remaining() > 1;
-            if !prefilling && !seq.keeps_points() {
+            if !prefilling && !seq.needs_checkpoints() {
                 continue;
             }
             let same = same(other);
             shared = shared.max(same);
-            // State and windows that it has passed are gone, unless they are kept.
-            if prefilling && same > best && (!seq.keeps_points() || same > other.computed) {
-                (leader, best) = (Some(i), same);
+            // States and windows of earlier positions are gone, unless a checkpoint has them.
+            if prefilling && same > best && (!seq.needs_checkpoints() || same > other.computed) {
+                (source, best) = (Some(i), same);
             }
         }
         let found = cache.peek(key);
-        let stateful = seq.keeps_points();
+        let stateful = seq.needs_checkpoints();
         drop(cache);
-        let follows = |leader: usize| best > found && (!stateful || running[leader].request_checkpoint(best));
-        match leader.is_some_and(follows) {
-            true => Company::Follows,
-            false => Company::Alone { shared },
+        let waits = |source: usize| best > found && (!stateful || running[source].request_checkpoint(best));
+        match source.is_some_and(waits) {
+            true => PrefixWait::Wait,
+            false => PrefixWait::Start { shared_tokens: shared },
         }
     }
 
@@ -116,7 +116,7 @@ impl<T> Scheduler<T> {
         let unfilled = |s: &Seq<T>| s.tokens.len().div_ceil(PAGE_TOKENS).saturating_sub(s.pages.pages().len());
         let promised: usize = self.running.iter().map(|s| unfilled(s) + growth(s)).sum();
         let (needed, available) = (seq.tokens.len().div_ceil(PAGE_TOKENS) + growth(seq), cache.pool.available());
-        // What a running one holds already is shared, not taken. Idle pages are: they count as available.
+        // Pages that a running sequence holds are shared and cost nothing. Idle cached pages are in `available` already.
         let shared = || if seq.reuses() { cache.held(seq.key()) } else { 0 };
         (promised + needed <= available || promised + needed <= available + shared())
             && self.has_windows_for(seq, &cache)

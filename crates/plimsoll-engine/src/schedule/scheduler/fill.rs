@@ -8,7 +8,7 @@ use super::{Events, Scheduler, Seq, Share};
 #[derive(Clone, Copy)]
 enum Prompts {
     All,
-    /// Those of a step at most behind this running sequence.
+    /// Prompts that fit in one step, after the running sequence at this index.
     ShortBehind(usize),
 }
 
@@ -20,7 +20,7 @@ impl<T> Scheduler<T> {
         let mut events = Events::default();
         if !self.schedule_suspect(&mut events) {
             self.schedule_all(&mut events);
-            self.ask_leaders();
+            self.request_shared_checkpoints();
         }
         for share in self.shares.iter().filter(|share| share.drafts == 0) {
             self.running[share.seq].plan_checkpoints(share.rows);
@@ -96,11 +96,10 @@ impl<T> Scheduler<T> {
                 // Its turn comes in the next step, alone.
                 return false;
             }
-            // One that comes back from preemption and finds its prefix cached may have nothing left but its newest token.
             let order = self.running[admitted].order;
             self.schedule_prompt(admitted, layers, rows, logit_rows, events);
             if self.running.get(admitted).is_none_or(|seq| seq.order != order) {
-                // It had to give way itself: it would come back at once, and so on.
+                // It was preempted for lack of pages. The loop would admit it again forever.
                 return true;
             }
             if self.running.get(admitted).is_some_and(|seq| seq.sched.suspect_until.is_some()) {
@@ -110,7 +109,7 @@ impl<T> Scheduler<T> {
         true
     }
 
-    /// Prompts of more than a step that have a place or could have one, and could be computed now.
+    /// Prompts longer than a step that run, or that could start now.
     fn long_prompts(&self) -> usize {
         let running = self.running.iter().filter(|seq| seq.computes_long_prompt());
         let places = self.eased.running.saturating_sub(self.running.len());
@@ -118,17 +117,17 @@ impl<T> Scheduler<T> {
         running.count() + waiting.count()
     }
 
-    /// Rows of prompts in a step, at most. What is computed whole cannot be computed in smaller pieces.
+    /// Rows of prompts in a step, at most. Encoder models compute a sequence whole, so they have no lower limit.
     pub(super) fn prefill_rows(&self) -> usize {
         if self.limits.encoder_batch { self.limits.rows } else { self.eased.prefill_rows }
     }
 
-    /// Whether what waits longest, where it is to be computed whole, fits into the step's last `rows` rows.
+    /// Encoder models: whether the oldest waiting sequence fits in the `rows` rows left.
     fn next_fits(&self, rows: usize) -> bool {
         !self.limits.encoder_batch || self.waiting.first().is_none_or(|seq| seq.remaining() <= rows)
     }
 
-    /// After a failed step each of its sequences runs alone until it has passed where it failed. Says whether one does now.
+    /// After a failed step, each of its sequences runs alone until it has passed the position of the failure. True if one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
         // A sequence that waits for an encoder or a grammar's mask takes part in no step until it has it.
         let able = |seq: &Seq<T>| !seq.at_wall() && !seq.waits_for_mask;
@@ -176,7 +175,7 @@ impl<T> Scheduler<T> {
         let mut decodes = 0;
         let mut i = 0;
         while i < self.running.len() && *rows > 0 && *logit_rows > 0 {
-            if self.running[i].decoding() && !self.running[i].waits_for_mask && self.fit(i, 1, events) {
+            if self.running[i].decoding() && !self.running[i].waits_for_mask && self.allocate_pages(i, 1, events) {
                 let seq = &mut self.running[i];
                 seq.drafts.truncate(drafts_left);
                 // Drafts never take another sequence's pages: drafts without a page are dropped.
@@ -255,7 +254,7 @@ impl<T> Scheduler<T> {
             chunk -= seq.logit_rows(chunk) - logit_rows;
         }
         chunk = seq.media.uncut(seq.computed, chunk);
-        (chunk > 0 && self.fit(i, chunk, events)).then(|| self.share_of(i, chunk, 0))
+        (chunk > 0 && self.allocate_pages(i, chunk, events)).then(|| self.share_of(i, chunk, 0))
     }
 
     fn share_of(&self, i: usize, rows: usize, drafts: usize) -> Share {
@@ -265,7 +264,7 @@ impl<T> Scheduler<T> {
 
     /// Gives sequence `i` pages for `rows` more positions, preempting newer ones if need be. When there is no newer one,
     /// `i` itself waits for older ones to finish: false.
-    fn fit(&mut self, i: usize, rows: usize, events: &mut Events) -> bool {
+    fn allocate_pages(&mut self, i: usize, rows: usize, events: &mut Events) -> bool {
         if self.limits.encoder_batch {
             return true;
         }

@@ -6,7 +6,7 @@ use super::{Events, Scheduler, Share};
 use crate::cache::PAGE_TOKENS;
 
 /// Rows of a prompt's first chunk, at most.
-const FIRST: usize = 2 * PAGE_TOKENS;
+const FIRST_CHUNK_ROWS: usize = 2 * PAGE_TOKENS;
 
 /// A chunk that was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +17,8 @@ pub(super) struct Layered {
 }
 
 impl<T> Scheduler<T> {
-    /// The chunk that is being computed layer by layer, if there is one, and its number: another one has another. It lasts until it is
-    /// committed, or its sequence gives up its place.
+    /// The chunk that is being computed layer by layer, if there is one, and its unique number. It lasts until it is
+    /// committed, or its sequence is preempted or ends.
     pub fn layered(&self) -> Option<(u64, Share)> {
         self.running.iter().enumerate().find_map(|(seq, of)| {
             let Layered { number, rows, logit_rows } = of.sched.layered?;
@@ -31,12 +31,12 @@ impl<T> Scheduler<T> {
         if self.layered().is_some() {
             return;
         }
-        // Others may wait for what they begin with, too, a template's words: it is there soon.
-        let first = if self.running[i].computed == 0 { FIRST } else { usize::MAX };
+        // The first chunk is small: waiting requests often share its prefix, such as the chat template, and get it sooner.
+        let first = if self.running[i].computed == 0 { FIRST_CHUNK_ROWS } else { usize::MAX };
         let rows = self.prefill_budget.long.min(self.prefill_rows()).min(first).max(self.running[i].together());
         let Some(share) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
         // The checkpoints that others want must be known now: states are written on the way.
-        self.ask_leaders();
+        self.request_shared_checkpoints();
         self.chunks_begun += 1;
         let seq = &mut self.running[i];
         seq.plan_checkpoints(share.rows);

@@ -8,7 +8,7 @@ const RECOMPUTED_ROWS: usize = 64;
 /// The bounds of a step and of the running set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepLimits {
-    /// Rows of one step.
+    /// Rows of one step. A row is one token position of one sequence.
     pub rows: usize,
     /// Rows of one step with logits.
     pub logit_rows: usize,
@@ -20,9 +20,9 @@ pub struct StepLimits {
     pub window: usize,
     /// Drafts that a sequence may have at once; 0 without speculation.
     pub drafts: usize,
-    /// They are a draft head's, which is run behind every step; otherwise they cost nothing to make.
+    /// Drafts come from a draft head, which runs after every step, and not from prompt lookup.
     pub draft_head: bool,
-    /// It is a model of its own, which goes on from tokens and not from hidden states.
+    /// The draft head is a separate model: it continues from tokens, not from hidden states.
     pub draft_model: bool,
     /// Sequences are computed whole, each in one step, and keep nothing: an encoder's.
     pub encoder_batch: bool,
@@ -54,7 +54,7 @@ impl StepLimits {
         }
     }
 
-    /// Whether logits are.
+    /// Whether logits are computed in bfloat16.
     pub fn bf16_logits(&self) -> bool {
         self.bf16 == Bf16Rows::All
     }

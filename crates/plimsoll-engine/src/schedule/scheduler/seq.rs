@@ -79,7 +79,7 @@ pub struct Seq<T> {
     pub disk_read: DiskRead,
     /// Logits are wanted from this position on (the last position's always).
     pub logits_from: usize,
-    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed.
+    /// Number of top logits that decide the next token; 0: all logits are needed.
     pub candidates: u32,
     /// Set if no text is made of it.
     pub pooled: Option<Pooled>,
@@ -106,7 +106,7 @@ pub struct NewSeq<T> {
     pub logits_from: usize,
     /// Set if no text is made of it.
     pub pooled: Option<Pooled>,
-    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed.
+    /// Number of top logits that decide the next token; 0: all logits are needed.
     pub candidates: u32,
     /// Empty, with room for all its pages.
     pub pages: Vec<PageId>,
@@ -178,8 +178,8 @@ impl<T> Seq<T> {
         }
     }
 
-    /// Whether others can start from what it has computed only where it keeps state or windows.
-    pub(super) fn keeps_points(&self) -> bool {
+    /// Whether its prefix can be reused at checkpoints only: the model has recurrent state or sliding windows.
+    pub(super) fn needs_checkpoints(&self) -> bool {
         self.states.needed() || self.pages.windowed()
     }
 
@@ -213,12 +213,12 @@ impl<T> Seq<T> {
         self.media.wall(self.computed) == Some(self.computed)
     }
 
-    /// What its pages are found by.
+    /// The key by which its pages are found.
     pub(crate) fn key(&self) -> PageKey<'_> {
         key_of(self.salt, &self.tokens[..self.findable()], &self.media)
     }
 
-    /// So many of its tokens have pages that it may find and others may.
+    /// Tokens whose pages may be shared through the prefix cache.
     fn findable(&self) -> usize {
         if self.sched.split_numerics { self.prompt_len } else { self.tokens.len() }
     }
@@ -313,12 +313,12 @@ impl<T> Seq<T> {
         self.start_at(found.tokens);
         if !self.states.acquire() {
             self.leave();
-            // The checkpoint it would start from may be the one that is in the way.
+            // The matched checkpoint may occupy the slot that it needs. `leave` released it, so try again.
             if !(alone && self.states.acquire()) {
                 return false;
             }
         }
-        // Where it starts others have ended: window pages from before are worth keeping.
+        // Keep window pages and states at points of reuse: later requests start there.
         for position in [self.end_of_input(), found.known.max(shared), found.tokens] {
             self.request_checkpoint(position);
         }
@@ -387,13 +387,13 @@ impl<T> Seq<T> {
         if self.states.needed() {
             let end = self.end_of_input();
             if self.pages.publish_checkpoints(key, &mut self.states, end) {
-                // Others' pages with the same tokens may have taken the place of its own.
+                // Pages of another sequence with the same tokens may have replaced its own.
                 let whole = self.drafted.end / PAGE_TOKENS * PAGE_TOKENS;
                 self.drafted.start = self.drafted.start.max(self.pages.drafted_from(whole));
             }
             return;
         }
-        // A chunk may go on behind the prompt, in one that is computed again.
+        // After a preemption, a chunk can extend past the prompt.
         let end = self.computed.min(self.prompt_len);
         if end / PAGE_TOKENS > self.sched.published / PAGE_TOKENS {
             self.pages.publish(key.first(end), &self.sched.checkpoints_wanted);

@@ -103,7 +103,7 @@ impl Runner for Recorder<'_> {
     }
 
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
-        if !self.passes.clear_above(&mut self.device) {
+        if !self.passes.release_step_buffers(&mut self.device) {
             self.device = fresh(self.blueprint);
         }
         self.passes.forward(&*self.blueprint.model, &mut self.device, step)?;
