@@ -28,7 +28,7 @@ pub struct TokenLogprobs {
     /// Natural-log probability of the token itself; none for the first prompt token.
     pub own: Option<f32>,
     /// The most likely ids with their log-probabilities, best first, then the one that a
-    /// [`Constraint`](super::constraint::Constraint::reports) reports.
+    /// [`Constraint::also_report`](super::constraint::Constraint::also_report) names.
     pub top: Box<[(u32, f32)]>,
 }
 
