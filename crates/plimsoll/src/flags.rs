@@ -294,20 +294,21 @@ pub fn meaning(name: &str) -> Option<&'static str> {
 
 /// The error with what to do instead, if it is about a flag of another server. A similar spelling is suggested only for a
 /// flag that is one or two letters away: other similar names mean something else.
-pub fn explained(mut error: clap::Error, command: &mut Command) -> clap::Error {
+pub fn explained(error: clap::Error, command: &mut Command) -> clap::Error {
     let unknown = (error.kind() == ErrorKind::UnknownArgument).then(|| error.get(ContextKind::InvalidArg)).flatten();
     let Some(ContextValue::String(flag)) = unknown else { return error };
     let name = flag.split('=').next().unwrap_or(flag).to_owned();
     if let Some(what) = meaning(&name) {
         return command.error(ErrorKind::UnknownArgument, format!("unknown option '{name}': {what}"));
     }
-    let is_near = |suggestion: &str| strsim::damerau_levenshtein(suggestion, &name) <= SPELLING_DISTANCE;
-    if let Some(ContextValue::String(suggestion)) = error.get(ContextKind::SuggestedArg)
-        && !is_near(suggestion)
-    {
-        error.insert(ContextKind::SuggestedArg, ContextValue::None);
+    match error.get(ContextKind::SuggestedArg) {
+        Some(ContextValue::String(suggestion))
+            if strsim::damerau_levenshtein(suggestion, &name) > SPELLING_DISTANCE =>
+        {
+            command.error(ErrorKind::UnknownArgument, format!("unexpected argument '{name}' found; --help lists all"))
+        }
+        _ => error,
     }
-    error
 }
 
 #[cfg(test)]
@@ -365,7 +366,7 @@ mod tests {
         assert!(said("--max-connection").contains("'--max-connections'"));
         // clap's own measure suggests --max-connections here.
         let far = said("--max-concepts");
-        assert!(far.contains("unexpected argument '--max-concepts'") && !far.contains("similar"), "{far}");
+        assert!(far.contains("unexpected argument '--max-concepts'") && !far.contains("tip:"), "{far}");
     }
 
     #[test]
