@@ -72,8 +72,24 @@ fn walk(guide: &Guide, way: usize) {
 pub(crate) fn reply(data: &[u8]) {
     use ReasoningFormat as R;
     use ToolFormat as T;
-    const TOOLS: [T; 9] =
-        [T::Hermes, T::QwenXml, T::Llama3, T::Mistral, T::DeepSeek, T::Glm, T::FunctionGemma, T::Gemma4, T::Harmony];
+    const TOOLS: [T; 16] = [
+        T::Hermes,
+        T::QwenXml,
+        T::Llama3,
+        T::Mistral,
+        T::DeepSeek,
+        T::Glm,
+        T::FunctionGemma,
+        T::Gemma4,
+        T::Harmony,
+        T::Lfm2,
+        T::Olmo3,
+        T::KimiK2,
+        T::Nemotron,
+        T::Granite,
+        T::Phi4Mini,
+        T::Hunyuan,
+    ];
     const THOUGHTS: [R; 5] = [R::Think, R::Mistral, R::Seed, R::Gemma4, R::Harmony];
     let [tools, reasoning, step, text @ ..] = data else { return };
     let text = String::from_utf8_lossy(text);
@@ -82,7 +98,7 @@ pub(crate) fn reply(data: &[u8]) {
     let spec = Spec {
         reasoning: THOUGHTS.get(usize::from(reasoning % 8)).copied(),
         start: [Start::Turn, Start::Reasoning, Start::Answer, Start::Reasoning][usize::from(reasoning >> 3 & 3)],
-        tools: TOOLS.get(usize::from(tools % 12)).map(|format| (*format, known)),
+        tools: TOOLS.get(usize::from(tools % 20)).map(|format| (*format, known)),
         ..Spec::default()
     };
     let whole = read(&spec, &[&text]);

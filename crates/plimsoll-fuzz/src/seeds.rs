@@ -292,7 +292,19 @@ fn replies() -> Vec<(String, Vec<u8>)> {
             4,
             "<|channel|>analysis<|message|>x<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{\"city\":\"Paris\"}<|call|>",
         ),
-        (9, 2, "<seed:think>x</seed:think>y"),
+        (19, 2, "<seed:think>x</seed:think>y"),
+        (10, 8, "a</think><function_calls>f(city=\"Paris\")\nf(days=3, city=None)</function_calls>"),
+        (
+            11,
+            8,
+            "a</think><|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{\"days\": 3}<|tool_call_end|><|tool_calls_section_end|>",
+        ),
+        (
+            12,
+            0,
+            "<think>a</think><TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"city\": \"Paris\"}}, {\"name\": \"f\"}]</TOOLCALL>",
+        ),
+        (14, 7, "functools[{\"name\": \"f\", \"arguments\": {\"days\": 3}}]<|/tool_call|>"),
     ];
     let one = |(i, (tools, reasoning, text)): (usize, &(u8, u8, &str))| {
         (format!("seed-{i}"), [&[*tools, *reasoning, i as u8], text.as_bytes()].concat())

@@ -5,16 +5,19 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use crate::formats::{DeepSeek, Format, GLM, Gemma, Harmony, Hermes, Llama, Mistral, Pythonic, QWEN_XML, Tagged};
+use crate::formats::{
+    DEEPSEEK, Format, GLM, GRANITE, Gemma, HERMES, HUNYUAN, Harmony, KIMI, LFM2, Llama, Marked, Mistral, NEMOTRON,
+    OLMO3, PHI4, Pythonic, QWEN_XML, Sections, Tagged,
+};
 use crate::reasoning::Block;
 use crate::{Start, Tools};
 
 /// How a model writes tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToolFormat {
-    /// JSON between `<tool_call>` tags: Hermes, Qwen 2.5 and 3.
+    /// JSON between `<tool_call>` tags: Hermes, Qwen 2.5 and 3, Granite 4, SmolLM3, ERNIE 4.5.
     Hermes,
-    /// Tags inside `<tool_call>`: Qwen3-Coder, Qwen3.5.
+    /// Tags inside `<tool_call>`: Qwen3-Coder, Qwen3.5, Nemotron 3.
     QwenXml,
     /// JSON alone, or after `<|python_tag|>`: Llama 3 and 4.
     Llama3,
@@ -22,7 +25,7 @@ pub enum ToolFormat {
     Mistral,
     /// Between full-width markers: DeepSeek.
     DeepSeek,
-    /// `<arg_key>` and `<arg_value>`: GLM.
+    /// `<arg_key>` and `<arg_value>`: GLM, Laguna.
     Glm,
     /// Braces with `<escape>`d text: FunctionGemma.
     FunctionGemma,
@@ -32,6 +35,18 @@ pub enum ToolFormat {
     Harmony,
     /// A list of calls in Python's notation: LFM2.
     Lfm2,
+    /// Lines of calls in Python's notation: OLMo 3.
+    Olmo3,
+    /// In a section, with the name in an id: Kimi K2.
+    KimiK2,
+    /// A JSON list between `<TOOLCALL>` tags: Nemotron Nano 2.
+    Nemotron,
+    /// A JSON list after `<|tool_call|>`: Granite 3.
+    Granite,
+    /// A JSON list after `<|tool_call|>` or `functools`: Phi-4-mini.
+    Phi4Mini,
+    /// A JSON list between `<tool_calls>` tags: Hunyuan.
+    Hunyuan,
 }
 
 /// A model's format of reasoning.
@@ -109,7 +124,15 @@ impl ToolFormat {
             () if has("<function=") && has("<parameter=") => Self::QwenXml,
             () if has("<arg_key>") => Self::Glm,
             () if has("<｜tool▁call▁begin｜>") => Self::DeepSeek,
+            () if has("<|tool_call_begin|>") => Self::KimiK2,
             () if has("[TOOL_CALLS]") => Self::Mistral,
+            () if has("<TOOLCALL>") => Self::Nemotron,
+            // Without the bracket, `<tool_calls>` may stand around calls in other tags.
+            () if has("<tool_calls>[") => Self::Hunyuan,
+            () if has("<function_calls>") => Self::Olmo3,
+            // Phi-4-mini's own template shows only where its tools stand.
+            () if has("<|/tool_call|>") || has("<|/tool|>") => Self::Phi4Mini,
+            () if has("<|tool_call|>") => Self::Granite,
             () if has("<tool_call>") => Self::Hermes,
             () if has("<|python_tag|>") || has("\"parameters\": dictionary of argument name") => Self::Llama3,
             () => return None,
@@ -119,7 +142,7 @@ impl ToolFormat {
     /// The strings that mark calls. Where they are special tokens, their text is needed for reading the reply.
     pub fn markers(self) -> &'static [&'static str] {
         match self {
-            Self::Hermes | Self::QwenXml => &["<tool_call>", "</tool_call>"],
+            Self::Hermes | Self::QwenXml => HERMES.all(),
             Self::Llama3 => &["<|python_tag|>"],
             Self::Mistral => &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
             Self::DeepSeek => &[
@@ -133,22 +156,40 @@ impl ToolFormat {
             Self::FunctionGemma => &["<start_function_call>", "<end_function_call>", "<escape>"],
             Self::Gemma4 => &["<|tool_call>", "<tool_call|>", "<|\"|>"],
             Self::Harmony => HARMONY_MARKERS,
-            Self::Lfm2 => &["<|tool_call_start|>", "<|tool_call_end|>"],
+            Self::Lfm2 => LFM2.markers,
+            Self::Olmo3 => OLMO3.markers,
+            Self::KimiK2 => &[
+                "<|tool_calls_section_begin|>",
+                "<|tool_calls_section_end|>",
+                "<|tool_call_begin|>",
+                "<|tool_call_end|>",
+                "<|tool_call_argument_begin|>",
+            ],
+            Self::Nemotron => NEMOTRON.all(),
+            Self::Granite => GRANITE.all(),
+            Self::Phi4Mini => PHI4.all(),
+            Self::Hunyuan => HUNYUAN.all(),
         }
     }
 
     pub(crate) fn machine(self, tools: &Arc<Tools>, start: Start) -> Box<dyn Format> {
         match self {
-            Self::Hermes => Box::new(Hermes::new()),
+            Self::Hermes => Box::new(Marked::new(&HERMES)),
             Self::QwenXml => Box::new(Tagged::new(&QWEN_XML, Arc::clone(tools))),
             Self::Llama3 => Box::new(Llama::new(Arc::clone(tools))),
             Self::Mistral => Box::new(Mistral::new()),
-            Self::DeepSeek => Box::new(DeepSeek::new()),
+            Self::DeepSeek => Box::new(Sections::new(&DEEPSEEK)),
             Self::Glm => Box::new(Tagged::new(&GLM, Arc::clone(tools))),
             Self::FunctionGemma => Box::new(Gemma::function()),
             Self::Gemma4 => Box::new(Gemma::four()),
             Self::Harmony => Box::new(Harmony::new(true, start)),
-            Self::Lfm2 => Box::new(Pythonic::new()),
+            Self::Lfm2 => Box::new(Pythonic::new(&LFM2)),
+            Self::Olmo3 => Box::new(Pythonic::new(&OLMO3)),
+            Self::KimiK2 => Box::new(Sections::new(&KIMI)),
+            Self::Nemotron => Box::new(Marked::new(&NEMOTRON)),
+            Self::Granite => Box::new(Marked::new(&GRANITE)),
+            Self::Phi4Mini => Box::new(Marked::new(&PHI4)),
+            Self::Hunyuan => Box::new(Marked::new(&HUNYUAN)),
         }
     }
 }
@@ -220,18 +261,24 @@ impl FromStr for ToolFormat {
 
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
         Ok(match name {
-            "hermes" | "qwen" | "qwen2_5" | "qwen3" => Self::Hermes,
+            "hermes" | "qwen" | "qwen2_5" | "qwen3" | "granite4" | "ernie45" => Self::Hermes,
             "qwen3_coder" | "qwen3_xml" => Self::QwenXml,
             "llama3_json" | "llama4_json" => Self::Llama3,
             "mistral" => Self::Mistral,
             "deepseek_v3" | "deepseek_v31" => Self::DeepSeek,
-            "glm45" | "glm47" => Self::Glm,
+            "glm45" | "glm47" | "poolside_v1" => Self::Glm,
             "functiongemma" => Self::FunctionGemma,
             "gemma4" => Self::Gemma4,
             "openai" | "harmony" => Self::Harmony,
             "lfm2" => Self::Lfm2,
+            "olmo3" => Self::Olmo3,
+            "kimi_k2" => Self::KimiK2,
+            "nemotron_json" | "llama_nemotron_json" => Self::Nemotron,
+            "granite" => Self::Granite,
+            "phi4_mini_json" => Self::Phi4Mini,
+            "hunyuan_a13b" => Self::Hunyuan,
             _ => {
-                let known = "hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai, lfm2";
+                let known = "hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai, lfm2, olmo3, kimi_k2, nemotron_json, granite, phi4_mini_json, hunyuan_a13b";
                 return Err(UnknownFormat { name: name.into(), known });
             }
         })

@@ -24,6 +24,9 @@ fn a_reader_holds_no_more_than_is_reserved_for_it() {
         (ToolFormat::Glm, "<tool_call>f\n<arg_key>", ""),
         (ToolFormat::Gemma4, "<|tool_call>call:f{a:", ""),
         (ToolFormat::Harmony, "<|channel|>", ""),
+        (ToolFormat::Olmo3, "<function_calls>f(a=", ""),
+        (ToolFormat::KimiK2, "<|tool_call_begin|>", ""),
+        (ToolFormat::Nemotron, "<TOOLCALL>[{\"arguments\": {\"a\": \"", "\"}, \"name\": \"f"),
     ] {
         let reasoning = (format == ToolFormat::Harmony).then_some(ReasoningFormat::Harmony);
         let spec = Spec { reasoning, start: Start::Turn, tools: Some((format, Arc::clone(&tools))), ..Spec::default() };

@@ -102,7 +102,7 @@ impl Format for Gemma {
                 }
             },
             State::Broken => {
-                if broken_call_ends(&mut self.watch, c, self.markers[1], out) {
+                if broken_call_ends(&mut self.watch, c, &self.markers[1..2], out) {
                     self.state = State::Text;
                 }
             }

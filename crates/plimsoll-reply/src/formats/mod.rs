@@ -1,22 +1,22 @@
 //! The formats in which models write tool calls, behind one trait.
 
 mod call;
-mod deepseek;
 mod gemma;
 mod harmony;
-mod hermes;
 mod llama;
+mod marked;
 mod mistral;
 mod pythonic;
+mod sections;
 mod tagged;
 
-pub(crate) use deepseek::DeepSeek;
 pub(crate) use gemma::Gemma;
 pub(crate) use harmony::Harmony;
-pub(crate) use hermes::Hermes;
 pub(crate) use llama::Llama;
+pub(crate) use marked::{GRANITE, HERMES, HUNYUAN, Marked, NEMOTRON, PHI4};
 pub(crate) use mistral::Mistral;
-pub(crate) use pythonic::Pythonic;
+pub(crate) use pythonic::{LFM2, OLMO3, Pythonic};
+pub(crate) use sections::{DEEPSEEK, KIMI, Sections};
 pub(crate) use tagged::{GLM, QWEN_XML, Tagged};
 
 use crate::event::Outlet;
@@ -58,13 +58,13 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.len() <= NAME_BYTES_MAX && text.chars().all(legal)
 }
 
-/// Takes a character of a call with invalid arguments, which pass unchanged. True if `close` has ended the call.
-fn broken_call_ends(watch: &mut Watch, c: char, close: &str, out: &mut Outlet) -> bool {
+/// Takes a character of a call with invalid arguments, which pass unchanged. True if one of `closes` has ended the call.
+fn broken_call_ends(watch: &mut Watch, c: char, closes: &[&str], out: &mut Outlet) -> bool {
     let mut text = String::new();
     let marker = watch.step(c, &mut text);
     out.arguments(&text);
     match marker {
-        Some(marker) if marker == close => {
+        Some(marker) if closes.contains(&marker) => {
             out.skip();
             out.end();
             true

@@ -1,5 +1,6 @@
-//! LFM2: a list of calls in Python's notation, `<|tool_call_start|>[name(key="text", n=1), other()]<|tool_call_end|>`. Arguments are
-//! turned into JSON as they come.
+//! Calls in Python's notation: LFM2's list, `<|tool_call_start|>[name(key="text", n=1), other()]<|tool_call_end|>`, and
+//! OLMo 3's lines, `<function_calls>name(key="text", n=1)` and further calls, each in a line of its own. Arguments are turned
+//! into JSON as they come.
 
 use super::tagged::escape;
 use super::{Format, NAME_BYTES_MAX, broken_call_ends, is_name};
@@ -7,13 +8,27 @@ use crate::event::Outlet;
 use crate::hold::{HELD_BYTES_MAX, hold};
 use crate::watch::Watch;
 
-const START: &str = "<|tool_call_start|>";
-const END: &str = "<|tool_call_end|>";
+/// The calls of one family.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    /// Opens the calls, and closes them.
+    pub markers: &'static [&'static str; 2],
+    /// A line break separates two calls, not a comma alone.
+    lines: bool,
+}
+
+/// LFM2 and LFM2.5.
+pub(crate) const LFM2: Calls = Calls { markers: &["<|tool_call_start|>", "<|tool_call_end|>"], lines: false };
+
+/// OLMo 3.
+pub(crate) const OLMO3: Calls = Calls { markers: &["<function_calls>", "</function_calls>"], lines: true };
+
 /// The deepest nesting of arguments.
 const DEPTH_MAX: usize = 128;
 
 #[derive(Debug)]
 pub(crate) struct Pythonic {
+    calls: &'static Calls,
     watch: Watch,
     state: State,
     /// A call has ended, and the list may still end.
@@ -23,18 +38,18 @@ pub(crate) struct Pythonic {
 #[derive(Debug)]
 enum State {
     Text,
-    /// Up to the parenthesis; holds all that was read, with the opening marker or the comma before it.
+    /// Up to the parenthesis; holds all that was read, with the opening marker, the comma or the line break before it.
     Head(String),
     Arguments(Notation),
-    /// After a call, where a comma, a bracket or the closing marker may follow.
+    /// After a call, where a comma, a line break, a bracket or the closing marker may follow.
     After,
     /// Invalid arguments: they pass unchanged up to the closing marker.
     Broken,
 }
 
 impl Pythonic {
-    pub fn new() -> Self {
-        Self { watch: Watch::new(&[START, END]), state: State::Text, closing: false }
+    pub fn new(calls: &'static Calls) -> Self {
+        Self { calls, watch: Watch::new(calls.markers), state: State::Text, closing: false }
     }
 
     fn text(&mut self, c: char, out: &mut Outlet) {
@@ -44,7 +59,7 @@ impl Pythonic {
         out.content(&text);
         self.closing &= text.trim().is_empty();
         match marker {
-            Some(START) => self.state = State::Head(START.into()),
+            Some(marker) if marker == self.calls.markers[0] => self.state = State::Head(marker.into()),
             Some(marker) if !std::mem::take(&mut self.closing) => out.content(marker),
             Some(_) => out.skip(),
             None => {}
@@ -53,8 +68,9 @@ impl Pythonic {
 
     fn head(&mut self, c: char, out: &mut Outlet) {
         let State::Head(held) = &mut self.state else { return };
-        let first = held.starts_with(START);
-        let after = format!("{}{c}", &held[if first { START.len() } else { ",".len() }..]);
+        let start = self.calls.markers[0];
+        let first = held.starts_with(start);
+        let after = format!("{}{c}", &held[if first { start.len() } else { 1 }..]);
         let after = after.trim_start();
         // A single call may come without the list's bracket.
         let name = if first { after.strip_prefix('[').unwrap_or(after).trim_start() } else { after };
@@ -76,7 +92,8 @@ impl Pythonic {
 
     fn after(&mut self, c: char, out: &mut Outlet) {
         match c {
-            ',' => self.state = State::Head(",".into()),
+            ',' => self.state = State::Head(c.into()),
+            '\n' if self.calls.lines => self.state = State::Head(c.into()),
             ']' => {
                 out.skip();
                 self.state = State::Text;
@@ -107,7 +124,7 @@ impl Format for Pythonic {
                 }
             },
             State::Broken => {
-                if broken_call_ends(&mut self.watch, c, END, out) {
+                if broken_call_ends(&mut self.watch, c, &self.calls.markers[1..], out) {
                     self.state = State::Text;
                 }
             }
@@ -115,7 +132,11 @@ impl Format for Pythonic {
     }
 
     fn in_call(&self) -> bool {
-        !matches!(self.state, State::Text | State::After)
+        match &self.state {
+            State::Text | State::After => false,
+            State::Head(held) => !held.trim().is_empty(),
+            State::Arguments(_) | State::Broken => true,
+        }
     }
 
     fn finish(&mut self, out: &mut Outlet) {

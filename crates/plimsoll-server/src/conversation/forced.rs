@@ -80,9 +80,7 @@ fn thinking(rules: &ReplyRules, budget: Option<ReasoningBudget>) -> ApiResult<Op
 /// format has no such grammar: many clients mark all tools as strict, so this is not an error.
 fn within_text(state: &ModelState, tools: &ToolUse) -> ApiResult<Option<Source>> {
     let format = state.served.formats.tools;
-    // In Llama's format no marker begins a call, and harmony's calls are outside of the text.
-    let told = |format: &ToolFormat| !matches!(format, ToolFormat::Harmony | ToolFormat::Llama3);
-    if format.filter(|format| forced_format(*format) == *format).filter(told).is_none() {
+    if format.filter(|format| forced_format(*format) == *format && is_held_in_text(*format)).is_none() {
         // A grammar that the client gave is kept, or refused.
         return match tools.custom.iter().find(|custom| custom.input.is_some()) {
             None => Ok(None),
@@ -96,6 +94,19 @@ fn within_text(state: &ModelState, tools: &ToolUse) -> ApiResult<Option<Source>>
         };
     }
     calls(state, tools, |function| function["strict"] == true).map(|calls| Some(Source::TextWithCalls(calls)))
+}
+
+/// Whether a grammar can hold the calls of this format where they stand in text.
+fn is_held_in_text(format: ToolFormat) -> bool {
+    match format {
+        // Several markers begin a call, or none does.
+        ToolFormat::Llama3 | ToolFormat::Granite | ToolFormat::Phi4Mini => false,
+        // Calls are outside of the text.
+        ToolFormat::Harmony => false,
+        // The model numbers its calls, and no style has numbers.
+        ToolFormat::KimiK2 => false,
+        _ => true,
+    }
 }
 
 /// The possible calls. `kept`: whether a function's arguments must match its schema.
@@ -144,14 +155,20 @@ fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
         ToolFormat::Mistral if arguments_marker => {
             CallStyle { marker: "[TOOL_CALLS]", before: "[TOOL_CALLS]", between: "[ARGS]", ..plain }
         }
-        ToolFormat::Mistral => CallStyle {
-            marker: "[TOOL_CALLS]",
-            open: "[TOOL_CALLS][",
-            before: "{\"name\": \"",
-            between: "\", \"arguments\": ",
-            after: "}",
-            next: ", ",
-            close: "]",
+        ToolFormat::Mistral => list("[TOOL_CALLS]", "[TOOL_CALLS][", "]"),
+        ToolFormat::Nemotron => list("<TOOLCALL>", "<TOOLCALL>[", "]</TOOLCALL>"),
+        ToolFormat::Granite => list("<|tool_call|>", "<|tool_call|>[", "]"),
+        ToolFormat::Phi4Mini => list("<|tool_call|>", "<|tool_call|>[", "]<|/tool_call|>"),
+        ToolFormat::Hunyuan => list("<tool_calls>", "<tool_calls>[", "]</tool_calls>"),
+        // Without a number, the server gives the call its id.
+        ToolFormat::KimiK2 => CallStyle {
+            marker: "<|tool_calls_section_begin|>",
+            open: "<|tool_calls_section_begin|>",
+            before: "<|tool_call_begin|>functions.",
+            between: "<|tool_call_argument_begin|>",
+            after: "<|tool_call_end|>",
+            close: "<|tool_calls_section_end|>",
+            ..plain
         },
         ToolFormat::DeepSeek => CallStyle {
             marker: "<｜tool▁calls▁begin｜>",
@@ -179,9 +196,43 @@ fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
     }
 }
 
+/// Calls as a list of JSON objects.
+fn list(marker: &'static str, open: &'static str, close: &'static str) -> CallStyle {
+    let (before, between) = ("{\"name\": \"", "\", \"arguments\": ");
+    CallStyle { marker, open, before, between, after: "}", next: ", ", close }
+}
+
 #[cfg(test)]
 mod tests {
+    use plimsoll_reply::{Event, ReplyParser, Spec, Tools};
+
     use super::*;
+
+    /// What a grammar lets a model write, the reader of its format takes for calls.
+    #[test]
+    fn forced_calls_are_read_in_every_format() {
+        use ToolFormat as F;
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        let known = Arc::new(Tools::from_openai(&tools));
+        let own = [F::Llama3, F::Mistral, F::DeepSeek, F::KimiK2, F::Nemotron, F::Granite, F::Phi4Mini, F::Hunyuan];
+        let others = [F::Hermes, F::Harmony, F::QwenXml, F::Glm, F::FunctionGemma, F::Gemma4, F::Lfm2, F::Olmo3];
+        for format in own.into_iter().chain(others).map(forced_format) {
+            for arguments_marker in [false, true] {
+                let CallStyle { marker, open, before, between, after, next, close } = style(format, arguments_marker);
+                assert!(open.starts_with(marker) || before.starts_with(marker), "{format:?}");
+                let call = format!("{before}f{between}{{\"a\": 1}}{after}");
+                let text = format!("{open}{call}{next}{call}{close}");
+                let tools = Some((format, Arc::clone(&known)));
+                let mut parser = ReplyParser::new(&Spec { tools, ..Spec::default() });
+                let mut events = Vec::new();
+                parser.push(&text, &mut events);
+                parser.finish(&mut events);
+                let begin = Event::CallBegin { name: "f".into(), id: None };
+                let call = [begin, Event::Arguments("{\"a\": 1}".into()), Event::CallEnd];
+                assert_eq!(events, [call.clone(), call].concat(), "{text}");
+            }
+        }
+    }
 
     #[test]
     fn a_function_without_parameters_takes_no_arguments() {

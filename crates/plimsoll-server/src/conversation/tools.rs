@@ -217,11 +217,21 @@ pub(crate) fn as_chat_tool(
 /// The format in which calls under a grammar are written: the model's own where its arguments are JSON, else Hermes's.
 pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
     match format {
-        ToolFormat::Hermes | ToolFormat::Llama3 | ToolFormat::Mistral | ToolFormat::DeepSeek | ToolFormat::Harmony => {
-            format
-        }
-        ToolFormat::QwenXml | ToolFormat::Glm | ToolFormat::FunctionGemma | ToolFormat::Gemma4 | ToolFormat::Lfm2 => {
-            ToolFormat::Hermes
-        }
+        ToolFormat::Hermes
+        | ToolFormat::Llama3
+        | ToolFormat::Mistral
+        | ToolFormat::DeepSeek
+        | ToolFormat::Harmony
+        | ToolFormat::KimiK2
+        | ToolFormat::Nemotron
+        | ToolFormat::Granite
+        | ToolFormat::Phi4Mini
+        | ToolFormat::Hunyuan => format,
+        ToolFormat::QwenXml
+        | ToolFormat::Glm
+        | ToolFormat::FunctionGemma
+        | ToolFormat::Gemma4
+        | ToolFormat::Lfm2
+        | ToolFormat::Olmo3 => ToolFormat::Hermes,
     }
 }

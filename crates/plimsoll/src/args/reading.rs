@@ -9,7 +9,7 @@ use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 /// Flags about what a model writes and reads, each model's own.
 #[derive(Debug, Default, Args)]
 pub struct ReadingArgs {
-    /// Format of the model's tool calls: auto (read from the chat template), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai, lfm2.
+    /// Format of the model's tool calls: auto (read from the chat template), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai, lfm2, olmo3, kimi_k2, nemotron_json, granite, phi4_mini_json, hunyuan_a13b.
     #[arg(long, default_value = "auto")]
     pub tool_call_parser: Choice<ToolFormat>,
     /// Format of the model's reasoning: auto (read from the chat template), none, think (also qwen3, deepseek_r1, glm45), mistral, seed_oss, gemma4, openai.

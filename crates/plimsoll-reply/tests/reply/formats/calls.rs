@@ -256,6 +256,10 @@ fn memory_is_bounded() {
         (ToolFormat::Gemma4, "<|tool_call>call:", ""),
         (ToolFormat::Harmony, "<|channel|>", ""),
         (ToolFormat::Lfm2, "<|tool_call_start|>[", ""),
+        (ToolFormat::Olmo3, "<function_calls>", ""),
+        (ToolFormat::KimiK2, "<|tool_call_begin|>", ""),
+        (ToolFormat::Nemotron, "<TOOLCALL>[{\"name\": \"f\", \"note\": \"", ""),
+        (ToolFormat::Granite, "<|tool_call|>[{\"arguments\": {\"a\": \"", ""),
     ] {
         let text = format!("{head}{long}");
         let (content, calls) = brief(format, &text);

@@ -1,6 +1,7 @@
 //! Every format, whole and cut at any place.
 
 mod calls;
+mod families;
 
 use std::sync::Arc;
 
@@ -173,6 +174,20 @@ fn formats_are_known_by_their_templates() {
         ("<|tool_call>call <|channel>thought", Some(ToolFormat::Gemma4), Some(ReasoningFormat::Gemma4)),
         ("List of tools: <|tool_list_start|>[", Some(ToolFormat::Lfm2), None),
         ("<tool_call>{{name}}<arg_key></think>", Some(ToolFormat::Glm), Some(ReasoningFormat::Think)),
+        ("<TOOLCALL>[{{…}}]</TOOLCALL> <think>", Some(ToolFormat::Nemotron), Some(ReasoningFormat::Think)),
+        ("respond only with <|tool_call|> followed by a list", Some(ToolFormat::Granite), None),
+        ("'<|tool|>' + tools + '<|/tool|>'", Some(ToolFormat::Phi4Mini), None),
+        ("<|tool_call|>{…}<|/tool_call|>", Some(ToolFormat::Phi4Mini), None),
+        ("<tool_calls>[{\"name\": …}]</tool_calls>", Some(ToolFormat::Hunyuan), None),
+        ("within <function_calls></function_calls> tags", Some(ToolFormat::Olmo3), None),
+        (
+            "<|tool_calls_section_begin|><|tool_call_begin|>{{id}} <think>",
+            Some(ToolFormat::KimiK2),
+            Some(ReasoningFormat::Think),
+        ),
+        // Tags of families that no reader knows.
+        ("<tool_calls>\n<tool_call>", Some(ToolFormat::Hermes), None),
+        ("<x:function_calls>", None, None),
         ("<|im_start|>", None, None),
     ] {
         assert_eq!(ToolFormat::of_template(template), tool, "{template}");
@@ -221,11 +236,12 @@ fn words(format: ToolFormat) -> Vec<&'static str> {
         "a=1",
         ")",
         "\\x4",
+        "functions.f:0",
     ]);
     words
 }
 
-pub const ALL: [ToolFormat; 10] = [
+pub const ALL: [ToolFormat; 16] = [
     ToolFormat::Hermes,
     ToolFormat::QwenXml,
     ToolFormat::Llama3,
@@ -236,6 +252,12 @@ pub const ALL: [ToolFormat; 10] = [
     ToolFormat::Gemma4,
     ToolFormat::Harmony,
     ToolFormat::Lfm2,
+    ToolFormat::Olmo3,
+    ToolFormat::KimiK2,
+    ToolFormat::Nemotron,
+    ToolFormat::Granite,
+    ToolFormat::Phi4Mini,
+    ToolFormat::Hunyuan,
 ];
 
 proptest! {
