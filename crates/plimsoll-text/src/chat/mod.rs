@@ -56,6 +56,8 @@ pub struct ChatTemplate {
     prompt_bytes_max: usize,
     /// Whether it finds a message's text only in a list of parts.
     wants_parts: bool,
+    /// Whether the tools that it is given change its prompts.
+    shows_tools: bool,
     /// What renders conversations with tools instead.
     tool_use: Option<Box<ChatTemplate>>,
 }
@@ -77,12 +79,28 @@ impl ChatTemplate {
             environment: environment(),
             prompt_bytes_max: PROMPT_BYTES_MAX,
             wants_parts: false,
+            shows_tools: false,
             tool_use: None,
         };
         shielded(TextError::BadTemplate, || program::compile(&template.source).map(drop))?;
         let parts = json!([{"type": "text", "text": MARK}]);
         template.wants_parts = !template.shows(&MARK.into()) && template.shows(&parts);
+        template.shows_tools = template.source.contains("tools") && template.shows_a_tool();
         Ok(template)
+    }
+
+    /// Whether a prompt with a tool differs from the one without. Some templates take tools from a message, and ignore those
+    /// that they are given. True for a template that refuses the conversations of this test.
+    fn shows_a_tool(&self) -> bool {
+        let parameters = json!({"type": "object", "properties": {}});
+        let function = json!({"name": "probe", "description": "A probe.", "parameters": parameters});
+        let tools = json!([{"type": "function", "function": function}]);
+        let message = |role: &str| json!({"role": role, "content": "x"});
+        let prompt = |messages: &Json, tools| self.render(messages, tools, Ending::Open, &Map::new()).ok();
+        let conversations = [json!([message("user")]), json!([message("system"), message("user")])];
+        let with_tool: Vec<Option<String>> = conversations.iter().map(|all| prompt(all, Some(&tools))).collect();
+        let refused = with_tool.iter().all(Option::is_none);
+        refused || conversations.iter().zip(with_tool).any(|(all, with)| with.is_some() && with != prompt(all, None))
     }
 
     /// Whether the prompt for one message with this content has [`MARK`].
@@ -115,7 +133,7 @@ impl ChatTemplate {
 
     /// Whether the template shows tools to its model.
     pub fn knows_tools(&self) -> bool {
-        self.source.contains("tools")
+        self.shows_tools
     }
 
     /// The prompt for `messages`.

@@ -71,6 +71,22 @@ fn a_template_that_reads_only_parts_gets_parts() {
 }
 
 #[test]
+fn a_template_knows_tools_if_they_change_its_prompts() {
+    let knows = |source: &str| ChatTemplate::new(source, "", "").unwrap().knows_tools();
+    assert!(knows("{% if tools %}{{ tools | tojson }}{% endif %}"));
+    assert!(knows("{% if tools %}Write calls as JSON.{% endif %}"));
+    assert!(knows("{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"));
+    assert!(knows("{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}"));
+    // Nothing shows that these tools would be ignored.
+    assert!(knows("{{ raise_exception('no such roles') }}{{ tools }}"));
+    // The tools of a message, as in Phi-4-mini, are not the request's.
+    assert!(!knows(
+        "{% for m in messages %}{{ m.content }}{{ '<|tool|>' + m.tools + '<|/tool|>' if m.tools }}{% endfor %}"
+    ));
+    assert!(!knows("{% for m in messages %}{{ m.content }}{% endfor %}"));
+}
+
+#[test]
 fn extras_cannot_replace_the_messages() {
     let chat = ChatTemplate::new("{{ messages[0].content }}{{ flag }}", "", "").unwrap();
     let extra = json!({"messages": [{"content": "forged"}], "flag": 7}).as_object().unwrap().clone();
