@@ -20,7 +20,7 @@ use crate::media::MediaSpec;
 use crate::metrics::Metrics;
 use crate::request::Request;
 use crate::request::outbox::Reader;
-use crate::request::state::{Message, RequestState};
+use crate::request::state::{Arrival, RequestState};
 use crate::shared::Shared;
 pub use crate::status::Status;
 use crate::watch::host::EngineHost;
@@ -48,7 +48,7 @@ pub struct EngineHandle {
     pub(crate) shared: Arc<Shared>,
     /// The host of several engines that share one memory limit; none of a single engine.
     pub(crate) engine_host: Option<Arc<EngineHost>>,
-    pub(crate) arrivals: SyncSender<Message>,
+    pub(crate) arrivals: SyncSender<Arrival>,
     pub(crate) epoch: Instant,
 }
 

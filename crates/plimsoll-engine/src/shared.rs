@@ -11,7 +11,7 @@ use plimsoll_memory::{Component, Ledger, Plan};
 use crate::api::admission::Reservations;
 use crate::api::limits::Limits;
 use crate::api::options::STALL_LIMIT;
-use crate::cache::stats::CacheStats;
+use crate::cache::stats::{CacheStats, ClearCalls};
 use crate::cache::{KvEventLog, SavedPrefixes};
 use crate::media::MediaSpec;
 use crate::memory::footprint::Accounts;
@@ -67,7 +67,8 @@ pub(crate) struct Shared {
     pub ledger: Arc<Ledger>,
     pub metrics: Metrics,
     pub status: Status,
-    pub cached: CacheStats,
+    pub cache_stats: CacheStats,
+    pub clear_calls: ClearCalls,
     /// Places and host bytes of requests in the system.
     pub reservations: Arc<Reservations>,
     pub shutdown: Shutdown,
@@ -83,7 +84,8 @@ impl Shared {
             ledger,
             metrics: Metrics::default(),
             status: Status::default(),
-            cached: CacheStats::default(),
+            cache_stats: CacheStats::default(),
+            clear_calls: ClearCalls::default(),
             reservations: Arc::new(Reservations::new(limits.host_bytes)),
             shutdown: Shutdown::default(),
             facts: StartFacts::default(),

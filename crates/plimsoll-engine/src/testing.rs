@@ -21,7 +21,7 @@ use crate::cache::{KvCache, KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, Stat
 use crate::handle::EngineHandle;
 use crate::media::MediaSpec;
 use crate::request::Request;
-use crate::request::state::{Message, RequestState};
+use crate::request::state::{Arrival, RequestState};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
@@ -204,13 +204,13 @@ impl<R: Runner> Bench<R> {
     }
 }
 
-/// The engine without its thread: a test turns it round by round, so that everything happens in one order.
+/// The engine without its thread: a test runs its iterations one by one, so that everything happens in one order.
 pub struct ByHand<R>(Worker<R>);
 
 impl<R: Runner> ByHand<R> {
     /// Takes what has arrived and does one step.
-    pub fn round(&mut self) {
-        self.0.round();
+    pub fn run_iteration(&mut self) {
+        self.0.run_iteration();
     }
 }
 
@@ -267,7 +267,7 @@ enum Outcome {
 }
 
 impl Engine {
-    fn run(mut self, inbox: &Receiver<Message>) {
+    fn run(mut self, inbox: &Receiver<Arrival>) {
         while self.receive(inbox) {
             if self.observed.frozen.load(Ordering::Acquire) {
                 continue;
@@ -280,7 +280,7 @@ impl Engine {
     }
 
     /// Takes what has arrived, waiting a moment for it. False when every handle is gone.
-    fn receive(&mut self, inbox: &Receiver<Message>) -> bool {
+    fn receive(&mut self, inbox: &Receiver<Arrival>) -> bool {
         let wait = if self.active.is_empty() { 20_000 } else { 200 };
         match inbox.recv_timeout(Duration::from_micros(wait)) {
             Ok(first) => {
@@ -296,9 +296,9 @@ impl Engine {
     fn admit(&mut self, mut arrival: NewSeq<RequestState>) {
         // The request with its prompt and pins back; the detokenizer has its special ids.
         let request =
-            Request { prompt: arrival.tokens.clone(), pins: arrival.pins.clone(), ..arrival.work.request.clone() };
+            Request { prompt: arrival.tokens.clone(), pins: arrival.pins.clone(), ..arrival.payload.request.clone() };
         let script = (self.script)(&request);
-        let outbox = &mut arrival.work.outbox;
+        let outbox = &mut arrival.payload.outbox;
         if let Some(n) = request.prompt_logprobs {
             let own = |(i, id): (usize, &u32)| report(*id, n, i == 0);
             let reports: Vec<_> = request.prompt.iter().enumerate().map(own).collect();
@@ -306,23 +306,23 @@ impl Engine {
         }
         outbox.progress().scheduled();
         outbox.progress().stands(RequestPhase::Prefill, 0, [0; 3]);
-        self.observed.constrained.fetch_add(arrival.work.constraint.is_some().into(), Ordering::AcqRel);
+        self.observed.constrained.fetch_add(arrival.payload.constraint.is_some().into(), Ordering::AcqRel);
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(request);
         }
         self.active.push(Active { arrival, script, due: Instant::now(), text_bytes: 0, text_chars: 0 });
     }
 
-    /// One round over all requests. False when a script stopped the engine.
+    /// One iteration over all requests. False when a script stopped the engine.
     fn step(&mut self) -> bool {
         let now = Instant::now();
         let mut stops = false;
         let observed = &self.observed;
         self.active.retain_mut(|active| {
             // A reader that goes because of what it is told now has not left.
-            let gone = active.arrival.work.outbox.reader_gone();
+            let gone = active.arrival.payload.outbox.reader_gone();
             let outcome = active.advance(now);
-            active.arrival.work.outbox.wake_reader();
+            active.arrival.payload.outbox.wake_reader();
             match outcome {
                 _ if gone => {
                     observed.aborted.fetch_add(1, Ordering::AcqRel);
@@ -342,7 +342,7 @@ impl Engine {
         let running = self.active.len() as u64;
         observed.active.store(running, Ordering::Release);
         self.shared.status.running.store(running, Ordering::Release);
-        self.shared.cached.asked().into_iter().for_each(|asked| self.shared.cached.done(asked));
+        self.shared.clear_calls.asked().into_iter().for_each(|asked| self.shared.clear_calls.done(asked));
         self.shared.status.steps.fetch_add(1, Ordering::AcqRel);
         self.shared.status.iterations.fetch_add(1, Ordering::AcqRel);
         let progress = self.epoch.elapsed().as_millis() as u64;
@@ -359,7 +359,7 @@ impl Active {
         let Some(step) = self.script.next() else {
             return Outcome::Goes;
         };
-        let outbox = &mut self.arrival.work.outbox;
+        let outbox = &mut self.arrival.payload.outbox;
         if let Step::Token(..) = step {
             outbox.progress().stands(RequestPhase::Decode, 0, [0; 3]);
         }
@@ -370,7 +370,7 @@ impl Active {
                 outbox.push(|delta| (delta.drafted_tokens, delta.accepted_tokens) = (drafted, accepted));
             }
             Step::Token(id, text) => {
-                let logprobs = self.arrival.work.request.logprobs.map(|n| report(id, n, false));
+                let logprobs = self.arrival.payload.request.logprobs.map(|n| report(id, n, false));
                 let token = TokenOut { id, text_offset: self.text_bytes, text_chars: self.text_chars, logprobs };
                 self.text_bytes += text.len() as u32;
                 self.text_chars += text.chars().count() as u32;

@@ -144,7 +144,7 @@ impl Bodies {
     }
 }
 
-fn prompt(state: &ModelState, mut conversation: crate::conversation::messages::Conversation) -> ApiResult<()> {
+fn prompt(state: &ModelState, mut conversation: crate::conversation::prompt::Conversation) -> ApiResult<()> {
     if conversation.needs_fetch() {
         return Ok(());
     }

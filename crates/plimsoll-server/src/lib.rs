@@ -2,8 +2,8 @@
 //!
 //! A request's way: [`serve`] accepts a connection, `body` reads it under a byte budget, `fields` takes it apart
 //! field by field, `chat`, `completions`, `messages`, `responses` or `ollama` turn it into engine requests (on a blocking thread, never on the event
-//! loop), `conversation` submits them and reads what the engine answers. The API's own `respond` writes a whole answer, its `shape` the events of a
-//! stream.
+//! loop), `conversation` submits them and reads what the engine answers. The API's own `respond` writes a whole answer, its `stream_writer` the
+//! events of a stream.
 //!
 //! A server of several models (`models`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
 //! request to its handlers, which are the same.

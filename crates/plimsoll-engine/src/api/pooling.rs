@@ -56,14 +56,14 @@ impl Embed {
     }
 }
 
-/// What has been collected so far, in a block that is reserved before the request is accepted.
+/// The pooled hidden state of one sequence, as collected so far. Its memory is reserved before the request is accepted.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct PooledRow {
     values: Vec<f32>,
     rows: usize,
 }
 
-impl Pool {
+impl PooledRow {
     /// Room for `size` numbers; none without memory for it.
     pub fn reserve(size: u32) -> Option<Self> {
         let mut values = Vec::new();
@@ -77,7 +77,7 @@ impl Pool {
         self.rows = 0;
     }
 
-    /// The next position's state joins a mean.
+    /// Adds the hidden state of the next position to a mean.
     pub fn add(&mut self, row: &[f32]) {
         self.rows += 1;
         if self.rows == 1 {
@@ -87,7 +87,7 @@ impl Pool {
         self.values.iter_mut().zip(row).for_each(|(sum, x)| *sum += x);
     }
 
-    /// This row is the answer.
+    /// Replaces what was collected by this row.
     pub fn set(&mut self, row: &[f32]) {
         debug_assert!(row.len() <= self.values.capacity(), "room was reserved for it");
         self.values.clear();
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_mean_is_the_same_in_any_chunks_and_starts_over() {
         let rows = [[1.0, -2.0], [0.5, 4.0], [3.0, 1.0]];
-        let mut pool = Pool::reserve(2).unwrap();
+        let mut pool = PooledRow::reserve(2).unwrap();
         pool.add(&rows[2]);
         pool.clear();
         rows.iter().for_each(|row| pool.add(row));
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn what_is_no_number_is_no_answer() {
         for row in [&[f32::NAN][..], &[f32::INFINITY], &[]] {
-            let mut pool = Pool::reserve(1).unwrap();
+            let mut pool = PooledRow::reserve(1).unwrap();
             pool.set(row);
             assert!(pool.finish().is_err());
         }

@@ -1,5 +1,4 @@
-//! The prefix cache from outside: what it holds and has done, and the request to forget it all, which the engine thread serves
-//! between two steps.
+//! The prefix cache from outside: its numbers, and calls that clear it, which the engine thread serves between two steps.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -10,7 +9,7 @@ use tokio::sync::futures::Notified;
 
 use crate::cache::IndexStats;
 
-/// What the engine thread tells about the prefix cache after every step.
+/// Numbers of the prefix cache, which the engine thread writes after every step.
 #[derive(Debug, Default)]
 pub(crate) struct CacheStats {
     /// Pages in the prefix tree, held by sequences or by the tree alone.
@@ -20,10 +19,14 @@ pub(crate) struct CacheStats {
     pub inserted: AtomicU64,
     pub pinned: AtomicU64,
     pub evicted: AtomicU64,
-    /// Number of calls to [`crate::EngineHandle::clear_cache`], and how many of them are done.
-    clears_asked: AtomicU64,
-    clears_done: AtomicU64,
-    cleared: Notify,
+}
+
+/// Calls to [`crate::EngineHandle::clear_cache`], which the engine thread serves.
+#[derive(Debug, Default)]
+pub(crate) struct ClearCalls {
+    asked: AtomicU64,
+    done: AtomicU64,
+    woken: Notify,
 }
 
 impl CacheStats {
@@ -35,43 +38,45 @@ impl CacheStats {
         stats.evicted_pages - self.evicted.swap(stats.evicted_pages, Release)
     }
 
-    /// For the engine thread: so many tokens of a prompt were found, of so many. Said once a request, however often it is computed anew.
+    /// Called by the engine thread once a request, however often it is computed anew: `found` of its `of` prompt tokens were cached.
     pub fn looked_up(&self, found: usize, of: usize) {
         self.hit_tokens.fetch_add(found as u64, Release);
         self.miss_tokens.fetch_add(of.saturating_sub(found) as u64, Release);
     }
+}
 
+impl ClearCalls {
     /// Asks the engine thread to clear the cache. Returns the number of this call.
     pub fn ask(&self) -> u64 {
-        self.clears_asked.fetch_add(1, Release) + 1
+        self.asked.fetch_add(1, Release) + 1
     }
 
     /// Whether the clear call of this number is done.
     pub fn is_done(&self, asked: u64) -> bool {
-        self.clears_done.load(Acquire) >= asked
+        self.done.load(Acquire) >= asked
     }
 
     /// Resolves when waiting clear calls are woken after this call.
     pub fn woken(&self) -> Notified<'_> {
-        self.cleared.notified()
+        self.woken.notified()
     }
 
     /// For the engine thread: the number of the newest clear call, if it is not done yet. [`Self::done`] takes this
     /// number.
     pub fn asked(&self) -> Option<u64> {
-        let asked = self.clears_asked.load(Acquire);
-        (asked > self.clears_done.load(Acquire)).then_some(asked)
+        let asked = self.asked.load(Acquire);
+        (asked > self.done.load(Acquire)).then_some(asked)
     }
 
     /// Marks all clear calls up to `asked` as done. The counters must be up to date by then.
     pub fn done(&self, asked: u64) {
-        self.clears_done.store(asked, Release);
+        self.done.store(asked, Release);
         self.wake();
     }
 
     /// Wakes all waiting clear calls so that they check again.
     pub fn wake(&self) {
-        self.cleared.notify_waiters();
+        self.woken.notify_waiters();
     }
 }
 

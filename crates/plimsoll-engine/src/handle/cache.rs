@@ -9,7 +9,7 @@ use crate::cache::{KvEventLog, PAGE_TOKENS};
 use crate::shared::Shared;
 
 fn report(shared: &Shared) -> CacheReport {
-    let (cached, status) = (&shared.cached, &shared.status);
+    let (cached, status) = (&shared.cache_stats, &shared.status);
     let (pages, kept) = (status.pages_cached.load(Acquire), status.slots_kept.load(Acquire));
     let windows = status.windows_cached.load(Acquire);
     let (page_bytes, slot_bytes) = (shared.page_bytes(), shared.slot_bytes());
@@ -100,12 +100,12 @@ impl EngineHandle {
     /// afterwards. Returns the report before and after, or none when the engine has stopped. Cancel-safe: the engine
     /// clears the cache even if this call is dropped.
     pub async fn clear_cache(&self) -> Option<(CacheReport, CacheReport)> {
-        let cached = &self.shared.cached;
+        let calls = &self.shared.clear_calls;
         let before = self.cache_report();
-        let mine = cached.ask();
+        let mine = calls.ask();
         loop {
-            let told = cached.woken();
-            if cached.is_done(mine) {
+            let told = calls.woken();
+            if calls.is_done(mine) {
                 return Some((before, self.cache_report()));
             }
             if self.stopped() {

@@ -166,7 +166,7 @@ impl SeqMedia {
     }
 
     /// The first position from `computed` on that cannot be computed yet.
-    pub(crate) fn wall(&self, computed: usize) -> Option<usize> {
+    pub(crate) fn first_missing(&self, computed: usize) -> Option<usize> {
         let ahead = self.runs.iter().filter(|run| (run.start + run.len) as usize > computed);
         let mut missing = ahead.filter(|run| !matches!(self.items[run.item as usize].output, Output::Rows(_)));
         missing.next().map(|run| (run.start as usize).max(computed))

@@ -9,10 +9,10 @@ use plimsoll_memory::{Component, Ledger};
 use crate::api::options::Options;
 use crate::cache::{KvEventLog, PAGE_TOKENS, PagePool, PrefixIndex, StatePool, WindowPool, unsaved_bytes};
 use crate::memory::process::ProcessAccount;
-use crate::request::state::{Message, RequestState};
-use crate::runner::step::{DraftRows, StepBuffers};
+use crate::request::state::{Arrival, RequestState};
+use crate::runner::step_buffers::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
-use crate::schedule::scheduler::{Seq, Share, StepLimits};
+use crate::schedule::scheduler::{Seq, StepEntry, StepLimits};
 
 /// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by
 /// doubling, an index at most half full, and a table of two merges a token at most seven eighths full. Measured: 66
@@ -51,9 +51,9 @@ pub(crate) fn sampler_bytes(vocab: usize) -> u64 {
 pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize) -> u64 {
     let places = step.running + max_waiting;
     // One stamp beside each place of a bounded channel.
-    let arrivals = places * (size_of::<Message>() + size_of::<usize>());
+    let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
     // A preempted sequence returns to the queue, so the queue has a place for every sequence.
-    let lists = (places + step.running) * size_of::<Seq<RequestState>>() + 2 * step.running * size_of::<Share>();
+    let lists = (places + step.running) * size_of::<Seq<RequestState>>() + 2 * step.running * size_of::<StepEntry>();
     // Sequences may share pages, and each names all of its own.
     let pages = |step: &StepLimits| step.running * context.div_ceil(PAGE_TOKENS);
     let chunk = step.of_layers();

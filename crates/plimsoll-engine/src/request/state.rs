@@ -13,7 +13,7 @@ use crate::api::admission::{AdmissionPermit, HostBytes};
 use crate::api::constraint::{Constraint, Unfit};
 use crate::api::error::Failure;
 use crate::api::output::{Cause, FinishReason, TokenLogprobs, TokenOut};
-use crate::api::pooling::Pool;
+use crate::api::pooling::PooledRow;
 use crate::api::progress::Progress;
 use crate::cache::PAGE_TOKENS;
 use crate::media::{MediaSpec, SeqMedia};
@@ -25,8 +25,8 @@ use crate::schedule::scheduler::{NewSeq, Pooled};
 use crate::speculation::pace::Drafting;
 use crate::speculation::prompt_lookup::Trail;
 
-/// What the engine thread waits for: a request with all its memory, or nothing but to be woken.
-pub(crate) type Message = Option<NewSeq<RequestState>>;
+/// A message to the engine thread: a new sequence with all its memory. None only wakes the thread.
+pub(crate) type Arrival = Option<NewSeq<RequestState>>;
 
 /// Bytes reserved for the text of one token.
 const PIECE_BYTES: usize = 64;
@@ -39,7 +39,7 @@ pub(crate) struct RequestState {
     /// The grammar of the output; none if it is free.
     pub constraint: Option<Box<dyn Constraint>>,
     /// Collected hidden states, for an embedding or a score.
-    pub pool: Option<Pool>,
+    pub pooled_row: Option<PooledRow>,
     /// The server received it.
     received: Instant,
     scheduled: Option<Instant>,
@@ -103,8 +103,8 @@ impl RequestState {
         piece.try_reserve_exact(PIECE_BYTES).ok()?;
         // The strings were checked: only memory can be short.
         let stops = StopMatcher::new(&request.stop).ok()?.keeping(request.keep_stop);
-        let pool = match request.embed {
-            Some(embed) => Some(Pool::reserve(embed.size)?),
+        let pooled_row = match request.embed {
+            Some(embed) => Some(PooledRow::reserve(embed.size)?),
             None => None,
         };
         let media = match spec {
@@ -119,10 +119,10 @@ impl RequestState {
         let salt = request.cache_salt;
         let (output, embed) = (request.max_tokens as usize, request.embed);
         let reports = request.prompt_logprobs.is_some();
-        let work = Self {
+        let payload = Self {
             counts,
             constraint,
-            pool,
+            pooled_row,
             outbox,
             _permit: permit,
             received: request.received.unwrap_or_else(Instant::now),
@@ -153,7 +153,7 @@ impl RequestState {
             window_pages,
             media,
             pins,
-            ..NewSeq::new(tokens, output, work).reporting(reports)
+            ..NewSeq::new(tokens, output, payload).reporting(reports)
         };
         Some((new_seq, reader))
     }
@@ -285,8 +285,8 @@ impl RequestState {
 
     /// Ends a pooled request with its result.
     pub fn pooled(&mut self, metrics: &Metrics) -> Result<(), Failure> {
-        if let Some(pool) = &mut self.pool {
-            let values = pool.finish()?;
+        if let Some(row) = &mut self.pooled_row {
+            let values = row.finish()?;
             self.finished = true;
             self.outbox.pooled(values);
             metrics.pooled.inc();

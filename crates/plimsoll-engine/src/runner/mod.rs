@@ -8,7 +8,7 @@ pub mod cpu;
 pub(crate) mod encoder_batch;
 #[cfg(feature = "gpu")]
 pub mod gpu;
-pub(crate) mod step;
+pub(crate) mod step_buffers;
 
 use plimsoll_device::cpu::TableReads;
 use plimsoll_device::{DeviceError, KvGroup, StepInput};

@@ -10,14 +10,14 @@
 //! Generic over what a sequence carries, so that the engine, the simulator and the property tests run the same code.
 
 mod admission;
-mod fill;
 mod layered;
 mod limits;
+mod plan_step;
 mod seq;
 
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
-pub use limits::{Events, PrefillBudget, Share, StepLimits};
+pub use limits::{Events, PrefillBudget, StepEntry, StepLimits};
 pub use seq::{DiskRead, NewSeq, Pooled, Seq};
 
 /// Waiting and running sequences, and the rules between them.
@@ -28,16 +28,16 @@ pub struct Scheduler<T> {
     /// Oldest first. No ring buffer: one that never empties would touch all the memory that is reserved for it.
     waiting: Vec<Seq<T>>,
     running: Vec<Seq<T>>,
-    shares: Vec<Share>,
-    eased: Eased,
+    entries: Vec<StepEntry>,
+    reduced: ReducedLimits,
     prefill_budget: PrefillBudget,
     /// Chunks that were begun layer by layer.
     chunks_begun: u64,
 }
 
-/// Bounds below those of the plan, while memory is short.
+/// Limits below those of the plan, while memory is short.
 #[derive(Clone, Copy, Debug)]
-struct Eased {
+struct ReducedLimits {
     prefill_rows: usize,
     running: usize,
 }
@@ -51,8 +51,8 @@ impl<T> Scheduler<T> {
             // A preempted sequence returns to the queue, so the queue has room for all sequences.
             waiting: Vec::with_capacity(waiting_max + limits.running),
             running: Vec::with_capacity(limits.running),
-            shares: Vec::with_capacity(limits.running),
-            eased: Eased { prefill_rows: limits.rows, running: limits.running },
+            entries: Vec::with_capacity(limits.running),
+            reduced: ReducedLimits { prefill_rows: limits.rows, running: limits.running },
             prefill_budget: PrefillBudget { prompts: limits.rows, long: limits.rows },
             chunks_begun: 0,
         }
@@ -64,15 +64,15 @@ impl<T> Scheduler<T> {
             PrefillBudget { prompts: prefill_budget.prompts.max(1), long: prefill_budget.long.max(1) };
     }
 
-    /// Until told otherwise, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
+    /// Until the next call, steps have at most `prefill_rows` rows of prompts and at most `running` sequences run: newer
     /// ones are preempted now and wait. The oldest runs in any case. Returns how many were preempted.
-    pub fn ease(&mut self, prefill_rows: usize, running: usize) -> u64 {
-        self.eased = Eased {
+    pub fn reduce_limits(&mut self, prefill_rows: usize, running: usize) -> u64 {
+        self.reduced = ReducedLimits {
             prefill_rows: prefill_rows.clamp(1, self.limits.rows),
             running: running.clamp(1, self.limits.running),
         };
         let mut preempted = 0;
-        while self.running.len() > self.eased.running {
+        while self.running.len() > self.reduced.running {
             self.preempt(self.running.len() - 1);
             preempted += 1;
         }
@@ -147,13 +147,13 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Records that the first `rows` rows of a share of the last step count; rows after them were drafts that missed.
-    pub fn commit(&mut self, share: Share, rows: usize) {
-        let seq = &mut self.running[share.seq];
+    /// Records that the first `rows` rows of an entry of the last step were accepted; rows after them were drafts that missed.
+    pub fn commit(&mut self, entry: StepEntry, rows: usize) {
+        let seq = &mut self.running[entry.seq];
         seq.sched.layered = None;
-        seq.computed = share.start + rows;
+        seq.computed = entry.start + rows;
         seq.media.passed(seq.computed);
-        seq.states.advance(share.start, rows, share.keeps_each(self.limits.slots));
+        seq.states.advance(entry.start, rows, entry.keeps_each(self.limits.slots));
         if seq.sched.suspect_until.is_some_and(|position| seq.computed >= position) {
             seq.sched.suspect_until = None;
         }
@@ -162,7 +162,7 @@ impl<T> Scheduler<T> {
     /// All running sequences return to the queue, with nothing computed and nothing held. The caller rebuilds the
     /// tables.
     pub fn start_over(&mut self) {
-        self.shares.clear();
+        self.entries.clear();
         while let Some(mut seq) = self.running.pop() {
             seq.forget();
             self.push(seq);

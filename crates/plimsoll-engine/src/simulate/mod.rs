@@ -16,7 +16,7 @@ use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool, WindowPool};
 use crate::plan::EnginePlan;
 use crate::request::Request;
 use crate::sampling::SamplingParams;
-use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share, StepLimits};
+use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, StepEntry, StepLimits};
 use crate::trace::{Line, Trace};
 
 /// What the imagined machine does in a second.
@@ -108,7 +108,7 @@ pub struct Simulated {
     pub between_tokens: Times,
     /// Pages and slots that were not given back: always 0, or a leak has been found.
     pub lost: u64,
-    /// A number for the whole schedule: every share of every step.
+    /// A number for the whole schedule: every entry of every step.
     pub digest: String,
 }
 
@@ -254,22 +254,22 @@ impl<'a> Simulation<'a> {
         let leaves = line.left();
         let leaves_at = if leaves && outputs == 0 { arrived + seconds(line.ms) } else { f64::INFINITY };
         let (last_token, first, counted) = (arrived, false, false);
-        let work = Job { arrived, leaves_at, outputs, leaves, first, last_token, host_bytes, counted };
-        let new_seq = NewSeq { salt: line.salt, ..NewSeq::new(tokens, request.max_tokens as usize, work) };
+        let payload = Job { arrived, leaves_at, outputs, leaves, first, last_token, host_bytes, counted };
+        let new_seq = NewSeq { salt: line.salt, ..NewSeq::new(tokens, request.max_tokens as usize, payload) };
         let new_seq = new_seq.reporting(line.prompt_logprobs.is_some());
         self.scheduler.push(Seq::new(&self.cache, self.order, self.plan.step.slots, new_seq));
         self.order += 1;
         self.out.host_bytes_peak = self.out.host_bytes_peak.max(self.host_bytes);
     }
 
-    /// One step: sequences of clients that left are dropped, shares are computed, tokens come out, finished sequences
+    /// One step: sequences of clients that left are dropped, entries are computed, tokens come out, finished sequences
     /// go.
     fn step(&mut self) {
         let (now, mut freed, mut left) = (self.now, 0, 0);
         self.scheduler.remove(
-            |seq| seq.work.leaves_at <= now,
+            |seq| seq.payload.leaves_at <= now,
             |gone| {
-                freed += gone.work.host_bytes;
+                freed += gone.payload.host_bytes;
                 left += 1;
             },
         );
@@ -279,58 +279,58 @@ impl<'a> Simulation<'a> {
         if self.scheduler.is_empty() {
             return;
         }
-        let (shares, events) = self.scheduler.schedule();
-        let shares = shares.to_vec();
+        let (entries, events) = self.scheduler.schedule();
+        let entries = entries.to_vec();
         self.out.preempted += events.preempted;
         self.out.steps += 1;
         self.out.running_peak = self.out.running_peak.max(self.scheduler.running().len() as u64);
         let held = self.cache.borrow().pool.used() - self.cache.borrow().pool.idle();
         self.out.pages_peak = self.out.pages_peak.max(held as u64);
-        self.now += self.takes(&shares);
-        shares.iter().for_each(|share| self.compute(*share));
+        self.now += self.takes(&entries);
+        entries.iter().for_each(|entry| self.compute(*entry));
         self.retire();
     }
 
     /// Seconds of a step: whichever takes longer, reading weights, keys and values, or computing.
-    fn takes(&self, shares: &[Share]) -> f64 {
+    fn takes(&self, entries: &[StepEntry]) -> f64 {
         let one = &self.plan.work[1];
-        let rows: usize = shares.iter().map(|share| share.rows).sum();
-        let seen = |most: usize| shares.iter().map(|share| (share.start + share.rows).min(most)).sum::<usize>() as f64;
+        let rows: usize = entries.iter().map(|entry| entry.rows).sum();
+        let seen = |most: usize| entries.iter().map(|entry| (entry.start + entry.rows).min(most)).sum::<usize>() as f64;
         let bytes = |group| self.plan.kv.page_bytes(group) as f64 / PAGE_TOKENS as f64;
         let kv = seen(usize::MAX) * bytes(KvGroup::Whole)
             + seen(self.plan.kv.window().unwrap_or(0)) * bytes(KvGroup::Window);
-        let state = shares.len() as f64 * one.state_bytes as f64;
+        let state = entries.len() as f64 * one.state_bytes as f64;
         let read = (one.weight_bytes as f64 + kv + state) / self.rates.bytes;
         read.max(rows as f64 * one.flops as f64 / self.rates.flops)
     }
 
-    fn compute(&mut self, share: Share) {
-        self.out.computed_rows += share.rows as u64;
-        self.scheduler.commit(share, share.rows);
-        let seq = &mut self.scheduler.running_mut()[share.seq];
-        for number in [seq.order, share.start as u64, share.rows as u64] {
+    fn compute(&mut self, entry: StepEntry) {
+        self.out.computed_rows += entry.rows as u64;
+        self.scheduler.commit(entry, entry.rows);
+        let seq = &mut self.scheduler.running_mut()[entry.seq];
+        for number in [seq.order, entry.start as u64, entry.rows as u64] {
             self.digest = (self.digest ^ number).wrapping_mul(0x0100_0000_01b3);
         }
-        let work = &mut seq.work;
-        if !std::mem::replace(&mut work.counted, true) {
-            self.out.cached_tokens += share.start as u64;
+        let payload = &mut seq.payload;
+        if !std::mem::replace(&mut payload.counted, true) {
+            self.out.cached_tokens += entry.start as u64;
         }
         seq.logits_from = seq.logits_from.max(seq.computed.min(seq.prompt_len));
         let generated = (seq.tokens.len() - seq.prompt_len) as u64;
-        if seq.computed == seq.tokens.len() && generated < work.outputs {
-            if std::mem::replace(&mut work.first, true) {
-                self.between.push(self.now - work.last_token);
+        if seq.computed == seq.tokens.len() && generated < payload.outputs {
+            if std::mem::replace(&mut payload.first, true) {
+                self.between.push(self.now - payload.last_token);
             } else {
-                self.firsts.push(self.now - work.arrived);
+                self.firsts.push(self.now - payload.arrived);
             }
-            work.last_token = self.now;
+            payload.last_token = self.now;
             self.out.output_tokens += 1;
             // Each sequence gets tokens of its own: outputs of different sequences share no pages.
             let token = (seq.order.wrapping_mul(0x9e37_79b9) ^ generated) as u32 % self.limits.vocab_size;
             seq.tokens.push(token);
             seq.logits_from = seq.tokens.len() - 1;
         }
-        self.scheduler.publish(share.seq);
+        self.scheduler.publish(entry.seq);
     }
 
     /// Takes out sequences with all their output. A sequence with a client that leaves is dropped, not finished.
@@ -339,11 +339,11 @@ impl<'a> Simulation<'a> {
             let seq = &self.scheduler.running()[index];
             let said = (seq.tokens.len() - seq.prompt_len) as u64;
             let computed = seq.computed >= seq.prompt_len;
-            if said < seq.work.outputs || !computed || (seq.work.leaves && seq.work.outputs == 0) {
+            if said < seq.payload.outputs || !computed || (seq.payload.leaves && seq.payload.outputs == 0) {
                 continue;
             }
-            self.host_bytes -= seq.work.host_bytes;
-            let (order, leaves) = (seq.order, seq.work.leaves);
+            self.host_bytes -= seq.payload.host_bytes;
+            let (order, leaves) = (seq.order, seq.payload.leaves);
             if leaves {
                 self.scheduler.remove(|seq| seq.order == order, drop);
                 self.out.left += 1;

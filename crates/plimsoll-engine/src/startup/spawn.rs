@@ -19,7 +19,7 @@ use crate::media::MediaSpec;
 use crate::memory::footprint::Accounts;
 use crate::memory::lease::MemoryLease;
 use crate::plan::EnginePlan;
-use crate::request::state::{Message, SharedTokenizer};
+use crate::request::state::{Arrival, SharedTokenizer};
 use crate::runner::Runner;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
@@ -137,10 +137,10 @@ fn complete(shared: &Shared, kv: &KvShape, eos: &[u32], media: Option<MediaSpec>
 }
 
 /// The handle of the engine, and where its arrivals come out.
-fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options) -> (EngineHandle, Receiver<Message>) {
+fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options) -> (EngineHandle, Receiver<Arrival>) {
     let limits = &shared.limits;
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
-    let (arrivals, receiver) = sync_channel::<Message>(queue.max(1));
+    let (arrivals, receiver) = sync_channel::<Arrival>(queue.max(1));
     hosted.iter().for_each(|hosted| hosted.register(shared));
     let engine_host = hosted.map(|hosted| Arc::clone(hosted.engine_host()));
     let handle = EngineHandle { shared: Arc::clone(shared), engine_host, arrivals, epoch: Instant::now() };

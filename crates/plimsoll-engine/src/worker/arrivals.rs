@@ -11,12 +11,12 @@ use crate::schedule::scheduler::{NewSeq, Seq};
 
 impl<R: Runner> Worker<R> {
     /// Queues an arrival. A panic ends only this request: its outbox delivers the error when it is dropped.
-    pub(super) fn accept(&mut self, mut arrival: NewSeq<RequestState>) {
+    pub(super) fn enqueue(&mut self, mut arrival: NewSeq<RequestState>) {
         let queued = catch_unwind(AssertUnwindSafe(|| {
             faults::site(Site::Accept);
             // A draft that is not verified could break the grammar.
-            if self.drafts.per_seq_max == 0 || (self.drafts.optimistic && arrival.work.constraint.is_some()) {
-                arrival.work.drafting().stop();
+            if self.drafts.per_seq_max == 0 || (self.drafts.optimistic && arrival.payload.constraint.is_some()) {
+                arrival.payload.drafting().stop();
             }
             self.scheduler.push(Seq::new(&self.cache, self.arrived, self.limits.slots, arrival));
             self.arrived += 1;

@@ -97,7 +97,7 @@ impl Encoding {
 
 impl<R: Runner> Worker<R> {
     /// Encodes one batch of media of the running sequences, if there are any.
-    pub(super) fn encode(&mut self) {
+    pub(super) fn run_encoders(&mut self) {
         let Some(mut encoding) = self.encoding.take() else { return };
         let ran = catch_unwind(AssertUnwindSafe(|| self.encode_with(&mut encoding)));
         self.encoding = Some(encoding);
@@ -137,7 +137,7 @@ impl<R: Runner> Worker<R> {
                     Ok(()) => {}
                     Err(MediaError::OutputsBusy { .. }) => claims = false,
                     // Checked at submission.
-                    Err(error) => seq.work.fail(error.to_string()),
+                    Err(error) => seq.payload.fail(error.to_string()),
                 }
             }
             let mut from = 0;
@@ -186,7 +186,7 @@ impl<R: Runner> Worker<R> {
             let Job { seq, item } = encoding.batch[at];
             let seq = &mut self.scheduler.running_mut()[seq];
             // Outputs stored before the failure are found. A request that failed with another item needs no more.
-            if seq.media.found(item) || seq.work.failed() {
+            if seq.media.found(item) || seq.payload.failed() {
                 continue;
             }
             if let Err(error) = self.run_jobs(encoding, at..at + 1) {
@@ -199,7 +199,7 @@ impl<R: Runner> Worker<R> {
         self.shared.metrics.encoder_failures.inc();
         let error = MediaError::Encoder(error.to_owned());
         tracing::error!(%error, "a request ends: its medium cannot be encoded");
-        self.scheduler.running_mut()[job.seq].work.fail(error.to_string());
+        self.scheduler.running_mut()[job.seq].payload.fail(error.to_string());
     }
 
     /// Encodes some of the batch together and stores the outputs. A panic becomes an error.

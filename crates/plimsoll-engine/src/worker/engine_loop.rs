@@ -10,7 +10,7 @@ use super::{Worker, panic_message};
 use crate::runner::Runner;
 use crate::shared::Shared;
 
-/// How long an idle engine waits for an arrival before its next round.
+/// How long an idle engine waits for an arrival before its next iteration.
 const IDLE_WAIT: Duration = Duration::from_millis(200);
 
 /// The same while prefixes are still on their way to the disk.
@@ -22,7 +22,7 @@ struct Stopped(Arc<Shared>);
 impl Drop for Stopped {
     fn drop(&mut self) {
         self.0.shutdown.stopped.store(true, Release);
-        self.0.cached.wake();
+        self.0.clear_calls.wake();
     }
 }
 
@@ -32,9 +32,9 @@ impl<R: Runner> Worker<R> {
         let _stopped = Stopped(Arc::clone(&self.shared));
         loop {
             let open = self.wait();
-            self.round();
+            self.run_iteration();
             if self.shared.shutdown.stop.load(Acquire) {
-                self.accept_all();
+                self.enqueue_all();
                 self.end_all("the server is shutting down");
                 self.flush_disk();
                 self.refresh_status();
@@ -47,25 +47,25 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// One round without waiting: arrivals, a step, memory pressure, unused memory. After a panic the requests in
+    /// One iteration without waiting: arrivals, a step, memory pressure, unused memory. After a panic the requests in
     /// flight start again.
-    pub fn round(&mut self) {
-        let clear = self.shared.cached.asked();
-        let round = catch_unwind(AssertUnwindSafe(|| {
+    pub fn run_iteration(&mut self) {
+        let clear = self.shared.clear_calls.asked();
+        let ran = catch_unwind(AssertUnwindSafe(|| {
             if clear.is_some() {
                 self.cache.borrow_mut().clear();
                 self.clear_disk();
                 self.forget_outputs();
                 self.give_pages_back();
             }
-            self.accept_all();
+            self.enqueue_all();
             self.cache.borrow_mut().advance((self.epoch.elapsed().as_secs() / 60) as u32);
-            self.run_iteration();
+            self.run_step();
             self.save_to_disk();
             self.govern();
             self.trim();
         }));
-        if let Err(panic) = round {
+        if let Err(panic) = ran {
             self.shared.metrics.panics.inc();
             let panic = panic_message(panic);
             tracing::error!(panic, "the engine panicked outside any request");
@@ -80,12 +80,12 @@ impl<R: Runner> Worker<R> {
         }
         self.recover_device();
         self.refresh_status();
-        clear.into_iter().for_each(|asked| self.shared.cached.done(asked));
+        clear.into_iter().for_each(|asked| self.shared.clear_calls.done(asked));
     }
 
-    fn accept_all(&mut self) {
+    fn enqueue_all(&mut self) {
         while let Ok(message) = self.arrivals.try_recv() {
-            message.into_iter().for_each(|arrival| self.accept(arrival));
+            message.into_iter().for_each(|arrival| self.enqueue(arrival));
         }
     }
 
@@ -96,7 +96,7 @@ impl<R: Runner> Worker<R> {
         }
         let wait = if self.saves_to_disk() { SAVING_WAIT } else { IDLE_WAIT };
         match self.arrivals.recv_timeout(wait) {
-            Ok(message) => message.into_iter().for_each(|arrival| self.accept(arrival)),
+            Ok(message) => message.into_iter().for_each(|arrival| self.enqueue(arrival)),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return false,
         }

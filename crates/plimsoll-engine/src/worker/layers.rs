@@ -9,10 +9,10 @@ use std::time::Instant;
 use plimsoll_device::StepInput;
 
 use super::Worker;
-use super::iteration::{note_first_step, run_guarded};
+use super::step::{note_first_step, run_guarded};
 use crate::runner::Runner;
-use crate::runner::step::{StepBuffers, reuse};
-use crate::schedule::scheduler::{Share, StepLimits};
+use crate::runner::step_buffers::{StepBuffers, reuse};
+use crate::schedule::scheduler::{StepEntry, StepLimits};
 use crate::speculation::pace::SpeculationPlan;
 
 /// A chunk between two layers.
@@ -34,23 +34,23 @@ impl Layers {
 impl<R: Runner> Worker<R> {
     /// Continues the layered chunk, if there is one. Computes one layer, and those after it that fit into the time that
     /// decoding sequences may wait.
-    pub(super) fn advance_layers(&mut self, next: SpeculationPlan) {
+    pub(super) fn advance_layers(&mut self, speculation: SpeculationPlan) {
         self.drop_layers();
-        let Some((number, share)) = self.scheduler.layered() else { return };
-        match self.run_layers(number, share) {
+        let Some((number, entry)) = self.scheduler.layered() else { return };
+        match self.run_layers(number, entry) {
             Ok(false) => {}
             Ok(true) => {
                 self.layers.begun = None;
                 self.shared.metrics.layered_chunks.inc();
-                self.step.shares.clear();
-                self.step.shares.push(share);
-                self.settle(next);
+                self.step.entries.clear();
+                self.step.entries.push(entry);
+                self.finish_step(speculation);
             }
             Err(error) => {
                 self.layers.begun = None;
                 self.runner.forget();
                 self.shared.metrics.failed_steps.inc();
-                self.scheduler.running_mut()[share.seq].work.fail(error);
+                self.scheduler.running_mut()[entry.seq].payload.fail(error);
             }
         }
     }
@@ -66,15 +66,15 @@ impl<R: Runner> Worker<R> {
     }
 
     /// True if the chunk is done.
-    fn run_layers(&mut self, number: u64, share: Share) -> Result<bool, String> {
+    fn run_layers(&mut self, number: u64, entry: StepEntry) -> Result<bool, String> {
         let Self { runner, scheduler, layers, step: current, prefill_meter, shared, .. } = self;
         let mut began = Instant::now();
         let begins = layers.begun.is_none();
         if begins {
-            note_first_step(&mut scheduler.running_mut()[share.seq], share.start, began, shared);
+            note_first_step(&mut scheduler.running_mut()[entry.seq], entry.start, began, shared);
         }
         let mut media = std::mem::take(&mut current.media_rows);
-        let step = layers.buffers.fill(&[share], scheduler.running(), &mut media);
+        let step = layers.buffers.fill(&[entry], scheduler.running(), &mut media);
         let step = StepInput { media: &media, ..step };
         let mut layer = layers.begun.map_or(0, |(_, layer)| layer);
         let ran = run_guarded(&shared.metrics, || {
@@ -86,10 +86,10 @@ impl<R: Runner> Worker<R> {
                 let done = runner.advance(&step)?;
                 let seconds = began.elapsed().as_secs_f64();
                 began = Instant::now();
-                prefill_meter.observe_layer(layer, share.rows, seconds);
+                prefill_meter.observe_layer(layer, entry.rows, seconds);
                 layer += 1;
                 patience -= seconds;
-                if done || prefill_meter.layer_seconds(layer, share.rows) > patience {
+                if done || prefill_meter.layer_seconds(layer, entry.rows) > patience {
                     return Ok(done);
                 }
             }

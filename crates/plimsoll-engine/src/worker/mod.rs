@@ -8,12 +8,12 @@ mod arrivals;
 mod disk;
 mod encode;
 mod engine_loop;
-mod iteration;
 mod layers;
 mod parts;
-mod pool;
+mod pooling;
 mod sample_rows;
 mod speculate;
+mod step;
 mod upkeep;
 
 use std::sync::Arc;
@@ -22,9 +22,9 @@ use std::time::Instant;
 
 use crate::cache::PAGE_TOKENS;
 use crate::cache::lease::SharedCache;
-use crate::request::state::{Message, RequestState, SharedTokenizer};
+use crate::request::state::{Arrival, RequestState, SharedTokenizer};
 use crate::runner::Runner;
-use crate::runner::step::StepBuffers;
+use crate::runner::step_buffers::StepBuffers;
 use crate::sampling::Sampler;
 use crate::schedule::prefill_budget::PrefillMeter;
 use crate::schedule::scheduler::{Scheduler, StepLimits};
@@ -38,7 +38,7 @@ use parts::{CurrentStep, Drafts, MemoryRelief, Recovery, TokenOutput};
 /// The state of the engine thread.
 pub(crate) struct Worker<R> {
     pub shared: Arc<Shared>,
-    pub arrivals: Receiver<Message>,
+    pub arrivals: Receiver<Arrival>,
     pub epoch: Instant,
     /// Requests that arrived since start.
     arrived: u64,
@@ -63,7 +63,7 @@ pub(crate) struct Worker<R> {
 /// What a worker is built from.
 pub(crate) struct Parts<R> {
     pub shared: Arc<Shared>,
-    pub arrivals: Receiver<Message>,
+    pub arrivals: Receiver<Arrival>,
     pub epoch: Instant,
     pub runner: R,
     pub cache: SharedCache,
@@ -116,8 +116,8 @@ impl<R: Runner> Worker<R> {
             step: CurrentStep {
                 media_rows: buffers.room_for_media(),
                 buffers,
-                shares: Vec::with_capacity(limits.running),
-                counted: Vec::with_capacity(limits.running),
+                entries: Vec::with_capacity(limits.running),
+                accepted: Vec::with_capacity(limits.running),
                 decodes: 0,
             },
             layers,

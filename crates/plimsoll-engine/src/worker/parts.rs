@@ -8,9 +8,9 @@ use plimsoll_memory::heap::GivenUp;
 use crate::memory::governor::Governor;
 use crate::memory::trim::Trim;
 use crate::request::state::SharedTokenizer;
-use crate::runner::step::{DraftRows, StepBuffers};
+use crate::runner::step_buffers::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
-use crate::schedule::scheduler::{Share, StepLimits};
+use crate::schedule::scheduler::{StepEntry, StepLimits};
 use crate::speculation::pace::{Pace, Speculation};
 use crate::worker::speculate::{DraftedSeq, Tally};
 
@@ -19,9 +19,9 @@ pub(super) struct CurrentStep {
     pub buffers: StepBuffers,
     /// Pieces of encoder outputs in it; empty between steps.
     pub media_rows: Vec<MediaRows<'static>>,
-    pub shares: Vec<Share>,
-    /// Rows of each share that count: all but drafts that were rejected.
-    pub counted: Vec<usize>,
+    pub entries: Vec<StepEntry>,
+    /// Rows of each entry that were accepted: all but drafts that were rejected.
+    pub accepted: Vec<usize>,
     /// Sequences that decode in it.
     pub decodes: usize,
 }
@@ -94,9 +94,9 @@ impl MemoryRelief {
 
 /// Progress, for the decision whether to recover, and what a step has broken.
 pub(super) struct Recovery {
-    /// Shares delivered since start, a measure of progress.
+    /// Step entries delivered since start, a measure of progress.
     pub delivered: u64,
-    /// Delivered shares, ended requests and encoded items at the last check, and when the sum last changed.
+    /// Delivered entries, ended requests and encoded items at the last check, and when the sum last changed.
     pub progress: (u64, Instant),
     /// `delivered` and ended requests at the last recovery.
     pub recovered_at: Option<u64>,

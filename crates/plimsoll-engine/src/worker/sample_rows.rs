@@ -12,72 +12,72 @@ use crate::api::output::TokenLogprobs;
 use crate::request::Request;
 use crate::runner::Runner;
 use crate::sampling::{LogprobError, SampleError, Sampler, SamplingParams, TokenCounts, top_logprobs};
-use crate::schedule::scheduler::Share;
+use crate::schedule::scheduler::StepEntry;
 
 impl<R: Runner> Worker<R> {
-    /// Samples and delivers the rows of the last step, and records how many rows of each share were accepted.
+    /// Samples and delivers the rows of the last step, and records how many rows of each entry were accepted.
     pub(super) fn sample_rows(&mut self) {
-        self.step.counted.clear();
+        self.step.accepted.clear();
         let (mut first_row, mut logit_row) = (0, 0);
-        for i in 0..self.step.shares.len() {
-            let share = self.step.shares[i];
-            let counted = match self.scheduler.running()[share.seq].pooled {
-                Some(_) => self.pool_share(share, first_row, logit_row),
-                None => self.sample_share(share, logit_row),
+        for i in 0..self.step.entries.len() {
+            let entry = self.step.entries[i];
+            let accepted = match self.scheduler.running()[entry.seq].pooled {
+                Some(_) => self.pool_entry(entry, first_row, logit_row),
+                None => self.sample_entry(entry, logit_row),
             };
-            first_row += share.rows;
-            logit_row += share.logit_rows;
-            self.step.counted.push(counted);
-            let seq = &mut self.scheduler.running_mut()[share.seq];
-            let of_prompt = seq.prompt_len.saturating_sub(share.start).min(share.rows);
+            first_row += entry.rows;
+            logit_row += entry.logit_rows;
+            self.step.accepted.push(accepted);
+            let seq = &mut self.scheduler.running_mut()[entry.seq];
+            let of_prompt = seq.prompt_len.saturating_sub(entry.start).min(entry.rows);
             self.shared.metrics.prompt_tokens.inc_by(of_prompt as u64);
             seq.drafts.clear();
             self.recovery.delivered += 1;
-            if !seq.work.failed() {
-                self.scheduler.commit(share, counted);
+            if !seq.payload.failed() {
+                self.scheduler.commit(entry, accepted);
             }
         }
     }
 
-    /// Samples one share's rows. Its logits begin with row `logit_row`. Returns how many rows are accepted: checking stops at the first
+    /// Samples one entry's rows. Its logits begin with row `logit_row`. Returns how many rows are accepted: checking stops at the first
     /// draft that differs from the sampled token.
-    fn sample_share(&mut self, share: Share, logit_row: usize) -> usize {
-        let known = share.rows - share.drafts;
-        let first = share.rows - share.logit_rows;
-        let mut counted = known;
+    fn sample_entry(&mut self, entry: StepEntry, logit_row: usize) -> usize {
+        let known = entry.rows - entry.drafts;
+        let first = entry.rows - entry.logit_rows;
+        let mut accepted = known;
         let mut hits = 0;
-        if share.drafts > 0 {
-            self.scheduler.running_mut()[share.seq].work.drafting().check(share.drafts);
+        if entry.drafts > 0 {
+            self.scheduler.running_mut()[entry.seq].payload.drafting().check(entry.drafts);
         }
-        for row in first..share.rows {
-            if row >= counted {
+        for row in first..entry.rows {
+            if row >= accepted {
                 break;
             }
-            let draft_index = (row + 1).checked_sub(known).filter(|index| *index < share.drafts);
-            let draft = draft_index.map(|index| self.scheduler.running()[share.seq].drafts[index]);
-            let deliver = || self.sample_row(share.seq, share.start + row, logit_row + row - first, draft);
+            let draft_index = (row + 1).checked_sub(known).filter(|index| *index < entry.drafts);
+            let draft = draft_index.map(|index| self.scheduler.running()[entry.seq].drafts[index]);
+            let deliver = || self.sample_row(entry.seq, entry.start + row, logit_row + row - first, draft);
             let outcome = catch_unwind(AssertUnwindSafe(deliver));
-            let seq = &mut self.scheduler.running_mut()[share.seq];
+            let seq = &mut self.scheduler.running_mut()[entry.seq];
             match outcome {
                 Ok(Ok(hit)) => hits += usize::from(hit),
                 Ok(Err(failure)) => {
                     self.recovery.non_finite |= matches!(failure, Failure::NonFinite(_));
-                    seq.work.fail(failure);
+                    seq.payload.fail(failure);
                 }
                 Err(panic) => {
                     self.shared.metrics.panics.inc();
-                    seq.work.fail(panic_message(panic));
+                    seq.payload.fail(panic_message(panic));
                 }
             }
-            if hits > counted - known && !seq.work.finished() {
-                counted += 1;
+            if hits > accepted - known && !seq.payload.finished() {
+                accepted += 1;
             }
         }
-        if share.drafts > 0 {
-            self.drafts.tally.checked(share.drafts, hits, &self.shared.metrics);
-            self.drafts.pace.checked(self.scheduler.running_mut()[share.seq].work.drafting().source, hits);
+        if entry.drafts > 0 {
+            self.drafts.tally.checked(entry.drafts, hits, &self.shared.metrics);
+            self.drafts.pace.checked(self.scheduler.running_mut()[entry.seq].payload.drafting().source, hits);
         }
-        counted
+        accepted
     }
 
     /// Handles the logits at `position`: reports the next prompt token, or samples the next token. True if that equals
@@ -90,16 +90,16 @@ impl<R: Runner> Worker<R> {
         draft: Option<u32>,
     ) -> Result<bool, Failure> {
         let seq = &mut self.scheduler.running_mut()[index];
-        if seq.work.finished() {
+        if seq.payload.finished() {
             return Ok(false);
         }
-        if let (Some(n), true) = (seq.work.request.prompt_logprobs, position < seq.prompt_len) {
+        if let (Some(n), true) = (seq.payload.request.prompt_logprobs, position < seq.prompt_len) {
             if position == 0 {
-                seq.work.prompt_logprobs(TokenLogprobs::default())?;
+                seq.payload.prompt_logprobs(TokenLogprobs::default())?;
             }
             if position + 1 < seq.prompt_len {
                 let report = logprobs(self.runner.logits(logit_row), seq.tokens[position + 1], n, None)?;
-                seq.work.prompt_logprobs(report)?;
+                seq.payload.prompt_logprobs(report)?;
             }
             // Recomputing after a preemption must not report twice.
             seq.logits_from = position + 1;
@@ -107,29 +107,29 @@ impl<R: Runner> Worker<R> {
         if position + 1 < seq.tokens.len() {
             return Ok(false);
         }
-        if seq.work.request.max_tokens == 0 {
-            seq.work.end_without_output();
+        if seq.payload.request.max_tokens == 0 {
+            seq.payload.end_without_output();
             return Ok(false);
         }
-        let report = seq.work.request.logprobs;
+        let report = seq.payload.request.logprobs;
         if report.is_some() {
             self.output.raw.clear();
             self.output.raw.extend_from_slice(self.runner.logits(logit_row));
         }
-        let work = &mut seq.work;
-        let most_likely = work.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
-        let grouped_from = work.constraint.as_ref().and_then(|constraint| constraint.grouped_from());
-        let also_report = work.constraint.as_ref().and_then(|constraint| constraint.also_report());
+        let payload = &mut seq.payload;
+        let most_likely = payload.constraint.as_ref().is_some_and(|constraint| constraint.takes_most_likely());
+        let grouped_from = payload.constraint.as_ref().and_then(|constraint| constraint.grouped_from());
+        let also_report = payload.constraint.as_ref().and_then(|constraint| constraint.also_report());
         let chooser =
             &mut Chooser { sampler: &mut self.output.sampler, eos: &self.output.eos, most_likely, grouped_from };
         let token = match draft.filter(|_| self.drafts.optimistic) {
             Some(token) => token,
             None => {
-                let (generated, next_position) = (work.generated, seq.tokens.len());
-                let allowed = work.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
+                let (generated, next_position) = (payload.generated, seq.tokens.len());
+                let allowed = payload.constraint.as_mut().map(|constraint| constraint.allowed()).transpose();
                 let allowed = allowed?.flatten();
-                let unended = allowed.is_some() && generated < work.request.min_tokens;
-                let (request, counts) = (&work.request, &work.counts);
+                let unended = allowed.is_some() && generated < payload.request.min_tokens;
+                let (request, counts) = (&payload.request, &payload.counts);
                 // Sums over groups of tokens need all logits, so the candidates are not enough.
                 let likely = if grouped_from.is_some() { None } else { self.runner.candidates(logit_row) };
                 let likely = likely.and_then(|found| {
@@ -156,9 +156,9 @@ impl<R: Runner> Worker<R> {
         seq.logits_from = seq.tokens.len() - 1;
         let hit = draft == Some(token);
         if hit {
-            seq.work.drafting().hit();
+            seq.payload.drafting().hit();
         }
-        seq.work.token(token, report, &self.output.tokenizer, &self.output.eos, &self.shared.metrics)?;
+        seq.payload.token(token, report, &self.output.tokenizer, &self.output.eos, &self.shared.metrics)?;
         Ok(hit)
     }
 }

@@ -16,7 +16,7 @@ use super::{Worker, panic_message};
 use crate::metrics::Metrics;
 use crate::request::state::RequestState;
 use crate::runner::Runner;
-use crate::runner::step::DraftRows;
+use crate::runner::step_buffers::DraftRows;
 use crate::schedule::scheduler::Seq;
 use crate::speculation::pace::{Source, SpeculationPlan};
 use crate::speculation::prompt_lookup::Continuation;
@@ -58,35 +58,35 @@ pub(super) struct DraftedSeq {
 }
 
 /// Whether all but the sequence's last token are computed, and its mask for the next token is ready.
-fn settled(seq: &mut Seq<RequestState>) -> bool {
-    seq.computed + 1 == seq.tokens.len() && !seq.work.finished() && seq.work.mask_ready(Duration::ZERO)
+fn can_draft(seq: &mut Seq<RequestState>) -> bool {
+    seq.computed + 1 == seq.tokens.len() && !seq.payload.finished() && seq.payload.mask_ready(Duration::ZERO)
 }
 
 impl<R: Runner> Worker<R> {
     /// Prompt lookup: after a step, drafts the tokens that followed an earlier occurrence of the last ones, or that stand where a text
     /// is being repeated.
-    pub(super) fn look_up(&mut self, next: SpeculationPlan) {
-        if !next.draft {
+    pub(super) fn look_up(&mut self, speculation: SpeculationPlan) {
+        if !speculation.draft {
             return;
         }
-        for share in &self.step.shares {
-            let seq = &mut self.scheduler.running_mut()[share.seq];
-            if !settled(seq) {
+        for entry in &self.step.entries {
+            let seq = &mut self.scheduler.running_mut()[entry.seq];
+            if !can_draft(seq) {
                 continue;
             }
-            let Some(Continuation { repeat, resumed }) = seq.work.trail().follow(&seq.tokens) else { continue };
+            let Some(Continuation { repeat, resumed }) = seq.payload.trail().follow(&seq.tokens) else { continue };
             let source = if resumed { Source::Resumed } else { Source::repeat(repeat.length) };
             let want = seq.drafts_useful(self.drafts.per_seq_max);
-            if self.drafts.pace.drafts(next, seq.work.drafting(), source) {
-                seq.work.drafting().source = source;
+            if self.drafts.pace.drafts(speculation, seq.payload.drafting(), source) {
+                seq.payload.drafting().source = source;
                 seq.drafts.extend(repeat.guesses(&seq.tokens).take(want));
             }
         }
     }
 
     /// Runs the draft head after a step.
-    pub(super) fn draft(&mut self, next: SpeculationPlan) {
-        self.plan_first_pass(next);
+    pub(super) fn draft(&mut self, speculation: SpeculationPlan) {
+        self.plan_first_pass(speculation);
         if self.drafts.passes.is_empty() {
             return;
         }
@@ -97,10 +97,12 @@ impl<R: Runner> Worker<R> {
             Err(panic) => Some(panic_message(panic)),
         };
         // Drafts are not output: their counts are removed again.
-        for share in &self.step.shares {
-            let seq = &mut self.scheduler.running_mut()[share.seq];
-            if seq.work.request.sampling.needs_counts() {
-                seq.drafts.iter().for_each(|id| seq.work.counts.remove_output(*id).expect("added when it was guessed"));
+        for entry in &self.step.entries {
+            let seq = &mut self.scheduler.running_mut()[entry.seq];
+            if seq.payload.request.sampling.needs_counts() {
+                seq.drafts
+                    .iter()
+                    .for_each(|id| seq.payload.counts.remove_output(*id).expect("added when it was guessed"));
             }
         }
         if let Some(error) = error {
@@ -120,32 +122,32 @@ impl<R: Runner> Worker<R> {
     }
 
     /// The head's first rows: prompt rows, and the settled rows of sequences that draft.
-    fn plan_first_pass(&mut self, next: SpeculationPlan) {
+    fn plan_first_pass(&mut self, speculation: SpeculationPlan) {
         self.drafts.passes.clear();
         self.drafts.drafted.clear();
         let mut from = 0;
         // Rows that a pass may have beside those of the step, which a draft model goes back over after a pause.
-        let computed: usize = self.step.shares.iter().map(|share| share.rows).sum();
+        let computed: usize = self.step.entries.iter().map(|entry| entry.rows).sum();
         let mut spare = if self.limits.draft_model { self.limits.rows.saturating_sub(computed) } else { 0 };
-        for (share, counted) in self.step.shares.iter().zip(&self.step.counted) {
-            let seq = &mut self.scheduler.running_mut()[share.seq];
-            let prompt = next.fill && (share.start < seq.prompt_len || (share.rows > 1 && share.drafts == 0));
-            let wanted = settled(seq) && self.drafts.pace.drafts(next, seq.work.drafting(), Source::Head);
+        for (entry, accepted) in self.step.entries.iter().zip(&self.step.accepted) {
+            let seq = &mut self.scheduler.running_mut()[entry.seq];
+            let prompt = speculation.fill && (entry.start < seq.prompt_len || (entry.rows > 1 && entry.drafts == 0));
+            let wanted = can_draft(seq) && self.drafts.pace.drafts(speculation, seq.payload.drafting(), Source::Head);
             // The next token of a row must be known.
-            let rows = (*counted).min(seq.tokens.len() - 1 - share.start);
-            if (prompt || wanted) && rows > 0 && !seq.work.failed() {
+            let rows = (*accepted).min(seq.tokens.len() - 1 - entry.start);
+            if (prompt || wanted) && rows > 0 && !seq.payload.failed() {
                 let want = if wanted { seq.room_for_drafts(self.drafts.per_seq_max) } else { 0 };
-                let start = if want > 0 { seq.draft_from(share.start, spare) } else { share.start };
-                spare -= share.start - start;
-                let rows = rows + share.start - start;
+                let start = if want > 0 { seq.draft_from(entry.start, spare) } else { entry.start };
+                spare -= entry.start - start;
+                let rows = rows + entry.start - start;
                 seq.draft_over(start, rows);
                 let wanted = want > 0;
-                self.drafts.passes.push(DraftRows { seq: share.seq, start, rows, from, wanted });
+                self.drafts.passes.push(DraftRows { seq: entry.seq, start, rows, from, wanted });
                 if wanted {
-                    self.drafts.drafted.push(DraftedSeq { seq: share.seq, want });
+                    self.drafts.drafted.push(DraftedSeq { seq: entry.seq, want });
                 }
             }
-            from += share.rows;
+            from += entry.rows;
         }
     }
 
@@ -180,15 +182,15 @@ impl<R: Runner> Worker<R> {
     /// sampled.
     fn guess(&mut self, index: usize, row: usize) -> bool {
         let seq = &mut self.scheduler.running_mut()[index];
-        let (work, ahead) = (&mut seq.work, seq.drafts.len());
+        let (payload, ahead) = (&mut seq.payload, seq.drafts.len());
         let mut chooser = Chooser {
             sampler: &mut self.output.sampler,
             eos: &self.output.eos,
             most_likely: false,
             grouped_from: None,
         };
-        let (generated, position) = (work.generated + ahead as u32, seq.tokens.len() + ahead);
-        let (request, counts) = (&work.request, &work.counts);
+        let (generated, position) = (payload.generated + ahead as u32, seq.tokens.len() + ahead);
+        let (request, counts) = (&payload.request, &payload.counts);
         let likely = self.runner.candidates(row);
         let likely =
             likely.and_then(|found| chooser.sample_from_top(found, request, counts, generated, position, None));
@@ -197,8 +199,8 @@ impl<R: Runner> Worker<R> {
             None => chooser.sample(self.runner.logits(row), request, counts, generated, position, None),
         };
         let Ok(token) = chosen else { return false };
-        if work.request.sampling.needs_counts() {
-            work.counts.add_output(token).expect("room for every token of the answer");
+        if payload.request.sampling.needs_counts() {
+            payload.counts.add_output(token).expect("room for every token of the answer");
         }
         seq.drafts.push(token);
         true

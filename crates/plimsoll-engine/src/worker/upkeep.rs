@@ -53,7 +53,7 @@ impl<R: Runner> Worker<R> {
         let encoded = self.encoding.as_ref().map_or(0, |encoding| encoding.done);
         // Sequences of a slow grammar continue together, when the last one's mask is ready.
         let held = self.scheduler.running().iter().filter(|seq| seq.waits_for_mask);
-        let moved = held.fold(0_u64, |sum, seq| sum.wrapping_add(seq.work.moved()));
+        let moved = held.fold(0_u64, |sum, seq| sum.wrapping_add(seq.payload.moved()));
         let now = (self.recovery.delivered + self.ended() + encoded + self.outputs_read().1).wrapping_add(moved);
         if now != self.recovery.progress.0 || self.scheduler.is_empty() {
             self.recovery.progress = (now, Instant::now());
@@ -140,7 +140,7 @@ impl<R: Runner> Worker<R> {
         } else {
             usize::MAX
         };
-        let preempted = self.scheduler.ease(prefill_rows, running);
+        let preempted = self.scheduler.reduce_limits(prefill_rows, running);
         self.shared.metrics.preemptions.inc_by(preempted);
         if level < DegradationLevel::Preempt {
             self.relief.given_up = None;
@@ -149,7 +149,7 @@ impl<R: Runner> Worker<R> {
             self.relief.given_up.get_or_insert_with(heap::give_up_reserve);
             if let Some(mut seq) = self.scheduler.give_up_newest() {
                 tracing::warn!("the newest request is given up: memory ran short on this machine");
-                seq.work.fail(Failure::Memory);
+                seq.payload.fail(Failure::Memory);
                 self.shared.metrics.failed.inc();
             }
         }
@@ -160,14 +160,14 @@ impl<R: Runner> Worker<R> {
         for seq in self.scheduler.running() {
             let phase = match seq.decoding() {
                 true => RequestPhase::Decode,
-                false if seq.at_wall() => RequestPhase::Encode,
+                false if seq.waits_for_encoder() => RequestPhase::Encode,
                 false => RequestPhase::Prefill,
             };
             let held = [seq.pages.pages().len(), seq.pages.windows_held(), seq.states.held()];
-            seq.work.progress().stands(phase, seq.computed, held);
+            seq.payload.progress().stands(phase, seq.computed, held);
         }
         for seq in self.scheduler.waiting() {
-            seq.work.progress().stands(RequestPhase::Waiting, 0, [0; 3]);
+            seq.payload.progress().stands(RequestPhase::Waiting, 0, [0; 3]);
         }
         let status = &self.shared.status;
         let cache = self.cache.borrow();
@@ -190,7 +190,7 @@ impl<R: Runner> Worker<R> {
         }
         if let Some(index) = &cache.index {
             status.prefix_cache.store(true, Release);
-            self.shared.metrics.evicted_pages.inc_by(self.shared.cached.refresh(&index.stats()));
+            self.shared.metrics.evicted_pages.inc_by(self.shared.cache_stats.refresh(&index.stats()));
             index.kv_event_log().into_iter().for_each(|log| log.wake());
         }
         if let Some(encoding) = &self.encoding {
@@ -212,7 +212,7 @@ impl<R: Runner> Worker<R> {
             }
         }
         status.iterations.fetch_add(1, Release);
-        // A round without a step delivered is no progress.
+        // An iteration without a delivered step is no progress.
         let progress = self.recovery.progress.1.duration_since(self.epoch);
         status.progress_ms.store(progress.as_millis() as u64, Release);
     }

@@ -219,7 +219,7 @@ pub fn drive<R: Runner>(hand: &mut ByHand<R>, mut readers: Vec<Reader>, mut afte
     let mut answers: Vec<Answer> = readers.iter().map(|_| Answer::default()).collect();
     let mut round = 0;
     while answers.iter().any(|answer| answer.finish.is_none() && answer.error.is_none()) {
-        hand.round();
+        hand.run_iteration();
         for (answer, reader) in answers.iter_mut().zip(&mut readers) {
             reader.take().into_iter().for_each(|delta| answer.add(delta));
         }

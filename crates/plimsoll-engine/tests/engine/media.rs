@@ -180,14 +180,14 @@ fn decoding_waits_for_one_media_batch_at_most() {
     let (engine, mut hand) = by_hand(bench);
     let decoding = Mixed::new(&engine).text(&prompt(1, 4));
     let mut reader = engine.submit(decoding.request(40)).unwrap();
-    hand.round();
+    hand.run_iteration();
     let many = Mixed::new(&engine).image(1, 2, 2).image(2, 2, 2).image(3, 2, 2).image(4, 2, 2).text(&[5]);
     let many_reader = engine.submit(many.request(2)).unwrap();
     // It is let in.
-    hand.round();
+    hand.run_iteration();
     let mut said = reader.take().map_or(0, |delta| delta.tokens.len());
     for round in 1..=4 {
-        hand.round();
+        hand.run_iteration();
         said += reader.take().map_or(0, |delta| delta.tokens.len());
         assert_eq!((seen.images.load(Relaxed), said), (round, 2 + round as usize), "a token for every picture");
         assert_eq!(
@@ -215,7 +215,7 @@ fn a34_a_image_that_cannot_be_encoded_ends_its_request_alone() {
         let metrics = engine.metrics();
         assert_eq!((metrics.encoder_failures.get(), metrics.failed.get(), metrics.encoded_media.get()), (1, 1, 3));
         drop((good, bad));
-        hand.round();
+        hand.run_iteration();
         all_back(&engine);
     }
 }

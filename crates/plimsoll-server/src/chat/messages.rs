@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::tools;
 use crate::conversation::content::{add_medium, add_text};
 use crate::conversation::custom;
-use crate::conversation::messages::Conversation;
+use crate::conversation::prompt::Conversation;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Arguments, Fields, MAX_NODES, cache_control, check_nodes};
 use crate::media::MediaParser;

@@ -3,7 +3,7 @@
 pub(crate) mod messages;
 pub(crate) mod request;
 mod respond;
-mod shape;
+mod stream_writer;
 pub(crate) mod tools;
 
 use std::sync::Arc;
@@ -25,11 +25,11 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
     });
     let (request, held) = parsed.await?;
     let submission = request.prepare_on_worker(&state, held).await?;
-    let mut request = submission.start(&state, state.server.ids.request("chatcmpl"), "chat").await?;
-    if request.submission.common.stream {
-        let shape = shape::ChatStream::new(&request);
-        return Ok(stream::response(request, shape));
+    let mut active = submission.start(&state, state.server.ids.request("chatcmpl"), "chat").await?;
+    if active.submission.common.stream {
+        let writer = stream_writer::ChatStream::new(&active);
+        return Ok(stream::response(active, writer));
     }
-    let collected = collect(&mut request).await?;
-    Ok(respond::whole(request, collected))
+    let collected = collect(&mut active).await?;
+    Ok(respond::whole(active, collected))
 }

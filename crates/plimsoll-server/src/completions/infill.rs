@@ -11,7 +11,7 @@ use crate::conversation::active::ActiveRequest;
 use crate::conversation::clock::Clock;
 use crate::conversation::infill::{Gap, extra, tokens};
 use crate::conversation::params::Common;
-use crate::conversation::stream::{self, Shape};
+use crate::conversation::stream::{self, StreamWriter};
 use crate::conversation::submission::Submission;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
@@ -29,14 +29,14 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
         Ok(submission)
     });
     let submission = parsed.await?;
-    let mut request = submission.start(&state, state.server.ids.request("infill"), "infill").await?;
+    let mut active = submission.start(&state, state.server.ids.request("infill"), "infill").await?;
     let mut reply = Reply { clock, text: String::new(), end: None };
-    if request.submission.common.stream {
-        return Ok(stream::response(request, reply));
+    if active.submission.common.stream {
+        return Ok(stream::response(active, reply));
     }
-    request.each(|_, _, delta| reply.take(delta)).await?;
-    let held = request.take_held();
-    Ok(json(&reply.last(&request, &reply.text), held))
+    active.each(|_, _, delta| reply.take(delta)).await?;
+    let held = active.take_held();
+    Ok(json(&reply.last(&active, &reply.text), held))
 }
 
 /// Parses and tokenizes. Runs on a text worker.
@@ -157,7 +157,7 @@ impl Reply {
     }
 }
 
-impl Shape for Reply {
+impl StreamWriter for Reply {
     fn open(&mut self, _request: &ActiveRequest, _out: &mut Events) {}
 
     fn delta(&mut self, request: &ActiveRequest, _choice: usize, delta: Delta, out: &mut Events) {

@@ -3,7 +3,7 @@
 pub(crate) mod infill;
 pub(crate) mod request;
 mod respond;
-mod shape;
+mod stream_writer;
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
         Ok(submission)
     });
     let submission = parsed.await?;
-    let mut request = submission.start(&state, state.server.ids.request("cmpl"), "completions").await?;
-    if request.submission.common.stream {
-        let shape = shape::CompletionStream::new(&request);
-        return Ok(stream::response(request, shape));
+    let mut active = submission.start(&state, state.server.ids.request("cmpl"), "completions").await?;
+    if active.submission.common.stream {
+        let writer = stream_writer::CompletionStream::new(&active);
+        return Ok(stream::response(active, writer));
     }
-    let collected = collect(&mut request).await?;
-    Ok(respond::whole(request, collected))
+    let collected = collect(&mut active).await?;
+    Ok(respond::whole(active, collected))
 }

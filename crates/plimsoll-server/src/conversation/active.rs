@@ -22,12 +22,12 @@ use crate::http::budget::Held;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED, cancelled, cut};
 use crate::http::ids::now_s;
-use crate::http::rates::Client;
+use crate::http::rates::RateBuckets;
 use crate::otlp::Asked;
 use crate::state::config::ServerConfig;
 use crate::state::model::ModelState;
 use crate::state::request_log::RequestLog;
-use crate::state::running::Ticket;
+use crate::state::running::RunningGuard;
 use crate::state::server::{ServerPhase, reached};
 
 type Choices = SelectAll<Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>>>;
@@ -43,7 +43,8 @@ pub(crate) enum Event {
     Failed(ApiError),
 }
 
-enum News {
+/// What a request waits for.
+enum Occurrence {
     Choice(Option<(usize, Delta)>),
     Cancelled,
     Cut,
@@ -61,14 +62,14 @@ pub(crate) struct ActiveRequest {
     pub submission: Submission,
     choices: Choices,
     phase: watch::Receiver<ServerPhase>,
-    last_news: Instant,
+    last_output: Instant,
     deadline: Option<Instant>,
     /// Choices that have not finished yet. At 0, the deadline and the shutdown do not end the request.
     unfinished: usize,
     tally: Tally,
     log: RequestLog,
-    ticket: Option<Ticket>,
-    client: Option<Arc<Client>>,
+    guard: Option<RunningGuard>,
+    rate_buckets: Option<Arc<RateBuckets>>,
     bytes: AnswerBytes,
 }
 
@@ -80,7 +81,7 @@ impl ActiveRequest {
         api: &'static str,
         submission: Submission,
         readers: Vec<Reader>,
-        ticket: Ticket,
+        guard: RunningGuard,
         bytes: AnswerBytes,
     ) -> Self {
         let prompt_tokens = submission.prompts.iter().map(|p| p.ids.len() as u64).sum();
@@ -90,22 +91,22 @@ impl ActiveRequest {
         let (sampling, max_tokens) = (&submission.common.sampling, submission.common.max_tokens);
         let (temperature, top_p, top_k) = (sampling.temperature, sampling.top_p, sampling.top_k);
         let asked = Asked { max_tokens, temperature, top_p, top_k };
-        if let Some(client) = &caller.client {
-            client.charge(prompt_tokens);
+        if let Some(buckets) = &caller.rate_buckets {
+            buckets.charge(prompt_tokens);
         }
         Self {
             state: Arc::clone(state),
             phase: state.server.phase.subscribe(),
-            last_news: now,
+            last_output: now,
             deadline: state.server.config.request_timeout.map(|timeout| now + timeout),
             unfinished: readers.len(),
             tally: Tally::new(prompt_tokens, readers.len(), n),
-            client: caller.client.clone(),
+            rate_buckets: caller.rate_buckets.clone(),
             log: RequestLog::new(state, &id, api, readers.len(), prompt_tokens, caller)
                 .streaming(submission.common.stream)
                 .watching(asked, readers.iter().map(Reader::watch))
                 .recorded(submission.record(state, api)),
-            ticket: Some(ticket),
+            guard: Some(guard),
             bytes,
             id,
             created: now_s(),
@@ -123,16 +124,16 @@ impl ActiveRequest {
         let readers = submission.submit(&self.state, now.into_std(), again)?;
         bytes.join(self.bytes.take());
         self.bytes = bytes;
-        if let Some(ticket) = &self.ticket {
-            ticket.watch(readers.iter().map(Reader::watch).collect());
+        if let Some(guard) = &self.guard {
+            guard.watch(readers.iter().map(Reader::watch).collect());
         }
         let prompt_tokens = submission.prompts.iter().map(|p| p.ids.len() as u64).sum();
-        if let Some(client) = &self.client {
-            client.charge(prompt_tokens);
+        if let Some(buckets) = &self.rate_buckets {
+            buckets.charge(prompt_tokens);
         }
         self.tally.turn(prompt_tokens, readers.len(), submission.common.n as usize);
         self.log.turn(prompt_tokens, readers.len(), submission.record(&self.state, api));
-        (self.unfinished, self.last_news) = (readers.len(), now);
+        (self.unfinished, self.last_output) = (readers.len(), now);
         self.choices = readers.into_iter().enumerate().map(|(i, reader)| outputs(i, reader)).collect();
         self.submission = submission;
         Ok(())
@@ -142,17 +143,17 @@ impl ActiveRequest {
     pub async fn interrupted(&mut self) -> ApiError {
         let error = tokio::select! {
             biased;
-            () = cancellation(self.ticket.as_ref()) => cancelled(),
+            () = cancellation(self.guard.as_ref()) => cancelled(),
             () = reached(&mut self.phase, ServerPhase::Cut) => cut(),
             () = at(self.deadline) => late(&self.state.server.config, false),
         };
-        self.fails(error.clone());
+        self.record_failure(error.clone());
         error
     }
 
-    /// Keeps so many bytes of the byte budget for the output of the turns so far.
-    pub fn settle(&mut self, bytes: u64) -> Result<(), ApiError> {
-        self.bytes.settle(bytes)
+    /// From now on holds exactly `bytes` of the byte budget for the output of the turns so far.
+    pub fn hold_exactly(&mut self, bytes: u64) -> Result<(), ApiError> {
+        self.bytes.hold_exactly(bytes)
     }
 
     /// Records that the model's turn has ended and the request goes on.
@@ -161,13 +162,13 @@ impl ActiveRequest {
     }
 
     /// Records that a request has finished that went on after a turn of the model.
-    pub fn finishes(&mut self) {
-        self.note(&Event::Done);
+    pub fn record_finish(&mut self) {
+        self.record(&Event::Done);
     }
 
     /// Records that the request failed while no turn of the model ran.
-    pub fn fails(&mut self, error: ApiError) {
-        self.note(&Event::Failed(error));
+    pub fn record_failure(&mut self, error: ApiError) {
+        self.record(&Event::Failed(error));
     }
 
     /// Hands every piece of output to `take`, with its choice, until all choices have ended; an error at the first that fails.
@@ -183,31 +184,31 @@ impl ActiveRequest {
 
     /// The next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
-        let silence = self.last_news + self.state.server.config.silence_timeout;
+        let silence = self.last_output + self.state.server.config.silence_timeout;
         // Ends come before output: a slow client always has output waiting.
-        let news = tokio::select! {
+        let occurrence = tokio::select! {
             biased;
-            () = cancellation(self.ticket.as_ref()) => News::Cancelled,
-            () = reached(&mut self.phase, ServerPhase::Cut), if self.unfinished > 0 => News::Cut,
-            () = at(self.deadline), if self.unfinished > 0 => News::Late,
-            next = self.choices.next() => News::Choice(next),
-            () = sleep_until(silence) => News::Silent,
+            () = cancellation(self.guard.as_ref()) => Occurrence::Cancelled,
+            () = reached(&mut self.phase, ServerPhase::Cut), if self.unfinished > 0 => Occurrence::Cut,
+            () = at(self.deadline), if self.unfinished > 0 => Occurrence::Late,
+            next = self.choices.next() => Occurrence::Choice(next),
+            () = sleep_until(silence) => Occurrence::Silent,
         };
-        let event = match news {
-            News::Choice(Some((_, Delta { error: Some(message), cause, .. }))) => {
+        let event = match occurrence {
+            Occurrence::Choice(Some((_, Delta { error: Some(message), cause, .. }))) => {
                 Event::Failed(failure(&self.phase, message, cause))
             }
-            News::Choice(Some((choice, delta))) => match self.bytes.add(&self.state, &delta) {
+            Occurrence::Choice(Some((choice, delta))) => match self.bytes.add(&self.state, &delta) {
                 Ok(()) => Event::Delta(choice, delta),
                 Err(error) => Event::Failed(error),
             },
-            News::Choice(None) => Event::Done,
-            News::Cancelled => Event::Failed(cancelled()),
-            News::Cut => Event::Failed(cut()),
-            News::Late => Event::Failed(late(&self.state.server.config, false)),
-            News::Silent => Event::Failed(late(&self.state.server.config, true)),
+            Occurrence::Choice(None) => Event::Done,
+            Occurrence::Cancelled => Event::Failed(cancelled()),
+            Occurrence::Cut => Event::Failed(cut()),
+            Occurrence::Late => Event::Failed(late(&self.state.server.config, false)),
+            Occurrence::Silent => Event::Failed(late(&self.state.server.config, true)),
         };
-        self.note(&event);
+        self.record(&event);
         event
     }
 
@@ -232,18 +233,18 @@ impl ActiveRequest {
         self.tally.usage()
     }
 
-    fn note(&mut self, event: &Event) {
+    fn record(&mut self, event: &Event) {
         match event {
             Event::Delta(choice, delta) => {
-                self.last_news = Instant::now();
+                self.last_output = Instant::now();
                 self.unfinished -= usize::from(delta.finish.is_some());
                 if delta.finish.is_some() {
                     self.log.choice_ended(*choice, delta.finish, None);
                 }
                 self.tally.add(*choice, delta);
                 self.log.tokens(delta.tokens.len());
-                if let Some(client) = self.client.as_ref().filter(|_| !delta.tokens.is_empty()) {
-                    client.charge(delta.tokens.len() as u64);
+                if let Some(buckets) = self.rate_buckets.as_ref().filter(|_| !delta.tokens.is_empty()) {
+                    buckets.charge(delta.tokens.len() as u64);
                 }
             }
             Event::Done => self.log.ends("finished"),
@@ -252,7 +253,7 @@ impl ActiveRequest {
                 // No output is read any more. Dropping the readers aborts the other choices.
                 self.log.unwatch();
                 self.choices.clear();
-                self.ticket = None;
+                self.guard = None;
             }
         }
     }
@@ -298,10 +299,10 @@ pub(crate) fn end_of(error: &ApiError, phase: ServerPhase) -> &'static str {
     }
 }
 
-/// Completes when a client cancels the request. Without a ticket it never completes.
-async fn cancellation(ticket: Option<&Ticket>) {
-    match ticket {
-        Some(ticket) => ticket.cancelled().await,
+/// Completes when a client cancels the request. Without a guard it never completes.
+async fn cancellation(guard: Option<&RunningGuard>) {
+    match guard {
+        Some(guard) => guard.cancelled().await,
         None => std::future::pending().await,
     }
 }

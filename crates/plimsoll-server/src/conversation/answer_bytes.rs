@@ -105,11 +105,11 @@ impl AnswerBytes {
         }
     }
 
-    /// Keeps `bytes` for the output of the turns so far: no more of it comes.
+    /// From now on holds exactly `bytes` for the output of the turns so far, which is complete.
     ///
     /// # Errors
     /// The byte budget has no room for them.
-    pub fn settle(&mut self, bytes: u64) -> ApiResult<()> {
+    pub fn hold_exactly(&mut self, bytes: u64) -> ApiResult<()> {
         self.held = self.take();
         self.held.as_mut().map_or(Ok(()), |held| held.become_bytes(bytes))
     }

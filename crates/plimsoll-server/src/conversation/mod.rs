@@ -9,12 +9,12 @@ pub(crate) mod choices;
 pub(crate) mod clock;
 pub(crate) mod content;
 pub(crate) mod custom;
-mod forced;
+mod grammar;
 pub(crate) mod infill;
 pub(crate) mod logprobs;
-pub(crate) mod messages;
 pub(crate) mod output_format;
 pub(crate) mod params;
+pub(crate) mod prompt;
 pub(crate) mod prompt_input;
 pub(crate) mod reply_reader;
 pub(crate) mod stream;
@@ -26,7 +26,7 @@ pub(crate) mod tools;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
-use messages::{Conversation, RenderedPrompt};
+use prompt::{Conversation, RenderedPrompt};
 use reply_reader::ReplyRules;
 
 use crate::conversation::cache_control::Marks;
@@ -130,7 +130,7 @@ impl ChatRequest {
         let rules =
             ReplyRules::new(state, &conversation, &text, structured, stops, self.include_reasoning, self.call_prefix);
         let grammar =
-            forced::grammar_of(state, conversation.tools.as_ref(), &rules, output_format.as_ref(), self.budget)?;
+            grammar::grammar_of(state, conversation.tools.as_ref(), &rules, output_format.as_ref(), self.budget)?;
         let submission = Submission {
             prompts: vec![TokenizedPrompt { ids, echo: None, around: (0, 0) }],
             logprobs: self.logprobs,

@@ -8,7 +8,7 @@ use plimsoll_engine::{FinishReason, TokenOut};
 use plimsoll_reply::{Event, ReasoningFormat, ReplyParser, Spec, Start, ToolFormat};
 
 use super::custom::{self, InputReader};
-use super::messages::Conversation;
+use super::prompt::Conversation;
 use super::tools::{Custom, ToolChoice, forced_format};
 use crate::http::ids::Ids;
 use crate::state::model::ModelState;

@@ -23,12 +23,12 @@ use crate::http::sse::{self, Events};
 /// What a stream is sent with.
 pub(crate) type StreamHeaders = [(HeaderName, HeaderValue); 3];
 
-/// How one API writes a stream.
-pub(crate) trait Shape: Send + 'static {
+/// Writes the stream of one API.
+pub(crate) trait StreamWriter: Send + 'static {
     /// The headers of the answer.
     const HEADERS: StreamHeaders = sse::HEADERS;
 
-    /// Writes the end of a stream whose shape has panicked.
+    /// Writes the end of a stream whose writer has panicked.
     fn broken(error: &ApiError, out: &mut Events) {
         out.error(error);
         out.done();
@@ -48,7 +48,7 @@ pub(crate) trait Shape: Send + 'static {
         out.done();
     }
     /// Waits for the next event and writes it. True if it was the last. Cancel-safe.
-    fn step(&mut self, request: &mut ActiveRequest, out: &mut Events) -> impl Future<Output = bool> + Send {
+    fn write_next(&mut self, request: &mut ActiveRequest, out: &mut Events) -> impl Future<Output = bool> + Send {
         async move {
             match request.next().await {
                 Event::Delta(choice, delta) => {
@@ -63,7 +63,7 @@ pub(crate) trait Shape: Send + 'static {
         }
     }
     /// Writes a keep-alive.
-    fn quiet(&self, out: &mut Events) {
+    fn keep_alive(&self, out: &mut Events) {
         out.comment();
     }
 }
@@ -71,7 +71,7 @@ pub(crate) trait Shape: Send + 'static {
 /// The last bytes of a stream, with the shares of the byte budget that are given back when they are sent.
 struct Last<S> {
     bytes: Bytes,
-    _shape: S,
+    _writer: S,
     _held: [Option<Held>; 2],
 }
 
@@ -83,13 +83,13 @@ impl<S> AsRef<[u8]> for Last<S> {
 
 struct StreamBody<S> {
     request: ActiveRequest,
-    shape: S,
+    writer: S,
     opened: bool,
 }
 
 /// The streamed answer.
-pub(crate) fn response<S: Shape>(request: ActiveRequest, shape: S) -> Response {
-    let body = StreamBody { request, shape, opened: false };
+pub(crate) fn response<S: StreamWriter>(request: ActiveRequest, writer: S) -> Response {
+    let body = StreamBody { request, writer, opened: false };
     let stream = unfold(Some(body), move |body| async move {
         let mut body = body?;
         let mut out = Events::default();
@@ -107,33 +107,33 @@ pub(crate) fn response<S: Shape>(request: ActiveRequest, shape: S) -> Response {
             return Some((Ok::<_, Infallible>(out.into_bytes()), Some(body)));
         }
         // The request ends before the last bytes are handed over. Its byte shares are given back when they are sent.
-        let StreamBody { mut request, shape, .. } = body;
+        let StreamBody { mut request, writer, .. } = body;
         let held = [request.take_held(), request.submission.held_prompt.take()];
         drop(request);
-        Some((Ok(Bytes::from_owner(Last { bytes: out.into_bytes(), _shape: shape, _held: held })), None))
+        Some((Ok(Bytes::from_owner(Last { bytes: out.into_bytes(), _writer: writer, _held: held })), None))
     });
     (S::HEADERS, Body::from_stream(stream)).into_response()
 }
 
-impl<S: Shape> StreamBody<S> {
+impl<S: StreamWriter> StreamBody<S> {
     fn fail(&mut self, error: &ApiError, out: &mut Events) {
-        self.shape.fail(&self.request, error, out);
-        self.shape.end(out);
+        self.writer.fail(&self.request, error, out);
+        self.writer.end(out);
     }
 
     /// Waits until there is something to send. True if it is the last.
     async fn advance(&mut self, out: &mut Events) -> bool {
         if !std::mem::replace(&mut self.opened, true) {
-            self.shape.open(&self.request, out);
+            self.writer.open(&self.request, out);
             return false;
         }
         let keep_alive = self.request.state.server.config.keep_alive;
         while out.is_empty() {
-            match timeout(keep_alive, self.shape.step(&mut self.request, out)).await {
+            match timeout(keep_alive, self.writer.write_next(&mut self.request, out)).await {
                 Ok(true) => return true,
                 Ok(false) => {}
                 Err(_) => {
-                    self.shape.quiet(out);
+                    self.writer.keep_alive(out);
                     return false;
                 }
             }

@@ -1,4 +1,4 @@
-//! A tokenized request, ready to be split into engine requests: one for each prompt and choice.
+//! A tokenized request: prompts, parameters and the checks that need no engine. `submit.rs` submits it.
 
 use std::sync::Arc;
 

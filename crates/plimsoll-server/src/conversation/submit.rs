@@ -1,4 +1,4 @@
-//! Submits a request to the engine: one engine request for each choice.
+//! Submits a [`Submission`] to the engine: one engine request for each choice.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,8 +20,8 @@ impl Submission {
         let bytes = self.reserve_answer_bytes(state)?;
         let readers = self.submit(state, Caller::current().arrived(), false)?;
         let watches = readers.iter().map(Reader::watch).collect();
-        let ticket = state.server.running.add(&id, self.common.stream, watches, state.of_running())?;
-        Ok(ActiveRequest::new(state, id, api, self, readers, ticket, bytes))
+        let guard = state.server.running.add(&id, self.common.stream, watches, state.of_running())?;
+        Ok(ActiveRequest::new(state, id, api, self, readers, guard, bytes))
     }
 
     /// Decodes the media that are not decoded yet.

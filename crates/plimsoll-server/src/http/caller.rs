@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use crate::http::rates::Client;
+use crate::http::rates::RateBuckets;
 use crate::http::trace_parent::Parent;
 use crate::http::unknown::Unknown;
 
@@ -26,7 +26,7 @@ pub(crate) struct Caller {
     /// The number of the API key it came with.
     pub key: Option<usize>,
     /// Its rate limit, if there is one.
-    pub client: Option<Arc<Client>>,
+    pub rate_buckets: Option<Arc<RateBuckets>>,
     /// When its head had been read; see [`Self::arrived`].
     pub since: Option<Instant>,
     /// Its unknown fields; none outside of a request.

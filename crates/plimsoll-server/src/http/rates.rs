@@ -74,7 +74,7 @@ impl Bucket {
 
 /// One client's buckets.
 #[derive(Debug)]
-pub(crate) struct Client(Mutex<Buckets>);
+pub(crate) struct RateBuckets(Mutex<Buckets>);
 
 #[derive(Debug)]
 struct Buckets {
@@ -83,7 +83,7 @@ struct Buckets {
     seen: Instant,
 }
 
-impl Client {
+impl RateBuckets {
     fn new(limits: RateLimits, now: Instant) -> Arc<Self> {
         let requests = limits.requests.map(|limit| Bucket::new(f64::from(limit), now));
         let tokens = limits.tokens.map(|limit| Bucket::new(limit as f64, now));
@@ -156,7 +156,7 @@ fn refused(what: &str, flag: &str, bucket: &Bucket) -> ApiError {
 /// All clients.
 pub(crate) struct Rates {
     limits: RateLimits,
-    clients: Mutex<HashMap<ClientId, Arc<Client>>>,
+    clients: Mutex<HashMap<ClientId, Arc<RateBuckets>>>,
 }
 
 impl Rates {
@@ -165,17 +165,17 @@ impl Rates {
     }
 
     /// The client's buckets; none without limits.
-    pub fn client(&self, id: ClientId, now: Instant) -> Option<Arc<Client>> {
+    pub fn buckets(&self, id: ClientId, now: Instant) -> Option<Arc<RateBuckets>> {
         if self.limits == RateLimits::default() {
             return None;
         }
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if clients.len() >= ADDRESSES_MAX && matches!(id, ClientId::Address(_)) && !clients.contains_key(&id) {
-            let seen = |client: &Client| client.0.lock().unwrap_or_else(PoisonError::into_inner).seen;
+            let seen = |client: &RateBuckets| client.0.lock().unwrap_or_else(PoisonError::into_inner).seen;
             let coldest = clients.iter().min_by_key(|(_, client)| seen(client)).map(|(id, _)| *id);
             coldest.into_iter().for_each(|id| drop(clients.remove(&id)));
         }
-        Some(Arc::clone(clients.entry(id).or_insert_with(|| Client::new(self.limits, now))))
+        Some(Arc::clone(clients.entry(id).or_insert_with(|| RateBuckets::new(self.limits, now))))
     }
 
     #[cfg(test)]
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn a_bucket_gives_what_a_minute_brings_and_no_more() {
         let start = Instant::now();
-        let client = Client::new(limits(Some(6), None), start);
+        let client = RateBuckets::new(limits(Some(6), None), start);
         for _ in 0..6 {
             client.take_request(start).unwrap();
         }
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn tokens_may_run_into_debt_and_are_paid_off() {
-        let client = Client::new(limits(None, Some(600)), Instant::now());
+        let client = RateBuckets::new(limits(None, Some(600)), Instant::now());
         client.take_request(Instant::now()).unwrap();
         client.charge(1200);
         let refused = client.take_request(Instant::now()).unwrap_err();
@@ -234,15 +234,15 @@ mod tests {
         let address = |i: u32| ClientId::address(IpAddr::from(i.to_be_bytes()));
         for i in 0..3 * ADDRESSES_MAX as u32 {
             let now = start + Duration::from_millis(i.into());
-            rates.client(address(i), now).unwrap().take_request(now).unwrap();
+            rates.buckets(address(i), now).unwrap().take_request(now).unwrap();
             // This one stays warm.
-            drop(rates.client(address(0), now).unwrap().buckets(now));
+            drop(rates.buckets(address(0), now).unwrap().buckets(now));
         }
         assert_eq!(rates.known(), ADDRESSES_MAX);
         assert!(rates.clients.lock().unwrap().contains_key(&address(0)));
         let one = ClientId::address("2001:db8::1".parse().unwrap());
         assert_eq!(one, ClientId::address("2001:db8::ffff:2".parse().unwrap()), "one network");
         assert_eq!(ClientId::address("::ffff:1.2.3.4".parse().unwrap()), ClientId::address("1.2.3.4".parse().unwrap()));
-        assert!(Rates::new(RateLimits::default()).client(one, start).is_none());
+        assert!(Rates::new(RateLimits::default()).buckets(one, start).is_none());
     }
 }

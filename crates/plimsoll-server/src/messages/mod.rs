@@ -4,7 +4,7 @@ mod blocks;
 mod content;
 mod error;
 pub(crate) mod request;
-mod shape;
+mod stream_writer;
 mod tools;
 
 use std::sync::Arc;
@@ -39,15 +39,15 @@ pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Reques
     });
     let (request, caches, held) = parsed.await?;
     let submission = request.prepare_on_worker(&state, held).await?;
-    let mut request = submission.start(&state, state.server.ids.named("msg"), "messages").await?;
-    if request.submission.common.stream {
-        let shape = shape::MessageStream::new(&request, caches);
-        return Ok(stream::response(request, shape));
+    let mut active = submission.start(&state, state.server.ids.named("msg"), "messages").await?;
+    if active.submission.common.stream {
+        let writer = stream_writer::MessageStream::new(&active, caches);
+        return Ok(stream::response(active, writer));
     }
-    let mut collected = collect(&mut request).await?;
+    let mut collected = collect(&mut active).await?;
     // The API has one choice only.
     let only = collected.pop().ok_or_else(|| ApiError::internal("the engine gave no answer"))?;
-    Ok(blocks::whole(request, caches, only))
+    Ok(blocks::whole(active, caches, only))
 }
 
 #[derive(Serialize)]

@@ -11,7 +11,7 @@ mod messages;
 pub(crate) mod options;
 pub(crate) mod request;
 mod respond;
-mod shape;
+mod stream_writer;
 
 use std::sync::Arc;
 
@@ -79,12 +79,12 @@ async fn generation(state: &Arc<ModelState>, request: Request, route: Route) -> 
             *submission
         }
     };
-    let mut request = submission.start(state, state.server.ids.request("ollama"), route.name()).await?;
-    if request.submission.common.stream {
-        let shape = shape::Stream::new(route, &request, clock);
-        return Ok(stream::response(request, shape));
+    let mut active = submission.start(state, state.server.ids.request("ollama"), route.name()).await?;
+    if active.submission.common.stream {
+        let writer = stream_writer::Stream::new(route, &active, clock);
+        return Ok(stream::response(active, writer));
     }
-    let mut reply = Reply::new(&request, clock);
-    request.each(|request, _, delta| reply.take(request, delta)).await?;
-    Ok(reply.whole(route, request))
+    let mut reply = Reply::new(&active, clock);
+    active.each(|active, _, delta| reply.take(active, delta)).await?;
+    Ok(reply.whole(route, active))
 }

@@ -157,7 +157,7 @@ async fn run(state: &Arc<ModelState>, ids: Vec<u32>, pin: Option<Pin>, mut held:
     submission.pins = pin.into_iter().collect();
     held.become_bytes(submission.bytes())?;
     submission.held_prompt = Some(held);
-    let mut request = submission.start(state, state.server.ids.request("cache"), "cache").await?;
-    collect(&mut request).await?;
-    Ok((tokens, request.usage().prompt_tokens_details.cached_tokens))
+    let mut active = submission.start(state, state.server.ids.request("cache"), "cache").await?;
+    collect(&mut active).await?;
+    Ok((tokens, active.usage().prompt_tokens_details.cached_tokens))
 }

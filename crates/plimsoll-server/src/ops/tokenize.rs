@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::chat::messages::conversation;
 use crate::conversation::logprobs::Spelling;
-use crate::conversation::messages::Conversation;
+use crate::conversation::prompt::Conversation;
 use crate::http::budget::Held;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;

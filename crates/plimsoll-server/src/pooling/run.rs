@@ -34,17 +34,17 @@ pub(super) async fn run(
 ) -> ApiResult<Vec<Vec<f32>>> {
     let tokens = inputs.iter().map(|input| input.ids.len() as u64).sum();
     let caller = Caller::current();
-    if let Some(client) = &caller.client {
-        client.charge(tokens);
+    if let Some(buckets) = &caller.rate_buckets {
+        buckets.charge(tokens);
     }
-    let ticket = state.server.running.add(id, false, Vec::new(), state.of_running())?;
+    let guard = state.server.running.add(id, false, Vec::new(), state.of_running())?;
     let ids = inputs.iter().map(|input| input.ids.as_slice());
     let entry =
         state.server.recorder.as_ref().and_then(|recorder| recorder.prompts(state.label.as_deref(), api, ids, &[]));
     let mut log = RequestLog::new(state, id, api, inputs.len(), tokens, caller).recorded(entry);
     let result = tokio::select! {
         biased;
-        () = ticket.cancelled() => Err(cancelled()),
+        () = guard.cancelled() => Err(cancelled()),
         result = all(state, param, inputs, &mut log) => result,
     };
     log.ends(match &result {

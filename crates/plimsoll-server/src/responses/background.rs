@@ -14,9 +14,9 @@ use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::timeout;
 
-use super::shape::Responding;
+use super::stream_writer::Responding;
 use crate::conversation::active::ActiveRequest;
-use crate::conversation::stream::Shape;
+use crate::conversation::stream::StreamWriter;
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::sse::{self, Events};
 use crate::state::background::ModelUse;

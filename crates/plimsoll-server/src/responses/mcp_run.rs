@@ -14,7 +14,7 @@ use super::object::{Output, What};
 use super::prompt;
 use super::tools::McpAsked;
 use crate::conversation::ChatRequest;
-use crate::conversation::messages::{Conversation, value_bytes};
+use crate::conversation::prompt::{Conversation, value_bytes};
 use crate::conversation::submission::Submission;
 use crate::conversation::tools::ToolChoice;
 use crate::http::budget::Held;

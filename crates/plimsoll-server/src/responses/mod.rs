@@ -10,7 +10,7 @@ mod object;
 mod prompt;
 mod references;
 pub(crate) mod request;
-mod shape;
+mod stream_writer;
 mod tools;
 mod unreported;
 
@@ -26,7 +26,7 @@ use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use self::request::ParsedBody;
-use self::shape::Responding;
+use self::stream_writer::Responding;
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::stream;
 use crate::http::caller::Caller;
@@ -84,14 +84,14 @@ pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Reques
 async fn begin(parsed: ParsedBody, state: &Arc<ModelState>, id: String) -> ApiResult<(ActiveRequest, Responding)> {
     if parsed.waits() {
         let request::Waiting { submission, echo, items, run } = parsed.wait(state).await?;
-        let request = submission.start(state, id, "responses").await?;
-        let responding = Responding::new(&request, echo, items).with_mcp(run);
-        return Ok((request, responding));
+        let active = submission.start(state, id, "responses").await?;
+        let responding = Responding::new(&active, echo, items).with_mcp(run);
+        return Ok((active, responding));
     }
     let (submission, echo, items) = parsed.prepare(state).await?;
-    let request = submission.start(state, id, "responses").await?;
-    let responding = Responding::new(&request, echo, items);
-    Ok((request, responding))
+    let active = submission.start(state, id, "responses").await?;
+    let responding = Responding::new(&active, echo, items);
+    Ok((active, responding))
 }
 
 #[derive(Serialize)]

@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 use super::mcp_tools::{McpTool, full_name, without_keys};
 use super::object::{Echo, Namespaced};
 use crate::conversation::custom;
-use crate::conversation::messages::value_bytes;
+use crate::conversation::prompt::value_bytes;
 use crate::conversation::tools::{
     ToolChoice, ToolList, ToolUse, as_chat_tool, checked_name, checked_schema, parallel_of,
 };

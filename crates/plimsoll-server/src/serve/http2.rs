@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::sleep;
 
-use crate::serve::connection::hung_up;
+use crate::serve::socket::hung_up;
 
 /// Connections that one HTTP/2 connection counts as: its buffers, its window and the heads that have arrived.
 pub(crate) const PLACES: u32 = 4;

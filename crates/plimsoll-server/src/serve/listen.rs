@@ -17,9 +17,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout, timeout_at};
 
 use crate::http::error::ServeError;
-use crate::serve::connection::{LINGER, prepare};
+use crate::serve::connection::{Open, Role, connection, refuse};
 use crate::serve::router::router;
-use crate::serve::serving::{Open, Role, connection, refuse};
+use crate::serve::socket::{LINGER, prepare};
 use crate::state::config::{PROBES_MAX, SOCKET_BUFFER_BYTES, Served, ServerConfig};
 use crate::state::model::ModelState;
 use crate::state::server::{ServerPhase, ServerState};
@@ -220,12 +220,12 @@ struct Acceptor<'a> {
 
 impl Acceptor<'_> {
     /// Accepts connections, which end in the phase `until`, and removes those that have ended.
-    async fn accept_all(&mut self, connections: &mut JoinSet<()>, until: ServerPhase) -> Infallible {
+    async fn accept_all(&mut self, connections: &mut JoinSet<()>, ends_at: ServerPhase) -> Infallible {
         loop {
             tokio::select! {
                 Some(_) = connections.join_next() => {}
                 accepted = self.listener.accept() => match accepted {
-                    Ok(peer) => self.accept(connections, peer, until),
+                    Ok(peer) => self.accept(connections, peer, ends_at),
                     Err(error) => {
                         // Usually out of descriptors: wait until other connections close. This may last, so the log is
                         // limited.
@@ -240,7 +240,7 @@ impl Acceptor<'_> {
         }
     }
 
-    fn accept(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), until: ServerPhase) {
+    fn accept(&self, connections: &mut JoinSet<()>, (stream, peer): (TcpStream, SocketAddr), ends_at: ServerPhase) {
         let limit = self.state.config.max_connections;
         let take = |permits: &Arc<Semaphore>| Arc::clone(permits).try_acquire_owned().ok();
         let client = take(&self.permits).map(|permit| (permit, Role::Client));
@@ -253,7 +253,7 @@ impl Acceptor<'_> {
             tracing::debug!(%error, "a connection could not be prepared");
         }
         let open = Open::new(self.state, &self.permits, permit);
-        connections.spawn(connection(open, self.router.clone(), (stream, peer), role, until));
+        connections.spawn(connection(open, self.router.clone(), (stream, peer), role, ends_at));
     }
 }
 

@@ -15,7 +15,7 @@ use futures_util::FutureExt;
 
 use crate::http::caller::{CALLER, Caller};
 use crate::http::error::{ApiError, ApiResult};
-use crate::http::rates::{Client, ClientId};
+use crate::http::rates::{ClientId, RateBuckets};
 use crate::http::trace_parent::Parent;
 use crate::http::unknown::{self, Unknown};
 use crate::messages;
@@ -41,10 +41,10 @@ pub(crate) async fn handle_request(State(state): State<Arc<ServerState>>, reques
     let arrived = Instant::now();
     let path: Arc<str> = request.extensions().get::<MatchedPath>().map_or("other", |path| path.as_str()).into();
     let (id, id_check) = request_id(&state, &request);
-    let mut client = None;
+    let mut rate_buckets = None;
     let logged = Arc::new(AtomicBool::new(false));
     let needs_model = needs_model(request.method(), &path);
-    let checked = id_check.and_then(|()| check_request(&state, &request, &path, &id, &mut client));
+    let checked = id_check.and_then(|()| check_request(&state, &request, &path, &id, &mut rate_buckets));
     let unknown = Unknown::new(state.config.unknown_fields);
     let complete = |caller| Caller {
         since: Some(arrived),
@@ -79,7 +79,7 @@ pub(crate) async fn handle_request(State(state): State<Arc<ServerState>>, reques
     }
     state.metrics.answered(&path, response.status().as_u16());
     let headers = response.headers_mut();
-    client.into_iter().for_each(|client| client.mark(headers));
+    rate_buckets.into_iter().for_each(|buckets| buckets.mark(headers));
     origins.mark(reader, headers);
     headers.insert(REQUEST_ID, id);
     let (count, names) = unknown.told();
@@ -115,7 +115,7 @@ fn check_request(
     request: &Request,
     path: &Arc<str>,
     id: &HeaderValue,
-    client: &mut Option<Arc<Client>>,
+    rate_buckets: &mut Option<Arc<RateBuckets>>,
 ) -> ApiResult<Caller> {
     state.hosts.check(request.version(), request.headers())?;
     let key = state.config.api_keys.check(request.headers(), path)?;
@@ -129,10 +129,17 @@ fn check_request(
     if request.method() == Method::POST && &**path != CANCEL_PATH {
         let peer = request.extensions().get::<Peer>().map(|peer| ClientId::address(peer.0));
         let now = Instant::now();
-        *client = key.map(ClientId::Key).or(peer).and_then(|id| state.rates.client(id, now));
-        client.as_ref().map_or(Ok(()), |client| client.take_request(now))?;
+        *rate_buckets = key.map(ClientId::Key).or(peer).and_then(|id| state.rates.buckets(id, now));
+        rate_buckets.as_ref().map_or(Ok(()), |buckets| buckets.take_request(now))?;
     }
     let request_id = id.to_str().unwrap_or("").into();
     let parent = state.tracer.as_ref().and_then(|_| Parent::of(request.headers()));
-    Ok(Caller { request_id, endpoint: Arc::clone(path), key, client: client.clone(), parent, ..Caller::default() })
+    Ok(Caller {
+        request_id,
+        endpoint: Arc::clone(path),
+        key,
+        rate_buckets: rate_buckets.clone(),
+        parent,
+        ..Caller::default()
+    })
 }

@@ -5,4 +5,4 @@ pub(crate) mod http2;
 pub(crate) mod listen;
 pub(crate) mod middleware;
 pub(crate) mod router;
-pub(crate) mod serving;
+pub(crate) mod socket;

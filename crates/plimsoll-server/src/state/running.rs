@@ -1,6 +1,6 @@
 //! The running requests by id, for the status page and for cancelling.
 //!
-//! An entry lives as long as its [`Ticket`], which the active request owns, so every end of a request removes it. There
+//! An entry lives as long as its [`RunningGuard`], which the active request owns, so every end of a request removes it. There
 //! are no more entries than connections and responses in the background: each further request of an HTTP/2 connection
 //! takes a connection's place.
 
@@ -48,7 +48,7 @@ pub(crate) struct RunningRequests {
 }
 
 /// Removes its entry on drop.
-pub(crate) struct Ticket {
+pub(crate) struct RunningGuard {
     running: Arc<RunningRequests>,
     entry: Arc<Entry>,
 }
@@ -71,7 +71,7 @@ impl RunningRequests {
         stream: bool,
         watches: Vec<Watch>,
         model: RunningModel,
-    ) -> ApiResult<Ticket> {
+    ) -> ApiResult<RunningGuard> {
         let caller = Caller::current();
         let entry = Arc::new(Entry {
             id: id.into(),
@@ -89,7 +89,7 @@ impl RunningRequests {
             return Err(ApiError::unavailable(message, 1));
         }
         entries.push(Arc::clone(&entry));
-        Ok(Ticket { running: Arc::clone(self), entry })
+        Ok(RunningGuard { running: Arc::clone(self), entry })
     }
 
     /// All entries at this moment, oldest first.
@@ -127,7 +127,7 @@ impl Entry {
     }
 }
 
-impl Ticket {
+impl RunningGuard {
     /// Replaces the request's choices by those of the next turn.
     pub fn watch(&self, watches: Vec<Watch>) {
         *self.entry.watches() = watches;
@@ -146,7 +146,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         self.running.entries().retain(|entry| !Arc::ptr_eq(entry, &self.entry));
     }

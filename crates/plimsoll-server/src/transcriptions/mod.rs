@@ -95,11 +95,11 @@ async fn answer(state: Arc<ModelState>, request: Request, task: Task) -> ApiResu
     }
     submission.grammar = grammar;
     let audio = respond::AudioLength::of(&state, &submission);
-    let mut request = submission.start(&state, state.server.ids.request("transcription"), "transcriptions").await?;
-    if request.submission.common.stream {
-        let shape = respond::Stream::new(&request, audio, heading);
-        return Ok(stream::response(request, shape));
+    let mut active = submission.start(&state, state.server.ids.request("transcription"), "transcriptions").await?;
+    if active.submission.common.stream {
+        let writer = respond::Stream::new(&active, audio, heading);
+        return Ok(stream::response(active, writer));
     }
-    let collected = collect(&mut request).await?;
-    Ok(respond::whole(request, collected, &form, audio))
+    let collected = collect(&mut active).await?;
+    Ok(respond::whole(active, collected, &form, audio))
 }

@@ -12,7 +12,7 @@ use super::tagged::{Heading, Tagged};
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::choices::Collected;
 use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
-use crate::conversation::stream::Shape;
+use crate::conversation::stream::StreamWriter;
 use crate::conversation::submission::Submission;
 use crate::http::budget::Held;
 use crate::http::json::json;
@@ -235,7 +235,7 @@ impl Stream {
     }
 }
 
-impl Shape for Stream {
+impl StreamWriter for Stream {
     fn open(&mut self, _request: &ActiveRequest, out: &mut Events) {
         out.comment();
     }

@@ -11,7 +11,7 @@ use super::subtitles;
 use super::whisper::WindowPrompts;
 use super::windows::Windows;
 use crate::conversation::active::ActiveRequest;
-use crate::conversation::stream::{self, Shape};
+use crate::conversation::stream::{self, StreamWriter};
 use crate::conversation::submission::Submission;
 use crate::http::error::ApiResult;
 use crate::http::sse::Events;
@@ -69,7 +69,7 @@ struct Stream {
     windows: Windows,
 }
 
-impl Shape for Stream {
+impl StreamWriter for Stream {
     fn open(&mut self, _request: &ActiveRequest, out: &mut Events) {
         out.comment();
     }
@@ -81,7 +81,7 @@ impl Shape for Stream {
         respond::done(&self.windows.text, self.windows.usage(request), out);
     }
 
-    async fn step(&mut self, request: &mut ActiveRequest, out: &mut Events) -> bool {
+    async fn write_next(&mut self, request: &mut ActiveRequest, out: &mut Events) -> bool {
         match self.windows.step(request).await {
             Ok(Some(piece)) => {
                 respond::show(&piece, out);

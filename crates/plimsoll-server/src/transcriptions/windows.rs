@@ -167,7 +167,7 @@ impl Windows {
             self.job = None;
             self.clip = Some(clip);
             let resumed = item.and_then(|item| {
-                request.settle(self.kept_bytes + TEXT_BYTES * self.text.len() as u64)?;
+                request.hold_exactly(self.kept_bytes + TEXT_BYTES * self.text.len() as u64)?;
                 let state = Arc::clone(&request.state);
                 let next = self.submission(&state, item, request.submission.held_prompt.take())?;
                 request.resume(next, API)
@@ -175,7 +175,7 @@ impl Windows {
             return match resumed {
                 Ok(()) => Ok(Some(String::new())),
                 Err(error) => {
-                    request.fails(error.clone());
+                    request.record_failure(error.clone());
                     Err(error)
                 }
             };

@@ -20,7 +20,7 @@ impl<T> Scheduler<T> {
     /// Moves the first waiting sequence that may start into the running set. Returns its index there. `long`: prompts
     /// longer than a step may start. Without it, up to [`LOOKS`] of them are looked up, and start if the cache leaves a step at most.
     pub(super) fn admit(&mut self, long: bool) -> Option<usize> {
-        if self.running.len() >= self.eased.running {
+        if self.running.len() >= self.reduced.running {
             return None;
         }
         let alone = self.running.is_empty();
@@ -42,7 +42,7 @@ impl<T> Scheduler<T> {
         let index = self.running.iter().rposition(|r| r.order < seq.order).map_or(0, |i| i + 1);
         self.running.insert(index, seq);
         // Newer sequences may run already, because they did not wait for a prefix. Their indices move up by one.
-        self.shares.iter_mut().filter(|share| share.seq >= index).for_each(|share| share.seq += 1);
+        self.entries.iter_mut().filter(|entry| entry.seq >= index).for_each(|entry| entry.seq += 1);
         Some(index)
     }
 

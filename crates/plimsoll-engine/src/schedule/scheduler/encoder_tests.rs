@@ -21,7 +21,7 @@ proptest! {
     fn whole_sequences_in_order_within_the_step(
         (rows, running) in (1usize..100, 1usize..9),
         lengths in prop::collection::vec((1usize..100, any::<bool>(), 0u8..6), 1..60),
-        eased in (1usize..20, 1usize..9),
+        reduced in (1usize..20, 1usize..9),
     ) {
         let limits = StepLimits {
             rows, logit_rows: running.min(rows), running, encoder_batch: true, ..StepLimits::default()
@@ -29,7 +29,7 @@ proptest! {
         let pool = PagePool::new(0).unwrap();
         let cache = Rc::new(RefCell::new(KvCache::new(pool, None, None)));
         let mut scheduler: Scheduler<()> = Scheduler::new(limits, Rc::clone(&cache), 100);
-        scheduler.ease(eased.0, eased.1);
+        scheduler.reduce_limits(reduced.0, reduced.1);
         let mut arrivals = lengths.iter().enumerate();
         let (mut done, mut gone) = (0, 0);
         for round in 0.. {
@@ -39,16 +39,16 @@ proptest! {
                 scheduler.push(Seq::new(&cache, order as u64, 0, new_seq((*len).min(rows), *logits)));
             }
             let oldest = scheduler.running().iter().chain(scheduler.waiting()).map(|seq| seq.order).min();
-            let shares = scheduler.schedule().0.to_vec();
-            prop_assert_eq!(shares.is_empty(), oldest.is_none(), "whoever waits is served");
-            prop_assert!(shares.iter().map(|share| share.rows).sum::<usize>() <= rows);
-            prop_assert!(shares.len() <= running);
-            for share in &shares {
-                let seq = &scheduler.running()[share.seq];
-                prop_assert_eq!((share.start, share.rows, share.drafts), (0, seq.tokens.len(), 0));
-                prop_assert_eq!(share.logit_rows, usize::from(seq.pooled.unwrap().logits));
+            let entries = scheduler.schedule().0.to_vec();
+            prop_assert_eq!(entries.is_empty(), oldest.is_none(), "whoever waits is served");
+            prop_assert!(entries.iter().map(|entry| entry.rows).sum::<usize>() <= rows);
+            prop_assert!(entries.len() <= running);
+            for entry in &entries {
+                let seq = &scheduler.running()[entry.seq];
+                prop_assert_eq!((entry.start, entry.rows, entry.drafts), (0, seq.tokens.len(), 0));
+                prop_assert_eq!(entry.logit_rows, usize::from(seq.pooled.unwrap().logits));
             }
-            if let Some(first) = shares.first() {
+            if let Some(first) = entries.first() {
                 let suspect = scheduler.running().iter().any(|seq| seq.sched.suspect_until.is_some());
                 prop_assert!(suspect || Some(scheduler.running()[first.seq].order) == oldest, "nobody overtakes the oldest");
             }
@@ -56,7 +56,7 @@ proptest! {
             if fate == 0 && scheduler.step_failed() {
                 continue;
             }
-            shares.iter().for_each(|share| scheduler.commit(*share, share.rows));
+            entries.iter().for_each(|entry| scheduler.commit(*entry, entry.rows));
             for index in (0..scheduler.running().len()).rev() {
                 if scheduler.running()[index].computed > 0 {
                     drop(scheduler.finish(index));

@@ -2,7 +2,7 @@
 //! sequences wait for a layer and not for a chunk. The scheduler chooses the chunk; the worker chooses how many layers
 //! run at a time.
 
-use super::{Events, Scheduler, Share};
+use super::{Events, Scheduler, StepEntry};
 use crate::cache::PAGE_TOKENS;
 
 /// Rows of a prompt's first chunk, at most.
@@ -19,10 +19,10 @@ pub(super) struct Layered {
 impl<T> Scheduler<T> {
     /// The chunk that is being computed layer by layer, if there is one, and its unique number. It lasts until it is
     /// committed, or its sequence is preempted or ends.
-    pub fn layered(&self) -> Option<(u64, Share)> {
+    pub fn layered(&self) -> Option<(u64, StepEntry)> {
         self.running.iter().enumerate().find_map(|(seq, of)| {
             let Layered { number, rows, logit_rows } = of.sched.layered?;
-            Some((number, Share { seq, start: of.computed, rows, logit_rows, drafts: 0 }))
+            Some((number, StepEntry { seq, start: of.computed, rows, logit_rows, drafts: 0 }))
         })
     }
 
@@ -34,12 +34,12 @@ impl<T> Scheduler<T> {
         // The first chunk is small: waiting requests often share its prefix, such as the chat template, and get it sooner.
         let first = if self.running[i].computed == 0 { FIRST_CHUNK_ROWS } else { usize::MAX };
         let rows = self.prefill_budget.long.min(self.prefill_rows()).min(first).max(self.running[i].together());
-        let Some(share) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
+        let Some(entry) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
         // The checkpoints that others want must be known now: states are written on the way.
         self.request_shared_checkpoints();
         self.chunks_begun += 1;
         let seq = &mut self.running[i];
-        seq.plan_checkpoints(share.rows);
-        seq.sched.layered = Some(Layered { number: self.chunks_begun, rows: share.rows, logit_rows: share.logit_rows });
+        seq.plan_checkpoints(entry.rows);
+        seq.sched.layered = Some(Layered { number: self.chunks_begun, rows: entry.rows, logit_rows: entry.logit_rows });
     }
 }

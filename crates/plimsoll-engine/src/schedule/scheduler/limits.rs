@@ -81,9 +81,9 @@ pub struct PrefillBudget {
     pub long: usize,
 }
 
-/// One sequence's share of a step.
+/// The rows of one sequence in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Share {
+pub struct StepEntry {
     /// Index in [`Scheduler::running`](super::Scheduler::running).
     pub seq: usize,
     /// Position of its first row.
@@ -96,7 +96,7 @@ pub struct Share {
     pub drafts: usize,
 }
 
-impl Share {
+impl StepEntry {
     /// Whether the state after each row goes to a slot of its own, since any of them may be the last that counts.
     pub fn keeps_each(&self, slots: usize) -> bool {
         self.drafts > 0 && slots > 1

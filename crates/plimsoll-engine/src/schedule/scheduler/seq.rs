@@ -90,7 +90,7 @@ pub struct Seq<T> {
     /// The scheduler's own part.
     pub(super) sched: SchedState,
     /// What the owner attaches.
-    pub work: T,
+    pub payload: T,
 }
 
 /// What a sequence is made from, with all memory that it needs until it ends.
@@ -117,7 +117,7 @@ pub struct NewSeq<T> {
     /// Prefixes of its prompt that the cache is to keep.
     pub pins: ArrayVec<Pin, { Pin::MOST }>,
     /// What the owner attaches.
-    pub work: T,
+    pub payload: T,
 }
 
 /// A key over some fields of a sequence, so that others may change meanwhile.
@@ -127,7 +127,7 @@ fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> 
 
 impl<T> NewSeq<T> {
     /// A sequence of `tokens` that generates `output` more at most. No salt, no media; the page lists have no capacity.
-    pub fn new(tokens: Vec<u32>, output: usize, work: T) -> Self {
+    pub fn new(tokens: Vec<u32>, output: usize, payload: T) -> Self {
         Self {
             salt: 0,
             total_max: tokens.len() + output,
@@ -139,7 +139,7 @@ impl<T> NewSeq<T> {
             media: SeqMedia::default(),
             pins: ArrayVec::new(),
             tokens,
-            work,
+            payload,
         }
     }
 
@@ -153,8 +153,19 @@ impl<T> Seq<T> {
     /// A sequence that holds nothing yet. `order`: its arrival number, smaller is older. `slots`: state slots it owns
     /// while it runs; 0 for a model without recurrent state.
     pub fn new(cache: &SharedCache, order: u64, slots: usize, new: NewSeq<T>) -> Self {
-        let NewSeq { salt, tokens, total_max, logits_from, pooled, candidates, pages, window_pages, media, pins, work } =
-            new;
+        let NewSeq {
+            salt,
+            tokens,
+            total_max,
+            logits_from,
+            pooled,
+            candidates,
+            pages,
+            window_pages,
+            media,
+            pins,
+            payload,
+        } = new;
         Self {
             order,
             salt,
@@ -174,7 +185,7 @@ impl<T> Seq<T> {
             media,
             pins,
             sched: SchedState::default(),
-            work,
+            payload,
         }
     }
 
@@ -190,7 +201,7 @@ impl<T> Seq<T> {
 
     /// Whether a prompt of more than a step is left to compute, and could be now.
     pub(super) fn computes_long_prompt(&self) -> bool {
-        self.sched.long && !self.decoding() && !self.at_wall()
+        self.sched.long && !self.decoding() && !self.waits_for_encoder()
     }
 
     /// Whether a position is one of its prompt's.
@@ -209,8 +220,8 @@ impl<T> Seq<T> {
     }
 
     /// Whether its next position waits for a medium to be encoded.
-    pub fn at_wall(&self) -> bool {
-        self.media.wall(self.computed) == Some(self.computed)
+    pub fn waits_for_encoder(&self) -> bool {
+        self.media.first_missing(self.computed) == Some(self.computed)
     }
 
     /// The key by which its pages are found.
@@ -225,13 +236,13 @@ impl<T> Seq<T> {
 
     /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
     pub(super) fn ready(&self) -> usize {
-        let wall = self.media.wall(self.computed).unwrap_or(usize::MAX);
-        wall.min(self.tokens.len()) - self.computed
+        let end = self.media.first_missing(self.computed).unwrap_or(usize::MAX);
+        end.min(self.tokens.len()) - self.computed
     }
 
     /// Positions from the next on that must be in one step: the rest of an image, in some models.
     pub(super) fn together(&self) -> usize {
-        if self.decoding() || self.at_wall() { 0 } else { self.media.together(self.computed) }
+        if self.decoding() || self.waits_for_encoder() { 0 } else { self.media.together(self.computed) }
     }
 
     /// Rows with wanted logits among the next `rows`.

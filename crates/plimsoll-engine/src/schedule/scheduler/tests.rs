@@ -201,8 +201,8 @@ fn preempted_sequence_leaves_the_step() {
     newer.computed = 16;
     assert!(newer.pages.grow(17));
     world.scheduler.running.extend([older, newer]);
-    let (shares, events) = world.scheduler.schedule();
-    assert_eq!(shares, [Share { seq: 0, start: 0, rows: 7, logit_rows: 0, drafts: 0 }]);
+    let (entries, events) = world.scheduler.schedule();
+    assert_eq!(entries, [StepEntry { seq: 0, start: 0, rows: 7, logit_rows: 0, drafts: 0 }]);
     assert_eq!(events.preempted, 1);
     assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [1]);
 }
@@ -215,9 +215,9 @@ fn a_long_prompt_goes_between_the_steps_of_others() {
     let mut world = World::new(Sizes::plain(limits, 32, false));
     world.scheduler.set_prefill_budget(PrefillBudget { prompts: 8, long: 2 });
     let rows = |world: &mut World| {
-        let mut rows: Vec<usize> = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
+        let mut rows: Vec<usize> = world.scheduler.schedule().0.iter().map(|entry| entry.rows).collect();
         rows.sort_unstable();
-        let layered = world.scheduler.layered().map_or(0, |(_, share)| share.rows);
+        let layered = world.scheduler.layered().map_or(0, |(_, entry)| entry.rows);
         (rows, layered)
     };
     world.arrive(40, 8, 0, 0, false);
@@ -260,12 +260,12 @@ fn a_chunk_between_layers_ends_with_its_sequence() {
     world.step();
     world.arrive(40, 8, 1, 1, false);
     world.scheduler.schedule();
-    let (first, share) = world.scheduler.layered().unwrap();
-    world.scheduler.preempt(share.seq);
+    let (first, entry) = world.scheduler.layered().unwrap();
+    world.scheduler.preempt(entry.seq);
     assert_eq!(world.scheduler.layered(), None);
     world.scheduler.schedule();
     let (second, again) = world.scheduler.layered().unwrap();
-    assert!(second != first && again == share, "the same rows, in other pages");
+    assert!(second != first && again == entry, "the same rows, in other pages");
     world.scheduler.remove(|seq| seq.order == 1, drop);
     assert_eq!(world.scheduler.layered(), None);
     world.finish_all();
@@ -315,7 +315,7 @@ fn short_prompts_leave_others_their_share_of_a_step() {
     world.arrive(6, 16, 0, 0, false);
     world.arrive(7, 16, 1, 1, false);
     let rows = |world: &mut World| -> Vec<usize> {
-        let rows = world.scheduler.schedule().0.iter().map(|share| share.rows).collect();
+        let rows = world.scheduler.schedule().0.iter().map(|entry| entry.rows).collect();
         world.step();
         rows
     };

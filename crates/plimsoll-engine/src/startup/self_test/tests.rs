@@ -13,8 +13,8 @@ use crate::api::options::Options;
 use crate::cache::{KvCache, PagePool, PrefixIndex, StatePool};
 use crate::plan::{Blueprint, MemoryLimit};
 use crate::runner::cpu::Passes;
-use crate::runner::step::{DraftRows, StepBuffers};
-use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, Share};
+use crate::runner::step_buffers::{DraftRows, StepBuffers};
+use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, StepEntry};
 
 /// What makes a step dear.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,23 +150,23 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     let mut runner = Recorder::new(blueprint);
     let (mut begun, mut chunks) = (0, 0);
     while !scheduler.is_empty() {
-        let (shares, _) = scheduler.schedule();
-        let shares = shares.to_vec();
-        if !shares.is_empty() {
-            runner.forward(&buffers[0].fill(&shares, scheduler.running(), &mut Vec::new())).unwrap();
-            settle(&mut scheduler, &mut runner, &mut buffers[0], &limits, &shares);
+        let (entries, _) = scheduler.schedule();
+        let entries = entries.to_vec();
+        if !entries.is_empty() {
+            runner.forward(&buffers[0].fill(&entries, scheduler.running(), &mut Vec::new())).unwrap();
+            settle(&mut scheduler, &mut runner, &mut buffers[0], &limits, &entries);
         }
         match scheduler.layered() {
             // One step goes between its layers.
-            Some((number, share)) if number != begun => {
+            Some((number, entry)) if number != begun => {
                 begun = number;
-                runner.begin(&buffers[1].fill(&[share], scheduler.running(), &mut Vec::new())).unwrap();
+                runner.begin(&buffers[1].fill(&[entry], scheduler.running(), &mut Vec::new())).unwrap();
                 chunks += 1;
             }
-            Some((_, share)) => {
-                let step = buffers[1].fill(&[share], scheduler.running(), &mut Vec::new());
+            Some((_, entry)) => {
+                let step = buffers[1].fill(&[entry], scheduler.running(), &mut Vec::new());
                 while !runner.advance(&step).unwrap() {}
-                settle(&mut scheduler, &mut runner, &mut buffers[0], &limits, &[share]);
+                settle(&mut scheduler, &mut runner, &mut buffers[0], &limits, &[entry]);
             }
             None => runner.forget(),
         }
@@ -185,27 +185,27 @@ fn settle(
     runner: &mut Recorder<'_>,
     buffers: &mut StepBuffers,
     limits: &StepLimits,
-    shares: &[Share],
+    entries: &[StepEntry],
 ) {
     let (mut passes, mut from) = (Vec::new(), 0);
-    for share in shares {
-        let seq = &mut scheduler.running_mut()[share.seq];
+    for entry in entries {
+        let seq = &mut scheduler.running_mut()[entry.seq];
         let drafts = std::mem::take(&mut seq.drafts);
-        seq.tokens.extend(drafts.iter().take(share.drafts));
-        if share.start + share.rows == seq.tokens.len() {
+        seq.tokens.extend(drafts.iter().take(entry.drafts));
+        if entry.start + entry.rows == seq.tokens.len() {
             seq.tokens.push(1);
             seq.logits_from = seq.tokens.len() - 1;
         }
-        scheduler.commit(*share, share.rows);
-        let seq = &mut scheduler.running_mut()[share.seq];
+        scheduler.commit(*entry, entry.rows);
+        let seq = &mut scheduler.running_mut()[entry.seq];
         let settled = seq.computed + 1 == seq.tokens.len() && limits.drafts > 0;
         if settled && !limits.draft_head {
             let room = seq.drafts_useful(limits.drafts);
             seq.drafts.extend((0..room).map(|_| 2));
         }
         let wanted = settled && seq.room_for_drafts(limits.drafts) > 0;
-        passes.push(DraftRows { seq: share.seq, start: share.start, rows: share.rows, from, wanted });
-        from += share.rows;
+        passes.push(DraftRows { seq: entry.seq, start: entry.start, rows: entry.rows, from, wanted });
+        from += entry.rows;
     }
     while limits.draft_head && !passes.is_empty() {
         let (from, step) = buffers.fill_drafts(&passes, scheduler.running());
@@ -221,7 +221,7 @@ fn settle(
         }
         passes = next;
     }
-    shares.iter().for_each(|share| scheduler.publish(share.seq));
+    entries.iter().for_each(|entry| scheduler.publish(entry.seq));
 }
 
 proptest! {

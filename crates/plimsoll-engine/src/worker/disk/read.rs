@@ -13,7 +13,7 @@ use crate::cache::{KvCache, PAGE_TOKENS, PageKey, Part, Restore, links};
 use crate::runner::Runner;
 use crate::schedule::scheduler::{DiskRead, Scheduler, StepLimits};
 
-/// Waiting requests that are looked up on disk in one round.
+/// Waiting requests that are looked up on disk in one iteration.
 const LOOKS: usize = 16;
 /// A prefix is given up after twice the time that computing it takes, but not before this.
 pub(super) const LIMIT_MIN: Duration = Duration::from_secs(2);

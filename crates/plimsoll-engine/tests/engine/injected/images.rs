@@ -23,10 +23,10 @@ fn a_panic_between_requests_costs_no_image() {
     let (engine, mut hand) = by_hand(bench);
     let all: Vec<_> = (0..3).map(|i| Mixed::new(&engine).text(&[1]).image(i, 2, 3).text(&[2])).collect();
     let readers = all.iter().map(|mixed| engine.submit(mixed.request(9)).unwrap()).collect();
-    hand.round();
-    hand.round();
+    hand.run_iteration();
+    hand.run_iteration();
     faults::arm_site(Site::Scheduler, 1);
-    hand.round();
+    hand.run_iteration();
     assert_eq!(faults::disarm_site().hit, 1);
     assert_eq!(engine.metrics().recoveries.get(), 1);
     let answers = drive(&mut hand, readers, |_| {});
@@ -44,7 +44,7 @@ fn a_panic_in_the_encoder_ends_its_request_alone() {
     let (engine, mut hand) = by_hand(bench);
     let all: Vec<_> = (0..3).map(|i| Mixed::new(&engine).text(&[1]).image(i, 2, 3).text(&[2])).collect();
     let readers = all.iter().map(|mixed| engine.submit(mixed.request(9)).unwrap()).collect();
-    hand.round();
+    hand.run_iteration();
     faults::arm_site(Site::Encoder, 2);
     let answers = drive(&mut hand, readers, |_| {});
     assert_eq!(faults::disarm_site().hit, 1);

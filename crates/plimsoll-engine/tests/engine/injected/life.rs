@@ -175,8 +175,8 @@ impl Stage {
         }
     }
 
-    fn round(&mut self) {
-        faults::under(|| self.hand.round());
+    fn run_iteration(&mut self) {
+        faults::under(|| self.hand.run_iteration());
         for i in 0..REQUESTS {
             let delta = self.client(|stage| stage.readers[i].as_mut().and_then(Reader::take));
             if let Some(delta) = delta {
@@ -197,11 +197,11 @@ pub fn live(script: &[Request], watched: Watched) -> Life {
     let mut stage = Stage { engine, hand, readers: Default::default(), heard: [open; REQUESTS], watched };
     let before = heap::in_use();
     stage.submit(0, script[0].clone());
-    (0..3).for_each(|_| stage.round());
+    (0..3).for_each(|_| stage.run_iteration());
     (1..LAST).for_each(|i| stage.submit(i, script[i].clone()));
     let mut rounds = 0;
     while stage.readers.iter().any(Option::is_some) {
-        stage.round();
+        stage.run_iteration();
         rounds += 1;
         assert!(rounds < 2000, "it never ends: {:?}", stage.heard);
         if rounds == ABORT_ROUND && stage.readers[ABORTED].is_some() {
@@ -212,7 +212,7 @@ pub fn live(script: &[Request], watched: Watched) -> Life {
             stage.submit(LAST, script[LAST].clone());
         }
     }
-    stage.round();
+    stage.run_iteration();
     let (engine, heard) = (&stage.engine, stage.heard);
     let status = engine.status();
     assert_eq!(engine.reserved(), (0, 0), "places and host bytes are back");

@@ -31,13 +31,13 @@ fn loses(shape: Shape, site: Site, [pages, slots]: [u64; 2]) {
         let [taken, kept] = [&status.slots_used, &status.slots_kept].map(|n| n.load(Acquire));
         [used - cached, taken - kept]
     };
-    hand.round();
+    hand.run_iteration();
     assert_eq!((missing(), lost()), ([pages, slots], [0, 0]), "it is really gone");
     let deadline = Instant::now() + Duration::from_secs(20);
     while lost() == [0, 0] {
         assert!(Instant::now() < deadline, "nobody finds it");
         std::thread::sleep(Duration::from_millis(50));
-        hand.round();
+        hand.run_iteration();
     }
     assert_eq!((lost(), metrics.recoveries.get()), ([pages, slots], 1));
     full_pools(&engine);
@@ -46,7 +46,7 @@ fn loses(shape: Shape, site: Site, [pages, slots]: [u64; 2]) {
     assert_eq!(drive(&mut hand, again, |_| {})[0].ids, says(&prompt, 8));
     let later = Instant::now() + Duration::from_secs(4);
     while Instant::now() < later {
-        hand.round();
+        hand.run_iteration();
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!((lost(), metrics.recoveries.get()), ([pages, slots], 1));

@@ -85,7 +85,7 @@ fn a_request_whose_memory_is_refused_is_told_503_before_it_starts() {
         faults::arm_thread(0);
         drop(hand_over(&engine, request.clone()).unwrap());
         let calls = faults::disarm_thread().seen;
-        hand.round();
+        hand.run_iteration();
         for nth in 1..=calls {
             // The last one is the outbox, which nothing but the emergency reserve can pay for.
             if nth == calls {
@@ -104,7 +104,7 @@ fn a_request_whose_memory_is_refused_is_told_503_before_it_starts() {
                 other => panic!("call {nth} of {calls}: {other:?}"),
             }
             drop(heap::disarm());
-            hand.round();
+            hand.run_iteration();
             assert_eq!(engine.reserved(), (0, 0), "call {nth} of {calls}");
             assert!(heap::in_use() <= before, "call {nth} of {calls}");
         }

@@ -65,9 +65,9 @@ fn a_scheduler_that_always_panics_ends_its_requests_and_is_whole_again_afterward
     let (engine, mut hand) = by_hand(bench);
     let prompt: Vec<u32> = (0..40).collect();
     let mut readers: Vec<_> = (0..3).map(|_| engine.submit(greedy(&prompt, 20)).unwrap()).collect();
-    (0..5).for_each(|_| hand.round());
+    (0..5).for_each(|_| hand.run_iteration());
     faults::arm_site(Site::Scheduler, EVERY);
-    (0..2).for_each(|_| hand.round());
+    (0..2).for_each(|_| hand.run_iteration());
     assert_eq!(faults::disarm_site().hit, 2);
     for reader in &mut readers {
         let last = std::iter::from_fn(|| reader.take()).last().expect("an end");
@@ -75,10 +75,10 @@ fn a_scheduler_that_always_panics_ends_its_requests_and_is_whole_again_afterward
     }
     assert_eq!(engine.metrics().recoveries.get(), 2);
     drop(readers);
-    hand.round();
+    hand.run_iteration();
     assert_eq!((engine.reserved(), engine.metrics().failed.get()), ((0, 0), 3));
     let mut reader = engine.submit(greedy(&prompt, 4)).unwrap();
-    (0..8).for_each(|_| hand.round());
+    (0..8).for_each(|_| hand.run_iteration());
     assert_eq!(reader.take().unwrap().tokens.iter().map(|t| t.id).collect::<Vec<_>>(), says(&prompt, 4));
 }
 
@@ -93,18 +93,18 @@ fn an_engine_that_goes_round_without_getting_anywhere_starts_over() {
     let prompt: Vec<u32> = (0..40).collect();
     let mut reader = engine.submit(greedy(&prompt, 4)).unwrap();
     let mut other = engine.submit(greedy(&prompt, 4)).unwrap();
-    (0..3).for_each(|_| hand.round());
+    (0..3).for_each(|_| hand.run_iteration());
     let stuck = |hand: &mut plimsoll_engine::testing::ByHand<_>, recoveries| {
         faults::arm_site(Site::NoStep, EVERY);
         while engine.metrics().recoveries.get() < recoveries {
-            hand.round();
+            hand.run_iteration();
             std::thread::sleep(limit / 10);
         }
         assert!(faults::disarm_site().hit > 3);
     };
     stuck(&mut hand, 1);
     // Once is forgiven: everything is computed anew.
-    (0..12).for_each(|_| hand.round());
+    (0..12).for_each(|_| hand.run_iteration());
     for reader in [&mut reader, &mut other] {
         let ids: Vec<u32> = std::iter::from_fn(|| reader.take()).flat_map(|d| d.tokens).map(|t| t.id).collect();
         assert_eq!(ids, says(&prompt, 4));

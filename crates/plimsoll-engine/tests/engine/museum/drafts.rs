@@ -44,7 +44,7 @@ fn v_17_no_draft_outlives_its_request() {
     let next = prompt(2, 20);
     let mut follow = |first: Request, rounds: usize| {
         let gone = engine.submit(first).unwrap();
-        (0..rounds).for_each(|_| hand.round());
+        (0..rounds).for_each(|_| hand.run_iteration());
         drop(gone);
         let reader = engine.submit(greedy(&next, 40)).unwrap();
         let answer = drive(&mut hand, vec![reader], |_| {}).remove(0);
@@ -134,7 +134,7 @@ fn v_x_a_panic_between_check_and_acceptance_rolls_back() {
         for (prompt, answer) in prompts.iter().zip(drive(&mut hand, readers, |_| {})) {
             assert_eq!((answer.ids, answer.error), (says(prompt, 12), None), "after panic {nth}");
         }
-        hand.round();
+        hand.run_iteration();
         full_pools(&engine);
     }
     assert!(failures >= 30 && costless >= 20, "{failures} {costless}");
@@ -179,7 +179,7 @@ fn t_39_unusual_ends_leak_nothing_and_a_failed_check_ends_no_request() {
     for (prompt, answer) in prompts.iter().zip(answers) {
         assert_eq!((answer.ids, answer.error), (says(prompt, 40), None));
     }
-    hand.round();
+    hand.run_iteration();
     full_pools(&engine);
 }
 
@@ -209,7 +209,7 @@ fn t_40_preemption_at_any_step_counts_nothing_twice() {
                 assert_eq!((answer.ids, answer.error), (says(prompt, 60), None), "preempted from step {offset} on");
             }
             assert!(engine.metrics().preemptions.get() >= 2, "{}", engine.metrics().preemptions.get());
-            hand.round();
+            hand.run_iteration();
             full_pools(&engine);
         }
     }

@@ -98,8 +98,8 @@ fn equal_prefixes_are_scheduled_together() {
     while world.scheduler.running().iter().filter(|seq| seq.decoding()).count() < 6 {
         world.step();
     }
-    let (shares, _) = world.scheduler.schedule();
-    let begin: Vec<u32> = shares.to_vec().iter().map(|share| world.scheduler.running()[share.seq].tokens[0]).collect();
+    let (entries, _) = world.scheduler.schedule();
+    let begin: Vec<u32> = entries.to_vec().iter().map(|entry| world.scheduler.running()[entry.seq].tokens[0]).collect();
     assert_eq!(begin.len(), 6);
     assert_eq!(begin.chunk_by(|a, b| a == b).count(), 2, "{begin:?}");
 }

@@ -134,7 +134,7 @@ pub(super) struct World {
     kept: [HashMap<PageId, [u64; PAGE_TOKENS]>; 2],
     fails: bool,
     /// The chunk that is computed layer by layer, with the steps that go on before it is done, and what it was when it was begun.
-    layers: Option<(u64, u64, Share)>,
+    layers: Option<(u64, u64, StepEntry)>,
     /// Steps in which such a chunk was waited for, and chunks that were done.
     layers_waited: usize,
     pub(super) layers_done: usize,
@@ -234,23 +234,23 @@ impl World {
     pub(super) fn step(&mut self) {
         let oldest = self.scheduler.running().first().map(|seq| seq.order);
         let decoding: Vec<u64> = self.scheduler.running().iter().filter(|s| s.decoding()).map(|s| s.order).collect();
-        let (shares, events) = self.scheduler.schedule();
-        let shares = shares.to_vec();
+        let (entries, events) = self.scheduler.schedule();
+        let entries = entries.to_vec();
         self.preempted += events.preempted;
-        self.check(&shares, oldest, &decoding);
+        self.check(&entries, oldest, &decoding);
         if self.limits.split_numerics() {
-            self.check_split_numerics(&shares);
+            self.check_split_numerics(&entries);
         }
-        self.compute(&shares);
-        if std::mem::take(&mut self.fails) && !shares.is_empty() {
+        self.compute(&entries);
+        if std::mem::take(&mut self.fails) && !entries.is_empty() {
             if self.scheduler.step_failed() {
-                self.preempted += shares.len() as u64;
+                self.preempted += entries.len() as u64;
             } else {
-                drop(self.scheduler.running.remove(shares[0].seq));
+                drop(self.scheduler.running.remove(entries[0].seq));
             }
             return self.check_tables();
         }
-        self.settle(&shares);
+        self.settle(&entries);
         self.advance_layers();
         for i in (0..self.scheduler.running().len()).rev() {
             let seq = &self.scheduler.running()[i];
@@ -263,44 +263,44 @@ impl World {
 
     /// A chunk that is computed layer by layer is done some steps after it was begun; until then it is what it was, and keeps its pages.
     fn advance_layers(&mut self) {
-        let Some((number, share)) = self.scheduler.layered() else { return self.layers = None };
+        let Some((number, entry)) = self.scheduler.layered() else { return self.layers = None };
         let begins = self.layers.is_none_or(|(begun, ..)| begun != number);
-        let (_, left, begun) = if begins { (number, self.roll(4), share) } else { self.layers.unwrap() };
-        assert_eq!(Share { seq: share.seq, ..begun }, share, "it is what it was");
-        let seq = &self.scheduler.running()[share.seq];
-        let end = share.start + share.rows;
-        assert!(!seq.decoding() && seq.sched.long && share.rows <= self.scheduler.prefill_budget.long);
-        assert!(share.start == seq.computed && end <= seq.tokens.len() && seq.pages.capacity() >= end);
-        assert!(share.logit_rows <= self.limits.logit_rows);
-        let written = &seq.pages.pages()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+        let (_, left, begun) = if begins { (number, self.roll(4), entry) } else { self.layers.unwrap() };
+        assert_eq!(StepEntry { seq: entry.seq, ..begun }, entry, "it is what it was");
+        let seq = &self.scheduler.running()[entry.seq];
+        let end = entry.start + entry.rows;
+        assert!(!seq.decoding() && seq.sched.long && entry.rows <= self.scheduler.prefill_budget.long);
+        assert!(entry.start == seq.computed && end <= seq.tokens.len() && seq.pages.capacity() >= end);
+        assert!(entry.logit_rows <= self.limits.logit_rows);
+        let written = &seq.pages.pages()[entry.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
         let others = self.scheduler.running().iter().filter(|other| other.order != seq.order);
         let mut read = others.flat_map(|other| other.pages.pages());
         assert!(!read.any(|page| written.contains(page)), "a page that a chunk writes belongs to one sequence");
         if left > 0 {
             self.layers_waited += 1;
-            self.layers = Some((number, left - 1, share));
+            self.layers = Some((number, left - 1, entry));
             return;
         }
         self.layers_done += 1;
         self.layers = None;
         if self.limits.split_numerics() {
-            self.check_split_numerics(&[share]);
+            self.check_split_numerics(&[entry]);
         }
-        self.compute(&[share]);
-        self.settle(&[share]);
+        self.compute(&[entry]);
+        self.settle(&[entry]);
     }
 
-    /// What comes of shares that were computed.
-    fn settle(&mut self, shares: &[Share]) {
-        for share in shares {
-            let drafted = self.scheduler.running()[share.seq].drafts.clone();
+    /// Delivers entries that were computed.
+    fn settle(&mut self, entries: &[StepEntry]) {
+        for entry in entries {
+            let drafted = self.scheduler.running()[entry.seq].drafts.clone();
             // With one slot there is no way back: drafts are taken as they are.
             let optimistic = self.limits.slots == 1;
-            let hits = (0..share.drafts).take_while(|_| optimistic || self.roll(3) > 0).count();
-            let known = share.rows - share.drafts;
-            self.scheduler.commit(*share, known + hits);
+            let hits = (0..entry.drafts).take_while(|_| optimistic || self.roll(3) > 0).count();
+            let known = entry.rows - entry.drafts;
+            self.scheduler.commit(*entry, known + hits);
             let (roll, drafts_max) = (self.roll(97) as u32, self.limits.drafts);
-            let seq = &mut self.scheduler.running_mut()[share.seq];
+            let seq = &mut self.scheduler.running_mut()[entry.seq];
             seq.drafts.clear();
             seq.tokens.extend_from_slice(&drafted[..hits]);
             seq.logits_from = seq.logits_from.max(seq.computed.min(seq.prompt_len));
@@ -311,7 +311,7 @@ impl World {
                 let room = seq.room_for_drafts(drafts_max);
                 seq.drafts.extend((0..room as u32).map(|i| 400 + roll + i));
             }
-            self.scheduler.publish(share.seq);
+            self.scheduler.publish(entry.seq);
         }
     }
 }

@@ -5,16 +5,16 @@ use super::*;
 impl World {
     /// Each position has one arithmetic, whether its sequence computes it or finds it in the cache. Rows of prompts
     /// come last.
-    pub(super) fn check_split_numerics(&mut self, shares: &[Share]) {
+    pub(super) fn check_split_numerics(&mut self, entries: &[StepEntry]) {
         let running = self.scheduler.running();
-        let of_prompt = |share: &Share| running[share.seq].in_prompt(share.start);
-        assert!(shares.is_sorted_by_key(of_prompt), "prompts come last");
-        let answers: usize = shares.iter().filter(|share| !of_prompt(share)).map(|share| share.rows).sum();
+        let of_prompt = |entry: &StepEntry| running[entry.seq].in_prompt(entry.start);
+        assert!(entries.is_sorted_by_key(of_prompt), "prompts come last");
+        let answers: usize = entries.iter().filter(|entry| !of_prompt(entry)).map(|entry| entry.rows).sum();
         assert!(answers <= self.limits.answer_rows(), "{answers} rows of answers in a step");
-        for share in shares {
-            let seq = &running[share.seq];
-            for position in share.start..share.start + share.rows {
-                assert_eq!(seq.in_prompt(position), of_prompt(share), "a share is all of a prompt or not at all");
+        for entry in entries {
+            let seq = &running[entry.seq];
+            for position in entry.start..entry.start + entry.rows {
+                assert_eq!(seq.in_prompt(position), of_prompt(entry), "a entry is all of a prompt or not at all");
                 let page = seq.pages.pages()[position / PAGE_TOKENS];
                 self.made.entry(page).or_default()[position % PAGE_TOKENS] = seq.in_prompt(position);
             }
@@ -28,34 +28,34 @@ impl World {
     }
 
     /// What a model with state would do: every row's state from the one before it, into the slots that are named.
-    pub(super) fn compute(&mut self, shares: &[Share]) {
+    pub(super) fn compute(&mut self, entries: &[StepEntry]) {
         if self.limits.window > 0 {
-            shares.iter().for_each(|share| self.attend(*share));
+            entries.iter().for_each(|entry| self.attend(*entry));
         }
         if self.limits.slots == 0 {
             return;
         }
         let mut written = Vec::new();
-        for share in shares {
-            let seq = &self.scheduler.running()[share.seq];
+        for entry in entries {
+            let seq = &self.scheduler.running()[entry.seq];
             let mut out = Vec::new();
-            seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut out);
-            assert_eq!(out.len(), share.rows);
+            seq.states.outputs(entry.start, entry.rows, entry.keeps_each(self.limits.slots), &mut out);
+            assert_eq!(out.len(), entry.rows);
             let source = seq.states.source();
-            assert_eq!(source.is_some(), share.start > 0, "state is there wherever something was computed");
+            assert_eq!(source.is_some(), entry.start > 0, "state is there wherever something was computed");
             let mut state = source.map_or(0, |slot| self.states[slot as usize]);
-            let history = seq.tokens[..share.start].iter().fold(0, |state, token| after(state, *token));
+            let history = seq.tokens[..entry.start].iter().fold(0, |state, token| after(state, *token));
             assert_eq!(state, history, "it starts from the state of its own history");
-            let rows = seq.tokens[share.start..].iter().chain(&seq.drafts).take(share.rows);
+            let rows = seq.tokens[entry.start..].iter().chain(&seq.drafts).take(entry.rows);
             for (row, token) in rows.enumerate() {
                 state = after(state, *token);
                 if out[row] == plimsoll_device::NO_STATE {
-                    assert!(row + 1 < share.rows, "the last row's state is kept");
+                    assert!(row + 1 < entry.rows, "the last row's state is kept");
                     continue;
                 }
                 let slot = out[row];
                 assert!(!written.contains(&slot), "a slot is written once");
-                let in_place = source == Some(slot) && row + 1 == share.rows;
+                let in_place = source == Some(slot) && row + 1 == entry.rows;
                 assert!(source != Some(slot) || in_place, "the slot that is read is not written before it was");
                 let cache = self.cache.borrow();
                 let writable = cache.states.as_ref().unwrap().writable(crate::cache::SlotId(slot));
@@ -64,9 +64,9 @@ impl World {
                 self.states[slot as usize] = if self.fails { u64::MAX } else { state };
             }
         }
-        for share in shares {
-            let source = self.scheduler.running()[share.seq].states.source();
-            let others = shares.iter().filter(|other| other.seq != share.seq);
+        for entry in entries {
+            let source = self.scheduler.running()[entry.seq].states.source();
+            let others = entries.iter().filter(|other| other.seq != entry.seq);
             let mut theirs = Vec::new();
             for other in others {
                 let seq = &self.scheduler.running()[other.seq];
@@ -78,9 +78,9 @@ impl World {
 
     /// What a model with sliding windows would do: every row leaves what stands for the tokens up to it, and sees what its
     /// own history left, everywhere in its pages and in its window pages as far back as the window reaches.
-    fn attend(&mut self, share: Share) {
-        let seq = &self.scheduler.running()[share.seq];
-        let tokens = seq.tokens.iter().chain(&seq.drafts).take(share.start + share.rows);
+    fn attend(&mut self, entry: StepEntry) {
+        let seq = &self.scheduler.running()[entry.seq];
+        let tokens = seq.tokens.iter().chain(&seq.drafts).take(entry.start + entry.rows);
         let apart = self.limits.split_numerics();
         let kind = |position: usize| if apart && seq.in_prompt(position) { 1 << 31 } else { 0 };
         let (mut history, mut state) = (Vec::new(), 0);
@@ -88,13 +88,13 @@ impl World {
             state = after(state, token | kind(position));
             history.push(state);
         }
-        for (position, left) in history.iter().enumerate().skip(share.start) {
+        for (position, left) in history.iter().enumerate().skip(entry.start) {
             let (page, slot) = (position / PAGE_TOKENS, position % PAGE_TOKENS);
             for (kept, pages) in self.kept.iter_mut().zip([seq.pages.pages(), seq.pages.windows()]) {
                 kept.entry(pages[page]).or_insert([0; PAGE_TOKENS])[slot] = *left;
             }
         }
-        for position in share.start..share.start + share.rows {
+        for position in entry.start..entry.start + entry.rows {
             let window = (position + 1).saturating_sub(self.limits.window);
             for (first, (kept, pages)) in
                 [0, window].into_iter().zip(self.kept.iter().zip([seq.pages.pages(), seq.pages.windows()]))
@@ -106,7 +106,7 @@ impl World {
             }
         }
         if self.fails {
-            for position in share.start..share.start + share.rows {
+            for position in entry.start..entry.start + entry.rows {
                 let page = seq.pages.windows()[position / PAGE_TOKENS];
                 self.kept[1].get_mut(&page).unwrap()[position % PAGE_TOKENS] = u64::MAX;
             }
@@ -116,34 +116,34 @@ impl World {
         assert!(held <= most, "{held} window pages are held, {most} are planned");
     }
 
-    pub(super) fn check(&self, shares: &[Share], oldest: Option<u64>, decoding: &[u64]) {
+    pub(super) fn check(&self, entries: &[StepEntry], oldest: Option<u64>, decoding: &[u64]) {
         let running = self.scheduler.running();
         assert!(running.len() <= self.limits.running);
         assert!(running.is_sorted_by_key(|seq| seq.order), "oldest first");
         let layered = self.scheduler.layered().is_some();
-        assert!(shares.is_empty() == self.scheduler.is_empty() || layered, "I5: a step with work to do does some");
-        assert!(shares.iter().map(|s| s.rows).sum::<usize>() <= self.limits.rows);
-        assert!(shares.iter().map(|s| s.logit_rows).sum::<usize>() <= self.limits.logit_rows);
+        assert!(entries.is_empty() == self.scheduler.is_empty() || layered, "I5: a step with work to do does some");
+        assert!(entries.iter().map(|s| s.rows).sum::<usize>() <= self.limits.rows);
+        assert!(entries.iter().map(|s| s.logit_rows).sum::<usize>() <= self.limits.logit_rows);
         let mut served: Vec<u64> = Vec::new();
-        for share in shares {
-            let seq = &running[share.seq];
-            let end = share.start + share.rows;
-            assert!(!served.contains(&seq.order), "one share a sequence");
+        for entry in entries {
+            let seq = &running[entry.seq];
+            let end = entry.start + entry.rows;
+            assert!(!served.contains(&seq.order), "one entry a sequence");
             served.push(seq.order);
-            assert!(share.rows > 0 && share.start == seq.computed && end <= seq.tokens.len() + share.drafts);
+            assert!(entry.rows > 0 && entry.start == seq.computed && end <= seq.tokens.len() + entry.drafts);
             assert!(
-                share.drafts == 0 || end == seq.tokens.len() + seq.drafts.len(),
+                entry.drafts == 0 || end == seq.tokens.len() + seq.drafts.len(),
                 "drafts are checked from the first on"
             );
-            assert!(end < seq.total_max || share.drafts == 0, "nothing is drafted beyond the end");
+            assert!(end < seq.total_max || entry.drafts == 0, "nothing is drafted beyond the end");
             assert!(seq.pages.capacity() >= end && seq.pages.pages().len() <= seq.total_max.div_ceil(PAGE_TOKENS));
-            assert!(share.logit_rows <= share.rows && (share.logit_rows > share.drafts || end < seq.tokens.len()));
-            let written = &seq.pages.pages()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+            assert!(entry.logit_rows <= entry.rows && (entry.logit_rows > entry.drafts || end < seq.tokens.len()));
+            let written = &seq.pages.pages()[entry.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
             let others = running.iter().filter(|other| other.order != seq.order);
             let mut read = others.flat_map(|other| other.pages.pages());
             assert!(!read.any(|page| written.contains(page)), "a page that is written belongs to one sequence");
             if self.limits.window > 0 {
-                let written = &seq.pages.windows()[share.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
+                let written = &seq.pages.windows()[entry.start / PAGE_TOKENS..end.div_ceil(PAGE_TOKENS)];
                 let others = running.iter().filter(|other| other.order != seq.order);
                 let held = |other: &Seq<()>| {
                     other.pages.windows().iter().rev().take(other.pages.windows_held()).copied().collect()

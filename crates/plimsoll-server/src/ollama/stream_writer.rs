@@ -8,7 +8,7 @@ use super::respond::{Line, Piece, reason};
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::clock::Clock;
 use crate::conversation::reply_reader::{ReplyEnd, ReplyReader};
-use crate::conversation::stream::{Shape, StreamHeaders};
+use crate::conversation::stream::{StreamHeaders, StreamWriter};
 use crate::http::error::ApiError;
 use crate::http::sse::{Events, LINE_HEADERS};
 
@@ -32,7 +32,7 @@ impl Stream {
     }
 }
 
-impl Shape for Stream {
+impl StreamWriter for Stream {
     const HEADERS: StreamHeaders = LINE_HEADERS;
 
     fn broken(error: &ApiError, out: &mut Events) {
@@ -70,7 +70,7 @@ impl Shape for Stream {
     /// The last line is known by its `done`.
     fn end(&self, _out: &mut Events) {}
 
-    fn quiet(&self, out: &mut Events) {
+    fn keep_alive(&self, out: &mut Events) {
         out.blank();
     }
 }

@@ -8,7 +8,7 @@ use super::blocks::{Message, UNSIGNED, input, stop_reason};
 use super::{Counts, error};
 use crate::conversation::active::{ActiveRequest, PromptDetails, Usage};
 use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
-use crate::conversation::stream::Shape;
+use crate::conversation::stream::StreamWriter;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::sse::Events;
@@ -134,7 +134,7 @@ impl MessageStream {
     }
 }
 
-impl Shape for MessageStream {
+impl StreamWriter for MessageStream {
     fn open(&mut self, request: &ActiveRequest, out: &mut Events) {
         let prompt_tokens = request.submission.prompts[0].ids.len() as u64;
         let prompt_tokens_details = PromptDetails { cached_tokens: 0 };
@@ -179,7 +179,7 @@ impl Shape for MessageStream {
 
     fn end(&self, _out: &mut Events) {}
 
-    fn quiet(&self, out: &mut Events) {
+    fn keep_alive(&self, out: &mut Events) {
         Event::Ping.send(out);
     }
 }

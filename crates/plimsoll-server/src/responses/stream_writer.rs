@@ -15,7 +15,7 @@ use super::unreported::Unreported;
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::logprobs::{ChatLogprobs, ChatToken};
 use crate::conversation::reply_reader::{self, ReplyEnd, ReplyReader};
-use crate::conversation::stream::Shape;
+use crate::conversation::stream::StreamWriter;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, CANCELLED};
 use crate::http::ids::{Ids, now_s};
@@ -367,7 +367,7 @@ impl Responding {
     }
 }
 
-impl Shape for Responding {
+impl StreamWriter for Responding {
     fn open(&mut self, request: &ActiveRequest, out: &mut Events) {
         let queued = [("response.created", Status::Queued), ("response.queued", Status::Queued)];
         let created = [("response.created", Status::InProgress)];
@@ -378,7 +378,7 @@ impl Shape for Responding {
         }
     }
 
-    async fn step(&mut self, request: &mut ActiveRequest, out: &mut Events) -> bool {
+    async fn write_next(&mut self, request: &mut ActiveRequest, out: &mut Events) -> bool {
         match self.advance(request, out).await {
             None => return false,
             Some(Ok(())) => self.finish(request, None, out),

@@ -2,7 +2,7 @@
 
 use plimsoll_device::{MediaRows, PAGE_TOKENS, SeqSpan, StepInput};
 
-use crate::schedule::scheduler::{Seq, Share, StepLimits};
+use crate::schedule::scheduler::{Seq, StepEntry, StepLimits};
 
 /// Reserved buffers for one step.
 #[derive(Debug)]
@@ -125,47 +125,47 @@ impl StepBuffers {
         Vec::with_capacity(if self.limits.media { self.limits.rows } else { 0 })
     }
 
-    /// Lays out `shares` of `running`, one after another; `media` receives the pieces of encoder outputs
+    /// Lays out `entries` of `running`, one after another; `media` receives the pieces of encoder outputs
     /// among their rows.
     pub fn fill<'a, T>(
         &mut self,
-        shares: &[Share],
+        entries: &[StepEntry],
         running: &'a [Seq<T>],
         media: &mut Vec<MediaRows<'a>>,
     ) -> StepInput<'_> {
         self.clear();
-        for share in shares {
-            let seq = &running[share.seq];
+        for entry in entries {
+            let seq = &running[entry.seq];
             self.pooled |= seq.pooled.is_some();
             let first_row = self.tokens.len();
-            seq.media.each_piece(share.start, share.rows, |offset, values| {
+            seq.media.each_piece(entry.start, entry.rows, |offset, values| {
                 media.push(MediaRows { first_row: first_row + offset, values });
             });
-            self.span(seq, share.start, share.rows, 0, seq.states.source());
+            self.span(seq, entry.start, entry.rows, 0, seq.states.source());
             if self.limits.image_rows > 0 {
-                self.ends.extend(seq.media.ends(share.start, share.rows));
+                self.ends.extend(seq.media.ends(entry.start, entry.rows));
             }
-            let of_prompt = self.limits.split_numerics() && seq.in_prompt(share.start);
+            let of_prompt = self.limits.split_numerics() && seq.in_prompt(entry.start);
             debug_assert!(of_prompt || self.prompt_rows == 0, "rows of prompts stand last");
             debug_assert!(
-                !of_prompt || share.start + share.rows <= seq.prompt_len,
+                !of_prompt || entry.start + entry.rows <= seq.prompt_len,
                 "a chunk ends where its prompt does"
             );
-            self.prompt_rows += if of_prompt { share.rows } else { 0 };
-            let known = share.rows - share.drafts;
-            self.tokens.extend_from_slice(&seq.tokens[share.start..share.start + known]);
-            self.tokens.extend_from_slice(&seq.drafts[..share.drafts]);
-            seq.states.outputs(share.start, share.rows, share.keeps_each(self.limits.slots), &mut self.state_out);
+            self.prompt_rows += if of_prompt { entry.rows } else { 0 };
+            let known = entry.rows - entry.drafts;
+            self.tokens.extend_from_slice(&seq.tokens[entry.start..entry.start + known]);
+            self.tokens.extend_from_slice(&seq.drafts[..entry.drafts]);
+            seq.states.outputs(entry.start, entry.rows, entry.keeps_each(self.limits.slots), &mut self.state_out);
             let last = self.tokens.len();
             if self.limits.encoder_batch {
                 // The first position speaks for an encoder's sequence.
-                let first = (last - share.rows) as u32;
-                self.logit_rows.extend((share.logit_rows > 0).then_some(first));
+                let first = (last - entry.rows) as u32;
+                self.logit_rows.extend((entry.logit_rows > 0).then_some(first));
                 let second = seq.pooled.map_or(usize::MAX, |pooled| pooled.second_at);
-                self.types.extend((share.start..share.start + share.rows).map(|at| u32::from(at >= second)));
+                self.types.extend((entry.start..entry.start + entry.rows).map(|at| u32::from(at >= second)));
             } else {
-                let (first_row, rows) = (self.logit_rows.len(), share.logit_rows);
-                let start = share.start + share.rows - rows;
+                let (first_row, rows) = (self.logit_rows.len(), entry.logit_rows);
+                let start = entry.start + entry.rows - rows;
                 let span = self.seqs.last().filter(|_| rows > 0);
                 self.logit_seqs.extend(span.map(|span| SeqSpan { first_row, rows, start, state: None, ..*span }));
                 self.logit_rows.extend((last - rows) as u32..last as u32);

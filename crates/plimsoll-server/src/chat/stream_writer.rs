@@ -7,7 +7,7 @@ use crate::conversation::active::{ActiveRequest, Usage};
 use crate::conversation::choices::ids;
 use crate::conversation::logprobs::ChatLogprobs;
 use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
-use crate::conversation::stream::Shape;
+use crate::conversation::stream::StreamWriter;
 use crate::http::sse::Events;
 
 /// The stream's state.
@@ -129,7 +129,7 @@ fn usage(request: &ActiveRequest, so_far: Option<Usage>) -> Option<Option<Usage>
     if common.continuous_usage { Some(so_far) } else { common.include_usage.then_some(None) }
 }
 
-impl Shape for ChatStream {
+impl StreamWriter for ChatStream {
     /// Sends the role of every choice at once, before the engine has a token. Time to first token is measured at the
     /// next chunk.
     fn open(&mut self, request: &ActiveRequest, out: &mut Events) {

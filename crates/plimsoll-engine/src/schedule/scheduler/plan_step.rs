@@ -2,7 +2,7 @@
 
 use plimsoll_device::SPLIT_PAGES;
 
-use super::{Events, Scheduler, Seq, Share};
+use super::{Events, Scheduler, Seq, StepEntry};
 
 /// Which prompts are meant.
 #[derive(Clone, Copy)]
@@ -15,26 +15,27 @@ enum Prompts {
 impl<T> Scheduler<T> {
     /// Fills the next step. It stays empty if no sequence can run now: there are none, or the waiting ones wait for their prefix from disk and
     /// the running ones for an encoder or a grammar's mask, or the only work is a chunk that is computed layer by layer.
-    pub fn schedule(&mut self) -> (&[Share], Events) {
-        self.shares.clear();
+    pub fn schedule(&mut self) -> (&[StepEntry], Events) {
+        self.entries.clear();
         let mut events = Events::default();
         if !self.schedule_suspect(&mut events) {
             self.schedule_all(&mut events);
             self.request_shared_checkpoints();
         }
-        for share in self.shares.iter().filter(|share| share.drafts == 0) {
-            self.running[share.seq].plan_checkpoints(share.rows);
+        for entry in self.entries.iter().filter(|entry| entry.drafts == 0) {
+            self.running[entry.seq].plan_checkpoints(entry.rows);
         }
-        self.order_shares();
-        (&self.shares, events)
+        self.order_entries();
+        (&self.entries, events)
     }
 
-    /// Sorts the shares: rows of prompts last if they are computed in other numerics, shared prefixes side by side.
-    fn order_shares(&mut self) {
-        let Self { shares, running, limits, .. } = self;
-        let last = |share: &Share| limits.split_numerics() && running[share.seq].in_prompt(share.start);
-        let splits = |share: &Share| running[share.seq].pages.pages().iter().skip(SPLIT_PAGES - 1).step_by(SPLIT_PAGES);
-        shares.sort_unstable_by(|a, b| {
+    /// Sorts the entries: rows of prompts last if they are computed in other numerics, shared prefixes side by side.
+    fn order_entries(&mut self) {
+        let Self { entries, running, limits, .. } = self;
+        let last = |entry: &StepEntry| limits.split_numerics() && running[entry.seq].in_prompt(entry.start);
+        let splits =
+            |entry: &StepEntry| running[entry.seq].pages.pages().iter().skip(SPLIT_PAGES - 1).step_by(SPLIT_PAGES);
+        entries.sort_unstable_by(|a, b| {
             let alike = || splits(a).cmp(splits(b));
             last(a).cmp(&last(b)).then_with(alike).then(a.seq.cmp(&b.seq))
         });
@@ -84,7 +85,7 @@ impl<T> Scheduler<T> {
         while i < self.running.len() {
             let seq = &self.running[i];
             let meant = !seq.decoding() && (all || !seq.sched.long);
-            if meant && !self.shares.iter().any(|share| share.seq == i) {
+            if meant && !self.entries.iter().any(|entry| entry.seq == i) {
                 self.schedule_prompt(i, layers, rows, logit_rows, events);
             }
             i += 1;
@@ -92,7 +93,7 @@ impl<T> Scheduler<T> {
         while *rows > 0 && *logit_rows > 0 && self.next_fits(*rows) {
             let long = all && (!layers || self.layered().is_none());
             let Some(admitted) = self.admit(long) else { break };
-            if self.running[admitted].sched.suspect_until.is_some() && !self.shares.is_empty() {
+            if self.running[admitted].sched.suspect_until.is_some() && !self.entries.is_empty() {
                 // Its turn comes in the next step, alone.
                 return false;
             }
@@ -112,14 +113,14 @@ impl<T> Scheduler<T> {
     /// Prompts longer than a step that run, or that could start now.
     fn long_prompts(&self) -> usize {
         let running = self.running.iter().filter(|seq| seq.computes_long_prompt());
-        let places = self.eased.running.saturating_sub(self.running.len());
+        let places = self.reduced.running.saturating_sub(self.running.len());
         let waiting = self.waiting.iter().take(places).filter(|seq| seq.remaining() > self.limits.rows);
         running.count() + waiting.count()
     }
 
     /// Rows of prompts in a step, at most. Encoder models compute a sequence whole, so they have no lower limit.
     pub(super) fn prefill_rows(&self) -> usize {
-        if self.limits.encoder_batch { self.limits.rows } else { self.eased.prefill_rows }
+        if self.limits.encoder_batch { self.limits.rows } else { self.reduced.prefill_rows }
     }
 
     /// Encoder models: whether the oldest waiting sequence fits in the `rows` rows left.
@@ -130,13 +131,13 @@ impl<T> Scheduler<T> {
     /// After a failed step, each of its sequences runs alone until it has passed the position of the failure. True if one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
         // A sequence that waits for an encoder or a grammar's mask takes part in no step until it has it.
-        let able = |seq: &Seq<T>| !seq.at_wall() && !seq.waits_for_mask;
+        let able = |seq: &Seq<T>| !seq.waits_for_encoder() && !seq.waits_for_mask;
         while let Some(i) = self.running.iter().position(|seq| seq.sched.suspect_until.is_some() && able(seq)) {
             let mut rows = self.prefill_rows().max(self.running[i].together());
             let mut logit_rows = self.limits.logit_rows;
             let order = self.running[i].order;
             self.schedule_chunk(i, &mut rows, &mut logit_rows, events);
-            if !self.shares.is_empty() {
+            if !self.entries.is_empty() {
                 return true;
             }
             // It is the newest and there is no page for it: it waits, and the others go on.
@@ -151,22 +152,22 @@ impl<T> Scheduler<T> {
     /// passed the position where it failed. Recurrent state, which the step may have left half written, is dropped and
     /// computed again. Returns false if the step had fewer than two sequences: then no other sequence can be the cause.
     pub fn step_failed(&mut self) -> bool {
-        if self.shares.len() < 2 {
+        if self.entries.len() < 2 {
             return false;
         }
-        for i in (0..self.shares.len()).rev() {
-            let share = self.shares[i];
-            let seq = &mut self.running[share.seq];
-            seq.sched.suspect_until = Some(share.start + share.rows);
+        for i in (0..self.entries.len()).rev() {
+            let entry = self.entries[i];
+            let seq = &mut self.running[entry.seq];
+            seq.sched.suspect_until = Some(entry.start + entry.rows);
             seq.drafts.clear();
             if seq.states.needed() {
-                let mut restarted = self.running.remove(share.seq);
-                self.shares.iter_mut().filter(|other| other.seq > share.seq).for_each(|other| other.seq -= 1);
+                let mut restarted = self.running.remove(entry.seq);
+                self.entries.iter_mut().filter(|other| other.seq > entry.seq).for_each(|other| other.seq -= 1);
                 restarted.leave();
                 self.push(restarted);
             }
         }
-        self.shares.clear();
+        self.entries.clear();
         true
     }
 
@@ -184,7 +185,7 @@ impl<T> Scheduler<T> {
                 }
                 let drafts = seq.drafts.len();
                 drafts_left -= drafts;
-                self.add(self.share_of(i, 1 + drafts, drafts), rows, logit_rows);
+                self.add(self.entry_of(i, 1 + drafts, drafts), rows, logit_rows);
                 decodes += 1;
             }
             i += 1;
@@ -196,7 +197,7 @@ impl<T> Scheduler<T> {
     /// to be, drafts get at most half of the other rows and leave one row with logits.
     fn room_for_drafts(&self, rows: usize, logit_rows: usize) -> usize {
         let decoding = self.running.iter().filter(|seq| seq.decoding()).count();
-        let new_seqs = !self.waiting.is_empty() && self.running.len() < self.eased.running;
+        let new_seqs = !self.waiting.is_empty() && self.running.len() < self.reduced.running;
         let prompts = new_seqs || decoding < self.running.len();
         let rows = rows.saturating_sub(if prompts { self.limits.image_rows } else { 0 });
         let (rows, logit_rows) = (rows.saturating_sub(decoding), logit_rows.saturating_sub(decoding));
@@ -223,19 +224,19 @@ impl<T> Scheduler<T> {
     }
 
     fn schedule_chunk(&mut self, i: usize, rows: &mut usize, logit_rows: &mut usize, events: &mut Events) {
-        if let Some(share) = self.chunk(i, *rows, *logit_rows, events) {
-            self.add(share, rows, logit_rows);
+        if let Some(entry) = self.chunk(i, *rows, *logit_rows, events) {
+            self.add(entry, rows, logit_rows);
         }
     }
 
-    fn add(&mut self, share: Share, rows: &mut usize, logit_rows: &mut usize) {
-        *rows -= share.rows;
-        *logit_rows -= share.logit_rows;
-        self.shares.push(share);
+    fn add(&mut self, entry: StepEntry, rows: &mut usize, logit_rows: &mut usize) {
+        *rows -= entry.rows;
+        *logit_rows -= entry.logit_rows;
+        self.entries.push(entry);
     }
 
     /// What the `i`-th running sequence computes next, with pages for it; at most so many rows, and of these so many with logits.
-    pub(super) fn chunk(&mut self, i: usize, rows: usize, logit_rows: usize, events: &mut Events) -> Option<Share> {
+    pub(super) fn chunk(&mut self, i: usize, rows: usize, logit_rows: usize, events: &mut Events) -> Option<StepEntry> {
         let seq = &self.running[i];
         if rows == 0 || logit_rows == 0 {
             return None;
@@ -247,19 +248,19 @@ impl<T> Scheduler<T> {
         if self.limits.split_numerics() && seq.in_prompt(seq.computed) {
             chunk = chunk.min(seq.prompt_len - seq.computed);
         } else if self.limits.split_numerics() {
-            let answers = self.shares.iter().filter(|share| !self.running[share.seq].in_prompt(share.start));
-            chunk = chunk.min(self.limits.answer_rows().saturating_sub(answers.map(|share| share.rows).sum()));
+            let answers = self.entries.iter().filter(|entry| !self.running[entry.seq].in_prompt(entry.start));
+            chunk = chunk.min(self.limits.answer_rows().saturating_sub(answers.map(|entry| entry.rows).sum()));
         }
         while seq.logit_rows(chunk) > logit_rows {
             chunk -= seq.logit_rows(chunk) - logit_rows;
         }
         chunk = seq.media.uncut(seq.computed, chunk);
-        (chunk > 0 && self.allocate_pages(i, chunk, events)).then(|| self.share_of(i, chunk, 0))
+        (chunk > 0 && self.allocate_pages(i, chunk, events)).then(|| self.entry_of(i, chunk, 0))
     }
 
-    fn share_of(&self, i: usize, rows: usize, drafts: usize) -> Share {
+    fn entry_of(&self, i: usize, rows: usize, drafts: usize) -> StepEntry {
         let seq = &self.running[i];
-        Share { seq: i, start: seq.computed, rows, logit_rows: seq.logit_rows(rows), drafts }
+        StepEntry { seq: i, start: seq.computed, rows, logit_rows: seq.logit_rows(rows), drafts }
     }
 
     /// Gives sequence `i` pages for `rows` more positions, preempting newer ones if need be. When there is no newer one,
@@ -277,7 +278,7 @@ impl<T> Scheduler<T> {
                 return false;
             }
             self.preempt(newest);
-            self.shares.retain(|share| share.seq != newest);
+            self.entries.retain(|entry| entry.seq != newest);
             events.preempted += 1;
             if newest == i {
                 return false;

@@ -6,7 +6,7 @@ use super::respond::{Answer, Choice};
 use crate::conversation::active::ActiveRequest;
 use crate::conversation::choices::ids;
 use crate::conversation::logprobs::CompletionLogprobs;
-use crate::conversation::stream::Shape;
+use crate::conversation::stream::StreamWriter;
 use crate::http::sse::Events;
 
 /// The stream's state.
@@ -65,7 +65,7 @@ impl CompletionStream {
     }
 }
 
-impl Shape for CompletionStream {
+impl StreamWriter for CompletionStream {
     fn open(&mut self, request: &ActiveRequest, out: &mut Events) {
         if echoes(request) && !echo_waits(request) {
             (0..self.choices.len()).for_each(|index| self.echo(request, index, false, out));

@@ -41,7 +41,7 @@ impl Responding {
                 return failing(request, |request| self.begins(request, todo, out));
             }
             if run.ended {
-                request.finishes();
+                request.record_finish();
                 return Some(Ok(()));
             }
         }
@@ -291,6 +291,6 @@ impl Responding {
 /// Takes a step. An error ends the response.
 fn failing(request: &mut ActiveRequest, step: impl FnOnce(&mut ActiveRequest) -> ApiResult<()>) -> Ended {
     let error = step(request).err()?;
-    request.fails(error.clone());
+    request.record_failure(error.clone());
     Some(Err(error))
 }
