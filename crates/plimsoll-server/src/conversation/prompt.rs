@@ -176,7 +176,7 @@ impl Conversation {
         self.check_extra(template.when(self.tools.is_some()).source())?;
         let Some(spec) = state.served.engine.media() else {
             let (text, ids) = self.fitting(room, |own| {
-                let text = own.render(state, own.tools.as_ref().map(|tools| &tools.list))?;
+                let text = own.render(state, &own.messages, own.tools.as_ref().map(|tools| &tools.list))?;
                 let ids = state.encode(own.param, &[&text], add_special)?;
                 Ok((text, ids))
             })?;
@@ -190,7 +190,11 @@ impl Conversation {
         let values: Vec<&mut Value> = std::iter::once(&mut self.messages).chain(&mut tools).collect();
         let guarded = placeholders.guard(self.param, values, &mut self.extra)?;
         let (text, ids) = self.fitting(room, |own| {
-            let text = placeholders.spell(own.render(state, tools.as_ref())?, &media);
+            let rendered = match media.is_empty() {
+                true => own.render(state, &own.messages, tools.as_ref())?,
+                false => own.render_media(state, tools.as_ref(), &placeholders)?,
+            };
+            let text = placeholders.spell(rendered, &media);
             let ids = state.encode(own.param, &guarded.pieces(&text), add_special)?;
             Ok((text, ids))
         })?;
@@ -277,12 +281,30 @@ impl Conversation {
         Err(ApiError::unsupported(param, message))
     }
 
+    /// The rendered template of a conversation with media. A template that writes none of their placeholders gets the
+    /// placeholders as text: it was made for text alone.
+    fn render_media(
+        &self,
+        state: &ModelState,
+        tools: Option<&Value>,
+        placeholders: &Placeholders<'_>,
+    ) -> ApiResult<String> {
+        let rendered = self.render(state, &self.messages, tools);
+        if rendered.as_ref().is_ok_and(|prompt| placeholders.any_in(prompt)) {
+            return rendered;
+        }
+        match placeholders.as_text(&self.messages) {
+            Some(messages) => self.render(state, &messages, tools).or(rendered),
+            None => rendered,
+        }
+    }
+
     /// The rendered template.
-    fn render(&self, state: &ModelState, tools: Option<&Value>) -> ApiResult<String> {
+    fn render(&self, state: &ModelState, messages: &Value, tools: Option<&Value>) -> ApiResult<String> {
         let Some(template) = &state.served.template else { return Ok(String::new()) };
         let template = template.when(tools.is_some());
         faults::site(Site::Template);
-        let messages = adapt::roles(&self.messages, template.source());
+        let messages = adapt::roles(messages, template.source());
         let render = |messages: &Value| match template.knows_tools() {
             true => template.render(messages, tools, self.ending, &self.extra),
             false => template.render(&adapt::without_tools(messages, tools), None, self.ending, &self.extra),

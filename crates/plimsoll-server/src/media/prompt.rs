@@ -37,19 +37,54 @@ impl<'a> Placeholders<'a> {
         }
     }
 
-    /// What a template may write for a medium, and a client must not.
+    /// The token that each position of a medium has, as text.
+    fn pad(&self, kind: Modality) -> &str {
+        self.id(kind).map_or("", |id| self.tokenizer.token_name(id))
+    }
+
+    /// The text that a template writes for a medium of this kind; empty if the model takes none.
+    fn word(&self, kind: Modality) -> &str {
+        match (&self.spec.spelling, kind) {
+            _ if self.id(kind).is_none() => "",
+            (Spelling::Framed { video, .. } | Spelling::Clocked { video, .. }, Modality::Video) => video,
+            (Spelling::Paragraph { start, .. }, Modality::Image) => start,
+            (Spelling::Tiled { image, .. }, Modality::Image) => image,
+            _ => self.pad(kind),
+        }
+    }
+
+    /// Texts that a template may write for a medium, and a client must not.
     fn texts(&self) -> Vec<&str> {
-        let ids = Modality::ALL.into_iter().filter_map(|kind| self.id(kind));
-        let names = ids.map(|id| self.tokenizer.token_name(id));
-        let word = match &self.spec.spelling {
-            Spelling::Framed { video, .. } | Spelling::Clocked { video, .. } if self.spec.video.is_some() => {
-                Some(video.as_str())
-            }
-            Spelling::Paragraph { start, .. } => Some(start.as_str()),
-            Spelling::Tiled { image, .. } => Some(image.as_str()),
-            _ => None,
+        let of_kind = |kind| [self.pad(kind), self.word(kind)];
+        Modality::ALL.into_iter().flat_map(of_kind).filter(|text| !text.is_empty()).collect()
+    }
+
+    /// Whether a prompt has a placeholder.
+    pub fn any_in(&self, prompt: &str) -> bool {
+        self.texts().iter().any(|text| prompt.contains(text))
+    }
+
+    /// The messages as text alone, with a placeholder where a medium stood, for a template that ignores media. None for a
+    /// model whose template writes more than a placeholder for a medium.
+    pub fn as_text(&self, messages: &Value) -> Option<Value> {
+        let line_end = match &self.spec.spelling {
+            Spelling::Plain | Spelling::Interleaved { .. } | Spelling::Timed => return None,
+            // As the models of this spelling were trained.
+            Spelling::Framed { .. } => "\n",
+            _ => "",
         };
-        names.chain(word).filter(|text| !text.is_empty()).collect()
+        let text = |part: &Value| match Modality::ALL.into_iter().find(|kind| part["type"] == kind.name()) {
+            Some(kind) => format!("{}{line_end}", self.word(kind)),
+            None => part["text"].as_str().unwrap_or_default().to_owned(),
+        };
+        let mut messages = messages.clone();
+        let contents = messages.as_array_mut().into_iter().flatten().filter_map(|message| message.get_mut("content"));
+        for content in contents {
+            if let Value::Array(parts) = content {
+                *content = parts.iter().map(text).collect::<String>().into();
+            }
+        }
+        Some(messages)
     }
 
     /// Takes the placeholders out of what a client has written: they are text then, like any other.
@@ -73,7 +108,7 @@ impl<'a> Placeholders<'a> {
     /// Writes what the model's processor does where the template has put placeholders. A template that writes them
     /// otherwise is found out when they are counted.
     pub fn spell(&self, prompt: String, media: &[Measured]) -> String {
-        let pad = |kind| self.id(kind).map_or("", |id| self.tokenizer.token_name(id));
+        let (pad, word) = (|kind| self.pad(kind), |kind| self.word(kind));
         match &self.spec.spelling {
             Spelling::Plain => prompt,
             Spelling::Interleaved { start, end } => replaced(&prompt, media, pad, |medium| {
@@ -83,7 +118,9 @@ impl<'a> Placeholders<'a> {
             Spelling::Timed => timed(prompt, media, pad(Modality::Video)),
             Spelling::Paragraph { start, end } => {
                 let pad = pad(Modality::Image);
-                each(&prompt, media, start, |_, spelled| spelled.push_str(&format!("\n\n{start}{pad}{end}\n\n")))
+                each(&prompt, media, word(Modality::Image), |_, spelled| {
+                    spelled.push_str(&format!("\n\n{start}{pad}{end}\n\n"))
+                })
             }
             Spelling::Pieces { start, end, whole } => {
                 in_pieces(&prompt, media, pad(Modality::Image), [start, end, whole])
@@ -107,7 +144,7 @@ impl<'a> Placeholders<'a> {
                     spelled.push_str(&format!("{image}{pad}{end}"));
                 })
             }
-            Spelling::Framed { start, end, video } => {
+            Spelling::Framed { start, end, .. } => {
                 let pad = pad(Modality::Image);
                 let whole = format!("{start}{pad}{end}");
                 let frame = |n: u64| format!("Frame{n}: {whole}");
@@ -115,18 +152,13 @@ impl<'a> Placeholders<'a> {
                     Modality::Video => (1..=medium.runs).map(frame).collect::<Vec<_>>().join("\n"),
                     _ => whole.clone(),
                 };
-                replaced(&prompt, media, |kind| if kind == Modality::Video { video } else { pad }, spell)
+                replaced(&prompt, media, word, spell)
             }
-            Spelling::Clocked { start, end, video, audio: [before, after] } => {
+            Spelling::Clocked { start, end, audio: [before, after], .. } => {
                 let (image, frame, clip) = (pad(Modality::Image), pad(Modality::Video), pad(Modality::Audio));
                 let clock = |seconds: &f64| {
                     let seconds = *seconds as u64;
                     format!("{:02}:{:02} {start}{frame}{end}", seconds / 60, seconds % 60)
-                };
-                let word = |kind| match kind {
-                    Modality::Image => image,
-                    Modality::Video => video,
-                    Modality::Audio => clip,
                 };
                 replaced(&prompt, media, word, |medium| match medium.shape.modality {
                     Modality::Image => format!("{start}{image}{end}"),

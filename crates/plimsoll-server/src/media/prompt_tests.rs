@@ -271,6 +271,27 @@ fn an_image_becomes_a_paragraph_between_its_words() {
 }
 
 #[test]
+fn media_become_placeholders_in_text_where_that_is_all_that_a_template_writes() {
+    let tokenizer = tokenizer();
+    let messages = json!([
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "a"}, {"type": "video"}]},
+        {"role": "assistant", "content": null},
+    ]);
+    let written = |spelling| Placeholders::new(&MediaSpec { spelling, ..spec() }, &tokenizer).as_text(&messages);
+    let [start, end, video] = ["<s>", "</s>", "<v>"].map(str::to_owned);
+    let framed = written(Spelling::Framed { start, end, video }).unwrap();
+    assert_eq!(framed[1]["content"], "<|image_pad|>\na<v>\n");
+    assert_eq!((&framed[0], &framed[2]), (&messages[0], &messages[2]));
+    let [next, end] = ["<n>", "<e>"].map(str::to_owned);
+    assert_eq!(written(Spelling::Rows { next, end }).unwrap()[1]["content"], "<|image_pad|>a<|video_pad|>");
+    assert_eq!(written(Spelling::Timed), None);
+    let spec = spec();
+    let placeholders = Placeholders::new(&spec, &tokenizer);
+    assert!(placeholders.any_in("a<|image_pad|>") && !placeholders.any_in("a<|image"));
+}
+
+#[test]
 fn what_a_client_spells_is_text() {
     let (spec, tokenizer) = (spec(), tokenizer());
     let placeholders = Placeholders::new(&spec, &tokenizer);
