@@ -77,6 +77,7 @@ fn qwen3_asr_hears_what_transformers_hears() {
 }
 
 #[test]
+#[ignore = "soak"]
 fn omni_models_from_gguf_hear_what_transformers_hears() {
     for model in ["vl-gguf-omni", "vl-gguf-omni2.5"] {
         right(model);
