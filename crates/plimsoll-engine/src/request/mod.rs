@@ -43,7 +43,7 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Report the log-probability of each generated token with this many alternatives (0 = only its own).
     pub logprobs: Option<u32>,
-    /// The same for each prompt token.
+    /// Report the log-probability of each prompt token with this many alternatives.
     pub prompt_logprobs: Option<u32>,
     /// Drop special tokens from the text.
     pub skip_special_tokens: bool,

@@ -54,7 +54,7 @@ impl EncoderStep {
         }
     }
 
-    /// As the device takes it.
+    /// The step in the device's layout.
     pub fn input(&self) -> StepInput<'_> {
         StepInput {
             tokens: &self.tokens,

@@ -1,4 +1,4 @@
-//! Which tokens a sequence contains, and how often: what the penalties need to know, bounded per sequence.
+//! The tokens of a sequence and their counts, for the penalties. Memory is bounded per sequence.
 //!
 //! A dense list of entries (so that applying penalties costs time in proportion to the distinct tokens) with an
 //! open-addressing table over it. Both are allocated once. Not here: the penalties themselves.
@@ -21,7 +21,7 @@ pub enum CountsError {
         /// The capacity asked for.
         capacity: usize,
     },
-    /// More distinct tokens than the sequence was given room for.
+    /// More distinct tokens than the capacity.
     #[error("token counts have room for {capacity} distinct tokens, one more was given")]
     Full {
         /// The capacity given at build.

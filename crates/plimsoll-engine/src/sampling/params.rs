@@ -1,4 +1,4 @@
-//! What a request may ask of the sampler, and the check that it asks for something that exists.
+//! The sampling parameters of a request, and the check of their ranges.
 //!
 //! Names and neutral values are those of OpenAI and vLLM. Not here: parsing, defaults of a model.
 
