@@ -31,7 +31,7 @@ pub struct PageLease {
     pages: Vec<PageId>,
     /// For models with sliding windows a window page for each page. Entries that its next row does not see are page 0, and not held.
     windows: Vec<PageId>,
-    /// Pages from the first on whose window pages are not held.
+    /// Number of first pages without held window pages.
     slid: usize,
     /// [`KvCache::invalidations`] when the lease took its first page.
     invalidations: u32,

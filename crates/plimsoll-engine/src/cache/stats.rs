@@ -147,7 +147,7 @@ pub struct DiskReport {
     pub read_bytes_per_second: u64,
     /// Rate of the last writes.
     pub write_bytes_per_second: u64,
-    /// Media whose encoder outputs were read back.
+    /// Media with encoder outputs that were read back.
     pub hit_media: u64,
     /// The files of the cache by kind.
     pub kinds: DiskKinds,

@@ -18,7 +18,7 @@ pub struct StepBuffers {
     state_out: Vec<u32>,
     types: Vec<u32>,
     places: Vec<[f32; 3]>,
-    /// The position after the last that each row attends to, in models whose image rows attend to each other.
+    /// For each row the position after the last one it attends to, in models with image rows that attend to each other.
     ends: Vec<u32>,
     /// Rows of prompts, if prompts have numerics of their own.
     prompt_rows: usize,
