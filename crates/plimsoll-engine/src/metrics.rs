@@ -50,7 +50,7 @@ pub struct Metrics {
     pub layered_dropped: Counter,
     /// Steps that failed; their sequences were run again one by one.
     pub failed_steps: Counter,
-    /// Bytes of results that came back from a GPU.
+    /// Bytes of results copied back from a GPU.
     pub device_fetched_bytes: Counter,
     /// Rows of tables in the model's files that the row cache had.
     pub table_rows_cached: Counter,

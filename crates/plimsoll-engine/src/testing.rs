@@ -1,8 +1,8 @@
 //! A scripted engine: the usual handle, and a thread that answers from a script instead of a model.
 //!
 //! For tests of what sits above the engine (HTTP, streaming, aborts, drain, overload), which must not need weights. It
-//! receives arrivals through the same channel, sees aborts the same way and keeps the same gauges. It knows nothing
-//! of scheduling: every request advances at its own script's pace.
+//! receives arrivals through the same channel, sees aborts the same way and keeps the same gauges. It does not
+//! schedule: every request advances at its own script's pace.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -52,16 +52,16 @@ pub enum StartError {
     #[cfg(feature = "gpu")]
     #[error(transparent)]
     Gpu(#[from] plimsoll_gpu::GpuError),
-    /// Planned memory could not be had.
+    /// Planned memory could not be allocated.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// The sampler's scratch could not be had.
+    /// The sampler's scratch could not be allocated.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
     /// The system refused a thread.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
-    /// Planned memory for media could not be had.
+    /// Planned memory for media could not be allocated.
     #[error(transparent)]
     MediaMemory(MediaError),
     /// The self-test of media failed.
@@ -79,7 +79,7 @@ pub enum StartError {
     /// The key of the prefix cache on disk cannot be used.
     #[error("--cache-key-file: {0}")]
     DiskKey(#[from] plimsoll_tier::KeyError),
-    /// The program file could not be read; its hash tells builds apart.
+    /// The program file could not be read; its hash identifies the build.
     #[error("--cache-dir: the program file cannot be read, so pages of other builds cannot be told from its own: {0}")]
     Build(std::io::Error),
     /// The caller cancelled the start ([`crate::Cancel`]).

@@ -156,7 +156,7 @@ impl KvCache {
         slot
     }
 
-    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order, and `windows`
+    /// Evicts every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order, and `windows`
     /// all free window pages.
     pub fn evict_idle(&mut self, pages: &mut Vec<u32>, windows: &mut Vec<u32>) {
         pages.clear();

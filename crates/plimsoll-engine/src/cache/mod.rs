@@ -1,6 +1,6 @@
 //! The cache of computed attention state: the pool of KV pages and the prefix index over it.
 //!
-//! One page holds the keys and values of [`PAGE_TOKENS`] tokens in every layer. The pool counts the holders of each
+//! One page holds the KV cache of [`PAGE_TOKENS`] tokens in every layer. The pool counts the holders of each
 //! page; the index maps tokens to pages. Neither handles bytes of KV, devices or requests. They hand out numbers, and
 //! the owner of the arena turns a [`PageId`] into an address.
 //!

@@ -36,7 +36,7 @@ pub enum PoolError {
     /// More pages than a page number can name.
     #[error("a page pool of {total} pages was asked for, the limit is {limit}")]
     TooManyPages {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         total: usize,
         /// The largest number of pages a pool can have.
         limit: usize,
@@ -44,7 +44,7 @@ pub enum PoolError {
     /// The host has no memory left for the tables.
     #[error("no host memory for the page tables of {total} pages ({bytes} bytes)")]
     OutOfMemory {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         total: usize,
         /// The bytes the tables would have taken.
         bytes: usize,

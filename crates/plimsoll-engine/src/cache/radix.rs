@@ -6,7 +6,7 @@
 //! open-addressing table keyed by a secret hash of (parent, salt, media, tokens); a hit is always confirmed by
 //! comparing all of them.
 //!
-//! Least recently used order lives in the pool: a page goes to the warm end of the idle queue when its last running
+//! The pool has the least recently used order: a page goes to the warm end of the idle queue when its last running
 //! holder releases it. A holder of a cached page also holds the pages before it, and releases the deepest page first.
 //! Hence the coldest idle page is a leaf, and every idle page can be evicted. [`PagePool::idle`] is then the exact,
 //! constant-time number of pages that eviction can free. Both operations that add nodes keep that rule.
@@ -61,7 +61,7 @@ pub enum IndexError {
     /// More pages than [`PagePool::PAGES_MAX`].
     #[error("a prefix index over {pages} pages was asked for, the limit is {limit}")]
     TooManyPages {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         pages: usize,
         /// The largest number of pages an index can cover.
         limit: usize,
@@ -69,7 +69,7 @@ pub enum IndexError {
     /// The host has no memory left for the tables.
     #[error("no host memory for a prefix index over {pages} pages ({bytes} bytes)")]
     OutOfMemory {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         pages: usize,
         /// The bytes the tables would have taken.
         bytes: usize,
@@ -200,7 +200,7 @@ impl PrefixIndex {
         self.lookup_usable(key, pool, pages, |_| true)
     }
 
-    /// As [`Self::lookup`], for prefixes that end with a `usable` page; it is asked about each page in order.
+    /// As [`Self::lookup`], for prefixes that end with a `usable` page; it is called for each page in order.
     pub fn lookup_usable(
         &mut self,
         key: PageKey<'_>,

@@ -41,7 +41,7 @@ pub enum StateError {
     /// The host has no memory left for the tables.
     #[error("no host memory for the tables of {slots} state slots ({bytes} bytes)")]
     OutOfMemory {
-        /// Slots asked for.
+        /// The requested number of slots.
         slots: usize,
         /// Bytes the tables would have taken.
         bytes: usize,
@@ -73,9 +73,9 @@ pub struct StateStats {
     pub kept: usize,
     /// Checkpoints made.
     pub made: u64,
-    /// Checkpoints given up because slots or pages ran out.
+    /// Checkpoints evicted because slots or pages ran out.
     pub evicted: u64,
-    /// Checkpoints given up because their conversation had gone on.
+    /// Checkpoints dropped because their conversation had continued.
     pub superseded: u64,
     /// Checkpoints that were requested and not made, because every slot was held.
     pub missed: u64,

@@ -1,4 +1,4 @@
-//! The pool and the index against naive models, and against long random lives.
+//! The pool and the index against naive models, and in long random runs.
 
 mod model;
 

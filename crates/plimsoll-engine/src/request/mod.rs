@@ -213,7 +213,7 @@ impl Request {
         self.stop.iter().map(String::len).max().unwrap_or(0) + BROKEN_TEXT_BYTES
     }
 
-    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed. `constrained`: a
+    /// Top logits of a row that decide its next token; 0: all logits are needed. `constrained`: a
     /// grammar chooses among them.
     pub(crate) fn candidates(&self, vocab: usize, constrained: bool) -> u32 {
         let reported = self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.embed.is_some();

@@ -158,7 +158,7 @@ impl StepBuffers {
             seq.states.outputs(entry.start, entry.rows, entry.keeps_each(self.limits.slots), &mut self.state_out);
             let last = self.tokens.len();
             if self.limits.encoder_batch {
-                // The first position speaks for an encoder's sequence.
+                // An encoder's sequence has the logits of its first position.
                 let first = (last - entry.rows) as u32;
                 self.logit_rows.extend((entry.logit_rows > 0).then_some(first));
                 let second = seq.pooled.map_or(usize::MAX, |pooled| pooled.second_at);

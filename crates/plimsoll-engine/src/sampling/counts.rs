@@ -18,7 +18,7 @@ pub enum CountsError {
     /// There is no memory for the tables.
     #[error("no host memory to count {capacity} distinct tokens")]
     OutOfMemory {
-        /// The capacity asked for.
+        /// The requested capacity.
         capacity: usize,
     },
     /// More distinct tokens than the capacity.
@@ -92,7 +92,7 @@ impl TokenCounts {
         self.entries.len()
     }
 
-    /// Forgets all tokens and keeps the memory, for the next sequence.
+    /// Drops all tokens and keeps the memory, for the next sequence.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.table.fill(EMPTY);

@@ -17,7 +17,7 @@ pub enum LogprobError {
     /// More alternatives than the list has capacity for.
     #[error("{asked} log probabilities were asked for, the list has room for {room}")]
     NoRoom {
-        /// Alternatives asked for.
+        /// Requested alternatives.
         asked: usize,
         /// Capacity of the list.
         room: usize,

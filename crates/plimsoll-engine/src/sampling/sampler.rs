@@ -20,7 +20,7 @@ pub enum SamplerError {
     /// A vocabulary without tokens or with more than any model has.
     #[error("the vocabulary has {vocab} tokens, a sampler takes between 1 and {limit}")]
     Vocab {
-        /// The vocabulary size asked for.
+        /// The requested vocabulary size.
         vocab: usize,
         /// The largest vocabulary.
         limit: usize,
@@ -28,7 +28,7 @@ pub enum SamplerError {
     /// The host has no memory left for the scratch space.
     #[error("no host memory for a sampler over {vocab} tokens ({bytes} bytes)")]
     OutOfMemory {
-        /// The vocabulary size asked for.
+        /// The requested vocabulary size.
         vocab: usize,
         /// The bytes the scratch space would have taken.
         bytes: usize,
@@ -172,7 +172,7 @@ impl Sampler {
     /// The token that [`Self::sample`] chooses, from the top logits of a row alone; `None` where these do not decide.
     ///
     /// `found` are pairs of a logit and an id, the most likely first, equal ones by id; an id below 0 stands behind the last token that
-    /// has a logit. They are as many as the parameters ask for, or more. `banned` tokens may not be chosen.
+    /// has a logit. At least `SamplingParams::candidates` pairs are given. `banned` tokens may not be chosen.
     pub fn sample_from_top(
         &mut self,
         found: &[[f32; 2]],

@@ -231,7 +231,7 @@ mod tests {
             meter.observe_layer(0, CHUNK_ROWS_MIN, 60.0);
         }
         assert_eq!(meter.rows(4), PrefillBudget { prompts: CHUNK_ROWS_MIN, long: CHUNK_ROWS_MIN });
-        // More layers than are told apart.
+        // More layers than are measured one by one.
         (1..LAYERS + 9).for_each(|layer| meter.observe_layer(layer, 16, 0.1));
         assert_eq!(meter.layers.len(), LAYERS);
     }

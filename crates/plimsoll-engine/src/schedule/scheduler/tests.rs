@@ -55,7 +55,7 @@ fn a_stream_of_new_requests_starves_no_request() {
             (0..12).for_each(|_| world.step());
             let oldest = world.scheduler.running().iter().chain(world.scheduler.waiting()).map(|seq| seq.order).min();
             waited_max = waited_max.max(world.arrived - oldest.unwrap_or(world.arrived));
-            // The backlog is bounded: the client of the newest one gives up when it is long.
+            // The backlog is bounded: the newest client disconnects when it is long.
             if world.scheduler.waiting().len() > 20 {
                 let newest = world.arrived - 1;
                 world.scheduler.remove(|seq| seq.order == newest, drop);
@@ -171,7 +171,7 @@ fn single_waiting_request_keeps_its_place() {
     world.finish_all();
 }
 
-/// A preempted sequence that finds all but its newest token in the index comes back decoding: it still gets its row at once.
+/// A preempted sequence that finds all but its newest token in the index is decoding when it is admitted: it still gets its row at once.
 #[test]
 fn a_sequence_that_comes_back_decoding_is_not_left_out() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };

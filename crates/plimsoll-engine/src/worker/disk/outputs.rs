@@ -231,7 +231,7 @@ impl Disk {
     /// Puts a block into the room of the medium that is being read. False if the block is not of that medium.
     pub(super) fn place_output(&mut self, read: &Read) -> bool {
         let Some(reading) = &mut self.outputs.reading else { return false };
-        // Blocks come in the order in which they were asked for.
+        // Blocks are read in the order of their requests.
         let of_it = (reading.ticket..reading.ticket + reading.blocks as u64).contains(&read.ticket);
         if of_it && !reading.failed && read.outcome.is_ok() {
             let mut values = read.bytes().as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value));

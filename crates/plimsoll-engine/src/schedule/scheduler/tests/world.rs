@@ -209,7 +209,7 @@ impl World {
     pub(super) fn arrive(&mut self, prompt: usize, output: usize, family: u32, salt: u64, reports: bool) {
         let pool = self.cache.borrow().pool.total() * PAGE_TOKENS;
         let prompt_len = prompt.min(pool);
-        // Without output a request only asks for its prompt's log-probabilities.
+        // A request without output needs its prompt's log-probabilities only.
         let total_max = (prompt_len + output.max(usize::from(!reports))).min(pool).max(prompt_len);
         let order = self.arrived;
         // The first half of the prompt is the family's, of every second one all of it.
