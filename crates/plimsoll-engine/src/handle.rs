@@ -27,17 +27,17 @@ use crate::watch::host::EngineHost;
 use crate::watch::ledger_report::LedgerReport;
 pub use saved::{SavePrefixError, SavedPrefix};
 
-/// How a request relates to earlier ones.
+/// The relation of a submission to earlier ones of the same client request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SubmitKind {
-    /// It stands alone: a draining server refuses it.
+    /// A new request: a draining server refuses it.
     New,
     /// A further turn of a request that has run one. A draining server lets it finish.
     Turn,
     /// A further input of a request that has run some. A draining server lets it finish. A full queue does not count as a refusal:
     /// the caller waits and tries again.
     Input {
-        /// Some of its inputs run: it leaves half of the queue to other requests.
+        /// Other inputs of the request run: it leaves half of the queue to other requests.
         others_run: bool,
     },
 }
@@ -177,7 +177,7 @@ impl EngineHandle {
         self.shared.facts.eos.get().map_or(&[], Vec::as_slice)
     }
 
-    /// What the model takes besides text, and within which limits; none for a model of text alone.
+    /// The media that the model takes, and their limits; none for a text-only model.
     pub fn media(&self) -> Option<&MediaSpec> {
         self.shared.facts.media.get()
     }
@@ -187,13 +187,13 @@ impl EngineHandle {
         &self.shared.plan
     }
 
-    /// The ledger, live: what is measured rather than counted is measured now.
+    /// The ledger, with its measured components up to date.
     pub fn ledger(&self) -> &Ledger {
         self.shared.observe_accounts();
         &self.shared.ledger
     }
 
-    /// Everything there is to say about memory and requests at this moment.
+    /// A report of memory and requests at this moment.
     pub fn report(&self) -> LedgerReport {
         LedgerReport::of(&self.shared, self.engine_host.as_deref())
     }
@@ -208,7 +208,7 @@ impl EngineHandle {
         &self.shared.metrics
     }
 
-    /// How far the engine gives way because memory is short on the machine.
+    /// The degradation level, which is higher when memory is short on the machine.
     pub fn level(&self) -> DegradationLevel {
         self.shared.monitor.gauge.level()
     }
@@ -224,7 +224,7 @@ impl EngineHandle {
         (reservations.reserved(), reservations.in_system())
     }
 
-    /// Host bytes that requests hold at this moment, of those that are reserved.
+    /// Host bytes that requests hold at this moment, of their reserved bytes.
     pub fn held(&self) -> u64 {
         self.shared.reservations.held()
     }
@@ -235,7 +235,7 @@ impl EngineHandle {
         !self.stopped() && self.epoch.elapsed().saturating_sub(progress) <= self.stall_limit()
     }
 
-    /// How long the engine may make no progress before it counts as stalled.
+    /// The longest time without progress before the engine counts as stalled.
     pub fn stall_limit(&self) -> Duration {
         self.shared.monitor.watchdog.limit()
     }
@@ -259,11 +259,11 @@ impl EngineHandle {
     pub fn stop(&self) {
         self.drain();
         self.shared.shutdown.stop.store(true, Ordering::Release);
-        // An idle engine would notice only when it next looks around. A full queue says that it is not idle.
+        // An idle engine would see the flag only in its next iteration. A full queue means that it is not idle.
         let _ = self.arrivals.try_send(None);
     }
 
-    /// Waits until the engine thread has ended, with what it keeps on disk written. False when that takes longer than `within`.
+    /// Waits until the engine thread has ended and has written its data to disk. False when that takes longer than `within`.
     pub fn wait_stopped(&self, within: Duration) -> bool {
         let until = Instant::now() + within;
         while !self.stopped() && Instant::now() < until {

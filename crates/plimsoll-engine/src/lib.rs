@@ -1,7 +1,7 @@
 //! The engine: requests, scheduler, cache, sampling.
 //!
 //! One thread owns device and model; all other threads hold an [`EngineHandle`]. A request is one owned value:
-//! dropping it releases all that it holds. **Architecture invariant:** this crate knows nothing of HTTP.
+//! dropping it releases all that it holds. **Architecture invariant:** this crate does not depend on HTTP.
 
 #![forbid(unsafe_code)]
 

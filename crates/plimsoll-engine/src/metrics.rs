@@ -1,6 +1,6 @@
 //! Counters and histograms of the engine, named as Prometheus users expect.
 //!
-//! The metrics live here, where they are incremented; the server only encodes them.
+//! The metrics are here, where they are incremented; the server only encodes them.
 
 mod disk;
 
@@ -15,7 +15,7 @@ pub(crate) use self::disk::CAUSES;
 pub use self::disk::{DISK_KINDS, DiskMetrics, KindMetrics};
 use crate::api::degradation::DegradationLevel;
 
-/// What the engine counts.
+/// Counters, gauges and histograms of one engine.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     /// Prompt tokens computed (not those found in the prefix cache).
@@ -32,7 +32,7 @@ pub struct Metrics {
     pub aborted: Counter,
     /// Requests that failed.
     pub failed: Counter,
-    /// Requests refused because they can never run here, by the engine or by HTTP before it was asked.
+    /// Requests refused because they can never run here, by the engine or before it by the HTTP side.
     pub refused_invalid: Counter,
     /// Requests refused because the server was full.
     pub refused_full: Counter,
@@ -46,49 +46,49 @@ pub struct Metrics {
     pub preemptions: Counter,
     /// Chunks of long prompts that were computed layer by layer, between steps.
     pub layered_chunks: Counter,
-    /// Chunks that were begun so and not ended: their requests were gone, or preempted.
+    /// Layered chunks that were not completed: their requests ended or were preempted.
     pub layered_dropped: Counter,
     /// Steps that failed; their sequences were run again one by one.
     pub failed_steps: Counter,
-    /// Bytes of results that came back from a GPU.
+    /// Bytes of results copied back from a GPU.
     pub device_fetched_bytes: Counter,
-    /// Rows of tables in the model's files that the cache had.
+    /// Rows of tables in the model's files that the row cache had.
     pub table_rows_cached: Counter,
-    /// Those that were read from a file.
+    /// Rows of tables that were read from a file.
     pub table_rows_read: Counter,
     /// Panics that were caught, in the engine or on a request's way to or from it.
     pub panics: Counter,
-    /// Times the engine ended what it had and started over.
+    /// Times the engine requeued all requests and rebuilt the page tables.
     pub recoveries: Counter,
-    /// Pages that were missing when nothing ran, and were taken back by starting over.
+    /// Pages that were missing when no request ran. Rebuilding the page tables recovered them.
     pub lost_pages: Counter,
-    /// State slots that were.
+    /// State slots that were missing when no request ran.
     pub lost_slots: Counter,
-    /// Pages of encoder outputs that were missing when nothing ran.
+    /// Pages of encoder outputs that were missing when no request ran.
     pub lost_outputs: Counter,
     /// Times the engine made no progress for too long.
     pub stalls: Counter,
-    /// Times free memory was given back to the system.
+    /// Times free memory was returned to the system.
     pub trims: Counter,
     /// Pages evicted from the prefix index.
     pub evicted_pages: Counter,
     /// Prefixes that were pinned.
     pub pins: Counter,
-    /// Pages of them that were not, because too many were.
+    /// Pages of pinned prefixes that were not pinned, because too many pages were.
     pub unpinned_pages: Counter,
-    /// Window pages that the prefix index gave up.
+    /// Window pages that the prefix index evicted.
     pub evicted_windows: Counter,
     /// Drafted tokens that were checked.
     pub drafted_tokens: Counter,
-    /// Drafted tokens that were right.
+    /// Drafted tokens that were accepted.
     pub accepted_tokens: Counter,
-    /// The latter over the former, since start.
+    /// Accepted over drafted tokens, since start.
     pub acceptance_ratio: Gauge<f64, AtomicU64>,
     /// State checkpoints written by prompts. Decoding writes none: nothing in the engine copies a state.
     pub checkpoints_made: Counter,
-    /// State checkpoints given up because slots or pages ran out.
+    /// State checkpoints evicted because slots or pages ran out.
     pub checkpoints_evicted: Counter,
-    /// State checkpoints given up because their conversation had gone on.
+    /// State checkpoints dropped because their conversation had continued.
     pub checkpoints_superseded: Counter,
     /// State checkpoints not made because every slot was held.
     pub checkpoints_missed: Counter,
@@ -96,7 +96,7 @@ pub struct Metrics {
     pub encoded_media: Counter,
     /// Batches that went through the encoder.
     pub encoder_batches: Counter,
-    /// Media that needed no encoding: their outputs were there.
+    /// Media that needed no encoding: their outputs were cached.
     pub encoder_hits: Counter,
     /// Media on which the encoder failed, each of which ended its request.
     pub encoder_failures: Counter,
@@ -114,7 +114,7 @@ pub struct Metrics {
     pub encode_seconds: Histogram,
     /// Seconds from the engine's queue to the first scheduled step.
     pub queue_seconds: Histogram,
-    /// Seconds from when its client asked to the first token: what HTTP reads, fetches and decodes is part of it.
+    /// Seconds from the client's request to the first token; includes the HTTP side's reading, fetching and decoding.
     pub ttft_seconds: Histogram,
     /// Seconds between tokens of one request.
     pub inter_token_seconds: Histogram,
@@ -207,7 +207,7 @@ impl Metrics {
         self.register_histograms(registry);
     }
 
-    /// Tokens, and what became of requests.
+    /// Tokens, and the outcomes of requests.
     fn each_request_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("prompt_tokens", "Prompt tokens computed", &self.prompt_tokens);
         counter("prompt_cached_tokens", "Prompt tokens found in the prefix cache", &self.cached_tokens);
@@ -243,7 +243,7 @@ impl Metrics {
         counter("canary_released", OLD_NAME, &self.reserve_releases);
     }
 
-    /// Steps, their failures, and what a failure loses.
+    /// Steps, their failures, and the state that failures lose.
     fn each_step_counter(&self, mut counter: impl FnMut(&str, &str, &Counter)) {
         counter("preemptions", "Requests preempted, to be recomputed later", &self.preemptions);
         counter(

@@ -20,47 +20,47 @@ use crate::metrics::Metrics;
 use crate::shared::watchdog::Watchdog;
 use crate::status::Status;
 
-/// The end of the engine: the handle asks for it, the engine thread answers.
+/// The flags of the engine's end: the handle sets them, the engine thread confirms.
 #[derive(Default)]
 pub(crate) struct Shutdown {
-    /// No new requests are taken.
+    /// New requests are refused.
     pub draining: AtomicBool,
-    /// The engine thread is asked to stop.
+    /// The engine thread is to stop.
     pub stop: AtomicBool,
-    /// It has stopped.
+    /// The engine thread has stopped.
     pub stopped: AtomicBool,
 }
 
-/// What start-up finds out. It sets each once; all others read.
+/// The results of start-up, each set once and then only read.
 #[derive(Default)]
 pub(crate) struct StartFacts {
-    /// What is held on the heap, as measured; a scripted engine has none.
+    /// Sizes of the heap's measured parts; a scripted engine has none.
     pub accounts: OnceLock<Accounts>,
-    /// The tokens that end output, the model's and its tokenizer's.
+    /// The end-of-sequence tokens of the model and of its tokenizer.
     pub eos: OnceLock<Vec<u32>>,
-    /// What the model takes besides text.
+    /// The media that the model takes, and their limits.
     pub media: OnceLock<MediaSpec>,
-    /// What the prefix cache holds, where others are to know.
+    /// The log of changes of the prefix cache, if routers follow it.
     pub kv_event_log: OnceLock<Arc<KvEventLog>>,
     /// Bytes of a page of the whole context and of a window page, as planned.
     pub page_bytes: OnceLock<[u64; 2]>,
-    /// The prefix cache on disk, if there is one, and what is saved there under names.
+    /// The parts of the disk cache that saved prefixes need; unset without a cache on disk.
     pub saved: OnceLock<SavedPrefixes>,
 }
 
-/// What the watching thread finds, and what the engine thread asks of it.
+/// The results of the watching thread, and the engine thread's requests to it.
 pub(crate) struct Monitor {
-    /// The last look at the machine, and the level the engine stands on.
+    /// The last memory reading, and the engine's degradation level.
     pub gauge: Gauge,
-    /// Whether the engine gets anywhere.
+    /// Whether the engine makes progress.
     pub watchdog: Watchdog,
     /// Whether the watching thread runs, which restores the emergency reserve after refused allocations.
     pub reserve_kept: AtomicBool,
-    /// The engine thread asks for the heap to be trimmed; the watching thread does it.
+    /// Set by the engine thread to have the watching thread trim the heap.
     pub trim: AtomicBool,
 }
 
-/// What the handle and the engine thread both see.
+/// The state of one engine that the handle, the engine thread and the watching thread share.
 pub(crate) struct Shared {
     pub limits: Limits,
     pub plan: Plan,
@@ -98,7 +98,7 @@ impl Shared {
         }
     }
 
-    /// Enters in the ledger what is measured rather than counted.
+    /// Updates the ledger's components that are measured rather than counted.
     pub fn observe_accounts(&self) {
         if let Some(accounts) = self.facts.accounts.get() {
             let staged = self.facts.media.get().map_or(0, |media| media.staging.used());
@@ -106,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// Bytes of one page of keys and values, as planned.
+    /// Bytes of one page of the KV cache, as planned.
     pub fn page_bytes(&self) -> u64 {
         match self.facts.page_bytes.get() {
             Some([whole, _]) => *whole,

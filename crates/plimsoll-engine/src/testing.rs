@@ -1,8 +1,8 @@
-//! A scripted engine: the same handle, and a thread behind it that answers from a script instead of a model.
+//! A scripted engine: the usual handle, and a thread that answers from a script instead of a model.
 //!
 //! For tests of what sits above the engine (HTTP, streaming, aborts, drain, overload), which must not need weights. It
-//! receives arrivals through the same channel, sees aborts the same way and keeps the same gauges. It knows nothing
-//! of scheduling: every request advances at its own script's pace.
+//! receives arrivals through the same channel, sees aborts the same way and keeps the same gauges. It does not
+//! schedule: every request advances at its own script's pace.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -31,7 +31,7 @@ use crate::worker::{Encoding, Parts, Worker};
 
 pub use crate::speculation::pace::Speculation;
 
-/// One thing the scripted engine does for a request.
+/// One action of the scripted engine for a request.
 #[derive(Clone, Debug)]
 pub enum Step {
     /// Does nothing for this long.
@@ -40,7 +40,7 @@ pub enum Step {
     Token(u32, String),
     /// Reports this many prompt tokens as found in the cache.
     Cached(u32),
-    /// Reports so many drafts as checked, and so many of them as right.
+    /// Reports checked drafts, and how many of them were right.
     Drafts(u32, u32),
     /// Ends the request well, with the stop string that ended it, if any.
     Finish(FinishReason, Option<String>),
@@ -54,10 +54,10 @@ pub enum Step {
     StopEngine,
 }
 
-/// What the engine will do for one request; when it runs out without an end, the request hangs until it is aborted.
+/// The actions of the engine for one request. After the last action without an end, the request hangs until it is aborted.
 pub type Script = Box<dyn Iterator<Item = Step> + Send>;
 
-/// What a test can see of the scripted engine, and the one thing it can do to it.
+/// The state of the scripted engine that a test can read, and the switch that freezes it.
 #[derive(Debug, Default)]
 pub struct Observed {
     /// Every request that arrived, in order.
@@ -66,9 +66,9 @@ pub struct Observed {
     pub constrained: AtomicU64,
     /// Requests that are being answered.
     pub active: AtomicU64,
-    /// Requests with a reader that went away before the end.
+    /// Requests with a reader that was dropped before the end.
     pub aborted: AtomicU64,
-    /// Requests that ended by themselves.
+    /// Requests that ended by their script.
     pub ended: AtomicU64,
     /// While set, the engine takes no step and reports no progress.
     pub frozen: AtomicBool,
@@ -78,7 +78,7 @@ pub struct Observed {
 pub struct Scripted {
     /// The handle.
     pub handle: EngineHandle,
-    /// What happens behind it.
+    /// The state of the engine thread.
     pub observed: Arc<Observed>,
 }
 
@@ -103,12 +103,12 @@ pub fn limits() -> Limits {
     }
 }
 
-/// Starts a scripted engine. `script` is asked once for every request; the thread ends with the last handle.
+/// Starts a scripted engine. `script` is called once for every request; the thread ends with the last handle.
 pub fn scripted(limits: Limits, script: impl FnMut(&Request) -> Script + Send + 'static) -> Scripted {
     scripted_with_media(limits, None, script)
 }
 
-/// The same for a model that takes media.
+/// As [`scripted`], for a model that takes media.
 pub fn scripted_with_media(
     limits: Limits,
     media: Option<MediaSpec>,
@@ -132,9 +132,9 @@ pub fn scripted_with_media(
     Scripted { handle: EngineHandle { shared, engine_host: None, arrivals, epoch }, observed }
 }
 
-/// What [`over_runner`] builds an engine from.
+/// The parts that [`over_runner`] builds an engine from.
 pub struct Bench<R> {
-    /// Carries out the steps.
+    /// Runs the steps.
     pub runner: R,
     /// The bounds of requests; `max_total_token_num` is the size of the page pool.
     pub limits: Limits,
@@ -144,20 +144,20 @@ pub struct Bench<R> {
     pub prefix_cache: bool,
     /// Slots of recurrent state; window pages of a model with sliding windows.
     pub state_slots: usize,
-    /// How drafts are dealt with.
+    /// Settings of speculative decoding.
     pub speculation: Speculation,
-    /// Ids to text.
+    /// Tokenizer for the output.
     pub tokenizer: Arc<Tokenizer>,
     /// End-of-sequence ids.
     pub eos: Vec<u32>,
     /// Free pages go back to the system.
     pub elastic: bool,
-    /// What the runner's encoder takes, if it has one.
+    /// The media that the runner's encoder takes, if it has one.
     pub media: Option<MediaSpec>,
 }
 
 impl<R: Runner> Bench<R> {
-    /// The engine's two ends: the handle, and what builds the worker on the thread that will own it.
+    /// Splits it into the handle and a function that builds the worker on its own thread.
     fn split(self) -> (EngineHandle, impl FnOnce() -> Worker<R>) {
         let Self { runner, limits, step, prefix_cache, state_slots, speculation, tokenizer, eos, elastic, media } =
             self;
@@ -214,7 +214,7 @@ impl<R: Runner> ByHand<R> {
     }
 }
 
-/// An engine over a test's own runner that moves when it is told to.
+/// An engine over a test's own runner that advances one iteration at a time.
 ///
 /// # Panics
 /// As [`over_runner`].
@@ -319,7 +319,7 @@ impl Engine {
         let mut stops = false;
         let observed = &self.observed;
         self.active.retain_mut(|active| {
-            // A reader that goes because of what it is told now has not left.
+            // Checked before the script runs: a reader that is dropped after this step's output did not abort.
             let gone = active.arrival.payload.outbox.reader_gone();
             let outcome = active.advance(now);
             active.arrival.payload.outbox.wake_reader();
@@ -407,7 +407,7 @@ impl Active {
     }
 }
 
-/// A made-up report: -0.5 for the token itself, then one less for each alternative.
+/// A constant report: -0.5 for the token itself, then one less for each alternative.
 fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
     if first_of_prompt {
         return TokenLogprobs::default();
@@ -416,7 +416,7 @@ fn report(id: u32, n: u32, first_of_prompt: bool) -> TokenLogprobs {
     TokenLogprobs { own: Some(-0.5), top }
 }
 
-/// Hands the engine a made-up look at the machine.
+/// Gives the engine a constant reading of the machine.
 pub fn take_reading(engine: &EngineHandle, reading: crate::memory::governor::MemoryReading) {
     engine.shared.monitor.gauge.set(reading);
 }

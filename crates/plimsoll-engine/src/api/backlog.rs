@@ -123,7 +123,7 @@ mod tests {
         TokenLogprobs { own: Some(-1.0), top: vec![(7, -2.0); n].into() }
     }
 
-    /// What was said, joined again.
+    /// Joins pieces to one delta, to compare with the delta before it was cut.
     fn join(deltas: impl IntoIterator<Item = Delta>) -> Delta {
         deltas.into_iter().fold(Delta::default(), |mut sum, delta| {
             assert!(!sum.is_last(), "something follows the end");

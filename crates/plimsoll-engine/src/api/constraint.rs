@@ -1,4 +1,4 @@
-//! Structured output. The engine asks a grammar for the mask of allowed tokens and reports the chosen token. The output
+//! Structured output. The engine gets the mask of allowed tokens from a grammar and reports the chosen token. The output
 //! ends when nothing can follow. The grammars themselves are in `plimsoll-grammar`.
 
 use std::fmt::Debug;
@@ -40,18 +40,18 @@ pub trait Constraint: Send {
     /// [`Unfit`].
     fn allowed(&mut self) -> Result<Option<&[u32]>, Unfit>;
 
-    /// Whether the next token is the most likely of the allowed ones, whatever sampling the request asks for.
+    /// Whether the next token is the most likely of the allowed ones, whatever the request's sampling parameters.
     fn takes_most_likely(&self) -> bool {
         false
     }
 
-    /// Whisper's timestamps: all tokens from this id on count as one group. If they are more likely together than each allowed token before that id,
-    /// one of them is the next token. None: every token counts by itself.
+    /// Whisper's timestamps: all tokens from this id on count as one group. If the group is more likely than each allowed token before that
+    /// id, one of the group is the next token. None: every token counts by itself.
     fn grouped_from(&self) -> Option<u32> {
         None
     }
 
-    /// The log-probability of this token is reported with the next token, behind the alternatives that the request asks for. The report
+    /// The log-probability of this token is reported with the next token, after the request's alternatives. The report
     /// is part of [`Grammar::bytes_max`].
     fn also_report(&self) -> Option<u32> {
         None

@@ -13,7 +13,7 @@ pub enum DegradationLevel {
     SmallChunks,
     /// Speculative decoding is paused: steps are small, and draft passes take no time.
     SpeculationOff,
-    /// New requests are told 503.
+    /// New requests are refused with status 503.
     StopAdmitting,
     /// The newest running request goes back to the queue, one a reading.
     Preempt,

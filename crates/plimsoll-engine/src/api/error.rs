@@ -14,13 +14,13 @@ pub enum Refusal {
     Invalid {
         /// The field at fault, as the API names it.
         param: &'static str,
-        /// What is wrong and what the limit is.
+        /// The problem and the limit.
         message: String,
     },
     /// The server is full: 429 with Retry-After.
     #[error("{message}")]
     Full {
-        /// What is full and how large it is.
+        /// The resource that is full, and its size.
         message: String,
         /// After this many seconds a retry has a chance.
         retry_after_s: u32,
@@ -28,7 +28,7 @@ pub enum Refusal {
     /// The server is draining, or its engine has stopped: 503.
     #[error("{message}")]
     Unavailable {
-        /// Why.
+        /// The reason.
         message: String,
         /// After this many seconds a retry has a chance.
         retry_after_s: u32,

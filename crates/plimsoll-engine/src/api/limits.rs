@@ -33,12 +33,12 @@ pub struct Limits {
     pub dense: bool,
     /// Scores of the classifier; 0 without one.
     pub labels: u32,
-    /// Kinds of token that an encoder tells apart; 0 for other models.
+    /// Token types of an encoder; 0 for other models.
     pub token_types: u32,
 }
 
 impl Limits {
-    /// Numbers that a request of this pooling is answered with; 0: the model does not do that.
+    /// Numbers in the answer to a request of this pooling; 0 if the model does not support it.
     pub(crate) fn pooled_size(&self, pooling: Pooling) -> u32 {
         match pooling {
             Pooling::Score => self.labels,
@@ -47,7 +47,7 @@ impl Limits {
         }
     }
 
-    /// Fills in what only the model knows.
+    /// Sets the answer's size, and drops `second_at` for a model with one token type.
     pub(crate) fn complete(&self, embed: &mut Embed) {
         embed.size = self.pooled_size(embed.pooling);
         // A tokenizer may name a second kind of token that the model does not have.

@@ -1,5 +1,5 @@
-//! What the engine and its clients say to each other: options, limits, output, progress, errors. It imports no other folder of the engine
-//! but `sampling`.
+//! Types that the engine and its callers exchange: options, limits, output, progress, errors. This folder imports no other folder of
+//! the engine but `sampling`.
 
 pub(crate) mod admission;
 pub mod backlog;

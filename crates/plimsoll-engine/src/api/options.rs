@@ -1,4 +1,4 @@
-//! What the operator asked for. Names are those of the flags; absent means "decide from the model and the machine".
+//! The operator's options of one engine. Fields have the names of the flags; absent means "decide from the model and the machine".
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,21 +8,21 @@ use plimsoll_formats::Mmproj;
 use plimsoll_memory::host::MemoryBudget;
 use plimsoll_memory::sizing::Fraction;
 
-/// How long an engine may make no progress unless told otherwise.
+/// The default of [`Options::stall_limit`].
 pub const STALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// What the HTTP side would take with another value of one of its flags.
+/// [`Options::http_bytes`] with another value of one HTTP flag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpAlternative {
     /// The flag.
     pub flag: &'static str,
     /// The value.
     pub value: String,
-    /// [`Options::http_bytes`] with it.
+    /// [`Options::http_bytes`] with this value.
     pub http_bytes: u64,
 }
 
-/// What carries out the steps of an engine.
+/// The device that computes an engine's steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// The host's cores.
@@ -30,7 +30,7 @@ pub enum DeviceChoice {
     Cpu,
     /// A GPU, by its number where one is given.
     Gpu(Option<usize>),
-    /// A GPU that supports the model and has room for it, or else the host's cores. [`crate::settle_device`] decides before planning.
+    /// A GPU that supports the model and has enough memory, or else the host's cores. [`crate::settle_device`] decides before planning.
     Auto,
 }
 
@@ -55,22 +55,22 @@ impl std::str::FromStr for DeviceChoice {
 pub struct DiskCache {
     /// Its directory.
     pub dir: PathBuf,
-    /// Bytes of the disk that it may take.
+    /// The most bytes of the disk that it takes.
     pub bytes: u64,
-    /// Bytes that may be written in a day; none: any number.
+    /// The most bytes that are written in a day; none: no limit.
     pub write_bytes_per_day: Option<u64>,
-    /// The file with the key that it is encrypted with; none: it is not.
+    /// The file with the encryption key; none: not encrypted.
     pub key_file: Option<PathBuf>,
-    /// Read even what takes longer to read than to compute: for tests, with models that compute a page in no time.
+    /// Read every part from disk, even if computing it is faster. For tests: their models compute a page in almost no time.
     #[doc(hidden)]
     pub read_always: bool,
 }
 
 impl DiskCache {
-    /// Bytes of the disk unless told otherwise.
+    /// Bytes of the disk by default.
     pub const BYTES: u64 = 20 << 30;
 
-    /// A cache of the usual size in this directory.
+    /// A cache of the default size in this directory.
     pub fn at(dir: PathBuf) -> Self {
         Self { dir, bytes: Self::BYTES, write_bytes_per_day: None, key_file: None, read_always: false }
     }
@@ -81,7 +81,7 @@ impl DiskCache {
 pub struct PackedCache {
     /// The directory.
     pub dir: PathBuf,
-    /// Bytes of the disk that it may take.
+    /// The most bytes of the disk that it takes.
     pub bytes: u64,
 }
 
@@ -98,11 +98,11 @@ impl PackedCache {
 /// Options of one engine.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The line, if lower than what the machine allows.
+    /// The memory limit, if lower than the machine's.
     pub memory_budget: Option<MemoryBudget>,
-    /// Share of the room for keys and values that is used.
+    /// Share of the memory left for the KV cache that is used.
     pub mem_fraction: Fraction,
-    /// Tokens of the page pool, exactly; absent: sized from the room.
+    /// Tokens of the page pool, exactly; absent: sized from the memory that is left.
     pub max_total_token_num: Option<u64>,
     /// Token rows of one step.
     pub batch_max_tokens: usize,
@@ -113,11 +113,11 @@ pub struct Options {
     pub long_prompt_slowdown: usize,
     /// Requests that run at once.
     pub running_max_req_size: usize,
-    /// Requests that wait at most.
+    /// The most requests that wait.
     pub max_waiting: usize,
-    /// Prompt plus output of one request; absent: the model's context, or what the pool can hold.
+    /// The most prompt and output tokens of one request; absent: the model's context, or the pool's capacity.
     pub max_req_total_len: Option<usize>,
-    /// Storage of keys and values.
+    /// Storage of the KV cache.
     pub kv_dtype: KvDtype,
     /// Storage of weights.
     pub dtype: DtypePolicy,
@@ -129,9 +129,9 @@ pub struct Options {
     pub threads: Option<usize>,
     /// Instruction set; absent: the best this machine has.
     pub isa: Option<Isa>,
-    /// What carries out the steps.
+    /// The device that computes the steps.
     pub device: DeviceChoice,
-    /// Software on the host's cores may stand for a GPU.
+    /// Accept a software GPU, which runs on the host's cores.
     pub allow_software_gpu: bool,
     /// The limit on a GPU's own memory; absent: what its driver reports as free.
     pub gpu_memory_budget: Option<MemoryBudget>,
@@ -139,68 +139,67 @@ pub struct Options {
     pub compute_dtype: ComputeDtype,
     /// Share the pages of equal prefixes.
     pub prefix_cache: bool,
-    /// Keep notes of what the prefix cache holds, for routers.
+    /// Record the content of the prefix cache, for routers.
     pub kv_events: bool,
-    /// Keep prefixes on disk, too.
+    /// Keep prefixes on disk too.
     pub disk_cache: Option<DiskCache>,
-    /// Where packed weights are kept; absent: nowhere, and every start packs.
+    /// The directory of packed weights; absent: none, and every start packs.
     pub packed_cache: Option<PackedCache>,
     /// Commit pages on demand instead of at start.
     pub elastic: bool,
-    /// How long the engine may make no progress before it is said and new requests are refused.
+    /// The longest time without progress before the engine reports a stall and refuses new requests.
     pub stall_limit: Duration,
-    /// Load the checkpoint's multi-token-prediction head and let it draft.
+    /// Load the checkpoint's multi-token-prediction head and draft with it.
     pub enable_mtp: bool,
-    /// Tokens it drafts at once, 1 to [`Options::DRAFTS_MAX`].
+    /// Tokens that it drafts at once, 1 to [`Options::DRAFTS_MAX`].
     pub mtp_num_draft_tokens: usize,
-    /// Take drafts as they are instead of checking them: faster, one state slot a sequence, other output.
+    /// Accept drafts without checking them. This is faster and takes one state slot a sequence, but changes the output.
     pub mtp_optimistic: bool,
-    /// Pause drafting where it costs more than it wins.
+    /// Pause drafting where it costs more time than it saves.
     pub mtp_adaptive: bool,
     /// The draft model's name or path: a smaller model of the same vocabulary. Its files are opened with the checkpoint
     /// ([`crate::LoadedModel::with_draft`]).
     pub draft_model: Option<String>,
     /// Tokens that the draft model drafts in a step.
     pub draft_num_tokens: usize,
-    /// Tokens drafted at once from what the text itself said before, without a head; 0 to [`Options::DRAFTS_MAX`].
+    /// Tokens that prompt lookup drafts at once, without a head; 0 to [`Options::DRAFTS_MAX`].
     pub prompt_lookup_num_tokens: usize,
-    /// Share of the pools' room that recurrent state gets; absent: balanced with the page pool.
+    /// Share of the pools' memory for recurrent state; absent: balanced with the page pool.
     pub state_ratio: Option<Fraction>,
     /// Slots for checkpoints of recurrent state, for each running request.
     pub state_checkpoints: usize,
     /// The file with a GGUF model's vision encoder.
     pub mmproj: Mmproj,
-    /// Media that go through the encoder together, at most; at least 1.
+    /// The most media that the encoder takes in one batch; at least 1.
     pub visual_infer_batch_size: usize,
-    /// Pixels that an image is resized to, at most; absent: what the model's processor says, and no more than 4096
-    /// tokens.
+    /// The most pixels that an image is resized to; absent: the limit of the model's processor, and at most 4096 tokens.
     pub max_image_pixels: Option<u64>,
-    /// Frames of one video, at most; absent: what the model's processor says, and no more than 4096 tokens.
+    /// The most frames of one video; absent: the limit of the model's processor, and at most 4096 tokens.
     pub max_video_frames: Option<u64>,
-    /// Seconds of one audio clip, at most; absent: no more than 4096 tokens.
+    /// The most seconds of one audio clip; absent: at most 4096 tokens.
     pub max_audio_seconds: Option<u64>,
-    /// Media of one request, at most.
+    /// The most media of one request.
     pub max_media_per_request: usize,
-    /// Bytes for what the encoder has made; absent: for a batch of the largest items, and one more.
+    /// Bytes for encoder outputs; absent: for a batch of the largest items, and one more.
     pub encoder_output_bytes: Option<u64>,
     /// Host bytes for media: decoding, and pixels until their requests end.
     pub media_bytes: u64,
-    /// Host bytes that requests may hold together.
+    /// The most host bytes of all requests together.
     pub request_bytes: u64,
-    /// Host bytes the HTTP side may hold: bodies, connections, buffers.
+    /// The most host bytes of the HTTP side: bodies, connections, buffers.
     pub http_bytes: u64,
-    /// Threads that the process has at most beside the engine's: the HTTP side's, and other engines'. Where address
-    /// space is limited their stacks count.
+    /// The most threads of the process beside the engine's: the HTTP side's, and other engines'. Where address space is limited their
+    /// stacks count.
     pub other_threads: usize,
-    /// Flags of the HTTP side that would make that less, for advice.
+    /// Flags of the HTTP side that reduce [`Self::http_bytes`], for advice.
     pub http_alternatives: Vec<HttpAlternative>,
-    /// A line in the log about every so many steps says where every byte is; 0: never.
+    /// Steps between two reports of the memory ledger in the log; 0: never.
     pub log_ledger_every: u64,
-    /// The engine lives in a [`crate::EngineHost`], which holds what all engines of the process share: it plans only
-    /// what goes with it.
+    /// The engine is hosted by a [`crate::EngineHost`], which plans the memory that all engines of the process share. The engine plans only
+    /// the memory that it frees when it ends.
     pub hosted: bool,
-    /// Heap bytes that tokenizer and chat template take, where they have been measured ([`crate::LoadedModel`] does);
-    /// absent: planned by a formula over the vocabulary.
+    /// Heap bytes of tokenizer and chat template, where they were measured ([`crate::LoadedModel`] does); absent: a formula over the
+    /// vocabulary.
     pub tokenizer_bytes: Option<u64>,
 }
 
@@ -269,7 +268,7 @@ impl Options {
         self.isa.unwrap_or_else(Isa::detect)
     }
 
-    /// What carries out the steps.
+    /// The target of the steps' kernels.
     pub fn target(&self) -> Target {
         match self.device {
             DeviceChoice::Cpu | DeviceChoice::Auto => Target::Cpu(self.isa()),
@@ -299,7 +298,7 @@ impl Options {
         self.enable_mtp || self.draft_model.is_some()
     }
 
-    /// Whether drafts are taken as they are.
+    /// Whether drafts are accepted without a check.
     pub fn optimistic(&self) -> bool {
         self.enable_mtp && self.mtp_optimistic
     }

@@ -1,4 +1,4 @@
-//! What a request produces: tokens, text, and why it ended.
+//! Output of a request: tokens, text, and the reason for its end.
 
 /// Text bytes of an output token that admission reserves. Tokens of the field's vocabularies are 4 bytes on average.
 pub(crate) const TEXT_BYTES_PER_TOKEN: usize = 16;
@@ -39,23 +39,23 @@ pub struct TokenOut {
     pub id: u32,
     /// Bytes of `Delta::text` that precede this token's own text (across deltas: offset in the whole text).
     pub text_offset: u32,
-    /// The same in characters. Characters of a removed stop string count too.
+    /// Characters of `Delta::text` that precede it, in the whole text. Characters of a removed stop string count too.
     pub text_chars: u32,
-    /// Present when log-probabilities were asked for.
+    /// Present if log-probabilities were requested.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Bytes for all tokens are reserved with the request, so a larger record means fewer requests.
 const _: () = assert!(size_of::<TokenOut>() <= 40);
 
-/// What has come since the last read.
+/// The output since the last read.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Delta {
     /// Text, complete characters only, never part of a stop string.
     pub text: String,
     /// Tokens.
     pub tokens: Vec<TokenOut>,
-    /// One report per prompt token, when asked for; all come before the first output token.
+    /// One report per prompt token, if requested; all come before the first output token.
     pub prompt_logprobs: Vec<TokenLogprobs>,
     /// Prompt tokens that came from the prefix cache; known once the first chunk was scheduled.
     pub cached_tokens: u32,
@@ -92,7 +92,7 @@ impl Delta {
         self.tokens.is_empty() && self.text.is_empty() && self.prompt_logprobs.is_empty() && !self.is_last()
     }
 
-    /// Whether nothing follows.
+    /// Whether this is the request's last delta.
     pub fn is_last(&self) -> bool {
         self.finish.is_some() || self.error.is_some()
     }

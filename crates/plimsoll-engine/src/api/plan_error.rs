@@ -1,4 +1,4 @@
-//! Why no plan can be made, and what would help.
+//! Reasons why no plan can be made, and flags that would help.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use plimsoll_memory::host::Remedy;
 use plimsoll_memory::{Bytes, Component, Plan};
 use thiserror::Error;
 
-/// What is mapped and not touched differs by some hundred KiB from one look to the next, and between `plan` and `serve`. Under an rlimit the
-/// line is so much lower, at least, and a multiple of this below the limit: both find the same.
+/// The granularity of the memory limit under an rlimit. Mapped but untouched memory differs by some hundred KiB between two readings, and
+/// between `plan` and `serve`. The limit is therefore reduced by a multiple of this, rounded up: both find the same limit.
 pub(crate) const SPACE_STEP_BYTES: u64 = 4 << 20;
 
 /// Why no plan can be made.
@@ -29,7 +29,7 @@ pub enum PlanError {
     Option {
         /// The flag's name.
         flag: &'static str,
-        /// What is wrong and what is allowed.
+        /// The problem and the allowed values.
         problem: String,
     },
     /// The machine has no room for even one request.
@@ -37,9 +37,9 @@ pub enum PlanError {
     DoesNotFit(Box<Shortfall>),
 }
 
-/// Why it does not fit, in numbers.
+/// The numbers of a plan that does not fit.
 ///
-/// In three lines: what is needed, what there is, and what helps most. [`Shortfall::details`] has the rest.
+/// The message has three lines: bytes needed, bytes available, and the best remedies. [`Shortfall::details`] has the rest.
 #[derive(Debug, Error)]
 #[error(
     "it does not fit: {} are needed for one request of {tokens} tokens (largest component: {largest}, {})\n\
@@ -50,23 +50,23 @@ pub enum PlanError {
 pub struct Shortfall {
     /// Bytes needed.
     pub needed: u64,
-    /// Bytes there are.
+    /// Bytes available.
     pub limit: u64,
     /// Where the limit comes from.
     pub limit_source: String,
-    /// What others use of the limit.
+    /// Bytes of the limit that other processes use.
     pub peers: u64,
     /// How the limit is raised.
     pub remedy: Remedy,
     /// Tokens of the smallest useful pool.
     pub tokens: usize,
-    /// Flags that would make it less, the best first.
+    /// Flags that would reduce the bytes needed, the best first.
     pub advice: Vec<Advice>,
-    /// Bytes needed with the first two of them.
+    /// Bytes needed with the first two flags.
     pub needed_with_two: u64,
     /// The component that takes most.
     pub largest: &'static str,
-    /// The plan with that pool.
+    /// The plan with the smallest useful pool.
     pub plan: Plan,
 }
 
@@ -106,7 +106,7 @@ impl Shortfall {
         tries.join(", or ")
     }
 
-    /// Every component, and every flag that makes it less.
+    /// Lists every component, and every flag that reduces the bytes needed.
     pub fn details(&self) -> String {
         let flags: Vec<_> = self.advice.iter().map(ToString::to_string).collect();
         format!(
@@ -116,8 +116,8 @@ impl Shortfall {
         )
     }
 
-    /// What to do so that the limit is one that it fits under. What an rlimit counts beside the plan differs a little from one start to
-    /// the next.
+    /// Describes how to raise the limit until the plan fits. Under an rlimit the result is one step higher, because memory beside the plan
+    /// differs a little between starts.
     pub fn raised(&self) -> String {
         let bytes = self.needed + self.peers;
         self.remedy.words(match self.remedy {
@@ -127,7 +127,7 @@ impl Shortfall {
     }
 }
 
-/// What one flag would save.
+/// A flag that would reduce the bytes needed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// The flag.

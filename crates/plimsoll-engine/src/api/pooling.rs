@@ -1,4 +1,4 @@
-//! Pooling: what is made of a sequence's hidden states instead of text.
+//! Pooling: embeddings and scores from a sequence's hidden states.
 //!
 //! A pooled request decodes nothing and samples nothing. Its prompt is computed in the same steps as other requests,
 //! and its result is collected row by row. Sums go from position to position, whatever the chunks, so the bits do not
@@ -6,7 +6,7 @@
 
 use crate::api::error::Failure;
 
-/// What a sequence becomes.
+/// How a sequence's hidden states become one answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
     /// The mean of all positions' hidden states.
@@ -17,26 +17,26 @@ pub enum Pooling {
     First,
     /// The classifier's scores.
     Score,
-    /// What the model's dense layers make of the pooled states; the model pools them itself.
+    /// The output of the model's dense layers; the model pools the hidden states itself.
     Dense,
 }
 
 impl Pooling {
-    /// Whether every row of the prompt has to be computed here and now, so that nothing comes from the prefix cache.
+    /// Whether every row of the prompt must be computed, so that the prefix cache is not used.
     pub(crate) fn needs_every_row(self) -> bool {
         matches!(self, Self::Mean | Self::First)
     }
 
-    /// Whether the model makes the answer itself, in the place of logits.
+    /// Whether the model returns the answer itself, in place of logits.
     pub(crate) fn of_model(self) -> bool {
         matches!(self, Self::Score | Self::Dense)
     }
 }
 
-/// What a pooled request asks for.
+/// The pooling of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Embed {
-    /// What its sequence becomes.
+    /// How the hidden states are pooled.
     pub pooling: Pooling,
     /// Where the second text of a pair begins: from there on tokens are of the second type.
     pub second_at: Option<u32>,
@@ -64,14 +64,14 @@ pub(crate) struct PooledRow {
 }
 
 impl PooledRow {
-    /// Room for `size` numbers; none without memory for it.
+    /// Reserves `size` numbers. None without memory for them.
     pub fn reserve(size: u32) -> Option<Self> {
         let mut values = Vec::new();
         values.try_reserve_exact(size as usize).ok()?;
         Some(Self { values, rows: 0 })
     }
 
-    /// Forgets what was collected: the sequence starts over.
+    /// Drops the collected values: the sequence starts over.
     pub fn clear(&mut self) {
         self.values.clear();
         self.rows = 0;
@@ -94,7 +94,10 @@ impl PooledRow {
         self.values.extend_from_slice(row);
     }
 
-    /// The answer.
+    /// Returns the answer.
+    ///
+    /// # Errors
+    /// [`Failure::NonFinite`] if a value is not finite, or if there is none.
     pub fn finish(&mut self) -> Result<Vec<f32>, Failure> {
         if self.rows > 1 {
             let rows = self.rows as f32;

@@ -5,26 +5,26 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// A speed is not computed from less time than this.
+/// The shortest time from which a speed is computed.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Where a request is on its way.
+/// The phase of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestPhase {
-    /// It waits for a place, its first or, after a preemption, another.
+    /// Waiting for a place, the first or, after a preemption, another.
     Waiting,
-    /// Its prompt is at a medium that is not encoded yet.
+    /// The prompt has come to a medium that is not encoded yet.
     Encode,
-    /// Its prompt is being computed, or what it had before a preemption.
+    /// The prompt, or after a preemption also earlier output, is being computed.
     Prefill,
-    /// It generates.
+    /// Generating.
     Decode,
-    /// The engine is done with it; there may be unread output.
+    /// The engine has ended the request; unread output may remain.
     Ended,
 }
 
 impl RequestPhase {
-    /// Its name, as programs read it.
+    /// The name for programs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -49,7 +49,7 @@ pub(crate) struct Progress {
     pages: AtomicU32,
     windows: AtomicU32,
     slots: AtomicU32,
-    /// Microseconds from its arrival to its first step, its first token and its last. 0: there is none yet.
+    /// Microseconds from arrival to the first step, the first token and the last token. 0: not yet.
     scheduled_us: AtomicU64,
     first_us: AtomicU64,
     last_us: AtomicU64,
@@ -73,7 +73,8 @@ impl Progress {
         }
     }
 
-    /// After a step: where it stands, the positions it has computed, the pages, window pages and state slots it holds.
+    /// Stores, after a step, the phase, the computed positions, and the pages, window pages and state slots that the
+    /// request holds.
     pub fn stands(&self, phase: RequestPhase, computed: usize, [pages, windows, slots]: [usize; 3]) {
         self.phase.store(phase as u8, Relaxed);
         let held = [(&self.pages, pages), (&self.windows, windows), (&self.slots, slots)];
@@ -81,7 +82,7 @@ impl Progress {
         numbers.into_iter().for_each(|(place, number)| place.store(number as u32, Relaxed));
     }
 
-    /// So many tokens more were delivered; of the prompt, `cached` came from the cache.
+    /// Counts `tokens` more delivered tokens. `cached` is the number of prompt tokens that came from the cache.
     pub fn delivered(&self, tokens: usize, cached: u32) {
         self.cached.store(cached, Relaxed);
         if tokens > 0 {
@@ -93,22 +94,22 @@ impl Progress {
         }
     }
 
-    /// Its first step begins.
+    /// Records the time of the first step.
     pub fn scheduled(&self) {
         self.scheduled_us.store(self.elapsed_us(), Relaxed);
     }
 
-    /// When it arrived.
+    /// The time of arrival.
     pub fn arrived(&self) -> Instant {
         self.arrived
     }
 
-    /// Since its arrival; at least 1, since 0 stands for none.
+    /// Microseconds since arrival; at least 1, since 0 means "not yet".
     fn elapsed_us(&self) -> u64 {
         (self.arrived.elapsed().as_micros() as u64).max(1)
     }
 
-    /// The engine has let go of it.
+    /// Marks the request as ended; it holds no pages or slots.
     pub fn ended(&self) {
         self.stands(RequestPhase::Ended, self.computed.load(Relaxed) as usize, [0; 3]);
     }
@@ -119,7 +120,7 @@ impl Progress {
         all.into_iter().find(|known| *known as u8 == phase).unwrap_or(RequestPhase::Ended)
     }
 
-    /// Reads everything now; `host_bytes` is the heap that the request holds.
+    /// Reads all numbers; `host_bytes` is the heap that the request holds.
     pub fn snapshot(&self, host_bytes: u64) -> Snapshot {
         let read = |number: &AtomicU32| number.load(Relaxed);
         let generated_tokens = read(&self.generated);
@@ -147,10 +148,10 @@ impl Progress {
     }
 }
 
-/// What a request has come to at one moment.
+/// The progress of a request at one moment.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
-    /// Where it is.
+    /// The phase.
     pub phase: RequestPhase,
     /// Tokens of its prompt.
     pub prompt_tokens: u32,
@@ -160,24 +161,24 @@ pub struct Snapshot {
     pub cached_tokens: u32,
     /// Tokens generated.
     pub generated_tokens: u32,
-    /// Pages of keys and values it holds, those that it shares included.
+    /// Pages of the KV cache that it holds, shared pages included.
     pub kv_pages: u32,
-    /// Window pages it holds, those that it shares included.
+    /// Window pages that it holds, shared pages included.
     pub window_pages: u32,
-    /// State slots it holds.
+    /// State slots that it holds.
     pub state_slots: u32,
-    /// Heap bytes it holds.
+    /// Heap bytes that it holds.
     pub host_bytes: u64,
-    /// Since it arrived.
+    /// Time since arrival.
     pub age: Duration,
-    /// Between its first token and its last; none before the second.
+    /// Speed between the first token and the last; none before the second.
     pub tokens_per_second: Option<f64>,
-    /// When it was submitted to the engine.
+    /// The time of submission to the engine.
     pub arrived: Instant,
-    /// From there to its first step.
+    /// Time from submission to the first step.
     pub scheduled: Option<Duration>,
-    /// From there to its first token.
+    /// Time from submission to the first token.
     pub first_token: Option<Duration>,
-    /// From there to its last token.
+    /// Time from submission to the last token.
     pub last_token: Option<Duration>,
 }

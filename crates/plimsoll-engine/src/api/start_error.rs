@@ -1,4 +1,4 @@
-//! Why an engine does not start.
+//! Errors of an engine's start.
 
 use plimsoll_device::DeviceError;
 use plimsoll_media::MediaError;
@@ -14,7 +14,7 @@ use crate::sampling::SamplerError;
 /// Why an engine did not start.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// It cannot be planned, or does not fit.
+    /// The engine cannot be planned, or does not fit.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The machine's limits could not be read.
@@ -23,16 +23,16 @@ pub enum StartError {
     /// Other Plimsolls have leased too much of the machine.
     #[error("{}: {}; {}", taken_by(.0), .0, next_step(.0))]
     Refused(Box<Refusal>),
-    /// Others under the same limit leave too little.
+    /// Other processes under the same limit leave too little memory.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
-    /// Whether others have leased something cannot be told.
+    /// The leases of other processes could not be read.
     #[error("leases: {0}")]
     Lease(Box<LeaseError>),
     /// No pool could be built and tested.
     #[error(transparent)]
     Sizing(Box<SizingError>),
-    /// The smallest pool was planned, and even that does not fit any more. No option set its size.
+    /// The smallest pool does not fit any more, though it was planned. No option set its size.
     #[error(
         "the pool of {tokens} tokens that was planned needs {}, but only {} are left: others have taken memory since", Bytes(*need),
         Bytes(*available)
@@ -52,22 +52,22 @@ pub enum StartError {
     #[cfg(feature = "gpu")]
     #[error(transparent)]
     Gpu(#[from] plimsoll_gpu::GpuError),
-    /// Planned memory could not be had.
+    /// Planned memory could not be allocated.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// The sampler's scratch could not be had.
+    /// The sampler's scratch could not be allocated.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
     /// The system refused a thread.
     #[error("starting a thread: {0}")]
     Thread(std::io::Error),
-    /// Planned memory for media could not be had.
+    /// Planned memory for media could not be allocated.
     #[error(transparent)]
     MediaMemory(MediaError),
-    /// The worst case of media did not run.
+    /// The self-test of media failed.
     #[error("the memory self-test failed: {0}")]
     Media(MediaError),
-    /// The worst case did not run.
+    /// The self-test of steps failed.
     #[error("the memory self-test failed: {0}")]
     SelfTest(DeviceError),
     /// The directory of the prefix cache on disk cannot be used.
@@ -79,13 +79,13 @@ pub enum StartError {
     /// The key of the prefix cache on disk cannot be used.
     #[error("--cache-key-file: {0}")]
     DiskKey(#[from] plimsoll_tier::KeyError),
-    /// What tells this build from others could not be read.
+    /// The program file could not be read; its hash identifies the build.
     #[error("--cache-dir: the program file cannot be read, so pages of other builds cannot be told from its own: {0}")]
     Build(std::io::Error),
     /// The caller cancelled the start ([`crate::Cancel`]).
     #[error("the start was cancelled")]
     Cancelled,
-    /// The worst case took more than was planned: a bug in the planner.
+    /// The memory self-test took more than was planned: a bug in the planner.
     #[error("the memory self-test failed: {component} used {measured} bytes, {planned} were planned")]
     SelfTestExceeds {
         /// The component.
@@ -111,12 +111,12 @@ pub struct NoRoom {
     pub limit: u64,
 }
 
-/// What has taken the memory that was not leased.
+/// Names the owner of the memory that could not be leased.
 fn taken_by(refusal: &Refusal) -> &'static str {
     if refusal.holders > 0 { "another Plimsoll server has leased the memory" } else { "other processes use the memory" }
 }
 
-/// What makes a refused lease possible.
+/// Returns the step that makes a refused lease possible.
 fn next_step(refusal: &Refusal) -> String {
     let flag = if refusal.domain.starts_with("gpu ") { "--gpu-memory-budget" } else { "--memory-budget" };
     format!("free memory, or lower {flag} to at most {}", Bytes(refusal.free))

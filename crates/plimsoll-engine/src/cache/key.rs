@@ -1,46 +1,47 @@
-//! What pages are found by: the tokens of a prompt, its salt, and the content of its media.
+//! The key of cached pages: the tokens of a prompt, its salt, and the content of its media.
 //!
-//! Two images have the same placeholder tokens, so tokens are not enough, and a short hash in their place would let an adversary
-//! search for a second image that another's pages answer to. Every node of the tree therefore carries 256 bits that stand for
-//! the content of all media up to it, compared in full: to collide is to break SHA-256. They begin where a medium does, so that
-//! prompts share what comes before their images.
+//! Two images have the same placeholder tokens, so tokens alone do not identify a page. A short hash in their place would let an
+//! adversary search for a second image that matches another request's pages. Every node of the tree therefore carries 256 bits
+//! that identify the content of all media up to it. They are compared in full: a collision would break SHA-256. They begin at a
+//! medium's first placeholder, so that prompts share the pages before their images.
 
 use plimsoll_media::ContentKey;
 
 use super::pages::PAGE_TOKENS;
 
-/// From this position on a prompt's pages depend on this content.
+/// The content that a prompt's pages depend on from one position on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MediaMark {
-    /// Position of a medium's first placeholder, or of the first generated token where that one stands apart.
+    /// Position of a medium's first placeholder, or of the first generated token if the next turn's prompt gives generated tokens other
+    /// positions.
     pub from: u32,
-    /// All media up to and including that one: each mark's is made of the one before it.
+    /// Hash of all media up to and including this one, each chained to the hash before it.
     pub content: ContentKey,
 }
 
-/// What the pages of a prompt are found by.
+/// The key of a prompt's pages.
 #[derive(Clone, Copy, Debug)]
 pub struct PageKey<'a> {
-    /// Prompts of different salts share nothing.
+    /// Prompts of different salts share no pages.
     pub salt: u64,
-    /// Its tokens.
+    /// Tokens of the prompt.
     pub tokens: &'a [u32],
-    /// Its media, ascending.
+    /// Media of the prompt, ascending.
     pub media: &'a [MediaMark],
 }
 
 impl<'a> PageKey<'a> {
-    /// Of text alone.
+    /// The key of a prompt of text alone.
     pub fn text(salt: u64, tokens: &'a [u32]) -> Self {
         Self { salt, tokens, media: &[] }
     }
 
-    /// Of its first tokens.
+    /// The key of the first tokens.
     pub(crate) fn first(self, tokens: usize) -> Self {
         Self { tokens: &self.tokens[..tokens], ..self }
     }
 
-    /// Its whole pages: tokens, and the content of the media that begin in or before each.
+    /// Returns the whole pages: tokens, and the content of the media that begin in or before each page.
     pub(super) fn pages(self) -> impl Iterator<Item = (&'a [u32; PAGE_TOKENS], Content)> {
         let chunks = self.tokens.as_chunks::<PAGE_TOKENS>().0.iter();
         (1..).zip(chunks).map(move |(page, chunk)| {
@@ -50,7 +51,7 @@ impl<'a> PageKey<'a> {
         })
     }
 
-    /// How many of its tokens mean the same as another's, from the first on.
+    /// Returns how many first tokens agree with the other key, media included. The salt is not compared.
     pub fn common(&self, other: &PageKey<'_>) -> usize {
         let same = self.tokens.iter().zip(other.tokens).take_while(|(a, b)| a == b).count();
         let own = self.media.iter().map(Some).chain(std::iter::once(None));
@@ -64,7 +65,7 @@ impl<'a> PageKey<'a> {
 /// The content of the media up to a page; zeros: none.
 pub(super) type Content = [u8; 32];
 
-/// A prefix that the cache keeps for some time, as long as a quarter of its pages has room for what is pinned.
+/// A request to keep a prefix in the cache for some time. At most a quarter of all pages is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pin {
     /// Tokens of the prompt; whole pages of them are pinned.
@@ -74,20 +75,20 @@ pub struct Pin {
 }
 
 impl Pin {
-    /// Prefixes of one prompt.
+    /// The most prefixes of one prompt.
     pub const MOST: usize = 2;
     /// The longest time.
     pub const MINUTES_MAX: u32 = 60;
-    /// In place of minutes: on disk alone, for as long as it is saved under a name.
+    /// In place of minutes: the prefix is pinned on disk alone, while it is saved under a name.
     pub const SAVED: u32 = u32::MAX;
 }
 
-/// When the pin of a part on disk ends.
+/// The end of a pin on disk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum PinEnd {
-    /// After so many minutes.
+    /// After this many minutes.
     Minutes(u32),
-    /// When the saved name of this id is removed.
+    /// When the saved name with this id is removed.
     Removed(u64),
 }
 

@@ -1,10 +1,10 @@
-//! The tables of one generation together: pages, prefix tree, state slots, and what the end of one means for the others.
+//! The cache tables of one pool build: pages, prefix tree, state slots and window pages. Evicting from one table updates the others.
 //!
-//! For models with recurrent state a page of the tree is worth nothing without a state at or below it, so every leaf of the tree
-//! has a checkpoint: a checkpoint that goes takes the pages with it that no other one needs, and a page takes its checkpoint.
+//! For models with recurrent state a page of the tree is useful only with a state at or below it, so every leaf of the tree has a
+//! checkpoint. Evicting a checkpoint also evicts the pages that no other checkpoint needs. Evicting a page also evicts its checkpoint.
 //!
-//! For models with sliding windows a page of the tree may have a window page, and takes it with it. Pages without one stay: a sequence
-//! that computes them again gives them theirs.
+//! For models with sliding windows a page of the tree may have a window page, which is evicted with it. A page without a window page
+//! stays: the next sequence that computes the page again provides one.
 
 use super::key::PageKey;
 use super::pages::{PAGE_TOKENS, PageId, PagePool};
@@ -16,24 +16,24 @@ use super::windows::WindowPool;
 /// The page pool, the index over it and the state slots beside it.
 #[derive(Debug)]
 pub struct KvCache {
-    /// Every page of the generation.
+    /// Every page of the pool build.
     pub pool: PagePool,
-    /// Which prefixes they hold; none when prefix caching is off.
+    /// The prefixes in these pages; none when prefix caching is off.
     pub index: Option<PrefixIndex>,
     /// Recurrent state; none for models without.
     pub states: Option<StatePool>,
-    /// Pages of sliding-window layers; none for models without, and for those with recurrent state.
+    /// Pages of sliding-window layers; none for models without them, and for models with recurrent state.
     pub windows: Option<WindowPool>,
-    /// Window pages and states that a tier below memory is to keep, by their pages of the tree; none without such a tier.
+    /// Window pages and states that the disk tier has not saved yet, by their pages of the tree; none without such a tier.
     unsaved: Option<Pending>,
     /// How often the cache was invalidated.
     invalidations: u32,
 }
 
-/// At most one page in so many is pinned.
+/// At most one page in this many is pinned.
 const PINNED_PART: usize = 4;
 
-/// What was lent and has no holder left that could give it back.
+/// Pages and slots that are neither free nor cached, although no sequence is left to release them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Missing {
     /// Pages.
@@ -43,19 +43,19 @@ pub(crate) struct Missing {
 }
 
 impl KvCache {
-    /// These tables, together.
+    /// Joins the tables.
     pub fn new(pool: PagePool, index: Option<PrefixIndex>, states: Option<StatePool>) -> Self {
         Self { pool, index, states, windows: None, unsaved: None, invalidations: 0 }
     }
 
-    /// The same with window pages.
+    /// Adds the window pages.
     #[must_use]
     pub fn with_windows(self, windows: Option<WindowPool>) -> Self {
         debug_assert!(windows.is_none() || self.states.is_none(), "a model has one or the other");
         Self { windows, ..self }
     }
 
-    /// Lists from now on what a tier below memory is to keep, with links from `root` on. Nothing is cached yet.
+    /// Records from now on the parts that the disk tier is to save, with links from `root` on. Nothing is cached yet.
     #[must_use]
     pub(crate) fn with_tier(mut self, root: Link) -> Self {
         let pages = self.pool.total();
@@ -64,8 +64,8 @@ impl KvCache {
         self
     }
 
-    /// The next part of this kind that a tier below memory is to keep: its number in its pool, and its link.
-    /// What has left the cache meanwhile is skipped, and counted in `lost`.
+    /// Returns the next part of this kind that the disk tier is to save: its number in its pool, and its link.
+    /// Parts that have left the cache meanwhile are skipped, and counted in `lost`.
     pub(crate) fn next_unsaved(&mut self, part: Part, lost: &mut u64) -> Option<(u32, Link)> {
         let Self { index, states, windows, unsaved, .. } = self;
         let index = index.as_mut()?;
@@ -89,24 +89,24 @@ impl KvCache {
         }
     }
 
-    /// The part that [`Self::next_unsaved`] named is kept.
+    /// Removes the part that [`Self::next_unsaved`] returned: it is saved.
     pub(crate) fn saved(&mut self, part: Part) {
         self.index.iter_mut().for_each(|index| self::pop(index, &mut self.unsaved, part));
     }
 
-    /// Parts that a tier below memory is to keep.
+    /// Parts that the disk tier has not saved yet.
     pub(crate) fn unsaved(&self) -> usize {
         let pages = self.index.as_ref().and_then(|index| index.chain.as_ref()).map_or(0, |chain| chain.entered.len());
         pages + self.unsaved.as_ref().map_or(0, Pending::len)
     }
 
-    /// State slots, or window pages: a model has one or the other.
+    /// Total of state slots, or of window pages: a model has one or the other.
     pub(crate) fn slots(&self) -> usize {
         let windows = self.windows.as_ref().map(|windows| windows.pool().total());
         windows.or(self.states.as_ref().map(StatePool::total)).unwrap_or(0)
     }
 
-    /// One more page: a free one, or one the index gives up. None when every page is held by a sequence.
+    /// Takes a page: a free one, or one that the index evicts. None when sequences hold every page.
     pub(crate) fn take(&mut self) -> Option<PageId> {
         if self.pool.free() == 0 {
             self.evict_coldest(true, |_| {});
@@ -114,7 +114,7 @@ impl KvCache {
         self.pool.alloc()
     }
 
-    /// One more state slot: a free one, or the coldest checkpoint's. None when every slot is held by a sequence.
+    /// Takes a state slot: a free one, or the coldest checkpoint's. None when sequences hold every slot.
     pub(crate) fn take_slot(&mut self) -> Option<SlotId> {
         let states = self.states.as_mut()?;
         if states.free() == 0 {
@@ -126,19 +126,19 @@ impl KvCache {
         self.states.as_mut()?.alloc()
     }
 
-    /// One more window page: a free one, or one that the tree gives up. None when sequences hold every one.
+    /// Takes a window page: a free one, or one that the tree evicts. None when sequences hold every one.
     pub(crate) fn take_window(&mut self) -> Option<PageId> {
         let index = self.index.as_ref();
         self.windows.as_mut()?.take(|page| index.is_some_and(|index| index.is_pinned(page)))
     }
 
-    /// It is this minute now, for what is pinned.
+    /// Sets the current minute, from which pins end.
     pub(crate) fn advance(&mut self, minute: u32) {
         self.index.iter_mut().for_each(|index| index.advance(minute));
     }
 
-    /// Pins what is known of `key` for so many minutes: others are given up before it. At most a quarter of all pages is pinned. Returns
-    /// how many pages were not.
+    /// Pins the cached pages of `key` for `minutes`: other pages are evicted before them. At most a quarter of all pages is pinned. Returns
+    /// how many pages were not pinned for that reason.
     pub(crate) fn pin(&mut self, key: PageKey<'_>, minutes: u32) -> usize {
         let most = self.pool.total() / PINNED_PART;
         self.index.as_mut().map_or(0, |index| index.pin(key, minutes, most))
@@ -156,7 +156,7 @@ impl KvCache {
         slot
     }
 
-    /// Forgets every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order, and `windows`
+    /// Evicts every prefix that no sequence holds. Their pages are free now; `pages` receives them, in ascending order, and `windows`
     /// all free window pages.
     pub fn evict_idle(&mut self, pages: &mut Vec<u32>, windows: &mut Vec<u32>) {
         pages.clear();
@@ -186,8 +186,8 @@ impl KvCache {
         self.unsaved.iter_mut().for_each(Pending::clear);
     }
 
-    /// I4, when no sequence is left: every page is free or held by the index alone, every slot free or a checkpoint. What is neither
-    /// was lost on the way; none when all is there.
+    /// I4: without a sequence every page is free or held by the index alone, and every slot is free or a checkpoint. Returns the number of
+    /// pages and slots that are neither; none if there are none.
     pub(crate) fn missing_at_rest(&self) -> Option<Missing> {
         let held = |pool: &PagePool| pool.total() - pool.available();
         let pages = held(&self.pool) + self.windows.as_ref().map_or(0, |windows| held(windows.pool()));
@@ -195,7 +195,7 @@ impl KvCache {
         (pages + slots > 0).then_some(Missing { pages, slots })
     }
 
-    /// Evicts the coldest idle leaf and what depends on it, pinned leaves last if `pins`. Returns whether there was one.
+    /// Evicts the coldest idle leaf and the entries that depend on it, pinned leaves last if `pins`. Returns whether there was one.
     fn evict_coldest(&mut self, pins: bool, mut freed: impl FnMut(PageId)) -> bool {
         let Some(index) = &mut self.index else { return false };
         let Some((page, parent)) = index.evict_one(&mut self.pool, pins) else { return false };
@@ -219,7 +219,7 @@ impl KvCache {
         }
     }
 
-    /// Takes `page` and those before it out of the tree as long as they are leaves without a checkpoint.
+    /// Removes `page` and its ancestors from the tree, as long as they are leaves without a checkpoint.
     fn prune(&mut self, mut page: Option<PageId>, mut freed: impl FnMut(PageId)) {
         let (Some(index), Some(states)) = (&mut self.index, &self.states) else { return };
         while let Some(leaf) = page {
@@ -234,9 +234,9 @@ impl KvCache {
         }
     }
 
-    /// Makes the caller a holder of the pages of the longest prefix of `key` that can be started from, and of the state at its
-    /// end where the model has one. Says how many tokens that is, and how many the tree knows beyond what has a state. `windows` has a
-    /// window page for each page where the model has them: of the last pages, held too; of those before, which are not read, page 0.
+    /// Makes the caller a holder of the pages of the longest usable prefix of `key`, and of the state at its end where the model has
+    /// recurrent state. Returns the tokens of that prefix and of the longest known one, and the state's slot. With sliding windows,
+    /// `windows` receives an entry for each page: held window pages for the last pages, page 0 for the others, which are not read.
     pub(crate) fn lookup(
         &mut self,
         key: PageKey<'_>,
@@ -261,17 +261,17 @@ impl KvCache {
         (found, slot)
     }
 
-    /// How many pages of a prompt the tree knows, whether it can be started from them or not.
+    /// Returns how many pages of a prompt the tree has, usable or not.
     pub(crate) fn known(&self, key: PageKey<'_>) -> usize {
         self.index.as_ref().map_or(0, |index| index.peek(key) / PAGE_TOKENS)
     }
 
-    /// How many tokens [`Self::lookup`] would find.
+    /// Returns how many tokens [`Self::lookup`] would find.
     pub(crate) fn peek(&self, key: PageKey<'_>) -> usize {
         self.index.as_ref().map_or(0, |index| index.peek_usable(key, self.usable()))
     }
 
-    /// Takes the pages of a prefix, in order, and says after which of them it can be started from.
+    /// Returns a function that takes the pages of a prefix in order, and returns after each whether a sequence can start there.
     fn usable(&self) -> impl FnMut(PageId) -> bool {
         let mut startable = self.windows.as_ref().map(WindowPool::startable);
         move |page| match &mut startable {
@@ -286,7 +286,7 @@ impl KvCache {
         let Some(index) = &self.index else { return 0 };
         let (mut held, mut usable, mut starts) = (0, 0, self.usable());
         let _tokens = index.peek_usable(key, |page| {
-            // The tree is a holder itself.
+            // The tree itself counts as a holder.
             held += usize::from(self.pool.holders(page) > 1);
             let ends = starts(page);
             usable = if ends { held } else { usable };
@@ -295,15 +295,15 @@ impl KvCache {
         usable
     }
 
-    /// Publishes the pages of `key` (whole pages) with the state after them. Pages that the tree knows under other numbers are
-    /// exchanged for those: they hold the same. The caller stays a holder of pages and slot.
+    /// Publishes the pages of `key` (whole pages) with the state after them. Where the tree has other pages of the same content, `pages` is
+    /// changed to these. The caller stays a holder of pages and slot.
     pub(crate) fn publish_state(&mut self, key: PageKey<'_>, pages: &mut [PageId], slot: SlotId, purpose: Purpose) {
         let (Some(index), Some(states)) = (&mut self.index, &mut self.states) else { return };
         let depth = key.tokens.len() / PAGE_TOKENS;
         let adopted = index.adopt(key, pages, &mut self.pool);
         let last = pages[..adopted].last().copied();
         if adopted < depth {
-            // Misuse, counted by the pool: what entered the tree without a state leaves it again.
+            // Misuse, counted by the pool: the pages that entered the tree without a state leave it again.
             return self.prune(last, |_| {});
         }
         let Some(page) = last else { return };
@@ -318,9 +318,9 @@ impl KvCache {
         }
     }
 
-    /// Publishes the pages of `key` (whole pages) with their window pages, those before page `from` without. Pages that the tree knows
-    /// under other numbers are exchanged for those: they hold the same. The caller stays a holder. A tier below memory is to keep the
-    /// window pages that a sequence reads from one of the positions `kept` on.
+    /// Publishes the pages of `key` (whole pages) with their window pages, but without window pages before page `from`. Where the tree has
+    /// other pages of the same content, `pages` is changed to these. The caller stays a holder. The disk tier is to save the window pages
+    /// that a sequence reads if it starts from one of the positions `kept`.
     pub(crate) fn publish_windows(
         &mut self,
         key: PageKey<'_>,
@@ -339,7 +339,8 @@ impl KvCache {
         }
     }
 
-    /// A conversation keeps the ends of its last two turns. Those before are given up, up to where another one branches off.
+    /// Keeps the end-of-input checkpoints of a conversation's last two turns. Drops earlier ones, back to the page where another prompt
+    /// branches off.
     fn supersede(&mut self, page: PageId) {
         let (Some(index), Some(states)) = (&self.index, &mut self.states) else { return };
         let mut turns = 1;
@@ -355,7 +356,7 @@ impl KvCache {
         }
     }
 
-    /// Compares all tables.
+    /// Checks that all tables agree.
     ///
     /// # Panics
     /// When they disagree; for tests.
@@ -383,7 +384,7 @@ impl KvCache {
         }
     }
 
-    /// Forgets every prefix, checkpoints included.
+    /// Drops every prefix, checkpoints included.
     pub fn clear(&mut self) {
         if let Some(index) = &mut self.index {
             index.clear(&mut self.pool);
@@ -399,19 +400,19 @@ impl KvCache {
         self.unsaved.iter_mut().for_each(Pending::clear);
     }
 
-    /// Forgets every prefix, and takes none from the sequences of now: they may have been computed from a wrong one.
+    /// Drops every prefix, and refuses pages of the present sequences: they may have been computed from wrong values.
     pub(crate) fn invalidate(&mut self) {
         self.clear();
         self.invalidations += 1;
     }
 
-    /// How often it was invalidated. What was computed before the last time is not shared.
+    /// Counts the calls of [`Self::invalidate`]. Pages that were computed before the last one are not shared.
     pub(crate) fn invalidations(&self) -> u32 {
         self.invalidations
     }
 }
 
-/// Takes the first part out of its list.
+/// Removes the first part from its list.
 fn pop(index: &mut PrefixIndex, unsaved: &mut Option<Pending>, part: Part) {
     match part {
         Part::Whole => index.chain.iter_mut().for_each(|chain| chain.entered.pop()),

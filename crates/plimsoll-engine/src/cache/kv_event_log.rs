@@ -30,62 +30,62 @@ const NONE: u32 = u32::MAX;
 /// A change of the tree. Names of pages are 63-bit hashes of all tokens up to a page's end, equal on all servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvEvent {
-    /// Whatever was told before is void; what is there follows.
+    /// All earlier events are void; events for all present pages follow.
     Reset,
     /// A page has entered the tree.
     Stored {
         /// Number of the change.
         seq: u64,
-        /// Its name.
+        /// The page's name.
         hash: u64,
         /// The name of the page before it; none for a prompt's first.
         parent: Option<u64>,
-        /// Its tokens.
+        /// The page's tokens.
         tokens: [u32; PAGE_TOKENS],
     },
     /// A page has left the tree.
     Removed {
         /// Number of the change.
         seq: u64,
-        /// Its name.
+        /// The page's name.
         hash: u64,
     },
 }
 
-/// How far a reader has come.
+/// The position of a reader.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KvCursor {
     begun: bool,
-    /// Pages that entered up to here are known.
+    /// Number of the last `Stored` change that the reader has received.
     stored: u64,
-    /// Departures up to here are known, or do not matter.
+    /// Number of the last `Removed` change that the reader has received, or can skip.
     removed: u64,
-    /// Where the last page told lies, if it still lies there.
+    /// The page of the last `Stored` change, if it is still in the tree.
     page: u32,
 }
 
 impl KvCursor {
-    /// Of a reader that knows everything up to change `seq`.
+    /// The cursor of a reader that has received all changes up to `seq`.
     #[must_use]
     pub fn after(seq: u64) -> Self {
         Self { begun: true, stored: seq, removed: seq, page: NONE }
     }
 }
 
-/// What there is to say about the notes themselves.
+/// Sizes of the log itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvEventStats {
     /// Changes since start.
     pub changes: u64,
-    /// Pages that are told of.
+    /// Pages that are reported.
     pub pages: usize,
-    /// Departures that are kept for slow readers.
+    /// Removals that are kept for slow readers.
     pub removals_kept: usize,
-    /// Most that are kept.
+    /// The most removals that are kept.
     pub removals_max: usize,
 }
 
-/// A page that is told of; `seq` is 0 for one that is not.
+/// The row of a page; `seq` is 0 for a page that is not reported.
 #[derive(Clone, Copy, Debug)]
 struct Row {
     seq: u64,
@@ -104,21 +104,21 @@ struct Removal {
 
 #[derive(Debug)]
 struct Log {
-    /// One a page of the pool, linked in the order in which they entered.
+    /// One row for each page of the pool, linked in the order of entry.
     rows: Box<[Row]>,
     first: u32,
     last: u32,
     pages: usize,
-    /// The last departures, one a page of the pool at most.
+    /// The last removals, at most one for each page of the pool.
     removals: VecDeque<Removal>,
     seq: u64,
-    /// The newest departure that is no longer known.
+    /// The newest removal that is no longer kept.
     forgotten: u64,
-    /// The last change that readers were woken for.
+    /// The last change for which readers were woken.
     woken: u64,
 }
 
-/// The notes on one prefix tree.
+/// The event log of one prefix tree.
 #[derive(Debug)]
 pub struct KvEventLog {
     kv_event_log: Mutex<Log>,
@@ -128,7 +128,7 @@ pub struct KvEventLog {
 }
 
 impl KvEventLog {
-    /// Empty notes on a tree over `pages` pages; the only allocation there ever is. None if the host has no memory.
+    /// An empty log for a tree over `pages` pages; the only allocation. None if the host has no memory.
     #[must_use]
     pub fn new(pages: usize) -> Option<Self> {
         let (mut rows, mut removals) = (Vec::new(), VecDeque::new());
@@ -150,7 +150,7 @@ impl KvEventLog {
         Some(Self { kv_event_log: Mutex::new(kv_event_log), changed: Notify::new(), epoch })
     }
 
-    /// Bytes of host memory that the notes on a tree over `pages` pages take, without what the allocator adds to their two blocks.
+    /// Bytes of host memory of the log for a tree over `pages` pages, without the allocator's overhead for its two blocks.
     #[must_use]
     pub const fn bytes_for(pages: usize) -> usize {
         pages * (size_of::<Row>() + size_of::<Removal>()) + size_of::<Self>()
@@ -162,7 +162,7 @@ impl KvEventLog {
         self.epoch
     }
 
-    /// What there is to say about them.
+    /// Returns the sizes of the log.
     #[must_use]
     pub fn stats(&self) -> KvEventStats {
         let kv_event_log = self.lock();
@@ -175,15 +175,15 @@ impl KvEventLog {
     }
 
     fn lock(&self) -> MutexGuard<'_, Log> {
-        // Numbers and links are written in an order that leaves nothing to trip over.
+        // The order of the writes keeps numbers and links consistent even after a panic.
         self.kv_event_log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that `page` has entered the tree below `parent`.
+    /// Records that `page` has entered the tree below `parent`.
     pub(super) fn stored(&self, page: PageId, parent: Option<PageId>, tokens: &[u32; PAGE_TOKENS]) {
         let mut kv_event_log = self.lock();
         let above = parent.map(|parent| kv_event_log.rows[parent.index()]);
-        // Below what is not told of, nothing is.
+        // A page below an unreported page is not reported.
         if above.is_some_and(|above| above.seq == 0) {
             return;
         }
@@ -199,7 +199,7 @@ impl KvEventLog {
         kv_event_log.pages += 1;
     }
 
-    /// Notes that `page` has left the tree.
+    /// Records that `page` has left the tree.
     pub(super) fn removed(&self, page: PageId) {
         let mut kv_event_log = self.lock();
         let Row { seq, hash, before, after, .. } = kv_event_log.rows[page.index()];
@@ -224,7 +224,7 @@ impl KvEventLog {
         kv_event_log.removals.push_back(Removal { seq, hash });
     }
 
-    /// Notes that the tree is empty.
+    /// Records that the tree is empty.
     pub(super) fn cleared(&self) {
         let mut kv_event_log = self.lock();
         kv_event_log.rows.iter_mut().for_each(|row| row.seq = 0);
@@ -244,10 +244,10 @@ impl KvEventLog {
         }
     }
 
-    /// Waits for changes after those that `cursor` knows. May return early.
+    /// Waits for changes after `cursor`. May return early.
     pub async fn changed(&self, cursor: &KvCursor) {
         let told = self.changed.notified();
-        // Asked after the waiting has begun: a change in between is not missed.
+        // Checked after the wait is registered, so that no change in between is missed.
         let news = {
             let kv_event_log = self.lock();
             !cursor.begun || kv_event_log.seq > cursor.stored.max(cursor.removed)
@@ -257,7 +257,7 @@ impl KvEventLog {
         }
     }
 
-    /// Adds the next changes to `events`, `most` of them at most, and moves the cursor past them.
+    /// Adds the next changes to `events`, at most `most`, and moves the cursor past them.
     pub fn read(&self, cursor: &mut KvCursor, most: usize, events: &mut Vec<KvEvent>) {
         let kv_event_log = self.lock();
         let end = events.len() + most;
@@ -266,7 +266,7 @@ impl KvEventLog {
             || cursor.stored.max(cursor.removed) > kv_event_log.seq;
         let place = if lost { None } else { kv_event_log.next(cursor) };
         let mut page = place.unwrap_or_else(|| {
-            // Departures before now are of pages that this reader will not be told of.
+            // Earlier removals are of pages that this reader will not receive.
             *cursor = KvCursor { begun: true, stored: 0, removed: kv_event_log.seq, page: NONE };
             events.push(KvEvent::Reset);
             kv_event_log.first
@@ -293,7 +293,7 @@ impl KvEventLog {
 }
 
 impl Log {
-    /// The first page that entered after those `cursor` knows; none where that takes too long to find out.
+    /// Returns the first page that entered after the cursor's last one. None if the search takes too long.
     fn next(&self, cursor: &KvCursor) -> Option<u32> {
         if cursor.stored == 0 {
             return Some(self.first);
@@ -301,11 +301,11 @@ impl Log {
         if let Some(row) = self.rows.get(cursor.page as usize).filter(|row| row.seq == cursor.stored) {
             return Some(row.after);
         }
-        // It has left the tree: back from the newest one.
+        // The page has left the tree: search backwards from the newest one.
         self.back_to(cursor.stored).0
     }
 
-    /// The first page that entered after change `seq`, [`NONE`] itself where nothing did, and how many rows were looked at for it.
+    /// Returns the first page that entered after change `seq`, or [`NONE`] if no page did, and how many rows were examined.
     fn back_to(&self, seq: u64) -> (Option<u32>, usize) {
         let (mut page, mut next) = (self.last, NONE);
         for looked_at in 1..=LOOKED_AT_MAX {

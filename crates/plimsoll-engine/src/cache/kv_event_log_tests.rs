@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::cache::{PageKey, PagePool, PrefixIndex};
 
-/// What a reader has been told.
+/// The content of the tree as one reader has received it.
 #[derive(Default)]
 struct Told {
     cursor: KvCursor,
@@ -66,7 +66,7 @@ impl World {
         self.index.kv_event_log().unwrap()
     }
 
-    /// A sequence comes, computes its prompt and goes.
+    /// Runs a sequence: looks its prompt up, computes the rest, and donates the pages.
     fn visit(&mut self, salt: u64, prompt: &[u32]) {
         let mut pages = Vec::new();
         self.index.lookup(PageKey::text(salt, prompt), &mut self.pool, &mut pages);
@@ -80,7 +80,7 @@ impl World {
         self.index.donate(PageKey::text(salt, &prompt[..known]), &pages, &mut self.pool);
     }
 
-    /// A reader that knows all knows what a lookup would find, of unsalted prompts.
+    /// Checks that a reader of all events has the pages of unsalted prompts that a lookup would find.
     fn agrees(&self, told: &Told) {
         assert_eq!(told.pages.len(), self.kv_event_log().stats().pages);
         for (hash, (parent, tokens)) in &told.pages {
@@ -100,7 +100,7 @@ impl World {
 }
 
 fn prompt(kind: u32, pages: usize) -> Vec<u32> {
-    // Prompts of one kind share their first page, of all kinds nothing.
+    // Prompts of one kind share their first page; prompts of different kinds share none.
     (0..pages as u32 * 16).map(|i| if i < 16 { kind % 3 } else { kind * 1000 + i }).collect()
 }
 
@@ -124,7 +124,7 @@ fn a_new_reader_gets_what_there_is_and_then_what_changes() {
     world.visit(0, &prompt(4, 3));
     assert_eq!(told.read(world.kv_event_log(), 100), 2, "the first page is shared");
     world.agrees(&told);
-    // Eight pages, and three more: the coldest go.
+    // Eight pages, and three more: the coldest are evicted.
     world.visit(0, &prompt(2, 6));
     told.read_all(world.kv_event_log());
     assert_eq!(told.resets, 1);
@@ -158,7 +158,7 @@ fn a_reader_that_missed_something_starts_over() {
     told.read_all(world.kv_event_log());
     assert_eq!((told.resets, told.pages.len()), (3, 0));
     assert_eq!(world.kv_event_log().stats().removals_max, 4);
-    // One from another life, and one that has been away for a moment.
+    // A cursor of another run, and a cursor that missed a few changes.
     let mut stranger = Told { cursor: KvCursor::after(1 << 40), ..Told::default() };
     stranger.read_all(world.kv_event_log());
     assert_eq!(stranger.resets, 1);
@@ -214,7 +214,7 @@ fn waiting_thread_is_woken() {
     assert_eq!(told.read(&kv_event_log, 9), 2);
 }
 
-/// Notes on a tree into which `pages` pages have come, one below the other.
+/// A log of a tree of `pages` pages, one below the other.
 fn filled(pages: usize) -> KvEventLog {
     let kv_event_log = KvEventLog::new(pages).unwrap();
     for page in 0..pages as u32 {
@@ -234,19 +234,19 @@ fn no_reader_has_the_engine_wait_for_a_long_look() {
     };
     let most = (0..=pages as u64).map(|seq| kv_event_log.lock().back_to(seq).1).max();
     assert_eq!(most, Some(LOOKED_AT_MAX));
-    // From another life of the reader's: near enough, and one too far.
+    // Cursors of an earlier reader: within the search limit, and one row beyond it.
     let (near, far) = ((pages - LOOKED_AT_MAX + 1) as u64, (pages - LOOKED_AT_MAX) as u64);
     assert_eq!(kv_event_log.lock().back_to(near), (Some(near as u32), LOOKED_AT_MAX));
     assert!(matches!(read(&mut KvCursor::after(near))[..], [KvEvent::Stored { seq, .. }, ..] if seq == near + 1));
     let mut cursor = KvCursor::after(far);
     assert!(matches!(read(&mut cursor)[..], [KvEvent::Reset, KvEvent::Stored { seq: 1, .. }, KvEvent::Stored { .. }]));
-    // Its place goes: what it was told of last is no longer there.
+    // The page of its last event leaves the tree.
     let told = cursor.page;
     assert!(matches!(read(&mut cursor)[..], [KvEvent::Stored { seq: 3, .. }, ..]), "nothing was looked for");
     kv_event_log.removed(PageId(cursor.page));
     assert!(told < cursor.page);
     assert!(matches!(read(&mut cursor)[..], [KvEvent::Reset, KvEvent::Stored { seq: 1, .. }, ..]));
-    // At the end there is nothing to look for.
+    // After the last change the search examines one row.
     let changes = kv_event_log.stats().changes;
     assert_eq!(kv_event_log.lock().back_to(changes), (Some(NONE), 1));
     assert!(read(&mut KvCursor::after(changes)).is_empty());

@@ -1,7 +1,7 @@
-//! What one sequence holds of the cache. However the sequence ends, its pages and state slots return to the pools.
+//! The pages and state slots of one sequence. However the sequence ends, they return to the pools.
 //!
-//! Pool, prefix index and state slots live on the engine thread, behind one shared cell. A lease can therefore return
-//! everything in `Drop`.
+//! Pool, prefix index and state slots are on the engine thread, behind one shared cell. A lease can therefore return everything in
+//! `Drop`.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -14,11 +14,11 @@ use plimsoll_memory::faults::{self, Site};
 use crate::api::options::Options;
 use crate::cache::{KvCache, Match, PAGE_TOKENS, PageId, PageKey, Purpose, SlotId};
 
-/// Checkpoints that one sequence may ask for: the end of its input, where it leaves the cached prefix, where a follower does, and
-/// the ends of pinned prefixes.
+/// The most checkpoints of one sequence: the end of its input, the end of its cached prefix, the end of a follower's cached prefix,
+/// and the ends of pinned prefixes.
 pub const CHECKPOINTS_WANTED_MAX: usize = 3 + super::Pin::MOST;
 
-/// Slots a sequence may own at once: one, and one for each draft.
+/// The most slots that a sequence owns: one, and one for each draft.
 const RING_MAX: usize = 1 + Options::DRAFTS_MAX;
 
 /// The cache as sequences and scheduler share it.
@@ -29,22 +29,22 @@ pub type SharedCache = Rc<RefCell<KvCache>>;
 pub struct PageLease {
     cache: SharedCache,
     pages: Vec<PageId>,
-    /// For models with sliding windows a window page for each page: those that its next row does not see are page 0, and not held.
+    /// For models with sliding windows a window page for each page. Entries that its next row does not see are page 0, and not held.
     windows: Vec<PageId>,
-    /// Pages from the first on whose window pages are not held.
+    /// Number of first pages without held window pages.
     slid: usize,
-    /// [`KvCache::invalidations`] when it took its first page.
+    /// [`KvCache::invalidations`] when the lease took its first page.
     invalidations: u32,
 }
 
 impl PageLease {
-    /// No pages yet. `pages` and `windows` have room for all it may come to, so that growing never allocates.
+    /// No pages yet. `pages` and `windows` have the capacity for the longest sequence, so that growing never allocates.
     pub fn new(cache: &SharedCache, pages: Vec<PageId>, windows: Vec<PageId>) -> Self {
         debug_assert!(pages.is_empty() && windows.is_empty());
         Self { cache: Rc::clone(cache), pages, windows, slid: 0, invalidations: 0 }
     }
 
-    /// Positions the pages have room for.
+    /// Positions that the pages hold.
     pub fn capacity(&self) -> usize {
         self.pages.len() * PAGE_TOKENS
     }
@@ -54,12 +54,12 @@ impl PageLease {
         &self.pages
     }
 
-    /// The window pages at the same places, for models with sliding windows; page 0 where none is held.
+    /// The window page of each page, for models with sliding windows; page 0 where none is held.
     pub fn windows(&self) -> &[PageId] {
         &self.windows
     }
 
-    /// Window pages it holds.
+    /// Window pages that the lease holds.
     pub fn windows_held(&self) -> usize {
         self.windows.len() - self.slid.min(self.windows.len())
     }
@@ -80,7 +80,7 @@ impl PageLease {
         found
     }
 
-    /// Notes since when it holds what it holds.
+    /// Records the number of invalidations at its first page.
     fn begin(&mut self) {
         self.invalidations = self.cache.borrow().invalidations();
     }
@@ -91,7 +91,7 @@ impl PageLease {
         self.invalidations != self.cache.borrow().invalidations()
     }
 
-    /// Grows to hold `positions`. False when the pool has no page left; what was taken stays.
+    /// Grows to hold `positions`. False when the pool has no page left; pages taken so far stay.
     pub fn grow(&mut self, positions: usize) -> bool {
         if self.pages.is_empty() {
             self.begin();
@@ -111,9 +111,9 @@ impl PageLease {
         true
     }
 
-    /// Gives back the window pages that no row from `position` on sees. The tree keeps those that it has: the first to go when others need
-    /// room, except for what a sequence would read that starts from one of the positions `kept`. Returns the first page that has one;
-    /// none for a model without sliding windows.
+    /// Releases the window pages that no row from `position` on sees. The tree keeps the cached ones. They are the first to be evicted,
+    /// except for window pages that a sequence reads if it starts from one of the positions `kept`. Returns the first page with a window
+    /// page; none for a model without sliding windows.
     pub fn slide(&mut self, position: usize, kept: &[usize]) -> Option<usize> {
         let cache = &mut *self.cache.borrow_mut();
         let windows = cache.windows.as_mut()?;
@@ -134,7 +134,7 @@ impl PageLease {
         self.slid = 0;
     }
 
-    /// Notes that the draft head has made its entries of the positions `drafted`, the last of them those from `new` on.
+    /// Records that the draft head has entries of the positions `drafted`; the entries from `new` on are the latest.
     pub fn set_drafted(&self, drafted: &Range<usize>, new: usize) {
         let whole = new.max(drafted.start.next_multiple_of(PAGE_TOKENS)) / PAGE_TOKENS..drafted.end / PAGE_TOKENS;
         let pool = &mut self.cache.borrow_mut().pool;
@@ -149,15 +149,15 @@ impl PageLease {
             .all(|page| pool.held_once(*page))
     }
 
-    /// From where on the draft head has made its entries of all of the first `positions`.
+    /// The position from which on the draft head has entries of all of the first `positions`.
     pub fn drafted_from(&self, positions: usize) -> usize {
         let pool = &self.cache.borrow().pool;
         let pages = &self.pages[..positions.div_ceil(PAGE_TOKENS)];
         pages.iter().rposition(|page| !pool.drafted(*page)).map_or(0, |gap| ((gap + 1) * PAGE_TOKENS).min(positions))
     }
 
-    /// Lets others find the whole pages of `key`, which these pages hold, unless they are invalid. Sequences may start from the positions
-    /// `kept`: a tier below memory is to keep what they read.
+    /// Publishes the whole pages of `key`, which these pages hold, unless they are invalid. Sequences may start from the positions `kept`:
+    /// the disk tier is to save the window pages that they read.
     pub fn publish(&mut self, key: PageKey<'_>, kept: &[usize]) {
         if self.invalidated() {
             return;
@@ -170,7 +170,7 @@ impl PageLease {
         }
     }
 
-    /// The same for a model with recurrent state: for each checkpoint that the last step wrote. Says whether there was one.
+    /// Publishes, for a model with recurrent state, each checkpoint that the last step wrote. Returns whether there was one.
     pub fn publish_checkpoints(&mut self, key: PageKey<'_>, state: &mut StateLease, end_of_input: usize) -> bool {
         let any = !state.written.is_empty() && !self.invalidated();
         for (position, slot) in state.written.drain(..) {
@@ -184,7 +184,7 @@ impl PageLease {
         any
     }
 
-    /// Ends the lease and leaves what was computed to the index, unless it is invalid.
+    /// Ends the lease and hands its pages to the index, unless they are invalid.
     pub fn donate(&mut self, key: PageKey<'_>) {
         if self.invalidated() {
             return self.clear();
@@ -200,14 +200,14 @@ impl PageLease {
         }
     }
 
-    /// Lets go of every page without giving it back: the pool starts over.
+    /// Drops every page without releasing it: the pool starts over.
     pub fn forget(&mut self) {
         self.pages.clear();
         self.windows.clear();
         self.slid = 0;
     }
 
-    /// Gives every page back.
+    /// Releases every page.
     pub fn clear(&mut self) {
         if !self.pages.is_empty() && faults::asked(Site::LosePage) {
             self.pages.pop();
@@ -224,24 +224,24 @@ impl Drop for PageLease {
     }
 }
 
-/// Where a sequence's recurrent state is.
+/// The place of a sequence's recurrent state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Source {
-    /// Nowhere: the sequence starts from zeros.
+    /// None: the sequence starts from zeros.
     Zeros,
     /// In this slot of its own ring.
     Ring(usize),
-    /// In a checkpoint that it shares and does not write; held until another step has moved the state on.
+    /// A checkpoint that it shares and does not write; held until another step has moved the state on.
     Shared(SlotId),
 }
 
-/// The state slots of one sequence. A sequence that verifies drafts owns a ring of one slot more than it has drafts: a step writes
-/// the state after each row into the next one, and accepting rows is moving on by as many. Nothing is ever copied.
+/// The state slots of one sequence. A sequence that verifies drafts owns a ring of one slot more than it has drafts. A step writes the
+/// state after each row into the next slot. Accepting rows moves the ring's position on by as many slots. No state is copied.
 #[derive(Debug)]
 pub struct StateLease {
     cache: SharedCache,
     ring: ArrayVec<SlotId, RING_MAX>,
-    /// Slots of the ring, once it is held; 0 for a model without state.
+    /// Slots of the full ring; 0 for a model without state.
     width: usize,
     source: Source,
     /// Slots that the next step writes as checkpoints, with their positions, ascending.
@@ -251,7 +251,7 @@ pub struct StateLease {
 }
 
 impl StateLease {
-    /// No slots yet; `width` will be taken by [`Self::acquire`].
+    /// No slots yet; [`Self::acquire`] takes `width`.
     pub fn new(cache: &SharedCache, width: usize) -> Self {
         debug_assert!(width <= RING_MAX);
         Self {
@@ -269,13 +269,14 @@ impl StateLease {
         self.width > 0
     }
 
-    /// Slots it holds, those it shares included.
+    /// Slots that it holds, shared slots included.
     pub fn held(&self) -> usize {
         let shared = matches!(self.source, Source::Shared(_));
         self.ring.len() + self.planned.len() + self.written.len() + usize::from(shared)
     }
 
-    /// Takes the ring's slots; cold checkpoints give way. False when there are not enough: what was taken is held until more are.
+    /// Takes the ring's slots; cold checkpoints are evicted. False when there are not enough: slots taken so far stay held until more are
+    /// free.
     pub fn acquire(&mut self) -> bool {
         let cache = &mut *self.cache.borrow_mut();
         if cache.states.as_ref().is_some_and(|states| states.available() < self.width - self.ring.len()) {
@@ -315,13 +316,13 @@ impl StateLease {
         (current + rows) % self.width
     }
 
-    /// The ring's place where a step that keeps but its last state puts it: the one that it reads, which is in the caches.
+    /// The ring's place for a step that keeps only its last state: the place that the step reads, which is in the CPU caches.
     fn in_place(&self) -> usize {
         if let Source::Ring(at) = self.source { at } else { 0 }
     }
 
-    /// Names the slot that receives the state after each of the `rows` rows from `start` on. `each`: after every row, since
-    /// any of them may turn out to be the last that counts.
+    /// Appends the slot that receives the state after each of the `rows` rows from `start` on. `each`: after every row, since any of them
+    /// may be the last accepted one.
     pub fn outputs(&self, start: usize, rows: usize, each: bool, out: &mut Vec<u32>) {
         if self.width == 0 {
             return;
@@ -342,7 +343,7 @@ impl StateLease {
         }
     }
 
-    /// Moves on by the first `rows` rows from `start`, for which [`Self::outputs`] has named slots.
+    /// Moves on by the first `rows` rows from `start`, for which [`Self::outputs`] has chosen slots.
     pub fn advance(&mut self, start: usize, rows: usize, each: bool) {
         if self.width == 0 {
             return;
@@ -367,7 +368,7 @@ impl StateLease {
         self.source = Source::Zeros;
     }
 
-    /// Lets go of every slot without giving it back: the pool starts over.
+    /// Drops every slot without releasing it: the pool starts over.
     pub fn forget(&mut self) {
         self.source = Source::Zeros;
         self.ring.clear();
@@ -375,7 +376,7 @@ impl StateLease {
         self.written.clear();
     }
 
-    /// Gives every slot back: the sequence starts over.
+    /// Releases every slot: the sequence starts over.
     pub fn clear(&mut self) {
         self.leave_source();
         if !self.ring.is_empty() && faults::asked(Site::LoseSlot) {

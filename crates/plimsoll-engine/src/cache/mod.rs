@@ -1,6 +1,6 @@
-//! Where computed attention state lives and how it is found again: the pool of KV pages and the prefix index over it.
+//! The cache of computed attention state: the pool of KV pages and the prefix index over it.
 //!
-//! One page holds the keys and values of [`PAGE_TOKENS`] tokens in every layer. The pool counts the holders of each
+//! One page holds the KV cache of [`PAGE_TOKENS`] tokens in every layer. The pool counts the holders of each
 //! page; the index maps tokens to pages. Neither handles bytes of KV, devices or requests. They hand out numbers, and
 //! the owner of the arena turns a [`PageId`] into an address.
 //!
@@ -8,10 +8,9 @@
 //! [`PrefixIndex::insert`] once its prompt is computed so that others can share it while it runs, and at the end
 //! either [`PrefixIndex::donate`] (finished, worth keeping) or [`PagePool::release_all`] (aborted).
 //!
-//! Models with recurrent state have a third table, [`StatePool`]; those with sliding windows [`WindowPool`]. [`KvCache`] keeps
-//! the tables consistent. [`KvEventLog`]
-//! reports the content of the index to external readers, if there are any. [`Part`]s of prefixes can be kept by a tier below memory:
-//! the cache lists those that are new, and `Restore` takes them back.
+//! Models with recurrent state have a third table, [`StatePool`]; models with sliding windows [`WindowPool`]. [`KvCache`] keeps the
+//! tables consistent. [`KvEventLog`] reports the content of the index to external readers, if there are any. The disk tier can keep
+//! [`Part`]s of prefixes: the cache lists the new ones, and `Restore` takes them back.
 
 mod hash;
 mod key;

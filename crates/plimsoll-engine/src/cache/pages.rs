@@ -4,7 +4,7 @@
 //! stack), *held* (one or more holders), or *idle* (the prefix index is its only holder; on the idle queue, coldest
 //! first). Free stack and idle queue are linked through the same two fields, so a state change costs a few writes.
 //!
-//! What must not be in here: tokens, prefixes, bytes of KV, requests.
+//! Not here: tokens, prefixes, bytes of KV, requests.
 
 use thiserror::Error;
 
@@ -36,7 +36,7 @@ pub enum PoolError {
     /// More pages than a page number can name.
     #[error("a page pool of {total} pages was asked for, the limit is {limit}")]
     TooManyPages {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         total: usize,
         /// The largest number of pages a pool can have.
         limit: usize,
@@ -44,7 +44,7 @@ pub enum PoolError {
     /// The host has no memory left for the tables.
     #[error("no host memory for the page tables of {total} pages ({bytes} bytes)")]
     OutOfMemory {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         total: usize,
         /// The bytes the tables would have taken.
         bytes: usize,
@@ -56,7 +56,7 @@ pub enum PoolError {
         list: &'static str,
         /// Pages met on a walk through the links.
         walked: usize,
-        /// What the counter says.
+        /// Pages according to the counter.
         counted: usize,
         /// Pages that belong on the list according to their holders and flag.
         flagged: usize,
@@ -69,7 +69,7 @@ pub enum PoolError {
     },
 }
 
-/// One page's bookkeeping.
+/// The table row of one page.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     /// Number of holders, with [`CACHED`] on top.
@@ -78,7 +78,7 @@ struct Slot {
     prev: u32,
     /// Next page on the idle queue or the free stack.
     next: u32,
-    /// The draft head has made its entries of all positions, since the page was taken.
+    /// Whether the draft head has entries of all positions of the page.
     drafted: bool,
 }
 
@@ -223,20 +223,20 @@ impl PagePool {
         self.slots.get(page.index()).is_some_and(|slot| slot.refs == 1)
     }
 
-    /// Notes that the draft head has made its entries of all the page's positions.
+    /// Records that the draft head has entries of all the page's positions.
     pub fn set_drafted(&mut self, page: PageId) {
         if let Some(slot) = self.slots.get_mut(page.index()) {
             slot.drafted = true;
         }
     }
 
-    /// Whether it has.
+    /// Whether the draft head has entries of all the page's positions.
     #[must_use]
     pub fn drafted(&self, page: PageId) -> bool {
         self.slots.get(page.index()).is_some_and(|slot| slot.drafted)
     }
 
-    /// What the draft head has made of any page is not known any more.
+    /// Marks the draft head's entries of all pages as missing.
     pub(crate) fn forget_drafted(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.drafted = false);
     }

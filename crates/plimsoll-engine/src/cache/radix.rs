@@ -6,12 +6,12 @@
 //! open-addressing table keyed by a secret hash of (parent, salt, media, tokens); a hit is always confirmed by
 //! comparing all of them.
 //!
-//! Least recently used order lives in the pool: a page goes to the warm end of the idle queue when its last running
+//! The pool has the least recently used order: a page goes to the warm end of the idle queue when its last running
 //! holder releases it. A holder of a cached page also holds the pages before it, and releases the deepest page first.
 //! Hence the coldest idle page is a leaf, and every idle page can be evicted. [`PagePool::idle`] is then the exact,
 //! constant-time number of pages that eviction can free. Both operations that add nodes keep that rule.
 //!
-//! What must not be in here: bytes of KV, requests, scheduling policy.
+//! Not here: bytes of KV, requests, scheduling policy.
 
 mod pins;
 mod table;
@@ -29,18 +29,18 @@ use super::pages::{PAGE_TOKENS, PageId, PagePool};
 use super::unsaved::{Chain, Link};
 use table::{DEAD, Node, Place, ROOT};
 
-/// What a lookup found.
+/// The result of a lookup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Match {
     /// Pages found, and now held by the caller.
     pub pages: usize,
-    /// Tokens those pages stand for; the caller computes the rest of its prompt.
+    /// Tokens of these pages; the caller computes the rest of its prompt.
     pub tokens: usize,
-    /// Tokens of the prompt that the index knows, usable or not.
+    /// Tokens of the prompt that are in the index, usable or not.
     pub known: usize,
 }
 
-/// What an index has done since it was built, and what it holds now.
+/// Content and counters of an index since it was built.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IndexStats {
     /// Nodes in the tree, which is also the number of pages the index holds.
@@ -61,7 +61,7 @@ pub enum IndexError {
     /// More pages than [`PagePool::PAGES_MAX`].
     #[error("a prefix index over {pages} pages was asked for, the limit is {limit}")]
     TooManyPages {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         pages: usize,
         /// The largest number of pages an index can cover.
         limit: usize,
@@ -69,7 +69,7 @@ pub enum IndexError {
     /// The host has no memory left for the tables.
     #[error("no host memory for a prefix index over {pages} pages ({bytes} bytes)")]
     OutOfMemory {
-        /// The number of pages asked for.
+        /// The requested number of pages.
         pages: usize,
         /// The bytes the tables would have taken.
         bytes: usize,
@@ -79,7 +79,7 @@ pub enum IndexError {
     Broken {
         /// The page of the broken node.
         page: u32,
-        /// What is wrong with it.
+        /// The inconsistency.
         what: &'static str,
     },
     /// The number of nodes is not what the counter says.
@@ -87,12 +87,12 @@ pub enum IndexError {
     Miscounted {
         /// Nodes found in the table.
         found: usize,
-        /// What the counter says.
+        /// Nodes according to the counter.
         counted: usize,
     },
 }
 
-/// Finds the longest cached prefix of a prompt. Serves exactly one [`PagePool`].
+/// Finds the longest cached prefix of a prompt. Serves one [`PagePool`].
 #[derive(Debug)]
 pub struct PrefixIndex {
     nodes: Box<[Node]>,
@@ -100,11 +100,11 @@ pub struct PrefixIndex {
     /// Secrets of the hash: prompts are hostile, and known secrets would let them collide on purpose.
     keys: [u64; 2],
     stats: IndexStats,
-    /// What others are told of it.
+    /// The log of changes for external readers.
     kv_event_log: Option<Arc<KvEventLog>>,
-    /// What a tier below memory is to keep of it.
+    /// Links of the pages, and the pages that the disk tier has not saved yet.
     pub(super) chain: Option<Chain>,
-    /// Pinned pages, by the minute in which that ends.
+    /// Pinned pages, by the minute in which their pins end.
     pinned: Expiring,
 }
 
@@ -153,21 +153,21 @@ impl PrefixIndex {
         })
     }
 
-    /// Keeps notes of what enters and leaves from now on. They have room for as many pages as the index, which is empty.
+    /// Logs pages that enter and leave from now on. The log has as many rows as the index, which is empty.
     #[must_use]
     pub fn with_event_log(mut self, kv_event_log: KvEventLog) -> Self {
         self.kv_event_log = Some(Arc::new(kv_event_log));
         self
     }
 
-    /// Lists the pages that enter from now on, with links from `root` on. The index is empty.
+    /// Records the pages that enter from now on, with links from `root` on. The index is empty.
     #[must_use]
     pub fn with_chain(mut self, root: Link) -> Self {
         self.chain = Some(Chain::new(root, self.nodes.len()));
         self
     }
 
-    /// What others are told of it, if anything.
+    /// The log of changes for external readers, if there is one.
     #[must_use]
     pub fn kv_event_log(&self) -> Option<&Arc<KvEventLog>> {
         self.kv_event_log.as_ref()
@@ -184,7 +184,7 @@ impl PrefixIndex {
         (pages * 2 + 1).next_power_of_two()
     }
 
-    /// What the index has done and holds.
+    /// Returns content and counters.
     #[must_use]
     pub fn stats(&self) -> IndexStats {
         IndexStats { pinned: self.pinned(), ..self.stats }
@@ -193,13 +193,14 @@ impl PrefixIndex {
     /// Finds the longest known prefix of `key` and makes the caller a holder of its pages, in order, in `pages`
     /// (cleared first; reserve `key.tokens.len() / PAGE_TOKENS` to keep this free of allocation).
     ///
-    /// At least one token is always left to compute, since something must produce the first logits. Equal tokens with
-    /// other media or under another salt never match. The caller owes one release for every page, by [`Self::donate`] or [`PagePool::release_all`].
+    /// At least one token is always left to compute, since a step must produce the first logits. Equal tokens with
+    /// other media or under another salt never match. The caller must release every page, by [`Self::donate`] or
+    /// [`PagePool::release_all`].
     pub fn lookup(&mut self, key: PageKey<'_>, pool: &mut PagePool, pages: &mut Vec<PageId>) -> Match {
         self.lookup_usable(key, pool, pages, |_| true)
     }
 
-    /// As [`Self::lookup`], for prefixes that end with a `usable` page; it is asked about each page in order.
+    /// As [`Self::lookup`], for prefixes that end with a `usable` page; it is called for each page in order.
     pub fn lookup_usable(
         &mut self,
         key: PageKey<'_>,
@@ -227,7 +228,7 @@ impl PrefixIndex {
         self.peek_usable(key, |_| true)
     }
 
-    /// The same for [`Self::lookup_usable`].
+    /// As [`Self::peek`], for prefixes that end with a `usable` page.
     #[must_use]
     pub fn peek_usable(&self, key: PageKey<'_>, mut usable: impl FnMut(PageId) -> bool) -> usize {
         let (mut depth, mut last) = (0, 0);
@@ -240,8 +241,8 @@ impl PrefixIndex {
         last * PAGE_TOKENS
     }
 
-    /// As [`Self::insert`], but where a prefix is known under another page, the caller's page is exchanged for that one, claim for
-    /// claim: the two hold the same. Returns how many of the pages are in the tree now, from the first on.
+    /// As [`Self::insert`], but where the tree has another page of the same content, `pages` is changed to it: the caller holds that page
+    /// and releases its own. Returns how many of the pages are in the tree now, from the first on.
     pub fn adopt(&mut self, key: PageKey<'_>, pages: &mut [PageId], pool: &mut PagePool) -> usize {
         let (mut parent, mut depth) = (ROOT, 0);
         for (chunk, page) in key.pages().zip(pages) {
@@ -254,7 +255,7 @@ impl PrefixIndex {
                     pool.release(*page);
                     *page = PageId(known);
                 }
-                // Another holder may not hold the known pages before it, which then could never be evicted while that one lives.
+                // Another holder may not hold the tree's pages before this one. While it runs, these pages could then never be evicted.
                 None if pool.holders(*page) > 1 => break,
                 None if self.attach(hash, &at, *page, pool) => {}
                 None => break,
@@ -264,7 +265,7 @@ impl PrefixIndex {
         depth
     }
 
-    /// Children of a page's node; 0 for one that is no node.
+    /// Children of a page's node; 0 for a page without a node.
     #[must_use]
     pub fn children(&self, page: PageId) -> u32 {
         if self.knows(page) { self.nodes[page.index()].children } else { 0 }
@@ -276,14 +277,14 @@ impl PrefixIndex {
         self.nodes[page.index()].parent != DEAD
     }
 
-    /// The page before this one in its prompt; none for a prompt's first, and for one that is no node.
+    /// The page before this one in its prompt; none for a prompt's first page, and for a page without a node.
     #[must_use]
     pub fn parent(&self, page: PageId) -> Option<PageId> {
         let parent = self.nodes[page.index()].parent;
         (parent != ROOT && parent != DEAD).then_some(PageId(parent))
     }
 
-    /// Takes a leaf out of the tree, even while sequences hold its page. Returns its parent, and whether the page became free.
+    /// Removes a leaf from the tree, even while sequences hold its page. Returns its parent, and whether the page became free.
     pub(super) fn remove_leaf(&mut self, page: PageId, pool: &mut PagePool) -> (Option<PageId>, bool) {
         if !self.knows(page) || self.children(page) > 0 {
             return (None, false);
@@ -317,7 +318,7 @@ impl PrefixIndex {
         added
     }
 
-    /// Takes over all the pages of a finished sequence: what is new becomes part of the index, the rest is released.
+    /// Takes over all the pages of a finished sequence: pages new to the tree become part of the index, the rest is released.
     ///
     /// As [`Self::insert`], but the caller's claim on every one of `pages` is gone afterwards, the partly filled last page's
     /// included. Where a prefix is known under another page, that page stays and the sequence's own is
@@ -358,17 +359,17 @@ impl PrefixIndex {
         added
     }
 
-    /// Frees the coldest idle leaf; if `pins`, a pinned one only where there is no other. Takes constant time unless pages are pinned.
-    /// Returns its page and its parent; none if nothing is idle.
+    /// Frees the coldest idle leaf; if `pins`, a pinned leaf only where there is no other. Takes constant time unless pages are pinned.
+    /// Returns its page and its parent; none if no page is idle.
     pub(super) fn evict_one(&mut self, pool: &mut PagePool, pins: bool) -> Option<(PageId, Option<PageId>)> {
-        // A holder may let go in the wrong order: then a page is colder than the leaf below it.
+        // A holder may release its pages in the wrong order: then a page is colder than the leaf below it.
         let leaf = |page: PageId| self.nodes[page.index()].children == 0;
         let page = pool.coldest_of(|page| leaf(page) && !(pins && self.is_pinned(page)));
         let page = page.or_else(|| pool.coldest_of(leaf))?;
         Some((page, self.remove_leaf(page, pool).0))
     }
 
-    /// Forgets everything. Idle pages become free, pages of running sequences stay with those.
+    /// Drops every prefix. Idle pages become free, pages of running sequences stay with them.
     pub fn clear(&mut self, pool: &mut PagePool) {
         for (page, node) in self.nodes.iter_mut().enumerate() {
             if node.parent != DEAD {
@@ -380,7 +381,7 @@ impl PrefixIndex {
         self.forget();
     }
 
-    /// Forgets everything without giving any page back: the pool starts over too.
+    /// Drops every prefix without releasing pages: the pool starts over too.
     pub(crate) fn start_over(&mut self) {
         self.nodes.iter_mut().for_each(|node| (node.parent, node.children) = (DEAD, 0));
         self.forget();
@@ -394,7 +395,7 @@ impl PrefixIndex {
         self.chain.iter_mut().for_each(|chain| chain.entered.clear());
     }
 
-    /// Compares nodes, links, table and the pool's idea of what is cached. Costs time in proportion to the pool.
+    /// Compares nodes, links, table and the pool's cached pages. Costs time in proportion to the pool.
     ///
     /// # Errors
     /// [`IndexError::Broken`] names the first page that is wrong, [`IndexError::Miscounted`] a wrong number of nodes.
@@ -430,7 +431,7 @@ impl PrefixIndex {
         Ok(())
     }
 
-    /// Walks down the tree along `key`, telling `visit` each node, and returns how many pages matched.
+    /// Walks down the tree along `key`, calls `visit` for each node, and returns how many pages matched.
     fn matched_pages(&self, key: PageKey<'_>, mut visit: impl FnMut(u32)) -> usize {
         let pages_max = key.tokens.len().saturating_sub(1) / PAGE_TOKENS;
         let (mut parent, mut matched) = (ROOT, 0);

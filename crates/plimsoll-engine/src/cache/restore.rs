@@ -1,6 +1,6 @@
-//! A prefix that comes back from a tier below memory: its pages, window pages and state while they are being filled.
+//! A prefix that is being restored from the disk tier: its pages, window pages and state.
 //!
-//! It holds them as a sequence would. When all are there they enter the tree, and any sequence finds them; otherwise they return to
+//! It holds them as a sequence would. When all are filled they enter the tree, and any sequence finds them. Otherwise they return to
 //! their pools.
 
 use super::key::PageKey;
@@ -12,7 +12,7 @@ use super::states::{Purpose, SlotId};
 #[derive(Debug)]
 pub struct Restore {
     cache: SharedCache,
-    /// Those that the tree had at the beginning, then those that were taken.
+    /// First the pages that the tree had at the beginning, then the pages that were taken.
     pages: Vec<PageId>,
     known: usize,
     /// Window pages of the last pages.
@@ -23,7 +23,7 @@ pub struct Restore {
 }
 
 impl Restore {
-    /// Holds what the tree knows of the first `pages` pages of `key`, which has a token more at least.
+    /// Holds the pages that the tree has of the first `pages` pages of `key`. The key has at least one token more.
     pub fn begin(cache: &SharedCache, key: PageKey<'_>, pages: usize) -> Self {
         let mut held = Vec::with_capacity(pages);
         let invalidations = {
@@ -37,12 +37,12 @@ impl Restore {
         Self { cache: cache.clone(), pages: held, known, windows: Vec::new(), slot: None, invalidations }
     }
 
-    /// Pages that the tree had.
+    /// Pages that the tree had at the beginning.
     pub fn known(&self) -> usize {
         self.known
     }
 
-    /// The next page to be filled; none if fewer than `spare` others could be had then.
+    /// Takes the next page to fill. None if fewer than `spare` pages would be left.
     pub fn take_page(&mut self, spare: usize) -> Option<PageId> {
         let cache = &mut *self.cache.borrow_mut();
         let page = if cache.pool.available() > spare { cache.take() } else { None };
@@ -50,7 +50,7 @@ impl Restore {
         page
     }
 
-    /// The next window page to be filled; the last belongs to the last page.
+    /// Takes the next window page to fill; the last belongs to the last page.
     pub fn take_window(&mut self, spare: usize) -> Option<PageId> {
         let cache = &mut *self.cache.borrow_mut();
         cache.windows.as_ref().filter(|windows| windows.pool().available() > spare)?;
@@ -59,14 +59,14 @@ impl Restore {
         window
     }
 
-    /// The slot of the state after the last page.
+    /// Takes the slot for the state after the last page.
     pub fn take_slot(&mut self) -> Option<SlotId> {
         let cache = &mut *self.cache.borrow_mut();
         self.slot = cache.take_slot();
         self.slot
     }
 
-    /// Lets others find what was filled: all that was taken. Returns whether it was; not if the cache was cleared meanwhile.
+    /// Publishes all pages that were taken. Returns false, and publishes nothing, if the cache was invalidated meanwhile.
     pub fn publish(mut self, key: PageKey<'_>) -> bool {
         let cache = &mut *self.cache.borrow_mut();
         if self.invalidations != cache.invalidations() {
@@ -87,7 +87,7 @@ impl Restore {
         true
     }
 
-    /// Lets go of everything without giving it back: the pools start over.
+    /// Drops everything without releasing it: the pools start over.
     pub fn forget(mut self) {
         self.pages.clear();
         self.windows.clear();

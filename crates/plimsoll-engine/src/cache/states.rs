@@ -7,7 +7,7 @@
 //! kept. A checkpoint thus never changes while sequences share it. When slots run out, kept slots without a holder
 //! are evicted, the coldest first.
 //!
-//! What must not be in here: bytes of state, tokens, what a page's parent is.
+//! Not here: bytes of state, tokens, what a page's parent is.
 
 use thiserror::Error;
 
@@ -41,7 +41,7 @@ pub enum StateError {
     /// The host has no memory left for the tables.
     #[error("no host memory for the tables of {slots} state slots ({bytes} bytes)")]
     OutOfMemory {
-        /// Slots asked for.
+        /// The requested number of slots.
         slots: usize,
         /// Bytes the tables would have taken.
         bytes: usize,
@@ -54,7 +54,7 @@ pub enum StateError {
     Faults(u64),
 }
 
-/// One slot's bookkeeping.
+/// The table row of one slot.
 #[derive(Debug, Clone, Copy)]
 struct Slot {
     holders: u32,
@@ -66,18 +66,18 @@ struct Slot {
     next: u32,
 }
 
-/// What a pool has done since it was built, and what it keeps now.
+/// Counters of a pool since it was built, and the slots it keeps now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StateStats {
     /// Slots kept as checkpoints now.
     pub kept: usize,
     /// Checkpoints made.
     pub made: u64,
-    /// Checkpoints given up because slots or pages ran out.
+    /// Checkpoints evicted because slots or pages ran out.
     pub evicted: u64,
-    /// Checkpoints given up because their conversation had gone on.
+    /// Checkpoints dropped because their conversation had continued.
     pub superseded: u64,
-    /// Checkpoints that were wished for and not made, because every slot was held.
+    /// Checkpoints that were requested and not made, because every slot was held.
     pub missed: u64,
 }
 
@@ -160,7 +160,7 @@ impl StatePool {
         self.free_len + self.cold_len
     }
 
-    /// What it has done and keeps.
+    /// Returns the counters.
     #[must_use]
     pub fn stats(&self) -> StateStats {
         self.stats

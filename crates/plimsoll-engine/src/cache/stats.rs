@@ -1,4 +1,4 @@
-//! The prefix cache from outside: its numbers, and calls that clear it, which the engine thread serves between two steps.
+//! The numbers of the prefix cache, and the calls that clear it. The engine thread serves these calls between two steps.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -80,52 +80,52 @@ impl ClearCalls {
     }
 }
 
-/// What the prefix cache holds and has done, and what is kept of media.
+/// Content and counters of the prefix cache and of the encoder outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct CacheReport {
     /// Whether equal prefixes are shared at all.
     pub enabled: bool,
     /// Tokens of one page.
     pub page_tokens: u64,
-    /// Bytes of one page of keys and values.
+    /// Bytes of one page of the KV cache.
     pub page_bytes: u64,
-    /// Pages that the prefix tree knows, those that requests are using included: one entry each.
+    /// Pages in the prefix tree, including pages that requests use.
     pub entries: u64,
-    /// Pages that it alone holds; given up as soon as a request needs them.
+    /// Pages that the tree alone holds; evicted as soon as a request needs them.
     pub pages: u64,
-    /// Bytes of those.
+    /// Bytes of these pages.
     pub bytes: u64,
-    /// Pages that are pinned: others go before them.
+    /// Pinned pages, which are evicted last.
     pub pinned_pages: u64,
     /// Window pages that the tree alone holds, in models with sliding windows.
     pub window_pages: u64,
-    /// Bytes of those.
+    /// Bytes of these window pages.
     pub window_bytes: u64,
     /// Checkpoints of recurrent state beside the tree.
     pub state_checkpoints: u64,
-    /// Bytes of those.
+    /// Bytes of these checkpoints.
     pub state_bytes: u64,
     /// Media items with stored encoder outputs, including those that requests use.
     pub encoder_entries: u64,
-    /// Bytes of outputs that no request is using; given up as soon as others need the room.
+    /// Bytes of encoder outputs that no request uses; evicted as soon as other requests need the memory.
     pub encoder_bytes: u64,
-    /// Prompt tokens that were found, since start.
+    /// Prompt tokens found in the cache, since start.
     pub hit_tokens: u64,
-    /// Prompt tokens that were looked for and not found.
+    /// Prompt tokens not found in the cache.
     pub miss_tokens: u64,
     /// Pages that entered the tree.
     pub inserted_pages: u64,
     /// Pages that were evicted to make room.
     pub evicted_pages: u64,
-    /// The cache on disk, where there is one.
+    /// The cache on disk, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskReport>,
 }
 
-/// What the prefix cache on disk holds, and what it has done since start.
+/// Content and counters of the prefix cache on disk, since start.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DiskReport {
-    /// Bytes of the disk that it may take.
+    /// The most bytes of the disk that it takes.
     pub limit_bytes: u64,
     /// Bytes that it takes.
     pub bytes: u64,
@@ -135,19 +135,19 @@ pub struct DiskReport {
     pub pinned_bytes: u64,
     /// Parts of prefixes (pages, window pages, states) and of encoder outputs in memory that wait for a buffer of the disk's thread.
     pub waiting_parts: u64,
-    /// Prompt tokens that were read back.
+    /// Prompt tokens that were read from disk.
     pub hit_tokens: u64,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Bytes written for each byte of keys, values, states and encoder outputs that was kept.
+    /// Bytes written for each byte of KV pages, states and encoder outputs that was kept.
     pub write_amplification: f64,
     /// Rate of the last reads.
     pub read_bytes_per_second: u64,
     /// Rate of the last writes.
     pub write_bytes_per_second: u64,
-    /// Media whose encoder outputs were read back.
+    /// Media with encoder outputs that were read back.
     pub hit_media: u64,
     /// The files of the cache by kind.
     pub kinds: DiskKinds,
@@ -158,9 +158,9 @@ pub struct DiskReport {
 /// The files of the cache on disk, by kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DiskKinds {
-    /// Keys and values of pages.
+    /// KV cache of whole pages.
     pub page: DiskKind,
-    /// Keys and values of pages in sliding-window layers.
+    /// KV cache of pages in sliding-window layers.
     pub window_page: DiskKind,
     /// Recurrent states.
     pub state: DiskKind,

@@ -1,4 +1,4 @@
-//! The pool and the index against naive models, and against long random lives.
+//! The pool and the index against naive models, and in long random runs.
 
 mod model;
 
@@ -29,7 +29,7 @@ fn prompt(first: u32, pages: usize) -> Vec<u32> {
     (0..pages * PAGE_TOKENS).map(|i| first * 100_000 + i as u32).collect()
 }
 
-/// Frees up to `want` idle pages, and says which and how many.
+/// Evicts up to `want` idle pages into `gone`, and returns how many.
 fn evict(index: &mut PrefixIndex, want: usize, pool: &mut PagePool, gone: &mut Vec<PageId>) -> usize {
     let before = gone.len();
     while gone.len() - before < want {
@@ -130,7 +130,7 @@ fn salts_and_large_ids_keep_prompts_apart() {
     }
 }
 
-/// Hashes have 32 bits: among this many prompts several pairs share one, and must stay apart all the same.
+/// Hashes have 32 bits: among this many prompts several pairs share one, and must stay distinct all the same.
 #[test]
 fn equal_hashes_do_not_make_equal_prompts() {
     const PROMPTS: u32 = 300_000;
@@ -207,7 +207,7 @@ fn eviction_takes_the_coldest_leaf_and_spares_the_held() {
     index.donate(PageKey::text(0, &a), &pages_a, &mut pool);
     index.donate(PageKey::text(0, &b), &pages_b, &mut pool);
     let mut found = Vec::new();
-    // Holds the first page of a, warms nothing else.
+    // Holds the first page of a, and warms nothing else.
     index.lookup(PageKey::text(0, &a[..PAGE_TOKENS + 1]), &mut pool, &mut found);
     let mut gone = Vec::new();
     assert_eq!(evict(&mut index, 3, &mut pool, &mut gone), 3);
@@ -246,8 +246,8 @@ fn clear_leaves_running_sequences_their_pages() {
     assert_eq!(pool.free(), 6);
 }
 
-/// Two hold the same pages when the tree forgets them; others make its beginning anew, and one of the two lets what it has be found. The
-/// other does not hold the new beginning.
+/// Two sequences hold the same pages when the tree drops them. Another sequence computes the beginning again, and one of the two
+/// adopts. The other does not hold the new beginning.
 #[test]
 fn what_is_adopted_under_others_pages_never_keeps_these_from_being_evicted() {
     let (mut pool, mut index) = built(8);
@@ -258,14 +258,14 @@ fn what_is_adopted_under_others_pages_never_keeps_these_from_being_evicted() {
     let anew = take(&mut pool, 2);
     index.insert(key(&tokens[..2 * PAGE_TOKENS]), &anew, &mut pool);
     assert_eq!(index.adopt(key(&tokens), &mut leaving, &mut pool), 2);
-    // Once more, when it holds the known pages itself.
+    // Once more, while it holds the tree's pages itself.
     assert_eq!(index.adopt(key(&tokens), &mut leaving, &mut pool), 2);
     assert_eq!(leaving, [anew[0], anew[1], lasting[2]]);
     pool.release_all(&leaving);
     pool.release_all(&anew);
     assert_eq!((pool.idle(), index.check(&pool)), (2, Ok(())));
     assert_eq!(evict(&mut index, 8, &mut pool, &mut Vec::new()), 2, "every idle page can be evicted");
-    // Alone, what it has is found.
+    // As the only holder, it can add its page to the tree.
     pool.release_all(&lasting[..2]);
     let (mut again, last) = (take(&mut pool, 2), lasting[2]);
     again.push(last);
@@ -283,7 +283,7 @@ fn pinned_pages_leave_last_until_their_minute_comes() {
     let pages: Vec<Vec<PageId>> = (1..=5).map(|first| donate(&mut index, &mut pool, first)).collect();
     let refused = index.pin(PageKey::text(0, &prompt(1, 2)), 5, 4);
     assert_eq!((refused, index.pinned()), (0, 2));
-    // Of the next one two pages fit, of a third none; a longer time costs nothing.
+    // Two pages of the second prompt fit, and none of the third. A longer time for pinned pages is always possible.
     assert_eq!(index.pin(PageKey::text(0, &prompt(3, 3)), 5, 4), 1);
     assert_eq!(index.pin(PageKey::text(0, &prompt(4, 3)), 5, 4), 3);
     assert_eq!(index.pin(PageKey::text(0, &prompt(1, 2)), 60, 4), 0);
@@ -297,7 +297,7 @@ fn pinned_pages_leave_last_until_their_minute_comes() {
     assert_eq!(index.pinned(), 2, "five minutes have passed");
     assert_eq!(evict(&mut index, 2, &mut pool, &mut gone), 2);
     assert_eq!(gone[11..], [pages[2][1], pages[2][0]]);
-    // Nothing else is left: what is pinned goes, too, the end of a prefix first.
+    // No unpinned page is left: pinned pages are evicted too, the end of a prefix first.
     assert_eq!(evict(&mut index, 5, &mut pool, &mut gone), 2);
     assert_eq!((gone[13..].to_vec(), index.pinned(), pool.free()), (vec![pages[0][1], pages[0][0]], 0, 16));
 }

@@ -1,7 +1,7 @@
-//! What a tier below memory is to keep: pages of the tree, window pages and states that came to be since it was last asked.
+//! The parts that the disk tier is to save: pages of the tree, window pages and states that are new.
 //!
-//! Each is named by the tree page that it belongs to, and is in its list once. What has left the tree meanwhile is skipped when it is
-//! asked for.
+//! Each is named by the tree page that it belongs to, and is in its list once. Parts that have left the tree meanwhile are skipped when
+//! their turn comes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 use super::key::{Content, PageKey};
 use super::pages::{PAGE_TOKENS, PageId};
 
-/// What stands for a prefix up to a page's end: the content of all its tokens and media, and what the model is.
+/// A hash of a prefix up to a page's end: of all its tokens and media, and of the model's identity.
 pub type Link = [u8; 32];
 
-/// One kind of what a prefix consists of.
+/// One kind of part of a prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// A page of the whole context.
@@ -27,11 +27,11 @@ pub enum Part {
 }
 
 impl Part {
-    /// All parts; the last first in what must be saved soonest, since fewer of them fit into memory.
+    /// All parts. The order is the reverse of saving: states are the fewest in memory, so they are saved first.
     pub const ALL: [Part; 3] = [Part::Whole, Part::Window, Part::State];
 }
 
-/// The link of a prefix that is one page longer than that of `before`.
+/// Returns the link of the prefix that continues `before` by one page.
 fn link(before: &Link, tokens: &[u32; PAGE_TOKENS], media: &Content) -> Link {
     let mut hash = Sha256::new();
     hash.update(before);
@@ -40,7 +40,7 @@ fn link(before: &Link, tokens: &[u32; PAGE_TOKENS], media: &Content) -> Link {
     hash.finalize().into()
 }
 
-/// The links of a prompt's pages, in order, from the link of the empty prompt on.
+/// Returns the links of a prompt's pages, in order; `root` is the link of the empty prompt.
 pub(crate) fn links(root: Link, key: PageKey<'_>) -> impl Iterator<Item = Link> {
     key.pages().scan(root, |before, (tokens, media)| {
         *before = link(before, tokens, &media);
@@ -48,8 +48,8 @@ pub(crate) fn links(root: Link, key: PageKey<'_>) -> impl Iterator<Item = Link> 
     })
 }
 
-/// What a part is found by: the model, the prefix, the kind. 184 bits of the prefix's link are enough: to collide is to break SHA-256,
-/// truncated.
+/// Returns the name of a part: the model, the prefix, the kind. 184 bits of the prefix's link are enough: a collision would break
+/// truncated SHA-256.
 pub(crate) fn part_name(tag: &Tag, link: &Link, part: Part) -> Name {
     let mut name = [part as u8; 32];
     name[..8].copy_from_slice(tag);
@@ -67,16 +67,16 @@ pub(crate) fn block_name(tag: &Tag, link: &Link) -> Name {
     name
 }
 
-/// What of the cache on disk saved prefixes need.
+/// The part of the disk cache that saved prefixes need.
 pub(crate) struct SavedPrefixes {
     pub store: Arc<Store>,
     pub root: Link,
     pub tag: Tag,
-    /// Bytes of each kind of part; 0 of those that the model does not have.
+    /// Bytes of each kind of part; 0 for kinds that the model does not have.
     pub part_bytes: [usize; 3],
 }
 
-/// Rows of a table that wait, each once, first come first served.
+/// Rows of a table that wait, each once, first in, first out.
 #[derive(Debug)]
 pub(crate) struct Pending {
     queue: VecDeque<u32>,
@@ -84,7 +84,7 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// None waits; room for all of `rows` rows.
+    /// An empty queue for all of `rows` rows.
     pub fn new(rows: usize) -> Self {
         Self { queue: VecDeque::with_capacity(rows), waits: vec![false; rows].into_boxed_slice() }
     }
@@ -120,7 +120,7 @@ impl Pending {
     }
 }
 
-/// The links of all pages of a tree, and those pages that entered it.
+/// The links of all pages of a tree, and the pages that have entered it.
 #[derive(Debug)]
 pub(super) struct Chain {
     root: Link,
@@ -137,7 +137,7 @@ impl Chain {
         pages * size_of::<Link>() + Pending::bytes_for(pages)
     }
 
-    /// A page has entered the tree below another one, or as a prompt's first. Prompts with a salt of their own are not kept.
+    /// Records a page that has entered the tree below another one, or as a prompt's first. Prompts with a salt of their own are not kept.
     pub fn entered(
         &mut self,
         page: PageId,
@@ -158,7 +158,7 @@ impl Chain {
     }
 }
 
-/// Bytes of host memory that the lists beside a pool of `pages` pages take; `second`: the model has window pages or states.
+/// Bytes of host memory of the lists beside a pool of `pages` pages; `second`: the model has window pages or states.
 pub(crate) const fn unsaved_bytes(pages: usize, second: bool) -> usize {
     Chain::bytes_for(pages) + if second { Pending::bytes_for(pages) } else { 0 }
 }
@@ -184,7 +184,7 @@ mod tests {
             all(1, &other, &[])
         };
         assert_eq!([0, 15, 16, 47, 63].map(|at| same(&other(at))), [0, 0, 1, 2, 3]);
-        // What differs stays different.
+        // Links after the difference differ too.
         assert!(other(0).iter().all(|link| !base.contains(link)));
         assert_eq!(same(&all(2, &tokens, &[])), 0, "another model");
         let mark = MediaMark { from: 20, content: ContentKey::of(Modality::Image, "", &[1]) };

@@ -1,17 +1,18 @@
-//! The pool of window pages: keys and values of sliding-window layers, which a sequence keeps for its last positions alone.
+//! The pool of window pages: the KV cache of sliding-window layers, of which a sequence keeps only the last positions.
 //!
-//! A window page holds the positions of one page of the whole context. A sequence holds those that its next row sees. The prefix
-//! tree keeps more: a page of the tree may have a window page, which is idle when no sequence holds it and goes when others need
-//! room, the coldest first. A prefix can be started from if its last [`WindowPool::tail`] pages have one each.
+//! A window page holds the positions of one page of the whole context. A sequence holds the window pages that its next row sees. The
+//! prefix tree keeps more: a page of the tree may have a window page, which is idle when no sequence holds it. Idle window pages are
+//! evicted when others need memory, the coldest first. A sequence can start from a prefix if its last [`WindowPool::tail`] pages have one
+//! each.
 //!
-//! What must not be in here: tokens, bytes of KV, which sequence reads what.
+//! Not here: tokens, bytes of KV, which sequence reads what.
 
 use super::pages::{PAGE_TOKENS, PageId, PagePool, PoolError};
 
 /// No page.
 const NIL: u32 = u32::MAX;
 
-/// Window pages, and which of them belong to pages of the prefix tree. No operation allocates after [`WindowPool::new`].
+/// Window pages, and the pages of the prefix tree that they belong to. No operation allocates after [`WindowPool::new`].
 #[derive(Debug)]
 pub struct WindowPool {
     pool: PagePool,
@@ -45,7 +46,7 @@ impl WindowPool {
         PagePool::bytes_for(total) + (total + pages) * size_of::<u32>()
     }
 
-    /// The most window pages that a sequence holds at once: those of a chunk of `rows` rows, and of what its first row sees.
+    /// The most window pages that a sequence holds at once: for a chunk of `rows` rows, and for the positions that its first row sees.
     #[must_use]
     pub const fn per_sequence(window: usize, rows: usize) -> usize {
         // The first position that is seen may be the last of its page.
@@ -58,7 +59,7 @@ impl WindowPool {
         (window - 1).div_ceil(PAGE_TOKENS)
     }
 
-    /// Pages of a prefix that must have window pages if a sequence is to start from it; all, if it has no more.
+    /// Pages of a prefix that must have window pages so that a sequence can start from it; all, if it has no more.
     #[must_use]
     pub fn tail(&self) -> usize {
         Self::tail_of(self.window)
@@ -76,19 +77,19 @@ impl WindowPool {
         kept.iter().any(|kept| (page + 1..=page + self.tail()).contains(&(kept / PAGE_TOKENS)))
     }
 
-    /// What [`Self::per_sequence`] says for this pool.
+    /// [`Self::per_sequence`] for this pool.
     #[must_use]
     pub fn need(&self, rows: usize) -> usize {
         Self::per_sequence(self.window, rows)
     }
 
-    /// Holders of window pages, and the free ones.
+    /// The holders of window pages, and the free ones.
     #[must_use]
     pub fn pool(&self) -> &PagePool {
         &self.pool
     }
 
-    /// Window pages that the tree gave up because others needed them.
+    /// Window pages that the tree evicted because others needed them.
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.evicted
@@ -101,7 +102,7 @@ impl WindowPool {
         self.page_of.fill(NIL);
     }
 
-    /// One more window page: a free one, or the coldest idle one. None when sequences hold every one.
+    /// Takes a window page: a free one, or the coldest idle one. None when sequences hold every one.
     pub(super) fn take(&mut self, pinned: impl Fn(PageId) -> bool) -> Option<PageId> {
         if self.pool.free() == 0 {
             self.evict_coldest(pinned);
@@ -109,8 +110,8 @@ impl WindowPool {
         self.pool.alloc()
     }
 
-    /// Gives the coldest idle window page up that is not of a pinned page of the tree; one of a pinned page if there is no other. Returns
-    /// it; none if none is idle.
+    /// Evicts the coldest idle window page of an unpinned page of the tree; of a pinned page if there is no other. Returns it; none if none
+    /// is idle.
     pub(super) fn evict_coldest(&mut self, pinned: impl Fn(PageId) -> bool) -> Option<PageId> {
         let page_of = &self.page_of;
         let window = self.pool.coldest_of(|window| !pinned(PageId(page_of[window.index()])));
@@ -131,7 +132,7 @@ impl WindowPool {
         self.pool.retain(window);
     }
 
-    /// Removes a holder. `cold`: if the page is idle now, it is the first to go.
+    /// Removes a holder. `cold`: if the window page is idle now, it is evicted first.
     pub(crate) fn release(&mut self, window: PageId, cold: bool) {
         self.pool.release(window);
         if cold {
@@ -139,8 +140,8 @@ impl WindowPool {
         }
     }
 
-    /// Keeps a whole window page for a page of the tree with the same positions; the caller holds it and gets back the one to go on
-    /// with. If the tree has one already, both hold that one.
+    /// Keeps a whole window page for a page of the tree with the same positions. The caller holds it, and gets back the window page to
+    /// continue with. If the tree has one already, the caller holds that one instead.
     pub(super) fn keep(&mut self, page: PageId, window: PageId) -> PageId {
         match self.of(page) {
             Some(known) if known == window => {}
@@ -149,7 +150,8 @@ impl WindowPool {
                 self.pool.release(window);
                 return known;
             }
-            // One that belongs to another page is never offered: what is exchanged for a page of the tree is exchanged here, too.
+            // A window page of another tree page is never offered: when a page is exchanged for the tree's, its window page is exchanged
+            // here too.
             None if self.page_of[window.index()] == NIL && self.pool.cache(window) => {
                 self.of_page[page.index()] = window.0;
                 self.page_of[window.index()] = page.0;
@@ -159,7 +161,7 @@ impl WindowPool {
         window
     }
 
-    /// The page has left the tree: so has its window page.
+    /// Drops the window page of a page that has left the tree.
     pub(super) fn forget(&mut self, page: PageId) {
         let Some(window) = self.of(page) else { return };
         self.of_page[page.index()] = NIL;
@@ -167,7 +169,7 @@ impl WindowPool {
         self.pool.uncache(window);
     }
 
-    /// Counts pages of a prefix, in order, and says after which of them it can be started from.
+    /// Returns a function that takes the pages of a prefix in order, and returns after each whether a sequence can start there.
     pub(super) fn startable(&self) -> impl FnMut(PageId) -> bool {
         let (mut pages, mut covered) = (0, 0);
         move |page| {
@@ -180,7 +182,7 @@ impl WindowPool {
     /// Compares tables and lists. Costs time in proportion to both pools.
     ///
     /// # Errors
-    /// What [`PagePool::check`] says.
+    /// As [`PagePool::check`].
     ///
     /// # Panics
     /// When the tables disagree; for tests.

@@ -1,4 +1,4 @@
-//! The prefix cache through the handle: what it holds, and the request to clear it.
+//! The prefix cache through the handle: its report, and the call that clears it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -71,17 +71,17 @@ fn disk_report(shared: &Shared, limit_bytes: u64) -> DiskReport {
 }
 
 impl EngineHandle {
-    /// What the prefix cache holds and has done.
+    /// Returns content and counters of the prefix cache.
     pub fn cache_report(&self) -> CacheReport {
         report(&self.shared)
     }
 
-    /// What the prefix cache holds, for others to follow; none unless [`crate::Options::kv_events`].
+    /// The log of changes of the prefix cache; none unless [`crate::Options::kv_events`].
     pub fn kv_event_log(&self) -> Option<&Arc<KvEventLog>> {
         self.shared.facts.kv_event_log.get()
     }
 
-    /// Bytes of one page of keys and values.
+    /// Bytes of one page of the KV cache.
     pub fn page_bytes(&self) -> u64 {
         self.shared.page_bytes()
     }

@@ -1,4 +1,4 @@
-//! Engines that share a process, through their handles: reports over all of them, and the end of one.
+//! Engines that share a process, through their handles: a report of all engines, and the end of one.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use crate::watch::host::{EngineHost, HostedEngine, HostedEngines};
 use crate::watch::ledger_report::{LedgerReport, Whole, looked_at};
 
 impl EngineHost {
-    /// The host and its engines as one report, in the shape of an engine's own. Those that are none of `engines` are on
-    /// their way in or out: they hold bytes, and have no more to say.
+    /// Returns one report of the host and its engines, in the shape of an engine's own report. Engines that are not in
+    /// `engines` are starting or ending: the report has only their bytes.
     pub fn report(&self, engines: &[&EngineHandle]) -> LedgerReport {
         self.report_of(engines, true)
     }
 
-    /// The same without `engines`: what all share, and what is on its way.
+    /// Returns the host's part of [`Self::report`]: shared memory, and engines that are starting or ending.
     pub fn shared_report(&self, engines: &[&EngineHandle]) -> LedgerReport {
         self.report_of(engines, false)
     }
 
     fn report_of(&self, engines: &[&EngineHandle], with: bool) -> LedgerReport {
         let (process, _) = looked_at(|| {
-            // The host counts what no engine counts, so the engines are observed first.
+            // The host's total includes memory that no engine counts, so the engines are observed first.
             engines.iter().filter(|_| with).for_each(|engine| engine.shared.observe_accounts());
             self.committed_total()
         });
@@ -39,8 +39,8 @@ impl EngineHost {
 }
 
 impl EngineHandle {
-    /// Ends the engine and waits until it has moved out of its engine host, its memory given back. False when that took
-    /// longer than `within`.
+    /// Ends the engine and waits until it has left its engine host and its memory is free. False when that took longer
+    /// than `within`.
     pub fn move_out(&self, within: Duration) -> bool {
         self.stop();
         let Some(engine_host) = &self.engine_host else { return self.stopped() };

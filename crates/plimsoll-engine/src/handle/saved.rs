@@ -21,22 +21,22 @@ pub struct SavedPrefix {
 /// Why a prefix was not saved.
 #[derive(Debug, Error)]
 pub enum SavePrefixError {
-    /// There is no cache on disk.
+    /// The engine has no cache on disk.
     #[error("prefixes are saved on disk: start the server with --cache-dir")]
     Off,
-    /// Pinned prefixes would take too much.
+    /// Pinned prefixes would exceed the limit.
     #[error(
         "the prefix takes {needed} bytes of the disk, but of the {limit} bytes for pinned prefixes (a quarter of --cache-bytes) {pinned} are taken: remove a saved prefix, or raise --cache-bytes"
     )]
     Budget {
-        /// Bytes of its pages.
+        /// Bytes of the prefix's pages.
         needed: u64,
         /// Bytes that are pinned.
         pinned: u64,
-        /// Bytes that can be.
+        /// The most bytes that can be pinned.
         limit: u64,
     },
-    /// The directory takes it no more.
+    /// The directory accepts no more names.
     #[error(transparent)]
     Refused(#[from] SaveError),
 }
@@ -76,7 +76,7 @@ impl EngineHandle {
                 parts.push(name);
             }
         }
-        // Window pages and states are written at few places: those of one are counted, and none if there is one.
+        // Window pages and states exist at few positions of a prefix. One of each is counted, or none if one is pinned already.
         let count = |part: Part| match (part, pinned[part as usize]) {
             (Part::Whole, _) => unpinned[part as usize],
             (_, 0) => unpinned[part as usize].min(1),
@@ -92,14 +92,14 @@ impl EngineHandle {
         Ok(of.store.save_name(&of.tag, name, data, parts)?)
     }
 
-    /// The prompt that is saved under a name.
+    /// Returns the prompt that is saved under a name.
     pub fn load_prefix(&self, name: &str) -> Option<Vec<u32>> {
         let of = self.saved()?;
         let data = of.store.load_name(&of.tag, name)?;
         Some(data.as_chunks().0.iter().map(|token| u32::from_le_bytes(*token)).collect())
     }
 
-    /// Removes a name: its pages are pinned no longer. False if there is none.
+    /// Removes a name and its pins. False if the name does not exist.
     pub fn remove_prefix(&self, name: &str) -> bool {
         self.saved().is_some_and(|of| of.store.remove_name(&of.tag, name))
     }

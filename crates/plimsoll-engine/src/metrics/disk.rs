@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// What the cache on disk holds: the kinds of its files, by the last byte of their names.
+/// The kinds of files of the cache on disk, by the last byte of their names.
 pub const DISK_KINDS: [&str; plimsoll_tier::KINDS] = ["page", "window_page", "state", "encoder_output"];
 
 /// Why a file, or a medium, was not read.
@@ -69,7 +69,7 @@ impl KindMetrics {
 /// Counters and gauges of the cache on disk; zeros without one.
 #[derive(Clone, Debug, Default)]
 pub struct DiskMetrics {
-    /// Prompt tokens that came back from the disk.
+    /// Prompt tokens that were read from the disk.
     pub tokens: Counter,
     /// Bytes read.
     pub read_bytes: Counter,
@@ -81,29 +81,29 @@ pub struct DiskMetrics {
     pub failed: Counter,
     /// Prefixes that were faster to compute than to read.
     pub slow: Counter,
-    /// Prefixes that the disk took too long for.
+    /// Prefixes that were given up because the disk took too long.
     pub late: Counter,
-    /// Prefixes that had no room, because running requests needed the pages.
+    /// Prefixes without free pages, because running requests needed them.
     pub room: Counter,
     /// Prefixes not read because the disk took too long for another one shortly before.
     pub paused: Counter,
     /// Bytes of the disk that were written.
     pub written_bytes: Counter,
-    /// Bytes of keys, values, states and encoder outputs in them.
+    /// Bytes of KV pages, states and encoder outputs in them.
     pub payload_bytes: Counter,
     /// Files removed to stay below the bound.
     pub collected: Counter,
     /// Parts larger than the bound.
     pub too_large: Counter,
-    /// Parts not written because the day's bytes were.
+    /// Parts not written because the day's write limit was reached.
     pub day_limit: Counter,
     /// Parts that the system could not write.
     pub unwritten: Counter,
     /// Parts that left memory before they were written.
     pub lost: Counter,
-    /// Media whose encoder outputs came back.
+    /// Media with encoder outputs that were read from the disk.
     pub media: Counter,
-    /// By kind.
+    /// Metrics for each kind of file.
     pub kinds: KindMetrics,
     /// Files.
     pub files: Gauge,
@@ -175,7 +175,7 @@ impl DiskMetrics {
         ]
     }
 
-    /// The same of the gauges.
+    /// The gauges, in the order in which they are registered.
     pub(crate) fn gauges(&self) -> [&Gauge; 6] {
         [&self.files, &self.bytes, &self.read_rate, &self.write_rate, &self.pinned, &self.waiting]
     }

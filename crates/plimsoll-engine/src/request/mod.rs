@@ -43,7 +43,7 @@ pub struct Request {
     pub ignore_eos: bool,
     /// Report the log-probability of each generated token with this many alternatives (0 = only its own).
     pub logprobs: Option<u32>,
-    /// The same for each prompt token.
+    /// Report the log-probability of each prompt token with this many alternatives.
     pub prompt_logprobs: Option<u32>,
     /// Drop special tokens from the text.
     pub skip_special_tokens: bool,
@@ -213,7 +213,7 @@ impl Request {
         self.stop.iter().map(String::len).max().unwrap_or(0) + BROKEN_TEXT_BYTES
     }
 
-    /// Most likely tokens of a row from which its next token can be told; 0: all logits are needed. `constrained`: a
+    /// Top logits of a row that decide its next token; 0: all logits are needed. `constrained`: a
     /// grammar chooses among them.
     pub(crate) fn candidates(&self, vocab: usize, constrained: bool) -> u32 {
         let reported = self.logprobs.is_some() || self.prompt_logprobs.is_some() || self.embed.is_some();

@@ -159,7 +159,7 @@ impl Outbox {
         debug_assert!(written.is_ok(), "no room was asked for");
     }
 
-    /// As [`Self::push`]. With `text_bytes`, `write` may add one entry to each list and so many bytes of text: memory is
+    /// As [`Self::push`]. With `text_bytes`, `write` may add one entry to each list and this many bytes of text: memory is
     /// reserved first, so a failure leaves the delta unchanged.
     pub(crate) fn try_push(
         &mut self,

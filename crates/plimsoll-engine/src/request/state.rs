@@ -53,7 +53,7 @@ pub(crate) struct RequestState {
     pub generated: u32,
     /// Bytes of text seen, held-back ones included.
     text_len: u32,
-    /// The same in characters.
+    /// Characters of text seen, held-back ones included.
     text_chars: u32,
     /// Reused between tokens.
     piece: String,

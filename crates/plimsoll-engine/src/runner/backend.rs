@@ -1,4 +1,5 @@
-//! What makes runners: a device's part of a pool, over weights that stay while pools come and go.
+//! Backends: build runners, each a device with the memory of one pool build. The weights stay loaded while pools are
+//! rebuilt.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use crate::cache::Pools;
 use crate::runner::Runner;
 use crate::runner::cpu::CpuRunner;
 
-/// How large a device's part of a pool is.
+/// Sizes of a device's part of a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
     /// Pages, and state slots or window pages.
@@ -22,12 +23,12 @@ pub(crate) struct Extent {
     pub touch: bool,
 }
 
-/// Weights on a device, and what runners there are made of.
+/// Weights on a device, and the resources that runners on it are built from.
 pub(crate) trait Backend {
     /// A model on the device.
     type Runner: Runner + Send + 'static;
 
-    /// Makes a runner with a pool of this extent. There is one at a time.
+    /// Builds a runner with a pool of this extent. At most one exists at a time.
     fn build(&mut self, ledger: &Arc<Ledger>, shape: &ModelShape, extent: Extent) -> Result<Self::Runner, Failure>;
 
     /// Bytes that the engine may hold in the own memory of a GPU, as its driver reports.
@@ -35,14 +36,14 @@ pub(crate) trait Backend {
         u64::MAX
     }
 
-    /// Bytes of workspace that a runner's steps have taken at most.
+    /// The most bytes of workspace that a runner's steps have taken.
     fn workspace_peak(runner: &mut Self::Runner) -> usize;
 
-    /// Takes a runner apart: its pool goes, its weights are there for the next.
+    /// Takes a runner apart: its pool is freed, its weights are kept for the next runner.
     fn take_apart(&mut self, runner: Self::Runner);
 }
 
-/// A refused region, in the words of sizing.
+/// A refused region, as the sizing search reports it.
 pub(crate) fn refused(error: &OutOfMemory) -> sizing::OutOfMemory {
     let (OutOfMemory::Refused { component, bytes, .. } | OutOfMemory::Sealed { component, bytes }) = error;
     // The system does not say how much was missing; one byte leaves the next attempt open.
@@ -54,12 +55,12 @@ pub(crate) struct CpuBackend {
     model: Arc<dyn Model>,
     isa: Isa,
     threads: usize,
-    /// While no runner holds them.
+    /// Weights and threads; none while a runner holds them.
     parts: Option<(CpuWeights, ThreadPool)>,
 }
 
 impl CpuBackend {
-    /// Loaded weights, and the threads that compute.
+    /// Takes loaded weights, and the threads that compute.
     pub fn new(model: Arc<dyn Model>, isa: Isa, weights: CpuWeights, pool: ThreadPool) -> Self {
         Self { model, isa, threads: pool.threads(), parts: Some((weights, pool)) }
     }

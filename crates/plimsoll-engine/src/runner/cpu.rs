@@ -13,9 +13,9 @@ use crate::runner::Runner;
 #[derive(Debug, Default)]
 pub(crate) struct Passes {
     output: Option<Output>,
-    /// The most likely tokens of the last pass's rows, those of all rows one after another, where the step asks for them.
+    /// The candidates of the last pass's rows, one row after another, where the step requests them.
     candidates: Option<Buf>,
-    /// Hidden states of the last draft pass's wanted rows, and where the workspace stood when they had been set aside.
+    /// Hidden states of the last draft pass's wanted rows, and the mark of the workspace after them.
     carry: Option<(Buf, Mark)>,
     /// The chunk that is computed layer by layer, and the mark of the workspace after its buffers.
     begun: Option<(Pass, Mark)>,
@@ -36,13 +36,13 @@ impl Passes {
         Ok(())
     }
 
-    /// What the last pass left in the workspace.
+    /// The last pass's outputs in the workspace.
     #[cfg(feature = "gpu")]
     pub fn output(&self) -> Option<Output> {
         self.output
     }
 
-    /// The candidates of its rows, one after another.
+    /// The candidates of the last pass's rows, one row after another.
     #[cfg(feature = "gpu")]
     pub fn candidates(&self) -> Option<Buf> {
         self.candidates
@@ -57,7 +57,7 @@ impl Passes {
         self.begun.is_some()
     }
 
-    /// The beginning of a step that is computed layer by layer, in an empty workspace.
+    /// Begins a step that is computed layer by layer, in an empty workspace.
     pub fn begin(
         &mut self,
         model: &dyn Model,
@@ -70,7 +70,7 @@ impl Passes {
         Ok(())
     }
 
-    /// Computes its next layer. True after the last one. If it fails, the step is dropped.
+    /// Computes the next layer. True after the last one. If it fails, the step is dropped.
     pub fn advance(
         &mut self,
         model: &dyn Model,
@@ -87,7 +87,7 @@ impl Passes {
         Ok(self.output.is_some())
     }
 
-    /// A pass of the draft head.
+    /// Runs a pass of the draft head.
     pub fn draft(
         &mut self,
         model: &dyn Model,
@@ -101,7 +101,7 @@ impl Passes {
         self.candidates = None;
         let wanted = step.logit_rows;
         let (hidden, carry, mark) = match self.carry {
-            // What the pass before left is not needed any more, except for what was set aside.
+            // The pass before is released, except for the hidden states that were set aside.
             Some((carry, mark)) => {
                 device.release(mark);
                 (carry, carry, mark)
@@ -124,7 +124,7 @@ impl Passes {
     }
 }
 
-/// Finds the most likely tokens of rows that need no more.
+/// Finds the most likely tokens of rows that need no other logits.
 fn find_candidates(device: &mut dyn Device, output: Output, step: &StepInput<'_>) -> Result<Option<Buf>, DeviceError> {
     let count: u32 = step.candidates.iter().sum();
     if count == 0 {
@@ -143,7 +143,7 @@ pub struct CpuRunner {
     model: Arc<dyn Model>,
     device: CpuDevice,
     passes: Passes,
-    /// What an encoder has made.
+    /// Outputs of the last [`Runner::encode`].
     encoded: Option<Buf>,
 }
 
@@ -153,19 +153,19 @@ impl CpuRunner {
         Self { model, device, passes: Passes::default(), encoded: None }
     }
 
-    /// The device, to look at or to take apart.
+    /// The device, to inspect or to take apart.
     pub fn device(&mut self) -> &mut CpuDevice {
         &mut self.device
     }
 
-    /// Clears the workspace, but for a step that stands between two layers.
+    /// Clears the workspace, but for a step that is between two layers.
     fn clear_workspace(&mut self) {
         if !self.passes.release_step_buffers(&mut self.device) {
             self.device.begin_step();
         }
     }
 
-    /// Gives the device back.
+    /// Returns the device.
     pub fn into_device(self) -> CpuDevice {
         self.device
     }
@@ -200,7 +200,7 @@ impl Runner for CpuRunner {
 
     fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
         self.encoded = None;
-        // What the last step left is overwritten.
+        // The outputs of the last step are overwritten.
         self.clear_workspace();
         let Some(encoder) = self.model.encoder(sense) else { return Err(DeviceError::NoEncoder) };
         self.encoded = Some(encoder.encode(&mut self.device, images)?);

@@ -6,7 +6,7 @@ use plimsoll_device::{PAGE_TOKENS, SeqSpan, StepInput};
 use crate::schedule::scheduler::StepLimits;
 
 /// Rows of each sequence in the step that takes the most workspace: as many rows and sequences as the limits allow, none longer
-/// than `context`, shared out so that their keys and values lie in as many pages as any such step's can.
+/// than `context`, shared out so that their KV cache takes the most pages of any such step.
 pub(crate) fn largest(limits: &StepLimits, context: usize) -> Vec<usize> {
     let seqs = limits.running.min(limits.rows).max(1);
     let mut rows = vec![1; seqs];
@@ -54,7 +54,7 @@ impl EncoderStep {
         }
     }
 
-    /// As the device takes it.
+    /// The step in the device's layout.
     pub fn input(&self) -> StepInput<'_> {
         StepInput {
             tokens: &self.tokens,

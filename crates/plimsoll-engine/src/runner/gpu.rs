@@ -1,4 +1,4 @@
-//! A model on a GPU: what the CPU's runner does, one submission a pass.
+//! A model on a GPU. As the CPU's runner, with one submission a pass.
 
 use std::sync::Arc;
 
@@ -18,19 +18,19 @@ pub struct GpuRunner {
     /// None after a loss, if it could not be opened again.
     device: Option<GpuDevice>,
     passes: Passes,
-    /// What an encoder has made.
+    /// Outputs of the last [`Runner::encode`].
     encoded: Option<Buf>,
     again: Option<Again>,
-    /// What of a step is fetched at once.
+    /// Outputs of a step that are fetched together.
     outputs: Vec<Buf>,
-    /// Of each wanted row, where its candidates begin among all of the step, and how many it has.
+    /// For each wanted row, the index of its first candidate among all of the step, and how many it has.
     places: Vec<[usize; 2]>,
 }
 
 /// Opens the device and loads the weights.
 pub(crate) type Load = Arc<dyn Fn() -> Result<(Context, GpuWeights), String> + Send + Sync>;
 
-/// How a device that was lost is built anew.
+/// The resources to build a lost device again.
 struct Again {
     load: Load,
     ledger: Arc<Ledger>,
@@ -50,7 +50,7 @@ impl Again {
 const GONE: &str = "it was lost and could not be opened again; restart the server";
 
 impl GpuRunner {
-    /// The device, with a cleared workspace, but for a step that stands between two layers.
+    /// Clears the device's workspace, but for a step that is between two layers.
     fn cleared(&mut self) -> Result<(), DeviceError> {
         let device = self.device.as_mut().ok_or_else(|| DeviceError::Gpu(GONE.into()))?;
         device.forget();
@@ -60,7 +60,7 @@ impl GpuRunner {
         Ok(())
     }
 
-    /// Carries out what a pass recorded, and fetches its output. Nothing of a pass that failed is carried out.
+    /// Submits a recorded pass, and fetches its output. A failed pass is not submitted.
     fn finish<T>(&mut self, passed: Result<T, DeviceError>, step: &StepInput<'_>) -> Result<T, DeviceError> {
         let device = self.device.as_mut().ok_or_else(|| DeviceError::Gpu(GONE.into()))?;
         let passed = match passed {
@@ -86,14 +86,14 @@ impl GpuRunner {
         device.finish(&self.outputs).map(|()| passed)
     }
 
-    /// The device and the passes over it, behind [`Self::cleared`].
+    /// The device and the passes over it, after [`Self::cleared`].
     fn parts(&mut self) -> Result<(&dyn Model, &mut GpuDevice, &mut Passes), DeviceError> {
         let device = self.device.as_mut().ok_or_else(|| DeviceError::Gpu(GONE.into()))?;
         Ok((&*self.model, device, &mut self.passes))
     }
 }
 
-/// Where each row's candidates begin, and how many there are.
+/// The index of each row's first candidate, and how many it has.
 fn places_of(candidates: &[u32]) -> impl Iterator<Item = [usize; 2]> {
     candidates.iter().scan(0, |first, count| {
         let place = [*first, *count as usize];
@@ -102,7 +102,7 @@ fn places_of(candidates: &[u32]) -> impl Iterator<Item = [usize; 2]> {
     })
 }
 
-/// The rows of which no candidates are asked for, neighbours together.
+/// The rows without requested candidates, neighbours together.
 fn whole_rows(logits: Buf, candidates: &[u32]) -> impl Iterator<Item = Buf> {
     let runs = candidates.chunk_by(|count, next| (*count == 0) == (*next == 0));
     let placed = runs.scan(0, move |first, run| {
@@ -140,7 +140,7 @@ impl Runner for GpuRunner {
 
     fn draft(&mut self, from: &[u32], step: &StepInput<'_>) -> Result<(), DeviceError> {
         let (model, device, passes) = self.parts()?;
-        // The pass before is carried out, and its hidden states lie in the arena still.
+        // The pass before has run, and its hidden states are still in the arena.
         let passed = passes.draft(model, device, from, step);
         self.finish(passed, step)
     }
@@ -151,7 +151,7 @@ impl Runner for GpuRunner {
 
     fn reopen(&mut self) -> Result<(), String> {
         (self.passes, self.encoded) = (Passes::default(), None);
-        // Its memory is given back before it is taken anew.
+        // The lost device's memory is freed before it is allocated anew.
         self.device = None;
         let again = self.again.take().ok_or("it was opened again once already")?;
         again.ledger.unseal();
@@ -208,15 +208,15 @@ impl Runner for GpuRunner {
 /// An open GPU with loaded weights.
 pub(crate) struct GpuBackend {
     model: Arc<dyn Model>,
-    /// What does not depend on the pools.
+    /// Sizes that do not depend on the pools.
     step: Sizes,
-    /// While no runner holds them.
+    /// Device context and weights; none while a runner holds them.
     parts: Option<(Context, GpuWeights)>,
     load: Load,
 }
 
 impl GpuBackend {
-    /// Loaded weights on an open device; `load` does it again. The pools of `step` do not count.
+    /// Takes loaded weights on an open device; `load` opens and loads again. The pools of `step` do not count.
     pub fn new(model: Arc<dyn Model>, step: Sizes, loaded: (Context, GpuWeights), load: Load) -> Self {
         Self { model, step, parts: Some(loaded), load }
     }

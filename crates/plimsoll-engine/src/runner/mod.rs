@@ -1,4 +1,4 @@
-//! The seam between engine and device: run one step, look at its logits.
+//! The interface between engine and device: run one step, read its logits.
 //!
 //! The engine schedules and samples; a runner owns model, device and the memory of one pool build. Tests and the simulator bring
 //! runners of their own.
@@ -16,22 +16,22 @@ use plimsoll_models::{EncoderInput, EncoderKind};
 
 use crate::cache::Part;
 
-/// Carries out steps.
+/// Runs the steps of a model on a device.
 pub trait Runner {
-    /// Computes one step: the KV cache of every row, logits of the wanted ones, recurrent states where they are asked for.
+    /// Computes one step: the KV cache of every row, logits of the wanted rows, and recurrent states where the step names slots for them.
     ///
-    /// What a failed step leaves in pages is overwritten when it is run again; what it leaves in state slots is not read again.
+    /// A failed step may leave wrong data. Its pages are overwritten when it runs again, and its state slots are not read again.
     fn forward(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError>;
 
-    /// Begins a step that is computed layer by layer, with others between them: [`Self::advance`] goes on with it. One that was begun
-    /// before is forgotten.
+    /// Begins a step that is computed layer by layer, with other steps between the layers. [`Self::advance`] continues it. An earlier begun
+    /// step is dropped.
     fn begin(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
         let _ = step;
         Ok(())
     }
 
     /// Computes the next layer of the step that [`Self::begin`] was given; `step` is the same one. True after the last layer: then logits
-    /// and hidden states are there, as after [`Self::forward`]. A runner without layers computes all at once.
+    /// and hidden states can be read, as after [`Self::forward`]. A runner without layers computes all at once.
     fn advance(&mut self, step: &StepInput<'_>) -> Result<bool, DeviceError> {
         self.forward(step).map(|()| true)
     }
@@ -65,7 +65,7 @@ pub trait Runner {
         Err(DeviceError::NoEncoder)
     }
 
-    /// The `row`-th row that the last [`Self::encode`] has made, those of all its items one after another.
+    /// The `row`-th row of output of the last [`Self::encode`]. Rows of all its items follow one another.
     fn embedding(&mut self, row: usize) -> &[f32] {
         let _ = row;
         &[]
@@ -89,25 +89,25 @@ pub trait Runner {
         let _ = (part, id, out);
     }
 
-    /// Copies what [`Self::save`] gave into another place of the same pool, which holds the same part then.
+    /// Copies the bytes of [`Self::save`] into another place of the same pool, which then holds the same part.
     fn restore(&mut self, part: Part, id: u32, bytes: &[u8]) {
         let _ = (part, id, bytes);
     }
 
-    /// The most likely tokens of the `row`-th wanted row of the last step or draft pass, each a logit and an id, the most likely first,
-    /// equal ones by id; id −1 behind the last that is a number. None where the step did not ask for them ([`StepInput::candidates`]) or
-    /// the device does not find them.
+    /// The most likely tokens of the `row`-th wanted row of the last step or draft pass: pairs of a logit and an id, the most likely first,
+    /// equal ones by id. The id is −1 after the last logit that is a number. None where the step did not request them
+    /// ([`StepInput::candidates`]) or the device does not find them.
     fn candidates(&mut self, row: usize) -> Option<&[[f32; 2]]> {
         let _ = row;
         None
     }
 
-    /// Bytes that came back from a device with memory of its own since this was last asked.
+    /// Bytes copied back from a device with its own memory since the last call.
     fn take_fetched(&mut self) -> u64 {
         0
     }
 
-    /// Rows of tables in the model's files that were looked up since this was last asked.
+    /// Rows of tables in the model's files that were looked up since the last call.
     fn take_table_reads(&mut self) -> TableReads {
         TableReads::default()
     }

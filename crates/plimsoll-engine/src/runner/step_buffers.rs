@@ -1,4 +1,4 @@
-//! A step's batch, laid out for the device in buffers that are reserved once; and the passes of the draft head after it.
+//! The buffers of a step, reserved once, and the layout of its batch and of the draft passes after it.
 
 use plimsoll_device::{MediaRows, PAGE_TOKENS, SeqSpan, StepInput};
 
@@ -18,13 +18,13 @@ pub struct StepBuffers {
     state_out: Vec<u32>,
     types: Vec<u32>,
     places: Vec<[f32; 3]>,
-    /// The position after the last that each row attends to, in models whose image rows attend to each other.
+    /// For each row the position after the last one it attends to, in models with image rows that attend to each other.
     ends: Vec<u32>,
-    /// Rows of prompts, where these stand apart.
+    /// Rows of prompts, if prompts have numerics of their own.
     prompt_rows: usize,
-    /// A sequence is to become what its rows' hidden states make.
+    /// Whether a sequence is pooled from its rows' hidden states.
     pooled: bool,
-    /// Rows of the pass before that a draft pass goes on from.
+    /// Rows of the pass before that a draft pass continues.
     from: Vec<u32>,
     limits: StepLimits,
 }
@@ -38,7 +38,7 @@ pub struct DraftRows {
     pub start: usize,
     /// Its rows.
     pub rows: usize,
-    /// Row of the pass before that its first row goes on from; the others follow.
+    /// Row of the pass before that its first row continues; the others follow.
     pub from: usize,
     /// Whether a guess is wanted after its last row.
     pub wanted: bool,
@@ -158,7 +158,7 @@ impl StepBuffers {
             seq.states.outputs(entry.start, entry.rows, entry.keeps_each(self.limits.slots), &mut self.state_out);
             let last = self.tokens.len();
             if self.limits.encoder_batch {
-                // The first position speaks for an encoder's sequence.
+                // An encoder's sequence has the logits of its first position.
                 let first = (last - entry.rows) as u32;
                 self.logit_rows.extend((entry.logit_rows > 0).then_some(first));
                 let second = seq.pooled.map_or(usize::MAX, |pooled| pooled.second_at);

@@ -1,4 +1,4 @@
-//! Which tokens a sequence contains, and how often: what the penalties need to know, bounded per sequence.
+//! The tokens of a sequence and their counts, for the penalties. Memory is bounded per sequence.
 //!
 //! A dense list of entries (so that applying penalties costs time in proportion to the distinct tokens) with an
 //! open-addressing table over it. Both are allocated once. Not here: the penalties themselves.
@@ -18,10 +18,10 @@ pub enum CountsError {
     /// There is no memory for the tables.
     #[error("no host memory to count {capacity} distinct tokens")]
     OutOfMemory {
-        /// The capacity asked for.
+        /// The requested capacity.
         capacity: usize,
     },
-    /// More distinct tokens than the sequence was given room for.
+    /// More distinct tokens than the capacity.
     #[error("token counts have room for {capacity} distinct tokens, one more was given")]
     Full {
         /// The capacity given at build.
@@ -92,7 +92,7 @@ impl TokenCounts {
         self.entries.len()
     }
 
-    /// Forgets all tokens and keeps the memory, for the next sequence.
+    /// Drops all tokens and keeps the memory, for the next sequence.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.table.fill(EMPTY);

@@ -1,4 +1,4 @@
-//! What the most likely tokens tell is what all logits tell.
+//! A token sampled from the top logits equals the token sampled from all logits.
 
 use proptest::prelude::*;
 
@@ -83,7 +83,7 @@ proptest! {
             if of_prompt { counts.add_prompt(token).unwrap() } else { counts.add_output(token).unwrap() }
         }
         let narrowed = mask.is_some() || !ended.is_empty();
-        // Also where all logits would be fetched, what few tokens tell is right.
+        // Also with parameters for which all logits would be fetched, a result from the top tokens is right.
         let count = match params.candidates(vocab, narrowed) as usize {
             0 => vocab.min(40),
             count => count,
@@ -100,7 +100,7 @@ proptest! {
         if let Some(token) = told {
             prop_assert_eq!(Ok(token), want.clone());
         }
-        // Nothing narrows: they tell it whenever there is a token, but for draws among infinite logits.
+        // Without mask, bias and penalties the top tokens always decide, except for draws among infinite logits.
         let asked = params.candidates(vocab, narrowed) > 0;
         let plain = asked && !narrowed && params.logit_bias.is_empty() && !params.needs_counts();
         let finite = params.is_greedy() || logits.iter().all(|logit| *logit < f32::INFINITY);

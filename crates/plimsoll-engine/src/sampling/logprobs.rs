@@ -1,4 +1,4 @@
-//! Log probabilities for the client: what the model thought of the chosen token and of its rivals.
+//! Log probabilities for the client: of the chosen token and of its most likely alternatives.
 //!
 //! They are taken from the model's own logits, before bias, penalties, mask and temperature, as in OpenAI's API and
 //! vLLM's default (`raw_logprobs`). Call this before [`Sampler::sample`](super::Sampler::sample), which overwrites the
@@ -8,16 +8,16 @@ use thiserror::Error;
 
 use super::weights::{BLOCK, UNITS, Weigher, block_max};
 
-/// The most rivals a client may ask for in OpenAI's API; what a server reserves room for unless configured otherwise.
+/// The most alternatives in OpenAI's API; the server reserves memory for them by default.
 pub const TOP_LOGPROBS_MAX: usize = 20;
 
 /// Why log probabilities could not be given.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum LogprobError {
-    /// More rivals than the list was given room for.
+    /// More alternatives than the list has capacity for.
     #[error("{asked} log probabilities were asked for, the list has room for {room}")]
     NoRoom {
-        /// Rivals asked for.
+        /// Requested alternatives.
         asked: usize,
         /// Capacity of the list.
         room: usize,
@@ -38,10 +38,10 @@ pub enum LogprobError {
     },
 }
 
-/// What the model thought of the chosen token.
+/// Log probability and rank of the chosen token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChosenLogprob {
-    /// Natural logarithm of its probability; −∞ if the model ruled it out (which JSON cannot say).
+    /// Natural logarithm of its probability; −∞ (which JSON cannot express) if its logit is −∞ or NaN.
     pub logprob: f32,
     /// 1 for the most likely token; equal ones count by id.
     pub rank: u32,

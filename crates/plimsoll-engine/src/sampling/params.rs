@@ -1,4 +1,4 @@
-//! What a request may ask of the sampler, and the check that it asks for something that exists.
+//! The sampling parameters of a request, and the check of their ranges.
 //!
 //! Names and neutral values are those of OpenAI and vLLM. Not here: parsing, defaults of a model.
 
@@ -138,7 +138,7 @@ impl SamplingParams {
         self.temperature < GREEDY_BELOW
     }
 
-    /// Whether the sampler needs to know which tokens prompt and output contain, so that
+    /// Whether the sampler needs the tokens of prompt and output, so that
     /// [`TokenCounts`](super::TokenCounts) must be kept for this request.
     #[must_use]
     pub fn needs_counts(&self) -> bool {
@@ -153,7 +153,7 @@ impl SamplingParams {
             && self.frequency_penalty >= 0.0
     }
 
-    /// Most likely tokens of a row of `vocab` logits that tell the token in all but rare cases, at most [`CANDIDATES_MAX`]; 0 where all
+    /// Top logits of a row of `vocab` logits that decide the token in all but rare cases, at most [`CANDIDATES_MAX`]; 0 where all
     /// logits are needed: to report log probabilities, for bias or penalties that make a token more likely, and for draws from more
     /// tokens. `narrowed`: some tokens may not be chosen, by a grammar or before `min_tokens`.
     pub(crate) fn candidates(&self, vocab: usize, narrowed: bool) -> u32 {

@@ -20,7 +20,7 @@ pub enum SamplerError {
     /// A vocabulary without tokens or with more than any model has.
     #[error("the vocabulary has {vocab} tokens, a sampler takes between 1 and {limit}")]
     Vocab {
-        /// The vocabulary size asked for.
+        /// The requested vocabulary size.
         vocab: usize,
         /// The largest vocabulary.
         limit: usize,
@@ -28,7 +28,7 @@ pub enum SamplerError {
     /// The host has no memory left for the scratch space.
     #[error("no host memory for a sampler over {vocab} tokens ({bytes} bytes)")]
     OutOfMemory {
-        /// The vocabulary size asked for.
+        /// The requested vocabulary size.
         vocab: usize,
         /// The bytes the scratch space would have taken.
         bytes: usize,
@@ -74,7 +74,7 @@ pub struct Sampler {
     /// Block maxima again, to be partitioned.
     maxima: Vec<f32>,
     candidates: Vec<Candidate>,
-    /// The most likely tokens of a row of which no more is known, by id, and their logits.
+    /// The top tokens of a row and their logits, sorted by id, while the other logits are not known.
     likely: Vec<(u32, f32)>,
     row: Vec<f32>,
 }
@@ -172,7 +172,7 @@ impl Sampler {
     /// The token that [`Self::sample`] chooses, from the top logits of a row alone; `None` where these do not decide.
     ///
     /// `found` are pairs of a logit and an id, the most likely first, equal ones by id; an id below 0 stands behind the last token that
-    /// has a logit. They are as many as the parameters ask for, or more. `banned` tokens may not be chosen.
+    /// has a logit. At least `SamplingParams::candidates` pairs are given. `banned` tokens may not be chosen.
     pub fn sample_from_top(
         &mut self,
         found: &[[f32; 2]],
@@ -201,7 +201,7 @@ impl Sampler {
         token
     }
 
-    /// Chooses among the first tokens in the order of likelihood, given by id; all others are behind `least`, if there are any.
+    /// Chooses among the top tokens of a row, sorted by id. All other tokens are less likely than `least`; none: there are no others.
     fn draw_from_top(
         &mut self,
         likely: &[(u32, f32)],
@@ -215,7 +215,7 @@ impl Sampler {
         }
         let told = |least: Candidate| {
             let of_top_k = params.top_k_of(self.vocab).is_some_and(|k| likely.len() >= k);
-            // What is behind it has no weight.
+            // Tokens less likely than `least` have no weight.
             of_top_k || Weigher::new(max, params.temperature, params.min_p).is_nothing(least.logit())
         };
         if !params.is_greedy() && !least.is_none_or(told) {
@@ -274,7 +274,7 @@ impl Sampler {
         (first + within) as u32
     }
 
-    /// What min-p, top-k and top-p leave of a measured row, in this order.
+    /// Returns the head of a measured row that min-p, top-k and top-p keep, applied in this order.
     pub(super) fn keep(&mut self, logits: &[f32], params: &SamplingParams, weigher: Weigher) -> Kept {
         let row = Row { logits, block_max: &self.block_max, weigher };
         let (found, temperature) = (&mut self.candidates, params.temperature);
@@ -326,7 +326,7 @@ fn draw_from_all(row: &Row<'_>, sums: &[u64], kept: &Kept, target: u64) -> u32 {
     drawn.unwrap_or(first as u32)
 }
 
-/// The token of one block at which the weights pass `target`; otherwise `passed` goes up by what is kept of the block.
+/// The token of one block at which the weights pass `target`. If there is none, `passed` grows by the kept weights of the block.
 fn draw_from(row: &Row<'_>, kept: &Kept, first: u32, block: &[f32], target: u64, passed: &mut u64) -> Option<u32> {
     for (id, &logit) in (first..).zip(block) {
         if kept.has(logit, id) {
@@ -360,13 +360,13 @@ fn apply_penalties(logits: &mut [f32], params: &SamplingParams, counts: &TokenCo
     }
 }
 
-/// The logit of a token of prompt or output, of which the output has so many.
+/// Returns the penalised logit of a token of prompt or output. `times`: its occurrences in the output.
 fn penalised(logit: f32, params: &SamplingParams, times: u32) -> f32 {
     let repeated = if logit > 0.0 { logit / params.repetition_penalty } else { logit * params.repetition_penalty };
     if times > 0 { repeated - (times as f32 * params.frequency_penalty + params.presence_penalty) } else { repeated }
 }
 
-/// What bias, penalties and mask make of some tokens' logits, in the order of ids; the same bits as of all.
+/// Applies bias, penalties and mask to some tokens' logits, sorted by id. The results have the same bits as in the whole row.
 fn lower(
     likely: &mut [(u32, f32)],
     params: &SamplingParams,
@@ -416,7 +416,7 @@ mod tests {
     use super::super::weights::UNITS;
     use super::*;
 
-    /// What random tests meet once in 2⁴³ draws: the places where one token's share ends and the next begins.
+    /// The boundaries between the shares of two tokens. Random tests draw one once in 2⁴³ draws.
     #[test]
     fn shares_end_where_the_next_begin() {
         let logits = [2.0; BLOCK + 2];

@@ -43,17 +43,17 @@ impl Candidate {
 pub(super) struct Kept {
     /// The last token that is kept.
     pub last: Candidate,
-    /// Weight of all that is kept.
+    /// Weight of all kept tokens.
     pub mass: u64,
 }
 
 impl Kept {
-    /// Everything that has a weight is kept.
+    /// Keeps every token that has a weight.
     pub(super) fn all(mass: u64) -> Self {
         Self { last: Candidate::new(f32::NEG_INFINITY, u32::MAX), mass }
     }
 
-    /// Whether nothing was cut off, so that the weights of whole blocks are those of what is kept.
+    /// Whether all tokens are kept, so that the weights of whole blocks count.
     pub(super) fn is_all(&self) -> bool {
         self.last.id() == u32::MAX
     }

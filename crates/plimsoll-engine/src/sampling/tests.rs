@@ -28,7 +28,7 @@ fn row(vocab: usize, seed: u64) -> Vec<f32> {
     (0..vocab as u64).map(|i| bell(i) + 18.0 * uniform(random_u64(!seed, i)).powi(64)).collect()
 }
 
-/// What is kept, by the definition: sort everything, cut, cut, cut.
+/// The kept tokens by the definition: sort all tokens, then apply min-p, top-k and top-p.
 fn kept_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<(u32, u64)> {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weigher = Weigher::new(max, params.temperature, params.min_p);

@@ -2,7 +2,7 @@
 //!
 //! A weight is exp((logit − largest) / temperature), rounded to a multiple of 2⁻⁴³ and kept as an integer. Sums of
 //! integers are exact in any order, so "the smallest set that reaches top-p" has one answer. A vocabulary of up to 2²⁰
-//! tokens cannot overflow 64 bits. What is less than 2⁻⁴⁴ times as likely as the best never was going to be drawn.
+//! tokens cannot overflow 64 bits. A token less than 2⁻⁴⁴ times as likely as the best has no weight and is never drawn.
 //!
 //! Not here: truncation, random numbers.
 

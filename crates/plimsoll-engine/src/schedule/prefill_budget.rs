@@ -1,5 +1,5 @@
-//! How many rows of prompts are computed beside decoding sequences, so that their tokens keep coming: as many as fit
-//! into the extra time that they may wait. Pure arithmetic over measurements: output never depends on it.
+//! The number of prompt rows beside decoding sequences: as many as fit into the extra time that a decoding sequence may wait. Pure
+//! arithmetic over measurements: output never depends on it.
 
 use arrayvec::ArrayVec;
 
@@ -13,11 +13,11 @@ const PROMPT_SECONDS: f64 = 0.05;
 const PROMPT_STEPS: f64 = 4.0;
 /// Rows of a long prompt's chunk before anything was measured.
 const CHUNK_ROWS_DEFAULT: usize = 32;
-/// Rows of prompts that always go on. A chunk reads the KV cache once for all its rows, so fewer rows would hardly be faster.
+/// The least rows of prompts in a step. A chunk reads the KV cache once for all its rows, so fewer rows would hardly be faster.
 const CHUNK_ROWS_MIN: usize = 16;
 /// The weight of a new measurement in the moving average.
 const EMA_WEIGHT: f64 = 0.25;
-/// The same for a layer, which takes longer with every chunk of a prompt.
+/// The weight of a new measurement of a layer, which takes longer with every chunk of a prompt.
 const EMA_WEIGHT_LAYER: f64 = 0.5;
 /// A measurement counts at most this many times the estimate: the thread was interrupted.
 const OUTLIER_FACTOR: f64 = 3.0;
@@ -231,7 +231,7 @@ mod tests {
             meter.observe_layer(0, CHUNK_ROWS_MIN, 60.0);
         }
         assert_eq!(meter.rows(4), PrefillBudget { prompts: CHUNK_ROWS_MIN, long: CHUNK_ROWS_MIN });
-        // More layers than are told apart.
+        // More layers than are measured one by one.
         (1..LAYERS + 9).for_each(|layer| meter.observe_layer(layer, 16, 0.1));
         assert_eq!(meter.layers.len(), LAYERS);
     }

@@ -1,13 +1,13 @@
-//! The scheduler: which rows run in the next step, of generation and of embeddings. It computes nothing on a device, and has no text and
+//! The scheduler chooses the rows of the next step, for generation and embeddings. It computes nothing on a device, and handles no text and
 //! no clients.
 //!
-//! A step is the decode rows of every running sequence (the newest token, and drafts to be checked) plus prefill chunks, oldest
-//! first, under the step's row budget; of a long prompt, a chunk between two steps instead (`layered.rs`). Pages are taken as
-//! positions need them. When none is left the newest running sequence is preempted: its pages go back, it keeps its place in the
-//! queue, and what it had produced is computed again later (with the same bits: I9). The oldest is never preempted and fits the
-//! pool alone, so it always finishes (I5).
+//! A step has the decode rows of every running sequence (the newest token, and drafts to be verified) and prefill chunks, oldest first,
+//! under the step's row budget. A chunk of a long prompt runs between two steps instead (`layered.rs`). Pages are taken as positions need
+//! them. When none is left, the newest running sequence is preempted. It releases its pages, keeps its place in the queue, and its
+//! positions are computed again later (with the same bits: I9). The oldest is never preempted and fits the pool alone, so it always
+//! finishes (I5).
 //!
-//! Generic over what a sequence carries, so that the engine, the simulator and the property tests run the same code.
+//! Generic over a sequence's payload, so that the engine, the simulator and the property tests run the same code.
 
 mod admission;
 mod layered;
@@ -25,13 +25,13 @@ pub use seq::{DiskRead, NewSeq, Pooled, Seq};
 pub struct Scheduler<T> {
     limits: StepLimits,
     cache: SharedCache,
-    /// Oldest first. No ring buffer: one that never empties would touch all the memory that is reserved for it.
+    /// Oldest first. Not a ring buffer: one that never empties would touch all its reserved memory.
     waiting: Vec<Seq<T>>,
     running: Vec<Seq<T>>,
     entries: Vec<StepEntry>,
     reduced: ReducedLimits,
     prefill_budget: PrefillBudget,
-    /// Chunks that were begun layer by layer.
+    /// Layered chunks that were begun; the next chunk's number.
     chunks_begun: u64,
 }
 
@@ -79,7 +79,7 @@ impl<T> Scheduler<T> {
         preempted
     }
 
-    /// Takes the newest sequence out, waiting or running, unless it is the only one.
+    /// Removes the newest sequence, waiting or running, unless it is the only one.
     pub fn give_up_newest(&mut self) -> Option<Seq<T>> {
         if self.running.len() + self.waiting.len() < 2 {
             return None;
@@ -108,32 +108,32 @@ impl<T> Scheduler<T> {
         &self.running
     }
 
-    /// The same, to write results into.
+    /// Mutable sequences of the running set, to write results into.
     pub fn running_mut(&mut self) -> &mut [Seq<T>] {
         &mut self.running
     }
 
-    /// The same, and those that could start next.
+    /// Mutable running sequences, and the waiting ones that could start next.
     pub fn soon_mut(&mut self) -> impl Iterator<Item = &mut Seq<T>> {
         self.running.iter_mut().chain(self.waiting.iter_mut().take(self.limits.running))
     }
 
-    /// Sequences that wait, oldest first.
+    /// Waiting sequences, oldest first.
     pub fn waiting(&self) -> impl ExactSizeIterator<Item = &Seq<T>> {
         self.waiting.iter()
     }
 
-    /// The same, to note what is read for them.
+    /// Mutable waiting sequences, to record reads from disk.
     pub(crate) fn waiting_mut(&mut self) -> impl Iterator<Item = &mut Seq<T>> {
         self.waiting.iter_mut()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether no sequence runs or waits.
     pub fn is_empty(&self) -> bool {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Takes out every sequence, waiting or running, that `gone` reports as no longer wanted.
+    /// Removes every sequence, waiting or running, for which `gone` returns true.
     pub fn remove(&mut self, mut gone: impl FnMut(&Seq<T>) -> bool, mut take: impl FnMut(Seq<T>)) {
         for i in (0..self.running.len()).rev() {
             if gone(&self.running[i]) {
@@ -169,12 +169,12 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Lets others share what a sequence has computed of its prompt.
+    /// Publishes the computed positions of a sequence's prompt to the prefix cache.
     pub fn publish(&mut self, index: usize) {
         self.running[index].publish();
     }
 
-    /// Takes a finished sequence out; what it computed stays findable, as far as others could start from it.
+    /// Removes a finished sequence. Its pages stay in the prefix cache, as far as other sequences could start from them.
     pub fn finish(&mut self, index: usize) -> Seq<T> {
         let mut seq = self.running.remove(index);
         seq.donate();

@@ -1,4 +1,4 @@
-//! Speculation: when to draft, and drafts that are looked up in the text.
+//! Speculative decoding: the decision to draft, and prompt lookup.
 
 pub(crate) mod pace;
 pub(crate) mod prompt_lookup;

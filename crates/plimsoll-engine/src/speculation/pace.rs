@@ -13,34 +13,34 @@
 //! drafts are not booked, because the prompts have more rows than the drafts. There, after a burst, only sequences with
 //! an expected gain get drafts.
 
-/// Of the time of plain steps, what may be lost by drafts that miss, and of all time, what may be spent on trying.
+/// Share of the time of plain steps that wrong drafts may lose, and share of all time that bursts and prompts' draft passes may take.
 const STAKE: f64 = 0.01;
-/// The account's first stake, and the most it holds, in plain steps: what a change for the worse can cost before it is noticed.
+/// The first credit of the account and its maximum, in plain steps: the loss before a change for the worse is noticed.
 const CREDIT: [f64; 2] = [6.0, 16.0];
-/// Seconds that taking prompts through the draft head may be in advance of what drafts have won.
+/// Seconds that running prompts through the draft head may cost before drafts have gained them.
 const ADVANCE: f64 = 5.0;
 /// Steps of a burst, in which every sequence gets drafts as a test.
 const BURST: u32 = 8;
-/// Plain steps that are needed to say how long one takes.
+/// Plain steps to measure before their time is known.
 const PLAIN_MIN: u32 = 4;
-/// Steps that checked drafts, needed to say the same of them; before, the plan's estimate serves.
+/// Checking steps to measure before their time is known; until then the plan's estimate is used.
 const CHECKING_MIN: u32 = 8;
-/// Before, none of them is taken to have cost more than so many times the estimate: it was interrupted.
+/// Until then a checking step is charged at most this many times the estimate: a longer one was interrupted.
 const INTERRUPTED: f64 = 2.0;
-/// Checking steps between two looks at plain ones, and how many of those are taken.
+/// Checking steps after which plain steps are measured again, and how many are measured.
 const PROBE_EVERY: u32 = 64;
 /// See [`PROBE_EVERY`].
 const PROBE_STEPS: u32 = 2;
 /// Steps of silence after the draft head has failed.
 const SILENCE: u32 = 256;
-/// How drafts are dealt with.
+/// Settings of speculative decoding.
 #[derive(Clone, Copy, Debug)]
 pub struct Speculation {
-    /// They are taken as they are, unchecked.
+    /// Drafts are accepted without a check.
     pub optimistic: bool,
     /// Drafting pauses where it does not pay.
     pub adaptive: bool,
-    /// Time of a step that checks drafts over that of a plain one, as far as the plan can tell.
+    /// Time of a step that checks drafts over that of a plain one, as the plan estimates it.
     pub cost: f64,
 }
 
@@ -50,15 +50,15 @@ impl Default for Speculation {
     }
 }
 
-/// Times are compared among batches of the same power of two: [`bucket`].
+/// Number of buckets. Times are compared among batches of one bucket, which has one power of two: [`bucket`].
 pub(crate) const BUCKETS: usize = 18;
 
-/// Among which batches one of so many sequences that decode is compared.
+/// Returns the bucket of a batch of `decodes` decoding sequences.
 pub(crate) fn bucket(decodes: usize) -> usize {
     (decodes.max(1).ilog2() as usize).min(BUCKETS - 1)
 }
 
-/// How many drafts a checking step gets right, newer ones counting more.
+/// Counts of checks and hits, newer ones weighted more.
 #[derive(Clone, Copy, Debug, Default)]
 struct Acceptance {
     checked: f64,
@@ -66,10 +66,10 @@ struct Acceptance {
 }
 
 impl Acceptance {
-    /// Counts of a sequence, and of all, before they are halved.
+    /// Checks of a sequence, and of all sequences, before the counts are halved.
     const OF_ONE: f64 = 16.0;
     const OF_ALL: f64 = 256.0;
-    /// Checks that an expectation is worth.
+    /// The weight of the expectation, in checks.
     const WEIGHT: f64 = 4.0;
 
     fn check(&mut self, most: f64) {
@@ -79,39 +79,39 @@ impl Acceptance {
         self.checked += 1.0;
     }
 
-    /// What is seen next is to count as much as all before it.
+    /// Scales the counts so that the `next` checks weigh as much as all before them.
     fn discount(&mut self, next: f64) {
         let share = (next / self.checked).min(1.0);
         (self.checked, self.hits) = (self.checked * share, self.hits * share);
     }
 
-    /// Hits a check, where `expected` was expected before anything was seen.
+    /// Returns the hits of a check. `expected`: the estimate before any check.
     fn estimate(&self, expected: f64) -> f64 {
         (Self::WEIGHT * expected + self.hits) / (Self::WEIGHT + self.checked)
     }
 }
 
-/// Where a draft comes from, as far as that says how good it is.
+/// The source of a draft, as far as it predicts the draft's quality.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The draft head.
     #[default]
     Head,
-    /// Two or three last tokens that stood in the text before.
+    /// Prompt lookup, with two or three matching last tokens.
     Few,
-    /// Four to seven of them.
+    /// Prompt lookup, with four to seven matching tokens.
     Some,
-    /// Eight or more.
+    /// Prompt lookup, with eight or more matching tokens.
     Many,
-    /// None of the last tokens: the text continues after a token that differs.
+    /// Prompt lookup past a token that differs from the earlier text.
     Resumed,
 }
 
 impl Source {
-    /// How many there are.
+    /// Number of sources.
     const COUNT: usize = 5;
 
-    /// So many last tokens that stood in the text before.
+    /// Returns the source for `tokens` matching last tokens.
     pub fn repeat(tokens: usize) -> Self {
         match tokens {
             ..4 => Self::Few,
@@ -120,7 +120,7 @@ impl Source {
         }
     }
 
-    /// Hits of a check before anything is known of any. A head's draft is as likely right as wrong.
+    /// Hits of a check before any was counted. A draft head's draft is as likely right as wrong.
     fn expected(self) -> f64 {
         match self {
             Self::Head => 0.5,
@@ -138,21 +138,21 @@ pub(crate) struct Drafting {
     /// The request forbids drafts, or the engine makes none.
     off: bool,
     seen: [Acceptance; Source::COUNT],
-    /// Of the drafts that are checked next.
+    /// Source of the drafts that are checked next.
     pub source: Source,
-    /// Drafts that were checked, over its whole life.
+    /// Drafts that were checked since the sequence began.
     pub drafted: u32,
     /// Drafts that were right.
     pub accepted: u32,
 }
 
 impl Drafting {
-    /// Nothing drafted yet.
+    /// No drafts yet. `wanted`: the sequence may have drafts.
     pub fn new(wanted: bool) -> Self {
         Self { off: !wanted, ..Self::default() }
     }
 
-    /// Makes none from now on.
+    /// Makes no drafts from now on.
     pub fn stop(&mut self) {
         self.off = true;
     }
@@ -170,10 +170,10 @@ impl Drafting {
     }
 }
 
-/// Samples that a [`Median`] is taken of.
+/// Samples of a [`Median`].
 const RECENT: usize = 16;
 
-/// The median of the newest samples: a step that the system interrupted says nothing about what it costs.
+/// The median of the newest samples: a step that the system interrupted does not count.
 #[derive(Clone, Copy, Debug, Default)]
 struct Median {
     recent: [f64; RECENT],
@@ -186,7 +186,7 @@ impl Median {
         self.samples += 1;
     }
 
-    /// Zero of none.
+    /// Returns the median; 0 without samples.
     fn value(&self) -> f64 {
         let count = (self.samples as usize).min(RECENT);
         let mut sorted = self.recent;
@@ -195,7 +195,7 @@ impl Median {
     }
 }
 
-/// What is known of batches of about one size.
+/// Measured times of batches of about one size.
 #[derive(Clone, Copy, Debug, Default)]
 struct Batch {
     /// Seconds of a plain step.
@@ -211,23 +211,23 @@ impl Batch {
         self.checking.samples >= CHECKING_MIN
     }
 
-    /// Seconds of a plain step. None takes longer than one that checks drafts besides.
+    /// Returns the seconds of a plain step, at most those of a step that checks drafts.
     fn plain(&self) -> f64 {
         let plain = self.plain.value();
         if self.known() { plain.min(self.checking.value()) } else { plain }
     }
 
-    /// Plain steps that a checking one takes.
+    /// Returns the time of a checking step over that of a plain one.
     fn cost(&self, planned: f64) -> f64 {
         if self.known() { self.checking.value() / self.plain().max(f64::MIN_POSITIVE) } else { planned }
     }
 
-    /// Seconds that a checking step is charged.
+    /// Returns the seconds that a checking step is charged.
     fn charge(&self, seconds: f64, planned: f64) -> f64 {
         if self.known() { self.checking.value() } else { seconds.min(INTERRUPTED * planned * self.plain()) }
     }
 
-    /// Counts a checking step; after enough of them plain ones are looked at again.
+    /// Counts a checking step; after enough of them plain steps are measured again.
     fn checked(&mut self) {
         self.since_probe += 1;
         if self.since_probe >= PROBE_EVERY {
@@ -236,7 +236,7 @@ impl Batch {
     }
 }
 
-/// What a step did, for [`Pace::observe`].
+/// The measurements of one step, for [`Pace::observe`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     /// Sequences that decoded.
@@ -247,27 +247,27 @@ pub(crate) struct Done {
     pub drafts: usize,
     /// Tokens that the decoding sequences gained.
     pub tokens: usize,
-    /// Seconds of it all.
+    /// Seconds of the step, draft passes included.
     pub seconds: f64,
     /// Seconds of the draft passes.
     pub draft_seconds: f64,
 }
 
-/// What speculation does in the next step.
+/// The speculative decoding of the next step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SpeculationPlan {
-    /// Check the drafts there are; otherwise they are dropped.
+    /// Check the present drafts; otherwise they are dropped.
     pub check: bool,
-    /// Draft after it.
+    /// Make drafts after the step.
     pub draft: bool,
     /// Run prompts through the draft head.
     pub fill: bool,
-    /// Hits that a sequence must be expected to have in a checking step for it to be drafted for.
+    /// The least expected hits of a checking step with which a sequence gets drafts.
     hits_min: f64,
 }
 
 impl SpeculationPlan {
-    /// Without the draft head.
+    /// No speculation, and no pass of the draft head.
     pub const OFF: Self = Self { check: false, draft: false, fill: false, hits_min: f64::INFINITY };
 }
 
@@ -275,26 +275,26 @@ impl SpeculationPlan {
 #[derive(Debug)]
 pub(crate) struct Pace {
     adaptive: bool,
-    /// Seconds of a checking step over those of a plain one, as the plan sees it.
+    /// The plan's estimate of a checking step's time over that of a plain one.
     planned_cost: f64,
     batches: [Batch; BUCKETS],
-    /// Of all sequences: what is expected of a new one.
+    /// Counts of all sequences, by source: the expectation for a new sequence.
     seen: [Acceptance; Source::COUNT],
-    /// Seconds won, over those lost; none before a plain step has been timed.
+    /// Seconds gained less seconds lost; none before a plain step was measured.
     credit: Option<f64>,
-    /// The same of prompts' way through the draft head.
+    /// Seconds gained less seconds lost, for prompts' passes through the draft head.
     prompts: f64,
-    /// The account has not been overdrawn since it last could pay for a burst.
+    /// Whether the account was not overdrawn since it last could pay for a burst.
     open: bool,
-    /// Seconds that may be spent on trying.
+    /// Seconds that the next burst may lose.
     allowance: f64,
-    /// Steps of a burst that are left.
+    /// Steps left of the burst.
     trying: u32,
     silent: u32,
 }
 
 impl Pace {
-    /// Nothing measured yet. `adaptive`: pause at all.
+    /// Nothing measured yet. `adaptive`: speculation may pause.
     pub fn new(adaptive: bool, planned_cost: f64) -> Self {
         let (batches, seen) = ([Batch::default(); BUCKETS], [Acceptance::default(); Source::COUNT]);
         Self {
@@ -311,7 +311,7 @@ impl Pace {
         }
     }
 
-    /// What a step of `decodes` decoding sequences is to do.
+    /// Plans the speculative decoding of a step of `decodes` decoding sequences.
     pub fn next(&self, decodes: usize) -> SpeculationPlan {
         let batch = &self.batches[bucket(decodes)];
         if self.silent > 0 {
@@ -325,42 +325,42 @@ impl Pace {
         // Prompts computed shortly before a burst go through the draft head, so that the burst can draft for them.
         let soon = self.allowance >= 0.75 * self.burst(cost, batch.plain());
         let fill = self.prompts >= 0.0 && (soon || self.expected(Source::Head) >= hits_min);
-        // The last of the plain steps drafts for the one behind it.
+        // The last of the plain steps makes drafts for the step after it.
         let draft = self.open && batch.plain.samples >= PLAIN_MIN && batch.probes <= 1;
         SpeculationPlan { check: batch.probes == 0, draft, fill, hits_min }
     }
 
-    /// Whether a sequence is to be drafted for, from this source.
+    /// Whether a sequence gets drafts from this source.
     pub fn drafts(&self, next: SpeculationPlan, drafting: &Drafting, source: Source) -> bool {
         let hits = drafting.seen[source as usize].estimate(self.expected(source));
         next.draft && !drafting.off && hits >= next.hits_min
     }
 
-    /// Hits of a sequence's check before it is known.
+    /// Returns the expected hits of a check for a sequence without checks.
     fn expected(&self, source: Source) -> f64 {
         self.seen[source as usize].estimate(source.expected())
     }
 
-    /// Seconds that a burst may lose.
+    /// Returns the seconds that a burst may lose.
     fn burst(&self, cost: f64, plain: f64) -> f64 {
         f64::from(BURST) * (cost.max(self.planned_cost) - 1.0).max(STAKE) * plain
     }
 
-    /// Counts a sequence's check, and how many of its drafts were right.
+    /// Counts a sequence's check and its hits.
     pub fn checked(&mut self, source: Source, hits: usize) {
         let seen = &mut self.seen[source as usize];
         seen.check(Acceptance::OF_ALL);
         seen.hits += hits as f64;
     }
 
-    /// Takes a step in.
+    /// Records a step.
     pub fn observe(&mut self, done: &Done) {
         self.silent = self.silent.saturating_sub(1);
         if !self.adaptive {
             return;
         }
         if done.decodes == 0 || done.prompt_rows > 0 {
-            // Where prompts are computed, drafts ride along and nothing can be said of what they cost.
+            // Steps with prompts do not measure the cost of drafts.
             let rows = (done.prompt_rows + done.decodes).max(1) as f64;
             let filling = done.draft_seconds * done.prompt_rows as f64 / rows;
             self.prompts = (self.prompts + STAKE * done.seconds - filling).min(ADVANCE);

@@ -1,25 +1,25 @@
-//! Drafts without a draft head: a text that repeats itself (code that is edited, a document that is quoted, a loop) goes on as it did where
-//! its last tokens stood before. The text is searched from its end. One place is kept between steps ([`Trail`]): the one that the text
-//! repeats. If the copy differs in a token, drafts continue after it, although the text never had those last tokens before.
+//! Prompt lookup: drafts without a draft head. A text that repeats itself (edited code, a quoted document, a loop) continues as it did
+//! after an earlier occurrence of its last tokens. The text is searched from its end. One place is kept between steps ([`Trail`]): the
+//! place that the text repeats. If the copy differs in a token, drafts continue after it, although its last tokens are new to the text.
 
-/// Tokens that must be the same, at least.
+/// The least matching last tokens.
 const FEWEST: usize = 2;
-/// So many are enough: the latest place with these is taken.
+/// Matching tokens that end the search: the latest place with these is taken.
 const ENOUGH: usize = 16;
-/// Tokens looked at together.
+/// Tokens compared in one batch.
 const TOGETHER: usize = 16;
 
-/// The last tokens of a text stood in it before.
+/// An earlier occurrence of a text's last tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Repeat {
-    /// How many of them.
+    /// Number of matching tokens.
     pub length: usize,
-    /// Where it went on then.
+    /// Index of the token after it.
     next: usize,
 }
 
 impl Repeat {
-    /// The place where the most of the last tokens stood before, of several the latest.
+    /// Finds the place with the most matching last tokens; of several, the latest.
     pub fn find(tokens: &[u32]) -> Option<Self> {
         let (last, before) = tokens.split_last()?;
         let mut best = Self { length: FEWEST - 1, next: 0 };
@@ -44,7 +44,7 @@ impl Repeat {
         (best.length >= FEWEST).then_some(best)
     }
 
-    /// How it goes on if it goes on as it did, and then as it did before that.
+    /// Returns guesses without end: the tokens after the earlier occurrence, repeated from there at the text's end.
     pub fn guesses(self, tokens: &[u32]) -> impl Iterator<Item = u32> {
         tokens[self.next..].iter().copied().cycle()
     }
@@ -60,9 +60,9 @@ const CREDIT_MOST: u32 = 1 << 8;
 /// How a text may continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Continuation {
-    /// The place that it repeats.
+    /// The place that the text repeats.
     pub repeat: Repeat,
-    /// The last tokens differ from those before the place.
+    /// The last tokens differ from the tokens before the place.
     pub resumed: bool,
 }
 
@@ -154,7 +154,7 @@ mod tests {
         assert_eq!(find(&long), Some((ENOUGH, vec![1, 2, 0, 1])));
     }
 
-    /// The same, looked for place by place.
+    /// A slow [`Repeat::find`] that compares every place.
     fn slowly(text: &[u32]) -> Option<Repeat> {
         let places = (1..text.len()).rev().map(|next| Repeat { length: same_at_end(&text[..next], text), next });
         let best = places.rev().max_by_key(|repeat| repeat.length)?;
@@ -177,12 +177,12 @@ mod tests {
 
     fn edited() -> (Vec<u32>, usize) {
         let text: Vec<u32> = (0..800u32).map(|i| i * i % 617 + i % 13).collect();
-        // One name of every forty tokens is another one in the copy.
+        // In the copy, one token of every forty differs.
         let copy = text.iter().enumerate().map(|(i, token)| if i % 40 == 7 { 5000 + token % 3 } else { *token });
         (text.iter().copied().chain([9001, 9002]).chain(text[..6].iter().copied()).chain(copy.skip(6)).collect(), 808)
     }
 
-    /// Steps that write a text with so many drafts each, and drafts that were right and checked.
+    /// Returns the steps that write a text with at most `drafts` drafts each, the right drafts, and the checked drafts.
     fn accepted(
         text: &[u32],
         from: usize,
@@ -241,7 +241,7 @@ mod tests {
         let mut often = Trail::default();
         for end in from..text.len() {
             let step = often.follow(&text[..end]);
-            // The same place by a trail that a longer step took there.
+            // A trail that reached the text's end in a longer step is at the same place.
             if end % 7 == 0 && step.is_some_and(|step| step.repeat.length == ENOUGH) {
                 let mut seldom = Trail::default();
                 seldom.follow(&text[..end - 3]);
@@ -251,7 +251,7 @@ mod tests {
                 );
             }
         }
-        // A text that is shorter than before, and one that ends, are no panic.
+        // A text shorter than before, and an empty one, do not panic.
         assert_eq!(often.follow(&text[..3]).map(|step| step.resumed), None);
         assert_eq!(often.follow(&[]), None);
     }

@@ -2,7 +2,7 @@
 //!
 //! Outputs are claimed for all of a sequence's media or not at all, oldest first. While an older sequence waits for
 //! room no newer one claims any, so large requests are not starved by small ones. A batch has at most the largest
-//! tested size and starts with the items at hand: it never waits to grow. The items of a failed batch run again one by
+//! tested size and starts with the items that are there: it never waits to grow. The items of a failed batch run again one by
 //! one, so only a request with a failing item ends (SPECIFICATION.md, A34).
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -13,7 +13,7 @@ use crate::shared::Shared;
 /// How long an idle engine waits for an arrival before its next iteration.
 const IDLE_WAIT: Duration = Duration::from_millis(200);
 
-/// The same while prefixes are still on their way to the disk.
+/// How long an idle engine waits for an arrival while prefixes are still to be written to disk.
 const SAVING_WAIT: Duration = Duration::from_millis(2);
 
 /// Marks the engine as stopped on drop, also after a panic.

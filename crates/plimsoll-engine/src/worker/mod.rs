@@ -60,7 +60,7 @@ pub(crate) struct Worker<R> {
     recovery: Recovery,
 }
 
-/// What a worker is built from.
+/// The parts that a worker is built from.
 pub(crate) struct Parts<R> {
     pub shared: Arc<Shared>,
     pub arrivals: Receiver<Arrival>,
@@ -139,7 +139,7 @@ impl<R: Runner> Worker<R> {
         if let Some(disk) = &worker.disk {
             let _ = worker.shared.facts.saved.set(disk.saved_prefixes());
         }
-        // The self-test has touched them all.
+        // The self-test has touched all pages.
         worker.give_pages_back();
         // Gauges are right from the first look, before the first step.
         worker.refresh_status();

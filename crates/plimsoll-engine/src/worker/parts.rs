@@ -38,9 +38,9 @@ pub(super) struct TokenOutput {
 
 /// Drafts of next tokens.
 pub(super) struct Drafts {
-    /// They are accepted without verification.
+    /// Drafts are accepted without verification.
     pub optimistic: bool,
-    /// How many a sequence may have at once.
+    /// The most drafts of one sequence.
     pub per_seq_max: usize,
     pub pace: Pace,
     pub tally: Tally,
@@ -62,14 +62,14 @@ impl Drafts {
     }
 }
 
-/// What gives way when memory is short, and what goes back to the system.
+/// The state of memory relief: the governor's actions, and memory to return to the system.
 pub(super) struct MemoryRelief {
     pub governor: Governor,
-    /// The emergency reserve, if it was given up and not taken back yet.
+    /// The emergency reserve, if it was released and not restored yet.
     pub given_up: Option<GivenUp>,
     /// The last memory reading that was handled.
     pub readings: u64,
-    /// Pages on their way back to the system, reused.
+    /// Pages to return to the system, reused.
     pub evicted: Vec<u32>,
     pub evicted_windows: Vec<u32>,
     /// Pages are resident only while they are used.
@@ -78,7 +78,7 @@ pub(super) struct MemoryRelief {
 }
 
 impl MemoryRelief {
-    /// With room for the ids of all `pages` and window pages.
+    /// Reserves capacity for the ids of all `pages` and window pages.
     pub fn new(elastic: bool, pages: usize, windows: usize) -> Self {
         Self {
             governor: Governor::default(),
@@ -92,7 +92,7 @@ impl MemoryRelief {
     }
 }
 
-/// Progress, for the decision whether to recover, and what a step has broken.
+/// Progress, for the decision whether to recover, and the damage of a step.
 pub(super) struct Recovery {
     /// Step entries delivered since start, a measure of progress.
     pub delivered: u64,

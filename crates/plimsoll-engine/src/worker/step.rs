@@ -66,8 +66,8 @@ impl<R: Runner> Worker<R> {
         self.shared.status.steps.fetch_add(1, Release);
     }
 
-    /// Pauses sequences whose grammar mask is not ready, also sequences that are about to start. The others go on. Each
-    /// sequence is checked twice: a later one may begin slow work that an earlier one must then wait for.
+    /// Pauses sequences that wait for a grammar's mask, also sequences that are about to start. The others continue.
+    /// Each sequence is checked twice: a later one may begin slow work that an earlier one must then wait for.
     fn pause_for_masks(&mut self) {
         for _ in 0..2 {
             for seq in self.scheduler.soon_mut() {

@@ -125,7 +125,7 @@ impl<R: Runner> Worker<R> {
         self.runner.decommit(KvGroup::Window, &self.relief.evicted_windows);
     }
 
-    /// Acts on a new reading of the machine, if there is one: gives way, or recovers.
+    /// Acts on a new memory reading, if there is one: sets the degradation level and applies it.
     pub(super) fn govern(&mut self) {
         let Some(reading) = self.shared.monitor.gauge.newer(&mut self.relief.readings) else { return };
         let level = self.relief.governor.observe(&reading);

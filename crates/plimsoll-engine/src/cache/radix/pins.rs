@@ -1,4 +1,4 @@
-//! Pinned pages: those that leave the tree last, until a minute comes.
+//! Pinned pages: the last that leave the tree, until their minute comes.
 
 use super::super::key::PageKey;
 use super::super::pages::PageId;
@@ -6,7 +6,7 @@ use super::PrefixIndex;
 use super::table::{Place, ROOT};
 
 impl PrefixIndex {
-    /// It is this minute now.
+    /// Sets the current minute.
     pub(in crate::cache) fn advance(&mut self, minute: u32) {
         self.pinned.advance(minute);
     }
@@ -23,8 +23,8 @@ impl PrefixIndex {
         self.pinned.is_pinned(self.nodes[page.index()].pinned_until)
     }
 
-    /// Pins the known pages of `key` for so many minutes, from the first on, as long as at most `most` are pinned. Returns how many are
-    /// not. Pages that are pinned for longer stay so.
+    /// Pins the cached pages of `key` for `minutes`, from the first on, while at most `most` are pinned. Returns how many pages were not
+    /// pinned for that reason. A pin that ends later stays.
     pub(in crate::cache) fn pin(&mut self, key: PageKey<'_>, minutes: u32, most: usize) -> usize {
         let (mut parent, mut refused) = (ROOT, 0);
         let until = self.pinned.after(minutes);
@@ -47,7 +47,7 @@ impl PrefixIndex {
         refused
     }
 
-    /// Nothing is pinned any more.
+    /// Ends all pins.
     pub(super) fn unpin_all(&mut self) {
         self.nodes.iter_mut().for_each(|node| node.pinned_until = 0);
         self.pinned.clear();

@@ -1,4 +1,4 @@
-//! The index's nodes and how they are found: one row a page, and an open-addressing table.
+//! The index's nodes: one row for each page, and an open-addressing table that finds them.
 
 use super::super::hash::fold;
 use super::super::key::Content;
@@ -7,7 +7,7 @@ use super::PrefixIndex;
 
 /// The parent of a node that starts a prompt, and an empty place in the table.
 pub(super) const ROOT: u32 = u32::MAX;
-/// The parent of a row that is no node at present.
+/// The parent of a row that is not a node now.
 pub(super) const DEAD: u32 = u32::MAX - 1;
 
 /// One page of a known prefix.
@@ -19,11 +19,11 @@ pub(super) struct Node {
     pub(super) parent: u32,
     pub(super) children: u32,
     pub(super) hash: u32,
-    /// It is pinned until this minute.
+    /// The minute in which its pin ends.
     pub(super) pinned_until: u32,
 }
 
-/// Where a node belongs: what it is found by.
+/// The key of a node.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) parent: u32,

@@ -1,4 +1,4 @@
-//! The pool and the index against naive models, and against long random lives.
+//! The pool and the index against naive models, and in long random runs.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What the index should do, kept the slow way: whole prefixes as keys, a clock reading a page.
+/// A slow model of the index: whole prefixes as keys, one clock reading for each page.
 #[derive(Default)]
 struct Model {
     known: HashMap<(u64, Vec<u32>), PageId>,
@@ -115,7 +115,7 @@ struct Running {
     pages: Vec<PageId>,
 }
 
-/// The real pool and index beside the model; every step compares what both answer.
+/// The real pool and index beside the model; every step compares their results.
 struct Pair {
     pool: PagePool,
     index: PrefixIndex,

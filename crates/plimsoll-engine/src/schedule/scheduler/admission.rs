@@ -4,7 +4,7 @@
 use super::{DiskRead, Scheduler, Seq};
 use crate::cache::{KvCache, PAGE_TOKENS};
 
-/// Long prompts that are looked up in the prefix cache in a step without rows for them.
+/// The most long prompts that are looked up in the prefix cache in a step without rows for them.
 const LOOKS: usize = 4;
 
 /// Whether a waiting sequence waits for a prefix that a running one is about to compute.
@@ -46,7 +46,7 @@ impl<T> Scheduler<T> {
         Some(index)
     }
 
-    /// Whether the `at`-th waiting sequence has more left to compute than a step. `looks`: how often the prefix cache may still be asked.
+    /// Whether the `at`-th waiting sequence has more rows left to compute than a step. `looks`: lookups in the prefix cache that are left.
     fn takes_long(&self, at: usize, looks: &mut usize) -> bool {
         let (seq, rows) = (&self.waiting[at], self.limits.rows);
         if seq.remaining() <= rows {
@@ -105,8 +105,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Whether the pool has pages for the sequence as it stands, and half of what it and the running ones may yet generate:
-    /// enough that preemption stays rare, without reserving for outputs that mostly end early.
+    /// Whether the pool has pages for the sequence's tokens, and for half of the tokens that it and the running ones may still generate. So
+    /// preemption stays rare, without reserving pages for outputs that mostly end early.
     fn has_room_for(&self, seq: &Seq<T>) -> bool {
         if self.running.is_empty() || self.limits.encoder_batch {
             return true;
@@ -122,7 +122,7 @@ impl<T> Scheduler<T> {
             && self.has_windows_for(seq, &cache)
     }
 
-    /// The same of window pages, of which a sequence never holds more than its window and its next chunk take.
+    /// Whether the pool has window pages for it. A sequence holds at most the window pages of its window and its next chunk.
     fn has_windows_for(&self, seq: &Seq<T>, cache: &KvCache) -> bool {
         let Some(windows) = &cache.windows else { return true };
         let needed = |s: &Seq<T>| {

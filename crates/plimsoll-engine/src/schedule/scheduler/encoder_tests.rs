@@ -1,5 +1,5 @@
-//! Properties of the scheduler where sequences are computed whole: a step has only complete ones and never too many rows, the oldest
-//! always goes first, and no page is ever taken, also when steps fail, clients go and the governor asks for smaller steps.
+//! Properties of the scheduler for encoder models: a step has only whole sequences and never too many rows, the oldest runs first, and no
+//! page is taken. They also hold when steps fail, clients disconnect, and the governor reduces the limits.
 
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -5,7 +5,7 @@
 use super::{Events, Scheduler, StepEntry};
 use crate::cache::PAGE_TOKENS;
 
-/// Rows of a prompt's first chunk, at most.
+/// The most rows of a prompt's first chunk.
 const FIRST_CHUNK_ROWS: usize = 2 * PAGE_TOKENS;
 
 /// A chunk that was begun.
@@ -35,7 +35,7 @@ impl<T> Scheduler<T> {
         let first = if self.running[i].computed == 0 { FIRST_CHUNK_ROWS } else { usize::MAX };
         let rows = self.prefill_budget.long.min(self.prefill_rows()).min(first).max(self.running[i].together());
         let Some(entry) = self.chunk(i, rows, self.limits.logit_rows, events) else { return };
-        // The checkpoints that others want must be known now: states are written on the way.
+        // Checkpoints for waiting sequences must be requested now: the layers write the states.
         self.request_shared_checkpoints();
         self.chunks_begun += 1;
         let seq = &mut self.running[i];

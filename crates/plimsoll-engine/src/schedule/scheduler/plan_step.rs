@@ -4,7 +4,7 @@ use plimsoll_device::SPLIT_PAGES;
 
 use super::{Events, Scheduler, Seq, StepEntry};
 
-/// Which prompts are meant.
+/// The prompts that are scheduled.
 #[derive(Clone, Copy)]
 enum Prompts {
     All,
@@ -13,8 +13,8 @@ enum Prompts {
 }
 
 impl<T> Scheduler<T> {
-    /// Fills the next step. It stays empty if no sequence can run now: there are none, or the waiting ones wait for their prefix from disk and
-    /// the running ones for an encoder or a grammar's mask, or the only work is a chunk that is computed layer by layer.
+    /// Fills the next step. It stays empty if no sequence can run now. Then there are none, or all wait: for their prefix from disk, an
+    /// encoder, or a grammar's mask. Or the only work is a chunk that is computed layer by layer.
     pub fn schedule(&mut self) -> (&[StepEntry], Events) {
         self.entries.clear();
         let mut events = Events::default();
@@ -110,7 +110,7 @@ impl<T> Scheduler<T> {
         true
     }
 
-    /// Prompts longer than a step that run, or that could start now.
+    /// Counts running prompts longer than a step, and waiting ones that could start now.
     fn long_prompts(&self) -> usize {
         let running = self.running.iter().filter(|seq| seq.computes_long_prompt());
         let places = self.reduced.running.saturating_sub(self.running.len());
@@ -118,7 +118,7 @@ impl<T> Scheduler<T> {
         running.count() + waiting.count()
     }
 
-    /// Rows of prompts in a step, at most. Encoder models compute a sequence whole, so they have no lower limit.
+    /// The most rows of prompts in a step. Encoder models compute a sequence whole, so they have no lower limit.
     pub(super) fn prefill_rows(&self) -> usize {
         if self.limits.encoder_batch { self.limits.rows } else { self.reduced.prefill_rows }
     }
@@ -130,7 +130,7 @@ impl<T> Scheduler<T> {
 
     /// After a failed step, each of its sequences runs alone until it has passed the position of the failure. True if one does now.
     fn schedule_suspect(&mut self, events: &mut Events) -> bool {
-        // A sequence that waits for an encoder or a grammar's mask takes part in no step until it has it.
+        // A sequence that waits for an encoder or a grammar's mask takes part in no step until then.
         let able = |seq: &Seq<T>| !seq.waits_for_encoder() && !seq.waits_for_mask;
         while let Some(i) = self.running.iter().position(|seq| seq.sched.suspect_until.is_some() && able(seq)) {
             let mut rows = self.prefill_rows().max(self.running[i].together());
@@ -204,7 +204,7 @@ impl<T> Scheduler<T> {
         if prompts { (rows / 2).min(logit_rows.saturating_sub(1)) } else { rows.min(logit_rows) }
     }
 
-    /// A chunk of a prompt, in this step. With `layers`, a chunk of a long prompt is computed between this step and the next ones.
+    /// Schedules a chunk of a prompt in this step. With `layers`, a chunk of a long prompt is computed between this step and the next ones.
     fn schedule_prompt(
         &mut self,
         i: usize,
@@ -235,7 +235,8 @@ impl<T> Scheduler<T> {
         self.entries.push(entry);
     }
 
-    /// What the `i`-th running sequence computes next, with pages for it; at most so many rows, and of these so many with logits.
+    /// Allocates pages for the next rows of the `i`-th running sequence: at most `rows`, and at most `logit_rows` of them with logits. None
+    /// if no row can run.
     pub(super) fn chunk(&mut self, i: usize, rows: usize, logit_rows: usize, events: &mut Events) -> Option<StepEntry> {
         let seq = &self.running[i];
         if rows == 0 || logit_rows == 0 {
@@ -263,8 +264,8 @@ impl<T> Scheduler<T> {
         StepEntry { seq: i, start: seq.computed, rows, logit_rows: seq.logit_rows(rows), drafts }
     }
 
-    /// Gives sequence `i` pages for `rows` more positions, preempting newer ones if need be. When there is no newer one,
-    /// `i` itself waits for older ones to finish: false.
+    /// Allocates pages for `rows` more positions of sequence `i`, and preempts newer ones if necessary. False if no newer one is left: then
+    /// `i` itself waits for older ones to finish.
     fn allocate_pages(&mut self, i: usize, rows: usize, events: &mut Events) -> bool {
         if self.limits.encoder_batch {
             return true;
@@ -287,7 +288,7 @@ impl<T> Scheduler<T> {
         true
     }
 
-    /// Sends a running sequence back to the queue.
+    /// Returns a running sequence to the queue.
     pub(super) fn preempt(&mut self, index: usize) {
         let mut victim = self.running.remove(index);
         victim.leave();

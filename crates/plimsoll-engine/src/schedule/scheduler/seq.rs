@@ -1,4 +1,4 @@
-//! One sequence as the scheduler sees it: what it has computed, what it holds, what it wants next.
+//! One sequence in the scheduler: its computed positions, its pages and slots, and its next rows.
 
 use arrayvec::ArrayVec;
 
@@ -8,48 +8,48 @@ use crate::cache::{PAGE_TOKENS, PageId, PageKey, Pin};
 use crate::media::SeqMedia;
 use crate::schedule::scheduler::layered::Layered;
 
-/// What is special about a sequence that no text is made of.
+/// The special needs of a pooled sequence, which generates no text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pooled {
-    /// Its logits are wanted (a classifier's scores); otherwise none are computed.
+    /// Its logits are needed (a classifier's scores); otherwise none are computed.
     pub logits: bool,
-    /// Every row must be computed here and now: nothing comes from the prefix cache.
+    /// Every row must be computed: the prefix cache is not used.
     pub every_row: bool,
-    /// Tokens from here on are of the second type.
+    /// First position of a token of the second type.
     pub second_at: usize,
 }
 
-/// Whether a tier below memory was asked for a prefix.
+/// The state of a sequence's prefix on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DiskRead {
-    /// It was not, or there is none.
+    /// The prefix was not looked up on disk, or there is no disk cache.
     #[default]
     Unasked,
-    /// It has a part that is worth reading: the sequence waits for it and is not admitted.
+    /// A part on disk is worth reading: the sequence waits for it and is not admitted.
     Waits,
-    /// There is nothing more to read.
+    /// No part is left to read.
     Done,
 }
 
 /// The part of a sequence that the scheduler alone reads and writes.
 #[derive(Debug, Default)]
 pub(super) struct SchedState {
-    /// Its output was computed in other arithmetic than prompts, so a prompt must not reuse its pages (I9): the scheduler's
+    /// Output has other numerics than prompts, so a prompt must not reuse its pages (I9): the scheduler's
     /// [`StepLimits::split_numerics`](super::StepLimits::split_numerics).
     pub(super) split_numerics: bool,
-    /// What was left to compute when it was last admitted takes more than a step.
+    /// At its last admission more rows were left to compute than a step has.
     pub(super) long: bool,
-    /// The chunk of it that is being computed layer by layer.
+    /// Its chunk that is being computed layer by layer.
     pub(super) layered: Option<Layered>,
-    /// Positions that others can find.
+    /// Positions that are published to the prefix cache.
     pub(super) published: usize,
-    /// Positions at which its state is to be kept for others.
+    /// Positions at which its state or window pages are to be kept for other sequences.
     pub(super) checkpoints_wanted: ArrayVec<usize, CHECKPOINTS_WANTED_MAX>,
     /// This sequence was in a step that failed: it runs alone until it has passed this position.
     pub(super) suspect_until: Option<usize>,
 }
 
-/// One sequence as the scheduler sees it.
+/// One sequence of the scheduler, with its tokens, its pages and its state slots.
 #[derive(Debug)]
 pub struct Seq<T> {
     /// Arrival number: smaller is older.
@@ -69,19 +69,19 @@ pub struct Seq<T> {
     pub pages: PageLease,
     /// Its recurrent state.
     pub states: StateLease,
-    /// Guesses at the tokens after the last, to be checked in its next step.
+    /// Guesses at the tokens after the last, to be verified in its next step.
     pub drafts: ArrayVec<u32, { Options::DRAFTS_MAX }>,
     /// Positions with KV entries of the draft head, without a gap, up to the last position that the head was run on.
     pub drafted: std::ops::Range<usize>,
     /// It waits for its grammar's mask, and takes part in no step.
     pub waits_for_mask: bool,
-    /// What a tier below memory has of its prefix.
+    /// Whether its prefix is read from disk.
     pub disk_read: DiskRead,
-    /// Logits are wanted from this position on (the last position's always).
+    /// The first position with wanted logits; those of the last position are always wanted.
     pub logits_from: usize,
     /// Number of top logits that decide the next token; 0: all logits are needed.
     pub candidates: u32,
-    /// Set if no text is made of it.
+    /// Set for a pooled sequence, which generates no text.
     pub pooled: Option<Pooled>,
     /// The media in its prompt.
     pub media: SeqMedia,
@@ -89,11 +89,11 @@ pub struct Seq<T> {
     pub pins: ArrayVec<Pin, { Pin::MOST }>,
     /// The scheduler's own part.
     pub(super) sched: SchedState,
-    /// What the owner attaches.
+    /// The caller's data.
     pub payload: T,
 }
 
-/// What a sequence is made from, with all memory that it needs until it ends.
+/// The fields of a new sequence, with all memory that it needs until it ends.
 #[derive(Debug)]
 pub struct NewSeq<T> {
     /// Sequences of different salts share no pages.
@@ -102,25 +102,25 @@ pub struct NewSeq<T> {
     pub tokens: Vec<u32>,
     /// Prompt plus the most it may generate.
     pub total_max: usize,
-    /// Logits are wanted from this position on.
+    /// The first position with wanted logits.
     pub logits_from: usize,
-    /// Set if no text is made of it.
+    /// Set for a pooled sequence, which generates no text.
     pub pooled: Option<Pooled>,
     /// Number of top logits that decide the next token; 0: all logits are needed.
     pub candidates: u32,
-    /// Empty, with room for all its pages.
+    /// Empty, with capacity for all its pages.
     pub pages: Vec<PageId>,
-    /// The same for its window pages.
+    /// Empty, with capacity for all its window pages.
     pub window_pages: Vec<PageId>,
     /// The media in its prompt.
     pub media: SeqMedia,
     /// Prefixes of its prompt that the cache is to keep.
     pub pins: ArrayVec<Pin, { Pin::MOST }>,
-    /// What the owner attaches.
+    /// The caller's data.
     pub payload: T,
 }
 
-/// A key over some fields of a sequence, so that others may change meanwhile.
+/// Builds a key from some fields of a sequence, so that other fields can be borrowed meanwhile.
 fn key_of<'a>(salt: u64, tokens: &'a [u32], media: &'a SeqMedia) -> PageKey<'a> {
     PageKey { salt, tokens, media: media.marks() }
 }
@@ -143,7 +143,7 @@ impl<T> NewSeq<T> {
         }
     }
 
-    /// With logits of its whole prompt, where its log-probabilities are wanted.
+    /// Requests logits of the whole prompt, if its log-probabilities are reported.
     pub fn reporting(self, prompt: bool) -> Self {
         Self { logits_from: if prompt { 0 } else { self.logits_from }, ..self }
     }
@@ -199,7 +199,7 @@ impl<T> Seq<T> {
         self.computed + 1 == self.tokens.len() && self.tokens.len() > self.prompt_len
     }
 
-    /// Whether a prompt of more than a step is left to compute, and could be now.
+    /// Whether the rest of a long prompt can be computed now.
     pub(super) fn computes_long_prompt(&self) -> bool {
         self.sched.long && !self.decoding() && !self.waits_for_encoder()
     }
@@ -214,7 +214,7 @@ impl<T> Seq<T> {
         self.tokens.len() - self.computed
     }
 
-    /// The last position of the prompt at which a page ends and something is left to compute.
+    /// The last page end in the prompt after which a token is left to compute.
     pub fn end_of_input(&self) -> usize {
         self.prompt_len.saturating_sub(1) / PAGE_TOKENS * PAGE_TOKENS
     }
@@ -224,17 +224,17 @@ impl<T> Seq<T> {
         self.media.first_missing(self.computed) == Some(self.computed)
     }
 
-    /// The key by which its pages are found.
+    /// The key of its pages in the prefix cache.
     pub(crate) fn key(&self) -> PageKey<'_> {
         key_of(self.salt, &self.tokens[..self.findable()], &self.media)
     }
 
-    /// Tokens whose pages may be shared through the prefix cache.
+    /// Tokens in pages that may be shared through the prefix cache.
     fn findable(&self) -> usize {
         if self.sched.split_numerics { self.prompt_len } else { self.tokens.len() }
     }
 
-    /// Positions that can be computed now: all that are left, or those before a medium that is not encoded yet.
+    /// Positions that can be computed now: all that are left, or the positions before a medium that is not encoded yet.
     pub(super) fn ready(&self) -> usize {
         let end = self.media.first_missing(self.computed).unwrap_or(usize::MAX);
         end.min(self.tokens.len()) - self.computed
@@ -255,12 +255,12 @@ impl<T> Seq<T> {
         if end >= self.tokens.len() { wanted.max(1) } else { wanted }
     }
 
-    /// Prompt log-probabilities and some poolings need every position computed here and now.
+    /// Whether the prefix cache may be used. Prompt log-probabilities and some poolings need every position computed.
     pub fn reuses(&self) -> bool {
         !self.pooled.is_some_and(|pooled| pooled.every_row) && self.logits_from >= self.prompt_len.saturating_sub(1)
     }
 
-    /// Drafts that are of use after the last token: the answer ends one token after the last of them at the latest.
+    /// Drafts that are useful after the last token: the answer ends at the latest one token after the last draft.
     pub fn drafts_useful(&self, most: usize) -> usize {
         (self.total_max - self.tokens.len()).saturating_sub(1).min(most)
     }
@@ -270,21 +270,21 @@ impl<T> Seq<T> {
     pub fn room_for_drafts(&mut self, want: usize) -> usize {
         let want = self.drafts_useful(want);
         if !self.pages.grow(self.tokens.len() + want) {
-            // Entries of the draft head end two positions before what it guesses.
+            // The draft head's KV entries end two positions before the token that it drafts.
             return want.min((self.pages.capacity() + 1).saturating_sub(self.tokens.len()));
         }
         want
     }
 
-    /// Where a draft model goes on, so that it has seen all positions up to `start` that it can: behind those that it was run over. At
-    /// `start` itself if there are more than `most` between, or another sequence reads them.
+    /// The position from which a draft model's pass starts, so that it has seen as many positions before `start` as possible: the first
+    /// position that it has not seen. `start` itself if the gap is over `most` positions, or if another sequence reads them.
     pub fn draft_from(&self, start: usize, most: usize) -> usize {
         let end = self.drafted.end;
         let near = !self.drafted.is_empty() && end < start && start - end <= most;
         if near && self.pages.held_once(end..start) { end } else { start }
     }
 
-    /// The draft head is run over `rows` positions from `start`.
+    /// Records a pass of the draft head over `rows` positions from `start`.
     pub fn draft_over(&mut self, start: usize, rows: usize) {
         if self.drafted.end != start {
             self.drafted.start = start;
@@ -293,10 +293,10 @@ impl<T> Seq<T> {
         self.pages.set_drafted(&self.drafted, start);
     }
 
-    /// Asks for a checkpoint after `position` tokens; says whether there will be one if a slot is free. In a model with sliding windows
-    /// that is to keep the window pages that a sequence reads from there on.
+    /// Requests a checkpoint after `position` tokens. Returns whether one will be written if a slot is free. In a model with sliding
+    /// windows the checkpoint keeps the window pages that a sequence reads from there on.
     pub(super) fn request_checkpoint(&mut self, position: usize) -> bool {
-        // Where the states of a chunk that was begun go is settled.
+        // A chunk that was begun has its state slots assigned already.
         let begun = self.computed + self.sched.layered.map_or(0, |chunk| chunk.rows);
         let windowed = self.pages.windowed() && position >= self.computed.max(1);
         if !windowed && (position <= begun || !self.states.needed()) {
@@ -310,9 +310,8 @@ impl<T> Seq<T> {
         self.sched.checkpoints_wanted.contains(&position)
     }
 
-    /// Takes what the sequence needs to run: the longest cached prefix, and its state slots. Returns false, with
-    /// nothing held, if those are short. `shared`: how many tokens of its prompt are known to begin another sequence,
-    /// too.
+    /// Takes the resources to run: the longest cached prefix, and the state slots. Returns false, with nothing held, if slots are short.
+    /// `shared`: tokens at the prompt's beginning that another sequence has too.
     pub(super) fn enter(&mut self, alone: bool, shared: usize) -> bool {
         let found = match self.reuses() {
             true => {
@@ -345,14 +344,14 @@ impl<T> Seq<T> {
         (self.computed, self.sched.published, self.drafted) = (computed, computed, drafted);
     }
 
-    /// Gives up all pages and slots; everything is computed again later.
+    /// Releases all pages and slots; everything is computed again later.
     pub(super) fn leave(&mut self) {
         self.pages.clear();
         self.states.clear();
         self.start_over();
     }
 
-    /// The same when the tables start over too: nothing is given back.
+    /// As [`Self::leave`], but releases nothing: the tables start over too.
     pub(super) fn forget(&mut self) {
         self.pages.forget();
         self.states.forget();
@@ -366,7 +365,7 @@ impl<T> Seq<T> {
         self.start_at(0);
     }
 
-    /// Gives back the window pages that its next row does not see.
+    /// Releases the window pages that its next row does not see.
     pub(super) fn slide(&mut self) {
         if let Some(slid) = self.pages.slide(self.computed, &self.sched.checkpoints_wanted) {
             self.sched.checkpoints_wanted.retain(|position| *position / PAGE_TOKENS > slid);
@@ -392,7 +391,7 @@ impl<T> Seq<T> {
         self.sched.checkpoints_wanted.retain(|position| *position > end);
     }
 
-    /// Lets others find what was computed up to the end of the prompt.
+    /// Publishes the computed positions of the prompt to the prefix cache.
     pub(super) fn publish(&mut self) {
         let key = key_of(self.salt, &self.tokens[..self.findable()], &self.media);
         if self.states.needed() {
@@ -412,13 +411,13 @@ impl<T> Seq<T> {
         }
     }
 
-    /// The prefixes that are pinned, and for how many minutes.
+    /// The pinned prefixes, and their minutes.
     pub(crate) fn pinned(&self) -> impl Iterator<Item = (PageKey<'_>, u32)> {
         let key = key_of(self.salt, &self.tokens[..self.prompt_len], &self.media);
         self.pins.iter().map(move |pin| (key.first(pin.tokens.min(self.prompt_len)), pin.minutes))
     }
 
-    /// Ends it well: what it computed stays findable, as far as others could start from it.
+    /// Ends a finished sequence: its pages stay in the prefix cache, as far as other sequences could start from them.
     pub(super) fn donate(&mut self) {
         if self.states.needed() {
             self.pages.clear();

@@ -43,7 +43,7 @@ proptest! {
     }
 }
 
-/// The oldest is served however many newer ones keep coming (I5), also when all of them want its prefix.
+/// The oldest is served however many newer ones arrive (I5), also when all of them share its prefix.
 #[test]
 fn a_stream_of_new_requests_starves_no_request() {
     for shares_prefix in [true, false] {
@@ -55,7 +55,7 @@ fn a_stream_of_new_requests_starves_no_request() {
             (0..12).for_each(|_| world.step());
             let oldest = world.scheduler.running().iter().chain(world.scheduler.waiting()).map(|seq| seq.order).min();
             waited_max = waited_max.max(world.arrived - oldest.unwrap_or(world.arrived));
-            // The backlog is bounded: the client of the newest one gives up when it is long.
+            // The backlog is bounded: the newest client disconnects when it is long.
             if world.scheduler.waiting().len() > 20 {
                 let newest = world.arrived - 1;
                 world.scheduler.remove(|seq| seq.order == newest, drop);
@@ -95,7 +95,7 @@ fn short_prompts_do_not_wait_for_long_ones() {
     world.assert_all_back();
 }
 
-/// Answers that begin again come back by bounded steps (`World` checks each), and all do.
+/// Answers that are computed again use bounded steps (`World` checks each), and all finish.
 #[test]
 fn long_answers_are_computed_again_bit_by_bit() {
     let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, bf16: Bf16Rows::Prompts, ..StepLimits::default() };
@@ -118,7 +118,7 @@ fn long_answers_are_computed_again_bit_by_bit() {
     world.assert_all_back();
 }
 
-/// A prompt that is computed again in chunks that go on into its output is found by others as it was the first time.
+/// A prompt that is computed again, in chunks that extend into its output, is found by other sequences as before.
 #[test]
 fn a_prompt_that_is_computed_again_is_published_again() {
     let limits = StepLimits { rows: 200, logit_rows: 4, running: 4, ..StepLimits::default() };
@@ -134,11 +134,11 @@ fn a_prompt_that_is_computed_again_is_published_again() {
     world.assert_all_back();
 }
 
-/// A running sequence's pages are shared: admission charges a sequence with the same beginning for its own pages only.
+/// A running sequence's pages are shared: admission charges a sequence with the same prefix for its own pages only.
 #[test]
 fn shared_prefix_needs_pages_for_the_rest_only() {
     let limits = StepLimits { rows: 600, logit_rows: 8, running: 8, ..StepLimits::default() };
-    // Forty pages of prefix, and six of one's own for each of four; two such prefixes would not fit.
+    // Forty pages of prefix, and six pages of its own for each of four sequences; two such prefixes would not fit.
     let mut world = World::new(Sizes::plain(limits, 70, true));
     let prompt = |own: u32| [vec![1; 40 * PAGE_TOKENS], vec![10 + own; PAGE_TOKENS]].concat();
     (0..4).for_each(|own| world.push(prompt(own), 4 * PAGE_TOKENS));
@@ -171,7 +171,7 @@ fn single_waiting_request_keeps_its_place() {
     world.finish_all();
 }
 
-/// A preempted sequence that finds all but its newest token in the index comes back decoding: it still gets its row at once.
+/// A preempted sequence that finds all but its newest token in the index is decoding when it is admitted: it still gets its row at once.
 #[test]
 fn a_sequence_that_comes_back_decoding_is_not_left_out() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };
@@ -187,7 +187,7 @@ fn a_sequence_that_comes_back_decoding_is_not_left_out() {
     assert_eq!(world.scheduler.running()[0].computed, 33);
 }
 
-/// An older sequence that takes the pages of a newer one takes its place in the step, too.
+/// An older sequence that takes the pages of a newer one also takes its place in the step.
 #[test]
 fn preempted_sequence_leaves_the_step() {
     let limits = StepLimits { rows: 8, logit_rows: 4, running: 4, ..StepLimits::default() };
@@ -233,7 +233,7 @@ fn a_long_prompt_goes_between_the_steps_of_others() {
     world.step();
     world.arrive(40, 8, 3, 3, false);
     world.arrive(3, 8, 4, 4, false);
-    // Two decode; the long one that waits would have no row, and is passed by.
+    // Two decode. The waiting long prompt would have no row, so a shorter one overtakes it.
     assert_eq!(rows(&mut world), (vec![1, 1, 3], 2));
     assert_eq!(world.scheduler.waiting().map(|seq| seq.order).collect::<Vec<_>>(), [3]);
     let (number, _) = world.scheduler.layered().unwrap();
@@ -296,7 +296,7 @@ fn equal_prefix_starts_from_cached_chunks() {
         }
         assert!(world.layers_done > 10, "the long prompts go layer by layer");
         let [(short, chunks), (long, _)] = [5, 6].map(|order| starts[&order]);
-        // When the short one came the first chunk was under way, and a state in the midst of it is not to be had.
+        // The first chunk was under way when the short prompt arrived, so it has no checkpoint inside.
         let common = if slots == 0 { 16 } else { 0 };
         assert!(short == common && (192..=224).contains(&long), "{slots} slots: from {short} and {long}");
         assert!(chunks <= 2, "it waited for {chunks} chunks");

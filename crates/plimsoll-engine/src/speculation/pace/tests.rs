@@ -1,10 +1,10 @@
 use super::*;
 
-/// How many times as long the engine's clock sees a step.
+/// The factor by which the engine's clock stretches a step.
 type Clock = fn(usize) -> f64;
 
-/// A machine on which checking takes `cost` plain steps, a draft pass on its own `PASS`, for sequences of which each is right
-/// as often as `right` says.
+/// A machine on which a checking step takes `cost` plain steps and a draft pass alone `PASS`. The drafts of sequence `i` are right with
+/// probability `right[i]`.
 struct Machine<'a> {
     cost: f64,
     right: &'a [f64],
@@ -198,8 +198,8 @@ fn beside_prompts_a_burst_ends_too() {
     assert!(drafted.count() <= 2 * BURST as usize);
 }
 
-/// A machine that checks three drafts in a step of 1.6, and a text of which now and then a stretch was there before: two tokens alike say
-/// little, eight are nearly always followed by what followed them.
+/// A machine that checks three drafts in a step of 1.6. A third of the text repeats earlier text: eight matching tokens are nearly always
+/// followed by the same token, two seldom.
 #[test]
 fn of_repeats_only_those_that_win_are_drafted_from() {
     let mut pace = Pace::new(true, 1.6);

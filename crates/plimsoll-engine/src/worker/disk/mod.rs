@@ -1,8 +1,8 @@
-//! The cache on disk, on the engine thread: parts of prefixes are written after a step, and read before their request is admitted.
-//! `outputs.rs` does the same with encoder outputs.
+//! The disk cache on the engine thread: parts of prefixes are written after a step, and read before their request is admitted. `outputs.rs`
+//! does the same with encoder outputs.
 //!
-//! The thread of a [`Tier`] does the work of the disk. The engine thread copies parts between pools and its buffers, between two
-//! steps, and waits for nothing: without a free buffer a part stays in the list of the unsaved.
+//! A [`Tier`] accesses the disk on its own thread. The engine thread copies parts between pools and the tier's buffers, between two steps,
+//! and never waits. Without a free buffer a part stays in the list of unsaved parts.
 
 mod outputs;
 mod read;
@@ -28,16 +28,16 @@ use crate::runner::Runner;
 use crate::schedule::scheduler::Seq;
 use crate::shared::Shared;
 
-/// Nothing is read for so long after a read that took too long, so that requests do not wait for a hung disk one after another.
+/// The time without reads after a read that took too long, so that requests do not wait for a hung disk one after another.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// Parts that are pinned between two steps, at most.
+/// The most parts that are pinned between two steps.
 const PINS_AT_ONCE: usize = 128;
 
 /// Faults of files, in the order of the first [`CAUSES`].
 const FAULTS: [Miss; 3] = [Miss::Gone, Miss::Damaged, Miss::Failed];
 
-/// Why a prefix or a medium on disk was not read.
+/// Reasons not to read a prefix or a medium from disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Unread {
     /// Computing it is faster.
@@ -56,51 +56,51 @@ pub(crate) struct Disk {
     /// The link of the empty prompt.
     root: Link,
     tag: Tag,
-    /// The buffers that hold a part, by its kind.
+    /// The buffer class of each kind of part.
     class_of: [Option<usize>; 3],
     /// Bytes of each kind of part.
     part_bytes: [usize; 3],
     /// The prefix that is being read.
     reading: Option<ReadAhead>,
     outputs: Outputs,
-    /// A request that waits for room.
+    /// A request that waits for free pages.
     blocked: Option<Blocked>,
-    /// The links of its pages, and room for those of the next.
+    /// The links of the prefix that is being read, and buffers for those of the next.
     links: [Vec<Link>; 2],
-    /// Reads that were asked for since start.
+    /// Tickets of reads that were issued since start.
     tickets: u64,
-    /// Reads that did not come back yet.
+    /// Reads that have not completed.
     outstanding: usize,
-    /// Seconds that a prompt's row takes to compute; 0 until one was measured.
+    /// Seconds to compute a prompt's row; 0 until measured.
     row_seconds: f64,
     read_always: bool,
-    /// Tokens of prefixes that came back.
+    /// Tokens of prefixes that were read.
     tokens: u64,
     /// Parts that left memory before they were written.
     lost: u64,
     unread: [u64; 4],
-    /// Nothing is read until then: the disk took too long.
+    /// No reads until then: the disk took too long.
     paused: Option<Instant>,
     /// Parts that are to be pinned once they are written.
     pins: VecDeque<(Name, PinEnd)>,
 }
 
-/// What a cache on disk is made from, on its way to the engine thread.
+/// The parts of a disk cache, to be sent to the engine thread.
 pub(crate) struct DiskParts {
     /// The directory and its thread.
     pub tier: Tier,
     /// The link of the empty prompt.
     pub root: Link,
-    /// What decides the bits of a page.
+    /// A hash of everything that decides the bits of a page.
     pub print: [u8; 32],
-    /// Its buffers.
+    /// Sizes and numbers of its buffers.
     pub plan: DiskPlan,
     /// Tokens of the longest request.
     pub context: usize,
 }
 
 impl Disk {
-    /// A cache over these parts.
+    /// Builds the cache from its parts.
     pub fn new(parts: DiskParts) -> Self {
         let DiskParts { tier, root, print, plan, context } = parts;
         let room = || Vec::with_capacity(context.div_ceil(PAGE_TOKENS));
@@ -130,13 +130,13 @@ impl Disk {
         part_name(&self.tag, link, part)
     }
 
-    /// What other threads need to save prefixes under names.
+    /// Returns the parts of the cache with which other threads save prefixes under names.
     pub fn saved_prefixes(&self) -> SavedPrefixes {
         let store = std::sync::Arc::clone(self.tier.store());
         SavedPrefixes { store, root: self.root, tag: self.tag, part_bytes: self.part_bytes }
     }
 
-    /// Takes note of a step without decoding sequences: `rows` rows of prompts took `seconds`.
+    /// Measures a step without decoding sequences: `rows` rows of prompts took `seconds`.
     pub fn computed(&mut self, rows: usize, seconds: f64) {
         if rows >= PAGE_TOKENS {
             let now = seconds / rows as f64;
@@ -144,7 +144,7 @@ impl Disk {
         }
     }
 
-    /// After a read that took too long nothing is read for a while, and not before the disk has answered.
+    /// Pauses reads after one that took too long, until the pause is over and the disk has answered.
     fn pause(&mut self, now: Instant) {
         let first = self.paused.replace(now + PAUSE).is_none();
         if first {
@@ -155,14 +155,14 @@ impl Disk {
         }
     }
 
-    /// Whether nothing is read now.
+    /// Whether reads are paused.
     fn is_paused(&mut self, now: Instant) -> bool {
         self.paused = self.paused.filter(|until| now < *until || self.outstanding > 0);
         self.paused.is_some()
     }
 
-    /// Pins what is or will be on disk of a prefix, for so many minutes or as long as it is saved ([`Pin::SAVED`]). Of too many parts
-    /// the first are forgotten.
+    /// Pins the parts of a prefix that are or will be on disk, for `minutes` or while it is saved under a name ([`Pin::SAVED`]). If there
+    /// are too many parts, the oldest are dropped.
     pub fn pin(&mut self, key: PageKey<'_>, minutes: u32) {
         let (mut parts, mut last) = (0, None);
         for link in links(self.root, key) {
@@ -180,7 +180,7 @@ impl Disk {
         }
     }
 
-    /// Pins parts that are on disk by now. `all`: nothing more is on its way there.
+    /// Pins parts that are on disk by now. `all`: no more parts are being written.
     fn apply_pins(&mut self, all: bool) {
         for _ in 0..self.pins.len().min(PINS_AT_ONCE) {
             let Some((name, pinned)) = self.pins.pop_front() else { return };
@@ -195,7 +195,7 @@ impl Disk {
         }
     }
 
-    /// The pools start over: what is being read has no place any more.
+    /// Drops the current read: the pools start over, so its pages are gone.
     pub fn forget(&mut self) {
         self.reading.take().into_iter().for_each(ReadAhead::forget);
         self.outputs.forget();
@@ -250,14 +250,14 @@ impl Disk {
 }
 
 impl<R: Runner> Worker<R> {
-    /// Goes on with the prefix that is being read, and looks for the next.
+    /// Continues the current read, and looks for the next prefix.
     pub(super) fn read_from_disk(&mut self) {
         let Self { disk: Some(disk), scheduler, runner, cache, limits, .. } = self else { return };
         disk.fill(runner, scheduler, (cache, limits), Duration::ZERO);
         disk.look(scheduler, cache, limits);
     }
 
-    /// Nothing runs: waits a moment for what is being read.
+    /// Waits a moment for the current read while no sequence runs.
     pub(super) fn wait_for_disk(&mut self, wait: Duration) {
         let Self { disk: Some(disk), scheduler, runner, cache, limits, .. } = self else { return };
         disk.fill(runner, scheduler, (cache, limits), wait);
@@ -268,31 +268,31 @@ impl<R: Runner> Worker<R> {
         self.disk.as_ref().map_or((false, 0), |disk| (disk.outputs.reads(), disk.outputs.blocks))
     }
 
-    /// Hands over what is not on disk yet, as far as there are buffers.
+    /// Copies unsaved parts and outputs into free buffers of the disk's thread.
     pub(super) fn save_to_disk(&mut self) {
         let Self { disk: Some(disk), cache, runner, encoding, .. } = self else { return };
         disk.save(&mut cache.borrow_mut(), runner);
         encoding.iter().for_each(|encoding| disk.save_outputs(&encoding.spec.outputs));
     }
 
-    /// Whether there is something to hand over.
+    /// Whether parts or outputs are unsaved.
     pub(super) fn saves_to_disk(&self) -> bool {
         let unsaved = |disk: &Disk| disk.outputs.unsaved() || self.cache.borrow().unsaved() > 0;
         self.disk.as_ref().is_some_and(|disk| !disk.tier.is_dead() && unsaved(disk))
     }
 
-    /// Whether something that was handed over is not written yet.
+    /// Whether a buffer is not written yet.
     fn writes_to_disk(&mut self) -> bool {
         self.disk.as_mut().is_some_and(|disk| disk.tier.writing() > 0 && !disk.tier.is_dead())
     }
 
-    /// Hands over the rest before the engine ends and waits until it is written, unless the disk is too slow.
+    /// Saves the rest before the engine ends and waits until it is written, unless the disk is too slow.
     pub(super) fn flush_disk(&mut self) {
         let until = Instant::now() + FLUSH_LIMIT;
         self.save_to_disk();
         while (self.saves_to_disk() || self.writes_to_disk()) && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
-            // What is still being read holds up what is to be written.
+            // Nothing is written while reads are outstanding.
             self.read_from_disk();
             self.save_to_disk();
         }
@@ -312,7 +312,7 @@ impl<R: Runner> Worker<R> {
         }
     }
 
-    /// Removes what this model has on disk.
+    /// Removes this model's files from the disk.
     pub(super) fn clear_disk(&mut self) {
         if let Some(disk) = &mut self.disk {
             disk.reading = None;
@@ -323,5 +323,5 @@ impl<R: Runner> Worker<R> {
     }
 }
 
-/// How long an engine that ends hands over what is not on disk yet.
+/// The longest time that an ending engine waits for unsaved data to be written.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);

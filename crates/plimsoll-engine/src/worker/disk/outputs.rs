@@ -1,8 +1,8 @@
-//! Encoder outputs on disk: blocks of rows, found by the content of their medium and by what the model is.
+//! Encoder outputs on disk: blocks of rows, named by the content of their medium and by the model's identity.
 //!
-//! The outputs of a medium are written after the batch that encoded it. When a request has claimed room for outputs that are on disk,
-//! they are read into that room, unless encoding is faster. The request waits at the medium meanwhile; others go on. One medium is
-//! read at a time.
+//! The outputs of a medium are written after the batch that encoded it. When a request has claimed pages for outputs that are on disk, the
+//! outputs are read into these pages, unless encoding is faster. The request waits at the medium meanwhile; other requests continue. One
+//! medium is read at a time.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,17 +20,17 @@ use crate::media::{OUTPUT_PAGE_ROWS as BLOCK_ROWS, SeqMedia};
 use crate::plan::disk::{DiskPlan, OUTPUTS_MAX};
 use crate::schedule::scheduler::Scheduler;
 
-/// The encoder outputs that are written and read.
+/// The encoder outputs to write and to read.
 pub(super) struct Outputs {
     /// The class of buffers for blocks; none for a model without encoders.
     class: Option<usize>,
     block_bytes: usize,
-    /// Media that are to be written, and their rows.
+    /// Media to write, and their rows.
     unsaved: VecDeque<(ContentKey, usize)>,
-    /// Blocks of the first of them that were handed over.
+    /// Blocks of the first medium that were copied to buffers.
     saved: usize,
     reading: Option<OutputRead>,
-    /// Seconds that a row of each encoder takes; 0 until one was measured.
+    /// Seconds for a row of each encoder; 0 until measured.
     row_seconds: [f64; 2],
     /// Media that were read, and blocks of them.
     pub media: u64,
@@ -39,9 +39,9 @@ pub(super) struct Outputs {
     pub unread: [u64; 4],
 }
 
-/// A medium whose outputs are being read.
+/// The read of a medium's outputs.
 struct OutputRead {
-    /// Its sequence, and which of its media it is.
+    /// Its sequence, and the index of the medium.
     order: u64,
     item: usize,
     key: ContentKey,
@@ -53,7 +53,7 @@ struct OutputRead {
     filled: usize,
     failed: bool,
     until: Instant,
-    /// When the last block came, or the first was asked for.
+    /// Time of the last block, or of the first request.
     moved: Instant,
 }
 
@@ -88,19 +88,19 @@ impl Outputs {
         self.reading.is_some()
     }
 
-    /// Drops what waits to be written; what is being read is not used.
+    /// Drops outputs that wait to be written, and marks the current read as failed.
     pub fn clear(&mut self) {
         self.unsaved.clear();
         self.saved = 0;
         self.reading.iter_mut().for_each(|reading| reading.failed = true);
     }
 
-    /// All sequences start over and give up their room: the read ends.
+    /// Drops the current read: all sequences start over and give up their pages.
     pub fn forget(&mut self) {
         self.reading = None;
     }
 
-    /// The disk delivered something at `now`.
+    /// Records that the disk delivered a part at `now`.
     pub fn moved(&mut self, now: Instant) {
         self.reading.iter_mut().for_each(|reading| reading.moved = now);
     }
@@ -231,7 +231,7 @@ impl Disk {
     /// Puts a block into the room of the medium that is being read. False if the block is not of that medium.
     pub(super) fn place_output(&mut self, read: &Read) -> bool {
         let Some(reading) = &mut self.outputs.reading else { return false };
-        // Blocks come in the order in which they were asked for.
+        // Blocks are read in the order of their requests.
         let of_it = (reading.ticket..reading.ticket + reading.blocks as u64).contains(&read.ticket);
         if of_it && !reading.failed && read.outcome.is_ok() {
             let mut values = read.bytes().as_chunks::<4>().0.iter().map(|value| f32::from_le_bytes(*value));

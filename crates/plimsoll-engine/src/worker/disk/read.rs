@@ -1,7 +1,7 @@
-//! Back: the prefix of a waiting request is read before its turn, if that is faster than computing it.
+//! Reads the prefix of a waiting request from disk before its turn, if that is faster than computing it.
 //!
-//! One prefix is read at a time, so that those that begin alike read what they share once. Its pages come in order, as many at once
-//! as there are buffers. When all are there they enter the prefix cache, where the request finds them as any other.
+//! One prefix is read at a time, so that requests with a common prefix read it once. Its pages are read in order, as many at once as there
+//! are buffers. When all are read they enter the prefix cache, where the request finds them as usual.
 
 use std::time::{Duration, Instant};
 
@@ -13,38 +13,38 @@ use crate::cache::{KvCache, PAGE_TOKENS, PageKey, Part, Restore, links};
 use crate::runner::Runner;
 use crate::schedule::scheduler::{DiskRead, Scheduler, StepLimits};
 
-/// Waiting requests that are looked up on disk in one iteration.
+/// The most waiting requests that are looked up on disk in one iteration.
 const LOOKS: usize = 16;
-/// A prefix is given up after twice the time that computing it takes, but not before this.
+/// The least time after which a prefix is given up. Otherwise it is twice the time of computing the prefix.
 pub(super) const LIMIT_MIN: Duration = Duration::from_secs(2);
-/// A request waits so long for room for its prefix. Then it is computed when its turn comes.
+/// The longest time that a request waits for free pages for its prefix. Then the prefix is computed.
 const ROOM_LIMIT: Duration = Duration::from_secs(5);
-/// Room is looked for so often.
+/// The time between two checks for free pages.
 const ROOM_EVERY: Duration = Duration::from_millis(20);
-/// Of prefixes that would be slow to read, one of so many is read.
+/// One in this many prefixes that would be slow to read is read.
 pub(super) const SLOW_PROBE: u64 = 32;
-/// A prefix is given up when no part of it came for so long.
+/// The longest time between two parts, after which a prefix is given up.
 pub(super) const STALL_LIMIT: Duration = Duration::from_secs(10);
-/// A prefix is given up after this in any case, and where the time of computing is not known.
+/// The longest time of a read. It also applies where the time of computing is not known.
 pub(super) const LIMIT_UNKNOWN: Duration = Duration::from_secs(30);
 
-/// What of a prompt is worth reading.
+/// The part of a prompt that is worth reading.
 #[derive(Clone, Copy, Debug)]
 struct Wanted {
     /// Pages of the prefix.
     pages: usize,
-    /// Pages of it that the prefix cache has.
+    /// Pages of the prefix that the prefix cache has.
     known: usize,
-    /// Window pages to be read: the last pages' own.
+    /// Window pages to read: those of the last pages.
     windows: usize,
     /// Whether the state after the last page is to be read.
     state: bool,
-    /// How long computing it takes; none before that was measured.
+    /// The time of computing the prefix; none before it was measured.
     computing: Option<Duration>,
 }
 
 impl Wanted {
-    /// Parts to be read.
+    /// Parts to read.
     fn parts(&self) -> usize {
         self.pages - self.known + self.windows + usize::from(self.state)
     }
@@ -64,31 +64,31 @@ impl Wanted {
 
 /// A prefix that is being read.
 pub(super) struct ReadAhead {
-    /// The request that waits for it.
+    /// Arrival number of the request that waits for it.
     order: u64,
     wanted: Wanted,
     restore: Restore,
     /// The ticket of its first part.
     ticket: u64,
-    /// Parts that were asked for, and that are in their places.
+    /// Parts that were requested, and parts that are in their pools.
     asked: usize,
     filled: usize,
-    /// A part could not be read, or had no place.
+    /// A part could not be read, or no page was free for it.
     failed: bool,
     until: Instant,
-    /// When the last part came, or the first was asked for.
+    /// Time of the last part, or of the first request.
     moved: Instant,
 }
 
 impl ReadAhead {
-    /// The pools start over.
+    /// Drops it without releasing pages: the pools start over.
     pub fn forget(self) {
         self.restore.forget();
     }
 }
 
-/// Pages and window pages that others may take in the next step. The oldest gets its own in any case (I5): all that newer ones take they
-/// give back.
+/// Pages and window pages that must stay free for the next step. The oldest sequence gets its own in any case (I5): newer ones release all
+/// their pages for it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spare {
     pages: usize,
@@ -106,24 +106,24 @@ impl Spare {
         Self { pages: limits.rows.div_ceil(PAGE_TOKENS) + 2 + 2 * running, windows }
     }
 
-    /// Whether they are there, beside so many others.
+    /// Whether the spare pages are available, beside `pages` pages and `windows` window pages.
     fn is_there(self, cache: &KvCache, pages: usize, windows: usize) -> bool {
         let there = cache.windows.as_ref().map_or(usize::MAX, |windows| windows.pool().available());
         cache.pool.available() >= self.pages + pages && there >= self.windows + windows
     }
 }
 
-/// A request that found no room for its prefix.
+/// A request that found too few free pages for its prefix.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocked {
     order: u64,
     since: Instant,
-    /// When it is looked up again.
+    /// Time of the next check.
     again: Instant,
 }
 
 impl Disk {
-    /// Puts what was read into its places, and asks for more. Ends the prefix when all is there, or nothing more will come.
+    /// Copies read parts into their pools, and requests more. Ends the read when all parts are there, or no more will come.
     pub(super) fn fill<R: Runner, T>(
         &mut self,
         runner: &mut R,
@@ -163,7 +163,7 @@ impl Disk {
         }
     }
 
-    /// Asks for the next parts, as many as there are buffers for.
+    /// Requests the next parts, as many as there are buffers.
     fn ask(&mut self) {
         let Some(mut reading) = self.reading.take() else { return };
         while reading.asked < reading.wanted.parts() && !reading.failed {
@@ -179,10 +179,10 @@ impl Disk {
         self.reading = Some(reading);
     }
 
-    /// Puts a part into its place, if the prefix that it belongs to is still being read.
+    /// Copies a part into its pool, if its prefix is still being read.
     fn place<R: Runner>(&mut self, read: &Read, runner: &mut R, spare: Spare) {
         let Some(reading) = &mut self.reading else { return };
-        // Parts come in the order in which they were asked for.
+        // Parts are read in the order of their requests.
         if reading.failed || read.ticket != reading.ticket + reading.filled as u64 {
             return;
         }
@@ -206,12 +206,12 @@ impl Disk {
         }
     }
 
-    /// Lets others find what was read, if it is of use, and lets its request go on.
+    /// Publishes the read pages, if they are of use, and lets the request continue.
     fn end<T>(&mut self, scheduler: &mut Scheduler<T>) {
         let Some(ReadAhead { order, wanted, restore, filled, .. }) = self.reading.take() else { return };
         let Some(seq) = scheduler.waiting_mut().find(|seq| seq.order == order) else { return };
         seq.disk_read = DiskRead::Done;
-        // A part of a prefix is of use where any page can be started from.
+        // A part of a prefix is of use if a sequence can start after any page.
         let pages_alone = wanted.windows == 0 && !wanted.state;
         let whole = filled == wanted.parts();
         if (whole || pages_alone && filled > 0) && restore.publish(seq.key()) {
@@ -220,14 +220,14 @@ impl Disk {
         }
     }
 
-    /// Looks waiting requests up, oldest first. One that has a prefix on disk that is worth reading waits until it was read.
+    /// Looks waiting requests up on disk, oldest first. A request with a prefix that is worth reading waits until it was read.
     pub(super) fn look<T>(&mut self, scheduler: &mut Scheduler<T>, cache: &SharedCache, limits: &StepLimits) {
         let (now, spare) = (Instant::now(), Spare::of(scheduler, &cache.borrow(), limits));
         let still = |blocked: &Blocked| scheduler.waiting().any(|seq| seq.order == blocked.order);
         self.blocked = self.blocked.filter(still);
         let mut looks = LOOKS;
         for seq in scheduler.waiting_mut() {
-            // Its turn has not come: another prefix is read, or waits for room.
+            // Not its turn: another prefix is being read, or waits for free pages.
             let held = |blocked: &Blocked| blocked.order != seq.order || now < blocked.again;
             let busy = self.reading.is_some() || self.blocked.as_ref().is_some_and(held);
             if seq.disk_read == DiskRead::Done || busy && seq.disk_read == DiskRead::Waits {
@@ -250,7 +250,7 @@ impl Disk {
                 continue;
             }
             let since = self.blocked.take().map_or(now, |blocked| blocked.since);
-            // Idle pages that the prefix itself has are not to be had.
+            // Idle pages of the prefix itself do not count as free.
             if spare.is_there(&cache.borrow(), wanted.pages, wanted.windows) {
                 self.begin(wanted, seq.order, seq.key(), cache);
             } else if now.duration_since(since) > ROOM_LIMIT {
@@ -263,7 +263,7 @@ impl Disk {
         self.make_room(scheduler, cache, limits);
     }
 
-    /// Ends the prefix that is being read if others need its pages.
+    /// Ends the current read if other sequences need its pages.
     fn make_room<T>(&mut self, scheduler: &mut Scheduler<T>, cache: &SharedCache, limits: &StepLimits) {
         let spare = Spare::of(scheduler, &cache.borrow(), limits);
         if self.reading.is_some() && !spare.is_there(&cache.borrow(), 0, 0) {
@@ -286,8 +286,8 @@ impl Disk {
         self.ask();
     }
 
-    /// The longest prefix of a prompt that could be started from with what is on disk; none if memory has as much, or if computing is
-    /// faster. Its links are the second of `links`.
+    /// Finds the longest prefix of a prompt that a sequence could start from with the parts on disk. None if memory has as much, or if
+    /// computing is faster. Its links are in the second of `links`.
     fn wanted(&mut self, key: PageKey<'_>, cache: &KvCache) -> Option<Wanted> {
         let pages_max = (key.tokens.len() - 1) / PAGE_TOKENS;
         let (known, usable) = (cache.known(key), cache.peek(key));
@@ -324,7 +324,7 @@ impl Disk {
         }
         if computing.is_some_and(|computing| !self.read_always && self.read_time(&wanted) > Some(computing)) {
             self.unread[Unread::Slow as usize] += 1;
-            // Only reads measure the rate: one is made now and then, so that it can recover.
+            // Only reads measure the rate. One in `SLOW_PROBE` is made, so that a low rate can recover.
             if !self.unread[Unread::Slow as usize].is_multiple_of(SLOW_PROBE) {
                 return None;
             }
@@ -332,18 +332,18 @@ impl Disk {
         Some(wanted)
     }
 
-    /// Pages that are wanted of a prompt, and those that memory has.
+    /// Pages of a prompt that are worth reading, and how many of them memory has.
     #[cfg(test)]
     pub(super) fn wanted_pages(&mut self, key: PageKey<'_>, cache: &KvCache) -> Option<(usize, usize)> {
         self.wanted(key, cache).map(|wanted| (wanted.pages, wanted.known))
     }
 
-    /// How long reading takes, as far as the disk was measured.
+    /// Estimates the time of a read from the measured rate; none before the first measurement.
     fn read_time(&self, wanted: &Wanted) -> Option<Duration> {
         self.time_of((0..wanted.parts()).map(|i| self.part_bytes[wanted.part(i).0 as usize]).sum())
     }
 
-    /// The same of so many bytes.
+    /// Estimates the time to read `bytes` from the measured rate; none before the first measurement.
     pub(super) fn time_of(&self, bytes: usize) -> Option<Duration> {
         let rate = self.tier.counts().read_rate.load(std::sync::atomic::Ordering::Relaxed);
         (rate > 0).then(|| Duration::from_secs_f64(bytes as f64 / rate as f64))

@@ -1,15 +1,15 @@
-//! Out: what entered the prefix cache goes to the disk, behind the step that computed it.
+//! Saves new parts of the prefix cache to disk, after the step that computed them.
 
 use super::Disk;
 use crate::cache::{KvCache, Part};
 use crate::runner::Runner;
 
-/// States and window pages first: memory has few of them, so that they leave it soonest.
+/// States and window pages first: memory has few of them, so they are evicted soonest.
 const ORDER: [Part; 3] = [Part::State, Part::Window, Part::Whole];
 
 impl Disk {
-    /// Copies parts that are not on disk into buffers, as far as there are any. Not while files are read that may turn out to be damaged:
-    /// what replaces them is not to be taken for known.
+    /// Copies parts that are not on disk into free buffers. Not while files are read that may turn out to be damaged: their replacements
+    /// would count as on disk.
     pub(super) fn save<R: Runner>(&mut self, cache: &mut KvCache, runner: &mut R) {
         if self.outstanding > 0 {
             return;

@@ -1,4 +1,4 @@
-//! What is worth reading: as far as the disk and the model were measured.
+//! Prefixes and encoder outputs on disk: which are worth reading, given the measured rates of disk and model.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -65,7 +65,7 @@ fn what_is_faster_to_compute_is_not_read() {
     disk.tier.counts().read_rate.store(500_000, Relaxed);
     assert_eq!(disk.wanted_pages(key, &cache.borrow()), None);
     assert_eq!(disk.unread[Unread::Slow as usize], 1);
-    // Memory has two pages: half of the way is left of both.
+    // Memory has two pages: half of the prefix is left to read, and half to compute.
     disk.tier.counts().read_rate.store(1_000_000, Relaxed);
     {
         let cache = &mut *cache.borrow_mut();
@@ -94,7 +94,7 @@ fn after_a_read_that_took_too_long_requests_do_not_wait_for_the_disk() {
     assert_eq!(disk.wanted_pages(key, &cache.borrow()), None);
     assert_eq!(disk.unread[Unread::Paused as usize], 1);
     assert!(disk.is_paused(now + PAUSE / 2));
-    // It has not answered yet.
+    // The disk has not answered yet.
     disk.outstanding = 1;
     assert!(disk.is_paused(now + 2 * PAUSE));
     disk.outstanding = 0;
@@ -138,7 +138,7 @@ fn scheduler() -> Scheduler<()> {
     Scheduler::new(limits, cache(), 1)
 }
 
-/// Encodes a medium, as far as the disk is told.
+/// Records an encoded medium.
 fn encoded(disk: &mut Disk, pool: &OutputPool, key: &ContentKey) {
     let mut room = room(pool, key);
     (0..ROWS).for_each(|row| room.row_mut(row).fill(row as f32));
@@ -146,7 +146,7 @@ fn encoded(disk: &mut Disk, pool: &OutputPool, key: &ContentKey) {
     disk.keep_output(*key, ROWS);
 }
 
-/// Hands all over that is to be written.
+/// Saves everything that is unsaved.
 fn write_all(disk: &mut Disk, pool: &OutputPool) {
     while disk.outputs.unsaved() || disk.tier.writing() > 0 {
         disk.save_outputs(pool);
@@ -201,7 +201,7 @@ fn a_request_that_leaves_gives_the_room_of_its_outputs_back() {
     assert_eq!(pool.stats().pages_free, 0);
     disk.end_output(&mut scheduler());
     assert_eq!((disk.outputs.reads(), pool.stats().pages_free), (false, 2));
-    // What comes late has no place any more.
+    // A block that is read after that has no pages to go to.
     let read = disk.tier.next_read(std::time::Duration::from_secs(10)).unwrap();
     assert!(!disk.place_output(&read));
 }
@@ -216,7 +216,7 @@ fn outputs_that_left_memory_before_they_were_written_are_counted() {
     encoded(&mut disk, &pool, &content(2));
     write_all(&mut disk, &pool);
     assert_eq!((disk.lost, disk.tier.counts().kinds[3].blobs.load(Relaxed)), (2, 2));
-    // Of more than are waited for the first are lost.
+    // If more media wait than the queue holds, the first are lost.
     (0..OUTPUTS_MAX + 3).for_each(|_| disk.keep_output(content(3), ROWS));
     assert_eq!(disk.lost, 2 + 3 * 2);
 }

@@ -30,7 +30,7 @@ fn checkpoints(world: &World) -> usize {
     world.cache.borrow().states.as_ref().unwrap().stats().kept
 }
 
-/// Runs a prompt to its end; returns how many of its tokens were found, and all of them.
+/// Runs a prompt to its end; returns how many of its tokens were cached, and all its tokens.
 fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u32>) {
     world.push(tokens, output);
     let (mut found, mut last) = (None, Vec::new());
@@ -44,7 +44,8 @@ fn converse(world: &mut World, tokens: Vec<u32>, output: usize) -> (usize, Vec<u
     (found.unwrap(), last)
 }
 
-/// Every turn of a conversation starts from the last one's input, and a long one keeps no more checkpoints than a short one.
+/// Every turn of a conversation starts from the checkpoint of the last turn's input. A long conversation keeps no more checkpoints than a
+/// short one.
 #[test]
 fn a_conversation_of_200_turns_holds_a_constant_number_of_checkpoints() {
     let mut world = state_world(1, 600, 32);
@@ -104,8 +105,8 @@ fn equal_prefixes_are_scheduled_together() {
     assert_eq!(begin.chunk_by(|a, b| a == b).count(), 2, "{begin:?}");
 }
 
-/// When every slot is taken by running sequences, prompts go on without checkpoints, and when sequences need slots the coldest
-/// checkpoints go, and with them the pages that nothing else needs.
+/// When running sequences hold every slot, prompts continue without checkpoints. When sequences need slots, the coldest checkpoints are
+/// evicted, with the pages that no other checkpoint needs.
 #[test]
 fn checkpoints_give_way_to_sequences() {
     let mut world = state_world(0, 64, 4);

@@ -1,4 +1,4 @@
-//! A scheduler with everything it needs, a crowd that comes and goes, and what must hold after every step.
+//! A scheduler over a cache without a model, random arrivals and endings, and the checks after every step.
 
 mod check;
 
@@ -9,13 +9,13 @@ use std::rc::Rc;
 use super::*;
 use crate::cache::{KvCache, PageId, PagePool, PrefixIndex, StatePool, WindowPool};
 
-/// One thing that happens between steps.
+/// One event between steps.
 #[derive(Clone, Debug)]
 pub(super) enum Happening {
     /// A request: prompt length, output length, the family of its prompt, its cache salt, and whether the logits of all
     /// positions are wanted. Prompts of a family share a prefix.
     Arrives { prompt: usize, output: usize, family: u32, salt: u64, reports: bool },
-    /// The client of the n-th live sequence goes.
+    /// The client of the n-th live sequence disconnects.
     Leaves(usize),
     /// The n-th running sequence ends early.
     Ends(usize),
@@ -54,7 +54,7 @@ impl Sizes {
 }
 
 pub(super) fn sizes() -> impl Strategy<Value = Sizes> {
-    // Beyond 64 rows more than there are logits, answers that are computed again have a bound of their own.
+    // With over 64 rows more than rows with logits, answers that are computed again have their own bound.
     let more_rows = prop_oneof![3 => 0usize..40, 1 => 65usize..150];
     let prefill_budget = (1usize..80, 1usize..80).prop_map(|(prompts, long)| PrefillBudget { prompts, long });
     let step = (1usize..9, 0usize..8, more_rows, prefill_budget);
@@ -126,16 +126,16 @@ pub(super) struct World {
     /// Tokens of all sequences that ever arrived, outputs included.
     pub(super) work: usize,
     pub(super) preempted: u64,
-    /// For each state slot the history it stands after: a hash of the tokens. Garbage after a failed step.
+    /// For each state slot a hash of the tokens that it is the state after. Arbitrary after a failed step.
     pub(super) states: Vec<u64>,
-    /// For each page and position in it, whether it was computed as a prompt's.
+    /// For each page and position in it, whether it was computed as a prompt's position.
     made: HashMap<PageId, [bool; PAGE_TOKENS]>,
-    /// For each window page and each page, by its position, what a position holds: a hash of the tokens up to it.
+    /// For each page, and for each window page, a hash of the tokens up to each position.
     kept: [HashMap<PageId, [u64; PAGE_TOKENS]>; 2],
     fails: bool,
-    /// The chunk that is computed layer by layer, with the steps that go on before it is done, and what it was when it was begun.
+    /// The layered chunk: its number, the steps until it is done, and its entry when it was begun.
     layers: Option<(u64, u64, StepEntry)>,
-    /// Steps in which such a chunk was waited for, and chunks that were done.
+    /// Steps that waited for such a chunk, and chunks that were done.
     layers_waited: usize,
     pub(super) layers_done: usize,
     dice: u64,
@@ -209,7 +209,7 @@ impl World {
     pub(super) fn arrive(&mut self, prompt: usize, output: usize, family: u32, salt: u64, reports: bool) {
         let pool = self.cache.borrow().pool.total() * PAGE_TOKENS;
         let prompt_len = prompt.min(pool);
-        // Without output a request only asks for its prompt's log-probabilities.
+        // A request without output needs its prompt's log-probabilities only.
         let total_max = (prompt_len + output.max(usize::from(!reports))).min(pool).max(prompt_len);
         let order = self.arrived;
         // The first half of the prompt is the family's, of every second one all of it.
@@ -230,7 +230,7 @@ impl World {
         self.arrived += 1;
     }
 
-    /// Schedules, checks, and does what the engine would do with the result.
+    /// Schedules a step, checks it, and updates sequences and cache as the engine would.
     pub(super) fn step(&mut self) {
         let oldest = self.scheduler.running().first().map(|seq| seq.order);
         let decoding: Vec<u64> = self.scheduler.running().iter().filter(|s| s.decoding()).map(|s| s.order).collect();
@@ -261,7 +261,7 @@ impl World {
         self.check_tables();
     }
 
-    /// A chunk that is computed layer by layer is done some steps after it was begun; until then it is what it was, and keeps its pages.
+    /// Completes a layered chunk some steps after it was begun. Until then it stays the same, and keeps its pages.
     fn advance_layers(&mut self) {
         let Some((number, entry)) = self.scheduler.layered() else { return self.layers = None };
         let begins = self.layers.is_none_or(|(begun, ..)| begun != number);
@@ -290,11 +290,11 @@ impl World {
         self.settle(&[entry]);
     }
 
-    /// Delivers entries that were computed.
+    /// Commits computed entries.
     fn settle(&mut self, entries: &[StepEntry]) {
         for entry in entries {
             let drafted = self.scheduler.running()[entry.seq].drafts.clone();
-            // With one slot there is no way back: drafts are taken as they are.
+            // With one slot a state cannot be restored: drafts are accepted without a check.
             let optimistic = self.limits.slots == 1;
             let hits = (0..entry.drafts).take_while(|_| optimistic || self.roll(3) > 0).count();
             let known = entry.rows - entry.drafts;
@@ -305,7 +305,7 @@ impl World {
             seq.tokens.extend_from_slice(&drafted[..hits]);
             seq.logits_from = seq.logits_from.max(seq.computed.min(seq.prompt_len));
             if seq.computed == seq.tokens.len() && seq.tokens.len() < seq.total_max {
-                // What one sequence generates may be another's prompt.
+                // Outputs repeat prompt tokens, so that one sequence's output may be another's prompt.
                 seq.tokens.push(seq.tokens[seq.prompt_len - 1]);
                 seq.logits_from = seq.tokens.len() - 1;
                 let room = seq.room_for_drafts(drafts_max);

@@ -1,10 +1,9 @@
-//! What must hold after every step.
+//! The checks after every step.
 
 use super::*;
 
 impl World {
-    /// Each position has one arithmetic, whether its sequence computes it or finds it in the cache. Rows of prompts
-    /// come last.
+    /// Each position has one kind of numerics, whether its sequence computes it or finds it in the cache. Rows of prompts come last.
     pub(super) fn check_split_numerics(&mut self, entries: &[StepEntry]) {
         let running = self.scheduler.running();
         let of_prompt = |entry: &StepEntry| running[entry.seq].in_prompt(entry.start);
@@ -27,7 +26,7 @@ impl World {
         }
     }
 
-    /// What a model with state would do: every row's state from the one before it, into the slots that are named.
+    /// Computes a step as a model with state would: each row's state from the one before it, written into its slot.
     pub(super) fn compute(&mut self, entries: &[StepEntry]) {
         if self.limits.window > 0 {
             entries.iter().for_each(|entry| self.attend(*entry));
@@ -76,8 +75,8 @@ impl World {
         }
     }
 
-    /// What a model with sliding windows would do: every row leaves what stands for the tokens up to it, and sees what its
-    /// own history left, everywhere in its pages and in its window pages as far back as the window reaches.
+    /// Computes a step as a model with sliding windows would. Each row writes a hash of the tokens up to it. It must find the hashes of its
+    /// own history in all its pages, and in its window pages as far back as the window.
     fn attend(&mut self, entry: StepEntry) {
         let seq = &self.scheduler.running()[entry.seq];
         let tokens = seq.tokens.iter().chain(&seq.drafts).take(entry.start + entry.rows);
@@ -154,7 +153,7 @@ impl World {
         }
         let quarantine = running.iter().any(|seq| seq.sched.suspect_until.is_some());
         if let Some(oldest) = oldest.filter(|_| !quarantine) {
-            // It may have come in while a younger one's chunk was under way.
+            // It may have been admitted while a younger one's chunk was under way.
             assert!(served.contains(&oldest) || layered, "I5: the oldest running sequence goes on");
         }
         for order in decoding.iter().filter(|order| running.iter().any(|seq| seq.order == **order)) {
@@ -173,7 +172,7 @@ impl World {
 
     /// No more requests arrive: all sequences finish in at most one step per token of work, recomputation included.
     pub(in super::super) fn finish_all(&mut self) {
-        // After a preemption at most everything that the victim had is computed again, a step a row at worst.
+        // After a preemption the victim is computed again, in the worst case one row in a step.
         let longest = self.cache.borrow().pool.total() * PAGE_TOKENS;
         let mut steps = 0;
         while !self.scheduler.is_empty() {
