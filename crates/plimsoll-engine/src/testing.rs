@@ -171,10 +171,10 @@ impl<R: Runner> Bench<R> {
         let build = move || {
             let pages = limits.max_total_token_num as usize / PAGE_TOKENS;
             let pool = PagePool::new(pages).expect("a pool");
-            let notes = || KvEventLog::new(pages).expect("notes");
-            let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index").with_event_log(notes()));
-            let told = index.as_ref().and_then(PrefixIndex::kv_event_log);
-            told.into_iter().for_each(|notes| drop(shared.facts.kv_event_log.set(Arc::clone(notes))));
+            let log = || KvEventLog::new(pages).expect("an event log");
+            let index = prefix_cache.then(|| PrefixIndex::new(pages).expect("an index").with_event_log(log()));
+            let log = index.as_ref().and_then(PrefixIndex::kv_event_log);
+            log.into_iter().for_each(|log| drop(shared.facts.kv_event_log.set(Arc::clone(log))));
             let states = (step.slots > 0).then(|| StatePool::new(state_slots, pages).expect("state slots"));
             let windows = || WindowPool::new(state_slots, pages, step.window).expect("window pages");
             let windows = (step.window > 0).then(windows);
@@ -305,7 +305,7 @@ impl Engine {
             outbox.push(|delta| delta.prompt_logprobs = reports);
         }
         outbox.progress().scheduled();
-        outbox.progress().stands(RequestPhase::Prefill, 0, [0; 3]);
+        outbox.progress().store(RequestPhase::Prefill, 0, [0; 3]);
         self.observed.constrained.fetch_add(arrival.payload.constraint.is_some().into(), Ordering::AcqRel);
         if let Ok(mut requests) = self.observed.requests.lock() {
             requests.push(request);
@@ -361,7 +361,7 @@ impl Active {
         };
         let outbox = &mut self.arrival.payload.outbox;
         if let Step::Token(..) = step {
-            outbox.progress().stands(RequestPhase::Decode, 0, [0; 3]);
+            outbox.progress().store(RequestPhase::Decode, 0, [0; 3]);
         }
         match step {
             Step::Wait(time) => self.due = now + time,

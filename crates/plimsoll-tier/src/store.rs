@@ -195,7 +195,7 @@ impl Store {
     }
 
     /// The same for one that is wanted now: it is used, whether it will be read or memory has the same.
-    pub fn wants(&self, name: &Name) -> bool {
+    pub fn touch(&self, name: &Name) -> bool {
         held(&self.index).warm(&self.stored(name)).is_some()
     }
 

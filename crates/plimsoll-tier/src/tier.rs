@@ -136,8 +136,8 @@ impl Tier {
     }
 
     /// The same for one that is wanted now, which counts as a use.
-    pub fn wants(&self, name: &Name) -> bool {
-        !self.dead && !self.shared.clearing.load(Acquire) && self.shared.store.wants(name)
+    pub fn touch(&self, name: &Name) -> bool {
+        !self.dead && !self.shared.clearing.load(Acquire) && self.shared.store.touch(name)
     }
 
     /// Pins a blob that is there for so many minutes, or for good ([`Store::pin`]).

@@ -75,7 +75,7 @@ impl Progress {
 
     /// Stores, after a step, the phase, the computed positions, and the pages, window pages and state slots that the
     /// request holds.
-    pub fn stands(&self, phase: RequestPhase, computed: usize, [pages, windows, slots]: [usize; 3]) {
+    pub fn store(&self, phase: RequestPhase, computed: usize, [pages, windows, slots]: [usize; 3]) {
         self.phase.store(phase as u8, Relaxed);
         let held = [(&self.pages, pages), (&self.windows, windows), (&self.slots, slots)];
         let numbers = held.into_iter().chain([(&self.computed, computed)]);
@@ -111,7 +111,7 @@ impl Progress {
 
     /// Marks the request as ended; it holds no pages or slots.
     pub fn ended(&self) {
-        self.stands(RequestPhase::Ended, self.computed.load(Relaxed) as usize, [0; 3]);
+        self.store(RequestPhase::Ended, self.computed.load(Relaxed) as usize, [0; 3]);
     }
 
     fn phase(&self) -> RequestPhase {

@@ -121,7 +121,7 @@ struct Log {
 /// The event log of one prefix tree.
 #[derive(Debug)]
 pub struct KvEventLog {
-    kv_event_log: Mutex<Log>,
+    log: Mutex<Log>,
     changed: Notify,
     /// Identifies this run of the server. A reader may still use numbers of an earlier run.
     epoch: u64,
@@ -136,7 +136,7 @@ impl KvEventLog {
         removals.try_reserve_exact(pages).ok()?;
         rows.resize(pages, Row { seq: 0, hash: 0, parent: 0, tokens: [0; PAGE_TOKENS], before: NONE, after: NONE });
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let kv_event_log = Log {
+        let log = Log {
             rows: rows.into_boxed_slice(),
             first: NONE,
             last: NONE,
@@ -147,7 +147,7 @@ impl KvEventLog {
             woken: 0,
         };
         let epoch = since_1970.as_micros() as u64;
-        Some(Self { kv_event_log: Mutex::new(kv_event_log), changed: Notify::new(), epoch })
+        Some(Self { log: Mutex::new(log), changed: Notify::new(), epoch })
     }
 
     /// Bytes of host memory of the log for a tree over `pages` pages, without the allocator's overhead for its two blocks.
@@ -165,81 +165,81 @@ impl KvEventLog {
     /// Returns the sizes of the log.
     #[must_use]
     pub fn stats(&self) -> KvEventStats {
-        let kv_event_log = self.lock();
+        let log = self.lock();
         KvEventStats {
-            changes: kv_event_log.seq,
-            pages: kv_event_log.pages,
-            removals_kept: kv_event_log.removals.len(),
-            removals_max: kv_event_log.rows.len(),
+            changes: log.seq,
+            pages: log.pages,
+            removals_kept: log.removals.len(),
+            removals_max: log.rows.len(),
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, Log> {
         // The order of the writes keeps numbers and links consistent even after a panic.
-        self.kv_event_log.lock().unwrap_or_else(PoisonError::into_inner)
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that `page` has entered the tree below `parent`.
     pub(super) fn stored(&self, page: PageId, parent: Option<PageId>, tokens: &[u32; PAGE_TOKENS]) {
-        let mut kv_event_log = self.lock();
-        let above = parent.map(|parent| kv_event_log.rows[parent.index()]);
+        let mut log = self.lock();
+        let above = parent.map(|parent| log.rows[parent.index()]);
         // A page below an unreported page is not reported.
         if above.is_some_and(|above| above.seq == 0) {
             return;
         }
         let parent = above.map_or(0, |above| above.hash);
-        let (seq, before) = (kv_event_log.seq + 1, kv_event_log.last);
+        let (seq, before) = (log.seq + 1, log.last);
         let hash = name(parent, tokens);
-        kv_event_log.rows[page.index()] = Row { seq, hash, parent, tokens: *tokens, before, after: NONE };
-        match kv_event_log.rows.get_mut(before as usize) {
+        log.rows[page.index()] = Row { seq, hash, parent, tokens: *tokens, before, after: NONE };
+        match log.rows.get_mut(before as usize) {
             Some(last) => last.after = page.0,
-            None => kv_event_log.first = page.0,
+            None => log.first = page.0,
         }
-        (kv_event_log.last, kv_event_log.seq) = (page.0, seq);
-        kv_event_log.pages += 1;
+        (log.last, log.seq) = (page.0, seq);
+        log.pages += 1;
     }
 
     /// Records that `page` has left the tree.
     pub(super) fn removed(&self, page: PageId) {
-        let mut kv_event_log = self.lock();
-        let Row { seq, hash, before, after, .. } = kv_event_log.rows[page.index()];
+        let mut log = self.lock();
+        let Row { seq, hash, before, after, .. } = log.rows[page.index()];
         if seq == 0 {
             return;
         }
-        kv_event_log.rows[page.index()].seq = 0;
-        match kv_event_log.rows.get_mut(before as usize) {
+        log.rows[page.index()].seq = 0;
+        match log.rows.get_mut(before as usize) {
             Some(row) => row.after = after,
-            None => kv_event_log.first = after,
+            None => log.first = after,
         }
-        match kv_event_log.rows.get_mut(after as usize) {
+        match log.rows.get_mut(after as usize) {
             Some(row) => row.before = before,
-            None => kv_event_log.last = before,
+            None => log.last = before,
         }
-        kv_event_log.pages -= 1;
-        kv_event_log.seq += 1;
-        let seq = kv_event_log.seq;
-        if kv_event_log.removals.len() == kv_event_log.rows.len() {
-            kv_event_log.forgotten = kv_event_log.removals.pop_front().map_or(seq, |oldest| oldest.seq);
+        log.pages -= 1;
+        log.seq += 1;
+        let seq = log.seq;
+        if log.removals.len() == log.rows.len() {
+            log.forgotten = log.removals.pop_front().map_or(seq, |oldest| oldest.seq);
         }
-        kv_event_log.removals.push_back(Removal { seq, hash });
+        log.removals.push_back(Removal { seq, hash });
     }
 
     /// Records that the tree is empty.
     pub(super) fn cleared(&self) {
-        let mut kv_event_log = self.lock();
-        kv_event_log.rows.iter_mut().for_each(|row| row.seq = 0);
-        kv_event_log.removals.clear();
-        (kv_event_log.first, kv_event_log.last, kv_event_log.pages) = (NONE, NONE, 0);
-        kv_event_log.seq += 1;
-        kv_event_log.forgotten = kv_event_log.seq;
+        let mut log = self.lock();
+        log.rows.iter_mut().for_each(|row| row.seq = 0);
+        log.removals.clear();
+        (log.first, log.last, log.pages) = (NONE, NONE, 0);
+        log.seq += 1;
+        log.forgotten = log.seq;
     }
 
     /// Wakes the waiting readers if there are changes since the last call.
     pub(crate) fn wake(&self) {
-        let mut kv_event_log = self.lock();
-        if kv_event_log.woken != kv_event_log.seq {
-            kv_event_log.woken = kv_event_log.seq;
-            drop(kv_event_log);
+        let mut log = self.lock();
+        if log.woken != log.seq {
+            log.woken = log.seq;
+            drop(log);
             self.changed.notify_waiters();
         }
     }
@@ -249,8 +249,8 @@ impl KvEventLog {
         let told = self.changed.notified();
         // Checked after the wait is registered, so that no change in between is missed.
         let news = {
-            let kv_event_log = self.lock();
-            !cursor.begun || kv_event_log.seq > cursor.stored.max(cursor.removed)
+            let log = self.lock();
+            !cursor.begun || log.seq > cursor.stored.max(cursor.removed)
         };
         if !news {
             told.await;
@@ -259,22 +259,20 @@ impl KvEventLog {
 
     /// Adds the next changes to `events`, at most `most`, and moves the cursor past them.
     pub fn read(&self, cursor: &mut KvCursor, most: usize, events: &mut Vec<KvEvent>) {
-        let kv_event_log = self.lock();
+        let log = self.lock();
         let end = events.len() + most;
-        let lost = !cursor.begun
-            || cursor.removed < kv_event_log.forgotten
-            || cursor.stored.max(cursor.removed) > kv_event_log.seq;
-        let place = if lost { None } else { kv_event_log.next(cursor) };
+        let lost = !cursor.begun || cursor.removed < log.forgotten || cursor.stored.max(cursor.removed) > log.seq;
+        let place = if lost { None } else { log.next(cursor) };
         let mut page = place.unwrap_or_else(|| {
             // Earlier removals are of pages that this reader will not receive.
-            *cursor = KvCursor { begun: true, stored: 0, removed: kv_event_log.seq, page: NONE };
+            *cursor = KvCursor { begun: true, stored: 0, removed: log.seq, page: NONE };
             events.push(KvEvent::Reset);
-            kv_event_log.first
+            log.first
         });
-        let mut removal = kv_event_log.removals.partition_point(|removal| removal.seq <= cursor.removed);
+        let mut removal = log.removals.partition_point(|removal| removal.seq <= cursor.removed);
         while events.len() < end {
-            let row = kv_event_log.rows.get(page as usize);
-            let gone = kv_event_log.removals.get(removal);
+            let row = log.rows.get(page as usize);
+            let gone = log.removals.get(removal);
             match (row, gone) {
                 (Some(row), gone) if gone.is_none_or(|gone| row.seq < gone.seq) => {
                     let parent = (row.parent != 0).then_some(row.parent);

@@ -74,7 +74,7 @@ impl Backend for CpuBackend {
         let memory = CpuMemory::map(ledger, shape, pages, slots, workspace, self.threads, touch);
         let memory = memory.map_err(|error| refused(&error))?;
         let Some((weights, pool)) = self.parts.take() else {
-            return Err(Failure::Other("a generation was built while another stands".into()));
+            return Err(Failure::Other("internal error: a pool was built while another exists".into()));
         };
         Ok(CpuRunner::new(Arc::clone(&self.model), CpuDevice::new(weights, pool, self.isa, memory)))
     }

@@ -198,17 +198,17 @@ impl Runner for CpuRunner {
         self.device.check_weights()
     }
 
-    fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
+    fn encode(&mut self, kind: EncoderKind, items: &EncoderInput<'_>) -> Result<(), DeviceError> {
         self.encoded = None;
         // The outputs of the last step are overwritten.
         self.clear_workspace();
-        let Some(encoder) = self.model.encoder(sense) else { return Err(DeviceError::NoEncoder) };
-        self.encoded = Some(encoder.encode(&mut self.device, images)?);
+        let Some(encoder) = self.model.encoder(kind) else { return Err(DeviceError::NoEncoder) };
+        self.encoded = Some(encoder.encode(&mut self.device, items)?);
         self.device.check_weights()
     }
 
     fn embedding(&mut self, row: usize) -> &[f32] {
-        let encoded = self.encoded.expect("images were encoded");
+        let encoded = self.encoded.expect("items were encoded");
         self.device.row_mut(encoded, row)
     }
 

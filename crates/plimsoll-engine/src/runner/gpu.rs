@@ -161,12 +161,12 @@ impl Runner for GpuRunner {
         Ok(())
     }
 
-    fn encode(&mut self, sense: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
+    fn encode(&mut self, kind: EncoderKind, items: &EncoderInput<'_>) -> Result<(), DeviceError> {
         self.encoded = None;
         self.cleared()?;
         let (model, device, _) = self.parts()?;
-        let encoder = model.encoder(sense).ok_or(DeviceError::NoEncoder)?;
-        match encoder.encode(device, images) {
+        let encoder = model.encoder(kind).ok_or(DeviceError::NoEncoder)?;
+        match encoder.encode(device, items) {
             Ok(output) => {
                 device.finish(&[output])?;
                 self.encoded = Some(output);
@@ -237,7 +237,7 @@ impl Backend for GpuBackend {
 
     fn build(&mut self, ledger: &Arc<Ledger>, shape: &ModelShape, extent: Extent) -> Result<GpuRunner, Failure> {
         let Some((mut context, weights)) = self.parts.take() else {
-            return Err(Failure::Other("a generation was built while another stands".into()));
+            return Err(Failure::Other("internal error: a pool was built while another exists".into()));
         };
         let windows = if shape.kv.window().is_some() { extent.pools.slots } else { 0 };
         let slots = if shape.state.is_some() { extent.pools.slots } else { 0 };

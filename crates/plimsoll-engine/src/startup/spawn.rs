@@ -60,10 +60,10 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
     let (limits, step, speculation, elastic) = (planned.limits, planned.step, planned.speculation, options.elastic);
     let prefill_meter = PrefillMeter::new(options.long_prompt_slowdown);
     let PoolBuild { runner, cache, emergency_reserve } = pool_build;
-    let notes = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
+    let log = cache.index.as_ref().and_then(PrefixIndex::kv_event_log);
     let shared = Arc::new(Shared::new(limits, planned.plan, Arc::clone(&ledger)));
     complete(&shared, &planned.kv, &eos, media, load);
-    notes.into_iter().for_each(|notes| drop(shared.facts.kv_event_log.set(Arc::clone(notes))));
+    log.into_iter().for_each(|log| drop(shared.facts.kv_event_log.set(Arc::clone(log))));
     let (handle, receiver) = connect(&shared, hosted.as_ref(), options);
     let epoch = handle.epoch;
     let emergency_reserve = match emergency_reserve {

@@ -148,7 +148,7 @@ impl<R: Runner> Worker<R> {
         if level >= DegradationLevel::Fail {
             self.relief.given_up.get_or_insert_with(heap::give_up_reserve);
             if let Some(mut seq) = self.scheduler.give_up_newest() {
-                tracing::warn!("the newest request is given up: memory ran short on this machine");
+                tracing::warn!("memory ran short on this machine: the newest request failed");
                 seq.payload.fail(Failure::Memory);
                 self.shared.metrics.failed.inc();
             }
@@ -164,10 +164,10 @@ impl<R: Runner> Worker<R> {
                 false => RequestPhase::Prefill,
             };
             let held = [seq.pages.pages().len(), seq.pages.windows_held(), seq.states.held()];
-            seq.payload.progress().stands(phase, seq.computed, held);
+            seq.payload.progress().store(phase, seq.computed, held);
         }
         for seq in self.scheduler.waiting() {
-            seq.payload.progress().stands(RequestPhase::Waiting, 0, [0; 3]);
+            seq.payload.progress().store(RequestPhase::Waiting, 0, [0; 3]);
         }
         let status = &self.shared.status;
         let cache = self.cache.borrow();

@@ -183,7 +183,7 @@ impl Disk {
         if self.outputs.reading.is_some() {
             return self.names(&key, 0..1).all(|name| self.tier.contains(&name));
         }
-        if blocks == 0 || !self.names(&key, 0..blocks).all(|name| self.tier.wants(&name)) {
+        if blocks == 0 || !self.names(&key, 0..blocks).all(|name| self.tier.touch(&name)) {
             return false;
         }
         let row_seconds = self.outputs.row_seconds[kind as usize];

@@ -297,11 +297,11 @@ impl Disk {
         let mut found = std::mem::take(&mut self.links[1]);
         found.clear();
         for (at, link) in links(self.root, key).take(pages_max).enumerate() {
-            if !self.tier.wants(&self.name(&link, Part::Whole)) && at >= known {
+            if !self.tier.touch(&self.name(&link, Part::Whole)) && at >= known {
                 break;
             }
             found.push(link);
-            let has = |part| self.tier.wants(&self.name(&link, part));
+            let has = |part| self.tier.touch(&self.name(&link, part));
             let starts = match tail {
                 Some(tail) => {
                     covered = if has(Part::Window) { covered + 1 } else { 0 };
