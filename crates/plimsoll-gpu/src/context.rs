@@ -112,6 +112,11 @@ impl Context {
         self.limits
     }
 
+    /// For tests: from now on weights lie in segments of at most so many bytes, as on a device with smaller buffers.
+    pub fn cut_weights_at(&mut self, bytes: u64) {
+        self.limits.buffer = bytes;
+    }
+
     /// Bytes of memory that the device's buffers take, and that are reserved for them, where the driver's side says it.
     pub fn allocated(&self) -> Option<(u64, u64)> {
         self.device

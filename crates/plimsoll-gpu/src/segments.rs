@@ -63,16 +63,16 @@ pub struct Segments {
 /// Words of the lookup table for each matrix of an expert.
 const LOOKUP_WORDS: usize = 3;
 
-/// A panel of a matrix does not fit into a segment.
+/// Panels that must lie together do not fit into a segment.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "'{tensor}': {PANELS_PER_TASK} panels of {panel_bytes} bytes do not fit into one buffer of the GPU, which has {limit} bytes at most"
+    "'{tensor}': {needed} bytes must lie in one buffer of the GPU, which has {limit} bytes at most; use weights of fewer bits, or --device cpu"
 )]
 pub struct TooWide {
     /// The matrix.
     pub tensor: String,
-    /// Bytes of one of its panels.
-    pub panel_bytes: usize,
+    /// Bytes of those panels: of all that an expert has, or of as many as are packed together.
+    pub needed: usize,
     /// Bytes of a segment, at most.
     pub limit: usize,
 }
@@ -88,9 +88,12 @@ impl Segments {
         for linear in &table.linears {
             let (packing, mut own) = (&linear.packing, Vec::with_capacity(1));
             let panel_bytes = packing.panel_bytes();
-            let most = (limit / panel_bytes / PANELS_PER_TASK * PANELS_PER_TASK).min(PANELS_MAX);
+            let fit = (limit / panel_bytes).min(PANELS_MAX);
+            // What fits is not cut. A piece begins where a task of the packer does.
+            let most = if packing.panels() <= fit { fit } else { fit / PANELS_PER_TASK * PANELS_PER_TASK };
             if most == 0 {
-                return Err(TooWide { tensor: linear.name.to_string(), panel_bytes, limit });
+                let needed = panel_bytes * PANELS_PER_TASK;
+                return Err(TooWide { tensor: linear.name.to_string(), needed, limit });
             }
             let mut first_panel = 0;
             while first_panel < packing.panels() {
@@ -199,8 +202,7 @@ fn lookup(table: &WeightTable, pieces: &[Vec<Piece>], vectors: &[usize], limit: 
             let linear = &table.linears[i];
             let [piece] = pieces[i][..] else {
                 // All of an expert's panels lie together.
-                let panel_bytes = linear.packing.panel_bytes();
-                return Err(TooWide { tensor: linear.name.to_string(), panel_bytes, limit });
+                return Err(TooWide { tensor: linear.name.to_string(), needed: linear.packing.bytes(), limit });
             };
             let kind = linear.packing.kind();
             let number = kinds.iter().position(|known| *known == kind).unwrap_or(kinds.len());
@@ -261,5 +263,47 @@ mod tests {
     fn a_panel_wider_than_a_buffer_is_refused_by_name() {
         let error = Segments::new(&table("llama"), 4096).unwrap_err();
         assert!(error.to_string().contains(&error.tensor) && error.to_string().contains("4096"), "{error}");
+    }
+
+    /// The matrices of a table without experts, one by one.
+    fn each(model: &str) -> impl Iterator<Item = WeightTable> {
+        let mut table = table(model);
+        let linears = std::mem::take(&mut table.linears);
+        table.experts.clear();
+        linears.into_iter().map(move |linear| {
+            let mut one = table.clone();
+            one.linears.push(linear);
+            one
+        })
+    }
+
+    #[test]
+    fn a_matrix_that_fits_is_not_cut() {
+        for table in each("llama").chain(each("qwen3-moe")) {
+            let packing = table.linears[0].packing;
+            // Of 4 or 8 panels, and of 24, which are three of the packer's tasks.
+            let segments = Segments::new(&table, packing.bytes()).unwrap();
+            assert_eq!(segments.all()[0].len(), 1, "{packing:?}");
+            let refused = Segments::new(&table, packing.bytes() - 1).is_err();
+            assert_eq!(refused, packing.panels() <= PANELS_PER_TASK, "{packing:?}");
+        }
+    }
+
+    #[test]
+    fn an_expert_larger_than_a_buffer_is_refused_with_its_size() {
+        // Experts of eight of the packer's tasks, in a table of their own.
+        let mut table = table("qwen3-moe");
+        let set = table.experts[0].clone();
+        table.linears = table.linears[set.clone()].to_vec();
+        table.linears.iter_mut().for_each(|linear| {
+            linear.packing = plimsoll_kernels::Packing::new(linear.packing.kind(), 1024, 64).unwrap();
+        });
+        table.experts = std::iter::once(0..set.len()).collect();
+        let bytes = table.linears[0].packing.bytes();
+        assert_eq!(Segments::new(&table, bytes).unwrap().segments().len(), set.len());
+        let limit = bytes - 1;
+        let error = Segments::new(&table, limit).unwrap_err();
+        assert_eq!((error.needed, error.limit), (bytes, limit));
+        assert!(error.to_string().contains(&format!("{bytes} bytes must lie in one buffer")), "{error}");
     }
 }

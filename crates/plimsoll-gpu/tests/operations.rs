@@ -5,6 +5,8 @@ mod candidates;
 mod common;
 #[path = "operations/encoder.rs"]
 mod encoder;
+#[path = "operations/segments.rs"]
+mod segments;
 
 use std::sync::Arc;
 

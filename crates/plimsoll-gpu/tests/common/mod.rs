@@ -89,10 +89,18 @@ pub fn cpu(table: &WeightTable, checkpoint: &Checkpoint, shape: &ModelShape) -> 
 }
 
 pub fn gpu(table: &WeightTable, checkpoint: &Checkpoint, shape: &ModelShape) -> GpuDevice {
-    let ledger = ledger();
+    gpu_on(opened(), table, checkpoint, shape)
+}
+
+pub fn opened() -> Context {
     let choice = AdapterChoice { index: None, allow_software: true };
     let adapter = Adapter::find(choice).expect("a Vulkan driver; tests/gpu/install.sh installs one");
-    let mut context = Context::open(&adapter).unwrap();
+    Context::open(&adapter).unwrap()
+}
+
+/// A GPU that is open already, with the kernels that were made for other weights.
+pub fn gpu_on(mut context: Context, table: &WeightTable, checkpoint: &Checkpoint, shape: &ModelShape) -> GpuDevice {
+    let ledger = ledger();
     let mut pool = ThreadPool::new(2).unwrap();
     let table = table.clone().on(Target::Gpu);
     let loaded = GpuWeights::load_unless(&mut context, table, checkpoint, &ledger, &mut pool, |_| {}, || false);
