@@ -1,31 +1,31 @@
-//! What a thread will read next, fetched into its own cache while it waits for others: products wait for memory, and between them, while
-//! one thread normalises, quantizes or samples, memory would do nothing.
+//! Prefetch of the memory that a thread reads next, while it waits for other threads. Matrix products wait for memory. Between them
+//! memory would be idle, while one thread normalises, quantizes or samples.
 
 use arrayvec::ArrayVec;
 use plimsoll_kernels::prefetch;
 
-/// Bytes that a thread fetches ahead at most: a part of the second-level caches of today's servers, all of older ones'.
+/// Most bytes that a thread prefetches: a part of the second-level cache on today's servers, and all of it on older ones.
 const BUDGET: usize = 256 << 10;
-/// Pieces of them.
+/// Most pieces of memory that are prefetched.
 pub(crate) const PIECES: usize = 4;
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// Lines asked for at once.
+/// Cache lines that one call prefetches.
 const LINES: usize = 8;
 
-/// Pieces of memory, the first to be read first, of which a budget's worth is fetched. The memory is only prefetched,
+/// Pieces of memory in the order in which they are read; at most [`BUDGET`] bytes of them are prefetched. The memory is only prefetched,
 /// never read: an address may have been unmapped or reused since.
 #[derive(Default)]
 pub(crate) struct Ahead {
     /// Addresses and bytes.
     pieces: ArrayVec<(usize, usize), PIECES>,
     piece: usize,
-    /// Bytes of this piece that were asked for.
+    /// Bytes of this piece that were prefetched.
     asked: usize,
 }
 
 impl Ahead {
-    /// Adds what is read after all that was added before, as far as there is room.
+    /// Appends a piece that is read after all earlier ones, as far as there is room.
     pub(crate) fn add(&mut self, bytes: &[u8]) {
         let len = bytes.len().min(BUDGET - self.pieces.iter().map(|(_, len)| len).sum::<usize>());
         if len > 0 && !self.pieces.is_full() {
@@ -33,8 +33,8 @@ impl Ahead {
         }
     }
 
-    /// Asks for the next few lines, if there are some left. The caller then does nothing for a moment: processors drop what is asked faster
-    /// than memory answers.
+    /// Prefetches the next few lines and returns whether there were any. The caller then pauses for a moment: processors drop prefetches
+    /// that are issued faster than memory answers.
     pub(crate) fn fetch(&mut self) -> bool {
         let Some((at, len)) = self.pieces.get(self.piece) else { return false };
         for line in 0..LINES {

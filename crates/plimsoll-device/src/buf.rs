@@ -1,6 +1,6 @@
 //! Handles of matrices in the step arena.
 
-/// A matrix of f32 in the step arena, row-major. A handle: only the device that gave it can read it.
+/// A matrix of f32 in the step arena, row-major. It is a handle: only the device that returned it can read it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buf {
     /// Byte offset in the step arena.
@@ -12,7 +12,7 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// The matrix at this byte of a device's step arena: for devices, which give buffers out.
+    /// Returns the matrix at this byte of a device's step arena. Devices call it to hand out buffers.
     pub fn at(offset: usize, rows: usize, cols: usize) -> Self {
         Self { offset, rows, cols }
     }
@@ -29,13 +29,13 @@ impl Buf {
         Buf { rows: elements / cols, cols, ..self }
     }
 
-    /// Its first rows.
+    /// Returns the first rows of the matrix.
     pub fn first(self, rows: usize) -> Buf {
         assert!(rows <= self.rows, "{rows} of {} rows", self.rows);
         Buf { rows, ..self }
     }
 
-    /// `rows` of its rows, from `first` on.
+    /// Returns `rows` rows of the matrix, from `first` on.
     pub fn span(self, first: usize, rows: usize) -> Buf {
         assert!(first + rows <= self.rows, "{rows} rows from {first} of {}", self.rows);
         Buf { offset: self.offset + first * self.cols * size_of::<f32>(), rows, ..self }

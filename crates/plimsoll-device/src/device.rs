@@ -1,7 +1,7 @@
-//! The seam: what a model may ask of a device.
+//! The interface between models and devices: the operations that a model may call.
 //!
-//! A small set of fused operations over views into the step arena. All activations are f32, row-major. A device adds
-//! no operation of its own accord and takes no memory but [`Device::temp`]'s.
+//! It is a small set of fused operations over views into the step arena. All activations are f32, row-major. A device adds
+//! no operation of its own and takes no memory but [`Device::temp`]'s.
 
 mod batch;
 mod layers;
@@ -38,14 +38,13 @@ impl From<Mark> for StackMark {
     }
 }
 
-/// Why a step could not be carried out.
+/// The reason why a step failed.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DeviceError {
     /// The step needs more workspace than was planned: a bug in the planner, never a request's fault.
     #[error(transparent)]
     Workspace(#[from] StepOverflow),
-    /// A step produced logits that are not numbers: the weights are broken, or half precision does not reach as far as this model's keys
-    /// and values.
+    /// A step produced non-finite logits: the weights are damaged, or the model's keys and values exceed the range of half precision.
     #[error(
         "the model's logits are not finite numbers: the weights are damaged, or keys and values leave the range of half precision (try --kv-dtype bf16)"
     )]
@@ -60,18 +59,18 @@ pub enum DeviceError {
         "a row of a table that stays in the model's file could not be read, so no answer can be trusted: {0}; check the disk, and restart the server"
     )]
     Table(String),
-    /// A draft was asked for from a model without a draft head, or before any step.
+    /// A draft was requested from a model without a draft head, or before any step.
     #[error("there is no draft head to guess with, or no step to go on from")]
     NoDraft,
     /// Images were given to a model without an encoder.
     #[error("this model has no vision encoder")]
     NoEncoder,
-    /// The step sends, asks for or fetches more than was planned: a bug in the planner.
+    /// A step's upload, dispatches or output are larger than planned: a bug in the planner.
     #[error("a step's {what} on the GPU: {needed} bytes needed, {capacity} planned")]
     Transfer {
         /// Input, dispatches or output.
         what: &'static str,
-        /// Bytes of them.
+        /// Bytes needed.
         needed: usize,
         /// Bytes planned.
         capacity: usize,
@@ -82,7 +81,7 @@ pub enum DeviceError {
     /// The caller has cancelled the operation.
     #[error("cancelled")]
     Stopped,
-    /// A test asked for this failure.
+    /// A test injected this failure.
     #[error("injected fault: {0}")]
     Injected(&'static str),
 }
@@ -99,10 +98,10 @@ pub enum Mode {
 /// For each row, its position in time, height and width. A function, so that no list of all positions is needed.
 pub type Places<'a> = &'a (dyn Fn(usize) -> [f32; 3] + Sync);
 
-/// For each row, four rows of a table and how much of each: a point between four others. What is 0 is not looked at.
+/// For each row, four rows of a table and their shares: an interpolation between four points. A row with share 0 is not read.
 pub type Blend<'a> = &'a (dyn Fn(usize) -> [(u32, f32); 4] + Sync);
 
-/// What a model may ask of a device. Shapes are given by the buffers; a mismatch is a bug and panics.
+/// The operations that a model may call. Shapes are given by the buffers; a mismatch is a bug and panics.
 pub trait Device {
     /// A matrix of unspecified contents, valid until its scope is released.
     fn temp(&mut self, rows: usize, cols: usize) -> Result<Buf, DeviceError>;
@@ -110,21 +109,20 @@ pub trait Device {
     /// Opens a scope.
     fn mark(&self) -> Mark;
 
-    /// Closes a scope: every matrix taken since is given back.
+    /// Closes a scope: releases every matrix taken since.
     fn release(&mut self, mark: Mark);
 
     /// `out[r] = table[tokens[r]] * scale`.
     fn embed(&mut self, out: Buf, table: LinearId, tokens: &[u32], scale: f32);
 
-    /// `x[r] += Σ table[row] * share` over the four that `blend` gives for row r, summed first.
+    /// `x[r] += Σ table[row] * share` over the four rows that `blend` returns for row r, summed first.
     fn add_blended(&mut self, x: Buf, table: LinearId, blend: Blend<'_>);
 
     /// `x[r] += table[which(r)]`, for positions that repeat. Rows of the table are as wide as those of `x`.
     fn add_rows(&mut self, x: Buf, table: VectorId, which: &(dyn Fn(usize) -> usize + Sync));
 
-    /// `x[first_row + r] (+)= values[r][from..from + x.cols]` for every row of `values`, which are `width` wide: what comes from
-    /// outside (patches, embeddings of images) enters a step. The planner has no values: empty, and it counts all rows of `x` from
-    /// `first_row` on.
+    /// `x[first_row + r] (+)= values[r][from..from + x.cols]` for every row of `values`, each `width` wide. It copies host data (patches,
+    /// embeddings of images) into a step. The planner passes no values; it counts all rows of `x` from `first_row` on.
     fn place(&mut self, x: Buf, first_row: usize, values: &[f32], width: usize, from: usize, mode: Mode);
 
     /// `out[r] = x[r] / sqrt(mean(x[r]²) + eps) * weight`; `out` may be `x`.
@@ -138,8 +136,8 @@ pub trait Device {
         self.linear_rows(x.into(), layers, mode, 0)
     }
 
-    /// The same of rows that may have to be made first; the last `bf16_rows` are computed in bfloat16 by layers that can, if any,
-    /// which is the same for each of them, whatever stands beside it ([`crate::WeightTable::computed_in`]).
+    /// [`Self::linear`] of rows that may have to be computed first. The last `bf16_rows` rows are computed in bfloat16 by layers that can.
+    /// These are the same layers for each row, whatever the other rows are ([`crate::WeightTable::computed_in`]).
     fn linear_rows(
         &mut self,
         input: Input,
@@ -148,8 +146,8 @@ pub trait Device {
         bf16_rows: usize,
     ) -> Result<(), DeviceError>;
 
-    /// `out (+)= down(act(gate(x)) * up(x))`; the last `bf16_rows` rows are rounded. The planner takes it step by step, and so does a
-    /// device that knows nothing better: the bits are the same.
+    /// `out (+)= down(act(gate(x)) * up(x))`; the last `bf16_rows` rows are computed in bfloat16. The planner, and a device without a
+    /// fused operation, carry it out step by step: the bits are the same.
     fn feed_forward(
         &mut self,
         layer: &FeedForward,
@@ -164,8 +162,8 @@ pub trait Device {
     /// The cosines and sines of `positions[r] * inv_freq[i] * 1`, scaled by `scale`: row r is `[cos.., sin..]`.
     fn rope_angles(&mut self, out: Buf, inv_freq: VectorId, positions: &[u32], scale: f32);
 
-    /// [`Self::rope_angles`] of rows that stand in three axes: frequency i takes its position from axis `axes[i]` of the row's place.
-    /// For a place that is the same in all three the bits are those of `rope_angles`.
+    /// [`Self::rope_angles`] of rows with positions in three axes: frequency i takes its position from axis `axes[i]` of the row's place.
+    /// For a place with three equal positions the bits are those of `rope_angles`.
     fn rope_angles_by_axis(&mut self, out: Buf, inv_freq: VectorId, axes: &[u8], places: Places<'_>, scale: f32);
 
     /// Rotates the first `angles.cols` elements of every head of `x` (heads of `head_dim`) by its row's angles; the rest stays.
@@ -175,8 +173,8 @@ pub trait Device {
     /// `gate = act(gate) * up`.
     fn glu(&mut self, gate: Buf, up: Buf, act: Activation);
 
-    /// The same for the layer that multiplies it next. The activation of the last rows may be taken to as many digits as that layer
-    /// leaves of rounded ones.
+    /// [`Self::glu`] for the layer that multiplies the result next. For the last `bf16_rows` rows the activation needs only the precision
+    /// that bf16 keeps.
     fn glu_for(&mut self, _next: LinearId, gate: Buf, up: Buf, act: Activation, _bf16_rows: usize) {
         self.glu(gate, up, act);
     }
@@ -196,10 +194,10 @@ pub trait Device {
     /// `x += y`.
     fn add(&mut self, x: Buf, y: Buf);
 
-    /// Makes the heads of queries and keys ready, if it is said how, stores keys and values of every row in the cache, then attends:
-    /// `out`, `q` are [rows, heads · width], keys and values [rows, cache heads · width]. Causal: a row sees positions up to its own.
+    /// Normalises and rotates queries and keys, if `rotary` is given; stores every row's keys and values in the cache; then attends.
+    /// `out`, `q` are [rows, heads · width], keys and values [rows, cache heads · width]. Causal: a row attends up to its own position.
     ///
-    /// `kv` is none for a layer that reads what another layer has stored for the same rows.
+    /// `kv` is none for a layer that reads the keys and values of another layer for the same rows.
     fn attention(
         &mut self,
         spec: &Attention,
@@ -210,9 +208,9 @@ pub trait Device {
         step: &StepInput<'_>,
     );
 
-    /// Attends among the rows of each sequence of this step, before and after, as an encoder does: shapes as for
-    /// [`Self::attention`], but keys and values lie in the workspace for the length of this operation, in as many pages as the step
-    /// names. Every sequence starts at position 0 and is there as a whole. A row sees what [`Attention::seen_within`] says.
+    /// Attends among the rows of each sequence of this step, before and after, as an encoder does. Shapes are as for
+    /// [`Self::attention`], but keys and values are in the workspace for the length of this operation, in the pages that the step
+    /// names. Every sequence starts at position 0 and is complete. A row attends to the positions of [`Attention::seen_within`].
     fn attend_within(
         &mut self,
         spec: &Attention,
@@ -223,9 +221,9 @@ pub trait Device {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// Every row attends to every row of its sequence, in an encoder. `sequences` gives the first row and the rows of each, which
-    /// follow one another. Queries, keys and values have as many heads, of any width; each sequence is computed by itself, and its keys
-    /// and values lie in the workspace meanwhile.
+    /// Every row attends to every row of its sequence, in an encoder. `sequences` gives the first row and the rows of each sequence, which
+    /// follow one another. Queries, keys and values have as many heads, of any width. Each sequence is computed by itself; its keys
+    /// and values are in the workspace meanwhile.
     fn attend_all(
         &mut self,
         spec: &Attention,
@@ -248,21 +246,21 @@ pub trait Device {
         sequences: &mut dyn Iterator<Item = (usize, usize)>,
     );
 
-    /// Sparse attention over selected blocks of positions ([`Selection`]). It follows [`Self::attention`], which has made queries `q` ready
-    /// and stored keys and values. `index` is the index queries [rows, index heads · width], normed and rotated; the index keys as they
-    /// were projected [rows, width]; and room for the choice [rows, 2 · blocks].
+    /// Sparse attention over selected blocks of positions ([`Selection`]). It follows [`Self::attention`], which has normed and rotated
+    /// the queries `q` and stored keys and values. `index` has three matrices: the index queries [rows, index heads · width], normed and
+    /// rotated; the index keys as projected [rows, width]; and room for the choice [rows, 2 · blocks].
     ///
     /// Every row's index key is stored. The last row of a block has its block's key in place of its own. Rows from
-    /// [`Selection::selects_from`] on overwrite their part of `out`; a block's score is the sum over index heads of relu(query · block key).
-    /// Of equal scores the lower block is chosen.
+    /// [`Selection::selects_from`] on overwrite their part of `out`. A block's score is the sum over index heads of
+    /// relu(query · block key). Of equal scores the lower block is chosen.
     fn attend_selected(&mut self, spec: &Selection, out: Buf, q: Buf, index: [Buf; 3], step: &StepInput<'_>);
 
-    /// The rows of `spec`'s tables that hold each row's n-grams, side by side: `out` is [rows, heads · width]. `ids` is room for the
-    /// numbers of the rows [rows, heads]. The tokens before a sequence's first row are those of its slot; the last tokens are left in the
+    /// Writes the rows of `spec`'s tables for each row's n-grams, side by side: `out` is [rows, heads · width]. `ids` is room for the
+    /// numbers of the rows [rows, heads]. The tokens before a sequence's first row come from its slot; the last tokens are left in the
     /// slots that the step names.
     fn embed_ngrams(&mut self, spec: &Ngrams, out: Buf, ids: Buf, step: &StepInput<'_>);
 
-    /// `keys[r] = sigmoid(g) * values[r / n]` for keys and queries of n streams a row of values, each as wide as those, with
+    /// `keys[r] = sigmoid(g) * values[r / n]`, where keys and queries have n streams per row of values, each as wide as values, with
     /// `g = sign(d)·sqrt(max(|d|, 1e-6))` and `d = keys[r] · queries[r] / sqrt(width)`.
     fn gate_streams(&mut self, keys: Buf, queries: Buf, values: Buf);
 
@@ -274,8 +272,8 @@ pub trait Device {
     /// it; both have its shape.
     fn causal_conv(&mut self, spec: &CausalConv, x: Buf, gates: Option<[Buf; 2]>, step: &StepInput<'_>);
 
-    /// A recurrent layer: `qkv` [rows, [`GatedDelta::channels`]] goes through the causal convolution and SiLU, queries and keys are
-    /// normalised per head, then each row updates and asks its value heads' states, starting from the sequence's slot and
+    /// A recurrent layer. `qkv` [rows, [`GatedDelta::channels`]] goes through the causal convolution and SiLU; queries and keys are
+    /// normalised per head. Then each row updates and reads its value heads' states, starting from the sequence's slot and
     /// leaving copies in the slots that the step names. `a` and `b` [rows, value heads] give decay and write strength;
     /// `out` is [rows, value heads · value width].
     ///
@@ -291,20 +289,21 @@ pub trait Device {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError>;
 
-    /// A Mamba-2 recurrence: `x` [rows, [`SelectiveScan::channels`]] is what the layer's convolution made, the first of `gates`
-    /// [rows, heads] the raw time steps `dt`; the second has the same shape and any contents, and both are overwritten. Each row updates and asks its heads' states,
-    /// starting from the sequence's slot and leaving copies in the slots that the step names; `out` is [rows, heads · head width].
+    /// A Mamba-2 recurrence. `x` [rows, [`SelectiveScan::channels`]] is the output of the layer's convolution. The first of `gates`
+    /// [rows, heads] has the raw time steps `dt`; the second has the same shape and any contents, and both are overwritten. Each row
+    /// updates and reads its heads' states, starting from the sequence's slot and leaving copies in the slots that the step names.
+    /// `out` is [rows, heads · head width].
     ///
     /// With Δ = softplus(dt + dt_bias) within the limits: S = e^(−e^a_log · Δ)·S + B⊗(Δ·value); out = SᵀC + skip·value.
     fn selective_scan(&mut self, spec: &SelectiveScan, out: Buf, x: Buf, gates: [Buf; 2], step: &StepInput<'_>);
 
-    /// A mixture of experts: each row takes the `top_k` experts of greatest probability, a softmax over all of its
-    /// `router` logits (of equal ones the lower id); `out[r] (+)= Σ weight · down(act(gate x) · up x)`, or without
-    /// the factor `up x`, added from the greatest weight down; or with the weight on `x`. `router` [rows, experts] is overwritten. The size of the workspace does not depend on
-    /// which experts are chosen.
+    /// A mixture of experts. Each row takes the `top_k` experts of greatest probability, a softmax over all of its
+    /// `router` logits (of equal ones the lower id). `out[r] (+)= Σ weight · down(act(gate x) · up x)`, or without
+    /// the factor `up x`, added from the greatest weight down; or with the weight on `x`. `router` [rows, experts] is overwritten.
+    /// The size of the workspace does not depend on the chosen experts.
     fn experts(&mut self, spec: &Experts<'_>, out: Buf, x: Buf, router: Buf, mode: Mode) -> Result<(), DeviceError>;
 
-    /// `x[r] += sigmoid(gate[r]) * y[r]`, one gate a row: a shared expert joins.
+    /// `x[r] += sigmoid(gate[r]) * y[r]`, one gate per row: adds a shared expert.
     fn add_gated(&mut self, x: Buf, y: Buf, gate: Buf);
 
     /// `out[r][column..column + x.cols] = x[r]`.
@@ -313,9 +312,9 @@ pub trait Device {
     /// `out[r] = x[r][column..column + out.cols]`.
     fn take(&mut self, out: Buf, x: Buf, column: usize);
 
-    /// The windows of a convolution as rows, so that a linear layer finishes it: `out` has a row for each window, the inner axis
-    /// running faster, with columns in the order of a stored kernel: channel, inner tap, outer tap. What lies outside the rows
-    /// of `x` is 0; how many windows there are along the outer axis is what `out` has room for.
+    /// Writes the windows of a convolution as rows, so that a linear layer finishes it. `out` has a row for each window, the inner axis
+    /// running faster, with columns in the order of a stored kernel: channel, inner tap, outer tap. Points outside the rows
+    /// of `x` are 0. The rows of `out` decide how many windows there are along the outer axis.
     fn unfold(&mut self, out: Buf, x: Buf, spec: &Unfold);
 
     /// `out[i] = x[rows[i]]`.
@@ -324,15 +323,15 @@ pub trait Device {
     /// `out[r][..x.cols] = x[from(r)]`, for an order that is computed.
     fn arrange(&mut self, out: Buf, x: Buf, from: &(dyn Fn(usize) -> usize + Sync));
 
-    /// Moves these rows of `x`, ascending, to its beginning, and gives them; the others are lost.
+    /// Moves these rows of `x`, ascending, to its beginning, and returns them; the others are lost.
     fn keep_rows(&mut self, x: Buf, rows: &[u32]) -> Buf;
 
     /// `x = min(max(x, low), high)`. Either bound may be infinite.
     fn clamp(&mut self, x: Buf, low: f32, high: f32);
 
-    /// The `counts[r]` greatest elements of every row r of `x`, the greatest first, equal ones by column. What is −∞ or no number is left
-    /// out. `out` has two columns, an element and the column that it comes from, and the rows of all rows of `x` one after another;
-    /// what there are no more elements for has column −1. `blocks` has a column for every [`CANDIDATE_BLOCK`] of `x`, and any contents.
+    /// Writes the `counts[r]` greatest elements of every row r of `x`, the greatest first, equal ones by column. −∞ and NaN are left
+    /// out. `out` has two columns, an element and its column in `x`, and the rows of all rows of `x` one after another.
+    /// Rows without an element have column −1. `blocks` has a column for every [`CANDIDATE_BLOCK`] of `x`, and any contents.
     fn candidates(&mut self, out: Buf, blocks: Buf, x: Buf, counts: &[u32]);
 
     /// `x = cap * tanh(x / cap)`.

@@ -1,4 +1,4 @@
-//! The workspace of a mixture of experts: one list of what is taken, in one order, for the planner and for the device.
+//! The workspace of a mixture of experts: one list of buffers, in one order, for the planner and for the device.
 //!
 //! Every row has `top_k` copies, grouped by expert. The sizes are therefore `rows · top_k` for every choice of experts,
 //! whether all rows choose the same ones or all different ones.
@@ -9,18 +9,18 @@ use plimsoll_memory::step::{StepOverflow, StepStack};
 use crate::device::{Buf, Device, DeviceError, Experts};
 use crate::weights::{LinearId, WeightTable};
 
-/// The inputs of some grouped products, one row a choice: quantized, as floats, or both, as the weights want them.
+/// The inputs of some grouped products, one row per choice: quantized, as floats, or both, as the weights need them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Inputs {
     /// The width of a row.
     pub cols: usize,
-    /// How the quantized copies lie, and where, if any weight is quantized.
+    /// Layout and place of the quantized copies, if any weight is quantized.
     pub acts: Option<(ActLayout, usize)>,
     /// Float rows, if any weight is of floats.
     pub floats: Option<Buf>,
 }
 
-/// Where everything lies, as byte offsets in the workspace.
+/// The places of all buffers, as byte offsets in the workspace.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     /// Rows times chosen experts.
@@ -29,9 +29,9 @@ pub(crate) struct Space {
     pub ids: usize,
     /// Each choice's place among all, grouped by expert: `choices` words.
     pub places: usize,
-    /// Where each expert's choices begin, and the end: one word an expert and one more.
+    /// First place of each expert's choices, and the end: one word per expert and one more.
     pub starts: usize,
-    /// The same for tasks' blocks of rows.
+    /// Blocks of rows before each expert's own, and the number of all: one word per expert and one more.
     pub blocks: usize,
     /// The chosen experts' weights, a row of `top_k` for each row.
     pub weights: Buf,
@@ -48,7 +48,7 @@ pub(crate) struct Space {
 }
 
 impl Space {
-    /// Takes what lasts for the whole operation.
+    /// Takes the buffers that last for the whole operation.
     pub fn begin(stack: &mut StepStack, table: &WeightTable, spec: &Experts<'_>, x: Buf) -> Result<Self, StepOverflow> {
         let (experts, choices) = (spec.gate.len(), x.rows * spec.top_k);
         assert!(
@@ -71,7 +71,7 @@ impl Space {
         Ok(Self { choices, ids, places, starts, blocks, weights, gate, up, inputs, hidden, y })
     }
 
-    /// Takes the grouped copies of the input; they may be given back when gate and up are there.
+    /// Takes the grouped copies of the input; they may be released when gate and up are computed.
     pub fn take_inputs(&mut self, stack: &mut StepStack) -> Result<(), StepOverflow> {
         if let Some((layout, at)) = &mut self.inputs.acts {
             *at = stack.take(layout.bytes())?;
@@ -93,7 +93,7 @@ impl Space {
 }
 
 impl Inputs {
-    /// What weights `matrices` want of an input of `rows` rows; nothing is taken yet.
+    /// Returns the forms of an input of `rows` rows that weights `matrices` need. No workspace is taken yet.
     fn wanted(table: &WeightTable, matrices: &[&[LinearId]], rows: usize, cols: usize) -> Self {
         let quantized = |id: &LinearId| table.linear(*id).packing.wants_acts();
         let all = || matrices.iter().flat_map(|ids| ids.iter());
@@ -110,22 +110,22 @@ fn take_matrix(stack: &mut StepStack, rows: usize, cols: usize) -> Result<Buf, S
     Ok(Buf { offset: stack.take(buf.bytes())?, ..buf })
 }
 
-/// Rows that a workgroup multiplies with one expert's matrix on a GPU, at least.
+/// Least rows that a workgroup multiplies with one expert's matrix on a GPU.
 pub const GPU_EXPERT_ROWS: usize = 4;
 
-/// Experts of a layer, experts that a row takes, and groups of experts, that a GPU serves at most.
+/// Limits of a GPU: experts of a layer, experts of a row, and groups of experts.
 pub const GPU_EXPERTS_MAX: [usize; 3] = [1024, 64, 64];
 
-/// What a mixture of experts takes of the workspace on a GPU. Whole numbers lie there as floats.
+/// The workspace of a mixture of experts on a GPU. Whole numbers are stored as floats.
 #[derive(Clone, Copy, Debug)]
 pub struct GpuExperts {
     /// The chosen experts' ids, a row of `top_k` for each row.
     pub ids: Buf,
-    /// Their weights.
+    /// The chosen experts' weights.
     pub weights: Buf,
     /// Choices, ordered by expert.
     pub order: Buf,
-    /// Blocks of choices with one expert: its number, where they begin in `order`, and how many they are.
+    /// Blocks of choices with one expert: its number, their first place in `order`, and their count.
     pub blocks: Buf,
     /// Results of the gate, a row a choice.
     pub gate: Buf,
@@ -136,7 +136,7 @@ pub struct GpuExperts {
 }
 
 impl GpuExperts {
-    /// Takes all of it, for `rows` rows of `cols` and experts that are `width` wide inside.
+    /// Takes all buffers, for `rows` rows of `cols` and experts that are `width` wide inside.
     ///
     /// # Errors
     /// [`DeviceError::Workspace`].
@@ -158,7 +158,7 @@ impl GpuExperts {
         })
     }
 
-    /// Blocks of `rows` that so many choices make at most: every chosen expert may leave one block unfilled.
+    /// Returns the most blocks of `rows` for `choices` choices: every chosen expert may leave one block unfilled.
     pub fn most_blocks(choices: usize, experts: usize, rows: usize) -> usize {
         (choices + (rows - 1) * choices.min(experts)) / rows
     }
@@ -177,7 +177,7 @@ mod tests {
                     most <= GpuExperts::most_blocks(choices, experts, GPU_EXPERT_ROWS),
                     "longer blocks are no more"
                 );
-                // As many experts as can be with one choice more than whole blocks, the rest with the last one.
+                // As many experts as possible with one choice each; the last expert takes all other choices.
                 for used in 1..=experts.min(choices) {
                     let blocks = used - 1 + (choices - (used - 1)).div_ceil(rows);
                     assert!(blocks <= most, "{choices} choices, {used} of {experts}");

@@ -1,8 +1,8 @@
-//! The shape of the key/value cache: pages of 16 positions, in one or two groups of layers.
+//! The shape of the KV cache: pages of 16 positions, in one or two groups of layers.
 //!
-//! Layers of the whole group keep every position of a sequence; layers of the window group keep the last positions alone. A page of a
-//! group holds keys and values of 16 consecutive positions of one sequence for every layer of the group, one layer after another, so
-//! that a page can be given back to the system as one range. Each layer has heads of its own number and width.
+//! Layers of the whole group keep every position of a sequence; layers of the window group keep only the last positions. A page of a
+//! group holds keys and values of 16 consecutive positions of one sequence for every layer of the group, one layer after another.
+//! So the system gets a page back as one range. Each layer has its own number and width of heads.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use plimsoll_kernels::KvLayout;
 /// Positions per page.
 pub const PAGE_TOKENS: usize = plimsoll_kernels::PAGE;
 
-/// Pages that are read together: sequences that have the first so many in common, the next so many, and so on, are best neighbours in
-/// a step. Their decode rows then read them once.
+/// Pages that are read together. Sequences with the same first `SPLIT_PAGES` pages, the same next `SPLIT_PAGES`, and so on, should be
+/// neighbours in a step. Their decode rows then read these pages once.
 pub const SPLIT_PAGES: usize = plimsoll_kernels::SPLIT_PAGES;
 
-/// The storage type that `name` stands for: f32, f16, bf16 or q8.
+/// Parses the name of a storage type: f32, f16, bf16 or q8.
 pub fn parse_kv_dtype(name: &str) -> Result<KvDtype, String> {
     match name {
         "f32" => Ok(KvDtype::F32),
@@ -34,33 +34,33 @@ pub struct KvLayer {
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Query heads of a layer that reads them, at most; a multiple of `kv_heads`.
+    /// Most query heads of a layer that reads these keys and values; a multiple of `kv_heads`.
     pub heads: usize,
-    /// Positions that such a layer sees at most, its own included; none: all.
+    /// Most positions that such a layer attends to, its own included; none: all.
     pub window: Option<usize>,
 }
 
-/// Which pages hold a layer's keys and values.
+/// The group of pages that holds a layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvGroup {
-    /// Those of the whole context.
+    /// Pages of the whole context.
     Whole,
-    /// Those of the last positions.
+    /// Pages of the last positions.
     Window,
 }
 
-/// Where one layer's keys and values lie.
+/// The place of one layer's keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedLayer {
-    /// The pages it is a part of.
+    /// The group of pages that the layer is part of.
     pub group: KvGroup,
-    /// Bytes before it in a page of its group.
+    /// Byte offset of the layer in a page of its group.
     pub offset: usize,
-    /// The kernels' view of its part.
+    /// The layout of keys and values, for the kernels.
     pub layout: KvLayout,
     /// Query heads to a key/value head, at most.
     pub queries: usize,
-    /// The index keys behind keys and values, in layers that select what they see.
+    /// The index keys behind keys and values, in layers that select positions.
     pub index: Option<IndexLayout>,
 }
 
@@ -70,14 +70,14 @@ impl CachedLayer {
         self.kv_bytes() + self.index.map_or(0, |index| index.bytes())
     }
 
-    /// The same of keys and values alone: index keys begin there.
+    /// Bytes of keys and values alone, in whole cache lines: index keys begin there.
     pub fn kv_bytes(&self) -> usize {
         self.layout.bytes_per_page().next_multiple_of(64)
     }
 }
 
-/// How a layer's index keys lie in a page: a slot for every position. It has the position's place in time, height and width, then the
-/// key. Keys are f32 in a cache of f32, and bfloat16 in any other: what is chosen must not depend on a scale that neighbours share.
+/// The layout of a layer's index keys in a page: a slot for every position. A slot has the position's place in time, height and width,
+/// then the key. Keys are f32 in a cache of f32, and bfloat16 in any other: the choice must not depend on a scale that neighbours share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexLayout {
     /// Elements of a key.
@@ -102,7 +102,7 @@ impl IndexLayout {
     }
 }
 
-/// What the cache of one model looks like.
+/// The shape of one model's KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvShape {
     dtype: KvDtype,
@@ -115,13 +115,13 @@ impl KvShape {
     /// A cache of these layers, all in the whole group.
     ///
     /// # Panics
-    /// When no kernel takes a head width; models refuse such configurations when they declare their weights.
+    /// When no kernel supports a head width; models refuse such configurations when they declare their weights.
     pub fn new(dtype: KvDtype, layers: impl IntoIterator<Item = KvLayer>) -> Self {
         Self::placed(dtype, layers.into_iter().map(|layer| KvLayer { window: None, ..layer }).collect())
     }
 
-    /// A cache of these layers, those with a window in the window group. It keeps as many positions as the widest window has.
-    /// The prefix tree needs pages of the whole context: a model whose layers all slide has its layers there.
+    /// A cache of these layers, layers with a window in the window group. That group keeps as many positions as the widest window has.
+    /// The prefix tree needs pages of the whole context: a model with sliding layers only has its layers there.
     ///
     /// # Panics
     /// As [`Self::new`].
@@ -133,7 +133,7 @@ impl KvShape {
         }
     }
 
-    /// [`KvShape::new`] for a model with recurrent state, whose checkpoints do not cover window pages; otherwise
+    /// [`KvShape::new`] for a model with recurrent state: its checkpoints do not cover window pages. Otherwise
     /// [`KvShape::grouped`].
     pub fn of(dtype: KvDtype, has_state: bool, layers: impl IntoIterator<Item = KvLayer>) -> Self {
         if has_state { Self::new(dtype, layers) } else { Self::grouped(dtype, layers) }
@@ -179,18 +179,18 @@ impl KvShape {
         Self { layers, page_bytes, ..self }
     }
 
-    /// The cache of an encoder, which keeps nothing.
+    /// The cache of an encoder, which stores nothing.
     pub fn none() -> Self {
         Self::new(KvDtype::F32, [])
     }
 
-    /// How keys and values are stored.
+    /// Returns the storage type of keys and values.
     pub fn dtype(&self) -> KvDtype {
         self.dtype
     }
 
-    /// Every attention layer with keys and values in the cache; none of an encoder. A draft head's layer, or
-    /// those of a draft model, are the last.
+    /// Returns every attention layer with keys and values in the cache; none for an encoder. The layer of a draft head, or
+    /// the layers of a draft model, are the last.
     pub fn layers(&self) -> &[CachedLayer] {
         &self.layers
     }
@@ -200,7 +200,7 @@ impl KvShape {
         self.layers.iter().filter(|layer| layer.group == group).count()
     }
 
-    /// Positions that layers of the window group see at most; none without such layers.
+    /// Returns the most positions that layers of the window group attend to; none without such layers.
     pub fn window(&self) -> Option<usize> {
         self.window
     }
@@ -236,18 +236,18 @@ pub struct StateShape {
     pub key_dim: usize,
     /// Columns of a head's matrix.
     pub value_dim: usize,
-    /// What layers that look up n-grams keep, in models that have such layers.
+    /// State of layers that look up n-grams, in models with such layers.
     pub ngrams: Option<NgramState>,
 }
 
-/// What a slot keeps of layers that look up n-grams, behind what recurrent layers keep.
+/// State of layers that look up n-grams, in a slot behind the state of recurrent layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramState {
-    /// Such layers.
+    /// Layers that look up n-grams.
     pub layers: usize,
     /// Channels of a layer's convolution.
     pub channels: usize,
-    /// Inputs that it looks back to.
+    /// Inputs that the convolution looks back to.
     pub history: usize,
     /// Token ids before a row that an n-gram may reach.
     pub tokens: usize,
@@ -281,13 +281,13 @@ impl StateShape {
         self.ngrams_at() + self.ngrams.map_or(0, |ngrams| ngrams.layers * ngrams.layer_bytes())
     }
 
-    /// Where in a slot the state of layers that look up n-grams begins.
+    /// Returns the offset in a slot of the state of layers that look up n-grams.
     pub fn ngrams_at(&self) -> usize {
         self.layers * self.layer_bytes()
     }
 }
 
-/// What a device must know of a model to reserve its memory.
+/// Sizes of a model from which a device reserves its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelShape {
     /// The cache.
@@ -296,16 +296,16 @@ pub struct ModelShape {
     pub state: Option<StateShape>,
     /// Width of the widest row that is normalised.
     pub hidden: usize,
-    /// What of an encoder beside the model decides how much scratch a thread needs, for models that have one.
+    /// Sizes of the model's encoder, for scratch of a thread; none for a model without an encoder.
     pub encoder: Option<EncoderShape>,
     /// Whether some rows are computed in bfloat16 ([`crate::WeightTable::shaped`]).
     pub bf16: bool,
 }
 
-/// What a device must know of an encoder that runs in the same workspace as the model ([`crate::Device::attend_all`]).
+/// Sizes of an encoder that runs in the same workspace as the model ([`crate::Device::attend_all`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncoderShape {
-    /// Elements of a head, of one encoder and of another.
+    /// Elements of a head, in each of at most two encoders.
     pub head_dims: [usize; 2],
     /// Width of the widest row that is normalised or blended.
     pub widest: usize,
@@ -319,7 +319,7 @@ impl EncoderShape {
         Self { head_dims: [head_dim; 2], widest, queries: 1 }
     }
 
-    /// The same with key/value heads that so many query heads share.
+    /// Returns this shape with `queries` query heads to a key/value head.
     #[must_use]
     pub fn shared(self, queries: usize) -> Self {
         Self { queries, ..self }
@@ -338,7 +338,7 @@ impl EncoderShape {
     }
 }
 
-/// How the keys and values of one sequence of an encoder lie in the workspace: exact, since nothing is to be saved.
+/// Returns the layout of one encoder sequence's keys and values in the workspace. It is f32, since no memory is to be saved.
 pub(crate) fn encoder_layout(heads: usize, width: usize) -> KvLayout {
     KvLayout::padded(heads, width, KvDtype::F32).expect("checked at declaration")
 }

@@ -2,7 +2,7 @@
 //!
 //! Models are written against the [`Device`] trait. [`PlanDevice`] runs their `forward` without data and yields exact
 //! bytes and work; [`CpuDevice`] executes it. No operation allocates: temporaries come from the step arena.
-//! **Architecture invariant:** this crate knows shapes and bytes, but no architecture and no request.
+//! **Architecture invariant:** this crate handles shapes and bytes, but no architecture and no request.
 
 mod ahead;
 mod buf;

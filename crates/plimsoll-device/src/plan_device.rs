@@ -1,6 +1,6 @@
-//! The planner's device: runs a model's `forward` without data and keeps count.
+//! The planner's device: runs a model's `forward` without data and counts.
 //!
-//! It takes temporaries from the same stack bookkeeping as the real device, in the same order and sizes, so its high-water mark is
+//! It takes temporaries from the same stack bookkeeping as the real device, in the same order and sizes. So its high-water mark is
 //! the real one. It also adds up floating-point operations and bytes moved, for what-if answers and rooflines.
 
 use plimsoll_memory::step::StepStack;
@@ -22,18 +22,18 @@ mod linear;
 mod moved;
 mod ngrams;
 
-/// Words of four bytes that a device with memory of its own is sent for each row that attends: position, first page, first position
-/// seen, position after the last one seen.
+/// Words of four bytes that each attending row uploads to a device with memory of its own: position, first page, first position
+/// that it attends to, position after the last one.
 pub const ROW_WORDS: usize = 4;
 
-/// Tables of rows that an encoder's pass sends at most: an encoder attends in two ways, windows and frames, and the one that is looked for
-/// is written before it is known to be there.
+/// Most row tables that an encoder's pass uploads. An encoder attends in two ways, by windows and by frames. A table is written before
+/// the device finds that it is already there, which takes a third.
 pub const ENCODER_TABLES: usize = 3;
 
-/// Words that it is sent for each row that is blended: four numbers of rows, and the share of each.
+/// Words that each blended row uploads: four row numbers, and the share of each.
 const BLEND_WORDS: usize = 8;
 
-/// Words that it is sent for each row with candidates: the row, how many, where they begin.
+/// Words that each row with candidates uploads: the row, the number of candidates, and the index of the first.
 const CANDIDATE_WORDS: usize = 3;
 
 /// A device without memory.
@@ -45,11 +45,11 @@ pub struct PlanDevice<'a> {
     rounds: bool,
     missing: Option<&'static str>,
     upload: usize,
-    /// The current step's table of rows is part of the upload already.
+    /// Whether the current step's table of rows is already part of the upload.
     rows_uploaded: bool,
-    /// So is that of rows that see a window of an encoder's sequence.
+    /// Whether the table of rows with an encoder's window is already part of the upload.
     windows_uploaded: bool,
-    /// So are its sequences and slots.
+    /// Whether the step's sequences and slots are already part of the upload.
     slots_uploaded: bool,
     calls: Calls,
 }
@@ -84,7 +84,7 @@ impl<'a> PlanDevice<'a> {
         self.rounds
     }
 
-    /// Work of everything that ran.
+    /// Returns the work of all operations so far.
     pub fn work(&self) -> Work {
         self.work
     }
@@ -214,7 +214,7 @@ impl Device for PlanDevice<'_> {
                 self.rope(heads, angles, head_dim, interleaved);
             }
         }
-        // Layers that skip rows without logits are sent their rows once more, which are no more.
+        // Layers that skip rows without logits upload their rows once more, which are at most as many.
         if !std::mem::replace(&mut self.rows_uploaded, true) {
             self.upload += 2 * ROW_WORDS * q.rows;
         }
@@ -239,7 +239,7 @@ impl Device for PlanDevice<'_> {
         step: &StepInput<'_>,
     ) -> Result<(), DeviceError> {
         self.calls.plain += 1;
-        // Rows of a window have a table of their own, which every such layer sends before it finds it sent already.
+        // Rows of a window have a table of their own. Every such layer writes it before it finds that it was uploaded already.
         let (sent, tables) = match spec.window {
             Some(_) => (&mut self.windows_uploaded, 2),
             None => (&mut self.rows_uploaded, 1),
@@ -381,7 +381,7 @@ impl Device for PlanDevice<'_> {
         self.release(scope);
         self.work.flops += 8 * (router.rows * router.cols) as u64;
         let choices = x.rows * spec.top_k;
-        // As many experts as rows can choose, were they all different ones.
+        // At most as many experts as there are choices.
         let chosen = choices.min(spec.gate.len());
         for matrices in [spec.gate, spec.up, spec.down] {
             for (expert, id) in matrices.iter().take(chosen).enumerate() {
@@ -409,7 +409,7 @@ impl Device for PlanDevice<'_> {
 
     fn place(&mut self, x: Buf, first_row: usize, _: &[f32], _: usize, _: usize, _: Mode) {
         self.calls.plain += 1;
-        // Each row, and where it belongs.
+        // Each row, and its destination.
         self.upload += (x.rows - first_row) * (x.cols + 1);
     }
 

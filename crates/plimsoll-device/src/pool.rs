@@ -1,9 +1,9 @@
 //! The thread pool: one per device, one job at a time.
 //!
-//! Every thread has a share of a job's tasks, always the same part of them, so that what it wrote in one job it finds in its own cache in
-//! the next; when it is done with these it claims what others have left. Workers spin briefly for the next job, then park, so that an
-//! idle server costs nothing and a busy neighbour on one core does not stop the other threads. Which thread runs a task never changes its
-//! result.
+//! Every thread has a share of a job's tasks, always the same part of them. So a thread finds its results of one job in its own cache
+//! in the next. A thread that is done with its share claims tasks of other shares. Workers spin briefly for the next job, then park: an
+//! idle server costs nothing, and a busy neighbour on one core does not stop the other threads. The thread that runs a task never
+//! changes the task's result.
 
 #[cfg(test)]
 use shuttle::{
@@ -23,16 +23,16 @@ use std::{
 
 use crate::ahead::Ahead;
 
-/// How often a worker looks for the next job before it parks: about 20 µs, more while it fetches, longer than the gap between two
+/// Checks for the next job before a worker parks: about 20 µs, more while it prefetches. That is longer than the gap between two
 /// operations of a step and far shorter than a scheduler's time slice.
 const SPINS: usize = if cfg!(test) { 2 } else { 4000 };
 
 /// A task: called with the thread's number and the task's.
 type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
-/// What a thread of this number reads after a job.
+/// A function that returns the memory that a thread reads after a job.
 type Next<'a> = dyn Fn(usize) -> Ahead + Sync + 'a;
 
-/// A job: what its tasks do, how many they are, and what threads read when it is done, if that is known.
+/// A job: the function of its tasks, their number, and the memory that threads read after it, if that is predicted.
 #[derive(Clone, Copy)]
 struct Job {
     task: *const Task<'static>,
@@ -54,20 +54,20 @@ const OPEN: usize = 1 << 16;
 /// From one job's number to the next.
 const JOB: usize = 2 * OPEN;
 
-/// What of the gate's word says which job it is.
+/// Returns the job's number in the gate's word.
 const fn number(word: usize) -> usize {
     word / JOB
 }
 
-/// Workers inside, by the gate's word.
+/// Returns the number of workers inside, from the gate's word.
 const fn inside(word: usize) -> usize {
     word % OPEN
 }
 
-/// Neighbouring tasks that one thread claims before all others, on a cache line of their own.
+/// Neighbouring tasks that belong to one thread first, on a cache line of their own.
 #[repr(align(64))]
 struct Share {
-    /// Next task of it to claim, counted from its first.
+    /// Next task of the share to claim, counted from its first.
     next: AtomicUsize,
 }
 
@@ -77,10 +77,10 @@ struct Shared {
     shares: Box<[Share]>,
     /// Workers that wait for `wake`, or are about to.
     parked: AtomicUsize,
-    /// Held between looking at the gate and waiting.
+    /// Held between the check of the gate and the wait.
     lock: Mutex<()>,
     wake: Condvar,
-    /// There will be no more jobs.
+    /// Whether the pool ends: there are no more jobs.
     stop: AtomicBool,
     panicked: AtomicBool,
 }
@@ -95,7 +95,7 @@ unsafe impl Sync for Shared {}
 pub struct ThreadPool {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
-    /// The caller's.
+    /// The caller's prefetches.
     ahead: Ahead,
 }
 
@@ -112,7 +112,7 @@ impl ThreadPool {
             stop: AtomicBool::new(false),
             panicked: AtomicBool::new(false),
         });
-        // Where one thread is refused, dropping the pool ends those before it.
+        // If the system refuses a thread, dropping the pool ends the threads before it.
         let mut pool = Self { shared, workers: Vec::with_capacity(threads - 1), ahead: Ahead::default() };
         for index in 1..threads {
             let shared = Arc::clone(&pool.shared);
@@ -128,7 +128,7 @@ impl ThreadPool {
     }
 
     /// Runs `task(thread, 0)` … `task(thread, tasks - 1)`, in any order, on any thread, and returns when all are done. Tasks of the same
-    /// part of a job, its first half say, are run by the same thread in every job, if no other had to help.
+    /// part of a job, its first half say, run on the same thread in every job, unless another thread had to help.
     /// No two tasks run at once with the same thread number, so it can name that thread's scratch.
     /// `&mut self`: one job at a time.
     ///
@@ -138,8 +138,8 @@ impl ThreadPool {
         self.run_then(tasks, task, None);
     }
 
-    /// As [`ThreadPool::run`]. Threads that wait, for others to be done or for a later job, meanwhile fetch into their caches what `next` says
-    /// that they will read; without it they go on with what an earlier job said.
+    /// Runs a job as [`ThreadPool::run`]. Threads that wait, for other threads or for a later job, meanwhile prefetch the memory of
+    /// `next`. Without `next` they continue with the prefetches of an earlier job.
     pub(crate) fn run_then(&mut self, tasks: usize, task: &Task<'_>, next: Option<&Next<'_>>) {
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|index| task(0, index));
@@ -154,7 +154,7 @@ impl ThreadPool {
         // SAFETY: the last call left the gate shut and empty.
         unsafe { *shared.gate.job.get() = Some(job) };
         for share in &shared.shares {
-            // A share that had no task keeps its cache lines.
+            // A share without tasks keeps its cache lines.
             if share.next.load(Ordering::Relaxed) > 0 {
                 share.next.store(0, Ordering::Relaxed);
             }
@@ -186,7 +186,7 @@ impl Drop for ThreadPool {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.shared.call(0);
         for worker in self.workers.drain(..) {
-            // A worker only panics outside of jobs if the pool itself is broken; there is nothing left to save then.
+            // A worker only panics outside of jobs if the pool itself is broken; then nothing can be saved.
             let _ = worker.join();
         }
     }
@@ -196,7 +196,7 @@ impl Shared {
     /// Wakes all workers: there is a new job if `open` is [`OPEN`]. No worker is inside the gate.
     fn call(&self, open: usize) {
         let next = number(self.gate.word.load(Ordering::Relaxed)).wrapping_add(1);
-        // In one order with `wait`: either the worker that is about to park sees this, or it is seen here.
+        // Sequentially consistent with `wait`: either the worker that is about to park sees this job, or this thread sees the worker.
         self.gate.word.store(next.wrapping_mul(JOB) | open, Ordering::SeqCst);
         if self.parked.load(Ordering::SeqCst) > 0 {
             drop(self.locked());
@@ -208,7 +208,7 @@ impl Shared {
         self.lock.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Returns when there is something newer than the job of this number.
+    /// Returns when the gate's number is no longer `seen`: there is a new job, or the pool ends.
     fn wait(&self, seen: usize, ahead: &mut Ahead) {
         for _ in 0..SPINS {
             if number(self.gate.word.load(Ordering::Acquire)) != seen {
@@ -225,7 +225,7 @@ impl Shared {
         self.parked.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Enters the gate if it is open: the number of what was found there, and whether it was.
+    /// Enters the gate if it is open. Returns the number found there, and whether the worker entered.
     fn enter(&self) -> (usize, bool) {
         let more = |word| (word & OPEN > 0).then_some(word + 1);
         match self.gate.word.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
@@ -235,7 +235,7 @@ impl Shared {
     }
 }
 
-/// Takes tasks until none is left: those of the thread's own share, then what others have left of theirs.
+/// Runs tasks until none is left: first the thread's own share, then tasks left in other shares.
 fn claim(shared: &Shared, thread: usize, tasks: usize, task: &Task<'_>) {
     let threads = shared.shares.len();
     for owner in (thread..threads).chain(0..thread) {
@@ -254,7 +254,7 @@ fn claim(shared: &Shared, thread: usize, tasks: usize, task: &Task<'_>) {
     }
 }
 
-/// Takes tasks until none is left, and then notes what this thread reads next. The job is being run.
+/// Runs tasks until none is left, and then records the memory that this thread reads next. The job is open.
 fn take_part(shared: &Shared, thread: usize, job: Job, ahead: &mut Ahead) {
     // SAFETY: `run_then` borrows both until every thread has left the job.
     let (task, next) = unsafe { (&*job.task, job.next.map(|next| &*next)) };
@@ -264,7 +264,7 @@ fn take_part(shared: &Shared, thread: usize, job: Job, ahead: &mut Ahead) {
     }
 }
 
-/// A worker's life: wait for a job, take part in it, again.
+/// The loop of a worker: it waits for a job, takes part in it, and repeats.
 fn work(shared: &Shared, thread: usize) {
     let (mut seen, mut ahead) = (0, Ahead::default());
     loop {

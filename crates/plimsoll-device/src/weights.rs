@@ -1,7 +1,7 @@
-//! The weight table: what a model declares, before any byte is read.
+//! The weight table: a model's declaration, before any byte is read.
 //!
-//! A model names its tensors once, through [`Declare`]. The result says for each weight where it lies, how it is
-//! packed and how large it is: the planner adds it up, the CPU device packs it. Plan and load cannot differ.
+//! A model names its tensors once, through [`Declare`]. The result has each weight's place, packing and size: the planner adds them
+//! up, the CPU device packs them. Plan and load cannot differ.
 
 mod bytes;
 mod declare;
@@ -30,7 +30,7 @@ const ALIGN: usize = 64;
 pub struct LinearId(pub(crate) usize);
 
 impl LinearId {
-    /// Its place in [`WeightTable::linears`].
+    /// Returns its index in [`WeightTable::linears`].
     pub fn index(self) -> usize {
         self.0
     }
@@ -41,13 +41,13 @@ impl LinearId {
 pub struct VectorId(pub(crate) usize);
 
 impl VectorId {
-    /// Its place in [`WeightTable::vectors`].
+    /// Returns its index in [`WeightTable::vectors`].
     pub fn index(self) -> usize {
         self.0
     }
 }
 
-/// How the checkpoint's element types become packed ones.
+/// The mapping of the checkpoint's element types to packed ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DtypePolicy {
     /// As stored: no value changes.
@@ -72,7 +72,7 @@ impl std::str::FromStr for DtypePolicy {
     }
 }
 
-/// The arithmetic of linear layers and attention, as a server is told; activations are quantized for packed weights alone.
+/// The arithmetic of linear layers and attention, a server setting. Activations are quantized for packed weights alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ComputeDtype {
     /// Activations of 16 bits, which give the same answers as single precision. Where a matrix unit multiplies bfloat16
@@ -81,10 +81,10 @@ pub enum ComputeDtype {
     /// All with activations of 16 bits.
     #[default]
     F32,
-    /// All in bfloat16, by layers that can: answers to many are faster, those to one slower. Takes the unit.
+    /// All in bfloat16, by layers that can: faster with many requests at once, slower with one. Needs the matrix unit.
     Bf16,
-    /// As [`ComputeDtype::Auto`], with activations of 8 bits for 16: half the products. Where vectors multiply bfloat16 (AVX-512 BF16),
-    /// prompts' attention in that.
+    /// As [`ComputeDtype::Auto`], with activations of 8 bits instead of 16: half the products. Where vectors multiply bfloat16
+    /// (AVX-512 BF16), attention of prompts is computed in bfloat16.
     Int8,
 }
 
@@ -102,22 +102,22 @@ impl std::str::FromStr for ComputeDtype {
     }
 }
 
-/// Which rows of a step layers and attention compute in bfloat16, if they can.
+/// The rows of a step that layers and attention compute in bfloat16, if they can.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Bf16Rows {
     /// None.
     #[default]
     None,
-    /// Those of prompts.
+    /// Rows of prompts.
     Prompts,
     /// All.
     All,
 }
 
-/// Why a checkpoint does not fit the model.
+/// The reason why a checkpoint does not fit the model.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum DeclareError {
-    /// A weight is not there.
+    /// A weight is missing.
     #[error("the checkpoint has no tensor '{0}'")]
     Missing(String),
     /// A weight has another shape than the configuration implies.
@@ -130,7 +130,7 @@ pub enum DeclareError {
         /// The shape the configuration implies.
         expected: Vec<usize>,
     },
-    /// No kernel takes this width.
+    /// No kernel supports this width.
     #[error("tensor '{name}': {reason}")]
     Packing {
         /// The tensor.
@@ -138,12 +138,12 @@ pub enum DeclareError {
         /// The kernels' reason.
         reason: String,
     },
-    /// The configuration asks for something this architecture's code does not do.
+    /// The configuration needs a feature that this architecture's code lacks.
     #[error("{0}")]
     Unsupported(String),
 }
 
-/// Which rows of a stored matrix a packed one takes: packed row r of the piece is stored row
+/// The rows of a stored matrix that a packed one takes: packed row r of the piece is stored row
 /// `first + (r / run) * stride + r % run`. Checkpoints interleave heads, and stack experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowPiece {
@@ -153,7 +153,7 @@ pub struct RowPiece {
     pub rows: usize,
     /// Neighbouring rows that are taken together.
     pub run: usize,
-    /// From the start of one run to that of the next.
+    /// Rows from the start of one run to that of the next.
     pub stride: usize,
 }
 
@@ -163,24 +163,24 @@ impl RowPiece {
         Self { first, rows, run: rows, stride: rows }
     }
 
-    /// The stored row behind row `row` of the piece.
+    /// Returns the stored row that becomes row `row` of the piece.
     fn stored(&self, row: usize) -> usize {
         self.first + row / self.run * self.stride + row % self.run
     }
 }
 
-/// How the elements of a packed matrix lie in the file.
+/// The layout of a packed matrix's elements in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As rows, of which it takes those of the pieces, in order; all of them where there are no pieces.
+    /// Stored rows: the rows of the pieces, in order; without pieces all rows.
     Rows(Box<[RowPiece]>),
     /// A packed row is several neighbouring stored rows, side by side: the weights of a convolution with windows that
     /// do not overlap.
     Folded {
         /// Stored rows of a packed one.
         parts: usize,
-        /// How many channels every point of a window is stored with, side by side (MLX): packed, channels come before points. 0: they do
-        /// already.
+        /// Channels that are stored side by side for every point of a window (MLX). The packed row has channels before points. 0: the
+        /// stored rows already have this order.
         channels_last: usize,
     },
     /// A packed row is a stored column: element i of row r stands in stored row `row + i`, column
@@ -190,7 +190,7 @@ pub enum Form {
         row: usize,
         /// The column of the first packed row.
         column: usize,
-        /// From a packed row's column to the next one's.
+        /// Columns from one packed row to the next.
         stride: usize,
     },
 }
@@ -200,24 +200,24 @@ pub enum Form {
 pub struct LinearDecl {
     /// The tensor it comes from. Shared: the experts of a layer may all come from one.
     pub name: Arc<str>,
-    /// Which elements of the tensor it takes.
+    /// The elements of the tensor that it takes.
     pub form: Form,
     /// Shape and packed format.
     pub packing: Packing,
-    /// How the checkpoint stores it.
+    /// The stored format in the checkpoint.
     pub encoding: Encoding,
     /// Added to every output row.
     pub bias: Option<VectorId>,
     /// For each column the index of its input, where the columns have another order than the input (act-order of GPTQ).
     pub order: Option<VectorId>,
-    /// Byte offset in the weight region; 0 if it is not there.
+    /// Byte offset in the weight region; 0 for a matrix outside of it.
     pub offset: usize,
-    /// Where it lies if it stays in the model's files.
+    /// Its place, if it stays in the model's files.
     pub in_file: Option<InFile>,
 }
 
 impl LinearDecl {
-    /// The stored row that becomes row `row` of the packed matrix, where it is made of rows.
+    /// Returns the stored row that becomes row `row` of the packed matrix, for a matrix made of rows.
     pub fn stored_row(&self, row: usize) -> usize {
         let Form::Rows(pieces) = &self.form else { return row };
         let mut first = 0;
@@ -231,12 +231,12 @@ impl LinearDecl {
     }
 }
 
-/// What is done to each element of a stored vector.
+/// The change of each element of a stored vector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// A constant is added.
+    /// Adds a constant.
     Plus(f32),
-    /// x becomes ln(-x): some files store what another form exponentiates and negates.
+    /// x becomes ln(-x): some files store −eʸ where others store y.
     LogOfNegated,
 }
 
@@ -250,7 +250,7 @@ impl Change {
     }
 }
 
-/// Where a vector's values come from.
+/// The source of a vector's values.
 #[derive(Clone, Debug)]
 pub enum VectorSource {
     /// A tensor of the checkpoint.
@@ -259,9 +259,9 @@ pub enum VectorSource {
         name: String,
         /// The first element taken, counted over all rows.
         first: usize,
-        /// From an element that is taken to the next one.
+        /// Elements from one that is taken to the next.
         stride: usize,
-        /// What is done to each element.
+        /// The change of each element.
         change: Change,
     },
     /// Computed from the configuration.
@@ -271,7 +271,7 @@ pub enum VectorSource {
 /// One f32 vector.
 #[derive(Clone, Debug)]
 pub struct VectorDecl {
-    /// Where its values come from.
+    /// The source of its values.
     pub source: VectorSource,
     /// Elements.
     pub len: usize,
@@ -279,7 +279,7 @@ pub struct VectorDecl {
     pub offset: usize,
 }
 
-/// Everything a model holds, with offsets into one region.
+/// All weights of a model, with offsets into one region.
 #[derive(Clone, Debug, Default)]
 pub struct WeightTable {
     /// The matrices.
@@ -288,26 +288,26 @@ pub struct WeightTable {
     pub vectors: Vec<VectorDecl>,
     /// Bytes of the region.
     pub bytes: usize,
-    /// Sets of neighbouring matrices that are an expert's each.
+    /// Sets of neighbouring matrices; each set has one matrix per expert.
     pub experts: Vec<Range<usize>>,
     /// Tables that stay in the model's files.
     file_tables: Vec<FileTable>,
-    /// Bytes asked for the caches of their rows ([`WeightTable::with_table_cache`]).
+    /// Configured bytes for the caches of these tables' rows ([`WeightTable::with_table_cache`]).
     table_cache: Option<u64>,
-    /// Whether quantized weights multiply inputs as they are, which are not quantized then ([`WeightTable::on`]).
+    /// Whether quantized weights multiply inputs in f32, which then are not quantized ([`WeightTable::on`]).
     float_inputs: bool,
     /// Whether inputs are quantized for the matrix unit too ([`WeightTable::on`]).
     tiles: bool,
-    /// Whether attention can be rounded, by the unit or by vectors ([`Isa::rounds_attention`]).
+    /// Whether attention can compute in bfloat16, by the matrix unit or by vectors ([`Isa::rounds_attention`]).
     rounds_attention: bool,
-    /// Whether they are quantized to 8 bits ([`WeightTable::computed_in`]).
+    /// Whether inputs are quantized to 8 bits ([`WeightTable::computed_in`]).
     eight_bits: bool,
-    /// Which of them are rounded instead.
+    /// The rows that are rounded to bf16 instead.
     bf16: Bf16Rows,
 }
 
 impl WeightTable {
-    /// The table for layers that run on this instruction set or device: with the matrix unit the workspace holds more, on a GPU less.
+    /// Returns the table for layers on this instruction set or device. The matrix unit needs more workspace, a GPU less.
     pub fn on(self, target: impl Into<Target>) -> Self {
         let target = target.into();
         let (float_inputs, isa) = (target == Target::Gpu, target.isa());
@@ -320,8 +320,8 @@ impl WeightTable {
         self.float_inputs
     }
 
-    /// The table for steps that are computed so; without the matrix unit no layer rounds, but attention does where activations have 8 bits
-    /// and vectors multiply bfloat16.
+    /// Returns the table for steps with this arithmetic. Without the matrix unit no layer computes in bfloat16. Attention does where
+    /// activations have 8 bits and vectors multiply bfloat16.
     pub fn computed_in(self, dtype: ComputeDtype) -> Self {
         let bf16 = match dtype {
             ComputeDtype::Bf16 if self.tiles => Bf16Rows::All,
@@ -332,12 +332,12 @@ impl WeightTable {
         Self { eight_bits: dtype == ComputeDtype::Int8, bf16, ..self }
     }
 
-    /// The table for steps without rounded rows.
+    /// Returns the table for steps without bf16 rows.
     pub fn full_precision_rows(self) -> Self {
         Self { bf16: Bf16Rows::None, ..self }
     }
 
-    /// Which rows are computed in bfloat16, by layers that can and by attention.
+    /// Returns the rows that are computed in bfloat16, by layers that can and by attention.
     pub fn bf16(&self) -> Bf16Rows {
         self.bf16
     }
@@ -352,28 +352,28 @@ impl WeightTable {
         ModelShape { bf16: self.bf16 != Bf16Rows::None, ..shape }
     }
 
-    /// Whether a layer of this packing multiplies rounded rows.
+    /// Whether a layer of this packing multiplies bf16 rows.
     pub(crate) fn rounds(&self, packing: &Packing) -> bool {
         self.tiles && self.bf16 != Bf16Rows::None && packing.takes_bf16()
     }
 
-    /// Whether rounding is for a row that passes a layer of this packing: the layer rounds, or it takes fewer bits than attention.
+    /// Whether a row through a layer of this packing may be a bf16 row: the layer rounds to bf16, or it takes fewer bits than attention.
     pub(crate) fn rounds_rows(&self, packing: &Packing) -> bool {
         self.rounds(packing) || !self.tiles && self.bf16 != Bf16Rows::None && packing.wants_acts()
     }
 
-    /// Bytes for what layers make of an input of `rows` rows of `k`, however many of these are rounded.
+    /// Returns the bytes for the copies that layers need of an input of `rows` rows of `k`, for any number of bf16 rows.
     pub(crate) fn input_bytes(&self, rows: usize, k: usize, layers: &[(LinearId, Buf)]) -> usize {
         let quantized = self.act_layout(rows, k, layers.iter().map(|(id, _)| id)).map(|layout| layout.bytes());
         if !layers.iter().any(|(id, _)| self.rounds(&self.linear(*id).packing)) {
             return quantized.unwrap_or(0);
         }
-        // A rounded row is no larger than a quantized one, but there are always sixteen; and they begin on a cache line.
+        // A bf16 row is no larger than a quantized one. But bf16 rows come in sixteens, and begin on a cache line.
         let bf16 = |rows| Bf16Layout { rows, k }.bytes();
         quantized.map_or_else(|| bf16(rows), |quantized| quantized.next_multiple_of(64) + bf16(1))
     }
 
-    /// How an input of `rows` rows of `k` is quantized for these layers; `None` if none of them wants it.
+    /// Returns the quantized layout of an input of `rows` rows of `k` for these layers; `None` if no layer takes quantized input.
     pub(crate) fn act_layout<'a>(
         &self,
         rows: usize,

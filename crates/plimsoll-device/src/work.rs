@@ -29,7 +29,7 @@ impl std::ops::Sub for Work {
 /// The dispatches of a step, for a device that records them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// Operations, each matrix of a linear layer by itself, and the parts of those that have several.
+    /// Operations, counting each matrix of a linear layer and each part of an operation with several parts.
     pub plain: usize,
     /// Products with the matrices of all experts.
     pub grouped: usize,

@@ -1,26 +1,26 @@
-//! Which GPU: never software that stands for one, unless that is allowed.
+//! The choice of a GPU. Software on the host's cores is never chosen, unless it is allowed.
 
 use wgpu::{Backends, DeviceType, Features, InstanceDescriptor};
 
 use crate::budget::{self, OwnMemory};
 use crate::error::GpuError;
 
-/// Bytes of the smallest buffers that can serve anything; every driver has more.
+/// Bytes of the smallest buffers that this crate can work with; every driver has larger ones.
 const BUFFER_LEAST: u64 = 64 << 20;
 
-/// Which adapter is wanted.
+/// The adapter to look for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AdapterChoice {
-    /// Its number among those that are allowed; absent: the first.
+    /// Index among the allowed adapters; absent: the first.
     pub index: Option<usize>,
-    /// Software on the host's cores may stand for a GPU.
+    /// Whether software on the host's cores may take the place of a GPU.
     pub allow_software: bool,
 }
 
-/// Sizes that a device keeps to, in bytes.
+/// Size limits of a device, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Of a buffer that kernels see.
+    /// Limit of a buffer that kernels access.
     pub buffer: u64,
 }
 
@@ -28,17 +28,17 @@ pub struct Limits {
 pub struct Adapter {
     pub(crate) adapter: wgpu::Adapter,
     pub(crate) name: String,
-    /// Its place on the bus, where its driver says so.
+    /// The adapter's bus address, where the driver reports it.
     place: String,
     software: bool,
     shares_memory: bool,
 }
 
 impl Adapter {
-    /// Looks for the adapter that is wanted.
+    /// Finds the chosen adapter.
     ///
     /// # Errors
-    /// [`GpuError`] with those that were found.
+    /// [`GpuError`], with the adapters that were found.
     pub fn find(choice: AdapterChoice) -> Result<Self, GpuError> {
         let mut found = Self::all();
         if found.is_empty() {
@@ -69,7 +69,7 @@ impl Adapter {
         Ok(adapter)
     }
 
-    /// All of Vulkan and Metal, discrete ones first, software last.
+    /// Returns all adapters of Vulkan and Metal, discrete ones first, software last.
     pub fn all() -> Vec<Self> {
         #[cfg(feature = "noop")]
         if let Some(gpu) = crate::noop::chosen() {
@@ -104,7 +104,7 @@ impl Adapter {
         adapters.into_iter().map(own).collect()
     }
 
-    /// Name, interface and driver, for people.
+    /// Returns name, interface and driver, for display.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -114,12 +114,12 @@ impl Adapter {
         self.software
     }
 
-    /// Whether its memory is the host's.
+    /// Whether its memory is the host's memory.
     pub fn shares_memory(&self) -> bool {
         self.shares_memory
     }
 
-    /// What of interest to kernels it has.
+    /// Returns the names of its features that kernels can use.
     pub fn features(&self) -> Vec<&'static str> {
         let features = self.adapter.features();
         let known = [
@@ -132,24 +132,24 @@ impl Adapter {
         known.into_iter().filter(|(feature, _)| features.contains(*feature)).map(|(_, name)| name).collect()
     }
 
-    /// Its own memory, as far as its driver says.
+    /// Returns the size of its own memory, if its driver reports it.
     pub fn memory(&self) -> Option<OwnMemory> {
         budget::read(&self.adapter)
     }
 
-    /// What all processes of this machine call its memory: `gpu`, and its place on the bus or else its name, on one line.
+    /// Returns the name of its memory that all processes of this machine share: `gpu`, and its bus address or else its name, on one line.
     pub fn memory_domain(&self) -> String {
         let known = if self.place.is_empty() { &self.name } else { &self.place };
         format!("gpu {}", known.replace(char::is_control, " "))
     }
 
-    /// Bytes of the machine's memory that its driver recommends to use at most, where it shares it: on a Mac.
+    /// Returns the most bytes of shared memory that the driver recommends to use: on a Mac.
     pub fn working_set(&self) -> Option<u64> {
         let says = cfg!(target_vendor = "apple") && self.shares_memory && !self.software;
         self.memory().filter(|_| says).map(|memory| memory.total)
     }
 
-    /// What a device keeps to.
+    /// Returns the size limits of a device.
     pub fn limits(&self) -> Limits {
         let limits = self.adapter.limits();
         // Offsets in a buffer are counted in words of 32 bits.

@@ -1,22 +1,22 @@
-//! How much memory a GPU has, and how much of it this process may use: what its driver says.
+//! The memory of a GPU, and this process's share of it, as the driver reports them.
 
 /// The memory of a GPU that has its own, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnMemory {
-    /// All of it.
+    /// Bytes of the whole memory.
     pub total: u64,
-    /// What this process may hold, and what it holds, where the driver says so (VK_EXT_memory_budget).
+    /// Bytes that this process may hold, and bytes that it holds, if the driver reports them (VK_EXT_memory_budget).
     pub budget: Option<[u64; 2]>,
 }
 
 impl OwnMemory {
-    /// Bytes that this process may take beside what it holds; all, where the driver does not say.
+    /// Returns the bytes that this process may take beside those it holds; all bytes if the driver does not report them.
     pub fn free(&self) -> u64 {
         self.budget.map_or(self.total, |[budget, used]| budget.saturating_sub(used))
     }
 }
 
-/// What a GPU says of its memory.
+/// Reads the size of a GPU's memory from its driver.
 pub(crate) fn read(adapter: &wgpu::Adapter) -> Option<OwnMemory> {
     #[cfg(feature = "noop")]
     if let Some(gpu) = crate::noop::chosen() {
@@ -25,13 +25,13 @@ pub(crate) fn read(adapter: &wgpu::Adapter) -> Option<OwnMemory> {
     ask(adapter)
 }
 
-/// The largest heap of the GPU's own.
+/// Reads the size of the GPU's largest device-local heap.
 #[cfg(not(target_vendor = "apple"))]
 #[allow(unsafe_code, reason = "the driver is asked through its own interface")]
 fn ask(adapter: &wgpu::Adapter) -> Option<OwnMemory> {
     use ash::{ext, vk};
 
-    // SAFETY: the adapter of the interface is asked alone; it is neither destroyed nor kept.
+    // SAFETY: the adapter of the interface is only queried; it is neither destroyed nor kept.
     let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
     let shared = adapter.shared_instance();
     let (instance, device) = (shared.raw_instance(), adapter.raw_physical_device());
@@ -40,11 +40,11 @@ fn ask(adapter: &wgpu::Adapter) -> Option<OwnMemory> {
     let mut budget = vk::PhysicalDeviceMemoryBudgetPropertiesEXT::default();
     let properties = if says {
         let mut properties = vk::PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
-        // SAFETY: the device is one of the instance's, which stands, and both structures are of the types that are asked for.
+        // SAFETY: the device belongs to the instance, which is alive, and both structures have the required types.
         unsafe { instance.get_physical_device_memory_properties2(device, &mut properties) };
         properties.memory_properties
     } else {
-        // SAFETY: the device is one of the instance's, which stands.
+        // SAFETY: the device belongs to the instance, which is alive.
         unsafe { instance.get_physical_device_memory_properties(device) }
     };
     let heaps = properties.memory_heaps_as_slice().iter().enumerate();
@@ -54,15 +54,15 @@ fn ask(adapter: &wgpu::Adapter) -> Option<OwnMemory> {
     Some(OwnMemory { total: heap.size, budget })
 }
 
-/// What Metal recommends to use at most: of the machine's memory, or of a GPU's own in an older Mac.
+/// Reads Metal's recommended maximum: of the machine's memory, or of a GPU's own memory in an older Mac.
 #[cfg(target_vendor = "apple")]
 #[allow(unsafe_code, reason = "the driver is asked through its own interface")]
 fn ask(adapter: &wgpu::Adapter) -> Option<OwnMemory> {
     use objc2_metal::MTLDevice;
 
-    // SAFETY: the adapter of the interface is asked alone; it is neither destroyed nor kept.
+    // SAFETY: the adapter of the interface is only queried; it is neither destroyed nor kept.
     let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }?;
     let total = adapter.raw_device().recommendedMaxWorkingSetSize();
-    // 0 where the system does not say.
+    // 0 if the system does not report it.
     (total > 0).then_some(OwnMemory { total, budget: None })
 }

@@ -1,4 +1,4 @@
-//! An open device: buffers, pipelines, and what went wrong.
+//! An open device: buffers, pipelines, and the first failure.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::adapter::{Adapter, Limits};
 use crate::error::GpuError;
 use crate::kernel::{Kernel, PARAMS_MAX, Second};
 
-/// Memory that small buffers share comes in blocks of so many bytes; every other buffer has memory of its own.
+/// Bytes of one block of memory that small buffers share; every other buffer has memory of its own.
 const BLOCK_BYTES: u64 = 1 << 20;
 
 /// An open device.
@@ -24,13 +24,13 @@ pub struct Context {
     pub(crate) queue: wgpu::Queue,
     limits: Limits,
     name: String,
-    /// Layouts of group 0, and of group 1 where it is weights, or a cache or states.
+    /// Layouts of group 0, and of group 1 with weights, or with a cache or states.
     groups: [BindGroupLayout; 3],
     layouts: [PipelineLayout; 3],
     pipelines: Vec<ComputePipeline>,
     by_kernel: HashMap<Kernel, usize>,
     failed: Arc<Mutex<Option<String>>>,
-    /// To ask for the memory that is left.
+    /// The adapter, to read the free memory.
     adapter: wgpu::Adapter,
 }
 
@@ -71,7 +71,7 @@ impl Context {
         let failed = Arc::new(Mutex::new(None));
         let note = Arc::clone(&failed);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
-            // The first error is the cause of those that follow.
+            // The first error is the cause of all later ones.
             note.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error.to_string());
         }));
         let note = Arc::clone(&failed);
@@ -102,34 +102,34 @@ impl Context {
         Ok(Self { device, queue, limits, name, groups, layouts, pipelines, by_kernel, failed, adapter })
     }
 
-    /// Name, interface and driver, for people.
+    /// Returns name, interface and driver, for display.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the device keeps to.
+    /// Returns the device's size limits.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// For tests: from now on weights lie in segments of at most so many bytes, as on a device with smaller buffers.
+    /// For tests: from now on, weights lie in segments of at most `bytes`, as on a device with smaller buffers.
     pub fn cut_weights_at(&mut self, bytes: u64) {
         self.limits.buffer = bytes;
     }
 
-    /// Bytes of memory that the device's buffers take, and that are reserved for them, where the driver's side says it.
+    /// Returns the bytes that the device's buffers take, and the bytes reserved for them, if the allocator reports them.
     pub fn allocated(&self) -> Option<(u64, u64)> {
         self.device
             .generate_allocator_report()
             .map(|report| (report.total_allocated_bytes, report.total_reserved_bytes))
     }
 
-    /// Bytes that this process may still take of the GPU's own memory, where its driver says so.
+    /// Returns the bytes of the GPU's own memory that this process may still take, if its driver reports them.
     pub fn free_memory(&self) -> Option<u64> {
         crate::budget::read(&self.adapter).filter(|memory| memory.budget.is_some()).map(|memory| memory.free())
     }
 
-    /// What the device failed of, if it did.
+    /// Returns the device's first failure, if there was one.
     pub(crate) fn failure(&self) -> Option<String> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -137,7 +137,7 @@ impl Context {
     /// Makes the pipelines of kernels that have none yet.
     ///
     /// # Errors
-    /// [`GpuError::Kernel`] with the compiler's words.
+    /// [`GpuError::Kernel`] with the compiler's message.
     pub fn prepare(&mut self, kernels: impl IntoIterator<Item = Kernel>) -> Result<(), GpuError> {
         for kernel in kernels {
             if self.by_kernel.contains_key(&kernel) {
@@ -146,7 +146,7 @@ impl Context {
             let scope = self.device.push_error_scope(ErrorFilter::Validation);
             let source = ShaderSource::Wgsl(kernel.source().into());
             let module = self.device.create_shader_module(ShaderModuleDescriptor { label: None, source });
-            // Every kernel writes what it reads of a workgroup's memory.
+            // Every kernel writes a workgroup's memory before it reads it.
             let options = PipelineCompilationOptions { zero_initialize_workgroup_memory: false, ..Default::default() };
             let pipeline = self.device.create_compute_pipeline(&ComputePipelineDescriptor {
                 label: None,
@@ -229,7 +229,7 @@ impl Context {
     }
 }
 
-/// A buffer of one component, in the ledger while it lives.
+/// A buffer of one component, entered in the ledger until it is dropped.
 pub(crate) struct DeviceBuffer {
     pub buffer: Buffer,
     bytes: u64,
@@ -239,7 +239,7 @@ pub(crate) struct DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // At once, not when the last bind group goes.
+        // Now, not when the last bind group is dropped.
         self.buffer.destroy();
         self.ledger.release(self.component, self.bytes);
     }

@@ -1,4 +1,4 @@
-//! The device: operations are recorded, and a step is one submission.
+//! The device: it records operations, and submits a step at once.
 
 mod candidates;
 mod encoder;
@@ -16,36 +16,36 @@ use crate::memory::GpuMemory;
 use crate::record::Record;
 use crate::weights::GpuWeights;
 
-/// Where a step's rows and page ids lie among what was sent, in words.
+/// Offsets of a step's rows and page ids in the upload, in words.
 #[derive(Clone, Copy, Debug)]
 struct SentRows {
     table: u32,
     pages: [u32; 2],
 }
 
-/// The device: weights, and the memory of the current generation.
+/// The device: weights, and the memory of the current pool build.
 pub struct GpuDevice {
     context: Context,
     weights: GpuWeights,
     memory: GpuMemory,
-    /// Arena, what is sent, vectors, the table of experts.
+    /// Bind group of the arena, the upload, the vectors, and the table of experts.
     first_group: BindGroup,
     record: Record,
     sent_rows: Option<SentRows>,
-    /// The sequences whose rows were sent: a layer may take some of a step's rows.
+    /// The sequences with uploaded rows: a layer may take some of a step's rows.
     sent_seqs: Vec<SeqSpan>,
-    /// Where the step's sequences and slots lie among what was sent, for recurrent layers.
+    /// Offsets of the step's sequences and slots in the upload, for recurrent layers.
     sent_slots: Option<[u32; 2]>,
-    /// Where the tables of an encoder's rows begin among what was sent, and their words.
+    /// Offsets of the tables of an encoder's rows in the upload, and their words.
     sent_tables: [Option<[u32; 2]>; 2],
-    /// What came back last: of each matrix where it begins in the buffer, in bytes.
+    /// Matrices that were fetched last, each with its offset in the buffer, in bytes.
     came: Vec<(Buf, usize)>,
-    /// Bytes that came back and were not asked for yet.
+    /// Fetched bytes since the last [`Self::take_fetched`].
     fetched: u64,
-    /// The staging buffer is mapped; so is what came back.
+    /// Whether the staging buffer is mapped; then, whether the readback buffer is.
     staged: bool,
     readable: bool,
-    /// Elements that came back.
+    /// Elements of the matrix that was read last.
     row: Vec<f32>,
 }
 
@@ -81,12 +81,12 @@ impl GpuDevice {
         &self.context
     }
 
-    /// Why the device does not work any more, if it does not.
+    /// Returns the device's failure, if it has failed.
     pub fn failure(&self) -> Option<String> {
         self.context.failure()
     }
 
-    /// The memory of the current generation.
+    /// Returns the memory of the current pool build.
     pub fn memory(&self) -> &GpuMemory {
         &self.memory
     }
@@ -96,38 +96,38 @@ impl GpuDevice {
         self.memory.workspace_peak()
     }
 
-    /// Takes the device apart, to build another generation over the same weights. The memory goes.
+    /// Takes the device apart, for another pool build over the same weights. The memory is freed.
     pub fn into_parts(self) -> (Context, GpuWeights) {
         let Self { context, weights, memory, first_group, .. } = self;
-        // Nothing points into the memory when it goes.
+        // Nothing points into the memory when it is freed.
         drop(first_group);
         drop(memory);
         (context, weights)
     }
 
-    /// Fills a matrix with these rows, as the next thing the device does.
+    /// Fills a matrix with these values, as the device's next operation.
     ///
     /// # Panics
-    /// When there are not as many values.
+    /// When the number of values is not that of the matrix.
     pub fn fill(&mut self, x: Buf, values: &[f32]) {
         assert_eq!(values.len(), x.rows * x.cols, "values of a matrix");
         let sent = self.record.send(values.iter().map(|value| value.to_bits()));
         self.fetch(x, sent);
     }
 
-    /// Starts a step: all temporaries of the last one are given back.
+    /// Starts a step: releases all temporaries of the last one.
     pub fn begin_step(&mut self) {
         self.memory.stack.clear();
         self.forget();
     }
 
-    /// What was recorded and not submitted is not carried out.
+    /// Drops all operations that were recorded and not submitted.
     pub fn forget(&mut self) {
         self.record.clear();
         (self.sent_rows, self.sent_slots, self.sent_tables) = (None, None, [None; 2]);
     }
 
-    /// Adds a dispatch of a kernel that sees nothing but the arena and what was sent.
+    /// Adds a dispatch of a kernel that accesses only the arena and the upload.
     fn call(&mut self, kernel: Kernel, groups: [u32; 2], params: &[u32]) {
         self.call_on(kernel, 0, groups, params);
     }
@@ -139,18 +139,18 @@ impl GpuDevice {
         self.record.call(self.context.pipeline_of(kernel), second, groups, params);
     }
 
-    /// Where a vector begins, in words.
+    /// Returns the offset of a vector, in words.
     fn vector(&self, id: VectorId) -> u32 {
         (self.weights.segments().vector(id) / size_of::<f32>()) as u32
     }
 
-    /// 1 more than where a matrix's bias begins, or 0.
+    /// Returns 1 more than the offset of a matrix's bias, or 0.
     fn bias(&self, id: LinearId) -> u32 {
         self.weights.table().linear(id).bias.map_or(0, |bias| self.vector(bias) + 1)
     }
 
-    /// Sends a step's page ids once, and its rows once for each set of rows that layers take; `causal`: a row sees nothing after itself,
-    /// unless the step says so.
+    /// Uploads a step's page ids once, and its rows once for each set of rows that layers take. `causal`: a row attends to no later
+    /// position, unless the step says so.
     fn rows_of(&mut self, step: &StepInput<'_>, causal: bool) -> SentRows {
         let sent = self.sent_rows.filter(|_| self.sent_seqs == step.seqs);
         if let Some(sent) = sent {
@@ -167,7 +167,7 @@ impl GpuDevice {
         });
         let table = self.record.send(rows);
         let send = |group| self.record.send(step.pages_of(group).iter().copied());
-        // The pages are those of the whole step, whichever of its rows are taken.
+        // The pages are those of the whole step, for any set of its rows.
         let pages = self.sent_rows.map_or_else(|| [KvGroup::Whole, KvGroup::Window].map(send), |sent| sent.pages);
         let sent = SentRows { table, pages };
         self.sent_rows = Some(sent);
@@ -177,7 +177,7 @@ impl GpuDevice {
     }
 }
 
-/// Where a matrix begins in the arena, in words.
+/// Returns the offset of a matrix in the arena, in words.
 fn at(x: Buf) -> u32 {
     (x.offset() / size_of::<f32>()) as u32
 }

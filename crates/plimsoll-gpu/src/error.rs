@@ -1,4 +1,4 @@
-//! What can go wrong with a GPU before it serves.
+//! Errors of a GPU before it serves.
 
 use plimsoll_device::cpu::LoadError;
 use plimsoll_memory::Bytes;
@@ -6,52 +6,52 @@ use thiserror::Error;
 
 use crate::segments::TooWide;
 
-/// Why a GPU cannot be used.
+/// The reason why a GPU cannot be used.
 #[derive(Debug, Error)]
 pub enum GpuError {
-    /// None was found.
+    /// No GPU was found.
     #[error("no GPU was found: install the Vulkan driver of the graphics card, or use --device cpu")]
     NoAdapter,
-    /// Those that were found compute on the host's cores.
+    /// All adapters that were found compute on the host's cores.
     #[error(
         "no GPU was found, only software that stands for one ({0}): use --device cpu, or allow it with --allow-software-gpu"
     )]
     OnlySoftware(String),
-    /// There is none with this number.
+    /// There is no adapter with this number.
     #[error("there is no GPU {index}: use one of {found}")]
     NoSuch {
-        /// The number asked for.
+        /// The configured number.
         index: usize,
-        /// Those that there are.
+        /// The numbers of the adapters that exist.
         found: String,
     },
-    /// It lacks something that kernels need.
+    /// The adapter lacks a feature that kernels need.
     #[error("{name} lacks {what}, which the kernels need: use --device cpu")]
     Lacks {
         /// The adapter.
         name: String,
-        /// What it lacks.
+        /// The missing feature.
         what: &'static str,
     },
-    /// It would not be opened.
+    /// The device could not be opened.
     #[error("{name} could not be opened: {reason}")]
     Open {
         /// The adapter.
         name: String,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
     /// The driver refused memory.
     #[error("{component}: the GPU refused {}: {reason}", Bytes(*bytes))]
     Refused {
-        /// What it was for.
+        /// The component that the memory was for.
         component: &'static str,
-        /// Bytes asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// The driver's words.
+        /// The driver's message.
         reason: String,
     },
-    /// A kernel was not accepted: a bug here or in the driver.
+    /// The driver rejected a kernel: a bug here or in the driver.
     #[error("a kernel was not accepted: {0}")]
     Kernel(String),
     /// A matrix has wider panels than a buffer.
@@ -60,7 +60,7 @@ pub enum GpuError {
     /// The weights could not be read.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// The device does not work any more.
+    /// The device has failed.
     #[error("the GPU failed: {0}")]
     Failed(String),
 }

@@ -1,10 +1,10 @@
 //! The [`plimsoll_device::Device`] trait on GPUs, through wgpu: Vulkan, and Metal.
 //!
-//! Kernels are WGSL, written by this crate for the packings and shapes that a model has. They multiply weights as the CPU device packs
-//! them, byte for byte. Every output of a row is summed in one order, whatever rows stand beside it: the same answer alone or in
-//! company, on one device and driver.
+//! Kernels are WGSL, written by this crate for the packings and shapes of a model. They multiply weights in the CPU device's packing,
+//! byte for byte. Every output of a row is summed in one order, for any other rows in the step. So a row's answer is the same alone or
+//! in a batch, on one device and driver.
 //!
-//! Without the feature `wgpu` this crate is the text of the kernels and where weights lie; with it, the device.
+//! Without the feature `wgpu` this crate has the text of the kernels and the layout of weights; with it, also the device.
 
 #![deny(unsafe_code)]
 

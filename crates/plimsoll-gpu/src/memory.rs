@@ -1,4 +1,4 @@
-//! What belongs to one generation on a device: keys, values, recurrent states, the step arena, and what goes to the device and comes back.
+//! Memory of one pool build on a device: KV cache, recurrent states, the step arena, and the buffers of transfers.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::context::{Context, DeviceBuffer};
 use crate::error::GpuError;
 use crate::kernel::{Kernel, Second};
 
-/// How large a generation is.
+/// Sizes of a pool build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Pages of the whole context, and pages of the window group.
@@ -20,24 +20,24 @@ pub struct Sizes {
     pub slots: usize,
     /// Bytes of a step's temporaries.
     pub arena: usize,
-    /// Bytes that a step is sent, at most.
+    /// Most bytes that a step uploads.
     pub upload: usize,
-    /// Bytes that come back from a step, at most.
+    /// Most bytes that are fetched from a step.
     pub readback: usize,
-    /// Dispatches of a step, at most.
+    /// Most dispatches of a step.
     pub calls: usize,
-    /// Matrices, and rows of them, that come back one by one, at most.
+    /// Most matrices, and rows of matrices, that are fetched one by one.
     pub outputs: usize,
 }
 
 impl Sizes {
-    /// Bytes beside the pages: the arena, what is sent in a buffer here and one there, and what comes back.
+    /// Returns the bytes beside the pages: the arena, the upload on the host and on the device, and the fetched outputs.
     pub fn step_bytes(&self) -> usize {
         self.arena + 2 * self.upload + self.readback
     }
 }
 
-/// Buffers of one generation.
+/// Buffers of one pool build.
 pub struct GpuMemory {
     /// One buffer a layer: a layer's part of every page.
     cache: Vec<DeviceBuffer>,
@@ -54,12 +54,12 @@ pub struct GpuMemory {
     pub(crate) readback: DeviceBuffer,
     pub(crate) stack: StepStack,
     pub(crate) sizes: Sizes,
-    /// Buffers of transfers are not among what a step takes of the GPU's memory.
+    /// Whether buffers of transfers are not part of a step's memory on the GPU.
     apart: bool,
 }
 
 impl GpuMemory {
-    /// Makes all buffers and pipelines of a generation.
+    /// Creates all buffers and pipelines of a pool build.
     ///
     /// # Errors
     /// [`GpuError::Refused`], [`GpuError::Kernel`].
@@ -109,7 +109,7 @@ impl GpuMemory {
         Ok(memory)
     }
 
-    /// Writes every buffer once, so that the memory is really there.
+    /// Writes every buffer once, so that the driver commits the memory.
     fn touch(&self, context: &Context) -> Result<(), GpuError> {
         let mut encoder = context.device.create_command_encoder(&CommandEncoderDescriptor::default());
         let own = [&self.arena, &self.sent, &self.readback];
@@ -129,26 +129,26 @@ impl GpuMemory {
         self.sizes.pages[group as usize]
     }
 
-    /// The most bytes of step workspace that steps have used: of the arena, and what goes both ways or, where the GPU has memory of its
-    /// own, lies there of it.
+    /// Returns the most bytes of step workspace that steps have used: of the arena, and of all transfers. On a GPU with its own memory,
+    /// only the upload's buffer there counts.
     pub(crate) fn workspace_peak(&self) -> usize {
         let beside = if self.apart { self.sizes.upload } else { self.sizes.step_bytes() - self.sizes.arena };
         self.stack.high_water() + beside
     }
 }
 
-/// What buffers of transfers belong to.
+/// Returns the ledger's component for buffers of transfers.
 pub(crate) fn transfers(ledger: &Ledger) -> Component {
     if ledger.on_host(Component::StepWorkspace) { Component::StepWorkspace } else { Component::Transfers }
 }
 
-/// Kernels over a layer's keys and values.
+/// Returns the kernels over a layer's KV cache.
 fn kernels_of(layer: &CachedLayer) -> [Kernel; 2] {
     let dtype = layer.layout.dtype();
     [Kernel::Store(dtype), Kernel::Attend(dtype, layer.layout.head_dim())]
 }
 
-/// Kernels over a recurrent layer's states. The shape does not say by which rule they change.
+/// Returns the kernels over a recurrent layer's states. The shape does not say by which rule they change, so kernels of both are there.
 fn state_kernels(state: &StateShape) -> Vec<Kernel> {
     let conv = Kernel::Conv(state.conv_history + 1);
     let steps = [Kernel::NormHeads, Kernel::Gates, Kernel::TimeSteps];

@@ -1,32 +1,32 @@
-//! For tests: a GPU without a driver, wgpu's `noop`. Its buffers are real and copies between them are carried out, but no kernel is: every
-//! result is what the buffers held. So plans, the ledger and refusals are tested on any machine, with any limits.
+//! A GPU without a driver, for tests: wgpu's `noop`. Its buffers are real and copies between them are carried out, but no kernel runs.
+//! Every result has the bytes that the buffers had before. So plans, the ledger and refusals are tested on any machine, with any limits.
 
 use std::sync::{Mutex, PoisonError};
 
 use wgpu::{Backends, InstanceDescriptor, NoopBackendOptions};
 
-/// What the GPU says of itself.
+/// Sizes that the GPU reports.
 #[derive(Clone, Copy, Debug)]
 pub struct NoopGpu {
-    /// Bytes of a buffer at most.
+    /// Most bytes of a buffer.
     pub buffer: u64,
-    /// Bytes of its own memory, and how many of them this process may use; none where it shares the machine's.
+    /// Bytes of its own memory, and how many of them this process may use; none if it shares the machine's.
     pub own: Option<[u64; 2]>,
 }
 
 static STAND_IN: Mutex<Option<NoopGpu>> = Mutex::new(None);
 
-/// From now on this is the only GPU of the process; `None`: its real ones are there again.
+/// Makes this the only GPU of the process from now on. `None` restores the real ones.
 pub fn stand_in(gpu: Option<NoopGpu>) {
     *STAND_IN.lock().unwrap_or_else(PoisonError::into_inner) = gpu;
 }
 
-/// The GPU that stands in, if one does.
+/// Returns the test GPU, if there is one.
 pub(crate) fn chosen() -> Option<NoopGpu> {
     *STAND_IN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Its adapter.
+/// Returns the test GPU's adapter.
 pub(crate) fn adapter(gpu: NoopGpu) -> Option<wgpu::Adapter> {
     let limits = wgpu::Limits {
         max_buffer_size: gpu.buffer,

@@ -1,24 +1,24 @@
-//! Where weights lie on a device with a largest buffer size: matrices in segments, all vectors in one buffer.
+//! The layout of weights on a device with a largest buffer size: matrices in segments, all vectors in one buffer.
 //!
-//! A matrix that fits into no segment is cut between panels. A segment is as large as what lies in it, so that nothing is lost.
+//! A matrix that fits into no segment is cut between panels. A segment is as large as its content, so that nothing is lost.
 
 use plimsoll_device::cpu::PANELS_PER_TASK;
 use plimsoll_device::{Calls, LinearId, VectorId, WeightTable};
 use plimsoll_kernels::PANEL;
 
-/// Matrices begin at multiples of so many bytes.
+/// Matrices begin at multiples of `ALIGN` bytes.
 const ALIGN: usize = 64;
 
 /// The most panels that one dispatch reaches.
 const PANELS_MAX: usize = 65_528;
 
-/// Bytes of weights that are on their way together while they are loaded, unless eight panels take more.
+/// Bytes of weights that loading copies at once, unless eight panels take more.
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// Bytes of one recorded dispatch.
 pub const CALL_BYTES: usize = 128;
 
-/// Bytes of the staging buffer that loading takes, for as long as it lasts, and as many on the heap.
+/// Returns the bytes of the staging buffer while weights are loaded; loading takes as many on the heap.
 pub fn load_bytes(table: &WeightTable) -> usize {
     let widest = table.linears.iter().map(|linear| linear.packing.panel_bytes()).max().unwrap_or(0);
     let vectors = table.vectors.iter().map(|vector| 4 * vector.len).max().unwrap_or(0);
@@ -30,24 +30,24 @@ pub fn load_bytes(table: &WeightTable) -> usize {
 pub struct Piece {
     /// The segment that holds them.
     pub segment: usize,
-    /// Where they begin in it, in bytes.
+    /// Offset of the panels in the segment, in bytes.
     pub offset: usize,
-    /// The first of them.
+    /// Index of the first panel in the matrix.
     pub first_panel: usize,
-    /// How many there are.
+    /// Number of panels.
     pub panels: usize,
-    /// Outputs that they have, padding left aside.
+    /// Outputs of the panels, without padding.
     pub outputs: usize,
 }
 
 impl Piece {
-    /// The first of its outputs.
+    /// Returns the index of its first output.
     pub fn first_output(&self) -> usize {
         self.first_panel * PANEL
     }
 }
 
-/// Where every weight of a table lies.
+/// The places of all weights of a table.
 #[derive(Clone, Debug)]
 pub struct Segments {
     pieces: Vec<Vec<Piece>>,
@@ -56,7 +56,7 @@ pub struct Segments {
     vector_bytes: usize,
     /// Words of the lookup table of experts.
     lookup: Vec<u32>,
-    /// Where a set of experts begins in it, by its first matrix, counted in matrices; ascending.
+    /// For each set of experts its first matrix, and its offset in the lookup table, counted in matrices; ascending.
     sets: Vec<(usize, u32)>,
 }
 
@@ -71,9 +71,9 @@ const LOOKUP_WORDS: usize = 3;
 pub struct TooWide {
     /// The matrix.
     pub tensor: String,
-    /// Bytes of those panels: of all that an expert has, or of as many as are packed together.
+    /// Bytes of its panels that must be in one segment: all panels of an expert, or those that are packed together.
     pub needed: usize,
-    /// Bytes of a segment, at most.
+    /// Most bytes of a segment.
     pub limit: usize,
 }
 
@@ -138,7 +138,7 @@ impl Segments {
         self.segments.iter().sum::<usize>() + self.vector_bytes + self.lookup_bytes()
     }
 
-    /// Dispatches that a step records at most, which asks for so much: a matrix is multiplied piece by piece, those of experts at most
+    /// Returns the most dispatches that a step with these calls records. A matrix is multiplied piece by piece, matrices of experts at most
     /// once for each segment.
     pub fn dispatches(&self, calls: Calls) -> usize {
         let pieces = self.pieces.iter().map(Vec::len).max().unwrap_or(1).max(1);
@@ -150,8 +150,8 @@ impl Segments {
         (self.lookup.len() * size_of::<u32>()).max(ALIGN)
     }
 
-    /// The lookup table of experts: for each matrix of a set its segment and the number of its packing, where it begins there in words,
-    /// and 1 more than where its bias lies among the vectors, or 0.
+    /// Returns the lookup table of experts. Each matrix of a set has its segment and the number of its packing, its offset there in words,
+    /// and 0 or 1 more than its bias's offset among the vectors.
     pub fn lookup(&self) -> &[u32] {
         &self.lookup
     }
@@ -170,7 +170,7 @@ impl Segments {
         self.lookup[number as usize * LOOKUP_WORDS]
     }
 
-    /// Where the panels of a matrix lie, in order.
+    /// Returns the pieces of a matrix, in order.
     pub fn pieces(&self, id: LinearId) -> &[Piece] {
         &self.pieces[id.index()]
     }
@@ -180,18 +180,18 @@ impl Segments {
         self.vectors[id.index()]
     }
 
-    /// Pieces of every matrix, by its place in the table.
+    /// Returns the pieces of every matrix, by its place in the table.
     pub fn all(&self) -> &[Vec<Piece>] {
         &self.pieces
     }
 
-    /// Byte offset of every vector, by its place in the table.
+    /// Returns the byte offset of every vector, by its place in the table.
     pub fn vectors(&self) -> &[usize] {
         &self.vectors
     }
 }
 
-/// The lookup table of experts, and where each set begins in it.
+/// The lookup table of experts, and for each set its first matrix and its offset there.
 type Lookup = (Vec<u32>, Vec<(usize, u32)>);
 
 fn lookup(table: &WeightTable, pieces: &[Vec<Piece>], vectors: &[usize], limit: usize) -> Result<Lookup, TooWide> {
@@ -201,7 +201,7 @@ fn lookup(table: &WeightTable, pieces: &[Vec<Piece>], vectors: &[usize], limit: 
         for i in set.clone() {
             let linear = &table.linears[i];
             let [piece] = pieces[i][..] else {
-                // All of an expert's panels lie together.
+                // All panels of an expert must be in one segment.
                 return Err(TooWide { tensor: linear.name.to_string(), needed: linear.packing.bytes(), limit });
             };
             let kind = linear.packing.kind();

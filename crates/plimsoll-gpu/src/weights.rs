@@ -1,4 +1,4 @@
-//! Loading: from the mapped checkpoint through one bounded staging buffer into segments on the device.
+//! Loading: copies the mapped checkpoint through one bounded staging buffer into segments on the device.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub struct GpuWeights {
     pub(crate) lookup: DeviceBuffer,
 }
 
-/// Bytes on their way to the device.
+/// The staging buffer of bytes that are copied to the device.
 struct Staging<'a> {
     context: &'a Context,
     buffer: DeviceBuffer,
@@ -34,7 +34,7 @@ impl Staging<'_> {
     /// Copies `bytes` into `target` at `offset`, and waits until they are there.
     fn copy(&self, bytes: &[u8], target: &DeviceBuffer, offset: usize) -> Result<(), GpuError> {
         let failed = |error: &dyn std::fmt::Display| GpuError::Failed(error.to_string());
-        // The padding of what is not a whole number of words is never read.
+        // The padding after a part of a word is never read.
         let size = bytes.len().next_multiple_of(4) as u64;
         let slice = self.buffer.buffer.slice(..size);
         slice.map_async(MapMode::Write, |_| {});
@@ -52,11 +52,11 @@ impl Staging<'_> {
 }
 
 impl GpuWeights {
-    /// Packs every weight of `table` on the host's cores, chunk by chunk, and copies it to the device. `progress` is told the packed
-    /// bytes as they come; `stopped` is asked between two tensors.
+    /// Packs every weight of `table` on the host's cores, chunk by chunk, and copies it to the device. Calls `progress` with the packed
+    /// bytes as it goes, and `stopped` between two tensors.
     ///
     /// # Errors
-    /// [`GpuError`]: no memory, or the checkpoint could not be read, or the caller has stopped it.
+    /// [`GpuError`]: no memory, or the checkpoint could not be read, or the caller has cancelled loading.
     pub fn load_unless(
         context: &mut Context,
         table: WeightTable,
@@ -123,7 +123,7 @@ impl GpuWeights {
         &self.table
     }
 
-    /// Where they lie.
+    /// Returns the places of the weights.
     pub fn segments(&self) -> &Segments {
         &self.segments
     }

@@ -1,8 +1,8 @@
-//! Where pulled models lie, and listing and removing them. Pulling is `pull`'s business.
+//! The directory of pulled models: its layout, the list of models, and their removal. Module `pull` pulls.
 //!
 //! ```text
 //! <cache>/catalogue/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf     a model of the catalogue
-//! <cache>/catalogue/smollm2/plimsoll.json                       what was verified when, see `marker`
+//! <cache>/catalogue/smollm2/plimsoll.json                       verified files and their times, see `marker`
 //! <cache>/hf/Qwen/Qwen2.5-0.5B/config.json, ...                 a repository of the hub
 //! <cache>/.../.partial/                                         files that are not ready
 //! <cache>/locks/                                                one empty file for each model
@@ -22,7 +22,7 @@ const CATALOGUE_DIRECTORY: &str = "catalogue";
 const HUB_DIRECTORY: &str = "hf";
 const LOCK_DIRECTORY: &str = "locks";
 
-/// A directory in which pulled models are kept. Several processes may use it at once.
+/// A directory of pulled models. Several processes may use it at once.
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
@@ -31,21 +31,21 @@ pub struct Cache {
 /// A model in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedModel {
-    /// The name to use it by, and to remove it by.
+    /// The name for [`resolve`](crate::resolve) and [`Cache::remove`].
     pub name: String,
-    /// What [`resolve`](crate::resolve) answers for that name: a `.gguf` file or a directory.
+    /// The path that [`resolve`](crate::resolve) returns for that name: a `.gguf` file or a directory.
     pub path: PathBuf,
     /// Size of its files on disk.
     pub bytes: u64,
-    /// Whether all its files are as they were when their sums were checked, judged by size and time.
+    /// Whether all its files are unchanged since their sums were checked, judged by size and time.
     pub verified: bool,
-    /// Where it came from, for people.
+    /// Its source, for display.
     pub source: String,
 }
 
 impl Cache {
-    /// The user's cache: `PLIMSOLL_CACHE`, else `plimsoll` below `XDG_CACHE_HOME`, else below `~/.cache`. Nothing is
-    /// created yet.
+    /// Returns the user's cache: `PLIMSOLL_CACHE`, else `plimsoll` below `XDG_CACHE_HOME`, else below `~/.cache`. It creates
+    /// no directory.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Cache {
         Self::at(&root)
     }
 
-    /// A cache in a directory of the caller's choice, which need not exist yet.
+    /// Returns a cache in a directory of the caller's choice, which need not exist yet.
     ///
     /// # Errors
     ///
@@ -110,14 +110,14 @@ impl Cache {
         models
     }
 
-    /// Removes a model by the name under which [`Cache::list`] shows it, with its partial files; returns the bytes
-    /// freed. Files that another pull of the same repository uses stay. A process that has a removed file mapped
-    /// keeps its content until it lets go.
+    /// Removes a model by its name in [`Cache::list`], with its partial files; returns the bytes
+    /// freed. Files of another pull of the same repository stay. A process that has mapped a removed file
+    /// keeps its content until it unmaps the file.
     ///
     /// # Errors
     ///
-    /// [`HubError::NotCached`] if there is nothing to remove, [`HubError::Busy`] while another process pulls it, what
-    /// [`ModelRef::parse`] says about `name`, and [`HubError::Io`].
+    /// [`HubError::NotCached`] if there is nothing to remove, [`HubError::Busy`] while another process pulls it, the errors of
+    /// [`ModelRef::parse`] for `name`, and [`HubError::Io`].
     pub fn remove(&self, name: &str) -> Result<u64, HubError> {
         let model = ModelRef::parse(name)?;
         let request = model.canonical_name();
@@ -139,7 +139,7 @@ impl Cache {
         marker.pulls.retain(|pull| pull.request != request);
         if marker.pulls.is_empty() {
             fs::remove_dir_all(&directory.path).map_err(HubError::io("remove", &directory.path))?;
-            // The organisation's directory goes with its last repository; with others in it this fails, as it should.
+            // Removes the organisation's directory with its last repository. With others in it this fails, as it should.
             if let (ModelRef::Hub { .. }, Some(parent)) = (&model, directory.path.parent()) {
                 let _ = fs::remove_dir(parent);
             }
@@ -148,7 +148,7 @@ impl Cache {
         if !known {
             return Err(not_cached());
         }
-        // The files first: should we die in between, the next to look for them finds none.
+        // The files first: if the process dies in between, the next pull finds the files missing.
         directory.remove_orphans(&mut marker)?;
         directory.save(&marker)?;
         directory.clear_partials()?;

@@ -1,15 +1,15 @@
-//! The table of models Plimsoll knows by name, and nothing else: adding a model is adding a row.
+//! The table of models with a name in Plimsoll, and nothing else: a new model is a new row.
 //!
-//! Every row carries the size and SHA-256 of the one file it stands for, so a source can be wrong, stale or hostile
-//! without harm: what does not match is not kept and the next source is tried.
+//! Every row has the size and SHA-256 of its one file, so a source can be wrong, stale or hostile
+//! without harm. A file that does not match is deleted, and the next source is tried.
 
 use crate::demo::DEMO;
 use crate::entry::{Entry, Source, WheelPart, beside};
 
-/// The model that is used when the user names none.
+/// The model that is used if the user names none.
 pub const DEFAULT_MODEL: &str = "smollm2";
 
-/// All models known by name.
+/// All models of the catalogue.
 pub const CATALOGUE: &[Entry] = &[
     Entry {
         name: "smollm2",

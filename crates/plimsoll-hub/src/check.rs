@@ -1,4 +1,4 @@
-//! Looking at cached files without touching them. Nothing here fetches, waits, writes or deletes.
+//! Checks of cached files. This module never fetches, waits, writes or deletes.
 
 use std::fs::{self, Metadata};
 use std::path::{Path, PathBuf};
@@ -11,35 +11,35 @@ use crate::model_ref::ModelRef;
 use crate::progress::Progress;
 use crate::wanted::Wanted;
 
-/// What was found where a file should be.
+/// The state of a file in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FileState {
-    /// It was read, and its SHA-256 is the right one.
+    /// The file was read, and its SHA-256 is the right one.
     Intact,
-    /// It was not read; size and time are as they were when its sum was right.
+    /// The file was not read; size and time are unchanged since its sum was right.
     AsVerified,
-    /// It was not read; size or time are not as they were.
+    /// The file was not read; size or time have changed.
     Changed,
-    /// It is not there.
+    /// The file does not exist.
     Missing,
-    /// It is not what it should be, in words.
+    /// The file has a wrong size or sum, or could not be read; the text says which.
     Damaged(String),
 }
 
 /// One file of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileCheck {
-    /// Where it should be.
+    /// Path of the file.
     pub path: PathBuf,
     /// The size it should have.
     pub bytes: u64,
-    /// What is there.
+    /// State of the file.
     pub state: FileState,
 }
 
 impl Cache {
-    /// What [`resolve`](crate::resolve) would answer without fetching anything: a local path, or that of files which are as they were
-    /// when they were verified, judged by size and time.
+    /// Returns the path that [`resolve`](crate::resolve) would return without a fetch: a local path, or that of files
+    /// unchanged since they were verified, judged by size and time.
     #[must_use]
     pub fn ready(&self, model: &ModelRef) -> Option<PathBuf> {
         match model {
@@ -48,8 +48,8 @@ impl Cache {
         }
     }
 
-    /// The files of a model of the catalogue or the hub as they lie in the cache. With `read` every byte is read and its sum
-    /// compared. A local model has none that anything is known of, nor has a repository that was never pulled.
+    /// Returns the files of a model of the catalogue or the hub in the cache. With `read`, every byte is read and its sum
+    /// compared. There are none for a local model, nor for a repository that was never pulled.
     pub fn check(&self, model: &ModelRef, read: bool, progress: &mut dyn Progress) -> Vec<FileCheck> {
         let Some(directory) = self.dir_of(model) else { return Vec::new() };
         let marker = Marker::load(&directory.path);
@@ -74,7 +74,7 @@ impl Cache {
         }
     }
 
-    /// Bytes that may still be written where the cache is, or will be; `None` where the system does not tell.
+    /// Returns the bytes that may still be written in the file system of the cache; `None` if the system does not report them.
     #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         self.root().ancestors().find(|path| path.exists()).and_then(free_bytes)
@@ -97,7 +97,7 @@ fn state(
     progress: &mut dyn Progress,
 ) -> FileState {
     let Some(metadata) = fs::metadata(path).ok().filter(Metadata::is_file) else { return FileState::Missing };
-    // A wrong size is told without reading.
+    // A wrong size is found without reading.
     if read || metadata.len() != wanted.bytes {
         return match verify(path, wanted, progress) {
             Ok(_) => FileState::Intact,

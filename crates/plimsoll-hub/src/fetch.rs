@@ -1,4 +1,4 @@
-//! Files from addresses that strangers name: bounded in bytes, time and redirects, and only from where it is allowed.
+//! Files from addresses in requests: bounded in bytes, time and redirects, and only from allowed hosts.
 //!
 //! The rules are checked against the address that is connected to, after name resolution and again for every redirect.
 //! A name that resolves to another address the second time therefore gains nothing. Proxies are not used: behind one
@@ -18,51 +18,51 @@ use ureq::{Agent, Body};
 use crate::error::{HubError, printable};
 use crate::http::tls;
 
-/// Longest address that is looked at, in bytes.
+/// Longest address that is parsed, in bytes.
 const URL_BYTES_MAX: usize = 4096;
 
 /// Most redirects of one fetch.
 const REDIRECTS_MAX: u32 = 3;
 
-/// Bytes of an answer's head.
+/// Most bytes of an answer's head.
 const HEAD_BYTES_MAX: usize = 32 << 10;
 
-/// Bytes that are read, and handed on, at once.
+/// Bytes that are read, and passed to the receiver, at once.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// The same, for callers that keep pieces.
+/// Bytes of one piece, for callers that keep pieces.
 pub const FETCH_PIECE_BYTES: u64 = PIECE_BYTES as u64;
 
-/// Heap bytes that one fetch takes at most besides what it hands on: connection, TLS, buffers.
+/// Most heap bytes of one fetch beside the pieces that it passes on: connection, TLS, buffers.
 pub const FETCH_BYTES: u64 = 384 << 10;
 
-/// From where files may be fetched, and how long that may take.
+/// Allowed hosts of files, and the time limit of a fetch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FetchRules {
-    /// Also from this machine and from private networks.
+    /// Whether this machine and private networks are allowed, too.
     pub private: bool,
-    /// Only from these hosts; empty for all.
+    /// Allowed hosts; empty for all.
     pub hosts: Vec<String>,
-    /// From the first lookup to the last byte, redirects included.
+    /// Time limit from the first lookup to the last byte, redirects included.
     pub timeout: Duration,
 }
 
-/// Why nothing was fetched.
+/// The reason why no file was fetched.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FetchError {
-    /// The address cannot be read, or is of a kind that is not fetched.
+    /// The address cannot be parsed, or has a scheme that is not fetched.
     #[error("the address cannot be fetched: {0}")]
     BadAddress(&'static str),
-    /// The same of one that a server has led to.
+    /// A redirect leads to such an address.
     #[error("`{host}` leads to an address that cannot be fetched: {why}")]
     BadRedirect {
         /// The server that redirects there.
         host: String,
-        /// What is wrong with it.
+        /// The reason.
         why: &'static str,
     },
-    /// The rules do not allow it.
+    /// The rules forbid the host.
     #[error("`{host}` may not be asked: {why}")]
     Forbidden {
         /// The host.
@@ -70,46 +70,46 @@ pub enum FetchError {
         /// The rule.
         why: &'static str,
     },
-    /// It is larger than asked for.
+    /// The file is larger than the limit.
     #[error("the file has {}{bytes} bytes; the limit is {limit}", if *.at_least { "at least " } else { "" })]
     TooLarge {
-        /// What it has.
+        /// Bytes of the file.
         bytes: u64,
-        /// The server has not said how many there are.
+        /// Whether the file may be larger still: the server did not announce its size.
         at_least: bool,
-        /// What is allowed.
+        /// The limit in bytes.
         limit: u64,
     },
-    /// The server has answered with something else than a file.
+    /// The server answered with another status than 200.
     #[error("`{host}` answered with status {status}")]
     Status {
         /// The server.
         host: String,
-        /// Its answer.
+        /// The status.
         status: u16,
     },
-    /// It took too long.
+    /// The fetch took too long.
     #[error("`{host}` took longer than {} s", .limit.as_secs_f32())]
     TooSlow {
-        /// The server that was being asked when time was up.
+        /// The server that was contacted when the time was up.
         host: String,
-        /// The time that there was.
+        /// The time limit.
         limit: Duration,
     },
-    /// There is no connection, or it broke.
+    /// The connection failed or broke.
     #[error("`{host}`: {why}")]
     Failed {
-        /// The server that was asked.
+        /// The server.
         host: String,
-        /// What went wrong.
+        /// The reason.
         why: String,
     },
-    /// The receiver of the bytes has stopped the fetch.
+    /// The receiver of the bytes has cancelled the fetch.
     #[error("cancelled: the caller no longer waits for the file")]
     Stopped,
 }
 
-/// Fetches files. One value serves all threads; every call blocks its own.
+/// A fetcher of files. One value serves all threads; every call blocks its own.
 #[derive(Debug)]
 pub struct Fetcher {
     agent: Agent,
@@ -117,7 +117,7 @@ pub struct Fetcher {
 }
 
 impl Fetcher {
-    /// A fetcher under these rules. `root_certificates` replace the built-in ones.
+    /// Returns a fetcher under these rules. `root_certificates` replace the built-in ones.
     ///
     /// # Errors
     /// [`HubError::BadSetting`] where the certificates cannot be read.
@@ -134,10 +134,10 @@ impl Fetcher {
         let config = Agent::config_builder()
             .http_status_as_error(false)
             .user_agent(concat!("plimsoll/", env!("CARGO_PKG_VERSION")))
-            // They are followed here, one by one.
+            // Redirects are followed here, one by one.
             .max_redirects(0)
             .max_response_header_size(HEAD_BYTES_MAX)
-            // Nothing is kept: the next file comes from elsewhere.
+            // Connections are not kept: the next file is on another host.
             .max_idle_connections(0)
             .timeout_global(Some(rules.timeout))
             .proxy(None)
@@ -149,10 +149,10 @@ impl Fetcher {
         Ok(Self { agent, timeout: rules.timeout })
     }
 
-    /// Fetches a file of at most `limit` bytes and hands it to `take` piece by piece, which says whether it wants more.
+    /// Fetches a file of at most `limit` bytes and passes it to `take` piece by piece. `take` returns whether to continue.
     ///
     /// # Errors
-    /// Any [`FetchError`]; its words name hosts, but no path and no query, which may hold secrets.
+    /// Any [`FetchError`]; its message names hosts, but no path and no query, which may hold secrets.
     pub fn fetch(&self, url: &str, limit: u64, mut take: impl FnMut(&[u8]) -> bool) -> Result<(), FetchError> {
         let (host, response) = self.answer(parsed(url).map_err(FetchError::BadAddress)?)?;
         if response.status() != 200 {
@@ -181,7 +181,7 @@ impl Fetcher {
         }
     }
 
-    /// The answer at an address, or at the one that it leads to in the end, and the host that gave it.
+    /// Returns the answer at an address, after redirects, and the host that gave it.
     fn answer(&self, mut uri: Uri) -> Result<(String, Response<Body>), FetchError> {
         let deadline = Instant::now() + self.timeout;
         let mut led_by: Option<String> = None;
@@ -235,14 +235,14 @@ impl Fetcher {
     }
 }
 
-/// The host that an address names; empty where it names none.
+/// Returns the host of an address; empty if it has none.
 pub fn host_of(url: &str) -> String {
     let uri = parsed(url).ok();
     uri.as_ref().and_then(|uri| uri.host()).map_or_else(String::new, str::to_ascii_lowercase)
 }
 
-/// Where a `Location` leads from `base`: to an address of its own, with whatever scheme it names, or to a place of the same server; and
-/// from TLS never to plain text.
+/// Resolves a `Location` against `base`: either an address with a scheme, or a place on the same server. A redirect from TLS to
+/// plain text is an error.
 fn led_to(base: &Uri, location: &str) -> Result<Uri, &'static str> {
     let location = location.trim();
     let is_scheme = |scheme: &str| {
@@ -270,7 +270,7 @@ fn led_to(base: &Uri, location: &str) -> Result<Uri, &'static str> {
     Ok(uri)
 }
 
-/// Whether what follows the host is a port, or nothing.
+/// Whether the text behind the host is a port, or empty.
 fn has_a_port_or_none(authority: &str) -> bool {
     let after = authority.rsplit_once(']').map_or(authority, |(_, after)| after);
     after.rsplit_once(':').is_none_or(|(_, port)| port.is_empty() || port.parse::<u16>().is_ok_and(|port| port > 0))
@@ -284,12 +284,12 @@ fn parsed(url: &str) -> Result<Uri, &'static str> {
     if !begins("http://") && !begins("https://") {
         return Err("only http:// and https:// with a host are");
     }
-    // What a fragment names is in the file.
+    // A fragment names a place within the file.
     let url = url.split('#').next().unwrap_or_default();
     let Ok(uri) = url.parse::<Uri>() else { return Err("it is not an address") };
     match (uri.scheme_str(), uri.authority()) {
         (Some("http" | "https"), Some(authority)) if authority.as_str().contains('@') => Err("it has credentials"),
-        // What cannot be a port is no port for `Uri`, which leads to another service than the one that was named.
+        // `Uri` ignores a port that is no number. It would then connect to another service than the named one.
         (Some("http" | "https"), Some(authority)) if !has_a_port_or_none(authority.as_str()) => {
             Err("its port is not a number up to 65535")
         }
@@ -298,7 +298,7 @@ fn parsed(url: &str) -> Result<Uri, &'static str> {
     }
 }
 
-/// Finds the addresses of a host and keeps those that may be connected to.
+/// A resolver that returns only the allowed addresses of a host.
 #[derive(Debug)]
 struct Guard {
     inner: DefaultResolver,
@@ -326,8 +326,8 @@ impl Resolver for Guard {
     }
 }
 
-/// Whether an address belongs to the open internet: not to this machine, a private network, a link, a group, a documentation, nor
-/// to a way of writing another address.
+/// Whether an address belongs to the public internet: not to this machine, a private network, a link, multicast or documentation,
+/// and is no embedding of such an address.
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => is_public_v4(v4),
@@ -354,7 +354,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     let segments = address.segments();
     let embedded = |high: u16, low: u16| Ipv4Addr::from(u32::from(high) << 16 | u32::from(low));
     match segments {
-        // ::ffff:a.b.c.d, and what a NAT64 makes of an address.
+        // ::ffff:a.b.c.d, and an IPv4 address behind NAT64.
         [0, 0, 0, 0, 0, 0xffff, high, low] | [0x64, 0xff9b, 0, 0, 0, 0, high, low] => is_public_v4(embedded(high, low)),
         // Protocols with Teredo, 6to4, documentation.
         [0x2001, 0..=0x1ff, ..] | [0x2002, ..] | [0x2001, 0xdb8, ..] | [0x3fff, 0..=0xfff, ..] => false,

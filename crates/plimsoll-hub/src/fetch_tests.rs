@@ -6,7 +6,7 @@ use std::thread;
 
 use super::*;
 
-/// A server on an address of the loopback network that gives every connection this answer, and counts them.
+/// Starts a server on an address of the loopback network. It gives every connection this answer, and counts connections.
 fn server(address: &str, answer: impl Fn(&str) -> String + Send + 'static) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind((address, 0)).unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -103,7 +103,7 @@ fn private_addresses_are_not_asked_whatever_they_are_called() {
     for host in ["127.0.0.1", "localhost", "[::1]", "0.0.0.0", "[::ffff:127.0.0.1]", "127.1", "2130706433", "0x7f.1"] {
         let refused = get(&fetcher, &format!("http://{host}:{port}/"), 8).unwrap_err();
         let known = matches!(&refused, FetchError::Forbidden { why, .. } if why.contains("--media-fetch"));
-        // Some spellings are no name to some systems.
+        // Some systems reject some of these spellings as a name.
         assert!(known || matches!(refused, FetchError::Failed { .. }), "{host}: {refused}");
     }
     assert_eq!(asked.load(Ordering::SeqCst), 0);
@@ -133,7 +133,7 @@ fn a_redirect_leads_only_to_where_one_might_have_gone_at_once() {
     assert!(matches!(get(&fetcher, &format!("{outer}/in"), 8), Err(FetchError::Forbidden { .. })));
     assert!(matches!(get(&fetcher, &inner, 8), Err(FetchError::Forbidden { .. })));
     assert_eq!(get(&fetcher, &format!("{outer}/a/b?c"), 8).as_deref(), Ok("open"));
-    // What has a scheme of its own is no path of the same server.
+    // A location with a scheme is no path of the same server.
     for (path, why) in [
         ("file", "only http://"),
         ("script", ""),
@@ -148,7 +148,7 @@ fn a_redirect_leads_only_to_where_one_might_have_gone_at_once() {
     let turns = get(&fetcher, &format!("{outer}/loop"), 8).unwrap_err();
     assert!(turns.to_string().contains("3 redirects"), "{turns}");
     assert!(get(&fetcher, &format!("{outer}/nowhere"), 8).unwrap_err().to_string().contains("3 redirects"));
-    // By name the same.
+    // A host that is allowed by name has the same rule.
     let named = Fetcher::new(&FetchRules { hosts: vec!["127.0.0.1".into()], ..rules() }, None).unwrap();
     assert_eq!(get(&named, &outer, 8).as_deref(), Ok("open"));
     let refused = get(&named, &format!("{outer}/in"), 8).unwrap_err();
@@ -227,7 +227,7 @@ fn a_location_leads_where_its_words_say() {
         assert_eq!(led_to(&base, location).unwrap().to_string(), expected, "{location}");
     }
     assert!(led_to(&base, "FILE:///etc/passwd").unwrap_err().contains("only http://"));
-    // Back to plain text leads nothing that was secured once, whatever lies between.
+    // A chain of redirects that was on TLS once never returns to plain text.
     let plain = led_to(&parsed("http://a.example").unwrap(), "https://b.example/").unwrap();
     assert!(led_to(&plain, "/here").is_ok());
     assert_eq!(led_to(&plain, "HTTP://b.example/"), Err("it leads from https to http"));

@@ -1,4 +1,4 @@
-//! The HTTPS client: small bounded answers, and large files that resume. Knows URLs, not models.
+//! The HTTPS client: small bounded answers, and large files that resume. It handles URLs, not models.
 
 use std::cell::Cell;
 use std::fs;
@@ -18,15 +18,15 @@ use crate::progress::{Progress, still_wanted};
 use crate::settings::Settings;
 use crate::wanted::Wanted;
 
-/// How often a request is repeated without any new byte before it is given up.
+/// Most repetitions of a request without any new byte.
 const RETRIES_MAX: u32 = 3;
-/// How many connections one file may take, however little each of them brings.
+/// Most connections for one file, however few bytes each of them delivers.
 const CONNECTIONS_MAX: u32 = 1_000;
-/// The longest pause a server can ask for.
+/// The longest pause that a server can request.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// The longest file of PEM certificates that is read, in bytes.
 const CERTIFICATES_BYTES_MAX: u64 = 16 << 20;
-/// The longest ETag worth remembering, in bytes.
+/// The longest ETag that is stored, in bytes.
 const ETAG_BYTES_MAX: u64 = 1_024;
 
 /// A client for one endpoint.
@@ -35,12 +35,12 @@ pub(crate) struct Client {
     pub(crate) endpoint: String,
     authorization: Option<String>,
     retry_pause: Duration,
-    /// Whether the endpoint has ever answered. One that never did is not tried again.
+    /// Whether the endpoint has ever answered. An endpoint that never did is not tried again.
     reached: Cell<bool>,
 }
 
 impl Client {
-    /// Checks the settings and prepares connections; opens none.
+    /// Checks the settings and prepares the client; opens no connection.
     pub(crate) fn new(settings: &Settings) -> Result<Self, HubError> {
         let endpoint = settings.endpoint.trim_end_matches('/').to_owned();
         let bad = |name, why: &str| HubError::BadSetting { name, why: why.to_owned() };
@@ -104,8 +104,8 @@ impl Client {
         }
     }
 
-    /// Fetches a file of known size into `part_path`, continuing what is already there, and syncs it. What arrived
-    /// is kept when it fails, unless the server's file turns out to be another one.
+    /// Fetches a file of known size into `part_path`, continuing after the bytes already there, and syncs it. On failure the
+    /// bytes received are kept, unless the server's file turns out to be another one.
     pub(crate) fn download(
         &self,
         url: &str,
@@ -140,11 +140,11 @@ impl Client {
         Err(transfer.interrupted("too many connections"))
     }
 
-    /// One request and as much of its body as comes.
+    /// Sends one request and receives as much of its body as arrives.
     fn connection(&self, transfer: &mut Transfer<'_>, progress: &mut dyn Progress) -> Result<(), HubError> {
         let response = self.request(transfer.url, &transfer.resume_headers()?)?;
         if response.status() == 416 {
-            // The server's file is shorter than what we have: it is another file.
+            // The server's file is shorter than the partial file: it is another file.
             transfer.restart(progress)?;
             return Err(transfer.interrupted("the server's file has changed"));
         }
@@ -187,12 +187,12 @@ impl Client {
             | ureq::Error::Protocol(_)
             | ureq::Error::LargeResponseHeader(..)
             | ureq::Error::TooManyRedirects => HubError::BadResponse { url, why },
-            // The host says it all; a path would only make the line long.
+            // The host is enough; a path would only make the line long.
             _ => HubError::Unreachable { url: origin(&url), why },
         }
     }
 
-    /// Waits before the next try, or passes the error on if another try cannot help or enough were made.
+    /// Waits before the next try. Returns the error if another try cannot help or the tries are used up.
     fn pause_or_fail(&self, error: HubError, failures: &mut u32) -> Result<(), HubError> {
         let asked = match &error {
             HubError::Interrupted { .. } => None,
@@ -210,12 +210,12 @@ impl Client {
     }
 }
 
-/// One file on its way.
+/// One file in transfer.
 struct Transfer<'a> {
     url: &'a str,
     wanted: &'a Wanted<'a>,
     part: Partial,
-    /// Beside the partial file: the ETag of the file it is a part of.
+    /// Path of the ETag of the file, beside the partial file.
     etag_path: PathBuf,
 }
 
@@ -238,8 +238,8 @@ impl<'a> Transfer<'a> {
         Ok(())
     }
 
-    /// The headers that ask for the rest. Without a validator and without a sum that would tell a mixture of two
-    /// files from the right one, the file is fetched from its beginning.
+    /// Returns the headers that request the rest. The file is fetched from its beginning if there is neither a validator nor a sum,
+    /// which would detect a mixture of two files.
     fn resume_headers(&mut self) -> Result<Vec<(&'static str, String)>, HubError> {
         if self.part.len() == 0 {
             return Ok(Vec::new());
@@ -256,7 +256,7 @@ impl<'a> Transfer<'a> {
         Ok(headers)
     }
 
-    /// A whole file begins: its announced length must be the wanted one; its ETag is remembered.
+    /// Checks the first part of a whole file: its announced length must be the wanted one. Stores its ETag.
     fn check_beginning(&self, response: &Response<Body>) -> Result<(), HubError> {
         let length = text(response, "content-length").and_then(|value| value.parse().ok());
         if let Some(actual) = length.filter(|length| *length != self.wanted.bytes) {
@@ -268,8 +268,8 @@ impl<'a> Transfer<'a> {
         Ok(())
     }
 
-    /// The rest of a file begins: it must begin where we stopped, in a file of the wanted length. If it does not,
-    /// what we have is of no use with this server.
+    /// Checks the answer to a request for the rest: it must begin at the end of the partial file, in a file of the wanted length.
+    /// If it does not, the partial file is of no use with this server.
     fn check_continuation(&mut self, response: &Response<Body>, progress: &mut dyn Progress) -> Result<(), HubError> {
         let range = text(response, "content-range").unwrap_or("nothing");
         let (from, bytes) = (self.part.len(), self.wanted.bytes);
@@ -313,14 +313,14 @@ impl<'a> Transfer<'a> {
     }
 }
 
-/// Scheme and host of an address.
+/// Returns scheme and host of an address.
 fn origin(url: &str) -> String {
     let host_at = url.find("://").map_or(0, |at| at + 3);
     let end = url[host_at..].find('/').map_or(url.len(), |at| host_at + at);
     url[..end].to_owned()
 }
 
-/// Only a strong validator says that two answers have the same bytes.
+/// Whether an ETag is a strong validator. Only a strong one proves that two answers have the same bytes.
 fn is_strong(etag: &str) -> bool {
     etag.len() >= 2 && etag.starts_with('"') && etag.ends_with('"')
 }
@@ -340,7 +340,7 @@ fn successful(url: &str, response: Response<Body>) -> Result<Response<Body>, Hub
     }
 }
 
-/// The built-in roots, or those of the user's file.
+/// Returns the built-in root certificates, or those of the user's file.
 pub(crate) fn tls(root_certificates: Option<&Path>) -> Result<TlsConfig, HubError> {
     let Some(path) = root_certificates else {
         return Ok(TlsConfig::default());

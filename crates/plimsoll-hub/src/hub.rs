@@ -1,4 +1,4 @@
-//! What a hub repository has, and which of its files make a model. Fetching them is `http`'s business.
+//! The files of a hub repository, and the choice of files that make up a model. Module `http` fetches them.
 
 use serde::Deserialize;
 
@@ -13,7 +13,7 @@ const LISTING_BYTES_MAX: u64 = 32 << 20;
 const FILE_BYTES_MAX: u64 = 4 << 40;
 /// The largest file beside the weights that is pulled, in bytes; tokenizers have some ten million.
 const SIDE_FILE_BYTES_MAX: u64 = 256 << 20;
-/// How many names an error message lists.
+/// Most names that an error message lists.
 const NAMES_SHOWN_MAX: usize = 12;
 
 /// A repository at one commit.
@@ -31,14 +31,14 @@ pub(crate) struct RemoteFile {
     /// Its checked name.
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    /// Known for large files only.
+    /// Its SHA-256; the hub has one for large files only.
     pub(crate) sha256: Option<String>,
     /// The hub's own name for the content.
     pub(crate) blob: Option<String>,
 }
 
 impl RemoteFile {
-    /// The file as it must be once it is here.
+    /// Returns the required properties of the file.
     pub(crate) fn wanted(&self) -> Wanted<'_> {
         Wanted { name: &self.name, bytes: self.bytes, sha256: self.sha256.as_deref(), blob: self.blob.as_deref() }
     }
@@ -74,7 +74,7 @@ struct ApiLfs {
     size: Option<u64>,
 }
 
-/// Asks the hub what the repository's main branch has. Files with unfit names are left out.
+/// Fetches the list of files on the repository's main branch. Files with unfit names are left out.
 pub(crate) fn list(client: &Client, repo: &str) -> Result<Listing, HubError> {
     let url = format!("{}/api/models/{}/revision/main?blobs=true", client.endpoint, url_path(repo));
     let json = client.get(&url, LISTING_BYTES_MAX)?;
@@ -90,7 +90,7 @@ impl Listing {
             let (sum, lfs_size) = file.lfs.map_or((None, None), |lfs| (lfs.sha256, lfs.size));
             Some(RemoteFile {
                 name: file.rfilename,
-                // A file of unknown size cannot be planned for.
+                // A file of unknown size cannot be planned.
                 bytes: lfs_size.or(file.size)?,
                 sha256: sum.map(|sum| sum.to_ascii_lowercase()).filter(|sum| sum.len() == 64 && is_hexadecimal(sum)),
                 blob: file.blob_id,
@@ -106,12 +106,12 @@ impl Listing {
         }
     }
 
-    /// Where a file of this listing is.
+    /// Returns the URL of a file of this listing.
     pub(crate) fn url(&self, client: &Client, file: &str) -> String {
         format!("{}/{}/resolve/{}/{}", client.endpoint, url_path(&self.repo), self.revision, url_path(file))
     }
 
-    /// The file of that name.
+    /// Returns the file of that name.
     pub(crate) fn file(&self, name: &str) -> Result<&RemoteFile, HubError> {
         let names = || self.files.iter().map(|file| file.name.as_str());
         self.files.iter().find(|file| file.name == name).ok_or_else(|| HubError::NoSuchFile {
@@ -122,7 +122,7 @@ impl Listing {
         })
     }
 
-    /// The files that answer a request for one file, or for whatever model the repository has.
+    /// Returns the files that answer a request for one file, or for the repository's only model.
     pub(crate) fn choose(&self, file: Option<&str>) -> Result<Choice, HubError> {
         let mut choice = match file {
             Some(name) if is_gguf(name) => self.gguf(self.file(name)?)?,
@@ -141,7 +141,7 @@ impl Listing {
                 });
             }
         }
-        // Small files first: what is wrong with a repository shows before the weights are fetched.
+        // Small files first: problems of a repository show before the weights are fetched.
         choice.files.sort_by_key(|file| file.bytes);
         Ok(choice)
     }
@@ -151,8 +151,8 @@ impl Listing {
             && self.files.iter().any(|file| is_safetensors(&file.name))
     }
 
-    /// Weights and every configuration, tokenizer and template file beside them, templates by name, and what sentence-transformers says of
-    /// pooling and has of dense layers; other subdirectories are other models.
+    /// Returns the weights and every configuration, tokenizer and template file beside them, templates by name, and the pooling and dense
+    /// modules of sentence-transformers. Other subdirectories are other models.
     fn checkpoint(&self) -> Choice {
         let top_level = || self.files.iter().filter(|file| !file.name.contains('/'));
         let is_model = |file: &RemoteFile| file.name.starts_with("model");
@@ -171,7 +171,7 @@ impl Listing {
         Choice { path: String::new(), files: files.chain(below).cloned().collect() }
     }
 
-    /// The only GGUF model, or the only one in the usual quantization.
+    /// Returns the only GGUF model, or the only one in the usual quantization.
     fn obvious_gguf(&self) -> Result<&RemoteFile, HubError> {
         let first_of_models: Vec<_> = self
             .files
@@ -192,8 +192,8 @@ impl Listing {
         }
     }
 
-    /// A GGUF file with all its siblings if it is one of `...-00001-of-0000N.gguf`; the first of them is the answer. The file with
-    /// the model's vision encoder comes with it.
+    /// Returns a GGUF file, with all parts if it is one of `...-00001-of-0000N.gguf`; the first part is the answer. The file with
+    /// the model's vision encoder belongs to it.
     fn gguf(&self, file: &RemoteFile) -> Result<Choice, HubError> {
         let encoder = self.encoder_of(&file.name).cloned();
         let Some(split) = split_of(&file.name) else {
@@ -205,8 +205,8 @@ impl Listing {
         Ok(Choice { path: split.name(1), files: files?.into_iter().chain(encoder).collect() })
     }
 
-    /// The `mmproj` file for a model: in its folder, or for a model in a folder of its own in the one above. Of several element
-    /// types, the published one is preferred.
+    /// Returns the `mmproj` file for a model: from its folder, or for a model in a folder of its own from the one above. Of several
+    /// element types, the published one is preferred.
     fn encoder_of(&self, model: &str) -> Option<&RemoteFile> {
         if is_encoder(model) {
             return None;

@@ -1,9 +1,9 @@
-//! Models of the hub that have a short name here, from the smallest to the largest. Sizes and sums are the hub's: what was
-//! pulled first is recorded, and a later pull must match it (see `marker`).
+//! Models of the hub with a short name here, from the smallest to the largest. Sizes and sums are the hub's. The first pull
+//! records them, and a later pull must match them (see `marker`).
 //!
-//! Each row names a configuration, from which `plimsoll models --fits` plans without fetching anything.
+//! Each row names a configuration, from which `plimsoll models --fits` plans without a fetch.
 
-/// What a model is for.
+/// The purpose of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Text.
@@ -18,7 +18,7 @@ pub enum Kind {
     Audio,
 }
 
-/// How a repository has the weights.
+/// The format of the weights in a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// A GGUF file of about five bits a weight (Q4_K_M).
@@ -32,7 +32,7 @@ pub enum Weights {
 pub struct Known {
     /// The name users type.
     pub name: &'static str,
-    /// What it is for.
+    /// Its purpose.
     pub kind: Kind,
     /// Millions of parameters.
     pub millions: u32,
@@ -40,14 +40,14 @@ pub struct Known {
     pub licence: &'static str,
     /// The repository, `org/repo`; none for a model of the catalogue.
     pub repo: Option<&'static str>,
-    /// How the weights are stored there.
+    /// The format of its weights.
     pub weights: Weights,
-    /// Its `config.json`, shortened to what a plan needs.
+    /// Its `config.json`, shortened to the fields that a plan needs.
     pub config: &'static str,
 }
 
 impl Kind {
-    /// Its name.
+    /// Returns its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -92,7 +92,7 @@ const fn checkpoint(
     Known { name, kind, millions, licence, repo: Some(repo), weights: Weights::AsConfigured, config }
 }
 
-/// A GGUF file with an `mmproj` file beside it, which has the vision encoder.
+/// Returns a GGUF file with an `mmproj` file beside it, which has the vision encoder.
 const fn gguf_vision(
     name: &'static str,
     millions: u32,
@@ -103,13 +103,13 @@ const fn gguf_vision(
     Known { kind: Kind::Vision, ..gguf(name, millions, licence, repo, config) }
 }
 
-/// A row of the catalogue.
+/// Returns the row of a model of the catalogue.
 const fn ours(name: &'static str, kind: Kind, millions: u32, licence: &'static str, config: &'static str) -> Known {
     let weights = if matches!(kind, Kind::Text) { Weights::Q4 } else { Weights::AsConfigured };
     Known { name, kind, millions, licence, repo: None, weights, config }
 }
 
-/// All of them.
+/// All models with a short name.
 pub const KNOWN: &[Known] = &[
     ours("smollm2", Kind::Text, 135, APACHE, config!("smollm2-135m")),
     ours("gemma3-270m", Kind::Text, 268, GEMMA, config!("gemma-3-270m")),
@@ -272,7 +272,7 @@ pub const KNOWN: &[Known] = &[
     checkpoint("qwen2.5-omni-7b", (Kind::Audio, 8_934), APACHE, "Qwen/Qwen2.5-Omni-7B", config!("qwen2.5-omni-7b")),
 ];
 
-/// The model of that exact name.
+/// Returns the model of that exact name.
 pub(crate) fn find(name: &str) -> Option<&'static Known> {
     KNOWN.iter().find(|known| known.name == name)
 }

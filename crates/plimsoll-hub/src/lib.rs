@@ -1,13 +1,20 @@
-//! Which models Plimsoll knows by name, where their files come from, and where they are cached.
+//! The models with a name in Plimsoll, the sources of their files, and the cache.
 //!
-//! One call does it all: [`resolve`] turns what a user typed (`smollm2`, `hf:org/repo`, `./model.gguf`) into a path
+//! One call does it all: [`resolve`] turns the user's text (`smollm2`, `hf:org/repo`, `./model.gguf`) into a path
 //! on this machine and pulls the files first if they are not there yet.
 //!
-//! The rooms: `model_ref` reads what the user typed; `catalogue` is the table of known models, `demo` the one that is in the program
-//! itself; `pull` decides what to fetch from where; `hub`, `http` and `wheels` fetch; `fetch` gets what strangers name; `model_dir`,
-//! `marker` and `disk` keep the cache honest; `cache` lists and removes; `check` looks; `progress` tells the user.
+//! | modules | task |
+//! | --- | --- |
+//! | `model_ref` | parses the user's text |
+//! | `catalogue`, `demo` | the table of known models, and the model inside the program itself |
+//! | `pull` | decides which files to fetch, and from which source |
+//! | `hub`, `http`, `wheels` | fetch |
+//! | `fetch` | fetches files from addresses in requests |
+//! | `model_dir`, `marker`, `disk` | keep cached files complete and verified |
+//! | `cache`, `check` | list, remove and check models |
+//! | `progress` | reports to the user |
 //!
-//! *Invariant*: this crate knows nothing of what is in a model file. It compares sizes and SHA-256 sums, no more.
+//! *Invariant*: this crate never looks into a model file. It compares sizes and SHA-256 sums, no more.
 //!
 //! *Invariant*: a path that [`resolve`] returns never names a half-written file. Bytes arrive in a private partial
 //! file, are synced, verified, and only then renamed into place.
@@ -50,10 +57,10 @@ pub use progress::{Progress, Quiet, TerminalProgress};
 pub use pull::pull;
 pub use settings::Settings;
 
-/// Turns what a user typed into a path on this machine: of a `.gguf` file, or of a checkpoint directory.
+/// Turns the user's text into a path on this machine: of a `.gguf` file, or of a checkpoint directory.
 ///
 /// A local path is only checked for existence. A catalogue name or `hf:` reference is looked up in `cache` without
-/// touching the network, and pulled when it is missing or no longer what was verified. Settings come from the
+/// touching the network, and pulled if it is missing or has changed since it was verified. Settings come from the
 /// environment, see [`Settings::from_env`].
 ///
 /// # Errors

@@ -1,8 +1,8 @@
-//! The sidecar `plimsoll.json` of a cache directory: what was pulled into it and which files were verified when.
+//! The sidecar `plimsoll.json` of a cache directory: the pulls into it, and the verified files with their times.
 //!
 //! A file is not read again at start-up if its size and modification time are as recorded; otherwise it is. The marker
-//! is trusted no further than that: it is a file like others and may be damaged. So names in it are checked, and a
-//! marker that cannot be read counts as none. That costs a new verification and nothing else.
+//! is trusted no further: it is a file like others and may be damaged. So names in it are checked, and an
+//! unreadable marker counts as none. That costs a new verification and nothing else.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Metadata};
@@ -24,7 +24,7 @@ const MARKER_VERSION: u32 = 1;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Marker {
     version: u32,
-    /// What users asked for and got.
+    /// Requests of users, with their results.
     pub(crate) pulls: Vec<Pull>,
     /// Verified files by name relative to the directory.
     pub(crate) files: BTreeMap<String, FileRecord>,
@@ -33,33 +33,33 @@ pub(crate) struct Marker {
 /// One completed pull.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Pull {
-    /// The canonical spelling of what was asked for.
+    /// The canonical spelling of the request.
     pub(crate) request: String,
     /// The answer: a file relative to the directory, or empty for the directory itself.
     pub(crate) path: String,
     /// All files it consists of.
     pub(crate) files: Vec<String>,
-    /// Where they came from, for people.
+    /// Their source, for display.
     pub(crate) source: String,
 }
 
-/// What a file was like when it was verified.
+/// Properties of a file when it was verified.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileRecord {
     /// Its size.
     pub(crate) bytes: u64,
-    /// Its modification time in nanoseconds since 1970; 0 where the system has none.
+    /// Its modification time in nanoseconds since 1970; 0 if the system has none.
     pub(crate) modified_ns: u64,
     /// Its SHA-256, in lowercase hexadecimal.
     pub(crate) sha256: String,
-    /// The hub's own name for the content, where the hub gives no SHA-256: tells whether the hub's file is still
-    /// this one.
+    /// The hub's own name for the content, if the hub gives no SHA-256. A new name means that the hub's file has
+    /// changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) blob: Option<String>,
 }
 
 impl Marker {
-    /// Reads the marker of a directory; an absent or unusable one is an empty one.
+    /// Reads the marker of a directory; an absent or unusable one becomes an empty one.
     pub(crate) fn load(directory: &Path) -> Self {
         let usable = |marker: &Self| {
             marker.version == MARKER_VERSION
@@ -77,13 +77,13 @@ impl Marker {
             .unwrap_or_else(|| Self { version: MARKER_VERSION, ..Self::default() })
     }
 
-    /// The sidecar's text.
+    /// Returns the sidecar's text.
     pub(crate) fn to_json(&self) -> Vec<u8> {
         // Strings, numbers, lists and string-keyed maps always serialize.
         serde_json::to_vec_pretty(self).unwrap_or_default()
     }
 
-    /// The completed pull of that request.
+    /// Returns the completed pull of that request.
     pub(crate) fn pull(&self, request: &str) -> Option<&Pull> {
         self.pulls.iter().find(|pull| pull.request == request)
     }
@@ -94,13 +94,13 @@ impl Marker {
         self.pulls.push(pull);
     }
 
-    /// Forgets a file and every pull that needs it.
+    /// Removes the record of a file, and every pull that needs it.
     pub(crate) fn forget_file(&mut self, name: &str) {
         self.files.remove(name);
         self.pulls.retain(|pull| !pull.files.iter().any(|file| file == name));
     }
 
-    /// Forgets every file that no pull needs; returns their names.
+    /// Removes the record of every file that no pull needs; returns their names.
     pub(crate) fn forget_orphans(&mut self) -> Vec<String> {
         let Self { pulls, files, .. } = self;
         let needed = |name: &String| pulls.iter().any(|pull| pull.files.contains(name));
@@ -109,14 +109,14 @@ impl Marker {
         orphans
     }
 
-    /// Whether all files of a pull are as they were when verified, judged by size and time.
+    /// Whether all files of a pull are unchanged since they were verified, judged by size and time.
     pub(crate) fn is_intact(&self, directory: &Path, pull: &Pull) -> bool {
         pull.files.iter().all(|name| self.files.get(name).is_some_and(|record| record.matches(&directory.join(name))))
     }
 }
 
 impl FileRecord {
-    /// Describes a file that has just been verified to have this sum.
+    /// Returns the record of a file that has just been verified to have this sum.
     pub(crate) fn of(path: &Path, sha256: String, blob: Option<String>) -> Result<Self, HubError> {
         let metadata = fs::metadata(path).map_err(HubError::io("inspect", path))?;
         Ok(Self { bytes: metadata.len(), modified_ns: modified_ns(&metadata), sha256, blob })

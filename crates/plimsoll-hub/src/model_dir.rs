@@ -1,4 +1,4 @@
-//! One directory of the cache: its lock, its marker, its partial files, and the checks before a file is called ready.
+//! One directory of the cache: its lock, its marker, its partial files, and the checks before a file counts as ready.
 //!
 //! All writing happens under the lock. Reading a ready model takes no lock: files appear by rename only.
 
@@ -14,38 +14,38 @@ use crate::names::MARKER_FILE;
 use crate::progress::{Progress, still_wanted};
 use crate::wanted::Wanted;
 
-/// How often is looked whether another process is done.
+/// Time between two attempts to take a lock of another process.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Below it lie the files that are not ready.
+/// Subdirectory of the files that are not ready.
 const PARTIAL_DIRECTORY: &str = ".partial";
 
 /// A directory of the cache that holds one catalogue entry or one repository.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelDir {
     pub(crate) path: PathBuf,
-    /// Outside of the directory and never deleted, so that all processes wait for the same file.
+    /// Path of the lock, outside of the directory. It is never deleted, so that all processes wait for the same file.
     lock_path: PathBuf,
 }
 
-/// Held while a directory is written to; the system releases it when the process ends in whatever way.
+/// A lock on a directory, for writing. The system releases it when the process ends in any way.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl ModelDir {
-    /// Names the directory; creates nothing.
+    /// Returns the directory's handle; creates nothing.
     pub(crate) fn new(path: PathBuf, lock_path: PathBuf) -> Self {
         Self { path, lock_path }
     }
 
-    /// Where a file is kept until it is ready. The tag keeps partial files of different sources apart.
+    /// Returns the path of a file until it is ready. The tag separates partial files of different sources.
     pub(crate) fn partial(&self, name: &str, tag: &str) -> PathBuf {
         self.path.join(PARTIAL_DIRECTORY).join(format!("{name}.{tag}.part"))
     }
 
-    /// An own subdirectory for a helper's temporary files.
+    /// Returns a subdirectory for a helper's temporary files.
     pub(crate) fn scratch(&self, tag: &str) -> PathBuf {
         self.path.join(PARTIAL_DIRECTORY).join(format!("{tag}.tmp"))
     }
@@ -59,7 +59,7 @@ impl ModelDir {
         }
     }
 
-    /// Waits for the lock; says so if another process holds it.
+    /// Waits for the lock; notes it if another process holds it.
     pub(crate) fn lock(&self, name: &str, progress: &mut dyn Progress) -> Result<Lock, HubError> {
         if let Some(lock) = self.try_lock()? {
             return Ok(lock);
@@ -96,19 +96,19 @@ impl ModelDir {
             .map_err(HubError::io("open", &self.lock_path))
     }
 
-    /// The path that answers a request, if all its files are as they were when verified.
+    /// Returns the path that answers a request, if all its files are unchanged since they were verified.
     pub(crate) fn ready(&self, request: &str) -> Option<PathBuf> {
         let marker = Marker::load(&self.path);
         let pull = marker.pull(request)?;
         marker.is_intact(&self.path, pull).then(|| self.answer(&pull.path))
     }
 
-    /// The answer of a pull: the directory, or a file in it.
+    /// Returns the answer of a pull: the directory, or a file in it.
     pub(crate) fn answer(&self, relative: &str) -> PathBuf {
         if relative.is_empty() { self.path.clone() } else { self.path.join(relative) }
     }
 
-    /// Like [`ModelDir::ready`], but files that look different are read again before they are given up. Needs the lock.
+    /// Returns as [`ModelDir::ready`], but reads files again that look different. Needs the lock.
     pub(crate) fn recheck(&self, request: &str, progress: &mut dyn Progress) -> Result<Option<PathBuf>, HubError> {
         let mut marker = Marker::load(&self.path);
         let Some(pull) = marker.pull(request).cloned() else {
@@ -127,8 +127,8 @@ impl ModelDir {
         Ok(Some(self.answer(&pull.path)))
     }
 
-    /// Whether the directory has the wanted file, verified. A file that is there but not as wanted is deleted and
-    /// forgotten. Needs the lock.
+    /// Whether the directory has the wanted file, verified. A file with another size or sum is deleted, and its record
+    /// removed. Needs the lock.
     pub(crate) fn has(
         &self,
         marker: &mut Marker,
@@ -165,7 +165,7 @@ impl ModelDir {
         Ok(false)
     }
 
-    /// Verifies a complete partial file and renames it into place. One that fails is deleted. Needs the lock.
+    /// Verifies a complete partial file and renames it into place. A file that fails is deleted. Needs the lock.
     pub(crate) fn accept(
         &self,
         marker: &mut Marker,
@@ -191,7 +191,7 @@ impl ModelDir {
         self.save(marker)
     }
 
-    /// Records a completed pull and gives its answer. Needs the lock.
+    /// Records a completed pull and returns its answer. Needs the lock.
     pub(crate) fn complete(&self, mut marker: Marker, pull: Pull) -> Result<PathBuf, HubError> {
         let answer = self.answer(&pull.path);
         let whole = pull.path.is_empty();
@@ -205,14 +205,14 @@ impl ModelDir {
         Ok(answer)
     }
 
-    /// Deletes and forgets the files that no recorded pull needs; the marker is still to be saved. A reader that has one open or mapped
-    /// keeps it. Needs the lock.
+    /// Deletes the files that no recorded pull needs, and their records; the caller still has to save the marker. A process that has one
+    /// open or mapped keeps its content. Needs the lock.
     pub(crate) fn remove_orphans(&self, marker: &mut Marker) -> Result<(), HubError> {
-        // Deleted before a marker says so: should we die in between, they are orphans still.
+        // Deleted before a marker says so: if the process dies in between, they are still orphans.
         marker.forget_orphans().iter().try_for_each(|name| remove_if_present(&self.path.join(name)))
     }
 
-    /// Bytes of a wanted file that still have to be written, as far as sizes tell.
+    /// Returns the bytes of a wanted file that still have to be written, judged by sizes.
     pub(crate) fn missing_bytes(&self, wanted: &Wanted<'_>, tag: &str) -> u64 {
         let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
         if size(&self.path.join(wanted.name)) == wanted.bytes {

@@ -1,4 +1,4 @@
-//! What a user may type to mean a model, and how it is read. No network, and no file system beyond "is it there".
+//! The user's text for a model, and its parsing. No network access, and no file system access beyond a check for existence.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use crate::error::{HubError, printable};
 use crate::known::{self, KNOWN};
 use crate::names::{check_file, check_repo, closest};
 
-/// A model, as named by a user.
+/// A model, as the user named it.
 #[derive(Debug)]
 pub enum ModelRef {
     /// A name of the catalogue.
@@ -17,7 +17,7 @@ pub enum ModelRef {
     Hub {
         /// `org/repo`, checked.
         repo: String,
-        /// The one file wanted; without it the repository's checkpoint, or its obvious GGUF file.
+        /// The requested file; without it the repository's checkpoint, or its obvious GGUF file.
         file: Option<String>,
     },
     /// A GGUF file on this machine.
@@ -27,14 +27,14 @@ pub enum ModelRef {
 }
 
 impl ModelRef {
-    /// Reads what the user typed.
+    /// Parses the user's text.
     ///
     /// A catalogue name wins over a file of the same name in the working directory; `./name` means the file.
     ///
     /// # Errors
     ///
     /// [`HubError::UnknownModel`] lists the catalogue and the closest name; [`HubError::NoSuchPath`],
-    /// [`HubError::BadReference`] and [`HubError::UnsafeName`] say what is wrong.
+    /// [`HubError::BadReference`] and [`HubError::UnsafeName`] have the reason.
     pub fn parse(spec: &str) -> Result<Self, HubError> {
         if let Some(entry) = catalogue::find(spec) {
             return Ok(Self::Catalogue(entry));
@@ -76,7 +76,7 @@ impl ModelRef {
         Ok(Self::Hub { repo: repo.to_owned(), file: file.map(str::to_owned) })
     }
 
-    /// The one spelling under which the cache keeps and lists it; a path for local files.
+    /// Returns the one spelling under which the cache stores and lists it; a path for local files.
     #[must_use]
     pub fn canonical_name(&self) -> String {
         match self {
@@ -92,7 +92,7 @@ fn has_gguf_extension(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
-/// The most helpful error for a spec that is no catalogue name and no existing path.
+/// Returns the most helpful error for a text that is no catalogue name and no existing path.
 fn nothing_there(spec: &str) -> HubError {
     let is_path = spec.starts_with(['.', '/', '~']) || has_gguf_extension(Path::new(spec));
     if is_path || spec.contains('/') {

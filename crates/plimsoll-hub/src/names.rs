@@ -1,4 +1,4 @@
-//! Names from outside (users, listings, markers): which are fit to become a path, and how they go into a URL.
+//! Names from outside (users, listings, markers): the check that they are fit for a path, and their form in a URL.
 //!
 //! No file system access here: these are rules about strings.
 
@@ -31,7 +31,7 @@ pub(crate) fn check_repo(repo: &str) -> Result<(), HubError> {
     Ok(())
 }
 
-/// Checks the name of a file inside a repository: relative, below its directory, and none of our own names.
+/// Checks the name of a file inside a repository: relative, below its directory, and none of this crate's own names.
 pub(crate) fn check_file(file: &str) -> Result<(), HubError> {
     let refuse = |why| Err(unsafe_name(file, why));
     if file.is_empty() || file.len() > PATH_BYTES_MAX {
@@ -65,7 +65,7 @@ fn unsafe_name(name: &str, why: &'static str) -> HubError {
     HubError::UnsafeName { name: printable(name), why }
 }
 
-/// A path for a URL: everything but unreserved characters and `/` is percent-encoded.
+/// Returns a path for a URL: everything but unreserved characters and `/` is percent-encoded.
 pub(crate) fn url_path(path: &str) -> String {
     let mut out = String::with_capacity(path.len());
     for byte in path.bytes() {
@@ -78,10 +78,10 @@ pub(crate) fn url_path(path: &str) -> String {
     out
 }
 
-/// The candidate nearest to `name` by edit distance, ignoring case, if it is near enough to be a slip of the hand.
+/// Returns the candidate nearest to `name` by edit distance, ignoring case, if it is near enough to be a typing error.
 pub(crate) fn closest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let name = name.to_lowercase();
-    // The distance costs the product of the lengths; a pasted novel gets no suggestion.
+    // The distance costs the product of the lengths; a very long name gets no suggestion.
     if name.len() > COMPONENT_BYTES_MAX {
         return None;
     }
@@ -98,7 +98,7 @@ pub(crate) fn closest<'a>(name: &str, candidates: impl Iterator<Item = &'a str>)
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein's distance in characters.
+/// Returns Levenshtein's distance in characters.
 fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();

@@ -1,4 +1,4 @@
-//! Reports progress to the user, and tells a pull whether it is cancelled. Nothing else here decides anything.
+//! Progress of a pull: reports to the user, and the check whether the pull is cancelled.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -8,30 +8,30 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::error::HubError;
 use crate::size::human_bytes;
 
-/// Receives what happens during a pull. Stages do not nest: `start`, any number of `advance`, `done`; a `start`
+/// A receiver of a pull's events. Stages do not nest: `start`, any number of `advance`, `done`; a `start`
 /// without a `done` before it begins the stage anew. `note` may come at any time.
 pub trait Progress {
-    /// A stage begins; `total` is its size in bytes where known.
+    /// Begins a stage; `total` is its size in bytes, if known.
     fn start(&mut self, what: &str, total: Option<u64>);
-    /// So many more bytes are done.
+    /// Adds `bytes` bytes to the stage.
     fn advance(&mut self, bytes: u64);
-    /// The stage is over, whether it succeeded or not.
+    /// Ends the stage, whether it succeeded or not.
     fn done(&mut self);
-    /// One line the user should see, such as a source that failed and what is tried instead.
+    /// Reports one line to the user, such as a failed source and the next one.
     fn note(&mut self, line: &str);
-    /// Whether the pull is still wanted. Called between pieces and between tries, and never again once it has returned
+    /// Whether the pull is still needed. Called between pieces and between tries, and never again once it has returned
     /// false.
     fn wanted(&self) -> bool {
         true
     }
 }
 
-/// [`HubError::GivenUp`] once the pull is cancelled.
+/// Returns [`HubError::GivenUp`] once the pull is cancelled.
 pub(crate) fn still_wanted(progress: &dyn Progress) -> Result<(), HubError> {
     if progress.wanted() { Ok(()) } else { Err(HubError::GivenUp) }
 }
 
-/// Says nothing at all.
+/// A receiver that reports nothing.
 #[derive(Debug, Default)]
 pub struct Quiet;
 
@@ -42,7 +42,7 @@ impl Progress for Quiet {
     fn note(&mut self, _line: &str) {}
 }
 
-/// A stage shorter than this is not worth a word.
+/// A shorter stage is not reported.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Writes to stderr: a bar for stages that take longer than a second on a terminal; elsewhere one line for each such
@@ -60,13 +60,13 @@ struct Stage {
     total: Option<u64>,
     bytes: u64,
     since: Instant,
-    /// Whether the user has been told, by a bar or by a line.
+    /// Whether the stage was reported, by a bar or by a line.
     shown: bool,
     bar: Option<ProgressBar>,
 }
 
 impl TerminalProgress {
-    /// A reporter for this process's stderr.
+    /// Returns a reporter for this process's stderr.
     #[must_use]
     pub fn new() -> Self {
         Self { terminal: std::io::stderr().is_terminal(), stage: None }
@@ -117,7 +117,7 @@ impl Progress for TerminalProgress {
     }
 }
 
-/// One line on stderr. A closed stderr is ignored.
+/// Writes one line to stderr. A closed stderr is ignored.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! Which files to fetch from where, in which order, and what to do when that fails.
+//! The choice of files, sources and their order, and the handling of failures.
 //!
 //! The order of every pull: look without a lock; lock; look again, more closely; fetch into partial files; verify;
 //! rename; write the marker. So the second of two processes waits and then finds the first one's files.
@@ -21,10 +21,10 @@ use crate::settings::Settings;
 use crate::wanted::Wanted;
 use crate::wheels;
 
-/// Keeps the hub's partial files apart from those of other sources.
+/// Tag of the hub's partial files; files of other sources have other tags.
 const HUB_TAG: &str = "hub";
 
-/// Like [`resolve`](crate::resolve), for a model and settings already at hand.
+/// Resolves as [`resolve`](crate::resolve), for a parsed model and given settings.
 ///
 /// # Errors
 ///
@@ -50,7 +50,7 @@ pub fn pull(
     }
 }
 
-/// Answers from the cache if possible, else fetches while no other process does.
+/// Answers from the cache if possible, else fetches under the lock.
 fn under_lock(
     directory: &ModelDir,
     request: &str,
@@ -73,8 +73,8 @@ fn under_lock(
     fetched
 }
 
-/// Tries the sources of a catalogue entry in order. What is wrong with one is told and the next is tried; what is
-/// wrong with this machine ends it.
+/// Tries the sources of a catalogue entry in order. An error of a source is reported and the next one is tried; an error
+/// of this machine ends the pull.
 fn pull_entry(
     entry: &Entry,
     directory: &ModelDir,
@@ -88,7 +88,7 @@ fn pull_entry(
         let (request, path) = (entry.name.to_owned(), entry.answer().to_owned());
         directory.complete(marker, Pull { request, path, files, source })
     };
-    // Files without a record: an earlier pull died between its last two steps.
+    // Files without a record: an earlier pull ended between its last two steps.
     if missing(&all, directory, &mut marker, progress)?.is_empty() {
         return finish(marker, "an earlier pull".to_owned());
     }
@@ -96,7 +96,7 @@ fn pull_entry(
     let mut failures = Vec::new();
     let mut sources = entry.sources.iter().peekable();
     while let Some(source) = sources.next() {
-        // What one source had right need not come from the next.
+        // Files that one source delivered are not fetched from the next.
         let wanted = missing(&all, directory, &mut marker, progress)?;
         match entry_from(source, entry, &wanted, directory, &mut marker, settings, progress) {
             Ok(()) => return finish(marker, source.to_string()),
@@ -112,7 +112,7 @@ fn pull_entry(
     Err(HubError::AllSourcesFailed { name: entry.name.to_owned(), failures })
 }
 
-/// Those of the wanted files that are not there.
+/// Returns the wanted files that are missing.
 fn missing<'a>(
     all: &[Wanted<'a>],
     directory: &ModelDir,
@@ -128,7 +128,7 @@ fn missing<'a>(
     Ok(missing)
 }
 
-/// Fetches files of an entry from one source, each accepted as it comes.
+/// Fetches files of an entry from one source, and accepts each as it arrives.
 fn entry_from(
     source: &Source,
     entry: &Entry,
@@ -206,16 +206,16 @@ fn entry_from_hub(
     Ok(partial)
 }
 
-/// The part of a repository that was asked for.
+/// The requested part of a repository.
 struct Wish<'a> {
     repo: &'a str,
-    /// The one file wanted, if it is one.
+    /// The requested file, if it is one.
     file: Option<&'a str>,
     /// The canonical spelling of the two.
     request: &'a str,
 }
 
-/// Pulls what the repository has for this wish.
+/// Pulls the files of a repository that answer this request.
 fn pull_repo(
     wish: &Wish<'_>,
     directory: &ModelDir,
@@ -232,7 +232,7 @@ fn pull_repo(
         let known = KNOWN.iter().find(|known| known.repo == Some(wish.repo));
         let licence = known.map_or_else(String::new, |known| format!(" (licence: {})", known.licence));
         let repo = wish.repo;
-        // Trust on first use: there is no sum but the hub's own.
+        // Trust on first use: the only sum is the hub's own.
         progress.note(&format!("pulling hf:{repo}{licence}; its SHA-256 sums are the hub's own, and are recorded"));
     }
     let mut marker = Marker::load(&directory.path);

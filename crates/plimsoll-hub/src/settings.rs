@@ -1,11 +1,11 @@
-//! What the environment may change about pulling. Values are read here and judged where they are used.
+//! Settings of a pull from the environment. They are read here and checked where they are used.
 
 use std::ffi::OsString;
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How to reach the outside. Build it with [`Settings::from_env`] and change single fields where needed.
+/// Settings of network access. Build them with [`Settings::from_env`] and change single fields where needed.
 #[derive(Clone)]
 pub struct Settings {
     /// The hub's address without a path, from `HF_ENDPOINT`; `https://huggingface.co` if unset.
@@ -17,13 +17,13 @@ pub struct Settings {
     pub root_certificates: Option<PathBuf>,
     /// Commands that may be pip, each a program with leading arguments; the first that works is used.
     pub pip: Vec<Vec<OsString>>,
-    /// How long to wait for a connection. Short, so that an unreachable hub costs little before the next source.
+    /// Timeout of a connection. Short, so that an unreachable hub costs little before the next source.
     pub connect_timeout: Duration,
-    /// How long a server may stay silent before a transfer counts as broken.
+    /// The longest silence of a server before a transfer counts as broken.
     pub read_timeout: Duration,
     /// The pause before the first retry; doubled for each further one.
     pub retry_pause: Duration,
-    /// How long pip may make no visible progress before it is stopped.
+    /// The longest time that pip may run without visible progress before it is stopped.
     pub pip_stall_timeout: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Settings {
         Self::from_variables(|name| std::env::var_os(name))
     }
 
-    /// The same of whatever has variables; an empty one counts as none.
+    /// Reads the settings from `variable`, which returns a variable's value; an empty one counts as none.
     fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Self {
         let text = |name| {
             let value = variable(name)?.into_string().ok()?.trim().to_owned();

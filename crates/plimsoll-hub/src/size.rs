@@ -1,6 +1,6 @@
-//! Sizes for people.
+//! Sizes for display.
 
-/// A size for people: decimal units, one digit after the point.
+/// Returns a size for display: decimal units, one digit after the point.
 pub(crate) fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["kB", "MB", "GB", "TB"];
     if bytes < 1_000 {

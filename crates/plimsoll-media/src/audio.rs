@@ -1,8 +1,8 @@
-//! Sound from strangers: what the header claims is checked first, what comes out is counted all the same.
+//! Audio from clients: the header's claims are checked first, and decoded samples are counted all the same.
 //!
-//! How long an audio clip is decides how many tokens it has, before it is decoded: where a header cannot be relied on, the packets are
-//! counted. The result is one channel at the file's own rate, averaged over channels as the reference's loader does, which
-//! [`resample`](fn@resample) and [`Mel`] make what an encoder reads.
+//! The length of an audio clip decides its number of tokens, before it is decoded. Where a header cannot be relied on, the packets are
+//! counted. The result is one channel at the file's own rate, averaged over channels as the reference's loader does.
+//! [`resample`](fn@resample) and [`Mel`] turn it into an encoder's input.
 
 mod file;
 mod forward;
@@ -31,33 +31,33 @@ use crate::{MediaError, Modality};
 use file::File;
 use forward::Forward;
 
-/// Samples per second that are taken.
+/// Accepted sample rates, in samples per second.
 const RATES: std::ops::RangeInclusive<u32> = 8_000..=192_000;
 /// The most channels.
 const CHANNELS_MAX: usize = 8;
-/// Bytes that tags and images inside a file may take.
+/// Most bytes of tags and images inside a file.
 const TAGS_MAX: usize = 1 << 20;
-/// A file with this many packets in a row that cannot be decoded is given up.
+/// Most packets in a row that cannot be decoded. After them decoding fails.
 const BAD_PACKETS_MAX: usize = 64;
 
-/// Bytes that the code books of a Vorbis header may unpack to.
+/// Most bytes of the unpacked code books of a Vorbis header.
 const CODE_BOOKS_MAX: u64 = 24 << 20;
-/// Bytes of a decoder: code books, tags and packets. A resampler that runs after it takes less.
+/// Bytes of a decoder: code books, tags and packets. A resampler that runs after it takes fewer.
 const DECODER_BYTES: u64 = 40 << 20;
-/// Bytes that a decoder keeps for one code word, about.
+/// Approximate bytes that a decoder takes for one code word.
 const CODE_WORD_BYTES: u64 = 32;
 
 const WHAT: &str = "an audio clip";
 const SUPPORTED: &str = "WAV, FLAC, MP3 and Ogg Vorbis";
 
-/// What an audio clip may be at most.
+/// Limits of an audio clip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioLimits {
     /// Bytes of the file.
     pub file_bytes: u64,
     /// Seconds.
     pub seconds: u64,
-    /// What sets that limit: a flag, or the model.
+    /// The source of that limit: a flag, or the model.
     pub limited_by: &'static str,
 }
 
@@ -68,21 +68,21 @@ impl Default for AudioLimits {
     }
 }
 
-/// What a file says of itself, within the limits.
+/// The properties that a file declares, within the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Samples per second.
     pub rate: u32,
-    /// Channels, which decoding averages.
+    /// Channels; decoding averages them.
     pub channels: usize,
-    /// Samples of one channel, counted packet by packet. Decoding gives as many.
+    /// Samples of one channel, counted packet by packet. Decoding returns as many.
     pub samples: u64,
 }
 
 impl Header {
-    /// The most heap bytes that decoding takes at any instant, the result included.
+    /// Returns the most heap bytes that decoding takes at any instant, the result included.
     pub fn decode_bytes(&self) -> u64 {
-        // The result, and what makes it. The caller holds the file itself.
+        // The result, and the decoder. The caller holds the file itself.
         self.samples * size_of::<f32>() as u64 + DECODER_BYTES
     }
 }
@@ -96,7 +96,7 @@ pub struct AudioClip {
     pub samples: Vec<f32>,
 }
 
-/// Reads the header of an audio clip, counts its packets, and refuses it where it is over a limit. Decodes nothing.
+/// Reads the header of an audio clip and counts its packets. Refuses a clip over a limit. Decodes nothing.
 pub fn probe(bytes: &[u8], limits: &AudioLimits) -> Result<Header, MediaError> {
     over(bytes.len() as u64, limits.file_bytes, "bytes", "--max-audio-bytes")?;
     contained(WHAT, || count(open(File::new(bytes)?, limits)?, limits))
@@ -115,7 +115,7 @@ struct Opened<'a> {
     parameters: AudioCodecParameters,
     rate: u32,
     channels: usize,
-    /// Samples that it says it has, where that is exact.
+    /// Samples that the file declares, if that number is exact.
     exact: Option<u64>,
     /// Seconds of a unit of time.
     unit: TimeBase,
@@ -139,7 +139,7 @@ fn open<'a>(file: File<impl AsRef<[u8]> + Send + Sync + 'a>, limits: &AudioLimit
     Ok(Opened { format, track: id, parameters, rate, channels, exact, unit })
 }
 
-/// How long an audio clip is, by its packets.
+/// Counts the samples of an audio clip by its packets.
 fn count(opened: Opened<'_>, limits: &AudioLimits) -> Result<Header, MediaError> {
     let Opened { mut format, track, rate, channels, exact, unit, .. } = opened;
     let (mut units, mut samples) = (0_u64, 0);
@@ -159,13 +159,13 @@ fn count(opened: Opened<'_>, limits: &AudioLimits) -> Result<Header, MediaError>
     Ok(Header { rate, channels, samples })
 }
 
-/// Samples in so many units of time.
+/// Returns the samples in `units` units of time.
 fn samples_of(units: u64, unit: TimeBase, rate: u32) -> u64 {
     let parts = u128::from(units) * u128::from(unit.numer.get()) * u128::from(rate);
     u64::try_from(parts / u128::from(unit.denom.get())).unwrap_or(u64::MAX)
 }
 
-/// As many samples as were counted.
+/// Decodes `count` samples.
 fn decode_opened(opened: Opened<'_>, count: u64, stop: &AtomicBool) -> Result<AudioClip, MediaError> {
     let rate = opened.rate;
     let mut forward = Forward::new(opened, count)?;
@@ -179,8 +179,8 @@ fn check_wanted(stop: &AtomicBool) -> Result<(), MediaError> {
     if stop.load(Ordering::Relaxed) { Err(MediaError::Abandoned) } else { Ok(()) }
 }
 
-/// Appends a packet's samples, each between -1 and 1; false where it cannot be decoded. A change of rate or channels is an error,
-/// and so is what is no number.
+/// Appends a packet's samples, each between -1 and 1; false if it cannot be decoded. A change of rate or channels is an error,
+/// and so is a non-finite sample.
 fn decode_packet(
     decoder: &mut dyn AudioDecoder,
     packet: &symphonia::core::packet::Packet,

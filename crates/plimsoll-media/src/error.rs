@@ -3,41 +3,41 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Everything that can be wrong with a medium, its processor's configuration, or the running of an encoder.
+/// Any error of a medium, its processor's configuration, or the run of an encoder.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MediaError {
-    /// The item is larger than what was planned and tested (I6).
+    /// The item is larger than the planned and tested size (I6).
     #[error("{what} has {asked} {unit}; the limit is {limit} ({flag})")]
     OverLimit {
         /// The item, as a noun with its article.
         what: &'static str,
-        /// What it has.
+        /// Its size.
         asked: u64,
-        /// What is allowed.
+        /// The limit.
         limit: u64,
-        /// What is counted.
+        /// The unit of both.
         unit: &'static str,
-        /// The flag that sets the limit, or the configuration key it comes from.
+        /// The flag that sets the limit, or its configuration key.
         flag: &'static str,
     },
-    /// The bytes are not what they claim to be.
+    /// The bytes do not have the format that they declare.
     #[error("{what} cannot be read: {why}")]
     Malformed {
         /// The item, as a noun with its article.
         what: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// The file has no audio, which the request needs.
     #[error("the file has no audio track")]
     NoAudioTrack,
-    /// The bytes are in a format that is not decoded here.
+    /// The bytes are in a format that this server does not decode.
     #[error("{what} is in a format that is not supported; supported are {supported}")]
     Unsupported {
         /// The item, as a noun with its article.
         what: &'static str,
-        /// The formats that work.
+        /// The supported formats.
         supported: &'static str,
     },
     /// The processor's configuration lacks a value or has an impossible one.
@@ -45,58 +45,58 @@ pub enum MediaError {
     BadConfig {
         /// The key.
         key: &'static str,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// There is no room for encoder outputs now: what is held is in use. Worth another try later.
+    /// There is no room for encoder outputs now: all of it is in use. A later try may succeed.
     #[error("the encoder outputs have {free} of {total} pages free and {asked} are needed; the rest is in use")]
     OutputsBusy {
-        /// Pages asked for.
+        /// Pages requested.
         asked: u64,
         /// Pages that are free or can be freed now.
         free: u64,
-        /// Pages there are.
+        /// All pages.
         total: u64,
     },
-    /// There are no host bytes to prepare a medium with now. Worth another try later.
+    /// There are no free host bytes to prepare a medium now. A later try may succeed.
     #[error("all but {} of {total} bytes for media on the host are in use and {asked} are needed; try again later", total - used)]
     StagingBusy {
-        /// Bytes asked for.
+        /// Bytes requested.
         asked: u64,
         /// Bytes in use.
         used: u64,
-        /// Bytes there are (`--media-bytes`).
+        /// All bytes (`--media-bytes`).
         total: u64,
     },
-    /// Planned memory could not be had; start-up must not go on.
+    /// Planned memory could not be allocated; start-up must end.
     #[error("the system refused {bytes} bytes for {what}; reduce {flag}")]
     OutOfMemory {
-        /// What it was for.
+        /// The component that the memory was for.
         what: &'static str,
-        /// All of it.
+        /// Bytes of it.
         bytes: u64,
-        /// The flag that makes it smaller.
+        /// The flag that reduces it.
         flag: &'static str,
     },
     /// The encoder failed on this item, run alone.
     #[error("the encoder failed on this item: {0}")]
     Encoder(String),
-    /// The encoder does not survive its own worst case; start-up must not go on.
+    /// The encoder fails on its own worst case; start-up must end.
     #[error("the worst case of {batch} × {modality} does not run: {why}; reduce --visual-infer-batch-size")]
     WorstCaseFailed {
         /// Items in the batch of the self-test.
         batch: usize,
-        /// Which worst case.
+        /// The kind of the worst case.
         modality: &'static str,
-        /// The encoder's words.
+        /// The encoder's message.
         why: String,
     },
-    /// An external decoder could not be started or limited; the item was not looked at.
+    /// An external decoder could not be started or limited; the item was not read.
     #[error("{program} cannot be run: {why}")]
     Decoder {
         /// The program.
         program: String,
-        /// What the system says.
+        /// The system's message.
         why: String,
     },
     /// The request has ended.
@@ -107,7 +107,7 @@ pub enum MediaError {
     Closed,
 }
 
-/// Runs foreign decoders: a panic in one is an error of the item, like any other (I7).
+/// Runs foreign decoders: a panic in one becomes an error of the item, like any other (I7).
 pub(crate) fn contained<T>(what: &'static str, work: impl FnOnce() -> Result<T, MediaError>) -> Result<T, MediaError> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let why = format!("its decoder failed: {}", panic_words(&*panic));
@@ -115,14 +115,14 @@ pub(crate) fn contained<T>(what: &'static str, work: impl FnOnce() -> Result<T, 
     })
 }
 
-/// The words of a panic.
+/// Returns the message of a panic.
 pub(crate) fn panic_words(panic: &(dyn Any + Send)) -> String {
     let words = panic.downcast_ref::<&str>().map(|words| (*words).to_owned());
     words.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic without words".to_owned())
 }
 
 impl MediaError {
-    /// True where the request is at fault (a 4xx), false where the server is.
+    /// Whether the request is at fault (a 4xx); false if the server is.
     pub fn is_the_clients(&self) -> bool {
         matches!(self, Self::OverLimit { .. } | Self::Malformed { .. } | Self::NoAudioTrack | Self::Unsupported { .. })
     }

@@ -1,4 +1,4 @@
-//! The name of a medium's content: SHA-256 over all of it and over how it is processed.
+//! The name of a medium's content: SHA-256 over all its bytes and its processing.
 //!
 //! A prefix of the bytes, their length or a placeholder id is never a key: two users' images would share one.
 
@@ -8,12 +8,12 @@ use sha2::{Digest, Sha256};
 
 use crate::Modality;
 
-/// Identifies content together with its processing.
+/// The identity of content together with its processing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContentKey([u8; 32]);
 
 impl ContentKey {
-    /// The key of `content` of this kind, processed as `parameters` say (any canonical spelling of them).
+    /// Returns the key of `content` of this kind with this processing (any canonical spelling of it).
     pub fn of(modality: Modality, parameters: &str, content: &[u8]) -> Self {
         let mut hash = Sha256::new();
         // Lengths go in first, so that no content can imitate another's parameters.
@@ -25,7 +25,7 @@ impl ContentKey {
         Self(hash.finalize().into())
     }
 
-    /// The bytes, for a longer key that this one is part of.
+    /// Returns the bytes, for a longer key that this one is part of.
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

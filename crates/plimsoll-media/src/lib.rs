@@ -1,9 +1,16 @@
-//! Media before the model: how large an item becomes, what the worst of them costs, and how many may run at once.
+//! Media before the model: the sizes of items, the cost of the largest ones, and the number that may run at once.
 //!
-//! The rooms: [`geometry`] (token counts, equal to the Hugging Face processors', and the largest legal items), [`permits`] (how much
-//! encoder work may exist at once), [`outputs`] (what encoders have made), [`staging`] (host bytes), [`image`](mod@image) and [`audio`]
-//! (decoding foreign bytes under limits), [`ffmpeg`] (the same by an external program). **Architecture invariant:** this crate knows no engine, device or HTTP. What is
-//! larger than its limit is refused before it is decoded, with the limit and the flag that sets it.
+//! | modules | task |
+//! | --- | --- |
+//! | [`geometry`] | token counts, equal to the Hugging Face processors', and the largest legal items |
+//! | [`permits`] | limits of encoder work at once |
+//! | [`outputs`] | the pool of encoder outputs |
+//! | [`staging`] | host bytes |
+//! | [`image`](mod@image), [`audio`] | decoding of foreign bytes under limits |
+//! | [`ffmpeg`] | decoding by an external program |
+//!
+//! **Architecture invariant:** this crate is independent of engine, device and HTTP. An item over a limit
+//! is refused before it is decoded, with the limit and the flag that sets it.
 
 #![forbid(unsafe_code)]
 

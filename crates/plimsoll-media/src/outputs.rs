@@ -1,8 +1,8 @@
-//! Encoder outputs: embeddings on their way into prefill, and a cache of those that came before.
+//! Encoder outputs: embeddings that wait for prefill, and a cache of earlier ones.
 //!
-//! Pages of equal size are allocated once and move between the free list and the entries, so the pool's bytes never
+//! Pages of equal size are allocated once and move between the free list and the entries. So the pool's bytes never
 //! change and nothing fragments. A request claims the outputs of all its items at once or none of them: a pool full of
-//! half-served requests would wait for itself. Unused entries stay until their pages are needed, the oldest going first.
+//! half-served requests would wait for itself. Unused entries stay until their pages are needed; the oldest is evicted first.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -53,17 +53,17 @@ struct Entry {
 pub struct OutputStats {
     /// Bytes of all pages; constant.
     pub bytes: u64,
-    /// Pages there are.
+    /// All pages.
     pub pages: usize,
-    /// Pages that hold nothing.
+    /// Free pages.
     pub pages_free: usize,
-    /// Pages of idle entries, which are freed as soon as they are needed.
+    /// Pages of idle entries, which are freed when they are needed.
     pub pages_idle: usize,
-    /// Entries that can be found.
+    /// Entries that a claim can find.
     pub entries: usize,
-    /// Claims that were answered from the pool.
+    /// Claims that found an entry in the pool.
     pub hits: u64,
-    /// Entries that were dropped for their pages.
+    /// Entries that were evicted for their pages.
     pub evictions: u64,
 }
 
@@ -74,18 +74,18 @@ impl OutputStats {
     }
 }
 
-/// What a claim yields for one item.
+/// The result of a claim for one item.
 #[derive(Debug)]
 pub enum Claim {
-    /// It has been encoded before.
+    /// The outputs, if the item was encoded before.
     Ready(Pinned),
-    /// Room for it, to be filled.
+    /// Room for the outputs, to be filled.
     Vacant(Vacant),
 }
 
 impl OutputPool {
-    /// A pool of `pages` pages, each `page_rows` rows of `width` values. All memory is taken and touched here; what is not
-    /// written is no number.
+    /// Returns a pool of `pages` pages, each `page_rows` rows of `width` values. All memory is allocated and touched here; values that
+    /// are not written yet are NaN.
     ///
     /// # Errors
     /// [`MediaError::OutOfMemory`].
@@ -104,7 +104,7 @@ impl OutputPool {
             page.resize(width * page_rows, f32::NAN);
             free.push(page.into_boxed_slice());
         }
-        // No entry is without a page.
+        // Every entry has at least one page.
         let mut cached = HashMap::new();
         cached.try_reserve(pages).map_err(refused)?;
         let state = Mutex::new(State { free, cached, ..State::default() });
@@ -138,7 +138,7 @@ impl OutputPool {
 
     /// Claims the outputs of all of a request's items (key and rows), or none.
     ///
-    /// Equal keys of one request share an entry only when it is there already. Never waits.
+    /// Equal keys of one request share an entry only if it exists already. Never waits.
     pub fn claim(&self, items: &[(ContentKey, usize)]) -> Result<Vec<Claim>, MediaError> {
         self.check(items.iter().map(|&(_, rows)| rows))?;
         let mut state = self.lock();
@@ -147,7 +147,7 @@ impl OutputPool {
         let pages: usize = missing.map(|(&(_, rows), _)| self.pages_of(rows)).sum();
         let busy = state.make_room(pages).err();
         if let Some(free) = busy {
-            // Pins give back under the lock.
+            // Dropped pins take the lock to return their pages.
             drop(state);
             drop(found);
             let total = self.0.pages_total as u64;
@@ -165,7 +165,7 @@ impl OutputPool {
         Ok(claims.collect())
     }
 
-    /// The outputs of an item, to copy them. This counts neither as a hit nor as a use.
+    /// Returns the outputs of an item, to copy them. This counts neither as a hit nor as a use.
     pub fn look(&self, key: &ContentKey) -> Option<Pinned> {
         let mut state = self.lock();
         let cached = state.cached.get(key)?;
@@ -174,7 +174,7 @@ impl OutputPool {
         Some(Pinned { pool: self.clone(), entry: Some(entry) })
     }
 
-    /// Forgets every entry. Those in use live until their users let go.
+    /// Removes every entry. The pages of entries in use stay until their users drop them.
     pub fn clear(&self) {
         let mut state = self.lock();
         let State { cached, free, idle, .. } = &mut *state;
@@ -186,8 +186,8 @@ impl OutputPool {
         *idle = 0;
     }
 
-    /// Gives the memory back: entries are forgotten and free pages freed. Nothing can be claimed any more; what is in use is freed
-    /// by [`Self::retire`] only once its users let go, so it is called after them.
+    /// Frees the memory: removes entries and frees free pages. No claim succeeds any more. Pages in use are freed only by a call
+    /// after their users have dropped them.
     pub fn retire(&self) {
         self.clear();
         self.lock().free = Vec::new();
@@ -222,7 +222,7 @@ impl OutputPool {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing in here calls foreign code under the lock, so a poisoned lock holds an audio clip state.
+        // Nothing in here calls foreign code under the lock, so a poisoned lock holds a sound state.
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -234,7 +234,7 @@ impl Cached {
 }
 
 impl State {
-    /// Drops unused entries, oldest first, until `pages` are free. `Err` holds what could be had, and nothing is dropped.
+    /// Evicts unused entries, oldest first, until `pages` are free. `Err` has the pages that could be freed; then nothing is evicted.
     fn make_room(&mut self, pages: usize) -> Result<(), usize> {
         if self.free.len() + self.idle < pages {
             return Err(self.free.len() + self.idle);
@@ -253,7 +253,7 @@ impl State {
         Ok(())
     }
 
-    /// Lets go of one owner of an entry; the last one's pages become free. Where the map is the last, they are idle.
+    /// Removes one owner of an entry. With the last owner its pages become free; if only the map is left, they are idle.
     fn release(&mut self, entry: Arc<Entry>) {
         let (key, pages, this) = (entry.key, entry.pages.len(), Arc::as_ptr(&entry));
         match Arc::into_inner(entry) {
@@ -268,7 +268,7 @@ impl State {
     }
 }
 
-/// Room for one item's outputs. Dropped unfilled, its pages are free again.
+/// Room for one item's outputs. If it is dropped unfilled, its pages are free again.
 #[derive(Debug)]
 pub struct Vacant {
     pool: OutputPool,
@@ -277,12 +277,12 @@ pub struct Vacant {
 }
 
 impl Vacant {
-    /// Rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.entry.as_ref().map_or(0, |entry| entry.rows)
     }
 
-    /// One row, to be written.
+    /// Returns one row, to write it.
     pub fn row_mut(&mut self, row: usize) -> &mut [f32] {
         let (width, page_rows) = (self.pool.0.width, self.pool.0.page_rows);
         let entry = self.entry.as_mut().expect("a vacant place has its pages until it is consumed");
@@ -290,7 +290,7 @@ impl Vacant {
         &mut entry.pages[row / page_rows][row % page_rows * width..][..width]
     }
 
-    /// The entry that another request has filled in under the same key since the claim, if there is one. This place is
+    /// Returns the entry that another request has filled in under the same key since the claim, if there is one. This room is
     /// then not needed.
     pub fn filled_meanwhile(self) -> Result<Pinned, Vacant> {
         let key = self.entry.as_ref().map(|entry| entry.key);
@@ -298,7 +298,7 @@ impl Vacant {
         pinned.ok_or(self)
     }
 
-    /// The rows are written: from now on the key finds them.
+    /// Enters the written rows into the pool: from now on claims of the key find them.
     pub fn fill(mut self) -> Pinned {
         let entry = Arc::new(self.entry.take().expect("a vacant place has its pages until it is consumed"));
         let mut state = self.pool.lock();
@@ -333,12 +333,12 @@ pub struct Pinned {
 }
 
 impl Pinned {
-    /// Rows there are.
+    /// Returns the number of rows.
     pub fn rows(&self) -> usize {
         self.entry.as_ref().map_or(0, |entry| entry.rows)
     }
 
-    /// One row.
+    /// Returns one row.
     pub fn row(&self, row: usize) -> &[f32] {
         let (width, page_rows) = (self.pool.0.width, self.pool.0.page_rows);
         let entry = self.entry.as_ref().expect("a pin has its entry until it is dropped");
@@ -346,12 +346,12 @@ impl Pinned {
         &entry.pages[row / page_rows][row % page_rows * width..][..width]
     }
 
-    /// Values of a row.
+    /// Returns the values of a row.
     pub fn width(&self) -> usize {
         self.pool.0.width
     }
 
-    /// Up to `most` rows from `first` on: as many as lie together.
+    /// Returns up to `most` rows from `first` on, as many as are contiguous.
     pub fn rows_from(&self, first: usize, most: usize) -> &[f32] {
         let (width, page_rows) = (self.pool.0.width, self.pool.0.page_rows);
         let entry = self.entry.as_ref().expect("a pin has its entry until it is dropped");

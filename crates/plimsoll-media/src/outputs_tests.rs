@@ -41,7 +41,7 @@ fn what_was_filled_is_found_and_the_oldest_unused_goes_first() {
     let Claim::Ready(one) = pool.claim(&[(key(1), 5)]).unwrap().pop().unwrap() else { panic!("1 is cached") };
     holds(&one, 1);
     drop(one);
-    // A look is no use.
+    // `look` is no use of the entry.
     let (two, none) = (pool.look(&key(2)).unwrap(), pool.look(&key(9)));
     holds(&two, 2);
     assert_eq!((pool.stats().pages_idle, none.is_none()), (2, true));
@@ -154,7 +154,7 @@ fn two_requests_that_encode_the_same_content_share_it_or_keep_their_own() {
     let shared = second.filled_meanwhile().unwrap();
     assert_eq!(pool.stats().pages_free, 3);
     assert_eq!(first.row(0).as_ptr(), shared.row(0).as_ptr());
-    // A second fill under the key replaces the first without taking it from its users.
+    // A second fill under the key replaces the first, but its users keep it.
     let own = vacant(pool.claim(&[(key(9), 4)]).unwrap().pop().unwrap());
     drop((first, own));
     assert_eq!(shared.row(3), [0.5; WIDTH]);

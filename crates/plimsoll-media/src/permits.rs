@@ -1,4 +1,4 @@
-//! Permits: how much encoder work may exist at once, in bytes and in count.
+//! Permits: the limits of encoder work at once, in bytes and in count.
 //!
 //! The first permit of a batch may wait; growing a batch never does, because a batcher that waits while it holds
 //! permits may wait for itself. Waiters are served in order and no batch grows past them, so small items do not starve
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::MediaError;
 
-/// The most encoder work that may exist at once: what the self-test has run.
+/// The most encoder work at once: the amount that the self-test has run.
 #[derive(Debug)]
 pub struct Permits {
     count_limit: usize,
@@ -19,7 +19,7 @@ pub struct Permits {
     changed: Condvar,
 }
 
-/// Work in progress now and at most so far.
+/// Current and peak work in progress.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InUse {
     /// Items.
@@ -32,7 +32,7 @@ pub struct InUse {
     pub bytes_peak: u64,
 }
 
-/// The bookkeeping, free of locks and clocks, so that a test can walk every state of it.
+/// The bookkeeping, without locks and clocks, so that a test can walk every state of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Book {
     used: InUse,
@@ -54,7 +54,7 @@ impl Book {
         true
     }
 
-    /// Growth: only what fits now, and never past a waiter.
+    /// Grows a batch: only if it fits now, and never past a waiter.
     fn try_grow(&mut self, bytes: u64, limits: (usize, u64)) -> bool {
         !self.closed && self.waiting.is_empty() && self.take_if_fits(bytes, limits)
     }
@@ -66,7 +66,7 @@ impl Book {
         ticket
     }
 
-    /// The first in line takes what it came for, if that fits.
+    /// Takes the permit of the first waiter, if it fits.
     fn poll(&mut self, ticket: u64, bytes: u64, limits: (usize, u64)) -> bool {
         let served = self.waiting.front() == Some(&ticket) && self.take_if_fits(bytes, limits);
         if served {
@@ -87,21 +87,21 @@ impl Book {
 }
 
 impl Permits {
-    /// Permits for `count_limit` items that together take `bytes_limit` bytes.
+    /// Returns permits for `count_limit` items that together take `bytes_limit` bytes.
     pub fn new(count_limit: usize, bytes_limit: u64) -> Arc<Self> {
         Arc::new(Self { count_limit, bytes_limit, book: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Takes the first permit of a batch; waits for it at most until `deadline`, for ever without one.
+    /// Takes the first permit of a batch. Waits for it at most until `deadline`, for ever without one.
     ///
-    /// `Ok(None)` is a deadline that has passed. Errors: an item that can never fit, or a stage that closes.
+    /// `Ok(None)`: the deadline has passed. Errors: an item that can never fit, or a stage that closes.
     pub fn first(self: &Arc<Self>, bytes: u64, deadline: Option<Instant>) -> Result<Option<Grant>, MediaError> {
         self.check(bytes)?;
         let mut book = self.lock();
         let ticket = book.queue();
         while !book.closed {
             if book.poll(ticket, bytes, self.limits()) {
-                // The next in line may fit as well.
+                // The next waiter may fit as well.
                 self.changed.notify_all();
                 return Ok(Some(Grant { permits: Arc::clone(self), count: 1, bytes }));
             }
@@ -135,29 +135,29 @@ impl Permits {
         })
     }
 
-    /// Ends every wait with an error, now and later. What is held goes back as usual.
+    /// Ends every wait with an error, now and later. Held permits return as usual.
     pub fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// What is in use.
+    /// Returns the work in progress.
     pub fn in_use(&self) -> InUse {
         self.lock().used
     }
 
-    /// The limits: items and bytes.
+    /// Returns the limits: items and bytes.
     pub fn limits(&self) -> (usize, u64) {
         (self.count_limit, self.bytes_limit)
     }
 
     fn lock(&self) -> MutexGuard<'_, Book> {
-        // No method leaves the book half written, so a poisoned lock holds an audio clip book.
+        // No method leaves the book half written, so a poisoned lock holds a sound book.
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Permits held by one batch. They go back when it is dropped.
+/// Permits held by one batch. They return when it is dropped.
 #[derive(Debug)]
 pub struct Grant {
     permits: Arc<Permits>,
@@ -176,7 +176,7 @@ impl Grant {
         grown
     }
 
-    /// Items and bytes held.
+    /// Returns the items and bytes held.
     pub fn held(&self) -> (usize, u64) {
         (self.count, self.bytes)
     }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a client of the model below is doing.
+/// The state of a client in the model below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Client {
     Idle,
@@ -15,7 +15,7 @@ enum Client {
     Done,
 }
 
-/// A book with four clients, each of which takes a first permit, grows once or not, and gives back or gives up.
+/// A book with four clients. Each takes a first permit, grows once or not, and returns its permits or stops waiting.
 #[derive(Clone)]
 struct Model {
     book: Book,
@@ -37,7 +37,7 @@ impl Model {
         (waiting, clients, self.book.used.count, self.book.used.bytes)
     }
 
-    /// Every state that one action of one client leads to.
+    /// Returns every state that one action of one client leads to.
     fn next(&self) -> Vec<Model> {
         let mut states = Vec::new();
         for (who, &(first, more)) in SIZES.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What an encoder sees of an item before it sees the item: how many rows in how many sequences.
+//! The size of an encoder's input, before the item is decoded: rows and sequences.
 
 /// The kinds of media.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -7,15 +7,15 @@ pub enum Modality {
     Image,
     /// A list of frames.
     Video,
-    /// Sound.
+    /// Audio.
     Audio,
 }
 
 impl Modality {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Modality; 3] = [Modality::Image, Modality::Video, Modality::Audio];
 
-    /// The word for it.
+    /// Returns the kind's name.
     pub fn name(self) -> &'static str {
         match self {
             Modality::Image => "image",
@@ -24,7 +24,7 @@ impl Modality {
         }
     }
 
-    /// The word with its article, for messages.
+    /// Returns the name with its article, for messages.
     pub fn noun(self) -> &'static str {
         match self {
             Modality::Image => "an image",
@@ -33,7 +33,7 @@ impl Modality {
         }
     }
 
-    /// The flag that bounds one item of this kind.
+    /// Returns the flag that bounds one item of this kind.
     pub fn flag(self) -> &'static str {
         match self {
             Modality::Image => "--max-image-pixels",
@@ -70,17 +70,17 @@ impl std::fmt::Display for Size {
     }
 }
 
-/// One item as the encoder's memory sees it. The cost of an item must never fall when one of these grows.
+/// The size of one item in the encoder's memory. The cost of an item must never fall when a field grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// The kind of medium.
     pub modality: Modality,
     /// Rows of the encoder's activations: patches, or audio frames after the convolutions.
     pub rows: u64,
-    /// Attention sequences the rows fall into: frames, tiles, or windows.
+    /// Attention sequences that the rows are divided into: frames, tiles, or windows.
     pub sequences: u64,
-    /// Rows of the longest attention sequence that any layer sees.
+    /// Rows of the longest attention sequence of any layer.
     pub longest: u64,
-    /// Placeholder tokens in the prompt, which is also the number of embeddings that come out (A32).
+    /// Placeholder tokens in the prompt, which is also the number of output embeddings (A32).
     pub tokens: u64,
 }

@@ -1,7 +1,7 @@
-//! Host bytes of media on their way: what decoding takes, and resized pixels until their request has ended.
+//! Host bytes of media in preparation: those of decoding, and resized pixels until their request has ended.
 //!
-//! One budget for all requests, planned as a line of its own. Reserving never waits: if the budget is full, the client
-//! is told to try again. Reserved bytes return on drop, on every path.
+//! One budget for all requests, planned as a component of its own. Reserving never waits: if the budget is full, the client
+//! gets an error that allows another try. Reserved bytes return on drop, on every path.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::MediaError;
 
-/// The budget.
+/// The budget of host bytes.
 #[derive(Clone, Debug)]
 pub struct Staging(Arc<Inner>);
 
@@ -39,19 +39,19 @@ impl Inner {
 }
 
 impl Staging {
-    /// A budget of `limit` bytes, all of them free.
+    /// Returns a budget of `limit` bytes, all of them free.
     pub fn new(limit: u64) -> Self {
         let (used, peak) = (AtomicU64::new(0), AtomicU64::new(0));
         Self(Arc::new(Inner { limit, used, peak, freed: OnceLock::new() }))
     }
 
-    /// Sets the function that is called whenever bytes are given back, on the thread that gives them back. It must not
+    /// Sets the function that is called whenever bytes are returned, on the thread that returns them. It must not
     /// wait. False if one is already set.
     pub fn when_freed(&self, freed: impl Fn() + Send + Sync + 'static) -> bool {
         self.0.freed.set(Box::new(freed)).is_ok()
     }
 
-    /// Reserves `bytes`. More than the budget is the request's error; more than are free is
+    /// Reserves `bytes`. More than the budget is the request's error; more than the free bytes is
     /// [`MediaError::StagingBusy`].
     pub fn reserve(&self, bytes: u64) -> Result<Staged, MediaError> {
         let Inner { limit, used, peak, .. } = &*self.0;
@@ -74,17 +74,17 @@ impl Staging {
         }
     }
 
-    /// Bytes there are.
+    /// Returns the budget in bytes.
     pub fn limit(&self) -> u64 {
         self.0.limit
     }
 
-    /// Bytes that are reserved now.
+    /// Returns the bytes that are reserved now.
     pub fn used(&self) -> u64 {
         self.0.used.load(Acquire)
     }
 
-    /// The most that were at any instant.
+    /// Returns the most reserved bytes at any instant.
     pub fn peak(&self) -> u64 {
         self.0.peak.load(Acquire)
     }
@@ -98,7 +98,7 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// Takes `bytes` of it, or all there are, out of it, to go back on their own.
+    /// Splits off `bytes` bytes, or all if there are fewer. They return on their own.
     #[must_use]
     pub fn split(&mut self, bytes: u64) -> Self {
         let bytes = bytes.min(self.bytes);
@@ -106,7 +106,7 @@ impl Staged {
         Self { staging: self.staging.clone(), bytes }
     }
 
-    /// Bytes that are reserved.
+    /// Returns the reserved bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

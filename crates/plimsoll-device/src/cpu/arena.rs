@@ -1,7 +1,7 @@
-//! The workspace as many threads see it: rows by number, each written by one task at a time.
+//! The workspace as threads share it: rows by number, each written by one task at a time.
 //!
-//! The borrow checker cannot follow rows that tasks divide among themselves; this is the one place where that is a promise instead,
-//! and every caller says in a SAFETY line why it keeps it.
+//! The borrow checker cannot follow rows that tasks divide among themselves. This is the one place where a promise replaces it:
+//! every caller says in a SAFETY line why it keeps the promise.
 
 use plimsoll_memory::Region;
 
@@ -11,9 +11,9 @@ use crate::device::Buf;
 #[derive(Clone, Copy)]
 pub(super) struct Arena {
     base: *mut u8,
-    /// Bytes in which matrices lie.
+    /// Bytes of the part that holds matrices.
     len: usize,
-    /// Floats of each thread's scratch, which follows.
+    /// Floats of each thread's scratch, behind the matrices.
     scratch: usize,
 }
 
@@ -98,7 +98,7 @@ impl Arena {
         }
     }
 
-    /// `len` floats from `offset` of all threads' scratch taken as one.
+    /// Returns `len` floats from `offset` of the scratch of all threads, taken as one piece.
     ///
     /// # Safety
     /// They are within it, the region outlives the slice, and no other slice of these floats is alive.

@@ -1,9 +1,9 @@
-//! Attention on all cores: one task is a few rows for one key/value head and the query heads it serves: of one sequence, or of
-//! neighbours that begin alike, so that what they have in common is loaded once.
+//! Attention on all cores. One task is a few rows for one key/value head and its query heads. The rows are of one sequence, or of
+//! neighbours with a common prefix, so that the prefix is loaded once.
 //!
 //! A few long units would keep some threads busy while others wait. A task is then one *split* of such a unit.
-//! Positions are cut at absolute places, the same ones for every number of threads. Partial results are joined in the
-//! order in which one task joins them. No bit of the result depends on which way was taken.
+//! Positions are cut at absolute places, the same ones for every number of threads. One task joins the partial results, always
+//! in the same order. No bit of the result depends on the way that was taken.
 
 use std::ops::Range;
 
@@ -19,20 +19,20 @@ use tasks::{ROWS_MAX, Share, Tasks, UNITS_PER_THREAD, task_rows};
 
 mod tasks;
 
-/// With fewer rows than this another thread's help is not worth calling it.
+/// Below this number of rows, waking another thread costs more than it saves.
 const FEW_ROWS: usize = 3;
 
-/// What each row of a task sees.
+/// The positions that each row of a task attends to.
 type Spans = ArrayVec<Span, ROWS_MAX>;
 
-/// Floats of scratch one thread needs for tasks over heads of `layout`, `group` query heads each; `bf16`: rounded ones too.
+/// Floats of scratch that one thread needs for heads of `layout` with `group` query heads each. `bf16`: some tasks compute in bfloat16.
 pub(super) fn scratch_floats(layout: &KvLayout, group: usize, bf16: bool) -> usize {
-    // Rounded tasks have more rows, and need more for each: all others fit there too.
+    // A bf16 task has more rows, and needs more scratch for each. All other tasks fit there too.
     kernels::attend_scratch_len(layout, bf16, task_rows(bf16, group), group)
 }
 
 impl CpuDevice {
-    /// One layer of the cache.
+    /// Returns the place of one layer in the KV cache.
     pub(super) fn cached(&mut self, layer: usize) -> Place {
         let CachedLayer { group, offset, layout, .. } = self.memory.shape.layers()[layer];
         let bytes = self.memory.bytes_of(group);
@@ -42,7 +42,7 @@ impl CpuDevice {
         Place { base, len, stride, layout, group, causal: true }
     }
 
-    /// So many pages of heads of `layout` at byte `offset` of the workspace.
+    /// Returns the place of `pages` pages for heads of `layout`, at byte `offset` of the workspace.
     pub(super) fn in_workspace(&mut self, offset: usize, pages: usize, layout: KvLayout) -> Place {
         let stride = layout.bytes_per_page().next_multiple_of(64);
         let len = pages * stride;
@@ -52,9 +52,8 @@ impl CpuDevice {
         Place { base, len, stride, layout, group: KvGroup::Whole, causal: false }
     }
 
-    /// Writes every row's keys and values to its place, and before that makes them and the queries ready, if it is said how. Tasks divide
-    /// the pages among themselves by number, or, where rows are few, heads of pages, so that no two write one place, even if sequences
-    /// should share a page.
+    /// Writes every row's key and value to its place. With `ready`, first normalises and rotates keys and queries. Tasks divide the pages
+    /// by page number or, with few pages, the heads of each page. So no two tasks write one place, even if sequences share a page.
     pub(super) fn store_kv(
         &mut self,
         place: &Place,
@@ -101,7 +100,7 @@ impl CpuDevice {
         });
     }
 
-    /// Makes queries ready for keys that another layer has stored.
+    /// Normalises and rotates queries, for a layer that reads the keys of another layer.
     pub(super) fn ready_queries(&mut self, rotary: &Rotary, q: Buf, head_dim: usize) {
         if let Some([norm, _]) = rotary.norms {
             let heads = q.reshape(head_dim);
@@ -110,7 +109,7 @@ impl CpuDevice {
         self.rope(q, rotary.angles, head_dim, rotary.interleaved);
     }
 
-    /// Attends over what is stored.
+    /// Attends over the stored keys and values.
     pub(super) fn attend(&mut self, place: &Place, spec: &Attention, out: Buf, q: Buf, step: &StepInput<'_>) {
         let Place { base, stride, layout, group, causal, .. } = *place;
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
@@ -134,23 +133,23 @@ impl CpuDevice {
             }
             None => job(all),
         };
-        // Heads of the same rows have neighbouring keys and values, and are found once, where there are rows enough for all threads.
+        // Heads of the same rows have neighbouring keys and values. With enough rows for all threads, one lookup serves all heads.
         let heads = layout.kv_heads();
         let heads = if job.tasks.count >= heads * threads * TASKS_PER_THREAD { heads } else { 1 };
         self.pool.run(job.tasks.count / heads, &|thread, task| job.whole(thread, task * heads, heads));
     }
 }
 
-/// What makes queries and keys ready.
+/// The norms and the rotation of queries and keys.
 struct Ready<'a> {
     isa: Isa,
     style: RopeStyle,
-    /// Of a head of queries, and of one of keys.
+    /// Norm weights for a query head, and for a key head.
     norms: Option<[&'a [f32]; 2]>,
     eps: f32,
     angles: Buf,
     head_dim: usize,
-    /// Parts of every row: some heads of keys, and the heads of queries that meet them.
+    /// Parts of every row: some key heads, and their query heads.
     parts: usize,
     /// Queries and keys, a row for every part.
     heads: [Buf; 2],
@@ -187,18 +186,18 @@ impl<'a> Ready<'a> {
     }
 }
 
-/// Where one layer's keys and values lie during an operation: in the cache or in the workspace.
+/// Memory of one layer's keys and values during an operation: in the KV cache or in the workspace.
 pub(super) struct Place {
     /// The layer's part of page 0.
     pub(super) base: *mut u8,
-    /// Bytes from there on.
+    /// Bytes from `base` on.
     len: usize,
-    /// Bytes from a page to the next.
+    /// Bytes from one page to the next.
     pub(super) stride: usize,
     pub(super) layout: KvLayout,
-    /// The table that names its pages.
+    /// The group of the layer, which selects the page table.
     pub(super) group: KvGroup,
-    /// A row sees nothing after itself; otherwise all of its sequence.
+    /// Whether a row attends to no later position; otherwise to all of its sequence.
     causal: bool,
 }
 
@@ -215,7 +214,7 @@ impl Place {
         unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), len) }
     }
 
-    /// The same bytes to be read.
+    /// Returns the same bytes as [`Self::slice`], to read them.
     ///
     /// # Safety
     /// Nothing writes these bytes while the slice lives.
@@ -226,7 +225,7 @@ impl Place {
     }
 }
 
-/// One step's attention, as all tasks see it.
+/// One step's attention, shared by all tasks.
 struct Job<'a> {
     isa: Isa,
     arena: Arena,
@@ -265,10 +264,10 @@ impl Job<'_> {
         AttendParams { scale: self.spec.scale, softcap: self.spec.softcap, bf16, sinks: self.sinks(share) }
     }
 
-    /// Has `spans` say what each row of a share sees. It is too large to be handed back.
+    /// Fills `spans` with the positions that each row of a share attends to. `spans` is too large to be returned.
     fn fill(&self, spans: &mut Spans, share: &Share<'_>) {
         spans.clear();
-        // Several sequences are one unit, and begin with their first rows.
+        // Several sequences form one unit from their first rows on.
         let rows = share.seqs.iter().flat_map(|seq| (share.first..seq.rows).map(move |row| (seq, row)));
         for (seq, row) in rows.take(share.rows) {
             let Range { start: first, end } =
@@ -278,7 +277,7 @@ impl Job<'_> {
         }
     }
 
-    /// The positions that a row of a decoder sees.
+    /// Returns the positions that a row of a decoder attends to.
     fn seen(&self, seq: &SeqSpan, row: usize) -> Range<usize> {
         // A window limits earlier positions only.
         let Range { start, end } = self.spec.seen(seq.start + row, seq.seen_from);
@@ -294,18 +293,18 @@ impl Job<'_> {
         (kv, Queries { data: q, ld: self.q.cols, heads: self.group(), spans })
     }
 
-    /// Where a share begins in a matrix of rows of all query heads.
+    /// Returns the index of a share's first element in a matrix of rows of all query heads.
     fn place(&self, share: &Share<'_>, x: Buf) -> usize {
         (share.seqs[0].first_row + share.first) * x.cols + share.head * self.group() * self.layout.width()
     }
 
-    /// Where a share's results go.
+    /// Returns the place of a share's results.
     fn target(&self, share: &Share<'_>) -> AttendOutput {
         // In bounds of `out`: it has all rows and heads.
         AttendOutput { ptr: self.arena.pointer(self.out).wrapping_add(self.place(share, self.out)), ld: self.out.cols }
     }
 
-    /// One unit by one thread, or those of the same rows and so many heads from its own on.
+    /// Computes a whole unit on one thread; with several `heads`, also the units of the same rows for the next heads.
     fn whole(&self, thread: usize, unit: usize, heads: usize) {
         let first = self.tasks.share(unit);
         let mut spans = Spans::new();
@@ -324,10 +323,10 @@ impl Job<'_> {
     }
 }
 
-/// How a few units over long contexts are cut: in waves of splits. The partial results of a wave fit into the scratch
+/// The cut of a few units over long contexts into waves of splits. The partial results of a wave fit into the scratch
 /// of all threads together.
 ///
-/// The scratch of all threads is one piece: first what each needs for its own, then for every unit its joined state and the partial
+/// The scratch of all threads is one piece. First comes each thread's own part, then for every unit its joined state and the partial
 /// results of one wave.
 struct Waves {
     /// Splits of a unit in a wave.
@@ -335,14 +334,14 @@ struct Waves {
     waves: usize,
     /// Floats of one thread's own part.
     own: usize,
-    /// Where the units' parts begin.
+    /// Offset of the units' parts, in floats.
     units_at: usize,
     /// Floats of one unit's state and partial results.
     unit: usize,
 }
 
 impl Waves {
-    /// None: there is nothing to cut, or the scratch holds too few partial results.
+    /// Returns none if there is nothing to cut, or if the scratch holds too few partial results.
     fn new(job: &Job<'_>, threads: usize, scratch: usize) -> Option<Self> {
         let units = job.tasks.count;
         if threads == 1 || units == 0 {
@@ -355,7 +354,7 @@ impl Waves {
             longest = longest.max(kernels::attend_splits(&spans).len());
             tallest = tallest.max(share.rows);
         }
-        // What is enough for a rounded one is for the others.
+        // Scratch for a bf16 unit is large enough for any other unit.
         let own = kernels::attend_split_scratch_len(&job.layout, job.tasks.any_bf16()).next_multiple_of(16);
         let result = tallest * job.group() * kernels::attend_partial_len(&job.layout);
         let results = scratch.checked_sub(threads * own)? / (units * result);
@@ -389,7 +388,7 @@ impl Waves {
         }
     }
 
-    /// Adds a wave's results to a unit's state; after its last one, writes what it came to.
+    /// Adds a wave's results to a unit's state. After the last wave it writes the unit's output.
     fn join(&self, job: &Job<'_>, wave: usize, unit: usize) {
         let share = job.tasks.share(unit);
         let mut spans = Spans::new();
@@ -403,7 +402,7 @@ impl Waves {
         // SAFETY: no split is being computed, and the unit belongs to this task.
         let partials = unsafe { job.arena.all_scratch(self.units_at + unit * self.unit, (count + 1) * len) };
         if wave == 0 {
-            // A state of nothing seen: the first result replaces it.
+            // The state of a row that has attended to nothing: the first result replaces it.
             partials[..len].fill(0.0);
         }
         if done + count == all {

@@ -1,4 +1,4 @@
-//! The greatest elements of rows. Sampling on the CPU sees whole rows and asks for none: this is what other devices are compared with.
+//! The greatest elements of rows. The CPU's own sampler reads whole rows and needs no candidates; this is the reference for other devices.
 
 use super::CpuDevice;
 use crate::device::Buf;
@@ -22,7 +22,7 @@ impl CpuDevice {
     }
 }
 
-/// The greatest element behind `last`, in the order of size and, among equal ones, of columns.
+/// Returns the greatest element behind `last`. Elements are ordered by size; equal ones by column.
 fn next(logits: &[f32], last: Option<(f32, usize)>) -> Option<(f32, usize)> {
     let numbers = logits.iter().copied().enumerate().filter(|(_, logit)| *logit > f32::NEG_INFINITY);
     let behind = numbers

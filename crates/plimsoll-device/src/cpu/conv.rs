@@ -1,4 +1,4 @@
-//! A causal convolution on all cores: a task a block of channels, which do not know of each other. No cut changes a result.
+//! A causal convolution on all cores. A task is a block of channels, and channels are independent. No cut changes a result.
 
 use plimsoll_kernels::{self as kernels, ConvRows, ConvSpec, HeadNorm};
 
@@ -7,7 +7,7 @@ use super::states::{CONV_BLOCK, States};
 use crate::device::{Buf, CausalConv, SeqSpan, StepInput};
 use crate::weights::VectorId;
 
-/// A convolution apart from its state.
+/// A convolution, without its state.
 #[derive(Clone, Copy)]
 pub(super) struct Convolution {
     pub channels: usize,
@@ -29,7 +29,7 @@ impl CpuDevice {
         self.run_convolution(Convolution { channels, weight, bias, taps, dilation: 1, silu }, x, gates, &states, step);
     }
 
-    /// Convolves the rows of all sequences; `states` is where slots keep the layer's earlier inputs.
+    /// Convolves the rows of all sequences; `states` are the slots with the layer's earlier inputs.
     pub(super) fn run_convolution(
         &mut self,
         conv: Convolution,

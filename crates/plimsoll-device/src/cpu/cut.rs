@@ -1,32 +1,32 @@
-//! How one matrix product is cut: into as many parts as there are threads, and each part into tasks.
+//! The cut of one matrix product: into as many parts as there are threads, and each part into tasks.
 //!
 //! The same thread computes the same part of every operation if it is free in time, so it finds its results in its own
-//! cache. Parts are groups of panels of outputs, each for all rows. If there are so many rows that every thread may
-//! well read all weights itself, parts are groups of rows. A thread then multiplies the rows that it has made, and no
+//! cache. Parts are groups of panels of outputs, each for all rows. With enough rows, every thread can as well read all
+//! weights itself; parts are then groups of rows. A thread then multiplies the rows that it has made, and no
 //! other thread needs its results.
 
 use std::ops::Range;
 
 use plimsoll_kernels::{Isa, Packing};
 
-/// Input bytes of a task's rows, roughly; what stays in a cache while panels stream past is the kernels' business.
+/// Input bytes of a task's rows, roughly. The kernels decide which of them stay in a cache while panels stream past.
 const INPUT_BLOCK_BYTES: usize = 1 << 20;
-/// Rows that the kernels take together, at most.
+/// Most rows that the kernels take together.
 const ROWS_TOGETHER: usize = 16;
 /// Panels that stream side by side; most tasks have this many or a multiple.
 pub(super) const PANELS_TOGETHER: usize = 4;
-/// Panels that pass the matrix unit side by side.
+/// Panels that the matrix unit multiplies side by side.
 const PANELS_PAIRED: usize = 2;
-/// Tasks per thread: enough to balance when a neighbour takes a core for a moment.
+/// Tasks per thread: enough to balance when another process takes a core for a moment.
 pub(super) const TASKS_PER_THREAD: usize = 4;
-/// So many rows are worth an unpacking of their own, where the matrix unit multiplies what was unpacked for all of them.
+/// Rows of a thread that pay for unpacking the weights itself, where the matrix unit multiplies one unpacked panel by all of them.
 const ROWS_UNPACKED: usize = 256;
-/// Others are worth a reading of the weights if each of their bytes is multiplied so often: with 8-bit activations a core of today's
-/// servers reads 7 GB/s then.
+/// Products per byte of weights that pay for reading the weights itself, without the matrix unit. With 8-bit activations a core of
+/// today's servers then reads 7 GB/s.
 const PRODUCTS_PER_BYTE: usize = 25;
 
-/// How many rows of each of so many threads are worth a reading of a matrix of their own. Two threads were measured; more share what
-/// memory brings.
+/// Returns the rows of each thread that pay for reading the whole matrix itself. The constant was measured with two threads; more
+/// threads share the memory bandwidth.
 fn rows_apart(isa: Isa, packing: &Packing, threads: usize) -> usize {
     let weights = (packing.out() * packing.k()).max(1);
     match isa {
@@ -38,7 +38,7 @@ fn rows_apart(isa: Isa, packing: &Packing, threads: usize) -> usize {
     }
 }
 
-/// Rows of a task, of so many bytes each.
+/// Returns the rows of a task, of `row_bytes` bytes each.
 pub(super) fn row_block(row_bytes: usize) -> usize {
     (INPUT_BLOCK_BYTES / row_bytes.max(1) / ROWS_TOGETHER * ROWS_TOGETHER).max(ROWS_TOGETHER)
 }
@@ -53,20 +53,20 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// `threads` parts of a product of rows of so many bytes by a matrix.
+    /// Returns the cut for `threads` threads of a product of `rows` rows, of `row_bytes` bytes each, by a matrix.
     pub fn of(isa: Isa, packing: &Packing, rows: usize, row_bytes: usize, threads: usize) -> Self {
         let apart = threads > 1 && rows >= threads * rows_apart(isa, packing, threads);
         Self::new((rows, row_bytes), packing.panels(), threads, apart)
     }
 
-    /// The same by so many panels, cut by rows or not.
+    /// Returns the cut of a product by `panels` panels: by rows if `apart`, otherwise by panels.
     fn new((rows, row_bytes): (usize, usize), panels: usize, threads: usize, apart: bool) -> Self {
         let (row_parts, panel_parts) = if apart { (threads, 1) } else { (1, threads) };
-        // Where they are few, a panel more or less counts for more than its pair.
+        // With few panels, an equal share matters more than panels in pairs.
         let paired = if panels >= threads * PANELS_TOGETHER { PANELS_PAIRED } else { 1 };
         let rows = Parts { len: rows, unit: ROWS_TOGETHER, parts: row_parts };
         let panels = Parts { len: panels, unit: paired, parts: panel_parts };
-        // As equal as can be: panels are unpacked once for each.
+        // Blocks are as equal as possible: panels are unpacked once for each block.
         let row_blocks = rows.most().div_ceil(row_block(row_bytes)).max(1);
         let row_block = rows.most().div_ceil(row_blocks).next_multiple_of(ROWS_TOGETHER);
         let panel_block = panels.most() / TASKS_PER_THREAD / PANELS_TOGETHER * PANELS_TOGETHER;
@@ -87,7 +87,7 @@ impl Cut {
         self.rows.most().div_ceil(self.row_block) * self.panel_blocks()
     }
 
-    /// Rows and panels of a part's task, if it has any; consecutive tasks share their rows.
+    /// Returns the rows and panels of a part's task, or none if it has none; consecutive tasks share their rows.
     pub fn task(&self, part: usize, task: usize) -> Option<(Range<usize>, Range<usize>)> {
         let (row, panel) = (task / self.panel_blocks(), task % self.panel_blocks());
         let rows = self.rows.block(part, row, self.row_block);
@@ -96,7 +96,7 @@ impl Cut {
     }
 }
 
-/// A length in parts as equal as its units allow. If there is one part, every thread gets all of it.
+/// A length in parts as equal as its units allow. With one part, every thread gets all of it.
 struct Parts {
     len: usize,
     unit: usize,

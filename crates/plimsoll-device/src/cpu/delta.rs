@@ -1,7 +1,7 @@
-//! A recurrent layer on all cores: first gates and convolution, a task a head; then the states, a task a few tiles of one sequence's
-//! head.
+//! A recurrent layer on all cores. First come gates and convolution, one task per head. Then come the states: a task is a few tiles of
+//! one sequence's head.
 //!
-//! No task depends on another within either pass, and no cut changes a result: heads and columns of a state are independent, and
+//! No task depends on another within either pass, and no cut changes a result. Heads and columns of a state are independent, and
 //! each task takes all rows of a sequence in order.
 
 use plimsoll_kernels::{self as kernels, ConvRows, ConvSpec, HeadNorm};
@@ -44,7 +44,7 @@ impl CpuDevice {
         self.update(&heads, out, qkv, [a, b], step);
     }
 
-    /// Convolution, SiLU and the norms of queries and keys: one task a head of queries, keys or values.
+    /// Convolution, SiLU and the norms of queries and keys. A task is one head of queries, keys or values.
     fn convolve(&mut self, spec: &GatedDelta, qkv: Buf, step: &StepInput<'_>) {
         let states = self.states(spec.layer, step.state_out);
         let (isa, arena) = (self.isa, self.arena());

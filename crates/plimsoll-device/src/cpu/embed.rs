@@ -1,4 +1,4 @@
-//! Rows of tables: embeddings of tokens, and points between learned positions.
+//! Rows of tables: token embeddings, and interpolation between learned positions.
 
 use plimsoll_kernels as kernels;
 
@@ -14,8 +14,8 @@ impl CpuDevice {
         self.unpack_rows(out, table, |row| (table, tokens[row] as usize), scale);
     }
 
-    /// Writes a row of a table, in memory or in the model's files, times `scale` into each row of `out`. `place` says which matrix of the table
-    /// has it, and its number there; `part` is one of these matrices.
+    /// Writes a row of a table, in memory or in the model's files, times `scale` into each row of `out`. `place` returns the matrix of the
+    /// table that has the row, and the row's number there; `part` is one of these matrices.
     pub(super) fn unpack_rows(
         &mut self,
         out: Buf,

@@ -1,4 +1,4 @@
-//! Attention in encoders: within a sequence, or to the few rows before.
+//! Attention in encoders: within a sequence, or to a few preceding rows.
 
 use plimsoll_kernels as kernels;
 
@@ -9,7 +9,7 @@ use crate::kv::{PAGE_TOKENS, encoder_layout};
 use crate::plan_device::{sequence_bytes, within};
 
 impl CpuDevice {
-    /// The sequences of an encoder's step.
+    /// Attends within each sequence of an encoder's step.
     pub(super) fn run_within(
         &mut self,
         spec: &Attention,
@@ -26,7 +26,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// One sequence of an encoder: so many rows from a first one on.
+    /// Attends within one sequence of an encoder, given by its first row and its number of rows.
     pub(super) fn attend_sequence(
         &mut self,
         spec: &Attention,
@@ -51,7 +51,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Every row and the rows before it, with a key for every distance.
+    /// Attends from every row to itself and the rows before it, with a key for every distance.
     pub(super) fn run_near(
         &mut self,
         spec: &Near,

@@ -1,8 +1,8 @@
-//! Mixture of experts on all cores: rows are copied to their experts, each expert's copies go through its matrices together, and each
-//! row collects its results.
+//! Mixture of experts on all cores. Rows are copied to their experts, each expert's copies go through its matrices together, and each
+//! row sums up its results.
 //!
-//! A copy's product is that of the row alone (`linear` promises it), so grouping changes no bit. Tasks are (matrix, expert, block of
-//! rows, block of panels): one row that takes eight experts keeps all cores busy, and so do five hundred rows that share one.
+//! A copy's product has the same bits as the row's alone (a promise of `linear`), so grouping changes no bit. Tasks are (matrix, expert,
+//! block of rows, block of panels). One row with eight experts keeps all cores busy, and so do five hundred rows with one expert.
 
 use std::ops::Range;
 
@@ -49,7 +49,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// Each row's experts and weights, and every choice's place.
+    /// Computes each row's experts and weights, and the place of every choice.
     fn choose(&mut self, spec: &Experts<'_>, router: Buf, space: &Space) {
         let (isa, top, arena) = (self.isa, spec.top_k, self.arena());
         let scoring = spec.scoring.map(|scoring| kernels::Scoring {
@@ -109,8 +109,8 @@ impl CpuDevice {
         });
     }
 
-    /// Multiplies each choice's weight onto what gate and up have made of its input, which is as good: they are linear. Its result has
-    /// the weight 1 then.
+    /// Multiplies each choice's weight onto the results of gate and up, instead of onto their input. Both are linear, so that is the same.
+    /// The weight of the choice's own result becomes 1.
     fn weigh_inputs(&mut self, space: &Space) {
         let (isa, top) = (self.isa, space.weights.cols);
         // SAFETY: nothing writes the places from here on.
@@ -129,7 +129,7 @@ impl CpuDevice {
         });
     }
 
-    /// `gate = act(gate) * up`, or `act(gate)`, quantized for `down` if that wants it.
+    /// `gate = act(gate) * up`, or `act(gate)`, quantized for `down` if its weights take quantized input.
     fn activate(&mut self, spec: &Experts<'_>, space: &Space) {
         let (isa, act, arena) = (self.isa, kernel_activation(spec.act), self.arena());
         self.pool.run(space.choices.div_ceil(COPIES_PER_TASK), &|_, task| {
@@ -151,7 +151,7 @@ impl CpuDevice {
         });
     }
 
-    /// Each expert's copies through its matrix, for one matrix an expert or two over the same input.
+    /// Multiplies each expert's copies by its matrix: one matrix per expert, or two over the same input.
     fn grouped(&mut self, products: &[(&[LinearId], Buf)], inputs: &Inputs, space: &Space) {
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
         let experts = products[0].0.len();
@@ -206,11 +206,11 @@ impl CpuDevice {
     }
 }
 
-/// How grouped products are cut into tasks.
+/// The cut of grouped products into tasks.
 struct Cut<'a> {
-    /// Where each expert's copies begin, and the end.
+    /// First place of each expert's copies, and the end.
     starts: &'a [u32],
-    /// How many blocks of rows the experts before each one have, and all.
+    /// Blocks of rows before each expert's own, and the number of all blocks.
     blocks: &'a [u32],
     row_block: usize,
     products: usize,

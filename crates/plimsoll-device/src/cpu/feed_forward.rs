@@ -1,6 +1,6 @@
-//! Gated feed-forward layers. What stands between the two products of rounded rows is written once, rounded as the second takes
-//! it, instead of twice in single precision, read, multiplied, written, read and rounded: it is what does not fit a cache. Of other
-//! rows each is multiplied by its gate and quantized in one go.
+//! Gated feed-forward layers. For bf16 rows the activation between the two products is written once, in the bf16 form that the second
+//! product takes. Step by step it would be written twice in f32, read, multiplied, written, read and rounded, and it does not fit a
+//! cache. Each of the other rows is multiplied by its gate and quantized in one pass.
 
 use plimsoll_kernels::{self as kernels, Bf16Acts, Bf16Layout};
 
@@ -27,7 +27,7 @@ impl CpuDevice {
         if [gate, up, down].into_iter().any(|id| self.order(id).is_some()) {
             return layer.by_steps(self, input, out, mode, bf16_rows);
         }
-        // The rounded input takes the place of a product that is not written.
+        // The bf16 input takes the place of a product that is not written.
         if bf16_rows > 0 && (!rounds || layout.bytes() > bf16_rows * width * size_of::<f32>()) {
             return layer.by_steps(self, input, out, mode, bf16_rows);
         }
@@ -58,7 +58,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// activation(x · Gᵀ) · (x · Uᵀ) of rounded rows, rounded.
+    /// Computes activation(x · Gᵀ) · (x · Uᵀ) of bf16 rows, rounded to bf16.
     fn multiply_gate(&mut self, ids: [LinearId; 2], act: Activation, (input, at): (Bf16Layout, usize), inner: &Shared) {
         self.weights.multiplied(ids.into_iter());
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());

@@ -15,15 +15,15 @@ use crate::weights::LinearId;
 /// Most layers of one operation.
 const LAYERS: usize = 4;
 
-/// What was made of an input that layers share, and where in the workspace it lies: first its ordinary rows, quantized if a layer wants
-/// that, then the rounded ones.
+/// Quantized and bf16 copies of an input that layers share, and their place in the workspace. First come the ordinary rows, quantized
+/// if a layer needs that, then the bf16 rows.
 pub(super) struct Shared {
     quantized: Option<(ActLayout, usize)>,
     pub bf16: Bf16Layout,
     pub bf16_at: usize,
 }
 
-/// Writes a row of an input.
+/// A function that computes a row of an input.
 pub(super) type MakeRow<'a> = dyn Fn(&CpuWeights, &Arena, usize) + Sync + 'a;
 
 /// One layer times some rows.
@@ -57,7 +57,7 @@ impl CpuDevice {
         Ok(())
     }
 
-    /// What makes a row of `x` as `norm` says.
+    /// Returns a function that computes a row of `x` by `norm`.
     fn make_normed(&self, x: Buf, norm: Norm) -> impl Fn(&CpuWeights, &Arena, usize) + Sync + use<> {
         let (isa, Norm { from, weight, eps }) = (self.isa, norm);
         let apart = from.offset + from.bytes() <= x.offset || x.offset + x.bytes() <= from.offset;
@@ -69,7 +69,7 @@ impl CpuDevice {
         }
     }
 
-    /// Rounds the rows of an input, each as soon as it is made, to byte `at` of the workspace.
+    /// Rounds the rows of an input to bf16 at byte `at` of the workspace, each row as soon as it is computed.
     pub(super) fn round(&mut self, input: Input, layout: Bf16Layout, at: usize) {
         let x = input.x;
         assert_eq!((x.rows, x.cols), (layout.rows, layout.k), "rows as they are rounded");
@@ -84,14 +84,14 @@ impl CpuDevice {
         });
     }
 
-    /// Whether a layer multiplies rounded rows. If any layer does, those with quantized input do.
+    /// Whether a layer multiplies bf16 rows. If any layer does, all layers with quantized input do.
     pub(super) fn rounds(&self, id: LinearId) -> bool {
         let table = self.weights.table();
         table.rounds(&table.linear(id).packing)
     }
 
-    /// Takes workspace for what `layers` make of an input of these rows and so many rounded ones, and quantizes these, each as soon as
-    /// `make`, if there is one, has written it.
+    /// Takes workspace for the copies of an input that `layers` need: of the rows of `x`, and of `bf16` bf16 rows. Quantizes the rows of
+    /// `x`, each as soon as `make`, if there is one, has written it.
     pub(super) fn share(
         &mut self,
         x: Buf,
@@ -120,11 +120,11 @@ impl CpuDevice {
         Ok(Shared { quantized, bf16: Bf16Layout { rows: bf16, k: x.cols }, bf16_at })
     }
 
-    /// Multiplies `x`, of which `shared` was made, by all layers: one job, so that no thread waits for another between two of them.
+    /// Multiplies `x`, with its copies in `shared`, by all layers. It is one job, so that no thread waits for another between two layers.
     pub(super) fn multiply_rows(&mut self, x: Buf, shared: &Shared, layers: &[(LinearId, Buf)], mode: Mode) {
         self.weights.multiplied(layers.iter().map(|(id, _)| *id));
         let (isa, arena, threads) = (self.isa, self.arena(), self.pool.threads());
-        // SAFETY: `x` and what was made of it were written before, and during this operation they are only read.
+        // SAFETY: `x` and its copies were written before, and during this operation they are only read.
         let (floats, quantized, bf16) = unsafe {
             let quantized = shared.quantized.map(|(layout, at)| Acts::new(layout, arena.bytes(at, layout.bytes())));
             let bytes = |layout: Bf16Layout| arena.bytes(shared.bf16_at, layout.bytes());
@@ -173,7 +173,7 @@ impl CpuDevice {
     }
 }
 
-/// What each of so many threads will read of the weights that a step needs next, if things go as they did, for so many rows.
+/// Returns the weights that each thread is expected to read next, if the order of matrices repeats, for `rows` rows.
 pub(super) fn next_shares(
     weights: &CpuWeights,
     isa: Isa,
@@ -184,7 +184,7 @@ pub(super) fn next_shares(
         let mut ahead = Ahead::default();
         for weights in weights.expected().take(PIECES) {
             let packing = weights.packing;
-            // Of how rows are cut nothing is asked.
+            // The cut by rows is not used, so the bytes of a row do not matter.
             let cut = Cut::of(isa, packing, rows, 1, threads);
             let (panels, bytes) = (cut.panels(thread), packing.panel_bytes());
             ahead.add(&weights.data[panels.start * bytes..panels.end * bytes]);

@@ -1,4 +1,4 @@
-//! Why weights could not be loaded.
+//! Errors of loading weights.
 
 use plimsoll_formats::FormatError;
 use plimsoll_kernels::PackError;
@@ -8,10 +8,10 @@ use thiserror::Error;
 /// Why weights could not be loaded.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// The weight region could not be had.
+    /// The weight region could not be mapped.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// A file is not any more what was opened.
+    /// A file was changed after it was opened.
     #[error(transparent)]
     Changed(FormatError),
     /// A tensor's bytes could not be decoded.
@@ -19,10 +19,10 @@ pub enum LoadError {
     Format {
         /// The tensor.
         tensor: String,
-        /// What is wrong with it.
+        /// The decoder's error.
         source: FormatError,
     },
-    /// The files of tables that stay there could not be opened.
+    /// The files of tables that stay in the model's files could not be opened.
     #[error("tables in files: {0}")]
     Table(FormatError),
     /// A tensor's rows do not fit the declared packing: a bug.

@@ -1,4 +1,4 @@
-//! What belongs to one generation: keys, values, recurrent states and the step's workspace.
+//! Memory of one pool build: KV cache, recurrent states and the step's workspace.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use plimsoll_memory::{Component, Ledger, OutOfMemory, Region};
 use super::{attention, states};
 use crate::kv::{KvGroup, KvShape, ModelShape, StateShape, encoder_layout};
 
-/// Bytes of per-thread scratch that a step needs beside its temporaries: attention tiles, one row being normalised, a tile of state.
+/// Bytes of per-thread scratch beside a step's temporaries: attention tiles, one row being normalised, a tile of state.
 pub fn scratch_bytes(shape: &ModelShape, threads: usize) -> usize {
     threads * thread_scratch_floats(shape) * size_of::<f32>()
 }
@@ -27,7 +27,7 @@ fn thread_scratch_floats(shape: &ModelShape) -> usize {
     attention.max(index).unwrap_or(0).max(shape.hidden).max(state).max(encoder).next_multiple_of(16)
 }
 
-/// Keys, values, recurrent states and step workspace of one generation.
+/// KV cache, recurrent states and step workspace of one pool build.
 pub struct CpuMemory {
     /// Pages of the whole context, then those of the window group.
     pub(super) kv: Region,
@@ -46,8 +46,8 @@ pub struct CpuMemory {
 }
 
 impl CpuMemory {
-    /// Maps a pool of `pages` pages, beside it `slots` slots of state (for a model that has one) or pages of the window group (for one
-    /// that has these), and a workspace of `workspace` bytes, scratch for `threads` threads included.
+    /// Maps a pool of `pages` pages and a workspace of `workspace` bytes, scratch for `threads` threads included. `slots` are slots of
+    /// state for a model with recurrent state, and pages of the window group for a model with such a group.
     ///
     /// `touch`: pages and slots are committed now, not on first use.
     pub fn map(
@@ -115,7 +115,7 @@ impl CpuMemory {
         self.state_shape.map_or(0, |shape| shape.slot_bytes())
     }
 
-    /// Where a page lies in the region of keys and values.
+    /// Returns the range of a page in the region of the KV cache.
     fn page_at(&self, group: KvGroup, page: usize) -> std::ops::Range<usize> {
         assert!(page < self.pages(group), "page {page} of {}", self.pages(group));
         let bytes = self.shape.page_bytes(group);
@@ -128,7 +128,7 @@ impl CpuMemory {
         &self.kv.bytes()[self.page_at(group, page)]
     }
 
-    /// The same, to write what was copied.
+    /// Returns the bytes of a page, to write a copy into them.
     pub fn page_mut(&mut self, group: KvGroup, page: usize) -> &mut [u8] {
         let at = self.page_at(group, page);
         &mut self.kv.bytes_mut()[at]
@@ -140,13 +140,13 @@ impl CpuMemory {
         self.states.as_ref().map_or(&[], |states| &states.bytes()[slot * bytes..][..bytes])
     }
 
-    /// The same, to write what was copied.
+    /// Returns the bytes of a state slot, to write a copy into them; empty for a model without recurrent state.
     pub fn slot_mut(&mut self, slot: usize) -> &mut [u8] {
         let bytes = self.slot_bytes();
         self.states.as_mut().map_or(&mut [], |states| &mut states.bytes_mut()[slot * bytes..][..bytes])
     }
 
-    /// Gives the physical memory of neighbouring pages of a group back (elastic mode); their contents are lost.
+    /// Returns the physical memory of neighbouring pages of a group to the system (elastic mode); their contents are lost.
     pub fn decommit_pages(&mut self, group: KvGroup, pages: std::ops::Range<usize>) {
         let (first, bytes) = (self.bytes_of(group).start, self.shape.page_bytes(group));
         self.kv.decommit(first + pages.start * bytes..first + pages.end * bytes);

@@ -1,7 +1,7 @@
 //! The CPU device: carries out a step on the host's cores.
 //!
-//! Weights live as long as the device; keys, values and workspace belong to one generation and come and go as
-//! one value ([`CpuMemory`]), so nothing can point into a generation that is gone.
+//! Weights exist as long as the device. KV cache, states and workspace belong to one pool build and are replaced as one value
+//! ([`CpuMemory`]), so nothing can point into an earlier pool build.
 
 mod arena;
 mod attention;
@@ -46,7 +46,7 @@ pub use packed::{PackedError, PackedFile};
 pub use tables::TableReads;
 pub use weights::{CpuWeights, PANELS_PER_TASK, pack_panels, write_vector};
 
-/// The device: weights, threads, and the memory of the current generation.
+/// The device: weights, threads, and the memory of the current pool build.
 pub struct CpuDevice {
     weights: CpuWeights,
     pool: ThreadPool,
@@ -60,30 +60,30 @@ impl CpuDevice {
         Self { weights, pool, isa, memory }
     }
 
-    /// The memory of the current generation.
+    /// Returns the memory of the current pool build.
     pub fn memory(&mut self) -> &mut CpuMemory {
         &mut self.memory
     }
 
-    /// Checks that the weights are those that were loaded ([`CpuWeights::intact`]). Call it after a pass, before its results are used.
+    /// Checks that the weights are still the loaded ones ([`CpuWeights::intact`]). Call it after a pass, before its results are used.
     ///
     /// # Errors
-    /// [`DeviceError::WeightsChanged`], [`DeviceError::Table`]: a file that they are read from was cut or written to, or failed.
+    /// [`DeviceError::WeightsChanged`], [`DeviceError::Table`]: a file of weights was cut or written to, or could not be read.
     pub fn check_weights(&self) -> Result<(), DeviceError> {
         self.weights.intact()
     }
 
-    /// Rows of tables in files that were looked up since this was last asked.
+    /// Returns the rows of tables in files that were looked up since the last call.
     pub fn take_table_reads(&mut self) -> TableReads {
         self.weights.take_table_reads()
     }
 
-    /// Takes the device apart, to build another generation over the same weights.
+    /// Takes the device apart, for another pool build over the same weights.
     pub fn into_parts(self) -> (CpuWeights, ThreadPool, CpuMemory) {
         (self.weights, self.pool, self.memory)
     }
 
-    /// Starts a step: all temporaries of the last one are given back.
+    /// Starts a step: releases all temporaries of the last one.
     pub fn begin_step(&mut self) {
         self.memory.stack.clear();
     }
@@ -181,7 +181,7 @@ impl Device for CpuDevice {
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool) {
         let isa = self.isa;
         let style = rope_style(interleaved);
-        // `x` may be seen as one row per head; a row of angles serves all heads of its token.
+        // `x` may have one row per head; a row of angles serves all heads of its token.
         let x = Buf { rows: angles.rows, cols: x.rows * x.cols / angles.rows, ..x };
         self.rows(x, |arena, _, row| {
             // SAFETY: rows are inside the workspace, `x` and `angles` do not overlap, each row belongs to one task.

@@ -1,6 +1,6 @@
-//! Layers that look up n-grams: the rows of their tables, what each residual stream takes of them, and their convolution.
+//! Layers that look up n-grams: the rows of their tables, the gates of the residual streams, and their convolution.
 //!
-//! What a sequence's rows need of earlier ones is in its slot: the last inputs of the convolution, and the last token ids.
+//! A sequence's slot holds the state of earlier rows: the last inputs of the convolution, and the last token ids.
 
 use plimsoll_kernels as kernels;
 
@@ -9,20 +9,20 @@ use super::conv::Convolution;
 use crate::device::{Buf, NO_STATE, NgramConv, Ngrams, SeqSpan, StepInput};
 use crate::kv::{NgramState, StateShape};
 
-/// Tokens before a row that an n-gram may reach, at most.
+/// Most tokens before a row that an n-gram may reach.
 const BEFORE_MAX: usize = 16;
-/// Heads of a layer, at most.
+/// Most heads of a layer.
 const HEADS_MAX: usize = 128;
 
 impl CpuDevice {
-    /// Where in a slot such a layer's state begins.
+    /// Returns the offset of an n-gram layer's state in a slot, in bytes.
     pub(super) fn ngrams_at(&self, layer: usize) -> usize {
         let (shape, ngrams) = self.ngram_state();
         assert!(layer < ngrams.layers, "n-gram layer {layer} of {}", ngrams.layers);
         shape.ngrams_at() + layer * ngrams.layer_bytes()
     }
 
-    /// What a slot keeps, and what of it is of such layers.
+    /// Returns the shape of a slot, and of the part that belongs to n-gram layers.
     fn ngram_state(&self) -> (StateShape, NgramState) {
         let shape = self.memory.state_shape.expect("a model with n-grams has a state");
         (shape, shape.ngrams.expect("a model with n-grams keeps their state"))
@@ -62,7 +62,7 @@ impl CpuDevice {
                 .zip(stored.as_chunks::<4>().0)
                 .for_each(|(token, bytes)| *token = u32::from_ne_bytes(*bytes));
         }
-        // The token so many places before a row.
+        // The token `back` places before a row.
         let at =
             |row: usize, back: usize| row.checked_sub(back).map_or_else(|| before[back - row - 1], |row| tokens[row]);
         let mut rows = [0; HEADS_MAX];
@@ -79,7 +79,7 @@ impl CpuDevice {
         }
     }
 
-    /// The token ids that a slot keeps for such a layer, the nearest first.
+    /// Returns the token ids that a slot keeps for an n-gram layer, the nearest first, as bytes.
     fn ngram_tokens(&mut self, layer: usize, slot: u32, count: usize) -> &mut [u8] {
         let (_, ngrams) = self.ngram_state();
         let at = self.ngrams_at(layer) + ngrams.conv_bytes();

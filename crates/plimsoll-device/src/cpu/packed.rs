@@ -36,20 +36,20 @@ const SUM: usize = 16;
 const BLOCK: usize = 4 << 20;
 /// Blocks between two looks at the clock.
 const BLOCKS_TOGETHER: usize = 32;
-/// The weights begin on a page, of any size that systems have.
+/// The weights begin on a page boundary, for every page size of today's systems.
 const ALIGN: usize = 64 << 10;
 /// A check on a slower disk is given up: packing reads the model's own files, which may be on another disk.
 const BYTES_PER_SECOND_LEAST: u64 = 50 << 20;
 /// Time that every check may take, however few bytes it reads.
 const CHECK_LEAST: Duration = Duration::from_secs(10);
 
-/// Why the weights of a file are not used.
+/// The reason not to use a file of packed weights.
 #[derive(Debug, Error)]
 pub enum PackedError {
-    /// It could not be mapped, or was changed meanwhile.
+    /// The file could not be mapped, or was changed meanwhile.
     #[error(transparent)]
     File(#[from] FormatError),
-    /// Its header is not that of these weights, or the file was cut.
+    /// The header belongs to other weights, or the file was cut.
     #[error("its header or its length does not fit these weights")]
     Header,
     /// A block does not match its sum.
@@ -58,7 +58,7 @@ pub enum PackedError {
         /// The tensor that lies there.
         tensor: String,
     },
-    /// The disk is too slow.
+    /// The check of the file took too long.
     #[error("checking it took longer than {} seconds", .0.as_secs())]
     Slow(Duration),
     /// The ledger refused the bytes.
@@ -113,7 +113,7 @@ fn fixed(key: &[u8; 32], bytes: usize) -> [u8; FIXED] {
     fixed
 }
 
-/// The header of a file with `bytes` bytes of weights, padded to their offset. `sums`: of their blocks.
+/// Returns the header of a file with `bytes` bytes of weights, padded to the offset of the weights. `sums` are the sums of the blocks.
 fn header(key: &[u8; 32], bytes: usize, sums: impl Iterator<Item = [u8; SUM]>) -> Vec<u8> {
     let end = data_at(bytes.div_ceil(BLOCK));
     let mut header = Vec::with_capacity(end);
@@ -125,7 +125,7 @@ fn header(key: &[u8; 32], bytes: usize, sums: impl Iterator<Item = [u8; SUM]>) -
     header
 }
 
-/// The sums of the blocks. None unless the file has this key and `bytes` bytes of weights.
+/// Returns the sums of the blocks, or none unless the file has this key and `bytes` bytes of weights.
 fn sums<'a>(file: &'a [u8], key: &[u8; 32], bytes: usize) -> Option<&'a [[u8; SUM]]> {
     let blocks = bytes.div_ceil(BLOCK);
     let (begin, end) = (FIXED, FIXED + blocks * SUM);
@@ -144,7 +144,7 @@ impl PackedFile {
     /// every byte and compares it with its sum. `progress` and `stopped` are as in [`CpuWeights::load_unless`].
     ///
     /// # Errors
-    /// [`PackedError`]. All but [`PackedError::OutOfMemory`] and [`PackedError::Stopped`] are reasons to pack anew.
+    /// [`PackedError`]. For all but [`PackedError::OutOfMemory`] and [`PackedError::Stopped`], the caller packs the weights again.
     pub fn open(
         table: &WeightTable,
         path: &Path,
@@ -170,7 +170,7 @@ impl PackedFile {
                 }
             });
             let block = damaged.load(Relaxed);
-            // A file that was cut while it was read is zeros from there on.
+            // A file that was cut during the check reads as zeros from there on.
             file.unchanged()?;
             if block != usize::MAX {
                 return Err(PackedError::Damaged { tensor: tensor_at(table, block * BLOCK) });

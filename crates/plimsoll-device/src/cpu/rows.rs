@@ -1,4 +1,4 @@
-//! Operations that make each row of something by itself, and how rows are given to threads.
+//! Operations that compute each row by itself, and the division of rows among threads.
 
 use plimsoll_kernels as kernels;
 
@@ -8,14 +8,14 @@ use crate::device::{Activation, Buf, Unfold};
 use crate::pool::ThreadPool;
 use crate::weights::VectorId;
 
-/// Elements of small operations per task, about: fewer are not worth another thread's while.
+/// Elements of small operations per task, about: with fewer, another thread costs more than it saves.
 const ELEMENTS_PER_TASK: usize = 4096;
-/// And their rows, at most.
+/// Most rows of small operations per task.
 const ROWS_PER_TASK: usize = 16;
 
 impl CpuDevice {
-    /// The cosines and sines of every row: of what `place` says once for the row, `position` for a frequency's index, times the
-    /// frequency.
+    /// Writes the cosines and sines of every row: of the position times the frequency. `place` returns a row's place, once for the row;
+    /// `position` returns the position for a frequency's index.
     pub(super) fn angles<P>(
         &mut self,
         out: Buf,
@@ -38,7 +38,7 @@ impl CpuDevice {
         });
     }
 
-    /// Has `norm` make every row of `out` of that of `x`, which may be the same, and of some vectors.
+    /// Computes every row of `out` by `norm` from the row of `x` and some vectors; `out` may be `x`.
     pub(super) fn norm_rows<const N: usize>(
         &mut self,
         out: Buf,
@@ -63,7 +63,7 @@ impl CpuDevice {
         });
     }
 
-    /// `gate = act(gate) * up`, but for the first `exact` rows roughly.
+    /// `gate = act(gate) * up`: exactly for the first `exact` rows, approximately for the others.
     pub(super) fn run_glu(&mut self, gate: Buf, up: Buf, act: Activation, exact: usize) {
         assert_eq!((gate.rows, gate.cols), (up.rows, up.cols), "gate and up have one shape");
         let (isa, act) = (self.isa, kernel_activation(act));
@@ -128,7 +128,7 @@ impl CpuDevice {
         x.span(0, rows.len())
     }
 
-    /// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the arena, the thread and the row.
+    /// Runs `each` for every row of `x`, in parallel where that is faster. `each` gets the arena, the thread and the row.
     pub(super) fn rows(&mut self, x: Buf, each: impl Fn(&Arena, usize, usize) + Sync) {
         let arena = self.arena();
         for_rows(&mut self.pool, x, |thread, row| each(&arena, thread, row));
@@ -137,15 +137,15 @@ impl CpuDevice {
 
 /// Cosine and sine of a position times a frequency.
 ///
-/// The angle is the reference's f32 product; its functions are taken in f64, where every libm agrees after rounding.
+/// The angle is the f32 product, as in the reference. Its functions are taken in f64, where every libm agrees after rounding.
 pub(super) fn cos_sin(position: f32, frequency: f32, scale: f32) -> [f32; 2] {
     let angle = f64::from(position * frequency);
     [angle.cos() as f32 * scale, angle.sin() as f32 * scale]
 }
 
-/// Runs `each` for every row of `x`, in parallel when it is worth it. `each` gets the thread and the row.
+/// Runs `each` for every row of `x`, in parallel where that is faster. `each` gets the thread and the row.
 pub(super) fn for_rows(pool: &mut ThreadPool, x: Buf, each: impl Fn(usize, usize) + Sync) {
-    // A power of two, so that a task's rows are whole tiles' or of one tile.
+    // A power of two, so that a task's rows are whole tiles, or rows of one tile.
     let together = 1 << (ELEMENTS_PER_TASK / x.cols.max(1)).clamp(1, ROWS_PER_TASK).ilog2();
     pool.run(x.rows.div_ceil(together), &|thread, task| {
         let first = task * together;

@@ -1,7 +1,8 @@
-//! Sparse attention over selected blocks: index keys into the cache, keys of complete blocks, each row's choice, and attention over it.
+//! Sparse attention over selected blocks. It stores index keys in the cache, computes the keys of complete blocks, chooses blocks for
+//! each row, and attends over them.
 //!
 //! A block's key takes the place of its last position's index key. A sequence that is cut within a block writes that position again, so
-//! that what a block's key is made of is always there. A row's result depends on its own position and the cache alone.
+//! the index keys that make up a block's key are always there. A row's result depends on its own position and the cache alone.
 
 use std::ops::Range;
 
@@ -14,14 +15,14 @@ use super::rows::cos_sin;
 use crate::device::{Attention, Buf, Selection, SeqSpan, StepInput};
 use crate::kv::{IndexLayout, PAGE_TOKENS};
 
-/// With fewer rows than this another thread's help is not worth calling it.
+/// Below this number of rows, waking another thread costs more than it saves.
 const FEW_ROWS: usize = 16;
 
 /// The index keys of one layer.
 struct Keys<'a> {
     place: &'a Place,
     layout: IndexLayout,
-    /// Bytes of the layer's part of a page before them.
+    /// Bytes of the layer's part of a page before the index keys.
     before: usize,
     pages: &'a [u32],
 }
@@ -46,7 +47,7 @@ impl Keys<'_> {
         unsafe { self.place.shared(self.at(seq, position), self.layout.slot_bytes()) }
     }
 
-    /// Where a position's slot begins, from the layer's part of page 0.
+    /// Returns the offset of a position's slot, in bytes from the layer's part of page 0.
     fn at(&self, seq: &SeqSpan, position: usize) -> usize {
         let page = self.pages[seq.pages_at..][..seq.pages][position / PAGE_TOKENS] as usize;
         page * self.place.stride + self.before + position % PAGE_TOKENS * self.layout.slot_bytes()
@@ -101,11 +102,11 @@ impl CpuDevice {
         }
     }
 
-    /// Stores every row's index key, and the keys of blocks that are complete then. Tasks divide blocks among themselves.
+    /// Stores every row's index key, and the keys of the blocks that this completes. Tasks divide blocks among themselves.
     fn store_index(&mut self, spec: &Selection, cached: &Keys<'_>, keys: Buf, step: &StepInput<'_>) {
         let (isa, arena, width) = (self.isa, self.arena(), keys.cols);
         let [norm, frequencies] = [spec.norm, spec.frequencies].map(|id| self.weights.vector(id));
-        // Only the start's self-test has sequences that write the same pages.
+        // Only the self-test at startup has sequences that write the same pages.
         let few = keys.rows < FEW_ROWS || write_same_pages(step, cached.pages);
         let tasks = if few { 1 } else { self.pool.threads() * TASKS_PER_THREAD };
         self.pool.run(tasks, &|thread, task| {
@@ -136,7 +137,7 @@ impl CpuDevice {
         });
     }
 
-    /// The choice of every row that selects: numbers of blocks, ascending, as the bits of floats. Behind them is room for their scores.
+    /// Chooses the blocks of every row that selects. The numbers are ascending, as the bits of floats. Behind them is room for the scores.
     fn select(&mut self, spec: &Selection, cached: &Keys<'_>, [queries, chosen]: [Buf; 2], step: &StepInput<'_>) {
         let (isa, width) = (self.isa, cached.layout.width);
         let from = spec.attention.selects_from.unwrap_or(usize::MAX);
@@ -156,7 +157,7 @@ impl CpuDevice {
         });
     }
 
-    /// Attention of the rows that select over what they chose: a task a row and a key/value head.
+    /// Attends over the chosen blocks of the rows that select. A task is one row and one key/value head.
     fn attend_blocks(&mut self, spec: &Selection, place: &Place, [out, q, chosen]: [Buf; 3], step: &StepInput<'_>) {
         let (isa, arena) = (self.isa, self.arena());
         let Place { base, stride, layout, group, .. } = *place;
@@ -198,7 +199,7 @@ impl CpuDevice {
 }
 
 impl Selection {
-    /// Writes the key of a complete block in the place of its last position's.
+    /// Writes the key of a complete block in place of the index key of its last position.
     ///
     /// # Safety
     /// Nothing else accesses the block's slots.
@@ -234,7 +235,7 @@ impl Selection {
     }
 }
 
-/// A row's sequence, and its position there.
+/// Returns a row's sequence, and its position there.
 fn place_of<'a>(step: &StepInput<'a>, row: usize) -> Option<(&'a SeqSpan, usize)> {
     let seq = step.seqs.iter().find(|seq| (seq.first_row..seq.first_row + seq.rows).contains(&row))?;
     Some((seq, seq.start + row - seq.first_row))
@@ -251,13 +252,13 @@ fn write_same_pages(step: &StepInput<'_>, pages: &[u32]) -> bool {
     pairs.into_iter().any(|(a, b)| same(written(a), written(b)))
 }
 
-/// Floats as words: a row of the workspace holds either.
+/// Returns floats as words: a row of the workspace holds either.
 fn words(row: &mut [f32]) -> &mut [u32] {
     // SAFETY: both have four bytes, and every bit pattern is both.
     unsafe { std::slice::from_raw_parts_mut(row.as_mut_ptr().cast(), row.len()) }
 }
 
-/// What a row at `position` sees: runs of positions, ascending, cut where splits of attention are.
+/// Calls `each` for the positions that a row at `position` attends to: runs in ascending order, cut at the splits of attention.
 fn each_run(spec: &Selection, blocks: &[f32], position: usize, mut each: impl FnMut(usize, Range<usize>)) {
     let tail = spec.complete(position) * spec.block..position + 1;
     let block = |id: &f32| id.to_bits() as usize * spec.block..(id.to_bits() as usize + 1) * spec.block;

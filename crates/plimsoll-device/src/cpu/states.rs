@@ -1,4 +1,5 @@
-//! The slots of recurrent state as tasks see them, and the heads' matrices on all cores: a task a few tiles of one sequence's head.
+//! Slots of recurrent state, shared by tasks, and the update of the heads' matrices on all cores. A task is a few tiles of one
+//! sequence's head.
 
 use plimsoll_kernels::{self as kernels, DeltaInput, DeltaOutput, STATE_TILE, StateRule, StateSlots};
 
@@ -33,7 +34,7 @@ pub(super) struct States<'a> {
 unsafe impl Sync for States<'_> {}
 
 impl States<'_> {
-    /// What lies `offset` floats into the layer's part, for the rows of `seq`.
+    /// Returns the slots for the rows of `seq`, from `offset` floats into the layer's part.
     pub(super) fn at(&self, offset: usize, seq: &SeqSpan) -> StateSlots<'_> {
         let out = &self.out[seq.first_row..][..seq.rows];
         // In bounds: the layer's part is as long as the state's shape says.
@@ -45,16 +46,16 @@ impl States<'_> {
 pub(super) struct Heads<'a> {
     /// The layer's number among the recurrent ones.
     pub layer: usize,
-    /// How many there are.
+    /// Number of heads.
     pub count: usize,
-    /// Where a head's query, key and value begin in a row.
+    /// The columns of a row at which a head's query, key and value begin.
     pub columns: &'a (dyn Fn(usize) -> [usize; 3] + Sync),
-    /// Of Mamba-2, what of a value is added to its output, one factor a head; none of Gated DeltaNet.
+    /// For Mamba-2, the share of a value that is added to its output, one factor per head. None for Gated DeltaNet.
     pub skip: Option<VectorId>,
 }
 
 impl CpuDevice {
-    /// A slot out of range, or named for two rows, would be silent damage.
+    /// Checks the slots of a step: a slot out of range, or given to two rows, would corrupt state silently.
     pub(super) fn check_slots(&self, step: &StepInput<'_>) {
         let slots = self.memory.slots();
         let twice =
@@ -75,7 +76,7 @@ impl CpuDevice {
         States { base: base.cast(), stride: shape.slot_bytes() / size_of::<f32>(), out }
     }
 
-    /// The same for a layer that looks up n-grams.
+    /// Returns the states of a layer that looks up n-grams.
     pub(super) fn ngram_states<'a>(&mut self, layer: usize, out: &'a [u32]) -> States<'a> {
         let at = self.ngrams_at(layer);
         let states = self.states(0, out);
@@ -83,8 +84,8 @@ impl CpuDevice {
         States { base: states.base.wrapping_add(at / size_of::<f32>()), ..states }
     }
 
-    /// Takes every sequence's rows of `x` through the states of its heads; `gates` are decay and write strength, one of each a head.
-    /// Tasks are cut so that a few are there for each thread.
+    /// Updates the states of the heads with every sequence's rows of `x`. `gates` are decay and write strength, one of each per head.
+    /// The cut gives each thread a few tasks.
     pub(super) fn update(&mut self, heads: &Heads<'_>, out: Buf, x: Buf, gates: [Buf; 2], step: &StepInput<'_>) {
         let shape = self.memory.state_shape.expect("a model with recurrent layers has a state");
         let states = self.states(heads.layer, step.state_out);

@@ -1,8 +1,7 @@
-//! Rows of tables that stay in the model's files, and the cache of those that were used last.
+//! Rows of tables that stay in the model's files, and the cache of the most recently used rows.
 //!
-//! A lookup has three parts: each row gets a place in the cache, rows that are not there are read from their file, and all are decoded.
-//! The last two run on all threads. A row is decoded from the same bytes wherever these come from, so a cache of any size gives the same
-//! values.
+//! A lookup has three parts: each row gets a slot in the cache, missing rows are read from their file, and all are decoded.
+//! The last two run on all threads. A row is always decoded from the same bytes, so a cache of any size gives the same values.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,27 +12,27 @@ use super::load_error::LoadError;
 use crate::pool::ThreadPool;
 use crate::weights::{CacheLayout, InFile, TAG, WAYS, WeightTable};
 
-/// Rows of a batch, in which no row takes the slot of another.
+/// Rows of a batch. Within a batch no row takes the slot of another.
 const BATCH_ROWS: usize = 1024;
 /// Rows of one task.
 const ROWS_PER_TASK: usize = 16;
-/// Beside a slot: its row is to be read from the file first.
+/// A flag of a slot number: the row must be read from the file first.
 const MISSING: u32 = 1 << 31;
-/// In place of a slot: the cache has none for the row, which is read whenever it is decoded.
+/// A value instead of a slot number: the cache has no slot for the row, which is read whenever it is decoded.
 const DIRECT: u32 = 1 << 30;
 /// The tag of a slot without a row.
 const EMPTY: u32 = u32::MAX;
 
-/// Rows that were looked up.
+/// Counts of rows that were looked up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TableReads {
-    /// Those that the cache had.
+    /// Rows that were in the cache.
     pub cached: u64,
-    /// Those that were read from a file.
+    /// Rows that were read from a file.
     pub read: u64,
 }
 
-/// What one thread reads with.
+/// Buffers of one thread that reads rows.
 struct Reader {
     bytes: Vec<u8>,
     row: RowBuf,
@@ -52,14 +51,14 @@ pub(super) struct FileTables {
     tables: Box<[Table]>,
     region: Region,
     readers: Box<[Mutex<Reader>]>,
-    /// Why a row could not be read.
+    /// The first error of reading a row.
     failed: Mutex<Option<FormatError>>,
-    /// Slots have been given to rows that may not have been read: a batch panicked.
+    /// Whether slots belong to rows that may not have been read, because a batch panicked.
     unread: bool,
     reads: TableReads,
 }
 
-/// The rows of a table's cache, as tasks see them.
+/// The rows of a table's cache, shared by tasks.
 #[derive(Clone, Copy)]
 struct Rows {
     base: *mut u8,
@@ -80,7 +79,7 @@ impl Rows {
     #[allow(clippy::mut_from_ref)]
     unsafe fn slot_mut<'a>(&self, slot: usize) -> &'a mut [u8] {
         assert!(slot < self.slots, "slot {slot} of {}", self.slots);
-        // SAFETY: inside the region, which has so many slots.
+        // SAFETY: inside the region, which has `self.slots` slots.
         unsafe { std::slice::from_raw_parts_mut(self.base.add(slot * self.bytes), self.bytes) }
     }
 
@@ -90,7 +89,7 @@ impl Rows {
     /// The region outlives the slice, and nothing writes to the slot.
     unsafe fn slot<'a>(&self, slot: usize) -> &'a [u8] {
         assert!(slot < self.slots, "slot {slot} of {}", self.slots);
-        // SAFETY: inside the region, which has so many slots.
+        // SAFETY: inside the region, which has `self.slots` slots.
         unsafe { std::slice::from_raw_parts(self.base.add(slot * self.bytes), self.bytes) }
     }
 }
@@ -100,7 +99,7 @@ fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl FileTables {
-    /// Opens the files of all tables and maps their caches; none if no table stays in a file.
+    /// Opens the files of all tables and maps their caches. Returns none if no table stays in a file.
     pub fn open(
         table: &WeightTable,
         (checkpoint, ledger, threads): (&Checkpoint, &Arc<Ledger>, usize),
@@ -126,8 +125,8 @@ impl FileTables {
         Ok(Some(opened))
     }
 
-    /// Looks `count` rows of a table up: `place(i)` says where the matrix of the i-th lies, and the row's number there. Its values are written
-    /// to `out(i)`.
+    /// Looks up `count` rows of a table. `place(i)` returns the matrix that has the i-th row, and the row's number there. The values are
+    /// written to `out(i)`.
     pub fn look_up<'a>(
         &mut self,
         pool: &mut ThreadPool,
@@ -181,8 +180,8 @@ impl FileTables {
         self.unread = locked(&self.failed).is_some();
     }
 
-    /// Gives every row of a batch its slot, and says how many rows are to be read. The row that was used longest ago makes room, unless it
-    /// is of the same batch.
+    /// Gives every row of a batch its slot, and returns how many rows must be read. The least recently used row is evicted, unless it
+    /// belongs to the same batch.
     fn find(&mut self, table: usize, slots: &mut [u32], row: impl Fn(usize) -> usize) -> usize {
         let table = &mut self.tables[table];
         table.batch = table.batch.wrapping_add(1);
@@ -194,7 +193,7 @@ impl FileTables {
         let mut missing = 0;
         for (i, slot) in slots.iter_mut().enumerate() {
             let number = row(i) as u32;
-            // Rows of n-grams are hashed numbers, and tokens that are common have small ones: either spreads over the sets.
+            // N-grams have hashed numbers, and common tokens small ones: both spread over the sets.
             let first = number as usize % (cache.slots / WAYS) * WAYS;
             let set = &mut tags[first..first + WAYS];
             let found = set.iter().position(|tag| word(tag, 0) == number);
@@ -220,7 +219,7 @@ impl FileTables {
         Rows { base: self.region.as_mut_ptr().wrapping_add(at), bytes: row_bytes, slots }
     }
 
-    /// Reads a row; zeros if that fails, which [`Self::intact`] tells.
+    /// Reads a row. An error leaves zeros, and [`Self::intact`] returns it.
     fn read_row(&self, (at, row): (InFile, usize), bytes: &mut [u8]) {
         if let Err(error) = self.stored.tensors()[at.tensor].read(row, bytes) {
             bytes.fill(0);
@@ -236,13 +235,13 @@ impl FileTables {
         }
     }
 
-    /// That all rows that were looked up since this was last asked are those of the model.
+    /// Checks that all rows that were looked up since the last call are the model's.
     pub fn intact(&self) -> Result<(), FormatError> {
         locked(&self.failed).take().map_or(Ok(()), Err)?;
         self.stored.unchanged()
     }
 
-    /// What was looked up since this was last asked.
+    /// Returns the counts of rows that were looked up since the last call.
     pub fn take_reads(&mut self) -> TableReads {
         std::mem::take(&mut self.reads)
     }

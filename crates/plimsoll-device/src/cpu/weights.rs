@@ -1,6 +1,6 @@
-//! Loading: from the mapped checkpoint straight into the weight region, packed, one copy.
+//! Loading: packs the mapped checkpoint straight into the weight region, with one copy.
 //!
-//! Panels of 16 rows are decoded and packed in parallel; each tensor's file pages are given back when it is done, so the
+//! Panels of 16 rows are decoded and packed in parallel. Each tensor's file pages are released when it is done, so the
 //! load peak is the final size plus one tensor.
 
 use std::sync::{Arc, Mutex};
@@ -23,7 +23,7 @@ use crate::weights::{Form, LinearDecl, LinearId, VectorDecl, VectorId, VectorSou
 /// Panels per task: enough work to be worth claiming, few enough to balance.
 pub const PANELS_PER_TASK: usize = 8;
 
-/// Where packed weights lie.
+/// Memory of the packed weights.
 enum Place {
     Region(Region),
     File(PackedFile),
@@ -35,14 +35,14 @@ pub struct CpuWeights {
     place: Place,
     /// Tables that stay in the model's files.
     in_files: Option<FileTables>,
-    /// What was multiplied after each matrix when it was last; as long as nothing was, itself.
+    /// For each matrix, the matrix that was multiplied after it the last time; itself until then.
     followers: Box<[LinearId]>,
-    /// What was multiplied last.
+    /// The matrix that was multiplied last.
     latest: LinearId,
 }
 
 impl CpuWeights {
-    /// Packs every weight of `table` from `checkpoint`. `progress` is told the packed bytes as they come.
+    /// Packs every weight of `table` from `checkpoint`. Calls `progress` with the packed bytes as it goes.
     pub fn load(
         table: WeightTable,
         checkpoint: &Checkpoint,
@@ -70,8 +70,8 @@ impl CpuWeights {
         Self::at(table, Place::Region(region), (checkpoint, ledger, pool.threads()))
     }
 
-    /// The weights of `table` in a file that was opened for it. Tables that stay in the files of the checkpoint are read there, by so many
-    /// threads.
+    /// Returns the weights of `table` in a packed file that was opened for it. Tables that stay in the checkpoint's files are read there,
+    /// by `threads` threads.
     pub fn mapped(
         table: WeightTable,
         file: PackedFile,
@@ -86,7 +86,7 @@ impl CpuWeights {
         Ok(Self { table, place, in_files, followers, latest: LinearId(0) })
     }
 
-    /// All packed bytes, to tell these weights from others.
+    /// Returns all packed bytes, to compare these weights with others.
     pub fn bytes(&self) -> &[u8] {
         match &self.place {
             Place::Region(region) => region.bytes(),
@@ -98,7 +98,7 @@ impl CpuWeights {
     /// that stay in files could be read. This takes one system call a file; weights in memory need none.
     ///
     /// # Errors
-    /// [`DeviceError::WeightsChanged`], [`DeviceError::Table`]: what was computed since the last call may be wrong.
+    /// [`DeviceError::WeightsChanged`], [`DeviceError::Table`]: results computed since the last call may be wrong.
     pub fn intact(&self) -> Result<(), DeviceError> {
         if let Place::File(file) = &self.place {
             file.intact().map_err(|error| DeviceError::WeightsChanged(error.to_string()))?;
@@ -107,8 +107,8 @@ impl CpuWeights {
         tables.map_err(|error| DeviceError::Table(error.to_string()))
     }
 
-    /// Looks `count` rows of a table up that stays in the model's files, as [`FileTables::look_up`]. `place` says which matrix of the table
-    /// has the i-th, and its number there.
+    /// Looks up `count` rows of a table that stays in the model's files, as [`FileTables::look_up`]. `place` returns the table's matrix
+    /// that has the i-th row, and the row's number there.
     pub(super) fn look_up<'a>(
         &mut self,
         pool: &mut ThreadPool,
@@ -125,7 +125,7 @@ impl CpuWeights {
         tables.look_up(pool, (table, count), place, out);
     }
 
-    /// Rows of tables in files that were looked up since this was last asked.
+    /// Returns the rows of tables in files that were looked up since the last call.
     pub fn take_table_reads(&mut self) -> TableReads {
         self.in_files.as_mut().map(FileTables::take_reads).unwrap_or_default()
     }
@@ -142,13 +142,13 @@ impl CpuWeights {
         (linear, &self.bytes()[linear.offset..][..linear.packing.bytes()])
     }
 
-    /// A packed matrix as kernels take it, with its bias.
+    /// Returns a packed matrix in the form that kernels take, with its bias.
     pub(crate) fn matrix(&self, id: LinearId) -> Weights<'_> {
         let (linear, data) = self.linear(id);
         Weights { packing: &linear.packing, data, bias: linear.bias.map(|bias| self.vector(bias)) }
     }
 
-    /// Takes note that these matrices are multiplied now, in this order.
+    /// Records that these matrices are multiplied now, in this order.
     pub(crate) fn multiplied(&mut self, ids: impl Iterator<Item = LinearId>) {
         for id in ids {
             self.followers[self.latest.0] = id;
@@ -156,7 +156,7 @@ impl CpuWeights {
         }
     }
 
-    /// What was multiplied after the latest matrix last time, and after that, as far as is known.
+    /// Returns the matrices that are expected next: the one that followed the latest matrix last time, its follower, and so on.
     pub(crate) fn expected(&self) -> impl Iterator<Item = Weights<'_>> {
         let follower = |id: &LinearId| Some(self.followers[id.0]).filter(|follower| follower != id);
         std::iter::successors(follower(&self.latest), follower).map(|id| self.matrix(id))
@@ -173,7 +173,7 @@ impl CpuWeights {
     }
 }
 
-/// Packs all there is, each where its declaration says.
+/// Packs all weights, each at the place of its declaration.
 fn pack(
     table: &WeightTable,
     checkpoint: &Checkpoint,
@@ -251,7 +251,7 @@ pub fn write_vector(vector: &VectorDecl, checkpoint: &Checkpoint, target: &mut [
         VectorSource::Values(values) => write(&mut values.iter().copied()),
         VectorSource::Tensor { name, first, stride, change } => {
             let mut row = RowBuf::new();
-            // A tensor of several dimensions has several rows; the declaration knows its size.
+            // A tensor of several dimensions has several rows; its size comes from the declaration.
             let cols = checkpoint.tensor(name).map_or(1, |info| info.cols()).max(1);
             let (skipped, first) = (first / cols, first % cols);
             let needed = first + vector.len.saturating_sub(1) * stride + 1;
@@ -278,11 +278,11 @@ struct Scratch {
     rows: Vec<RowBuf>,
     floats: Vec<Vec<f32>>,
     groups: Vec<Groups>,
-    /// Of a matrix that is stored with its inputs first, the columns that become a task's rows.
+    /// For a matrix that is stored with its inputs first: the columns that become a task's rows.
     turned: Vec<f32>,
 }
 
-/// Scales of one row in the form the packer takes: groups wider than its own repeated.
+/// Scales of one row in the form that the packer takes: wider groups repeat their scale.
 #[derive(Default)]
 struct Groups {
     scale: Vec<f32>,
@@ -346,7 +346,7 @@ impl Scratch {
         packed.map_err(broken)
     }
 
-    /// Reads the columns that become these rows, of a matrix stored so.
+    /// Reads the stored columns that become these rows, of a matrix stored with its inputs first.
     fn read_turned(
         &mut self,
         linear: &LinearDecl,
@@ -375,7 +375,7 @@ impl Scratch {
             decode(checkpoint, &linear.name, row * parts + part, buf)?;
             buf.dequantize(values);
         }
-        // As they are stored: points, each with its channels, or the other way round.
+        // Stored either as points, each with its channels, or as channels, each with its points.
         let channels = if channels_last > 0 { channels_last } else { 1 };
         let points = values.len() / channels;
         for (point, values) in values.chunks_exact(channels).enumerate() {
@@ -433,7 +433,7 @@ impl Groups {
             repeat(offset, times, &mut self.offset);
             repeat(scale_bits, times, &mut self.scale_bits);
             repeat(offset_bits, times, &mut self.offset_bits);
-            // Scales of a byte; others are not looked at here.
+            // Scales of one byte; scales of other sizes are not read here.
             self.scale_bytes.clear();
             self.scale_bytes.extend(self.scale_bits.iter().map(|bits| *bits as u8));
         }

@@ -1,21 +1,21 @@
-//! One step's batch, as models and devices see it.
+//! One step's batch, the input of models and devices.
 
 use crate::kv::KvGroup;
 
 /// One sequence's rows in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeqSpan {
-    /// Its first row in the step.
+    /// The sequence's first row in the step.
     pub first_row: usize,
-    /// How many consecutive rows: 1 while decoding, a chunk while prefilling.
+    /// Consecutive rows: 1 while decoding, a chunk while prefilling.
     pub rows: usize,
     /// The position of the first row in the sequence.
     pub start: usize,
-    /// Where its page ids begin in [`StepInput::pages`].
+    /// Index of the first page id in [`StepInput::pages`].
     pub pages_at: usize,
-    /// How many page ids: enough for `start + rows` positions.
+    /// Number of page ids: enough for `start + rows` positions.
     pub pages: usize,
-    /// Attention sees no position before this one: 0, except for a draft head that was not run on the earlier ones.
+    /// Attention reads no position before this one: 0, except for a draft head that skipped the earlier ones.
     pub seen_from: usize,
     /// The state slot that recurrent layers start from; none: the sequence starts here, from zeros.
     pub state: Option<u32>,
@@ -24,10 +24,10 @@ pub struct SeqSpan {
 /// In [`StepInput::state_out`]: the state after this row is not kept.
 pub const NO_STATE: u32 = plimsoll_kernels::NO_SLOT;
 
-/// Candidates that a row may have at most.
+/// Most candidates of a row.
 pub const CANDIDATES_MAX: usize = 128;
 
-/// Elements of a row among which [`Device::candidates`](super::Device::candidates) looks for the greatest first.
+/// Elements of a row in one block of the first pass of [`Device::candidates`](super::Device::candidates).
 pub const CANDIDATE_BLOCK: usize = 64;
 
 /// Consecutive rows of a step that take their embeddings from an encoder.
@@ -48,25 +48,26 @@ pub struct StepInput<'a> {
     pub positions: &'a [u32],
     /// The sequences.
     pub seqs: &'a [SeqSpan],
-    /// Page ids of all sequences, one after another. For [`Device::attend_within`](super::Device::attend_within), which keeps nothing, they count from 0.
+    /// Page ids of all sequences, one after another. For [`Device::attend_within`](super::Device::attend_within), which stores nothing,
+    /// they count from 0.
     pub pages: &'a [u32],
-    /// Page ids of the window group, at the same places as those of the whole context; empty for models without. Those behind the window of
-    /// a sequence's rows are not looked at, but are pages of the pool (0, say).
+    /// Page ids of the window group, at the same indices as those of the whole context; empty for models without. Page ids before the
+    /// window of a sequence's rows are not used, but must be pages of the pool (0, say).
     pub window_pages: &'a [u32],
-    /// Token type of each row, for encoders, which tell the texts of a pair apart; empty for all others.
+    /// Token type of each row, for encoders that tell the texts of a pair apart; empty for all others.
     pub types: &'a [u32],
     /// The rows that need logits, ascending.
     pub logit_rows: &'a [u32],
-    /// The sequences of these rows, as if they were all rows of the step ([`Self::wanted`]). May be empty.
+    /// The sequences of the rows that need logits, as if they were all rows of the step ([`Self::wanted`]). May be empty.
     pub logit_seqs: &'a [SeqSpan],
-    /// For each row that needs logits, how many of its most likely tokens tell what is asked of it, at most [`CANDIDATES_MAX`]; 0: all its
-    /// logits are needed. Empty: all logits of all these rows are.
+    /// For each row that needs logits, the number of most likely tokens that sampling needs, at most [`CANDIDATES_MAX`]. 0: it needs all
+    /// logits. Empty: all these rows need all logits.
     pub candidates: &'a [u32],
     /// For each row the slot that receives the recurrent state after it, or [`NO_STATE`]; empty for models without state.
     /// A sequence's last row always names one. It may be the slot that the sequence starts from; no slot is named twice.
     pub state_out: &'a [u32],
     /// The position of each row in time, height and width, for models that give images a position in all three. Empty:
-    /// the row's position, three times. The numbers are whole, except behind a video with frames that are not whole
+    /// the row's position, three times. The numbers are whole, except after a video with frames that are not whole
     /// steps apart.
     pub places: &'a [[f32; 3]],
     /// For each row the position after the last that it attends to. Only models in which the rows of an image attend to each other
@@ -74,20 +75,20 @@ pub struct StepInput<'a> {
     pub ends: &'a [u32],
     /// Rows that do not take their embeddings from their tokens.
     pub media: &'a [MediaRows<'a>],
-    /// How many of its last rows linear layers and attention compute in bfloat16, if they can ([`crate::Bf16Rows`]).
+    /// Number of last rows that linear layers and attention compute in bfloat16, if they can ([`crate::Bf16Rows`]).
     pub bf16_rows: usize,
-    /// Whether logits are computed so, too.
+    /// Whether the logits of these rows are computed in bfloat16, too.
     pub bf16_logits: bool,
     /// Whether hidden states are used only to compute logits. The last layer then skips rows that need no logits.
     pub only_logits: bool,
-    /// Whether the host reads hidden states, to pool them. A device with memory of its own brings them back.
+    /// Whether the host reads hidden states, to pool them. A device with memory of its own copies them back.
     pub pooled: bool,
 }
 
 impl<'a> StepInput<'a> {
-    /// The step of the rows that need logits alone, for layers behind which other rows leave nothing. None where hidden states of other
-    /// rows are used, or their sequences are not given. Tokens and positions stay those of all rows. No row with logits attends to a later
-    /// one: of an image only the last row may need logits.
+    /// Returns the step of only the rows that need logits, for layers after which the other rows are unused. None where hidden states of
+    /// other rows are used, or their sequences are not given. Tokens and positions stay those of all rows. No row with logits attends to a
+    /// later one: of an image only the last row may need logits.
     pub fn wanted(&self) -> Option<StepInput<'a>> {
         let given = self.logit_rows.is_empty() || !self.logit_seqs.is_empty();
         (self.only_logits && given).then(|| StepInput {
@@ -106,7 +107,7 @@ impl<'a> StepInput<'a> {
         }
     }
 
-    /// How many of the rows that need logits are computed in bfloat16. These are the last ones.
+    /// Returns how many of the rows that need logits are computed in bfloat16. These are the last ones.
     pub fn bf16_logit_rows(&self) -> usize {
         let exact = (self.tokens.len() - self.bf16_rows) as u32;
         self.logit_rows.len() - self.logit_rows.partition_point(|row| *row < exact)

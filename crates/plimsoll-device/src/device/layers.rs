@@ -1,4 +1,4 @@
-//! What layers do, apart from their data.
+//! Parameters of layers, without their data.
 
 use std::ops::Range;
 
@@ -29,18 +29,18 @@ pub enum Activation {
     Softplus,
 }
 
-/// What one attention layer does, apart from its data.
+/// Parameters of one attention layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// Index of the layer's keys and values in the cache.
     pub layer: usize,
     /// Query heads; a multiple of the cache's heads.
     pub heads: usize,
-    /// Scores are multiplied by this.
+    /// Factor of the scores.
     pub scale: f32,
-    /// A position sees this many positions at most, itself included. In an encoder it sees half as many to either side, and itself.
+    /// Most positions that a position attends to, itself included. In an encoder: half as many to either side, and itself.
     pub window: Option<usize>,
-    /// The window does not slide: a position sees those from the last multiple of the window on.
+    /// The window does not slide: a position attends to the positions from the last multiple of the window on.
     pub chunked: bool,
     /// Scores become `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
@@ -48,12 +48,12 @@ pub struct Attention {
     pub sinks: Option<VectorId>,
     /// The sequence begins with an encoder's output; such a layer has no window.
     pub encoded: Option<Encoded>,
-    /// Positions from this one on see nothing here: [`Device::attend_selected`] selects what they see.
+    /// Positions from this one on attend to nothing here: [`Device::attend_selected`] selects their positions.
     pub selects_from: Option<usize>,
 }
 
-/// What a row attends to in a sequence that begins with an encoder's output: so many positions, from 0 on. A row of that output attends to
-/// itself alone, and nothing reads the result.
+/// The positions that a row attends to in a sequence that begins with an encoder's output. The value is the number of positions of that
+/// output, from 0 on. A row of the output attends to itself alone, and nothing reads the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoded {
     /// Self-attention of the decoder: the positions behind the output, up to the row's own.
@@ -76,7 +76,7 @@ impl Attention {
         selects_from: None,
     };
 
-    /// The positions from `first` on that `position` sees in a decoder.
+    /// Returns the positions from `first` on that `position` attends to in a decoder.
     pub fn seen(&self, position: usize, first: usize) -> Range<usize> {
         if self.selects_from.is_some_and(|from| position >= from) {
             return position..position;
@@ -91,7 +91,7 @@ impl Attention {
         seen.start.max(first)..seen.end
     }
 
-    /// The first position that the window leaves to a row of which the last position is `end - 1`.
+    /// Returns the first position inside the window of a row with last position `end - 1`.
     pub fn first_seen(&self, end: usize) -> usize {
         match self.window {
             Some(window) if self.chunked => end.saturating_sub(1) / window * window,
@@ -100,14 +100,14 @@ impl Attention {
         }
     }
 
-    /// The positions that `position` sees in an encoder, of a sequence of `length` positions.
+    /// Returns the positions that `position` attends to in an encoder, of a sequence of `length` positions.
     pub fn seen_within(&self, position: usize, length: usize) -> Range<usize> {
         let reach = self.window.map_or(length, |window| window / 2);
         position.saturating_sub(reach)..length.min(position + reach + 1)
     }
 }
 
-/// What a layer does in which a row attends to the few rows before it ([`Device::attend_near`]).
+/// Parameters of a layer in which a row attends to a few preceding rows ([`Device::attend_near`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Near {
     /// Heads of queries, keys and values.
@@ -118,21 +118,20 @@ pub struct Near {
     pub cap: f32,
 }
 
-/// What is done to the heads of queries and keys before they meet: each normalised, where the family does so, then rotated
-/// ([`Device::rope`]).
+/// Preparation of the heads of queries and keys: each is normalised, in families that do so, then rotated ([`Device::rope`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Rotary {
     /// Weights of the norms ([`Device::rms_norm`]) of a head of queries and one of keys.
     pub norms: Option<[VectorId; 2]>,
-    /// Of these norms.
+    /// The epsilon of these norms.
     pub eps: f32,
     /// A row of cosines and sines for every row of the step.
     pub angles: Buf,
-    /// Which elements make a pair.
+    /// Whether pairs are elements (2i, 2i+1); otherwise (i, i + half).
     pub interleaved: bool,
 }
 
-/// A causal convolution over time, apart from its data: its state is the last inputs.
+/// Parameters of a causal convolution over time. Its state is the last inputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CausalConv {
     /// Index of the layer's part in a state slot: its number among the recurrent layers.
@@ -150,7 +149,7 @@ pub struct CausalConv {
 }
 
 impl CausalConv {
-    /// The state of `layers` layers that are such a convolution and nothing else.
+    /// Returns the state of `layers` layers that consist of such a convolution alone.
     pub fn state_shape(&self, layers: usize) -> StateShape {
         StateShape {
             layers,
@@ -164,7 +163,7 @@ impl CausalConv {
     }
 }
 
-/// What one recurrent layer (Gated DeltaNet) does, apart from its data.
+/// Parameters of one recurrent layer (Gated DeltaNet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GatedDelta {
     /// Index of the layer's part in a state slot: its number among the recurrent layers.
@@ -181,7 +180,7 @@ pub struct GatedDelta {
     pub conv: VectorId,
     /// Inputs that the convolution sees, the row's own included.
     pub taps: usize,
-    /// Whether value head v is served by key head `v % key_heads`; otherwise by `v / (value_heads / key_heads)`.
+    /// Whether key head `v % key_heads` serves value head v; otherwise key head `v / (value_heads / key_heads)`.
     pub tiled: bool,
     /// Logarithm of the decay's rate, one a value head.
     pub a_log: VectorId,
@@ -203,7 +202,7 @@ impl GatedDelta {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
 
-    /// The state that the layer keeps, as part of a slot of `layers` such layers.
+    /// Returns the state of `layers` such layers, as part of a slot.
     pub fn state_shape(&self, layers: usize) -> StateShape {
         StateShape {
             layers,
@@ -217,7 +216,7 @@ impl GatedDelta {
     }
 }
 
-/// A Mamba-2 recurrence behind a causal convolution, apart from its data. A row of the convolution's result is the values of all heads,
+/// Parameters of a Mamba-2 recurrence behind a causal convolution. A row of the convolution's result has the values of all heads,
 /// then B and C of all groups.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelectiveScan {
@@ -235,7 +234,7 @@ pub struct SelectiveScan {
     pub a_log: VectorId,
     /// Bias of the time step, one a head.
     pub dt_bias: VectorId,
-    /// What of a value is added to its output, one factor a head.
+    /// Share of a value that is added to its output, one factor per head.
     pub skip: VectorId,
     /// The least and the greatest time step.
     pub limits: [f32; 2],
@@ -252,7 +251,7 @@ impl SelectiveScan {
         self.width() + 2 * self.groups * self.state_dim
     }
 
-    /// The state of `layers` such layers with a convolution of so many `taps`.
+    /// Returns the state of `layers` such layers with a convolution of `taps` taps.
     pub fn state_shape(&self, layers: usize, taps: usize) -> StateShape {
         StateShape {
             layers,
@@ -266,17 +265,17 @@ impl SelectiveScan {
     }
 }
 
-/// Rows that layers multiply.
+/// Input rows of linear layers.
 #[derive(Clone, Copy, Debug)]
 pub struct Input {
     /// The rows.
     pub x: Buf,
-    /// They are made first, if it says of what.
+    /// The norm that computes the rows first, if any.
     pub norm: Option<Norm>,
 }
 
 impl Input {
-    /// Rows that are to be made as [`Device::rms_norm`] would make them.
+    /// Returns rows that are still to be computed, as [`Device::rms_norm`] does it.
     pub fn normed(x: Buf, from: Buf, weight: VectorId, eps: f32) -> Self {
         Self { x, norm: Some(Norm { from, weight, eps }) }
     }
@@ -291,7 +290,7 @@ impl Input {
         Self { x: self.x.span(first, rows), norm }
     }
 
-    /// Makes the rows, if they are not there already.
+    /// Computes the rows, unless they are there already.
     pub fn ready<D: Device + ?Sized>(self, device: &mut D) -> Buf {
         if let Some(Norm { from, weight, eps }) = self.norm {
             device.rms_norm(self.x, from, weight, eps);
@@ -306,7 +305,7 @@ impl From<Buf> for Input {
     }
 }
 
-/// What rows are made of: `rms_norm(from, weight, eps)`.
+/// The source of rows: `rms_norm(from, weight, eps)`.
 #[derive(Clone, Copy, Debug)]
 pub struct Norm {
     /// Other rows, as many and as wide.
@@ -333,7 +332,7 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// [`Device::feed_forward`] by operations of their own.
+    /// Carries out [`Device::feed_forward`] by separate operations.
     pub(crate) fn by_steps<D: Device + ?Sized>(
         &self,
         device: &mut D,
@@ -352,12 +351,12 @@ impl FeedForward {
     }
 }
 
-/// A mixture of experts, apart from its data: expert e is `gate[e]`, `up[e]`, `down[e]`; without a gate, `gate[e]` and `down[e]`.
+/// Parameters of a mixture of experts: expert e is `gate[e]`, `up[e]`, `down[e]`; without a gate, `gate[e]` and `down[e]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Experts<'a> {
     /// Gate projections, all of one shape.
     pub gate: &'a [LinearId],
-    /// Up projections, of the same shape. None: what the activation makes of the gate goes down alone.
+    /// Up projections, of the same shape. Empty: `down` takes the activation of the gate alone.
     pub up: &'a [LinearId],
     /// Down projections, back to the width of the input.
     pub down: &'a [LinearId],
@@ -369,32 +368,32 @@ pub struct Experts<'a> {
     pub act: Activation,
     /// Another scoring than a softmax over all experts.
     pub scoring: Option<Scoring>,
-    /// Whether the weight of an expert is multiplied onto its input, and not onto its result. Then gate and up have no biases.
+    /// Whether an expert's weight is multiplied onto its input instead of its result. Then gate and up have no biases.
     pub weighs_inputs: bool,
 }
 
-/// How a router scores experts, where it is no plain softmax ([`plimsoll_kernels::Scoring`]).
+/// A router's scoring of experts, where it is no plain softmax ([`plimsoll_kernels::Scoring`]).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scoring {
     /// Scores are sigmoids of the logits; otherwise their softmax.
     pub sigmoid: bool,
-    /// Added to the scores for the choice alone.
+    /// Added to the scores for the choice of experts only.
     pub correction: Option<VectorId>,
     /// Groups of neighbouring experts.
     pub groups: usize,
     /// Groups to choose from.
     pub top_groups: usize,
-    /// What weights are multiplied with at last.
+    /// Last factor of all weights.
     pub scale: f32,
-    /// What each expert's weight is multiplied with besides.
+    /// Another factor of each expert's weight.
     pub expert_scales: Option<VectorId>,
 }
 
-/// How [`Device::unfold`] cuts windows out of a plane of two axes, `inner` running faster. Each row of the plane has all channels of
-/// one point.
+/// Parameters of [`Device::unfold`], which cuts windows out of a plane of two axes, `inner` running faster. Each row of the plane has
+/// all channels of one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unfold {
-    /// Points of the inner axis. Of the outer one there are as many as the rows make.
+    /// Points of the inner axis. The number of rows gives the points of the outer one.
     pub inner: usize,
     /// Points of a window along the outer and along the inner axis.
     pub taps: [usize; 2],

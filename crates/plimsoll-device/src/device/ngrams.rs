@@ -1,32 +1,32 @@
-//! What layers do that look up n-grams of token ids, apart from their data.
+//! Parameters of layers that look up n-grams of token ids.
 
 use plimsoll_formats::HashedHead;
 
 use crate::weights::{LinearId, VectorId};
 
-/// How n-grams become rows of a table.
+/// The mapping of n-grams to rows of a table.
 ///
 /// An n-gram ends at a row's token. Its hash is the xor of `token * factor` over its tokens, and head h of its order takes row
-/// `first + hash % rows`. Where a token before the last one is `end`, that token and those before it count as `end`; so do tokens before
+/// `first + hash % rows`. Where a token before the last one is `end`, that token and all before it count as `end`; so do tokens before
 /// the sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ngrams {
-    /// The layer's number among those that look up n-grams.
+    /// The layer's number among the layers that look up n-grams.
     pub layer: usize,
     /// The parts of the table, each with its first row.
     pub table: Box<[(usize, LinearId)]>,
     /// The factors, the last token's first.
     pub factors: Box<[u64]>,
-    /// The heads, those of n-grams of two tokens first.
+    /// The heads, first those of n-grams of two tokens.
     pub heads: Box<[HashedHead]>,
     /// Heads of each order.
     pub per_order: usize,
-    /// The token that no n-gram reaches across.
+    /// The token that ends a text: no n-gram reaches across it.
     pub end: u32,
 }
 
 impl Ngrams {
-    /// Tokens before a row's own that its longest n-gram reaches.
+    /// Returns the number of tokens before a row's own that its longest n-gram reaches.
     pub fn before(&self) -> usize {
         self.factors.len() - 1
     }
@@ -38,7 +38,7 @@ impl Ngrams {
         (id, row - first)
     }
 
-    /// The rows of all heads for a token; `before(i)` is the token i + 1 places before it.
+    /// Writes the rows of all heads for a token; `before(i)` is the token i + 1 places before it.
     pub fn rows(&self, token: u32, before: impl Fn(usize) -> u32, rows: &mut [u32]) {
         let (mut hash, mut over) = (u64::from(token).wrapping_mul(self.factors[0]), false);
         let heads = self.heads.chunks_exact(self.per_order).zip(rows.chunks_exact_mut(self.per_order));
@@ -53,10 +53,10 @@ impl Ngrams {
     }
 }
 
-/// The convolution of such a layer.
+/// The convolution of a layer that looks up n-grams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NgramConv {
-    /// The layer's number among those that look up n-grams.
+    /// The layer's number among the layers that look up n-grams.
     pub layer: usize,
     /// Channels, each convolved by itself.
     pub channels: usize,
@@ -64,7 +64,7 @@ pub struct NgramConv {
     pub weight: VectorId,
     /// Inputs that the convolution sees, the row's own included.
     pub taps: usize,
-    /// Rows from one of them to the next.
+    /// Rows from one input of the convolution to the next.
     pub dilation: usize,
 }
 

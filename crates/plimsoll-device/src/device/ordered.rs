@@ -1,17 +1,17 @@
-//! Linear layers whose matrices have their columns in another order than the input (act-order of GPTQ). The input is permuted first.
+//! Linear layers with matrices that have their columns in another order than the input (act-order of GPTQ). The input is permuted first.
 
 use super::{Buf, Device, DeviceError, Input, Mode};
 use crate::weights::{LinearId, VectorId};
 
-/// What such layers need of a device.
+/// The operations of a device for matrices with permuted columns.
 pub(crate) trait Ordered: Device {
-    /// For each column of a matrix the index of its input; none where the columns are in the order of the input.
+    /// Returns for each column of a matrix the index of its input; none where the columns are in the order of the input.
     fn order(&self, id: LinearId) -> Option<VectorId>;
 
     /// `out[r][j] = x[r][order[j]]`.
     fn permute(&mut self, out: Buf, x: Buf, order: VectorId);
 
-    /// [`Device::linear_rows`] of layers whose columns are in the order of `input`.
+    /// [`Device::linear_rows`] of layers with columns in the order of `input`.
     fn in_order(
         &mut self,
         input: Input,
@@ -21,7 +21,7 @@ pub(crate) trait Ordered: Device {
     ) -> Result<(), DeviceError>;
 }
 
-/// [`Device::linear_rows`] of any layers. Neighbours with the same order share one permuted input.
+/// Carries out [`Device::linear_rows`] for any layers. Neighbours with the same order share one permuted input.
 pub(crate) fn linear_rows<D: Ordered>(
     device: &mut D,
     input: Input,

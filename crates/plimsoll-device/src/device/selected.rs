@@ -1,4 +1,4 @@
-//! What an attention layer does that selects what its rows see, apart from its data.
+//! Parameters of an attention layer that selects the positions of its rows.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::weights::VectorId;
 
 /// Attention to selected blocks of positions, and to those behind the last complete block.
 ///
-/// A block's key is the mean of its positions' index keys, normed, then rotated at the place of the block's first position
-/// (halves, as many elements as there are frequencies twice).
+/// A block's key is the mean of its positions' index keys, normed, then rotated at the place of the block's first position.
+/// Pairs are halves; twice as many elements as frequencies are rotated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
     /// The attention that it is a part of.
@@ -21,13 +21,13 @@ pub struct Selection {
     pub blocks: usize,
     /// The norm of block keys.
     pub norm: VectorId,
-    /// Its epsilon.
+    /// The epsilon of the norm.
     pub eps: f32,
     /// Frequencies of the rotation.
     pub frequencies: VectorId,
-    /// The axis of each, in models that see images.
+    /// The axis of each frequency, in models with image input.
     pub axes: Option<Arc<[u8]>>,
-    /// What sine and cosine are multiplied with.
+    /// Factor of sine and cosine.
     pub rope_scale: f32,
 }
 

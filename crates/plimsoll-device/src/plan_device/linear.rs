@@ -5,7 +5,7 @@ use crate::device::ordered::Ordered;
 use crate::device::{Buf, Device, DeviceError, Input, Mode};
 use crate::weights::{LinearId, VectorId};
 
-/// Rows of a matrix product on a GPU, at most: four go to each of 65,535 groups.
+/// Most rows of a matrix product on a GPU: each of 65,535 workgroups takes four.
 const GPU_ROWS_MAX: usize = 4 * 65_535;
 
 impl Ordered for PlanDevice<'_> {

@@ -5,7 +5,7 @@ use plimsoll_kernels::KvLayout;
 use crate::device::{Attention, Buf, NO_STATE, StepInput};
 use crate::kv::{PAGE_TOKENS, encoder_layout};
 
-/// How the keys and values of one layer of an encoder's step lie in the workspace, and the bytes of workspace that they take.
+/// Returns the layout of keys and values of one layer of an encoder's step, and the bytes of workspace that they take.
 pub(crate) fn within(spec: &Attention, q: Buf, k: Buf, step: &StepInput<'_>) -> (KvLayout, usize) {
     let head_dim = q.cols / spec.heads;
     let layout = encoder_layout(k.cols / head_dim, head_dim);

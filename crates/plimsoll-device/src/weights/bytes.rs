@@ -1,13 +1,13 @@
-//! What weights take: in their region, and in the host's heap.
+//! Memory of weights: in their region, and in the host's heap.
 
 use super::{ALIGN, Form, LinearDecl, VectorDecl, VectorSource, WeightTable};
 
-/// A tensor that stays in its file: how its rows are read, and its places.
+/// Heap bytes of one tensor that stays in its file: its row reader and its places.
 const FILE_PART_BYTES: usize = 512;
 
 impl WeightTable {
-    /// Bytes that the table itself takes in the host's heap, estimated from above: a model of many experts has tens of
-    /// thousands of entries.
+    /// Returns the most bytes that the table itself takes in the host's heap. A model of many experts has tens of thousands of
+    /// entries.
     pub fn host_bytes(&self) -> usize {
         let pieces = |form: &Form| match form {
             Form::Rows(pieces) => size_of_val(&**pieces),
@@ -24,7 +24,7 @@ impl WeightTable {
         in_files + 2 * (self.linears.iter().map(linear).sum::<usize>() + self.vectors.iter().map(vector).sum::<usize>())
     }
 
-    /// Bytes of the weights whose tensors' names begin so.
+    /// Returns the bytes of the weights from tensors with this prefix in their names.
     pub fn bytes_below(&self, prefix: &str) -> usize {
         let loaded = self.linears.iter().filter(|linear| linear.in_file.is_none());
         let linears = loaded.filter(|linear| linear.name.starts_with(prefix));

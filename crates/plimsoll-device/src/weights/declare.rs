@@ -1,4 +1,4 @@
-//! How a model names its weights.
+//! Declaration of a model's weights.
 
 mod tables;
 
@@ -17,13 +17,13 @@ pub struct Declare<'a> {
     checkpoint: &'a Checkpoint,
     policy: DtypePolicy,
     table: WeightTable,
-    /// What the model's names are prefixed with in the checkpoint.
+    /// The prefix of the model's tensor names in the checkpoint.
     prefix: &'static str,
     /// The configuration of the model that is declared.
     config: &'a ModelConfig,
-    /// Layers with keys and values that others have in the cache before this model's.
+    /// Layers of other models that come before this model's in the KV cache.
     cached: usize,
-    /// Where tables are kept.
+    /// The place of tables.
     tables: TablePlace,
 }
 
@@ -42,7 +42,7 @@ impl<'a> Declare<'a> {
         }
     }
 
-    /// The same, with tables kept there.
+    /// Returns the declaration with tables in this place.
     pub fn with_tables_in(self, tables: TablePlace) -> Self {
         Self { tables, ..self }
     }
@@ -52,7 +52,7 @@ impl<'a> Declare<'a> {
         self.table
     }
 
-    /// Declares that these matrices, declared one after another, are an expert's each: a GPU finds them by number.
+    /// Declares that these matrices, declared one after another, belong to one expert each. A GPU finds them by number.
     ///
     /// # Panics
     /// When they are not neighbours: a bug.
@@ -62,7 +62,7 @@ impl<'a> Declare<'a> {
         self.table.experts.push(first..first + ids.len());
     }
 
-    /// From here on the weights of the checkpoint's draft model, whose keys and values lie behind `cached` layers of the model's. Returns
+    /// Begins the weights of the checkpoint's draft model, with its keys and values behind `cached` layers of the model's. Returns
     /// its configuration; none without a draft model.
     pub fn begin_draft(&mut self, cached: usize) -> Option<&'a ModelConfig> {
         let config = self.checkpoint.draft()?;
@@ -70,7 +70,7 @@ impl<'a> Declare<'a> {
         Some(config)
     }
 
-    /// The place among all layers of the cache of this model's `layer`-th layer with keys and values.
+    /// Returns the index in the whole KV cache of this model's `layer`-th layer with keys and values.
     pub fn cache_layer(&self, layer: usize) -> usize {
         self.cached + layer
     }
@@ -92,17 +92,17 @@ impl<'a> Declare<'a> {
         self.tensor(name).is_some()
     }
 
-    /// The shape of a tensor in the file; none when it is not there.
+    /// Returns the shape of a tensor in the file; none if the file lacks it.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.tensor(name).map(|info| info.shape.as_slice())
     }
 
-    /// Whether the checkpoint is a configuration only, every tensor that it implies being assumed.
+    /// Whether the checkpoint is a configuration only; every tensor that it implies is assumed to exist.
     pub fn is_plan(&self) -> bool {
         !self.checkpoint.has_data()
     }
 
-    /// The values of a small vector that the declaration itself depends on; none when it is not there.
+    /// Reads the values of a small vector that the declaration itself depends on; none if the file lacks it.
     pub fn read_vector(&self, name: &str) -> Result<Option<Vec<f32>>, DeclareError> {
         let Some(info) = self.tensor(name) else { return Ok(None) };
         let mut row = RowBuf::default();
@@ -112,7 +112,7 @@ impl<'a> Declare<'a> {
         Ok(Some(values))
     }
 
-    /// The `len` values of a vector that the declaration itself depends on; `plan` each while there are no weights.
+    /// Reads the `len` values of a vector that the declaration itself depends on; without weights, each value is `plan`.
     pub fn read_values(&self, name: &str, len: usize, plan: f32) -> Result<Vec<f32>, DeclareError> {
         match self.read_vector(name)? {
             Some(values) if values.len() == len => Ok(values),
@@ -162,7 +162,7 @@ impl<'a> Declare<'a> {
         self.rows_of(name, stored, &[piece], k, bias)
     }
 
-    /// `rows` outputs from `first` on of a matrix `prefix.weight` of `stored` outputs, with their part of `prefix.bias`: one of
+    /// Declares `rows` outputs from `first` on of a matrix `prefix.weight` of `stored` outputs, with their part of `prefix.bias`: one of
     /// several projections that are stored as one.
     pub fn part_with_bias(
         &mut self,
@@ -197,7 +197,7 @@ impl<'a> Declare<'a> {
         let found = self.tensor(&name).map(|info| info.shape.as_slice());
         let (stored, channels_last) = match found {
             Some(shape) if shape == last && first != last => (last, channels),
-            // A linear layer over patches, whose points have all their channels.
+            // A linear layer over patches; each point has all its channels.
             Some(shape) if shape == flat && first.len() != flat.len() => (flat.to_vec(), channels),
             _ => (first, 0),
         };
@@ -231,7 +231,7 @@ impl<'a> Declare<'a> {
         self.turned_floats(name, stored, (row, column, stride), (out, k), bias)
     }
 
-    /// [`Declare::turned`] of a matrix that may be quantized along its outputs: then it is kept as the f32 values that it stands for.
+    /// Declares as [`Declare::turned`] a matrix that may be quantized along its outputs: then its dequantized f32 values are kept.
     ///
     /// # Panics
     /// When it reaches beyond the tensor: the model's mistake, never the file's.
@@ -318,7 +318,7 @@ impl<'a> Declare<'a> {
             )));
         }
         let values: Vec<f32> = order.iter().map(|input| *input as f32).collect();
-        // Matrices that share an input usually share its order: it is stored once.
+        // Matrices that share an input usually share its order, which is stored once.
         let last = self.table.linears.last().and_then(|last| last.order);
         let is_same = |id: &VectorId| match &self.table.vectors[id.0].source {
             VectorSource::Values(known) => *known == values,
@@ -363,7 +363,7 @@ impl<'a> Declare<'a> {
         Ok(self.push_vector(VectorSource::Tensor { name: self.full(name), first: 0, stride: 1, change }, len))
     }
 
-    /// `len` elements of a tensor of shape `stored`, from `first` on, each `stride` from the one before: one of several vectors
+    /// Declares `len` elements of a tensor of shape `stored`, from `first` on, each `stride` from the one before: one of several vectors
     /// that are stored as one.
     pub fn part_of_vector(
         &mut self,
@@ -401,7 +401,7 @@ impl<'a> Declare<'a> {
     }
 }
 
-/// The packed format for a stored one: exact, except where the policy asks otherwise.
+/// Returns the packed format for a stored one: exact, unless the policy says otherwise.
 fn pack_kind(encoding: &Encoding, policy: DtypePolicy, k: usize) -> PackKind {
     match (encoding, policy) {
         (_, DtypePolicy::F32) | (Encoding::F32, DtypePolicy::Auto) => PackKind::F32,
@@ -416,7 +416,7 @@ fn pack_kind(encoding: &Encoding, policy: DtypePolicy, k: usize) -> PackKind {
 
 fn quant_packing(layout: &QuantLayout) -> QuantPacking {
     let own_scales = matches!(layout.scales, ScaleKind::F16 | ScaleKind::Bf16 | ScaleKind::F32);
-    // As many elements share a scale as kernels allow; other groups repeat theirs.
+    // The widest group that kernels support; wider stored groups repeat their scale.
     let wide = [128u8, 64].into_iter().find(|group| own_scales && layout.group.is_multiple_of(usize::from(*group)));
     let group = wide.unwrap_or(layout.group.min(32) as u8);
     QuantPacking {

@@ -2,24 +2,24 @@
 
 use super::WeightTable;
 
-/// Rows among which a row has its place in the cache.
+/// Rows of a set of the cache: a row may be in any slot of its set.
 pub(crate) const WAYS: usize = 8;
 /// Most rows of a table's cache: the bits above are for the state of a row that is looked up.
 const CACHED_MAX: usize = 1 << 30;
-/// Bytes beside each cached row: its number, and when it was used last.
+/// Bytes beside each cached row: its number, and the batch of its last use.
 pub(crate) const TAG: usize = 8;
-/// Most bytes of caches unless more are asked for.
+/// Most bytes of caches, unless more are configured.
 const USUAL_CACHE_MAX: u64 = 1 << 30;
 /// A table's cache starts on a cache line.
 const ALIGN: usize = 64;
 
-/// Where tables are kept of which a step reads single rows: embeddings.
+/// The place of tables from which a step reads single rows: embeddings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TablePlace {
     /// All in memory.
     #[default]
     Memory,
-    /// Those of n-grams in the model's files: they are several times as large as the rest of the model.
+    /// Tables of n-grams in the model's files, where they are several times as large as the rest of the model; others in memory.
     Auto,
     /// All in the model's files, where these store rows one by one.
     File,
@@ -38,7 +38,7 @@ impl std::str::FromStr for TablePlace {
     }
 }
 
-/// What a table has rows for.
+/// The kind of a table, by its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableKind {
     /// Tokens.
@@ -61,7 +61,7 @@ impl TablePlace {
 /// A table that stays in the model's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileTable {
-    /// The matrices that have its rows: neighbours in [`WeightTable::linears`].
+    /// Number of matrices that make up its rows: neighbours in [`WeightTable::linears`].
     pub parts: usize,
     /// Rows of all parts.
     pub rows: usize,
@@ -71,30 +71,30 @@ pub struct FileTable {
     pub row_bytes: usize,
 }
 
-/// Where a matrix lies that stays in the model's files.
+/// The place of a matrix that stays in the model's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InFile {
     /// The table that it is part of ([`WeightTable::file_tables`]).
     pub table: usize,
-    /// The number of its first row in that table.
+    /// The table's row number of the matrix's first row.
     pub first: usize,
     /// Its number among all matrices in files.
     pub tensor: usize,
 }
 
-/// What the caches of a model's tables come to.
+/// Sizes of the caches of a model's tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableCacheSize {
     /// Bytes of all caches.
     pub bytes: usize,
-    /// Rows that they hold.
+    /// Rows that fit into all caches.
     pub rows: usize,
 }
 
 /// The cache of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CacheLayout {
-    /// Rows that it holds: a multiple of [`WAYS`].
+    /// Rows that fit into the cache: a multiple of [`WAYS`].
     pub slots: usize,
     /// Bytes of a row.
     pub row_bytes: usize,
@@ -108,20 +108,20 @@ impl CacheLayout {
         self.at + (self.slots * self.row_bytes).next_multiple_of(ALIGN)
     }
 
-    /// Offset of what follows.
+    /// Returns the offset behind the cache.
     pub fn end(&self) -> usize {
         (self.tags_at() + self.slots * TAG).next_multiple_of(ALIGN)
     }
 }
 
 impl WeightTable {
-    /// The table with caches of so many bytes, all together, for tables that stay in files; each gets its share by size. Without a number: a
-    /// quarter of the tables, at most a GiB.
+    /// Returns the table with `asked` bytes of caches, all together, for tables that stay in files. Each table gets a share by its size.
+    /// Without a number: a quarter of the tables, at most a GiB.
     pub fn with_table_cache(self, asked: Option<u64>) -> Self {
         Self { table_cache: asked, ..self }
     }
 
-    /// Matrices that are loaded.
+    /// Returns the number of matrices that are loaded into memory.
     pub fn loaded(&self) -> usize {
         self.linears.iter().filter(|linear| linear.in_file.is_none()).count()
     }
@@ -136,13 +136,13 @@ impl WeightTable {
         self.file_tables.iter().map(|table| table.rows as u64 * table.row_bytes as u64).sum()
     }
 
-    /// Bytes that each thread takes to read rows: a row as it is stored, and decoded. Buffers of decoded rows grow by doubling.
+    /// Returns the bytes that each thread takes to read rows: one stored row and one decoded row. Buffers of decoded rows grow by doubling.
     pub fn row_reader_bytes(&self) -> usize {
         self.file_tables.iter().map(|table| table.row_bytes + 2 * size_of::<f32>() * table.width).max().unwrap_or(0)
     }
 
-    /// What caches take and hold if so many bytes are asked for, as in [`WeightTable::with_table_cache`]: no more than all rows take, and at
-    /// least some rows of each table.
+    /// Returns the size of the caches for `asked` bytes, as in [`WeightTable::with_table_cache`]. It is at most the size of all rows, and
+    /// at least some rows of each table.
     pub fn table_cache_size(&self, asked: Option<u64>) -> TableCacheSize {
         let (mut bytes, mut rows) = (0, 0);
         for layout in self.cache_layouts(asked) {

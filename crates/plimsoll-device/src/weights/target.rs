@@ -1,11 +1,11 @@
-//! What carries out steps.
+//! The processor that carries out steps.
 
 use plimsoll_kernels::Isa;
 
 use crate::cpu;
 use crate::kv::ModelShape;
 
-/// What carries out the steps of an engine. It decides what a step takes of the workspace, and which operations there are.
+/// The processor of an engine's steps. It decides the workspace of a step, and the operations that exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// The host's cores, with this instruction set.
@@ -15,7 +15,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The instruction set of the host's cores, if these carry out the steps.
+    /// Returns the instruction set of the host's cores, if they carry out the steps.
     pub fn isa(self) -> Option<Isa> {
         match self {
             Self::Cpu(isa) => Some(isa),

@@ -1,4 +1,4 @@
-//! What encoders of images and audio ask for, as dispatches.
+//! Operations of image and audio encoders, as dispatches.
 
 use plimsoll_device::weights::VectorSource;
 use plimsoll_device::{Attention, Blend, Buf, LinearId, Mode, Near, StepInput, Unfold, VectorId};
@@ -8,7 +8,7 @@ use super::{GpuDevice, at};
 use crate::kernel::Kernel;
 
 impl GpuDevice {
-    /// Rows of a table by numbers that were sent, or sums of four of them; see [`crate::kernel`].
+    /// Reads rows of a table by uploaded row numbers, or sums of four rows; see [`crate::kernel`].
     pub(super) fn table_rows(&mut self, out: Buf, table: LinearId, sent: u32, scale: f32, blend: bool) {
         let packing = self.weights.table().linear(table).packing;
         assert_eq!(out.cols, packing.k(), "rows as wide as those of the table");
@@ -40,8 +40,9 @@ impl GpuDevice {
         self.table_rows(x, table, sent, 1.0, true);
     }
 
-    /// The cosines and sines of every row: of what `place` says once for the row, `position` for a frequency's index, times the frequency.
-    /// They are computed here and sent: the sines of drivers are not good enough for long contexts.
+    /// Writes the cosines and sines of every row: of the position times the frequency. `place` returns a row's place, once for the row;
+    /// `position` returns the position for a frequency's index. They are computed here and uploaded: the sines of drivers are not good
+    /// enough for long contexts.
     pub(super) fn angles<P>(
         &mut self,
         out: Buf,
@@ -65,7 +66,7 @@ impl GpuDevice {
         self.fetch(out, sent);
     }
 
-    /// Rows from outside. Those that follow one another are one dispatch, so that it does not matter in how many pieces they come.
+    /// Uploads rows of the host. Rows that follow one another are one dispatch, so the number of pieces does not matter.
     pub(super) fn run_place(
         &mut self,
         x: Buf,
@@ -97,20 +98,20 @@ impl GpuDevice {
         self.call(Kernel::Place, elements(count as usize), &[sent, cols, count, add]);
     }
 
-    /// Sends which rows are a sequence, unless it is sent already: layers of an encoder attend in two ways at most.
+    /// Uploads the row table of these sequences, unless it is there already. Layers of an encoder attend in at most two ways.
     pub(super) fn table_of(&mut self, sequences: &mut dyn Iterator<Item = (usize, usize)>, all: usize) -> u32 {
         let (sent, mut next) = (self.record.words(), 0);
         for (first, rows) in sequences {
             assert_eq!(first, next, "sequences follow one another");
             next += rows;
-            // As for a step: place in the sequence, pages, first that is seen, last that is seen and one.
+            // As for a step: place in the sequence, pages, first row attended to, last row attended to plus one.
             self.record.send((0..rows as u32).flat_map(|row| [row, 0, 0, rows as u32]));
         }
         assert_eq!(next, all, "every row belongs to a sequence");
         self.known_table(sent)
     }
 
-    /// Sends what each row of a step sees through a window, unless it is sent already.
+    /// Uploads the window of each row of a step, unless it is there already.
     pub(super) fn windows_of(&mut self, spec: &Attention, step: &StepInput<'_>) -> u32 {
         let sent = self.record.words();
         for seq in step.seqs {
@@ -123,7 +124,7 @@ impl GpuDevice {
         self.known_table(sent)
     }
 
-    /// The table that was sent at `sent`, or an equal one that was sent before it.
+    /// Returns the offset of the table uploaded at `sent`, or of an equal one uploaded before it.
     fn known_table(&mut self, sent: u32) -> u32 {
         let words = self.record.words() - sent;
         for [before, length] in self.sent_tables.iter().copied().flatten() {
@@ -138,7 +139,7 @@ impl GpuDevice {
         sent
     }
 
-    /// Attention over keys and values in rows of the arena.
+    /// Attends over keys and values in rows of the arena.
     pub(super) fn attend_in_rows(&mut self, spec: &Attention, [out, q, k, v]: [Buf; 4], table: u32) {
         let head_dim = q.cols / spec.heads;
         assert_eq!((k.rows, k.cols), (v.rows, v.cols), "keys and values have one shape");
@@ -160,7 +161,7 @@ impl GpuDevice {
         self.call(Kernel::Within(head_dim), by_row(q.rows * spec.heads), &params);
     }
 
-    /// Attention to the rows before, with a key for every distance.
+    /// Attends to a few preceding rows, with a key for every distance.
     pub(super) fn run_near(&mut self, spec: &Near, out: Buf, [q, k, v]: [Buf; 3], distances: Buf, table: u32) {
         let shape = |x: Buf| (x.rows, x.cols);
         assert_eq!([shape(q), shape(k), shape(v)], [shape(out); 3], "one shape");

@@ -1,7 +1,7 @@
-//! A mixture of experts as dispatches: rows choose, choices are ordered by expert, and each block of them is multiplied with its matrix.
+//! A mixture of experts as dispatches: rows choose, choices are ordered by expert, and each block of them is multiplied by its matrix.
 //!
-//! Which experts are chosen is not known when dispatches are recorded. So there is a workgroup for every block that there can be, and a
-//! table says where a matrix lies. One dispatch serves the matrices of one packing in one segment.
+//! The chosen experts are not known when dispatches are recorded. So there is a workgroup for every block that can occur, and a
+//! table has the place of each matrix. One dispatch serves the matrices of one packing in one segment.
 
 use plimsoll_device::{Buf, Device, DeviceError, Experts, GPU_EXPERT_ROWS, GpuExperts, LinearId, Mode};
 
@@ -9,7 +9,7 @@ use super::operations::{by_row, elements};
 use super::{GpuDevice, at};
 use crate::kernel::{GRID_WIDTH, Kernel, TILE_PANELS, TILE_ROWS, TILES_FROM};
 
-/// How choices are cut: rows of a block, and blocks at most.
+/// The cut of choices into blocks: rows of a block, and the most blocks.
 #[derive(Clone, Copy)]
 struct Blocks {
     rows: u32,
@@ -43,7 +43,7 @@ impl GpuDevice {
             self.grouped(spec.up, x, space.up, spec.top_k, &space, blocks);
         }
         if spec.weighs_inputs {
-            // Gate and up are linear: their results times the weight are those of the input times the weight.
+            // Gate and up are linear: the weight times their result is their result of the weight times the input.
             let weights = space.weights.reshape(1);
             [space.gate, space.up]
                 .into_iter()
@@ -65,7 +65,7 @@ impl GpuDevice {
         Ok(())
     }
 
-    /// Each row's experts and weights, and all choices ordered by expert.
+    /// Computes each row's experts and weights, and orders all choices by expert.
     fn choose(&mut self, spec: &Experts<'_>, router: Buf, space: &GpuExperts, cut: Blocks) {
         let scoring = spec.scoring;
         let after = |vector| self.vector(vector) + 1;
@@ -97,7 +97,7 @@ impl GpuDevice {
         self.call(Kernel::Group, [u32::from(choices > 0), 1], &params);
     }
 
-    /// Every choice's row of `x`, which `share` choices have together, through its expert's matrix.
+    /// Multiplies every choice's row of `x` by its expert's matrix; `share` choices have one row in common.
     fn grouped(&mut self, ids: &[LinearId], x: Buf, out: Buf, share: usize, space: &GpuExperts, cut: Blocks) {
         let linear = self.weights.table().linear(ids[0]);
         let (k, outputs) = (linear.packing.k(), linear.packing.out());
@@ -106,7 +106,7 @@ impl GpuDevice {
         let word = |device: &Self, i: usize| device.weights.segments().segment_word(first + i as u32);
         for (i, id) in ids.iter().enumerate() {
             let segment = word(self, i);
-            // Neighbours mostly lie in one segment, and there are few.
+            // Neighbours mostly are in one segment, and there are few segments.
             if (0..i).rev().any(|before| word(self, before) == segment) {
                 continue;
             }

@@ -8,28 +8,28 @@ use plimsoll_device::{
 use super::{GpuDevice, at};
 use crate::kernel::{Kernel, LINEAR_ROWS, Q8_BLOCK, THREADS, TILE_PANELS, TILE_ROWS, TILES_FROM, grid};
 
-/// Workgroups in which every thread makes one of `count` elements.
+/// Returns the workgroups for `count` elements, one element per thread.
 pub(super) fn elements(count: usize) -> [u32; 2] {
     if count == 0 { [0; 2] } else { grid(count.div_ceil(THREADS as usize)) }
 }
 
-/// Workgroups that make a row each.
+/// Returns the workgroups for `rows` rows, one row per workgroup.
 pub(super) fn by_row(rows: usize) -> [u32; 2] {
     if rows == 0 { [0; 2] } else { grid(rows) }
 }
 
 impl GpuDevice {
-    /// A kernel over `count` elements of `x` and `y`.
+    /// Dispatches a kernel over `count` elements of `x` and `y`.
     fn plain(&mut self, kernel: Kernel, x: u32, y: u32, count: usize, act: u32, cap: f32) {
         self.call(kernel, elements(count), &[x, y, count as u32, act, cap.to_bits()]);
     }
 
-    /// Fills a matrix with what was sent from `sent` on.
+    /// Fills a matrix with the uploaded words from `sent` on.
     pub(super) fn fetch(&mut self, out: Buf, sent: u32) {
         self.plain(Kernel::Fetch, at(out), sent, out.rows * out.cols, 0, 0.0);
     }
 
-    /// A kernel over the elements of rows like `x`; see [`crate::kernel`].
+    /// Dispatches a kernel over the elements of rows like `x`; see [`crate::kernel`].
     fn rowwise(&mut self, kernel: Kernel, out: Buf, x: Buf, by: u32, column: usize) {
         let count = match kernel {
             Kernel::Gather => out.rows * x.cols,
@@ -144,7 +144,7 @@ impl Device for GpuDevice {
     }
 
     fn rope(&mut self, x: Buf, angles: Buf, head_dim: usize, interleaved: bool) {
-        // `x` may be seen as one row per head; a row of angles serves all heads of its token.
+        // `x` may have one row per head; a row of angles serves all heads of its token.
         let heads = x.rows * x.cols / head_dim;
         let (half, count) = (angles.cols / 2, heads * angles.cols / 2);
         let by_token = heads.checked_div(angles.rows).unwrap_or(0);
@@ -370,7 +370,7 @@ impl Device for GpuDevice {
     }
 
     fn clamp(&mut self, x: Buf, low: f32, high: f32) {
-        // A shader may take it that no number is infinite.
+        // A shader compiler may assume that no number is infinite.
         let [low, high] = [low, high].map(|bound| bound.clamp(f32::MIN, f32::MAX).to_bits());
         let count = x.rows * x.cols;
         self.call(Kernel::Clamp, elements(count), &[at(x), count as u32, low, high]);

@@ -1,4 +1,4 @@
-//! A step's one submission, and what comes back from it. What was left on the device can be fetched after it.
+//! A step's one submission, and its outputs. Other matrices on the device can be fetched afterwards.
 
 use plimsoll_device::{Buf, DeviceError};
 use plimsoll_memory::faults;
@@ -8,16 +8,16 @@ use super::GpuDevice;
 use crate::kernel::Second;
 use crate::segments::CALL_BYTES;
 
-/// That a part of a step takes no more than was planned.
+/// Checks that a part of a step takes no more than planned.
 fn fits(what: &'static str, needed: usize, capacity: usize) -> Result<(), DeviceError> {
     if needed > capacity { Err(DeviceError::Transfer { what, needed, capacity }) } else { Ok(()) }
 }
 
 impl GpuDevice {
-    /// Carries out what was recorded, waits, and fetches `outputs`.
+    /// Submits the recorded operations, waits, and fetches `outputs`.
     ///
     /// # Errors
-    /// [`DeviceError::Transfer`] where more was to be sent or fetched than planned, [`DeviceError::Gpu`] where the device failed.
+    /// [`DeviceError::Transfer`] if the upload or the outputs are larger than planned, [`DeviceError::Gpu`] if the device failed.
     pub fn finish(&mut self, outputs: &[Buf]) -> Result<(), DeviceError> {
         let done = self.submit(outputs);
         self.forget();
@@ -43,7 +43,7 @@ impl GpuDevice {
         self.bring(encoder, outputs)
     }
 
-    /// Fetches matrices behind what was fetched already, and submits all that.
+    /// Copies matrices behind those already fetched, submits everything, and waits.
     fn bring(&mut self, mut encoder: CommandEncoder, outputs: &[Buf]) -> Result<(), DeviceError> {
         if std::mem::take(&mut self.readable) {
             self.memory.readback.buffer.unmap();
@@ -88,7 +88,7 @@ impl GpuDevice {
         }
     }
 
-    /// Writes what is sent into the staging buffer.
+    /// Writes the upload into the staging buffer.
     fn stage(&mut self) -> Result<(), DeviceError> {
         if self.record.sent.is_empty() {
             return Ok(());
@@ -115,18 +115,18 @@ impl GpuDevice {
         waited.map(|_| ()).map_err(|error| DeviceError::Gpu(error.to_string()))
     }
 
-    /// Bytes that came back since this was last asked.
+    /// Returns the bytes that were fetched since the last call.
     pub fn take_fetched(&mut self) -> u64 {
         std::mem::take(&mut self.fetched)
     }
 
-    /// A row of a matrix of the last step, as [`Self::elements`].
+    /// Returns a row of a matrix of the last step, as [`Self::elements`].
     pub fn row_mut(&mut self, x: Buf, row: usize) -> &mut [f32] {
         self.elements(x.span(row, 1))
     }
 
-    /// The elements of a matrix of the last step, or of some of a matrix's rows. What [`Self::finish`] did not fetch is fetched now, as long
-    /// as no other step was begun. It is a copy: what is changed in it is gone with the next one.
+    /// Returns the elements of a matrix of the last step, or of some rows of a matrix. It fetches a matrix that [`Self::finish`] did not
+    /// fetch, as long as no other step was begun. The result is a copy: changes in it are lost with the next call.
     pub fn elements(&mut self, x: Buf) -> &mut [f32] {
         let found = self.place_of(x).or_else(|| {
             let end = self.came.last().map_or(0, |(last, at)| at + last.bytes());
@@ -145,13 +145,13 @@ impl GpuDevice {
                 let floats = view[at..].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
                 self.row.extend(floats);
             }
-            // The device is gone: no number, so that the step fails.
+            // The device failed: NaN, so that the step fails.
             None => self.row.resize(x.rows * x.cols, f32::NAN),
         }
         &mut self.row
     }
 
-    /// Where among what came back a matrix lies, as one that was fetched or as a part of one.
+    /// Returns the offset of a matrix among the fetched ones, either as a whole or as part of one.
     fn place_of(&self, x: Buf) -> Option<usize> {
         let holds = |(whole, _): &&(Buf, usize)| {
             whole.cols == x.cols

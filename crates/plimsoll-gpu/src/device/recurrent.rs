@@ -1,4 +1,4 @@
-//! Recurrent layers as dispatches: a workgroup takes some channels, or a head's columns, of one sequence.
+//! Recurrent layers as dispatches. A workgroup takes some channels, or some columns of a head, of one sequence.
 
 use plimsoll_device::{Buf, CausalConv, GatedDelta, NO_STATE, SelectiveScan, SeqSpan, StateShape, StepInput, VectorId};
 
@@ -15,7 +15,7 @@ struct Heads {
     groups: usize,
     /// Neighbouring heads of a group; 0: head h belongs to group h modulo `groups`.
     per: usize,
-    /// Of Mamba-2.
+    /// For Mamba-2, the share of a value that is added to its output.
     skip: Option<VectorId>,
 }
 
@@ -24,7 +24,7 @@ impl GpuDevice {
         self.memory.state_shape.expect("a model with recurrent layers has a state")
     }
 
-    /// Sends a step's sequences, and the slot of each row, once.
+    /// Uploads a step's sequences, and the slot of each row, once.
     fn slots_of(&mut self, step: &StepInput<'_>) -> [u32; 2] {
         if let Some(sent) = self.sent_slots {
             return sent;
@@ -101,7 +101,7 @@ impl GpuDevice {
         assert_eq!((x.cols, out.cols), (spec.channels(), spec.width()), "widths");
         assert_eq!((dt.cols, decay.cols), (heads, heads), "one time step a head");
         let (a_log, dt_bias) = (self.vector(spec.a_log), self.vector(spec.dt_bias));
-        // What has no limit stays within what a kernel may compare.
+        // A missing limit becomes the largest number that a kernel may compare with.
         let [least, most] = [least, most].map(|limit| limit.clamp(f32::MIN, f32::MAX).to_bits());
         let count = dt.rows * heads;
         let params = [at(dt), at(decay), count as u32, heads as u32, a_log, dt_bias, least, most];
@@ -110,7 +110,7 @@ impl GpuDevice {
         self.update(&heads, [out, x, decay, dt], step);
     }
 
-    /// Takes every sequence's rows of `x` through the states of its heads.
+    /// Updates the states of the heads with every sequence's rows of `x`.
     fn update(&mut self, heads: &Heads, [out, x, decay, beta]: [Buf; 4], step: &StepInput<'_>) {
         let state = self.state();
         let [seqs, outs] = self.slots_of(step);

@@ -1,8 +1,8 @@
-//! Kernels over the pages of keys and values.
+//! Kernels over the pages of the KV cache.
 //!
 //! A layer's part of a page holds, head after head, the keys of 16 positions, one position after another, and then their values.
-//! Two elements of half precision share a word, and a thread reads and writes both. Under q8 four elements share a word, 32 of a position
-//! have a scale, and the scales lie behind the elements.
+//! Two elements of half precision share a word; one thread reads and writes both. Under q8, four elements share a word, 32 elements of
+//! a position share a scale, and the scales follow the elements.
 
 use plimsoll_device::{KvDtype, PAGE_TOKENS, ROW_WORDS};
 
@@ -13,9 +13,9 @@ use super::{Q8_BLOCK, THREADS, sized};
 /// every row of the step, `pages` the page ids; `page_words` is the layer's part of a page.
 pub const STORE: &[&str] = &["k", "v", "half_dim", "pairs", "count", "table", "pages", "page_words"];
 
-/// `rows` rows of queries `q` and of results `out`, of `heads` heads; `group` of them share keys and values. The last position that a row
-/// sees is one before the last word of its part of `table`. `window`, `chunk` and `cap_f` are 0 where
-/// there is none, `sinks` is 1 more than where a logit for each head lies among the vectors, or 0.
+/// `rows` rows of queries `q` and of results `out`, of `heads` heads; `group` heads share keys and values. A row attends to positions
+/// before the last word of its part of `table`. `window`, `chunk` and `cap_f` are 0 if there is none. `sinks` is 0, or 1 more than the
+/// offset of the heads' sink logits among the vectors.
 pub const ATTEND: &[&str] = &[
     "q",
     "out",
@@ -32,11 +32,11 @@ pub const ATTEND: &[&str] = &[
     "cap_f",
 ];
 
-/// The same of an encoder, whose keys and values lie in the arena, rows of `kv_cols`; a row sees all rows of its sequence.
+/// [`ATTEND`] for an encoder: keys and values are rows of `kv_cols` in the arena. A row attends to all rows of its sequence.
 pub const WITHIN: &[&str] =
     &["q", "out", "rows", "heads", "group", "table", "k", "v", "kv_cols", "sinks", "scale_f", "cap_f"];
 
-/// Positions that are looked at together: a thread for each.
+/// Positions that a workgroup computes together: one thread for each.
 const TILE: u32 = THREADS;
 
 /// Words of a pair of elements.
@@ -89,7 +89,7 @@ fn put_pair(at: u32, pair: vec2<f32>) {
     }
 }
 
-/// Pair `d` of the position `slot` of a head's keys or values, which begin at `at`.
+/// Returns the function that reads pair `d` at position `slot` of a head's keys or values, which begin at `at`.
 fn read(dtype: KvDtype) -> &'static str {
     match dtype {
         KvDtype::F32 => {
@@ -138,7 +138,7 @@ fn filled(text: &str, dtype: KvDtype) -> String {
     sized(&text.replace("$TILE", &TILE.to_string()))
 }
 
-/// A thread has a block of keys and one of values.
+/// A thread writes one block of keys and one of values.
 const PUT_BLOCK: &str = "
 fn put_block(codes: u32, scale: u32, source: u32, count: u32) {
     var most = 0.0;
@@ -193,7 +193,7 @@ pub(super) fn store(dtype: KvDtype) -> String {
     filled(&each(write(dtype), body), dtype)
 }
 
-/// Where the positions of a row lie: in pages.
+/// Code that finds the positions of a row in pages.
 const IN_PAGES: [&str; 3] = [
     "let position = sent[p.table + row * $ROWu];
     let last = sent[p.table + row * $ROWu + 3u] - 1u;
@@ -210,7 +210,7 @@ const IN_PAGES: [&str; 3] = [
     "sent[pages + (base + j) / $PAGEu] * p.page_words + part + $HALFu",
 ];
 
-/// In rows of the arena.
+/// Code that finds the positions of a row in rows of the arena.
 const IN_ROWS: [&str; 3] = [
     "let last = sent[p.table + row * $ROWu + 3u] - 1u;
     let first = sent[p.table + row * $ROWu + 2u];
@@ -236,10 +236,10 @@ pub(super) fn within(head_dim: usize) -> String {
     filled(&attention(READ_ROWS, IN_ROWS, head_dim), KvDtype::F32)
 }
 
-/// Attention over positions that lie as `place` says: what comes before, a key's place, and a value's.
+/// Attention over positions that `place` finds: code before the loop, a key's place, and a value's.
 fn attention(read: &str, place: [&str; 3], head_dim: usize) -> String {
     let pairs = head_dim / 2;
-    // Pairs of the result that a thread has.
+    // Pairs of the result that one thread holds.
     let held = pairs.div_ceil(THREADS as usize);
     let each = |text: &str| {
         let one = |i: usize| {

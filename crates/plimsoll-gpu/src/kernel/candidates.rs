@@ -1,22 +1,22 @@
 //! Kernels that find the most likely tokens of rows, so that not all logits need be fetched.
 //!
-//! First the greatest logit of every block of tokens is found, then a workgroup takes a row's candidates one after another: the block
-//! with the greatest logit, the first token that has it, and what is greatest in the block behind that. Logits are compared as whole
-//! numbers, which no driver rounds. Columns lie in the arena as floats, which hold them up to 2^24.
+//! The first kernel finds the greatest logit of every block of tokens. In the second, a workgroup takes a row's candidates one after
+//! another: the block with the greatest logit, the first token with this logit, and the greatest logit of the block behind that one.
+//! Logits are compared as whole numbers, which no driver rounds. Columns are stored in the arena as floats, exact up to 2^24.
 
 use plimsoll_device::CANDIDATE_BLOCK;
 
 use super::elements::each;
 use super::{THREADS, sized};
 
-/// `count` blocks, or rows with candidates, of rows of `cols` at `x`; `blocks` of a row, their greatest elements at `maxima`; of each
-/// row its number, how many candidates it has and where these begin among all at `out`, at `sent` of what was sent.
+/// `count` blocks, or rows with candidates, of rows of `cols` at `x`; `blocks` per row, with their greatest elements at `maxima`. At
+/// `sent` of the upload, each row has its number, its count of candidates, and the first candidate's index at `out`.
 pub const CANDIDATES: &[&str] = &["x", "maxima", "out", "cols", "blocks", "count", "sent"];
 
-/// A thread looks at each element of a block.
+/// One thread reads each element of a block.
 const _: () = assert!(CANDIDATE_BLOCK == THREADS as usize, "threads of a workgroup");
 
-/// Logits as numbers that are greater where the logit is. -0 is 0; -infinity and what is no number are nothing.
+/// Logits as whole numbers in the same order. -0 is 0; -infinity and NaN are `NOTHING`.
 const KEYS: &str = "
 const NOTHING: u32 = 0x007fffffu;
 const NOWHERE: u32 = 0xffffffffu;
@@ -47,7 +47,7 @@ pub(super) fn block_maxima() -> String {
     sized(&each(KEYS, body))
 }
 
-/// A block's greatest element is looked at by one thread alone, the same each time.
+/// One thread alone reads a block's greatest element, always the same thread.
 const FIND: &str = "$KEYS
 var<workgroup> key_found: atomic<u32>;
 var<workgroup> block_found: atomic<u32>;

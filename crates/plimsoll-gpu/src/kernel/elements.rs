@@ -1,4 +1,4 @@
-//! Kernels in which every thread makes one element.
+//! Kernels in which every thread computes one element.
 
 use super::sized;
 
@@ -31,18 +31,17 @@ fn hyperbolic(x: f32) -> f32 {
 /// `x` and `y` are matrices of `count` elements.
 pub const PLAIN: &[&str] = &["x", "y", "count", "act", "cap_f"];
 
-/// A matrix of `count` elements, which stay between two finite bounds.
+/// A matrix of `count` elements, which are clamped between two finite bounds.
 pub const CLAMP: &[&str] = &["x", "count", "low_f", "high_f"];
 
-/// `count` elements of rows of `cols`; `out`, which may be `x`, or the `x` of a kernel that takes columns, has rows of `width` elements
-/// and begins at `column`; `by` is what goes
-/// by row or by column: among the vectors, what was sent, or in the arena.
+/// `count` elements of rows of `cols`. Rows of `width` elements, from `column` on, are those of `out` (it may be `x`), or those of `x` in
+/// a kernel that takes columns. `by` is the operand for rows or columns: among the vectors, in the upload, or in the arena.
 pub const BY_ROW: &[&str] = &["out", "x", "by", "cols", "count", "width", "column"];
 
-/// Heads of `head_dim` elements, `heads` a row, of which the first `2 · half` are rotated.
+/// Heads of `head_dim` elements, `heads` per row; the first `2 · half_dim` elements are rotated.
 pub const ROPE: &[&str] = &["x", "angles", "heads", "head_dim", "half_dim", "count", "pairs"];
 
-/// The functions that `act` chooses from, by its number in [`plimsoll_device::Activation`].
+/// The functions that `act` selects, by its number in [`plimsoll_device::Activation`].
 const ACTIVATIONS: &str = "
 fn sigmoid(x: f32) -> f32 {
     return 1.0 / (1.0 + exp(-x));
@@ -83,12 +82,12 @@ fn activations() -> String {
     [SOFTPLUS, HYPERBOLIC, ACTIVATIONS].concat()
 }
 
-/// A kernel that does `body` with the element's number in `i`, if `p.count` is more than that.
+/// Returns a kernel that runs `body` with the element's number in `i`, for numbers below `p.count`.
 pub(super) fn each(functions: &str, body: &str) -> String {
     each_of("p.count", functions, body)
 }
 
-/// The same of `count` elements, an expression.
+/// Returns a kernel as [`each`], for `count` elements, an expression.
 pub(super) fn each_of(count: &str, functions: &str, body: &str) -> String {
     let text = "$FUNCTIONS
 @compute @workgroup_size($THREADS)
@@ -105,7 +104,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 }
 
 pub(super) fn glu() -> String {
-    // The experts of gpt-oss clamp what is gated, too, and add 1.
+    // The experts of gpt-oss clamp the gated factor, too, and add 1.
     let body = "var up = arena[p.y + i];
     if (p.act == 6u) {
         up = clamp(up, -7.0, 7.0) + 1.0;
@@ -138,7 +137,7 @@ pub(super) fn multiply() -> String {
     each("", "arena[p.x + i] = arena[p.x + i] * vectors[p.by + i % p.cols];")
 }
 
-/// `column` is where the vector begins.
+/// `column` is the offset of the vector.
 pub(super) fn add_rows() -> String {
     each("", "arena[p.x + i] = arena[p.x + i] + vectors[p.column + sent[p.by + i / p.cols] * p.cols + i % p.cols];")
 }

@@ -1,18 +1,19 @@
-//! Kernels that encoders of images and audio need beside those of language models.
+//! Kernels of image and audio encoders, beside those of language models.
 
 use super::elements::{HYPERBOLIC, each};
 use super::sized;
 
-/// `count` elements of rows of `cols`, which lie at `rows` of what was sent, behind the place in the arena of each. `add`: to what is there.
+/// `count` elements of rows of `cols`. At `rows` of the upload, each row follows its offset in the arena. `add`: adds to the elements
+/// there.
 pub const PLACE: &[&str] = &["rows", "cols", "count", "add"];
 
 /// `count` elements of rows of `x`, points of `channels` each, `inner` by `outer` of them; `windows` to a line of `out`. The names that
-/// end in `0` are of the outer axis, those in `1` of the inner.
+/// end in `0` belong to the outer axis, those in `1` to the inner.
 pub const UNFOLD: &[&str] =
     &["out", "x", "count", "channels", "inner", "outer", "windows", "taps0", "taps1", "step0", "step1", "pad0", "pad1"];
 
-/// `rows` rows of `heads` heads of `dim` elements, each of which sees `seen` rows of its sequence at most, itself included. Row d of
-/// `distances` is the key of distance d; `table` says where a row stands in its sequence.
+/// `rows` rows of `heads` heads of `dim` elements. Each row attends to at most `seen` rows of its sequence, itself included. Row d of
+/// `distances` is the key of distance d; `table` has the place of a row in its sequence.
 pub const NEAR: &[&str] = &["out", "q", "k", "v", "distances", "table", "rows", "heads", "dim", "seen", "cap_f"];
 
 pub(super) fn place() -> String {
@@ -27,7 +28,7 @@ pub(super) fn place() -> String {
     each("", body)
 }
 
-/// What lies before the first point is a great number, and so is not inside either.
+/// Points before the first one wrap around to a great number, so they are outside, too.
 pub(super) fn unfold() -> String {
     let body = "let taps = p.taps0 * p.taps1;
     let row = i / (p.channels * taps);
@@ -43,8 +44,8 @@ pub(super) fn unfold() -> String {
     each("", body)
 }
 
-/// A workgroup makes a head of a row. Every thread makes a score, then every thread some elements: [`plimsoll_kernels::NEAR_MAX`] is as
-/// many as there are threads.
+/// A workgroup computes a head of a row. Every thread computes a score, then some elements: [`plimsoll_kernels::NEAR_MAX`] is the number
+/// of threads.
 pub(super) fn near() -> String {
     const { assert!(plimsoll_kernels::NEAR_MAX == super::THREADS as usize) };
     let text = "

@@ -1,6 +1,6 @@
-//! Kernels of a mixture of experts: which experts a row takes, which rows an expert has, and how its results join.
+//! Kernels of a mixture of experts: they choose a row's experts, group rows by expert, and sum up the results.
 //!
-//! Whole numbers lie in the arena as floats, which hold them up to 2^24.
+//! Whole numbers are stored in the arena as floats, exact up to 2^24.
 
 use plimsoll_device::GPU_EXPERTS_MAX;
 
@@ -8,8 +8,8 @@ use super::elements::{each, each_of};
 use super::rows::{GREATEST, SUM, over_all};
 use super::sized;
 
-/// `rows` rows of `experts` logits, of which `top` are chosen. `correction` and `scales` are 1 more than where they lie among the
-/// vectors, or 0. `sigmoid` and `renormalise` are 0 or 1.
+/// `rows` rows of `experts` logits, of which `top` are chosen. `correction` and `scales` are 0, or 1 more than their offsets among the
+/// vectors. `sigmoid` and `renormalise` are 0 or 1.
 pub const ROUTE: &[&str] = &[
     "logits",
     "rows",
@@ -26,10 +26,10 @@ pub const ROUTE: &[&str] = &[
     "scale_f",
 ];
 
-/// `choices` ids of experts at `ids`, to be ordered and cut into blocks of `rows` choices, of which there is room for `most`.
+/// `choices` ids of experts at `ids`, to be ordered and cut into blocks of `rows` choices; there is room for `most` blocks.
 pub const GROUP: &[&str] = &["ids", "choices", "experts", "order", "blocks", "most", "rows"];
 
-/// `count` elements of rows of `cols` at `out`; each row is the sum of `top` rows of `y`. `add`: to what is there.
+/// `count` elements of rows of `cols` at `out`; each row is the sum of `top` rows of `y`. `add`: adds to the elements there.
 pub const COMBINE: &[&str] = &["out", "y", "weights", "top", "cols", "count", "add"];
 
 const ROUTES: &str = "
@@ -189,11 +189,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
 }
 ";
 
-/// What an expert's weight is multiplied with besides is looked up where its id was written, in a pass of its own.
+/// Another factor of an expert's weight. It is read by the written id, so it needs a pass of its own.
 const SCALES: &str = "let id = u32(arena[p.ids + i]);
     arena[p.weights + i] = arena[p.weights + i] * vectors[p.scales - 1u + id];";
 
-/// A thread has some experts; the choices pass by in order.
+/// A thread has some experts and reads all choices in order.
 const GROUPS: &str = "
 var<workgroup> count: array<u32, $EXPERTS>;
 var<workgroup> block: array<u32, $EXPERTS>;

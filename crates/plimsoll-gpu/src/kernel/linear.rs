@@ -1,23 +1,24 @@
-//! Kernels over packed matrices (`plimsoll_kernels::packing` says how they lie): products with rows, and single rows.
+//! Kernels over packed matrices (`plimsoll_kernels::packing` has their layout): products with rows, and single rows.
 //!
-//! A workgroup makes the 16 outputs of a panel for some rows. Sixteen threads with one output each are a slice; the slices share the
-//! inputs, whole blocks at a time, and one thread adds their sums up in order. What a row's outputs are depends on nothing but the row.
+//! A workgroup computes the 16 outputs of a panel for some rows. Sixteen threads with one output each are a slice. Slices share the
+//! inputs, whole blocks at a time, and one thread adds up their sums in order. A row's outputs depend on nothing but the row.
 
 use plimsoll_kernels::{BLOCK, PANEL, PackKind, PackScales, QuantPacking, SUPER};
 
 use super::LINEAR_ROWS;
 
-/// `rows` rows of `k` inputs at `x` give rows of `width` outputs at `out`, of which a piece of `panels` panels makes those from `first`
-/// on, `outputs` at most. The piece lies at `w` of its segment. `bias` is 1 more than where the bias lies, or 0. `add`: to what is there.
+/// `rows` rows of `k` inputs at `x` give rows of `width` outputs at `out`. A piece of `panels` panels computes the outputs from `first`
+/// on, at most `outputs`. The piece is at `w` of its segment. `bias` is 0, or 1 more than the bias's offset. `add`: adds to the elements
+/// there.
 pub const LINEAR: &[&str] = &["x", "out", "rows", "k", "width", "first", "outputs", "w", "panel_words", "bias", "add"];
 
-/// `rows` rows of `k` elements at `out`, those of the matrix that tokens at `tokens` name, if they are among the `outputs` from `first`
-/// on that a piece has. `blend`: four tokens a row and, behind them, the share of each; their sum is added to the row.
+/// `rows` rows of `k` elements at `out`: the matrix's rows for the tokens at `tokens`, if they are among the piece's `outputs` rows from
+/// `first` on. `blend`: four tokens per row, followed by the share of each; their sum is added to the row.
 pub const EMBED: &[&str] = &["out", "rows", "k", "tokens", "first", "outputs", "w", "panel_words", "scale_f", "blend"];
 
-/// Rows of `k` inputs at `x` and of `width` outputs at `out`, a row a choice, multiplied with the matrix of the expert that was chosen.
-/// The lookup table has three words for every matrix of an expert, `first_id` of the first: the segment and the number of the packing,
-/// where it begins, and 1 more than where its bias lies. Matrices with another first word than `segment` are left to another dispatch.
+/// Rows of `k` inputs at `x` and of `width` outputs at `out`, one row per choice, multiplied by the matrix of the chosen expert.
+/// The lookup table has three words for every matrix of an expert, from number `first_id` on: the segment and the number of the packing,
+/// its offset, and 0 or 1 more than its bias's offset. Another dispatch serves matrices with another first word than `segment`.
 /// `order` and `blocks` are those of [`super::experts::GROUP`]; `share` choices have one row of inputs.
 pub const EXPERTS: &[&str] = &[
     "x",
@@ -37,10 +38,10 @@ pub const EXPERTS: &[&str] = &[
 /// Slices of a workgroup.
 pub(super) const SLICES: usize = 8;
 
-/// Elements that a slice takes at once of matrices of floats.
+/// Elements of a float matrix that a slice takes at once.
 pub(super) const RUN: usize = 8;
 
-/// Threads of a workgroup that makes products.
+/// Threads of a workgroup that computes products.
 const LINEAR_THREADS: usize = SLICES * PANEL;
 
 /// The bit planes of codes: the width of each, and its lowest bit in the code.
@@ -53,7 +54,7 @@ pub(super) fn planes(bits: u8) -> Vec<(u8, u8)> {
     [8u8, 4, 2, 1].iter().filter(|plane| bits & **plane != 0).map(of).collect()
 }
 
-/// Where a quad of a plane lies: the vector of 64 bytes, and the lowest bit within each byte.
+/// Returns the place of a quad in a plane: the vector of 64 bytes, and the lowest bit within each byte.
 fn place(plane: u8, quad: usize) -> (usize, usize) {
     match plane {
         8 => (quad, 0),
@@ -63,7 +64,7 @@ fn place(plane: u8, quad: usize) -> (usize, usize) {
     }
 }
 
-/// The same of the quad `quad`, as expressions.
+/// Returns the place of the quad `quad`, as expressions.
 pub(super) fn place_of_quad(plane: u8) -> (&'static str, &'static str) {
     match plane {
         8 => ("quad", "0u"),
@@ -73,12 +74,12 @@ pub(super) fn place_of_quad(plane: u8) -> (&'static str, &'static str) {
     }
 }
 
-/// Words of a block's codes, of all lanes.
+/// Returns the words of a block's codes, for all lanes.
 pub(super) fn block_words(bits: u8) -> usize {
     BLOCK * PANEL * usize::from(bits) / 32
 }
 
-/// Functions that read the scales and offsets of a panel, whose scales begin at `at`.
+/// Returns functions that read the scales and offsets of a panel with scales at `at`.
 fn scales(quant: QuantPacking) -> String {
     let parts = 1 + usize::from(quant.offset);
     let groups = SUPER / usize::from(quant.group);
@@ -137,14 +138,14 @@ fn offset_of(at: u32, lane: u32, g: u32) -> f32 {
     text.replace("$SCALE", &scale).replace("$OFFSET", &offset)
 }
 
-/// The levels of codes, where they are not their own.
+/// Returns the table of levels, if codes have a codebook.
 fn book(quant: QuantPacking) -> String {
     let Some(book) = quant.codebook else { return String::new() };
     let levels: Vec<String> = book.iter().map(|level| format!("{level}.0")).collect();
     format!("\nvar<private> book: array<f32, 16> = array<f32, 16>({});\n", levels.join(", "))
 }
 
-/// A level less the zero point, as a float, of a code that is an expression.
+/// Returns the expression of a level less the zero point, as a float; `code` is an expression.
 pub(super) fn level(quant: QuantPacking, code: &str) -> String {
     match quant.codebook {
         Some(_) => format!("(book[{code}] - {}.0)", quant.zero),
@@ -153,7 +154,7 @@ pub(super) fn level(quant: QuantPacking, code: &str) -> String {
     }
 }
 
-/// A function that reads one element of the matrix: of the panel at `panel`, in lane `lane`, element `k`.
+/// Returns a function that reads one element of the matrix: of the panel at `panel`, in lane `lane`, element `k`.
 pub(super) fn element(kind: PackKind) -> String {
     let body = match kind {
         PackKind::F32 => format!("return bitcast<f32>(weights[panel + k * {PANEL}u + lane]);"),
@@ -204,7 +205,7 @@ pub(super) fn reading(kind: PackKind) -> String {
 }
 
 pub(super) fn embed(kind: PackKind) -> String {
-    // A row before the first of the piece is a great number.
+    // A row before the piece's first one wraps around to a great number.
     let main = "
 fn of_row(row: u32, k: u32) -> f32 {
     return element(p.w + row / 16u * p.panel_words, row % 16u, k);
@@ -240,7 +241,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     reading(kind) + &element(kind) + &super::sized(main)
 }
 
-/// The quads of a block's codes as levels: `let c0 = vec4<f32>(…)`, …
+/// Returns the quads of a block's codes as levels: `let c0 = vec4<f32>(…)`, …
 fn levels(quant: QuantPacking) -> String {
     let mut text = String::new();
     let words = block_words(quant.bits) / PANEL;
@@ -265,7 +266,7 @@ fn levels(quant: QuantPacking) -> String {
     text
 }
 
-/// What a slice does with its blocks. A block has one or two groups, or is a part of one.
+/// Returns a slice's loop over its blocks. A block has one or two groups, or is a part of one.
 fn quantized(quant: QuantPacking) -> String {
     let group = usize::from(quant.group);
     let (groups, quads) = (BLOCK.div_ceil(group), group.min(BLOCK) / 4);
@@ -302,7 +303,7 @@ fn quantized(quant: QuantPacking) -> String {
     text
 }
 
-/// What a slice does with its runs of a matrix of floats.
+/// Returns a slice's loop over its runs, for a matrix of floats.
 fn floats(kind: PackKind) -> String {
     let mut text = format!("let run = b * {RUN}u;\n");
     for i in 0..RUN {
@@ -319,7 +320,7 @@ fn floats(kind: PackKind) -> String {
     text
 }
 
-/// What the first slice does with the last elements, which make no run.
+/// Returns the first slice's products with the last elements, which do not fill a run.
 fn rest() -> String {
     let mut each = String::new();
     for row in 0..LINEAR_ROWS {
@@ -330,7 +331,7 @@ fn rest() -> String {
     )
 }
 
-/// Which rows, and which matrix: those of a dispatch.
+/// The rows and the matrix of a dispatch of [`LINEAR`].
 const DENSE: &str = "let row = group.y * $ROWSu;
     let rows = min($ROWSu, p.rows - row);
     let mine = true;
@@ -339,7 +340,7 @@ const DENSE: &str = "let row = group.y * $ROWSu;
     let bias = p.bias;
 ";
 
-/// The same of a block of choices with one expert. What was read from the arena decides no branch around a barrier.
+/// The rows and the matrix of a block of choices with one expert. Values read from the arena decide no branch around a barrier.
 const GROUPED: &str = "let entry = p.blocks + (group.y + p.first_block) * 3u;
     let rows = u32(arena[entry + 2u]);
     let id = (p.first_id + u32(arena[entry])) * 3u;
@@ -363,7 +364,7 @@ pub(super) fn experts(kind: PackKind) -> String {
     products(kind, &head, input, "u32(arena[order + made])").replace("$ADD", "")
 }
 
-/// The kernel, with the beginning that is given, the lines that say where a row's inputs lie, and the number of the row at last.
+/// Returns the kernel: `head` is its beginning, `input` the code for the place of a row's inputs, `row` that for a row's number.
 fn products(kind: PackKind, head: &str, input: &str, row: &str) -> String {
     let (block, body, rest) = match kind {
         PackKind::Quant(quant) => (BLOCK, quantized(quant), String::new()),

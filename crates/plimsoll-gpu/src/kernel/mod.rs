@@ -1,7 +1,7 @@
-//! Kernels: which there are, what each is told, and its text.
+//! Kernels: the list of them, the parameters of each, and its text.
 //!
-//! All are told where things lie in words of four bytes. Group 0 of the bindings is the step arena, what the host sent for the step,
-//! the vectors, and the table of experts; group 1 is a segment of the weights, or one layer's keys and values.
+//! Parameters are offsets in words of four bytes. Group 0 of the bindings is the step arena, the step's upload, the vectors, and the
+//! table of experts; group 1 is a segment of the weights, or one layer's KV cache.
 
 mod attention;
 mod candidates;
@@ -16,25 +16,26 @@ mod tiles;
 use plimsoll_device::KvDtype;
 use plimsoll_kernels::PackKind;
 
-/// Words that a kernel may be told at most: 64 bytes, of the 128 that every Vulkan device has.
+/// Most parameter words of a kernel: 64 bytes, of the 128 that every Vulkan device has.
 pub const PARAMS_MAX: usize = 16;
 
-/// Workgroups along x, where there may be more than a dimension holds: the rest stand along y.
+/// Workgroups along x, if there are more than one dimension holds: the rest go along y.
 pub const GRID_WIDTH: u32 = 32768;
 
-/// Threads of a workgroup in which every thread makes an element, or all together a row.
+/// Threads of a workgroup in which every thread computes an element, or all together a row.
 pub const THREADS: u32 = 64;
 
-/// Rows that a workgroup of a matrix product makes at once.
+/// Rows that a workgroup of a matrix product computes at once.
 pub const LINEAR_ROWS: u32 = 4;
 
-/// Rows of a tile, which a workgroup makes of products with many rows.
+/// Rows of a tile, which one workgroup computes in products with many rows.
 pub const TILE_ROWS: u32 = 32;
 
 /// Panels of a tile.
 pub const TILE_PANELS: usize = 4;
 
-/// Products of at least so many rows are made in tiles, those of experts where an expert has so many choices, all being equal. With fewer rows tiles are too few to keep a large GPU busy.
+/// Least rows of a product in tiles, and least average choices per expert. With fewer rows there are too few tiles to keep a large GPU
+/// busy.
 pub const TILES_FROM: usize = 17;
 
 /// Elements of keys or values that share a scale under q8.
@@ -45,14 +46,14 @@ fn sized(text: &str) -> String {
     text.replace("$THREADS", &THREADS.to_string()).replace("$WIDTH", &GRID_WIDTH.to_string())
 }
 
-/// What group 1 of a kernel's bindings is.
+/// The content of group 1 of a kernel's bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Second {
     /// Nothing.
     Nothing,
     /// A segment of the weights.
     Weights,
-    /// Keys and values of a layer.
+    /// KV cache of a layer.
     Cache,
     /// Recurrent states of a layer.
     States,
@@ -61,29 +62,29 @@ pub enum Second {
 /// One kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// Rows of a packed matrix, by tokens, or sums of four of them.
+    /// Reads rows of a packed matrix, by tokens, or sums of four of them.
     Embed(PackKind),
     /// `y (+)= x·Wᵀ (+ bias)`.
     Linear(PackKind),
-    /// The same, bit for bit, for many rows.
+    /// [`Kernel::Linear`], bit for bit, for many rows.
     Tiles(PackKind),
     /// `y = x·Wᵀ (+ bias)`, with a matrix for every choice of an expert.
     Experts(PackKind),
-    /// The same, bit for bit, for blocks of many choices.
+    /// [`Kernel::Experts`], bit for bit, for blocks of many choices.
     ExpertTiles(PackKind),
-    /// A causal convolution over so many inputs.
+    /// A causal convolution over this number of inputs.
     Conv(usize),
     /// Normalises heads of queries and keys.
     NormHeads,
-    /// Decay and write strength of Gated DeltaNet.
+    /// Computes decay and write strength of Gated DeltaNet.
     Gates,
-    /// Time steps and decay of Mamba-2.
+    /// Computes time steps and decay of Mamba-2.
     TimeSteps,
-    /// Takes rows through matrices with so many rows; the rule is that of Mamba-2.
+    /// Updates states with this number of rows; the flag selects the rule of Mamba-2.
     Recur(usize, bool),
     /// Chooses experts.
     Route,
-    /// Multiplies the weights of the chosen experts.
+    /// Multiplies the weights of the chosen experts by the experts' scales.
     ScaleChoices,
     /// Orders choices by expert.
     Group,
@@ -95,11 +96,11 @@ pub enum Kernel {
     LayerNorm,
     /// Rotates heads.
     Rope,
-    /// Stores keys and values.
+    /// Stores keys and values in the cache.
     Store(KvDtype),
-    /// Attends, with heads of so many elements.
+    /// Attends, with heads of this number of elements.
     Attend(KvDtype, usize),
-    /// Attends within sequences of an encoder, with heads of so many elements.
+    /// Attends within sequences of an encoder, with heads of this number of elements.
     Within(usize),
     /// `x[r] +=` a row of a vector.
     AddRows,
@@ -109,7 +110,7 @@ pub enum Kernel {
     Activate,
     /// `x += y`.
     Add,
-    /// `x` is what was sent.
+    /// Copies uploaded words to `x`.
     Fetch,
     /// `x[r] *= weight`.
     Multiply,
@@ -129,22 +130,22 @@ pub enum Kernel {
     Take,
     /// `out[i][..] = x[rows[i]]`.
     Gather,
-    /// Rows that were sent, each where it belongs.
+    /// Copies uploaded rows, each to its place.
     Place,
-    /// The windows of a convolution as rows.
+    /// Writes the windows of a convolution as rows.
     Unfold,
-    /// Attends to the rows before, with a key for every distance.
+    /// Attends to a few preceding rows, with a key for every distance.
     Near,
     /// Moves ascending rows to the beginning.
     KeepRows,
-    /// The greatest of every block of rows' elements.
+    /// Finds the greatest element of every block of rows.
     BlockMaxima,
-    /// The greatest elements of rows.
+    /// Finds the greatest elements of rows.
     Candidates,
 }
 
 impl Kernel {
-    /// Those that every model may need, beside the kinds that its weights, cache and states have.
+    /// Kernels that every model may need, beside the kinds of its weights, cache and states.
     pub const COMMON: [Kernel; 20] = [
         Kernel::AddRows,
         Kernel::RmsNorm,
@@ -168,13 +169,13 @@ impl Kernel {
         Kernel::Candidates,
     ];
 
-    /// Those of an encoder of images or audio, and of a model that takes what it makes, beside attention.
+    /// Kernels of an image or audio encoder and of a model that takes its output, without attention.
     pub const ENCODER: [Kernel; 3] = [Kernel::Place, Kernel::Unfold, Kernel::Near];
 
-    /// Those of a mixture of experts, beside products.
+    /// Kernels of a mixture of experts, without matrix products.
     pub const ROUTING: [Kernel; 4] = [Kernel::Route, Kernel::ScaleChoices, Kernel::Group, Kernel::Combine];
 
-    /// What it is told, in order. Names that end in `_f` are floats.
+    /// Returns the names of its parameters, in order. Names that end in `_f` are floats.
     pub fn params(self) -> &'static [&'static str] {
         match self {
             Self::Embed(_) => linear::EMBED,
@@ -210,7 +211,7 @@ impl Kernel {
         }
     }
 
-    /// What group 1 of its bindings is.
+    /// Returns the content of group 1 of its bindings.
     pub fn second(self) -> Second {
         match self {
             Self::Embed(_) | Self::Linear(_) | Self::Tiles(_) | Self::Experts(_) | Self::ExpertTiles(_) => {
@@ -222,7 +223,7 @@ impl Kernel {
         }
     }
 
-    /// Its text.
+    /// Returns its WGSL text.
     pub fn source(self) -> String {
         let body = match self {
             Self::Embed(kind) => linear::embed(kind),
@@ -293,7 +294,7 @@ impl Kernel {
     }
 }
 
-/// Workgroups along x and y that make `groups` of them, at least.
+/// Returns the workgroups along x and y that make at least `groups`.
 pub fn grid(groups: usize) -> [u32; 2] {
     let width = groups.clamp(1, GRID_WIDTH as usize);
     [width as u32, groups.div_ceil(width).max(1) as u32]

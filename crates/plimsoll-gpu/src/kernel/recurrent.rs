@@ -1,4 +1,4 @@
-//! Kernels of recurrent layers: convolutions over time, and the matrices that Gated DeltaNet and Mamba-2 keep.
+//! Kernels of recurrent layers: convolutions over time, and the state matrices of Gated DeltaNet and Mamba-2.
 //!
 //! A layer's part of a slot holds the last inputs of its convolution, the oldest first, and then each head's matrix, row after row.
 //! A workgroup takes one sequence's rows in order, so that no cut of a sequence into steps changes a bit.
@@ -9,20 +9,20 @@ use super::elements::{SOFTPLUS, each};
 use super::rows::{SUM, over_all};
 use super::sized;
 
-/// Rows of `channels` at `x`. `weight` and, 1 more or 0, `bias` lie among the vectors, `before` and `after`, 1 more or 0, are matrices
-/// like `x`. `seqs` has three words for each sequence of the step: its first row, its rows, and the slot that it starts from or none.
-/// `outs` has a slot or none for each row.
+/// Rows of `channels` at `x`. `weight` is an offset among the vectors; `bias` is 0, or 1 more than one. `before` and `after` are 0, or 1
+/// more than the offset of a matrix like `x`. `seqs` has three words for each sequence of the step: its first row, its rows, and the slot
+/// that it starts from or none. `outs` has a slot or none for each row.
 pub const CONV: &[&str] = &["x", "channels", "weight", "bias", "before", "after", "silu", "seqs", "outs", "slot_words"];
 
-/// `rows` rows of `width`, of which the first `heads` heads of `head_dim` are normalised; the first `scaled` of them are multiplied with
-/// `scale_f` besides.
+/// `rows` rows of `width`, of which the first `heads` heads of `head_dim` are normalised. The first `scaled` heads are also multiplied by
+/// `scale_f`.
 pub const NORM: &[&str] = &["x", "rows", "heads", "head_dim", "width", "scaled", "scale_f"];
 
 /// `count` elements of rows of `heads` at `a` and `b`.
 pub const STEPS: &[&str] = &["a", "b", "count", "heads", "a_log", "dt_bias", "least_f", "most_f"];
 
-/// Rows at `x`, of which `out` has the results; `decay` and `beta` have an element a head. `per` heads share a group's queries and keys, or,
-/// where it is 0, head h takes group h modulo `groups`. `matrices` is where a slot's matrices begin.
+/// Rows at `x`, with their results at `out`; `decay` and `beta` have an element per head. `per` heads share a group's queries and keys;
+/// with 0, head h takes group h modulo `groups`. `matrices` is the offset of the matrices in a slot.
 pub const RECUR: &[&str] = &[
     "x",
     "out",
@@ -39,7 +39,7 @@ pub const RECUR: &[&str] = &[
     "skip",
 ];
 
-/// Columns of a matrix that a workgroup has, and parts into which it cuts their rows.
+/// Columns of a matrix in one workgroup, and the parts that their rows are cut into.
 pub const COLUMNS: usize = 16;
 const SLICES: usize = 8;
 
@@ -131,7 +131,7 @@ pub(super) fn normalise() -> String {
     sized(&HEADS.replace("$SUM", &over_all([SUM])))
 }
 
-/// What the kernels of one element a head begin with.
+/// The first lines of kernels with one element per head.
 const RATE: &str = "let head = i % p.heads;
     let rate = exp(vectors[p.a_log + head]);
     ";
@@ -149,7 +149,7 @@ pub(super) fn time_steps() -> String {
     each(SOFTPLUS, &(RATE.to_owned() + body))
 }
 
-/// A thread has one column, and a slice of its rows.
+/// A thread has one column, and one slice of its rows.
 const UPDATE: &str = "
 var<workgroup> keys: array<f32, $PADDED>;
 var<workgroup> queries: array<f32, $PADDED>;

@@ -1,14 +1,14 @@
-//! Kernels in which a workgroup makes a row.
+//! Kernels in which a workgroup computes a row.
 
 use super::sized;
 
 /// `rows` rows of `cols` elements, from `x` to `out`, with a vector `weight` and, of layer norms, a vector `bias`.
 pub const NORM: &[&str] = &["out", "x", "rows", "cols", "weight", "bias", "eps_f"];
 
-/// `kept` rows of `x`, with their numbers at `which` of what was sent.
+/// `kept` rows of `x`; the upload has their numbers at `which`.
 pub const KEEP: &[&str] = &["x", "cols", "kept", "which"];
 
-/// Functions that take one value of every thread of the workgroup and return what `of` makes of two of them at a time, in one order.
+/// Returns functions that take one value of every thread of the workgroup and reduce them by `of`, two at a time, in one order.
 pub(super) fn over_all<const N: usize>(functions: [(&str, &str); N]) -> String {
     let function = |(name, of): (&str, &str)| {
         let text = "
@@ -35,7 +35,7 @@ fn $NAME(thread: u32, value: f32) -> f32 {
 /// The sum of all threads' values.
 pub(super) const SUM: (&str, &str) = ("sum_of_all", "a + b");
 
-/// The greatest of them.
+/// The greatest of all threads' values.
 pub(super) const GREATEST: (&str, &str) = ("greatest_of_all", "max(a, b)");
 
 const NORMS: &str = "$SUM
@@ -79,7 +79,7 @@ pub(super) fn layer_norm() -> String {
     norm(MEAN, "- mean", "+ vectors[p.bias + c]")
 }
 
-/// A thread moves a column, row after row: what it reads was not written before, since rows ascend.
+/// A thread moves one column, row after row. It reads no element that it has written before, since rows ascend.
 pub(super) fn keep_rows() -> String {
     let text = "
 @compute @workgroup_size($THREADS)

@@ -1,7 +1,7 @@
 //! Products of many rows with a packed matrix: a workgroup decodes each weight once for all rows of its tile.
 //!
-//! A tile is 32 rows by 64 outputs, and a thread makes 4 by 4 of them. A row gets the bits that [`super::linear`] gives it: the sums of a
-//! slice of that kernel are made one slice after the other, in the same order, and every product is an explicit `fma`.
+//! A tile is 32 rows by 64 outputs; a thread computes 4 by 4 of them. A row gets the same bits as in [`super::linear`]: each slice's sums
+//! in that kernel are computed here one slice after the other, in the same order, and every product is an explicit `fma`.
 
 use plimsoll_kernels::{BLOCK, PANEL, PackKind, QuantPacking};
 
@@ -14,7 +14,7 @@ const STEP: usize = 32;
 /// Outputs of a thread, and rows.
 const OWN: usize = 4;
 
-/// Threads that stand beside each other along the outputs, and along the rows.
+/// Threads side by side along the outputs, and along the rows.
 const ACROSS: usize = TILE_PANELS * PANEL / OWN;
 const DOWN: usize = TILE_ROWS as usize / OWN;
 
@@ -28,7 +28,8 @@ fn each(text: &str) -> String {
     (0..OWN).map(|row| text.replace("$R", &row.to_string())).collect()
 }
 
-/// One element of the thread's rows and outputs: adds the products to `to0`, …, and the inputs to `inputs`, if it is named.
+/// Returns the code for one element of the thread's rows and outputs. It adds the products to `to0`, …, and the inputs to
+/// `inputs`, if named.
 fn multiply(k: usize, to: &str, inputs: Option<&str>) -> String {
     let xyzw = ["x", "y", "z", "w"];
     let mut text = format!("{{ let w = ws[{k}][across]; let x = xs[{k}][down];\n");
@@ -41,7 +42,8 @@ fn multiply(k: usize, to: &str, inputs: Option<&str>) -> String {
     text + "}\n"
 }
 
-/// Products of a step with levels, which are scaled by group. The four elements of a quad have a sum each, as in [`super::linear`].
+/// Returns the products of a step with levels, which are scaled by group. The four elements of a quad have a sum each, as in
+/// [`super::linear`].
 fn quantized_products(quant: QuantPacking) -> String {
     let group = usize::from(quant.group).min(BLOCK);
     let mut text = String::new();
@@ -66,7 +68,7 @@ fn quantized_products(quant: QuantPacking) -> String {
     text
 }
 
-/// Decodes a quad of four outputs, and the scales of the block's groups.
+/// Returns the code that decodes a quad of four outputs, and the scales of the block's groups.
 fn quantized_weights(quant: QuantPacking) -> String {
     let mut text = format!("let at = panel + b * {}u + lane;\n", block_words(quant.bits));
     let mut base = 0;
@@ -107,7 +109,7 @@ fn quantized_weights(quant: QuantPacking) -> String {
     text + "}\n"
 }
 
-/// What is there beside the function, where a slice's steps are, and the two halves of a step.
+/// Returns the code beside the function, the steps of a slice, a step's index `k`, and the two halves of a step.
 fn parts(kind: PackKind) -> [String; 5] {
     if let PackKind::Quant(quant) = kind {
         let groups = BLOCK.div_ceil(usize::from(quant.group));
@@ -124,7 +126,7 @@ fn parts(kind: PackKind) -> [String; 5] {
         let k = format!("let b = s + i * {SLICES}u;\nlet k = b * {BLOCK}u + slot;\n");
         return [shared, steps, k, quantized_weights(quant), quantized_products(quant)];
     }
-    // A slice has every eighth run, and the first one the last elements. What a step has too much changes no sum: -0 is added to it.
+    // A slice has every eighth run, and the first one also the last elements. Excess elements of a step change no sum: they add -0.
     let shared = format!(
         "
 fn element_of(s: u32, runs: u32, at: u32) -> u32 {{
@@ -160,7 +162,7 @@ fn weight_at(panel: u32, lane: u32, k: u32) -> f32 {{
     [element(kind) + &shared, steps, k, weights, products]
 }
 
-/// Which rows, and which matrix: those of a dispatch.
+/// The rows and the matrix of a dispatch.
 const DENSE: &str = "let row = group.y * $ROWSu;
     let n = min($ROWSu, p.rows - row);
     let matrix = p.w;
@@ -169,7 +171,8 @@ const DENSE: &str = "let row = group.y * $ROWSu;
     let add = p.add != 0u;
 ";
 
-/// The same of a block of choices with one expert. Only what all threads read at once may decide a branch around a barrier.
+/// The rows and the matrix of a block of choices with one expert. Only values that all threads read at once may decide a
+/// branch around a barrier.
 const GROUPED: &str = "let entry = p.blocks + (group.y + p.first_block) * 3u;
     let id = (p.first_id + u32(arena[entry])) * 3u;
     if (thread == 0u) {
@@ -186,7 +189,7 @@ const GROUPED: &str = "let entry = p.blocks + (group.y + p.first_block) * 3u;
     let add = false;
 ";
 
-/// The kernel. One column more than is used keeps neighbours in different banks.
+/// The kernel. One unused column keeps neighbours in different banks.
 const MAIN: &str = "
 var<workgroup> ws: array<array<vec4<f32>, $ACROSS>, $STEP>;
 var<workgroup> xs: array<array<vec4<f32>, $COLUMNS>, $STEP>;
@@ -259,7 +262,7 @@ pub(super) fn experts(kind: PackKind) -> String {
     "var<workgroup> block_rows: u32;\n".to_owned() + &text
 }
 
-/// The kernel, with the beginning that is given, where a row's inputs begin, and its number among the outputs.
+/// Returns the kernel: `head` is its beginning, `input` the place of a row's inputs, and `made` its number among the outputs.
 fn products(kind: PackKind, head: &str, [input, made]: [&str; 2]) -> String {
     let [shared, steps, k, weights, products] = parts(kind);
     let threads = ACROSS * DOWN;

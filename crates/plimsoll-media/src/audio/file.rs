@@ -1,4 +1,4 @@
-//! The bytes of an audio clip as a decoder may have them: one of the formats, with lengths that are true.
+//! The bytes of an audio clip for a decoder: one of the formats, with correct lengths.
 
 use std::io::{Cursor, Read, Result as IoResult, Seek, SeekFrom};
 
@@ -7,22 +7,22 @@ use symphonia::core::io::MediaSource;
 use super::{SUPPORTED, WHAT, malformed};
 use crate::MediaError;
 
-/// Writers into pipes do not know the length. They claim at least this: `0x7FFFF000`, `0x80000000`, `0xFFFFFFFF` minus
-/// a header.
+/// The least length that a program declares when it writes to a pipe and has no length: `0x7FFFF000`, `0x80000000`,
+/// `0xFFFFFFFF` minus a header.
 const PIPED_LEAST: usize = 0x7FFF_0000;
 
-/// A number that stands elsewhere in the file, and what it should be.
+/// The position of a wrong number in the file, and the correct number.
 type Correction = (usize, [u8; 4]);
 
-/// A file that is read where it lies: what its header should say is put over what it says on the way.
+/// A file that is read in place. The correct lengths replace the header's while it is read.
 pub(super) struct File<B> {
     bytes: Cursor<B>,
-    /// The length of the whole and that of the last part.
+    /// Corrections for the length of the file and of its last part.
     corrections: [Option<Correction>; 2],
 }
 
 impl<B: AsRef<[u8]>> File<B> {
-    /// Refuses what is none of the formats, so that nothing is searched for one.
+    /// Refuses a file in none of the formats, so that the decoder does not search for one.
     pub fn new(bytes: B) -> Result<Self, MediaError> {
         let corrections = match bytes.as_ref() {
             whole @ [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => true_lengths(whole)?,
@@ -34,7 +34,7 @@ impl<B: AsRef<[u8]>> File<B> {
     }
 }
 
-/// The lengths that a WAV has: one that was written to a pipe claims nothing or the most there is. Refuses one that is cut off.
+/// Returns the corrections of a WAV's lengths: a WAV from a pipe declares no length or the largest one. Refuses a file that is cut off.
 fn true_lengths(bytes: &[u8]) -> Result<[Option<Correction>; 2], MediaError> {
     let whole = Some((4, ((bytes.len() - 8) as u32).to_le_bytes()));
     let mut at = 12_usize;

@@ -1,4 +1,4 @@
-//! A clip decoded forward, packet by packet: no more of it is held than the caller keeps.
+//! A clip decoded forward, packet by packet. Memory holds no more samples than the caller keeps.
 
 use std::sync::atomic::AtomicBool;
 
@@ -10,13 +10,13 @@ use crate::MediaError;
 /// Most samples of silence that are appended at once.
 const SILENCE: u64 = 1 << 16;
 
-/// The decoder of a clip, of which so many samples were counted. What cannot be decoded is silent, what is too much is left out.
+/// The decoder of a clip with a counted number of samples. Packets that cannot be decoded become silence; excess samples are left out.
 pub(super) struct Forward<'a> {
     opened: Opened<'a>,
     decoder: Box<dyn AudioDecoder>,
-    /// Samples to come.
+    /// Samples still to return.
     left: u64,
-    /// How many of them are silent before the next packet.
+    /// Samples of silence before the next packet.
     silent: u64,
     /// Packets in a row that could not be decoded.
     bad: usize,
@@ -32,7 +32,7 @@ impl<'a> Forward<'a> {
         Ok(Self { opened, decoder, left: count, silent: 0, bad: 0, begun: false, interleaved: Vec::new() })
     }
 
-    /// Appends the samples of the next packet, or a piece of silence. False once all counted samples have come.
+    /// Appends the samples of the next packet, or a piece of silence. False once all counted samples were returned.
     pub fn more(&mut self, samples: &mut Vec<f32>, stop: &AtomicBool) -> Result<bool, MediaError> {
         check_wanted(stop)?;
         if self.silent == 0 && !self.packet(samples)? {
@@ -51,7 +51,7 @@ impl<'a> Forward<'a> {
         Ok(true)
     }
 
-    /// Appends the samples of the next packet of the track. False if there is none.
+    /// Appends the samples of the next packet of the track; false if there is none.
     fn packet(&mut self, samples: &mut Vec<f32>) -> Result<bool, MediaError> {
         let Opened { format, track, rate, channels, unit, .. } = &mut self.opened;
         let packet = loop {
@@ -61,7 +61,7 @@ impl<'a> Forward<'a> {
                 None => return Ok(false),
             }
         };
-        // The first packets of an MP3 may lean on ones that are not there.
+        // The first packets of an MP3 may depend on packets that were cut away.
         let decoded = decode_packet(&mut *self.decoder, &packet, (*rate, *channels), &mut self.interleaved)?;
         self.bad = if decoded { 0 } else { self.bad + 1 };
         if self.interleaved.is_empty() {

@@ -1,7 +1,7 @@
-//! A clip of any length as windows of one spectrogram: decoded forward, with no more samples in memory than a window needs.
+//! A clip of any length as windows of one spectrogram. It is decoded forward, with no more samples in memory than a window needs.
 //!
-//! The numbers are those of the whole clip's spectrogram, as Whisper's feature extractor makes it without cutting off anything. Its loudest
-//! value decides about all others, so the clip is decoded twice: once for that value, and once for the windows.
+//! The values are those of the whole clip's spectrogram, as Whisper's feature extractor computes it without truncation. Its loudest
+//! value changes all others, so the clip is decoded twice: once for that value, and once for the windows.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,9 +14,9 @@ use super::{AudioLimits, DECODER_BYTES, Header, Mel, WHAT, malformed, open};
 use crate::MediaError;
 use crate::error::contained;
 
-/// Most samples at the encoder's rate that one packet becomes. A block of FLAC has 65,535, and at the lowest rate they double.
+/// Most samples at the encoder's rate from one packet. A block of FLAC has 65,535, and at the lowest rate they double.
 const PACKET_SAMPLES: usize = 1 << 18;
-/// Frames that are transformed at once in search of the loudest.
+/// Frames that are transformed at once in search of the loudest value.
 const CHUNK: usize = 256;
 
 /// A clip that is read window by window.
@@ -32,13 +32,13 @@ impl fmt::Debug for LongClip {
 }
 
 impl LongClip {
-    /// The most heap bytes that it takes with windows of so many frames, without the file and the windows.
+    /// Returns the most heap bytes of a clip with windows of `frames` frames, without the file and the windows.
     pub fn bytes(header: &Header, mel: &Mel, frames: usize) -> u64 {
         let held = Parts::held(mel, frames.max(CHUNK)) + PACKET_SAMPLES + CHUNK * mel.bands();
         DECODER_BYTES + resampler_bytes(header.rate, mel.rate()) + (held * size_of::<f32>()) as u64
     }
 
-    /// Decodes a clip, whose header was read with these limits, in search of the loudest value. Stops if `stop` is set.
+    /// Decodes a clip in search of the loudest value; `limits` are those under which its header was read. Stops if `stop` is set.
     pub fn open(
         file: Vec<u8>,
         header: &Header,
@@ -60,12 +60,12 @@ impl LongClip {
         })
     }
 
-    /// Frames of the whole clip.
+    /// Returns the frames of the whole clip.
     pub fn frames(&self) -> u64 {
         self.parts.frames()
     }
 
-    /// Fills `out` with the frames from `first` on; behind the last one it is 0. No window may begin before an earlier one.
+    /// Fills `out` with the frames from `first` on, and with 0 behind the last one. No window may begin before an earlier one.
     pub fn window(&mut self, first: u64, out: &mut [f32], stop: &AtomicBool) -> Result<(), MediaError> {
         let (bands, left) = (self.parts.mel.bands(), self.frames().saturating_sub(first));
         let (own, rest) = out.split_at_mut(out.len().min(left as usize * bands));
@@ -79,7 +79,7 @@ impl LongClip {
     }
 }
 
-/// A clip's samples at the encoder's rate as they come, and those that the next frames need.
+/// The decoded part of a clip at the encoder's rate: the samples that the next frames need.
 struct Parts<'a> {
     mel: Arc<Mel>,
     forward: Forward<'a>,
@@ -120,7 +120,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Samples in memory for so many frames, those of the last packet included.
+    /// Returns the samples in memory for `frames` frames, with those of the last packet.
     fn held(mel: &Mel, frames: usize) -> usize {
         frames * mel.hop() + 2 * mel.reach() + PACKET_SAMPLES
     }
@@ -160,7 +160,7 @@ impl<'a> Parts<'a> {
         self.first += count;
     }
 
-    /// Takes the next samples. False at the end.
+    /// Decodes the next samples; false at the end.
     fn more(&mut self, stop: &AtomicBool) -> Result<bool, MediaError> {
         let Some(resampling) = &mut self.resampling else { return self.forward.more(&mut self.held, stop) };
         if self.ended {

@@ -1,8 +1,8 @@
-//! Audio → the log-mel spectrogram that a feature extractor makes: Whisper's (transformers, `feature_extraction_whisper.py`), which the
-//! Qwens use too, or Gemma 4's (`feature_extraction_gemma4.py`).
+//! The log-mel spectrogram of audio, as a feature extractor computes it: Whisper's (transformers, `feature_extraction_whisper.py`), also
+//! for the Qwens, or Gemma 4's (`feature_extraction_gemma4.py`).
 //!
-//! Every audio clip by itself: the extractor's numbers for a batch of one. In a batch it pads the shorter ones with silence, so that
-//! their last frames would depend on their company.
+//! Every audio clip is computed by itself: the values are the extractor's for a batch of one. In a batch the extractor pads shorter clips
+//! with silence, so that their last frames would depend on the other clips.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use rustfft::{Fft, FftPlannerScalar};
 
 use crate::geometry::{AudioChunks, AudioCut, AudioRule, AudioWindows, FixedClip, Gemma4Frames};
 
-/// Where mel bands end, whatever the rate.
+/// Upper end of the mel bands, for every rate.
 const HIGHEST_HZ: f64 = 8000.0;
-/// Least power that is told from silence.
+/// Least power; silence is raised to it.
 const FLOOR: f32 = 1e-10;
-/// What is this much weaker (in powers of ten) than the loudest is as loud as that.
+/// Range below the loudest value, in powers of ten. Weaker values are raised to its lower end.
 const RANGE: f32 = 8.0;
 
 /// The part of a spectrum that a band sums up.
@@ -28,7 +28,7 @@ struct Band {
 
 /// A feature extractor, ready to run.
 ///
-/// Its transform is the scalar one, in double precision: what a spectrogram says depends on no instruction set.
+/// Its transform is the scalar one, in double precision, so a spectrogram does not depend on the instruction set.
 #[derive(Clone)]
 pub struct Mel {
     rule: AudioRule,
@@ -51,7 +51,7 @@ impl PartialEq for Mel {
 }
 
 impl Mel {
-    /// Of so many bands, by the transform that `rule` names.
+    /// Returns an extractor of `bands` bands, with the transform that `rule` names.
     pub fn new(rule: &AudioRule, bands: usize) -> Self {
         let (n, window, bands) = match &rule.cut {
             AudioCut::Windows(AudioWindows { fft, .. })
@@ -69,7 +69,7 @@ impl Mel {
         }
     }
 
-    /// Bands of a frame; of samples as they are, samples.
+    /// Returns the bands of a frame, or the samples of a frame without a spectrogram.
     pub fn bands(&self) -> usize {
         match self.rule.cut {
             AudioCut::Samples(samples) => samples as usize,
@@ -77,16 +77,16 @@ impl Mel {
         }
     }
 
-    /// Frames of an audio clip.
+    /// Returns the frames of an audio clip.
     pub fn frames(&self, samples: usize) -> usize {
         self.rule.frames(samples as u64) as usize
     }
 
-    /// The spectrogram of an audio clip at the extractor's rate, [frames, bands]. A clip needs at least one frame; Whisper's extractor
-    /// needs more than `fft / 2` samples.
+    /// Writes the spectrogram of an audio clip at the extractor's rate, [frames, bands]. A clip needs at least one frame; Whisper's
+    /// extractor needs more than `fft / 2` samples.
     ///
     /// # Panics
-    /// When `out` has no room for just that, or there are too few samples.
+    /// When `out` has another length, or there are too few samples.
     pub fn spectrogram(&self, samples: &[f32], out: &mut [f32]) {
         assert_eq!(out.len(), self.frames(samples.len()) * self.bands(), "a value for every frame and band");
         match &self.rule.cut {
@@ -101,7 +101,7 @@ impl Mel {
                 let (before, filled, hop) = (chunks.fft as usize / 2, chunks.filled as usize, self.rule.hop as usize);
                 let sample = |at| samples.get(reflected(filled - 1, at, before)).copied().unwrap_or(0.0);
                 let mut loudest = self.logarithms(&sample, out);
-                // Frames behind the clip whose window still reaches its end are dropped, but may be the loudest.
+                // Frames behind the clip with a window that still reaches its end are dropped, but may be the loudest.
                 let reached = (samples.len() + before).div_ceil(hop).min(filled / hop);
                 let mut dropped = vec![0.0; self.bands()];
                 for frame in self.frames(samples.len())..reached {
@@ -140,15 +140,15 @@ impl Mel {
         self.fft.len() / 2
     }
 
-    /// Fills `out` with the frames from `first` on of a clip of `samples` samples, each given by `sample`, as [`Self::spectrogram`] has them
-    /// before the loudest value is known. Returns the largest.
+    /// Fills `out` with the frames from `first` on of a clip of `samples` samples, each returned by `sample`. The values are those of
+    /// [`Self::spectrogram`] before they are scaled by the loudest one. Returns the largest.
     pub(super) fn part(&self, samples: u64, first: u64, sample: impl Fn(u64) -> f32, out: &mut [f32]) -> f32 {
         let (last, before) = ((samples - 1) as usize, self.reach());
         let start = first as usize * self.hop();
         self.logarithms(&|at: usize| sample(reflected(last, start + at, before) as u64), out)
     }
 
-    /// What becomes of such frames once the loudest value is known.
+    /// Scales such frames by the loudest value.
     pub(super) fn cut(loudest: f32, out: &mut [f32]) {
         above(loudest, out);
     }
@@ -164,7 +164,7 @@ impl Mel {
         loudest
     }
 
-    /// Fills `out`: `value(band index, band, power by frequency)` for each frame. `sample(i)` is the clip with its padding, from the
+    /// Fills `out` for each frame with `value(band index, band, power by frequency)`. `sample(i)` is the clip with its padding, from the
     /// first frame's first sample.
     fn transform(
         &self,
@@ -199,24 +199,24 @@ impl Band {
     }
 }
 
-/// Cuts what is much weaker than the loudest, and scales all.
+/// Raises values far below the loudest one, and scales all.
 fn above(loudest: f32, out: &mut [f32]) {
     out.iter_mut().for_each(|value| *value = (value.max(loudest - RANGE) + 4.0) / 4.0);
 }
 
-/// Which sample is the i-th of an audio clip that is continued by its mirror image, `before` samples on either side.
+/// Returns the index of the i-th sample of an audio clip that is continued by its mirror image, `before` samples on either side.
 fn reflected(last: usize, i: usize, before: usize) -> usize {
     let at = i.abs_diff(before);
     if at > last { last.saturating_sub(at - last) } else { at }
 }
 
-/// The power at frequency `k` of the signal that went in as the real (0) or the imaginary (1) part.
+/// Returns the power at frequency `k` of the signal in the real (0) or the imaginary (1) part.
 fn power(spectrum: &[Complex<f64>], k: usize, part: usize) -> f64 {
     let (own, mirrored) = (spectrum[k], spectrum[(spectrum.len() - k) % spectrum.len()].conj());
     (if part == 0 { own + mirrored } else { own - mirrored }).norm_sqr() / 4.0
 }
 
-/// Slaney's scale: linear up to 1000 Hz, logarithmic above.
+/// Returns the mel of a frequency on Slaney's scale: linear up to 1000 Hz, logarithmic above.
 fn mel_of(hertz: f64) -> f64 {
     if hertz < 1000.0 { 3.0 * hertz / 200.0 } else { 15.0 + (hertz / 1000.0).ln() * (27.0 / 6.4_f64.ln()) }
 }
@@ -225,14 +225,14 @@ fn hertz_of(mel: f64) -> f64 {
     if mel < 15.0 { 200.0 * mel / 3.0 } else { 1000.0 * ((mel - 15.0) * (6.4_f64.ln() / 27.0)).exp() }
 }
 
-/// Triangles of equal area, evenly spaced on Slaney's scale.
+/// Returns triangles of equal area, evenly spaced on Slaney's scale.
 fn slaney(n: usize, rate: u64, bands: usize) -> Vec<Band> {
     let highest = mel_of(HIGHEST_HZ);
     let corner = |i: usize| hertz_of(highest * i as f64 / (bands + 1) as f64);
     triangles(n, rate, bands, corner, |[low, _, high]| 2.0 / (high - low))
 }
 
-/// Triangles of equal height, evenly spaced on HTK's scale.
+/// Returns triangles of equal height, evenly spaced on HTK's scale.
 fn htk(frames: &Gemma4Frames, rate: u64, bands: usize) -> Vec<Band> {
     let [lowest, highest] = frames.hertz.map(|hertz| 2595.0 * (1.0 + hertz / 700.0).log10());
     let corner = |i: usize| {
@@ -242,7 +242,7 @@ fn htk(frames: &Gemma4Frames, rate: u64, bands: usize) -> Vec<Band> {
     triangles(frames.fft as usize, rate, bands, corner, |_| 1.0)
 }
 
-/// Triangles between every three neighbours of the corners, each as high as `height` says.
+/// Returns triangles between every three neighbouring corners, each of height `height`.
 fn triangles(
     n: usize,
     rate: u64,

@@ -1,7 +1,7 @@
-//! From any rate to an encoder's: `rubato`'s synchronous resampler, block by block through a Fourier transform.
+//! Conversion from any sample rate to an encoder's: `rubato`'s synchronous resampler, block by block through a Fourier transform.
 //!
-//! An audio clip at the right rate keeps its samples. Others are off from another resampler's by what their filters differ in, which is
-//! nothing in the band that both leave alone.
+//! An audio clip at the right rate keeps its samples. Resampled clips differ from another resampler's by the difference of the filters.
+//! In the band that both filters pass, there is none.
 
 use std::fmt::Display;
 use std::sync::atomic::AtomicBool;
@@ -13,17 +13,17 @@ use super::{WHAT, check_wanted, malformed};
 use crate::MediaError;
 use crate::error::contained;
 
-/// Samples of a block, at least: the longer, the closer to the half of the rate is what is kept.
+/// Least samples of a block. In a longer block the pass band ends closer to half of the rate.
 const BLOCK: usize = 4096;
-/// Bytes of a resampler for each sample of its blocks: blocks, spectra, filter and the transforms' own room.
+/// Bytes of a resampler for each sample of its blocks: blocks, spectra, filter and the transforms' scratch.
 const BLOCK_SAMPLE_BYTES: u64 = 128;
 
-/// Samples that an audio clip of `samples` at `rate` has at another.
+/// Returns the samples of an audio clip of `samples` at `rate` after conversion to rate `to`.
 pub fn resampled_len(samples: u64, rate: u32, to: u32) -> u64 {
     (samples * u64::from(to)).div_ceil(u64::from(rate))
 }
 
-/// The same audio clip at another rate, unless `stop` is set meanwhile.
+/// Converts an audio clip to another rate, unless `stop` is set meanwhile.
 pub fn resample(samples: Vec<f32>, rate: u32, to: u32, stop: &AtomicBool) -> Result<Vec<f32>, MediaError> {
     if rate == to {
         return Ok(samples);
@@ -43,17 +43,18 @@ fn by_blocks(samples: &[f32], rate: u32, to: u32, stop: &AtomicBool) -> Result<V
     Ok(out)
 }
 
-/// Samples of a block: of an even number of the shortest blocks there are, so that the middle of the filter is a sample on either side.
+/// Returns the samples of a block: an even number of the shortest possible blocks, so that the middle of the filter is a sample at both
+/// rates.
 fn block(rate: u32, to: u32) -> usize {
     BLOCK.next_multiple_of(2 * (rate / common(rate, to)) as usize)
 }
 
-/// Bytes that the resampler of one rate takes at most: its transforms are as long as two blocks.
+/// Returns the most bytes of the resampler for one rate: its transforms are as long as two blocks.
 pub(super) fn resampler_bytes(rate: u32, to: u32) -> u64 {
     if rate == to { 0 } else { (block(rate, to) + block(to, rate)) as u64 * BLOCK_SAMPLE_BYTES }
 }
 
-/// A clip that is resampled as it comes.
+/// A resampler of a clip that arrives in pieces.
 pub(super) struct Resampling {
     rate: u32,
     to: u32,
@@ -62,7 +63,7 @@ pub(super) struct Resampling {
     /// Samples in the block.
     filled: usize,
     made: Vec<f32>,
-    /// Made samples that come before the first.
+    /// Output samples that belong before the first one.
     early: usize,
     given: u64,
     taken: u64,
@@ -77,7 +78,7 @@ impl Resampling {
         Ok(Self { rate, to, resampler, block, filled: 0, made, early, given: 0, taken: 0 })
     }
 
-    /// Takes samples, and appends what they make.
+    /// Takes samples, and appends the resampled ones.
     pub fn push(&mut self, mut samples: &[f32], out: &mut Vec<f32>) -> Result<(), MediaError> {
         self.given += samples.len() as u64;
         while !samples.is_empty() {
@@ -91,7 +92,7 @@ impl Resampling {
         Ok(())
     }
 
-    /// Appends what is left of a clip that has ended.
+    /// Appends the rest of a clip that has ended.
     pub fn finish(&mut self, out: &mut Vec<f32>) -> Result<(), MediaError> {
         while self.taken < resampled_len(self.given, self.rate, self.to) {
             self.block[self.filled..].fill(0.0);
@@ -114,7 +115,7 @@ impl Resampling {
     }
 }
 
-/// The greatest number that divides both.
+/// Returns the greatest common divisor.
 fn common(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { common(b, a % b) }
 }

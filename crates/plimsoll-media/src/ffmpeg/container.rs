@@ -1,6 +1,6 @@
-//! Which files are ffmpeg's: their first bytes say.
+//! The containers that ffmpeg decodes, recognised by their first bytes.
 
-/// A container that is handed to ffmpeg.
+/// A container that ffmpeg reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Container {
     /// MP4, M4A, QuickTime.
@@ -21,7 +21,7 @@ pub enum Container {
 const TS_PACKET: usize = 188;
 
 impl Container {
-    /// The container of a file; none if ffmpeg is not asked to read it.
+    /// Returns the container of a file; none if ffmpeg does not read it.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         match bytes {
@@ -42,7 +42,7 @@ impl Container {
         }
     }
 
-    /// ffmpeg's name of the one demuxer that may read it, so that no playlist or script is ever looked for.
+    /// Returns ffmpeg's name of the one allowed demuxer, so that it never looks for a playlist or script.
     pub(super) fn demuxer(self) -> &'static str {
         match self {
             Self::Mov => "mov",

@@ -1,10 +1,10 @@
 //! Video files and audio codecs that ffmpeg decodes, where the operator allows it.
 //!
-//! A decoder of H.264 computes on a client's bytes, and its code is not ours. So each file is read by a process of its own
+//! A decoder of H.264 computes on a client's bytes, and its code is foreign. So each file is read by a process of its own
 //! with a limit in bytes ([`RUN_BYTES`]), time, processor time and output. It gets no environment, no network protocol, and
 //! one demuxer, which the file's first bytes choose. A file that breaks a limit is the client's error, like any other.
 //!
-//! Here: [`Film`], a video's size and frames by its packets; its frames; an audio track as WAV, which `audio` decodes.
+//! Contents: [`Film`], a video's size and frames by its packets; its frames; an audio track as WAV, which `audio` decodes.
 
 mod container;
 mod process;
@@ -25,22 +25,22 @@ use process::Run;
 const VIDEO: &str = "a video";
 const SOUND: &str = "an audio clip";
 
-/// Frames that are taken from one file at most: their numbers stand in one argument.
+/// Most frames that are taken from one file: their numbers are in one argument.
 const TAKEN_MAX: u64 = 4096;
-/// One part of so many of the frames may be missing at the end; the last one that is there stands for them.
+/// One in `MISSING` frames may be missing at the end; the last decoded frame replaces them.
 const MISSING: usize = 16;
 /// Bytes of a line of the list of packets.
 const LINE_BYTES: u64 = 256;
-/// What ffmpeg says of a track that a file does not have.
+/// Part of ffmpeg's message for a track that a file lacks.
 const NO_STREAM: &str = "matches no streams";
-/// Seconds beyond the limit that are decoded, so that a track that is too long is seen to be.
+/// Seconds beyond the limit that are decoded, to detect a track that is too long.
 const BEYOND: u64 = 1;
 
-/// The program, which is known to start.
+/// The ffmpeg program; it was started once successfully.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ffmpeg {
     program: PathBuf,
-    /// Its release, as it names itself.
+    /// Its release, from its own output.
     version: String,
 }
 
@@ -52,15 +52,15 @@ pub struct Film {
     pub size: Size,
     /// Frames: as many as packets.
     pub frames: u64,
-    /// How long all frames are shown; 0 where the file does not say.
+    /// Duration of all frames; 0 if the file does not declare it.
     pub duration_ms: u64,
 }
 
 impl Ffmpeg {
-    /// Starts the program once. A name without a slash is looked for in `PATH`.
+    /// Starts the program once. A name without a slash is searched for in `PATH`.
     ///
     /// # Errors
-    /// What is wrong with it, and what to do.
+    /// The reason why the program cannot be used, and the next step.
     pub fn new(program: PathBuf) -> Result<Self, String> {
         if cfg!(not(target_os = "linux")) {
             return Err("decoding with ffmpeg needs Linux, whose limits bound it; send frames instead".into());
@@ -77,7 +77,7 @@ impl Ffmpeg {
         }
     }
 
-    /// Its release, as it names itself. Another release may decode to other pixels.
+    /// Returns its release, from its own output. Another release may decode to other pixels.
     #[must_use]
     pub fn version(&self) -> &str {
         &self.version
@@ -101,7 +101,7 @@ impl Ffmpeg {
         Ok(Film { container, size, frames: packets.count, duration_ms: packets.milliseconds() })
     }
 
-    /// Decodes the frames of a video at `indices`, which ascend, and hands each to `take`, one at a time.
+    /// Decodes the frames of a video at `indices`, which ascend, and passes each to `take`, one at a time.
     pub fn frames(
         &self,
         bytes: &[u8],
@@ -141,7 +141,7 @@ impl Ffmpeg {
         run.end()
     }
 
-    /// The first audio track of an audio or video file as WAV: one channel of 16 bits, the average of all, at `rate`.
+    /// Returns the first audio track of an audio or video file as WAV: one channel of 16 bits, the average of all, at `rate`.
     pub fn audio(
         &self,
         bytes: &[u8],
@@ -159,14 +159,14 @@ impl Ffmpeg {
         })
     }
 
-    /// Bytes that [`Self::audio`] gives at most.
+    /// Returns the most bytes that [`Self::audio`] returns.
     #[must_use]
     pub fn audio_bytes(rate: u32, limits: &AudioLimits) -> u64 {
         (limits.seconds + BEYOND + 1) * 2 * u64::from(rate) + (4 << 10)
     }
 }
 
-/// The path of a program that `PATH` may name: later runs have no environment.
+/// Returns the path of a program that `PATH` may name: later runs have no environment.
 fn which(program: PathBuf) -> Result<PathBuf, String> {
     if program.components().count() > 1 {
         return std::path::absolute(&program).map_err(|error| format!("{}: {error}", program.display()));
@@ -189,11 +189,11 @@ fn check_pixels(asked: u64, limits: &ImageLimits) -> Result<(), MediaError> {
     }
 }
 
-/// What the packets of a video track say.
+/// The properties of a video track's packets.
 #[derive(Debug, Default, PartialEq)]
 struct Packets {
     count: u64,
-    /// Units of time that all are shown.
+    /// Duration of all packets, in units of time.
     units: u64,
     /// Seconds of a unit, as a fraction.
     unit: (u64, u64),
@@ -206,7 +206,7 @@ impl Packets {
         u64::try_from(parts / u128::from(self.unit.1.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// One line of ffmpeg's `framecrc`: `#tb 0: 1/12800`, `#dimensions 0: 320x240`, or
+    /// Parses one line of ffmpeg's `framecrc`: `#tb 0: 1/12800`, `#dimensions 0: 320x240`, or
     /// `stream, dts, pts, duration, bytes, checksum`.
     fn read(&mut self, line: &str) {
         let pair = |text: &str, between: char| {
@@ -243,7 +243,7 @@ fn packets(run: Run<'_>) -> Result<Packets, MediaError> {
     run.end().map(|()| packets)
 }
 
-/// The size in the header of a portable pixmap: `P6`, width, height.
+/// Returns the size in the header of a portable pixmap: `P6`, width, height.
 fn ppm_size(head: &[u8]) -> Option<Size> {
     let text = head.split(|byte| byte.is_ascii_whitespace()).map(|word| std::str::from_utf8(word).ok());
     let mut words = text.skip(1);

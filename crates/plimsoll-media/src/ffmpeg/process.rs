@@ -1,4 +1,4 @@
-//! One run of ffmpeg on one file, with limits in bytes, processor time and time, which ends with its value.
+//! One run of ffmpeg on one file, with limits in bytes, processor time and time. Dropping its value ends the run.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -15,17 +15,17 @@ use crate::MediaError;
 
 /// Bytes that one run may allocate. Measured with ffmpeg 5.1: 128 MiB for H.264 of 1920 × 1080.
 pub const RUN_BYTES: u64 = 192 << 20;
-/// A run that is not done by then is ended; so much processor time it may use at most.
+/// Most time of a run, and most processor time. A longer run is ended.
 const RUN_TIME: Duration = Duration::from_secs(30);
-/// Bytes that it may say about what is wrong.
+/// Most bytes of its error output.
 const WORDS_BYTES: u64 = 16 << 10;
-/// Of these the last lines, and of them characters, that a client sees.
+/// Lines and characters at the end of that output that a client gets.
 const LINES: usize = 3;
 const REASON_CHARS: usize = 200;
-/// How often a run that is waited for is looked at: whether its time is over, or its request has ended.
+/// Time between two checks of a run: of its time limit, and whether its request has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// A run. Dropped, it ends.
+/// A run of ffmpeg. Dropping it ends the run.
 pub(super) struct Run<'a> {
     what: &'static str,
     child: OwnedChild,
@@ -35,7 +35,8 @@ pub(super) struct Run<'a> {
     stop: &'a AtomicBool,
 }
 
-/// Memory with a name, for what ffmpeg must be able to seek in; it lies in no directory and is gone when both sides have closed it.
+/// Creates anonymous memory for a file in which ffmpeg must be able to seek. It is in no directory; it is freed when both sides have
+/// closed it.
 #[cfg(target_os = "linux")]
 fn in_memory(bytes: &[u8]) -> io::Result<File> {
     use rustix::fs::{MemfdFlags, memfd_create};
@@ -52,7 +53,7 @@ fn limit(child: &Child) -> io::Result<()> {
     let limits = [(Resource::Data, RUN_BYTES), (Resource::Cpu, RUN_TIME.as_secs()), (Resource::Fsize, WORDS_BYTES)];
     for (resource, most) in limits {
         match prlimit(Some(pid), resource, Rlimit { current: Some(most), maximum: Some(most) }) {
-            // It has ended already.
+            // The run has ended already.
             Err(rustix::io::Errno::SRCH) => return Ok(()),
             done => done.map(drop)?,
         }
@@ -71,7 +72,7 @@ fn limit(_: &Child) -> io::Result<()> {
 }
 
 impl<'a> Run<'a> {
-    /// Starts ffmpeg on a file. `decode` follows the input, `before` stands before it.
+    /// Starts ffmpeg on a file. `decode` are arguments after the input, `before` are arguments before it.
     pub fn start(
         program: &Path,
         (what, container): (&'static str, Container),
@@ -84,7 +85,7 @@ impl<'a> Run<'a> {
         let (input, words) = (in_memory(bytes).map_err(lost)?, in_memory(&[]).map_err(lost)?);
         let mut command = Command::new(program);
         command.args(["-hide_banner", "-nostdin", "-loglevel", "error", "-threads", "1", "-filter_threads", "1"]);
-        // One demuxer, and no other file than the one at hand.
+        // One demuxer, and no other file than this one.
         command.args(["-protocol_whitelist", "file"]).args(before);
         command.args(["-f", container.demuxer(), "-i", "/dev/stdin"]).args(decode).arg("pipe:1");
         isolate(&mut command).stdin(input).stdout(Stdio::piped()).stderr(words.try_clone().map_err(lost)?);
@@ -95,7 +96,7 @@ impl<'a> Run<'a> {
         Ok(run)
     }
 
-    /// Waits until it has ended; an error says why a run failed.
+    /// Waits until the run has ended; the error has the reason of a failure.
     pub fn end(mut self) -> Result<(), MediaError> {
         loop {
             self.check()?;
@@ -108,7 +109,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// All of its output, which has at most `most` bytes.
+    /// Returns all of its output, which has at most `most` bytes.
     pub fn all(mut self, most: u64) -> Result<Vec<u8>, MediaError> {
         let mut bytes = Vec::new();
         let read = (&mut self).take(most + 1).read_to_end(&mut bytes);
@@ -133,7 +134,7 @@ impl<'a> Run<'a> {
         Ok(true)
     }
 
-    /// Why its output cannot be read.
+    /// Returns the error for output that cannot be read.
     pub fn unread(&mut self, error: &io::Error) -> MediaError {
         self.check().err().unwrap_or_else(|| self.failed(&error.to_string()))
     }
@@ -149,18 +150,18 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// What ffmpeg said last, or how it ended.
+    /// Returns the error with ffmpeg's last output, or with `how` it ended.
     pub fn failed(&mut self, how: &str) -> MediaError {
         let mut words = Vec::new();
         let said =
             self.words.seek(SeekFrom::Start(0)).and_then(|_| (&self.words).take(WORDS_BYTES).read_to_end(&mut words));
         let words = String::from_utf8_lossy(if said.is_ok() { &words } else { &[] });
-        // A part of ffmpeg puts its name and an address before what it says.
+        // A component of ffmpeg puts its name and an address before its message.
         let plain = |line: &str| {
             line.split_once("] ").filter(|_| line.starts_with('[')).map_or(line, |(_, rest)| rest).trim().to_owned()
         };
         let lines: Vec<String> = words.lines().map(plain).filter(|line| !line.is_empty()).collect();
-        // A missing stream is the cause of all that newer releases say behind it.
+        // A missing stream is the cause of all later messages of newer releases.
         let last = lines.len().saturating_sub(LINES);
         let first = lines.iter().position(|line| line.contains(NO_STREAM)).unwrap_or(last);
         let reason = if lines.is_empty() { how.to_owned() } else { lines[first..].join("; ") };

@@ -1,12 +1,12 @@
-//! Audio cut into frames of a spectrogram, and those into tokens: Qwen2.5-Omni, Qwen3-Omni, Qwen3-ASR, Gemma 4, Whisper.
+//! Audio cut into frames of a spectrogram, and frames into tokens: Qwen2.5-Omni, Qwen3-Omni, Qwen3-ASR, Gemma 4, Whisper.
 
 use super::config::{Fields, within};
 use crate::{MediaError, Modality, Shape};
 
-/// What an audio encoder sees of an audio clip.
+/// The mapping of an audio clip to an encoder's input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioRule {
-    /// Samples per second that the encoder wants.
+    /// Samples per second of the encoder's input.
     pub rate: u64,
     /// Samples from one frame of the spectrogram to the next.
     pub hop: u64,
@@ -14,30 +14,30 @@ pub struct AudioRule {
     pub min_samples: u64,
     /// Longest audio clip in seconds.
     pub max_seconds: u64,
-    /// How frames are made and what becomes of them.
+    /// The computation of frames, and their mapping to tokens.
     pub cut: AudioCut,
 }
 
-/// How frames are made and what becomes of them.
+/// The computation of frames, and their mapping to tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AudioCut {
-    /// Whisper's frames, in the middle of the samples of one transform. Windows of them are convolved, and those attend in windows.
+    /// Whisper's frames, each in the middle of one transform's samples. Windows of frames are convolved; the results attend in windows.
     Windows(AudioWindows),
-    /// Whisper's frames of an audio clip that silence fills up. Chunks of them attend, and the mean of two rows is a token. Qwen2.5-Omni.
+    /// Whisper's frames of an audio clip that silence fills up. Chunks of frames attend, and the mean of two rows is a token. Qwen2.5-Omni.
     Chunks(AudioChunks),
     /// Frames that begin half a frame before the first sample; four become a token.
     Gemma4(Gemma4Frames),
-    /// The frames of [`AudioCut::Windows`], of clips that all have the same length: shorter ones end in silence. Two become a token, and
-    /// all tokens attend to each other. Whisper.
+    /// The frames of [`AudioCut::Windows`], of clips that all have the same length: shorter ones end in silence. Two frames become a token,
+    /// and all tokens attend to each other. Whisper.
     Fixed(FixedClip),
-    /// A frame is so many samples, and a token. The last one ends in silence. Gemma 4 Unified.
+    /// A frame is a token of this many samples. The last one ends in silence. Gemma 4 Unified.
     Samples(u64),
 }
 
 /// The windows of Qwen3-Omni and Qwen3-ASR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AudioWindows {
-    /// Samples of one transform; less than half of it cannot be transformed.
+    /// Samples of one transform; a clip of less than half of it cannot be transformed.
     pub fft: u64,
     /// Spectrogram frames per convolution window.
     pub window: u64,
@@ -52,7 +52,7 @@ pub struct AudioChunks {
     pub fft: u64,
     /// Spectrogram frames of a chunk.
     pub chunk: u64,
-    /// Samples of an audio clip with the silence behind it. A frame of silence alone is dropped.
+    /// Samples of an audio clip with the silence behind it. A frame that consists only of silence is dropped.
     pub filled: u64,
 }
 
@@ -70,19 +70,19 @@ pub struct FixedClip {
 pub struct Gemma4Frames {
     /// Samples of a frame.
     pub frame: u64,
-    /// Samples of one transform; what is more than a frame's is silent.
+    /// Samples of one transform; samples beyond the frame's are silent.
     pub fft: u64,
     /// Lowest and highest frequency of all bands.
     pub hertz: [f64; 2],
-    /// What is added to a band's magnitude, so that silence has a logarithm.
+    /// Added to a band's magnitude, so that silence has a logarithm.
     pub floor: f64,
-    /// What samples are multiplied with.
+    /// Factor of samples.
     pub scale: f64,
-    /// Means and deviations of the bands, where the model has them.
+    /// Means and deviations of the bands, if the model has them.
     pub per_bin: Option<[Vec<f64>; 2]>,
 }
 
-/// Longest audio clip of Gemma 4 in seconds: its feature extractor cuts off what is more.
+/// Longest audio clip of Gemma 4 in seconds: its feature extractor truncates longer ones.
 const GEMMA_4_SECONDS_MAX: u64 = 30;
 
 impl Gemma4Frames {
@@ -138,7 +138,7 @@ impl Gemma4Frames {
 }
 
 impl AudioRule {
-    /// The feature extractor of a checkpoint, the audio configuration's `n_window` and `n_window_infer`, and the limit.
+    /// Returns the rule from a checkpoint's feature extractor, the audio configuration's `n_window` and `n_window_infer`, and the limit.
     pub fn windows(fields: &Fields, n_window: u64, n_window_infer: u64, max_seconds: u64) -> Result<Self, MediaError> {
         let window = 2 * within("n_window", Some(n_window), 50, 1..=4096)?;
         Ok(Self {
@@ -154,8 +154,8 @@ impl AudioRule {
         })
     }
 
-    /// The feature extractor of a checkpoint, the audio configuration's `n_window`, and the limit, which is the feature extractor's at
-    /// most.
+    /// Returns the rule from a checkpoint's feature extractor, the audio configuration's `n_window`, and the limit, at most the feature
+    /// extractor's.
     pub fn chunks(fields: &Fields, n_window: u64, max_seconds: u64) -> Result<Self, MediaError> {
         let rate = rate(fields)?;
         let filled = within("chunk_length", fields.chunk_length, 30, 1..=86_400)?;
@@ -172,7 +172,7 @@ impl AudioRule {
         })
     }
 
-    /// The feature extractor of Gemma 4, and the limit, which is half a minute at most.
+    /// Returns the rule from Gemma 4's feature extractor, and the limit, which is half a minute at most.
     pub fn gemma4(fields: &Fields, max_seconds: u64) -> Result<Self, MediaError> {
         let rate = rate(fields)?;
         let (frames, hop) = Gemma4Frames::new(fields, rate)?;
@@ -180,7 +180,7 @@ impl AudioRule {
         Ok(Self { rate, hop, min_samples: 0, max_seconds, cut: AudioCut::Gemma4(frames) })
     }
 
-    /// Clips of so many frames, and the limit, which is their length at most: Whisper.
+    /// Returns the rule for clips of `frames` frames, and the limit, which is their length at most: Whisper.
     pub fn fixed(fields: &Fields, frames: u64, max_seconds: u64) -> Result<Self, MediaError> {
         let (rate, hop) = (rate(fields)?, within("hop_length", fields.hop_length, 160, 1..=16_384)?);
         let (samples, said) = (frames * hop, fields.chunk_length.unwrap_or(frames * hop / rate));
@@ -195,7 +195,7 @@ impl AudioRule {
         Ok(Self { rate, hop, min_samples: samples, max_seconds: seconds(max_seconds)?.min(said), cut })
     }
 
-    /// Tokens of so many samples: Gemma 4 Unified.
+    /// Returns the rule for tokens of `samples` samples: Gemma 4 Unified.
     pub fn samples(fields: &Fields, samples: u64, max_seconds: u64) -> Result<Self, MediaError> {
         let said = fields.audio_samples_per_token.unwrap_or(samples);
         if said != samples {
@@ -206,13 +206,13 @@ impl AudioRule {
         Ok(Self { rate, hop: samples, min_samples: 0, max_seconds, cut: AudioCut::Samples(samples) })
     }
 
-    /// The same rule with clips padded to the samples that the feature extractor names, or else to `default`.
+    /// Returns this rule with clips padded to the samples that the feature extractor names, or else to `default`.
     pub fn filled_up(self, fields: &Fields, default: u64) -> Result<Self, MediaError> {
         let min_samples = within("min_length", fields.min_length, default, 0..=self.rate)?;
         Ok(Self { min_samples, ..self })
     }
 
-    /// What sets the limit of seconds: the flag, or the model.
+    /// Returns the source of the limit in seconds: the flag, or the model.
     pub fn limited_by(&self) -> &'static str {
         let own = match self.cut {
             AudioCut::Gemma4(_) => Some(GEMMA_4_SECONDS_MAX),
@@ -226,17 +226,17 @@ impl AudioRule {
         }
     }
 
-    /// Samples of a window of a longer clip; none where clips are not cut into windows.
+    /// Returns the samples of a window of a longer clip; none if clips are not cut into windows.
     pub fn window(&self) -> Option<u64> {
         matches!(self.cut, AudioCut::Fixed(_)).then_some(self.min_samples)
     }
 
-    /// Samples of an audio clip after padding.
+    /// Returns the samples of an audio clip after padding.
     pub fn filled(&self, samples: u64) -> u64 {
         if samples == 0 { 0 } else { samples.max(self.min_samples) }
     }
 
-    /// What the encoder sees of an audio clip of `samples` samples at its own rate.
+    /// Returns the encoder's input for an audio clip of `samples` samples at the encoder's rate.
     pub fn shape(&self, samples: u64) -> Result<Shape, MediaError> {
         if samples > self.max_seconds * self.rate {
             return Err(MediaError::OverLimit {
@@ -259,17 +259,17 @@ impl AudioRule {
         Ok(self.shape_of(samples))
     }
 
-    /// The legal audio clip that costs most: the longest.
+    /// Returns the shape of the most expensive legal audio clip: the longest.
     pub fn worst(&self) -> Shape {
         self.shape_of(self.filled(self.max_seconds * self.rate))
     }
 
-    /// Frames of the spectrogram of an audio clip of `samples` samples.
+    /// Returns the frames of the spectrogram of an audio clip of `samples` samples.
     pub fn frames(&self, samples: u64) -> u64 {
         match &self.cut {
             AudioCut::Windows(_) | AudioCut::Fixed(_) => samples / self.hop,
             AudioCut::Chunks(chunks) => samples.div_ceil(self.hop).min(chunks.filled / self.hop),
-            // A frame counts when the sample behind it is there.
+            // A frame counts if the sample behind it exists.
             AudioCut::Gemma4(frames) => match (samples + frames.frame / 2).checked_sub(frames.frame + 1) {
                 Some(room) => room / self.hop + 1,
                 None => 0,
@@ -278,7 +278,7 @@ impl AudioRule {
         }
     }
 
-    /// Tokens of a spectrogram of `frames` frames.
+    /// Returns the tokens of a spectrogram of `frames` frames.
     pub fn tokens(&self, frames: u64) -> u64 {
         match &self.cut {
             AudioCut::Windows(windows) => windows.tokens(frames),
@@ -289,17 +289,17 @@ impl AudioRule {
         }
     }
 
-    /// Frames of an audio clip of so many seconds, after padding.
+    /// Returns the frames of an audio clip of `seconds` seconds, after padding.
     pub fn frames_in(&self, seconds: u64) -> u64 {
         self.frames(self.filled(seconds * self.rate))
     }
 
-    /// Frames of the longest audio clip.
+    /// Returns the frames of the longest audio clip.
     pub fn frames_max(&self) -> u64 {
         self.frames_in(self.max_seconds)
     }
 
-    /// The same with audio clips of no more tokens than so many; none if a second has more.
+    /// Returns this rule with audio clips of at most `tokens` tokens; none if a second has more.
     pub fn carried_in(self, tokens: u64) -> Option<Self> {
         let fits = |seconds: &u64| self.tokens(self.frames_in(*seconds)) <= tokens;
         let max_seconds = (1..=self.max_seconds).rev().find(fits)?;
@@ -309,7 +309,7 @@ impl AudioRule {
     fn shape_of(&self, samples: u64) -> Shape {
         let frames = self.frames(samples);
         let tokens = self.tokens(frames);
-        // Rows of the layers, and those that attend to each other. The convolutions run before the layers.
+        // Rows of the layers, and rows that attend to each other. The convolutions run before the layers.
         let (rows, together) = match &self.cut {
             AudioCut::Windows(windows) => {
                 (tokens, windows.attention_window / windows.window * halved_thrice(windows.window))
@@ -337,7 +337,7 @@ fn seconds(max_seconds: u64) -> Result<u64, MediaError> {
     within("--max-audio-seconds", Some(max_seconds), 0, 1..=86_400)
 }
 
-/// Frames left of a window after three convolutions of stride two.
+/// Returns the frames of a window after three convolutions of stride two.
 fn halved_thrice(frames: u64) -> u64 {
     frames.div_ceil(2).div_ceil(2).div_ceil(2)
 }

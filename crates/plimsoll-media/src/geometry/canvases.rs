@@ -1,5 +1,5 @@
-//! Images that are laid on a canvas of tiles of one size without being distorted, the rest of it black. Several tiles are followed by the
-//! whole image as one more. Each goes through the encoder by itself: Llama 4.
+//! Images on a canvas of tiles of one size: the aspect is kept, and the rest of the canvas is black. Several tiles are followed by the
+//! whole image as one more. Each tile goes through the encoder by itself: Llama 4.
 
 use super::config::{ProcessorFiles, within};
 use super::patches::{sides, size_of_sides};
@@ -11,19 +11,19 @@ use crate::{MediaError, Modality, Shape, Size};
 /// The rule of an image processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Canvases {
-    /// How a tile is cut into patches.
+    /// The cut of a tile into patches.
     pub patches: Patches,
     /// Side of a tile in pixels.
     pub side: u64,
     /// Most tiles, without the whole image.
     pub max_tiles: u64,
-    /// Whether an image is enlarged as far as a canvas allows; otherwise no further than to a tile.
+    /// Whether an image is enlarged as far as a canvas allows; otherwise at most to a tile.
     pub enlarges: bool,
     /// Tokens of a tile.
     pub tile_tokens: u64,
 }
 
-/// A side of the size that an image must fit into. The reference divides some in single precision.
+/// One side of the size that an image must fit into. The reference divides some sides in single precision.
 #[derive(Clone, Copy, Debug)]
 struct Bound {
     pixels: u64,
@@ -31,7 +31,7 @@ struct Bound {
 }
 
 impl Bound {
-    /// The side of the canvas, or the image's own, though no less than `least`, where that is not longer.
+    /// Returns the image's own side, but no less than `least`, if that is not longer than the canvas; otherwise the canvas's side.
     fn new(canvas: u64, own: u64, least: Option<u64>) -> Self {
         match least.map(|least| own.max(least)).filter(|most| *most <= canvas) {
             Some(pixels) => Self { pixels, single: false },
@@ -39,7 +39,7 @@ impl Bound {
         }
     }
 
-    /// The factor that makes a side this long.
+    /// Returns the factor that scales `side` to this length.
     fn scale(self, side: u64) -> f64 {
         match self.single {
             true => f64::from(self.pixels as f32 / side as f32),
@@ -47,7 +47,7 @@ impl Bound {
         }
     }
 
-    /// Another side, multiplied with the scale of this one.
+    /// Returns another side, multiplied by the scale of this one.
     fn scaled(self, scale: f64, side: u64) -> u64 {
         match self.single {
             true => (side as f32 * scale as f32).floor() as u64,
@@ -57,8 +57,8 @@ impl Bound {
 }
 
 impl Canvases {
-    /// The image processor of a checkpoint; `patch` is the vision configuration's `patch_size`, `merge` the patches per side of a
-    /// token.
+    /// Returns the rule of a checkpoint's image processor. `patch` is the vision configuration's `patch_size`, `merge` the patches per side
+    /// of a token.
     pub fn new(files: &ProcessorFiles, patch: u64, merge: u64) -> Result<Self, MediaError> {
         let fields = &files.image;
         let [height, side] = [("size.height", fields.size.height), ("size.width", fields.size.width)]
@@ -90,43 +90,43 @@ impl Canvases {
         })
     }
 
-    /// The most tiles of an image, the whole image among them.
+    /// Returns the most tiles of an image, the whole image among them.
     pub fn tiles_max(&self) -> u64 {
         with_thumbnail(self.max_tiles)
     }
 
-    /// The fewest and the most pixels that an image is given, without the whole image behind its tiles.
+    /// Returns the fewest and the most pixels of a resized image, without the whole image behind its tiles.
     pub fn pixels(&self) -> (u64, u64) {
         (self.side.pow(2), self.max_tiles * self.side.pow(2))
     }
 
-    /// The same with at most this many pixels, as far as one tile allows it.
+    /// Returns this rule with at most this many pixels, as far as one tile allows it.
     pub fn limited(&self, pixels: u64) -> Self {
         Self { max_tiles: (pixels / self.side.pow(2)).clamp(1, self.max_tiles), ..self.clone() }
     }
 
-    /// The same with at most this many tokens, as far as one tile allows it.
+    /// Returns this rule with at most this many tokens, as far as one tile allows it.
     pub fn carried_in(&self, tokens: u64) -> Self {
         let fits = |tiles: &u64| with_thumbnail(*tiles) * self.tile_tokens <= tokens;
         Self { max_tiles: (1..=self.max_tiles).rev().find(fits).unwrap_or(1), ..self.clone() }
     }
 
-    /// What the encoder sees of one tile.
+    /// Returns the size of one tile.
     pub fn tile(&self) -> Size {
         Size::new(self.side as u32, self.side as u32)
     }
 
-    /// The same as a shape.
+    /// Returns the encoder's input for one tile.
     pub fn shape(&self) -> Shape {
         let tokens = self.tile_tokens.isqrt();
         let one = self.patches.shape_of(Modality::Image, 1, tokens, tokens);
-        // A class row stands behind the patches.
+        // A class row follows the patches.
         Shape { rows: one.rows + 1, longest: one.longest + 1, ..one }
     }
 
-    /// Rows and columns of tiles: those that enlarge the image least, or else reduce it least; of several the fewest.
+    /// Returns the rows and columns of tiles that enlarge the image least, or else reduce it least; of several grids the smallest.
     fn canvas(&self, (h, w): (u64, u64)) -> (u64, u64) {
-        // Single precision, as the reference's.
+        // Single precision, as in the reference.
         let scale = |(rows, columns): (u64, u64)| {
             let along = |tiles: u64, pixels: u64| (tiles * self.side) as f32 / pixels as f32;
             along(rows, h).min(along(columns, w))
@@ -149,12 +149,12 @@ impl Canvases {
         best
     }
 
-    /// The size of the image on its canvas.
+    /// Returns the size of the image on its canvas.
     fn placed(&self, (h, w): (u64, u64), canvas: (u64, u64)) -> (u64, u64) {
         let least = (!self.enlarges).then_some(self.side);
         let (high, wide) = (Bound::new(canvas.0, h, least), Bound::new(canvas.1, w, least));
         let (by_height, by_width) = (high.scale(h), wide.scale(w));
-        // A number of double precision is compared with one of single precision as one.
+        // The reference compares a number of double and one of single precision in single precision.
         let narrower = match high.single || wide.single {
             true => (by_width as f32) < by_height as f32,
             false => by_width < by_height,
@@ -165,7 +165,7 @@ impl Canvases {
         }
     }
 
-    /// What becomes of an image of this size.
+    /// Returns the processing of an image of this size.
     pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
         let own = sides(size)?;
         let grid = self.canvas(own);
@@ -191,7 +191,7 @@ mod tests {
             ((9, 14), (1, 1), (10, 16)),
             ((32, 48), (2, 3), (32, 48)),
             ((17, 16), (2, 1), (17, 16)),
-            // Too large for all.
+            // Too large for all canvases.
             ((100, 100), (2, 2), (32, 32)),
             ((7, 90), (1, 6), (7, 90)),
         ] {

@@ -1,4 +1,4 @@
-//! The files that say how a checkpoint's media are processed.
+//! The configuration files of a checkpoint's media processors.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,26 +6,27 @@ use serde_json::Value;
 use crate::MediaError;
 use crate::image::Filter;
 
-/// Pixels to which the smallest images may be enlarged: all smaller ones are tried for the worst case. No processor comes near.
+/// Limit of the pixels to which the smallest images may be enlarged: all smaller images are tried for the worst case. No processor comes
+/// near it.
 const MIN_PIXELS_MAX: u64 = 1 << 22;
 
-/// The processors' configurations of one checkpoint, found the way transformers 5 finds them: nested in
-/// `processor_config.json` first, in their own file else, a video's in the image's file last.
+/// The processors' configurations of one checkpoint, searched in the order of transformers 5: first nested in
+/// `processor_config.json`, else in their own file; a video's last in the image's file.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessorFiles {
-    /// The image processor's.
+    /// Fields of the image processor.
     pub image: Fields,
-    /// The video processor's.
+    /// Fields of the video processor.
     pub video: Fields,
-    /// Whether a video has bounds of its own; otherwise they are the image processor's.
+    /// Whether a video has bounds of its own; otherwise it has the image processor's.
     pub video_apart: bool,
-    /// The feature extractor's.
+    /// Fields of the feature extractor.
     pub audio: Fields,
-    /// What belongs to the processor itself.
+    /// Fields of the processor itself.
     pub processor: Fields,
 }
 
-/// The fields that sizes depend on, as they stand in the file. What a file does not say has the processor's default.
+/// The fields that sizes depend on, as in the file. A missing field has the processor's default.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Fields {
     pub(crate) min_pixels: Option<u64>,
@@ -92,7 +93,7 @@ pub struct Fields {
     pub(crate) use_image_special_tokens: Option<bool>,
 }
 
-/// A side that may be given for each axis; they must be equal.
+/// Reads a side that may be given for each axis; both must be equal.
 fn side<'de, D: serde::Deserializer<'de>>(source: D) -> Result<Option<u64>, D::Error> {
     let value = Value::deserialize(source)?;
     let axis = |key: &str| value.get(key).and_then(Value::as_u64);
@@ -146,15 +147,15 @@ fn fields(value: Option<Value>) -> Result<Fields, MediaError> {
     Fields::deserialize(value).map_err(|why| MediaError::BadConfig { key: "a field", why: why.to_string() })
 }
 
-/// Fields of a processor of images or videos, which are always resized, rescaled and normalized here.
+/// Reads the fields of a processor of images or videos. Here they are always resized, rescaled and normalized.
 fn seen(value: Option<Value>) -> Result<Fields, MediaError> {
-    // A feature extractor beside it may say of itself that it does not normalize.
+    // A feature extractor in the same file may declare that it does not normalize.
     let shared = value.as_ref().is_some_and(|value| value.get("feature_extractor_type").is_some());
     let fields = fields(value)?;
-    // Gemma 4's leaves it to the model: `Normalize::centred`.
+    // Gemma 4's processor leaves it to the model: `Normalize::centred`.
     let shared = shared || fields.image_processor_type.as_ref().is_some_and(|kind| kind.starts_with("Gemma4"));
     let steps = [
-        // LFM2-VL's processor resizes whatever its file says.
+        // LFM2-VL's processor resizes even if its file says otherwise.
         ("do_resize", fields.do_resize.filter(|_| fields.encoder_patch_size.is_none())),
         ("do_rescale", fields.do_rescale),
         ("do_normalize", fields.do_normalize.filter(|_| !shared)),
@@ -175,17 +176,17 @@ fn seen(value: Option<Value>) -> Result<Fields, MediaError> {
 }
 
 impl Fields {
-    /// Bands of a feature extractor.
+    /// Returns the bands of a feature extractor.
     pub fn bands(&self) -> Option<u64> {
         self.feature_size
     }
 
-    /// The filter of the resize; `default` where the file names none.
+    /// Returns the filter of the resize; `default` if the file names none.
     pub(crate) fn filter(&self, default: Filter) -> Filter {
         self.resample.and_then(Filter::of_pillow).unwrap_or(default)
     }
 
-    /// The least and the most pixels; the fields beside `size` win, as they do in transformers.
+    /// Returns the least and the most pixels; the fields beside `size` have priority, as in transformers.
     pub(crate) fn pixels(&self, defaults: (u64, u64)) -> Result<(u64, u64), MediaError> {
         let size = &self.size;
         let min = self.min_pixels.or(size.shortest_edge).or(size.min_pixels).unwrap_or(defaults.0);
@@ -198,7 +199,7 @@ impl Fields {
     }
 }
 
-/// A field that must lie in a range.
+/// Checks that a field lies in a range.
 pub(crate) fn within(
     key: &'static str,
     value: Option<u64>,

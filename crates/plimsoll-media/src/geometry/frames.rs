@@ -1,19 +1,19 @@
-//! Which frames of a video are taken, and when they are shown.
+//! The choice of a video's frames, and their times.
 
 use super::config::{Fields, within};
 use super::round_half_even;
 use crate::{MediaError, Modality};
 
-/// What the pixel bounds hold for.
+/// The scope of the pixel bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
-    /// For each frame: Qwen2-VL, Qwen2.5-VL.
+    /// Each frame: Qwen2-VL, Qwen2.5-VL.
     Frame,
-    /// For all frames of a video together: Qwen3-VL and later.
+    /// All frames of a video together: Qwen3-VL and later.
     Video,
 }
 
-/// How many frames are wanted.
+/// The requested number of frames.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Wanted {
     /// All of them, up to the limit.
@@ -27,7 +27,7 @@ pub enum Wanted {
 /// The rule by which frames are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Spread {
-    /// From the first, in equal steps, a multiple of the frames of a patch.
+    /// From the first, in equal steps; the count is a multiple of the frames of a patch.
     Steps,
     /// From the first to the last.
     Ends,
@@ -43,12 +43,12 @@ pub struct Sampling {
     wanted: Wanted,
     spread: Spread,
     min_frames: u64,
-    /// The most frames of one video, which is what the self-test runs.
+    /// The most frames of one video, which the self-test runs.
     pub max_frames: u64,
     temporal: u64,
 }
 
-/// Longest video that is looked at, in frames: a day at 100 per second. Its positions are exact in `f64`.
+/// Longest accepted video, in frames: a day at 100 per second. Its positions are exact in `f64`.
 const TOTAL_MAX: u64 = 100 * 86_400;
 
 impl Sampling {
@@ -62,32 +62,32 @@ impl Sampling {
         Ok(Self { wanted: wanted(fields)?.unwrap_or(default), spread, min_frames, max_frames, temporal })
     }
 
-    /// InternVL's sampling: frames from the middle of equal parts, at most `max_frames`.
+    /// Returns InternVL's sampling: frames from the middle of equal parts, at most `max_frames`.
     pub fn middles(fields: &Fields, max_frames: u64) -> Result<Self, MediaError> {
         let wanted = wanted(fields)?.unwrap_or(Wanted::All);
         Ok(Self { wanted, spread: Spread::Middles, min_frames: 1, max_frames: max_frames.max(1), temporal: 1 })
     }
 
-    /// Gemma 4's sampling: frames from the start of equal parts, 32 unless told otherwise.
+    /// Returns Gemma 4's sampling: frames from the start of equal parts, 32 unless configured otherwise.
     pub(crate) fn starts(fields: &Fields) -> Result<Self, MediaError> {
         let max_frames = within("max_frames", fields.max_frames, 768, 1..=65_536)?;
         let wanted = wanted(fields)?.unwrap_or(Wanted::Count(32));
         Ok(Self { wanted, spread: Spread::Starts, min_frames: 1, max_frames, temporal: 1 })
     }
 
-    /// The same with a request's own wish.
+    /// Returns this sampling with a request's own number of frames.
     pub fn with(self, wanted: Wanted) -> Self {
         Self { wanted, ..self }
     }
 
-    /// The positions of the frames to take out of `total` frames shown at `fps` per second.
+    /// Returns the positions of the frames to take out of `total` frames shown at `fps` per second.
     pub fn indices(&self, total: u64, fps: f64) -> Result<Vec<u64>, MediaError> {
         let malformed = |why: String| MediaError::Malformed { what: "a video", why };
         if total == 0 || total > TOTAL_MAX || !(fps.is_finite() && fps > 0.0) {
             return Err(malformed(format!("{total} frames at {fps} per second cannot be sampled")));
         }
         let count = self.count(total, fps);
-        // Frames beyond what was tested are refused, not dropped: the request named them.
+        // Frames beyond the tested number are refused, not dropped: the request named them.
         if count > self.max_frames {
             let (limit, flag) = (self.max_frames, Modality::Video.flag());
             return Err(MediaError::OverLimit { what: "a video", asked: count, limit, unit: "frames", flag });
@@ -125,7 +125,7 @@ impl Sampling {
         }
     }
 
-    /// When each group of frames is shown, in seconds: the mean of its first and its last.
+    /// Returns the time of each group of frames, in seconds: the mean of its first and its last.
     pub fn timestamps(&self, indices: &[u64], fps: f64) -> Vec<f64> {
         let groups = indices.chunks(self.temporal as usize);
         // A group that is short of frames repeats its last one.

@@ -1,4 +1,4 @@
-//! The largest grids that a resize rule can yield: what a worst case is taken over.
+//! The largest grids that a resize rule can yield: the candidates for a worst case.
 //!
 //! A rule keeps pixels within bounds, but not exactly: rounding, the floor of one patch per side, and rounding up of small
 //! images all reach past the bound. For every short side this finds the longest long side that any legal image gets; a
@@ -6,17 +6,17 @@
 
 use super::round_half_even;
 
-/// No side may be more than this many times the other.
+/// Largest ratio of the longer to the shorter side.
 pub(crate) const ASPECT_MAX: u64 = 200;
 
-/// A resize rule, reduced to what decides the sizes it can yield. Sides are counted in units of `factor` pixels.
+/// A resize rule, reduced to the values that decide its sizes. Sides are counted in units of `factor` pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rule {
     /// Pixels per unit.
     pub factor: u64,
     /// Pixel bounds.
     pub min: u64,
-    /// See `min`.
+    /// Upper bound, see `min`.
     pub max: u64,
     /// Frames that share the bounds, as the rule's comparison counts them (rounded).
     pub frames_compared: u64,
@@ -24,7 +24,8 @@ pub(crate) struct Rule {
     pub frames: u64,
 }
 
-/// What small images are rounded up to, kept from one rule to the next: that takes long, and the most pixels do not change it.
+/// The long sides that small images are rounded up to, reused from one rule to the next. Computing them takes long, and they do not depend
+/// on the most pixels.
 #[derive(Debug, Default)]
 pub(crate) struct RoundedUp(Option<(Rule, Vec<u64>)>);
 
@@ -42,12 +43,12 @@ impl RoundedUp {
 }
 
 impl Rule {
-    /// The rule for one image.
+    /// Returns the rule for one image.
     pub(crate) fn of_one(factor: u64, (min, max): (u64, u64)) -> Self {
         Self { factor, min, max, frames_compared: 1, frames: 1 }
     }
 
-    /// For every short side that occurs, the longest long side. `prepare` gives the sides that [`Rule::resize`] takes, none for an image
+    /// Returns for every short side that occurs the longest long side. `prepare` returns the sides for [`Rule::resize`], none for an image
     /// that is refused.
     pub(crate) fn frontier(
         &self,
@@ -60,7 +61,7 @@ impl Rule {
         let rounded_up = known.of(self, prepare);
         let sides = most.isqrt().max((max / (frames * f * f)).isqrt()).max(rounded_up.len() as u64).max(1);
         let longest = |a: u64| {
-            // As it is: rounded to units, within the bounds, at most 200 times as long before rounding.
+            // Kept as it is: rounded to units, within the bounds, at most 200 times as long before rounding.
             let near = round_half_even(ASPECT_MAX * self.longest_rounding_to(a), f);
             let kept = near.min(most / a);
             let kept = if a * kept * f * f * frames_compared >= min { kept } else { 0 };
@@ -75,7 +76,7 @@ impl Rule {
         (1..=sides).map(|a| (a, longest(a))).filter(|&(a, b)| b >= a).collect()
     }
 
-    /// The longest side in pixels that rounds to `a` units.
+    /// Returns the longest side in pixels that rounds to `a` units.
     fn longest_rounding_to(&self, a: u64) -> u64 {
         let half_up = a * self.factor + self.factor / 2;
         if round_half_even(half_up, self.factor) == a { half_up } else { half_up - 1 }
@@ -85,25 +86,25 @@ impl Rule {
     fn rounds_up_far(&self) -> bool {
         let Rule { factor: f, min, max, frames, frames_compared } = *self;
         // Scaled up, the true sides are x in (a - 1, a] and y = min / x, at most 200 x and rounded up too. So b is below
-        // min / (a - 1) + 1, and where twice `min` fits under `max`, what is kept as it is reaches further.
+        // min / (a - 1) + 1. If twice `min` fits under `max`, images that keep their size reach further.
         let scaled = min.div_ceil(frames * f * f);
         let strip = (ASPECT_MAX * min / frames).isqrt() / f + 2;
         (2 * scaled + scaled.isqrt() + 3).max(strip) > max / (frames_compared * f * f)
     }
 
-    /// The resize of sides that the rule does not change beforehand.
+    /// Resizes sides that need no preparation.
     pub(crate) fn resize(&self, sides: (u64, u64)) -> (u64, u64) {
         let round = |side| round_half_even(side, self.factor) * self.factor;
         let (volume, true_volume) = (self.volume_compared(sides), sides.0 * sides.1 * self.frames);
         scale(sides, self.factor, (volume, true_volume), (round(sides.0), round(sides.1)), (self.min, self.max))
     }
 
-    /// Pixels that are compared with the bounds.
+    /// Returns the pixels that are compared with the bounds.
     fn volume_compared(&self, (h, w): (u64, u64)) -> u64 {
         round_half_even(h, self.factor) * round_half_even(w, self.factor) * self.factor.pow(2) * self.frames_compared
     }
 
-    /// Long sides that small images are rounded up to, by short side.
+    /// Returns the long sides that small images are rounded up to, by short side.
     ///
     /// While an image of one short side grows longer and is still enlarged, the enlarged short side never grows and the long
     /// side never shrinks. So of all images that get one short side, the longest gets the longest long side.
@@ -132,7 +133,7 @@ impl Rule {
     }
 }
 
-/// The first number of a range for which `holds` is false; it is true up to some number, and false from there on.
+/// Returns the first number of a range for which `holds` is false; it is true up to some number, and false from there on.
 fn first_without(from: u64, end: u64, holds: impl Fn(u64) -> bool) -> u64 {
     let (mut low, mut high) = (from, end);
     while low < high {
@@ -142,7 +143,8 @@ fn first_without(from: u64, end: u64, holds: impl Fn(u64) -> bool) -> u64 {
     low
 }
 
-/// The common end of the image and the video rule. `volume`: rounded and true pixels, over all frames that share the bounds.
+/// Carries out the common last step of the image and the video rule. `volume`: rounded and true pixels, over all frames that
+/// share the bounds.
 pub(crate) fn scale(
     (h, w): (u64, u64),
     factor: u64,

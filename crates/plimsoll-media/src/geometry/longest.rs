@@ -1,4 +1,4 @@
-//! Images that keep their aspect and have at most so many pixels on a side: Pixtral, the encoder of Mistral 3.
+//! Images that keep their aspect, with a bound on the longer side: Pixtral, the encoder of Mistral 3.
 
 use super::config::{Fields, ProcessorFiles, within};
 use super::patches::{over, sides, size_of_sides};
@@ -9,15 +9,15 @@ use crate::{MediaError, Modality, Size};
 /// The rule of an image processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Longest {
-    /// How an image is cut into patches.
+    /// The cut of an image into patches.
     pub patches: Patches,
     /// The most pixels on a side, before both sides are rounded up to whole tokens.
     pub side: u64,
 }
 
 impl Longest {
-    /// The image processor of a checkpoint; `patch` is the vision configuration's `patch_size`, `merge` the patches per side of a
-    /// token. The processor's own file may say both, too.
+    /// Returns the rule of a checkpoint's image processor. `patch` is the vision configuration's `patch_size`, `merge` the patches per side
+    /// of a token. The processor's own file may have both, too.
     pub fn new(files: &ProcessorFiles, patch: u64, merge: u64) -> Result<Self, MediaError> {
         let (fields, outer) = (&files.image, &files.processor);
         let square = fields.size.height.filter(|height| fields.size.width == Some(*height));
@@ -40,30 +40,30 @@ impl Longest {
         Self { side, patches: Patches { min_pixels, max_pixels, ..self.patches.clone() } }
     }
 
-    /// The most tokens on a side.
+    /// Returns the most tokens on a side.
     pub fn tokens_on_a_side(&self) -> u64 {
         self.side.div_ceil(self.patches.factor())
     }
 
-    /// The fewest and the most pixels that an image is given.
+    /// Returns the fewest and the most pixels of a resized image.
     pub fn pixels(&self) -> (u64, u64) {
         let factor = self.patches.factor();
         (factor * factor, (self.tokens_on_a_side() * factor).pow(2))
     }
 
-    /// The same with at most this many pixels, as far as one token allows it.
+    /// Returns this rule with at most this many pixels, as far as one token allows it.
     pub fn limited(&self, pixels: u64) -> Self {
         let factor = self.patches.factor();
         let tokens = (pixels.isqrt() / factor).max(1);
         self.with_side(self.side.min(tokens * factor))
     }
 
-    /// The same with at most this many tokens, as far as one token allows it.
+    /// Returns this rule with at most this many tokens, as far as one token allows it.
     pub fn carried_in(&self, tokens: u64) -> Self {
         self.limited(tokens.saturating_mul(self.patches.factor().pow(2)))
     }
 
-    /// What becomes of an image of this size. The steps and their rounding are the reference's.
+    /// Returns the processing of an image of this size. The steps and their rounding are the reference's.
     pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
         let (h, w) = sides(size)?;
         let ratio = (h as f64 / self.side as f64).max(w as f64 / self.side as f64);
@@ -100,7 +100,7 @@ mod tests {
             let carried = all.carried_in(tokens);
             assert!(carried.tokens_on_a_side().pow(2) <= tokens, "{tokens}: {carried:?}");
             for (height, width) in [(1, 1), (300, 300), (7, 300), (300, 8), (50, 50), (49, 51)] {
-                // A strip may have no pixel across.
+                // A strip may be less than one pixel wide.
                 let Ok(found) = carried.fit(Size { height, width }) else { continue };
                 assert!(found.shape.tokens <= tokens && found.size.pixels() <= carried.pixels().1, "{found:?}");
             }

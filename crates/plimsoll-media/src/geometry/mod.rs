@@ -1,7 +1,7 @@
-//! How large an item becomes: resized sizes, patches, tokens, sampled frames.
+//! Sizes of items: resized sizes, patches, tokens, sampled frames.
 //!
 //! Pure arithmetic, equal to the Hugging Face processors' (transformers 5.23) for every legal input: their floating-point
-//! steps are repeated in the same order, their rounding is Python's. Nothing in here sees a pixel or a sample.
+//! steps are repeated in the same order, their rounding is Python's. This module reads no pixel and no sample.
 
 pub mod audio;
 pub mod canvases;
@@ -28,7 +28,7 @@ pub use squares::{Squares, Steps};
 pub use tiles::{TileVideo, Tiles};
 pub use video::PatchVideo;
 
-/// Python's `round(n / d)` for whole numbers: to the nearest, ties to the even one.
+/// Returns Python's `round(n / d)` for whole numbers: to the nearest, ties to the even one.
 ///
 /// Exact also where Python divides in floating point: a quotient within an ulp of a tie would need `n` near 2^52.
 pub(crate) fn round_half_even(n: u64, d: u64) -> u64 {

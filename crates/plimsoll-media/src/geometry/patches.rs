@@ -5,7 +5,7 @@ use super::frontier::{ASPECT_MAX, RoundedUp, Rule};
 use crate::image::Filter;
 use crate::{MediaError, Modality, Shape, Size};
 
-/// Longest side that is taken. Products of two such sides are exact in floating point.
+/// Longest accepted side. Products of two such sides are exact in floating point.
 pub(crate) const SIDE_MAX: u64 = 1 << 24;
 
 /// The resize rule and patch grid of an image processor.
@@ -17,24 +17,24 @@ pub struct Patches {
     pub merge: u64,
     /// Frames per patch.
     pub temporal: u64,
-    /// Fewest pixels after the resize, save for rounding.
+    /// Fewest pixels after the resize, apart from rounding.
     pub min_pixels: u64,
-    /// Most pixels after the resize, save for rounding and strips.
+    /// Most pixels after the resize, apart from rounding and strips.
     pub max_pixels: u64,
     /// Tokens per side of an attention window, in models that have windows.
     pub window: Option<u64>,
     /// The filter of the resize.
     pub filter: Filter,
-    /// Whether every image is given the most pixels, as far as whole tokens and its aspect allow it; otherwise images within the bounds
-    /// keep their size.
+    /// Whether every image is enlarged to the most pixels, as far as whole tokens and its aspect allow it; otherwise images within the
+    /// bounds keep their size.
     pub fills: bool,
 }
 
-/// Tokens that Gemma 4's images may be given: the model was trained with these budgets.
+/// Token budgets of Gemma 4's images: the model was trained with these.
 const BUDGETS: [u64; 5] = [70, 140, 280, 560, 1120];
 
 impl Patches {
-    /// The image processor of a checkpoint. `window` is the vision configuration's `window_size` in pixels, if it has one.
+    /// Returns the rule of a checkpoint's image processor. `window` is the vision configuration's `window_size` in pixels, if it has one.
     pub fn image(fields: &Fields, window: Option<u64>) -> Result<Self, MediaError> {
         Self::new(fields, window, (14, (56 * 56, 28 * 28 * 1280)))
     }
@@ -50,7 +50,7 @@ impl Patches {
         Ok(Self { patch, merge, temporal, min_pixels, max_pixels, window, filter, fills: false })
     }
 
-    /// Gemma 4's processor of images, or of a video's frames, with its default budget of tokens.
+    /// Returns the rule of Gemma 4's processor of images, or of a video's frames, with `budget` as the default budget of tokens.
     pub fn filling(fields: &Fields, budget: u64) -> Result<Self, MediaError> {
         let patch = within("patch_size", fields.patch_size, 16, 1..=1024)?;
         let merge = within("pooling_kernel_size", fields.pooling_kernel_size, 3, 1..=16)?;
@@ -64,24 +64,24 @@ impl Patches {
         Ok(Self { patch, merge, temporal: 1, min_pixels, max_pixels, window: None, filter, fills: true })
     }
 
-    /// The same with patches as large as tokens: Gemma 4 Unified.
+    /// Returns this rule with patches as large as tokens: Gemma 4 Unified.
     #[must_use]
     pub fn of_whole_tokens(self) -> Self {
         Self { patch: self.patch * self.merge, merge: 1, ..self }
     }
 
-    /// What the encoder sees of an image that has been resized to this size.
+    /// Returns the encoder's input for an image that was resized to this size.
     pub fn piece(&self, size: Size) -> Shape {
         let side = |pixels: u32| u64::from(pixels) / self.factor();
         self.shape_of(Modality::Image, 1, side(size.height), side(size.width))
     }
 
-    /// Tokens of the most pixels.
+    /// Returns the tokens of the most pixels.
     pub(crate) fn budget(&self) -> u64 {
         self.max_pixels / (self.factor() * self.factor())
     }
 
-    /// The same with a request's own bound on pixels, which may be lower than what was tested, never higher (A31).
+    /// Returns this rule with a request's own bound on pixels. It may be lower than the tested bound, never higher (A31).
     pub fn with_max_pixels(&self, asked: u64) -> Result<Self, MediaError> {
         if asked > self.max_pixels {
             return Err(MediaError::OverLimit {
@@ -102,12 +102,12 @@ impl Patches {
         Ok(Self { max_pixels, ..self.clone() })
     }
 
-    /// Pixels per side of a token.
+    /// Returns the pixels per side of a token.
     pub fn factor(&self) -> u64 {
         self.patch * self.merge
     }
 
-    /// The size that an image is resized to.
+    /// Returns the size that an image is resized to.
     pub fn resize(&self, size: Size) -> Result<Size, MediaError> {
         let sides = (u64::from(size.height), u64::from(size.width));
         size_of_sides(match self.fills {
@@ -116,8 +116,8 @@ impl Patches {
         })
     }
 
-    /// The resize to as many pixels as the budget's tokens have, each side rounded down to whole tokens, of which the short one has one at
-    /// least. Arithmetic and order are the reference's.
+    /// Resizes to the pixels of the token budget. Each side is rounded down to whole tokens; the short one has at least one.
+    /// Arithmetic and order are the reference's.
     pub(crate) fn fill(&self, sides: (u64, u64)) -> Result<(u64, u64), MediaError> {
         check_long(sides)?;
         let (factor, budget) = (self.factor(), self.budget());
@@ -133,19 +133,19 @@ impl Patches {
         Ok((rows * factor, columns * factor))
     }
 
-    /// What the encoder sees of an image of this size.
+    /// Returns the encoder's input for an image of this size.
     pub fn shape(&self, size: Size) -> Result<Shape, MediaError> {
         let resized = self.resize(size)?;
         let (a, b) = (u64::from(resized.height) / self.factor(), u64::from(resized.width) / self.factor());
         Ok(self.shape_of(Modality::Image, 1, a, b))
     }
 
-    /// The legal image that costs most, for a cost that never falls when a field of the shape grows.
+    /// Returns the most expensive legal image, for a cost that never falls when a field of the shape grows.
     pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
         self.costliest(Modality::Image, 1, &self.frontier(), cost)
     }
 
-    /// For every short side that a legal image may get, the longest long side, in tokens. No legal image is larger than
+    /// Returns for every short side of a legal image the longest long side, in tokens. No legal image is larger than
     /// all of them; a cost that never falls with either side has its maximum among them.
     pub fn frontier(&self) -> Vec<(u64, u64)> {
         if self.fills {
@@ -168,17 +168,17 @@ impl Patches {
         shapes.max_by_key(|shape| cost(shape)).unwrap_or(self.shape_of(modality, frames, 1, 1))
     }
 
-    /// `frames` groups of frames, each of `a` × `b` tokens.
+    /// Returns the shape of `frames` groups of frames, each of `a` × `b` tokens.
     pub fn shape_of(&self, modality: Modality, frames: u64, a: u64, b: u64) -> Shape {
         let windows = self.window.map_or(1, |side| a.div_ceil(side) * b.div_ceil(side));
         let tokens = frames * a * b;
         let per_token = self.merge * self.merge;
-        // Layers without windows see whole frames, so the longest sequence is a frame in every family.
+        // Layers without windows attend over whole frames, so the longest sequence is a frame in every family.
         Shape { modality, rows: tokens * per_token, sequences: frames * windows, longest: a * b * per_token, tokens }
     }
 }
 
-/// The resize of one image: sides in multiples of `factor`, pixels within bounds, aspect kept as well as that allows.
+/// Resizes one image: sides in multiples of `factor`, pixels within bounds, aspect kept as well as that allows.
 pub(crate) fn resize_within(sides: (u64, u64), factor: u64, bounds: (u64, u64)) -> Result<(u64, u64), MediaError> {
     check_sides(sides)?;
     Ok(Rule::of_one(factor, bounds).resize(sides))
@@ -192,7 +192,7 @@ pub(crate) fn check_sides(sides: (u64, u64)) -> Result<(), MediaError> {
     Ok(())
 }
 
-/// The short and the long side.
+/// Returns the short and the long side.
 fn check_long((h, w): (u64, u64)) -> Result<(u64, u64), MediaError> {
     let (short, long) = (h.min(w), h.max(w));
     if short == 0 {
@@ -215,7 +215,7 @@ pub(crate) fn size_of_sides((height, width): (u64, u64)) -> Result<Size, MediaEr
     }
 }
 
-/// Height and width of an image, which has pixels and no side that is too long.
+/// Returns height and width of an image, which has pixels and no side over the limit.
 pub(crate) fn sides(size: Size) -> Result<(u64, u64), MediaError> {
     let (h, w) = (u64::from(size.height), u64::from(size.width));
     match (h * w, h.max(w)) {

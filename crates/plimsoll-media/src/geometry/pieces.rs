@@ -1,4 +1,4 @@
-//! Images that are resized whole, or, where they are large, cut into tiles with the whole image behind them. Each of these pieces goes
+//! Images that are resized whole or, if they are large, cut into tiles with the whole image behind them. Each of these pieces goes
 //! through the encoder by itself: LFM2-VL.
 
 use super::config::{Fields, ProcessorFiles, within};
@@ -11,13 +11,13 @@ use crate::{MediaError, Modality, Shape, Size};
 /// The rule of an image processor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pieces {
-    /// How a piece is cut into patches, and between how many pixels a whole image is given.
+    /// The cut of a piece into patches, and the bounds on the pixels of a whole image.
     pub patches: Patches,
-    /// The tiles of a large image; none where every image stays whole.
+    /// The tiles of a large image; none if every image stays whole.
     pub tiles: Option<Tiles>,
     /// Whether the whole image follows its tiles.
     pub thumbnail: bool,
-    /// An image of more pixels, its sides rounded, is large.
+    /// Most pixels, with rounded sides, of an image that is not large.
     large_from: f64,
     /// Most tokens of a piece.
     piece_tokens: u64,
@@ -30,12 +30,12 @@ pub struct Cut {
     pub columns: u64,
     /// Rows of tiles.
     pub rows: u64,
-    /// The size of the whole image, which follows them.
+    /// The size of the whole image, which follows the tiles.
     pub whole: Option<Size>,
 }
 
 impl Cut {
-    /// Tiles, and the whole image.
+    /// Returns the number of tiles, plus one for the whole image, if there is one.
     pub fn pieces(&self) -> u64 {
         self.columns * self.rows + u64::from(self.whole.is_some())
     }
@@ -46,7 +46,7 @@ fn bad(key: &'static str, why: String) -> MediaError {
 }
 
 impl Pieces {
-    /// The image processor of a checkpoint, with the defaults of transformers.
+    /// Returns the rule of a checkpoint's image processor, with the defaults of transformers.
     pub fn new(files: &ProcessorFiles) -> Result<Self, MediaError> {
         let fields = &files.image;
         if files.processor.use_image_special_tokens == Some(false) {
@@ -80,7 +80,7 @@ impl Pieces {
         })
     }
 
-    /// The most tokens of one piece.
+    /// Returns the most tokens of one piece.
     pub fn piece_tokens(&self) -> u64 {
         match &self.tiles {
             Some(_) => self.piece_tokens,
@@ -88,42 +88,42 @@ impl Pieces {
         }
     }
 
-    /// The most tokens of a whole image.
+    /// Returns the most tokens of a whole image.
     fn whole_tokens(&self) -> u64 {
         self.patches.max_pixels / self.patches.factor().pow(2)
     }
 
-    /// The most pieces of an image.
+    /// Returns the most pieces of an image.
     pub fn pieces_max(&self) -> u64 {
         self.tiles.as_ref().map_or(1, |tiles| tiles.max_tiles + u64::from(self.thumbnail))
     }
 
-    /// The most tokens of an image, all its pieces together.
+    /// Returns the most tokens of an image, all its pieces together.
     pub fn tokens_max(&self) -> u64 {
         let Some(tiles) = &self.tiles else { return self.whole_tokens() };
         let behind = if self.thumbnail { self.piece_tokens } else { 0 };
         (tiles.max_tiles * tiles.tile_tokens + behind).max(self.piece_tokens)
     }
 
-    /// The largest pieces, in tokens: no other has a longer short side and a longer long side than one of them.
+    /// Returns the largest pieces, in tokens: no other piece has a longer short side and a longer long side than one of them.
     pub fn largest(&self) -> Vec<(u64, u64)> {
         let most = self.piece_tokens();
         (1..=most.isqrt()).map(|short| (short, most / short)).collect()
     }
 
-    /// The fewest and the most pixels that an image is given, without those of the whole image behind its tiles.
+    /// Returns the fewest and the most pixels of a resized image, without the whole image behind its tiles.
     pub fn pixels(&self) -> (u64, u64) {
         let tiled = self.tiles.as_ref().map_or(0, |tiles| tiles.max_tiles * tiles.tile.pixels());
         (self.patches.min_pixels, self.patches.max_pixels.max(tiled))
     }
 
-    /// The same with at most this many pixels, as far as the rule's minimum allows it: fewer tiles, then smaller whole images.
+    /// Returns this rule with at most this many pixels, as far as the rule's minimum allows it: fewer tiles, then smaller whole images.
     pub fn limited(&self, pixels: u64) -> Self {
         let tiles = self.tiles.as_ref().map_or(0, |tiles| pixels / tiles.tile.pixels());
         self.with_tiles(tiles, pixels)
     }
 
-    /// The same with at most this many tokens, as far as the rule's minimum allows it.
+    /// Returns this rule with at most this many tokens, as far as the rule's minimum allows it.
     pub fn carried_in(&self, tokens: u64) -> Self {
         let behind = if self.thumbnail { self.piece_tokens } else { 0 };
         let room = tokens.saturating_sub(behind);
@@ -142,14 +142,14 @@ impl Pieces {
         Self { tiles, patches, ..self.clone() }
     }
 
-    /// The size that a whole image is resized to, whether or not it is cut too.
+    /// Returns the size that a whole image is resized to, even if it is also cut.
     pub fn whole(&self, size: Size) -> Result<Size, MediaError> {
         let (h, w) = sides(size)?;
         let factor = self.patches.factor();
         let round = |side| (round_half_even(side, factor) * factor).max(factor);
         let bounds = (self.patches.min_pixels, self.patches.max_pixels);
         let resized = scale((h, w), factor, (round(h) * round(w), h * w), (round(h), round(w)), bounds);
-        // A strip may reach past the bound, which the reference's encoder does not take either.
+        // A strip may exceed the bound, which the reference's encoder does not accept either.
         let tokens = resized.0 / factor * (resized.1 / factor);
         if tokens > self.piece_tokens {
             return Err(over("tokens in one piece: it is too long a strip", tokens, self.piece_tokens));
@@ -157,7 +157,7 @@ impl Pieces {
         size_of_sides(resized)
     }
 
-    /// The pieces of an image of this size; none if it stays whole.
+    /// Returns the pieces of an image of this size; none if it stays whole.
     pub fn cut(&self, size: Size) -> Result<Option<Cut>, MediaError> {
         let Patches { patch, .. } = self.patches;
         let factor = self.patches.factor();
@@ -170,7 +170,7 @@ impl Pieces {
         Ok(Some(Cut { columns, rows, whole }))
     }
 
-    /// What the encoder sees of an image of this size, all its pieces together.
+    /// Returns the encoder's input for an image of this size, all its pieces together.
     pub fn shape(&self, size: Size) -> Result<Shape, MediaError> {
         let (Some(tiles), Some(cut)) = (&self.tiles, self.cut(size)?) else {
             return Ok(self.patches.piece(self.whole(size)?));
@@ -189,14 +189,15 @@ impl Pieces {
     }
 }
 
-/// The tiles of large images; none if images are not split.
+/// Returns the tiles of large images; none if images are not split.
 fn tiles(fields: &Fields, patches: &Patches) -> Result<Option<Tiles>, MediaError> {
     let max_tiles = within("max_tiles", fields.max_tiles, 10, 1..=1024)?;
     let min_tiles = within("min_tiles", fields.min_tiles, 2.min(max_tiles), 1..=max_tiles)?;
     if fields.do_image_splitting == Some(false) || max_tiles == 1 {
         return Ok(None);
     }
-    // One tile would have other tokens than the reference counts. Of three or more it takes equally near grids in no set order.
+    // With one tile, the token count would differ from the reference's. With three or more, the reference orders
+    // equally near grids arbitrarily.
     if min_tiles != 2 {
         return Err(bad("min_tiles", format!("{min_tiles} is not supported, only 2")));
     }

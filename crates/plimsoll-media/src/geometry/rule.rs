@@ -1,5 +1,5 @@
-//! The families' rules that fit images and videos to their encoders, side by side. Planning, measuring and preparing
-//! all ask here and do not depend on the family.
+//! The families' rules that fit images and videos to their encoders. Planning, measuring and preparing call this module
+//! and do not depend on the family.
 
 use super::tiles::with_thumbnail;
 use super::{Canvases, Cut, Longest, PatchVideo, Patches, Pieces, Sampling, Squares, Steps, TileVideo, Tiles};
@@ -9,7 +9,7 @@ use crate::{MediaError, Shape, Size};
 /// Bytes of a pixel.
 const RGB: u64 = 3;
 
-/// How an image processor makes images fit.
+/// An image processor's rule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ImageRule {
     /// Resized, keeping their aspect.
@@ -26,7 +26,7 @@ pub enum ImageRule {
     Squares(Squares),
 }
 
-/// How a video processor makes videos fit.
+/// A video processor's rule.
 #[derive(Clone, Debug, PartialEq)]
 pub enum VideoRule {
     /// Frames are resized, keeping their aspect, and go through the encoder in groups.
@@ -35,35 +35,35 @@ pub enum VideoRule {
     Tiles(TileVideo),
 }
 
-/// What becomes of one item.
+/// The processing of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// To this it is resized; where it is cut into tiles, before that.
+    /// The size that it is resized to, before any cut into tiles.
     pub canvas: Size,
-    /// The size of the images that the encoder sees, all of them equal.
+    /// The size of the encoder's input images, all of them equal.
     pub size: Size,
-    /// How many of them.
+    /// Number of input images.
     pub images: u64,
-    /// Groups of them that go through the encoder as one.
+    /// Number of groups of images that go through the encoder as one.
     pub groups: u64,
-    /// What the encoder sees.
+    /// The encoder's input.
     pub shape: Shape,
     /// The filter of the resize.
     pub filter: Filter,
-    /// Where the images, and perhaps the whole one behind them, are encoded one by one.
+    /// The tiles, and the whole image behind them, if they are encoded one by one.
     pub cut: Option<Cut>,
-    /// Where the image is resized several times.
+    /// The sizes in between, if the image is resized several times.
     pub steps: Option<Steps>,
 }
 
 impl Fit {
-    /// Images that are resized and seen whole: so many, in so many groups.
+    /// Returns the processing of `images` images in `groups` groups that are resized and encoded whole.
     pub(super) fn whole(size: Size, (images, groups): (u64, u64), shape: Shape, filter: Filter) -> Self {
         Self { canvas: size, size, images, groups, shape, filter, cut: None, steps: None }
     }
 
-    /// An image in steps: squares in a grid of rows and columns on a canvas, each of which is seen as `one`, `seen` pixels large. Several
-    /// are followed by the whole image as one more.
+    /// Returns the processing of an image in steps. Squares in a grid of rows and columns on a canvas are encoded with shape `one` and size
+    /// `seen`. Several squares are followed by the whole image as one more.
     pub(super) fn in_squares(
         canvas: Size,
         (rows, columns): (u64, u64),
@@ -78,7 +78,7 @@ impl Fit {
         Self { canvas, cut, steps: Some(steps), ..Self::whole(seen, (count, count), shape, filter) }
     }
 
-    /// Bytes that are held at once while an image of this size is resized, without the images that the encoder sees.
+    /// Returns the most bytes in memory while an image of this size is resized, without the encoder's input images.
     pub fn held_bytes(&self, image: Size) -> u64 {
         let resize = |from: Size, to: Size| from.pixels() * RGB + resize_bytes(from, to, self.filter);
         let canvas = |to: Size| if to == self.size { 0 } else { to.pixels() * RGB };
@@ -91,7 +91,7 @@ impl Fit {
                     .into_iter()
                     .max()
                     .unwrap_or(0),
-                // The canvas is filled while the image and its resized form are held.
+                // The canvas is filled while the image and its resized form are in memory.
                 Steps::Laid { image: laid, tile } => {
                     (made((image, laid)) + self.canvas.pixels() * RGB).max(made((image, tile)))
                 }
@@ -103,7 +103,7 @@ impl Fit {
 }
 
 impl ImageRule {
-    /// How an image that the encoder sees is cut into patches.
+    /// Returns the cut of an input image into patches.
     pub fn patches(&self) -> &Patches {
         match self {
             Self::Patches(rule) => rule,
@@ -115,7 +115,7 @@ impl ImageRule {
         }
     }
 
-    /// The only size that the encoder sees, where there is one.
+    /// Returns the only size of input images, if there is only one.
     pub fn tile(&self) -> Option<Size> {
         match self {
             Self::Patches(_) | Self::Pieces(_) | Self::Longest(_) => None,
@@ -125,7 +125,7 @@ impl ImageRule {
         }
     }
 
-    /// The fewest and the most pixels that an image is given, without a thumbnail's.
+    /// Returns the fewest and the most pixels of a resized image, without a thumbnail's.
     pub fn pixels(&self) -> (u64, u64) {
         match self {
             Self::Patches(rule) => (rule.min_pixels, rule.max_pixels),
@@ -137,7 +137,7 @@ impl ImageRule {
         }
     }
 
-    /// The same with at most this many pixels, as far as the rule's minimum allows it.
+    /// Returns this rule with at most this many pixels, as far as the rule's minimum allows it.
     pub fn limited(&self, pixels: u64) -> Result<Self, MediaError> {
         match self {
             Self::Patches(rule) => {
@@ -154,7 +154,7 @@ impl ImageRule {
         }
     }
 
-    /// What becomes of an image of this size.
+    /// Returns the processing of an image of this size.
     pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
         match self {
             Self::Patches(rule) => {
@@ -186,7 +186,7 @@ impl ImageRule {
         }
     }
 
-    /// The most pieces of an image that are encoded one by one.
+    /// Returns the most pieces of an image that are encoded one by one.
     pub fn pieces_max(&self) -> u64 {
         match self {
             Self::Patches(_) | Self::Tiles(_) | Self::Longest(_) => 1,
@@ -196,7 +196,7 @@ impl ImageRule {
         }
     }
 
-    /// What the encoder sees of one of the pieces that are encoded one by one.
+    /// Returns the encoder's input for one of the pieces that are encoded one by one.
     pub fn piece(&self, size: Size) -> Shape {
         match self {
             Self::Canvases(rule) => rule.shape(),
@@ -206,7 +206,7 @@ impl ImageRule {
 }
 
 impl VideoRule {
-    /// How a frame that the encoder sees is cut into patches.
+    /// Returns the cut of an input frame into patches.
     pub fn patches(&self) -> &Patches {
         match self {
             Self::Patches(rule) => &rule.patches,
@@ -214,7 +214,7 @@ impl VideoRule {
         }
     }
 
-    /// The only size that the encoder sees, where there is one.
+    /// Returns the only size of input frames, if there is only one.
     pub fn tile(&self) -> Option<Size> {
         match self {
             Self::Patches(_) => None,
@@ -222,7 +222,7 @@ impl VideoRule {
         }
     }
 
-    /// Tokens of the largest group of frames.
+    /// Returns the tokens of the largest group of frames.
     pub fn frame_tokens(&self) -> u64 {
         match self {
             Self::Patches(rule) => rule.patches.frontier().iter().map(|(a, b)| a * b).max().unwrap_or(0),
@@ -230,7 +230,7 @@ impl VideoRule {
         }
     }
 
-    /// Which frames are taken.
+    /// Returns the sampling of frames.
     pub fn sampling(&self) -> &Sampling {
         match self {
             Self::Patches(rule) => &rule.sampling,
@@ -238,7 +238,7 @@ impl VideoRule {
         }
     }
 
-    /// What becomes of so many frames of this size.
+    /// Returns the processing of `frames` frames of this size.
     pub fn fit(&self, frames: u64, size: Size) -> Result<Fit, MediaError> {
         match self {
             Self::Patches(rule) => {

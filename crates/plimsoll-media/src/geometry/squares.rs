@@ -14,11 +14,11 @@ const LONGEST: u64 = 4096;
 /// The rule of an image processor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Squares {
-    /// How a square is cut into patches. The pixels of a square that are left over are not seen.
+    /// The cut of a square into patches. The encoder does not read pixels at the edges that do not fill a patch.
     pub patches: Patches,
     /// Side of a square in pixels.
     pub side: u64,
-    /// An image's longer side is first resized to this many pixels.
+    /// Pixels of an image's longer side after the first resize.
     pub longest: u64,
     /// Whether images are cut. Otherwise each becomes one square.
     pub splits: bool,
@@ -26,28 +26,28 @@ pub struct Squares {
     pub square_tokens: u64,
 }
 
-/// What an image is resized to on its way to squares.
+/// The sizes of an image on its way to squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Steps {
-    /// To `first`, to [`Fit::canvas`], and from there to the whole image: Idefics3.
+    /// Resized to `first`, then to [`Fit::canvas`], and from there to the whole image: Idefics3.
     Twice {
         /// The first size, of the image's aspect.
         first: Size,
-        /// A square with the pixels that are not seen.
+        /// The size of a square, with the pixels that the encoder does not read.
         square: Size,
     },
-    /// To `image`, in the upper left corner of the black [`Fit::canvas`], and the image itself to the whole image: Llama 4.
+    /// Resized to `image`, in the upper left corner of the black [`Fit::canvas`]. The whole image is resized from the original: Llama 4.
     Laid {
         /// The size on the canvas.
         image: Size,
-        /// A square.
+        /// The size of a tile.
         tile: Size,
     },
 }
 
 impl Squares {
-    /// The image processor of a checkpoint; `patch` is the vision configuration's `patch_size`, `merge` the patches per side of a
-    /// token.
+    /// Returns the rule of a checkpoint's image processor. `patch` is the vision configuration's `patch_size`, `merge` the patches per side
+    /// of a token.
     pub fn new(files: &ProcessorFiles, patch: u64, merge: u64) -> Result<Self, MediaError> {
         let fields = &files.image;
         let side = within("max_image_size.longest_edge", fields.max_image_size.longest_edge, 364, 1..=LONGEST)?;
@@ -72,34 +72,34 @@ impl Squares {
         Ok(Self { patches, side, longest, splits: fields.do_image_splitting != Some(false), square_tokens })
     }
 
-    /// What the encoder sees of a square.
+    /// Returns the part of a square that the encoder reads.
     pub fn seen(&self) -> Size {
         let side = (self.side / self.patches.patch * self.patches.patch) as u32;
         Size::new(side, side)
     }
 
-    /// The most squares on a side of an image.
+    /// Returns the most squares on a side of an image.
     fn most(&self) -> u64 {
-        // The shorter side is even: of a square image it may be one pixel longer.
+        // The shorter side is rounded up to even, so that of a square image it may be one pixel longer.
         if self.splits { (self.longest + self.longest % 2).div_ceil(self.side) } else { 1 }
     }
 
-    /// The most squares of an image, the whole image among them.
+    /// Returns the most squares of an image, the whole image among them.
     pub fn squares_max(&self) -> u64 {
         with_thumbnail(self.most().pow(2))
     }
 
-    /// The fewest and the most pixels that an image is given, without the whole image behind its squares.
+    /// Returns the fewest and the most pixels of a resized image, without the whole image behind its squares.
     pub fn pixels(&self) -> (u64, u64) {
         (self.side.pow(2), (self.most() * self.side).pow(2))
     }
 
-    /// The same with at most this many pixels, as far as one square allows it.
+    /// Returns this rule with at most this many pixels, as far as one square allows it.
     pub fn limited(&self, pixels: u64) -> Self {
         self.with_most(pixels.isqrt() / self.side)
     }
 
-    /// The same with at most this many tokens, as far as one square allows it.
+    /// Returns this rule with at most this many tokens, as far as one square allows it.
     pub fn carried_in(&self, tokens: u64) -> Self {
         let squares = tokens / self.square_tokens;
         self.with_most((1..=self.most()).rev().find(|most| with_thumbnail(most.pow(2)) <= squares).unwrap_or(1))
@@ -111,7 +111,7 @@ impl Squares {
         Self { longest, ..self.clone() }
     }
 
-    /// What becomes of an image of this size.
+    /// Returns the processing of an image of this size.
     pub fn fit(&self, size: Size) -> Result<Fit, MediaError> {
         let (h, w) = sides(size)?;
         let first = rescaled((h, w), self.longest);
@@ -122,14 +122,15 @@ impl Squares {
         Ok(Fit::in_squares(size_of_sides(canvas)?, grid, (self.seen(), self.shape()), self.patches.filter, steps))
     }
 
-    /// What the encoder sees of one square.
+    /// Returns the encoder's input for one square.
     pub fn shape(&self) -> Shape {
         let side = self.square_tokens.isqrt();
         self.patches.shape_of(Modality::Image, 1, side, side)
     }
 }
 
-/// The longer side becomes `longest`, the other keeps the aspect and is even. The steps and their rounding are the reference's.
+/// Resizes so that the longer side becomes `longest`; the other keeps the aspect and is even. The steps and their rounding are
+/// the reference's.
 fn rescaled((h, w): (u64, u64), longest: u64) -> (u64, u64) {
     let aspect = w as f64 / h as f64;
     let even = |side: f64| (side as u64 + side as u64 % 2).max(1);
@@ -139,10 +140,10 @@ fn rescaled((h, w): (u64, u64), longest: u64) -> (u64, u64) {
     }
 }
 
-/// Both sides become whole squares, the longer one first.
+/// Rounds both sides up to whole squares, the longer one first.
 fn whole_squares((h, w): (u64, u64), side: u64) -> (u64, u64) {
     let aspect = w as f64 / h as f64;
-    // A quotient may be rounded down to nothing.
+    // A quotient may be rounded down to zero.
     let up = |pixels: u64| pixels.max(1).div_ceil(side) * side;
     match w >= h {
         true => (up((up(w) as f64 / aspect) as u64), up(w)),
@@ -158,7 +159,7 @@ mod tests {
         Squares::new(&ProcessorFiles::read(Some(config), None, None).unwrap(), 4, 2).unwrap()
     }
 
-    /// Squares of 16 pixels, of which the encoder sees all: four tokens.
+    /// Returns squares of 16 pixels that the encoder reads completely: four tokens.
     fn sixteen() -> Squares {
         rule(r#"{"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 16}}"#)
     }
@@ -183,7 +184,7 @@ mod tests {
                 assert_eq!(fit.cut.map_or(1, |cut| cut.pieces()), fit.shape.sequences);
             }
         }
-        // Odd sides, of which the shorter becomes one pixel longer, and a quotient that is rounded down to nothing.
+        // Odd sides, with the shorter one rounded up by one pixel, and a quotient that is rounded down to zero.
         let odd = |longest: u64, side: u64| {
             let config =
                 format!(r#"{{"size": {{"longest_edge": {longest}}}, "max_image_size": {{"longest_edge": {side}}}}}"#);

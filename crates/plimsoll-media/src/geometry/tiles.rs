@@ -1,4 +1,4 @@
-//! Images cut into tiles of one size, with a thumbnail of the whole, and videos with one tile a frame: InternVL. Images that are one
+//! Images cut into tiles of one size, with a thumbnail of the whole, and videos with one tile per frame: InternVL. Images that are one
 //! tile: Gemma 3.
 
 use super::config::{Fields, ProcessorFiles, within};
@@ -19,28 +19,28 @@ pub struct Tiles {
     pub tile_tokens: u64,
     /// Rows of the encoder per tile beside its patches: 1 with a class row, else 0.
     pub class_rows: u64,
-    /// How a tile is cut into patches.
+    /// The cut of a tile into patches.
     pub patches: Patches,
 }
 
-/// The rule of a video processor beside it: every frame becomes one tile.
+/// The rule of the family's video processor: every frame becomes one tile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TileVideo {
-    /// A frame.
+    /// The rule of a frame.
     pub frame: Tiles,
-    /// Which frames are taken.
+    /// The sampling of frames.
     pub sampling: Sampling,
 }
 
 impl Tiles {
-    /// The image processor of a checkpoint; `patch` is the vision configuration's `patch_size`, `merge` the patches per side of a
-    /// token.
+    /// Returns the rule of a checkpoint's image processor. `patch` is the vision configuration's `patch_size`, `merge` the patches per side
+    /// of a token.
     pub fn new(files: &ProcessorFiles, patch: u64, merge: u64) -> Result<Self, MediaError> {
-        // InternVL's processor crops whatever the image processor's file says, as transformers has it.
+        // InternVL's processor always crops, whatever the image processor's file has, as in transformers.
         Self::cut(&files.image, true, tile_tokens(files)?, (patch, merge))
     }
 
-    /// The rule of Gemma 3: an image is one tile, whatever its aspect. `tokens`: of a tile, where the files do not name them.
+    /// Returns the rule of Gemma 3: an image is one tile for every aspect. `tokens` are those of a tile, if the files do not name them.
     pub fn one(files: &ProcessorFiles, patch: u64, merge: u64, tokens: u64) -> Result<Self, MediaError> {
         let said = files.processor.image_seq_length.or(files.image.image_seq_length);
         let tokens = within("image_seq_length", said, tokens, 1..=1 << 20)?;
@@ -64,14 +64,14 @@ impl Tiles {
         Ok(Self { tile, min_tiles, max_tiles, tile_tokens, class_rows: 1, patches })
     }
 
-    /// The most tiles, without the thumbnail, that come to no more than so many tokens with it, if any do.
+    /// Returns the most tiles, without the thumbnail, that have at most `tokens` tokens with it, if any do.
     pub fn of_tokens(&self, tokens: u64) -> Option<u64> {
         let all = tokens / self.tile_tokens;
         // Two tiles come with a third.
         (all > 0).then(|| (all - 1).max(1))
     }
 
-    /// The same with a request's own bound on tiles, which may be lower than what was tested, never higher (A31).
+    /// Returns this rule with a request's own bound on tiles. It may be lower than the tested bound, never higher (A31).
     pub fn with_max_tiles(&self, asked: u64) -> Result<Self, MediaError> {
         if asked > self.max_tiles {
             let (limit, unit, flag) = (self.max_tiles, "tiles", Modality::Image.flag());
@@ -84,7 +84,7 @@ impl Tiles {
         Ok(Self { max_tiles: asked, ..self.clone() })
     }
 
-    /// Columns and rows of tiles for an image: the grid nearest to its aspect, of equally near ones the larger, as long as
+    /// Returns columns and rows of tiles for an image: the grid nearest to its aspect, of equally near ones the larger, as long as
     /// the image fills at least half of it.
     pub fn grid(&self, size: Size) -> Result<(u64, u64), MediaError> {
         if size.pixels() == 0 {
@@ -103,24 +103,24 @@ impl Tiles {
         Ok(best)
     }
 
-    /// All grids, those of fewer tiles first, of equally many the narrower first.
+    /// Returns all grids, ordered by tiles, of equally many the narrower first.
     fn grids(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         (self.min_tiles..=self.max_tiles)
             .flat_map(|tiles| (1..=tiles).filter(move |columns| tiles % columns == 0).map(move |c| (c, tiles / c)))
     }
 
-    /// What the encoder sees of an image of this size.
+    /// Returns the encoder's input for an image of this size.
     pub fn shape(&self, size: Size) -> Result<Shape, MediaError> {
         let (columns, rows) = self.grid(size)?;
         Ok(self.shape_of(Modality::Image, with_thumbnail(columns * rows)))
     }
 
-    /// What the encoder sees of a video: every frame is one tile.
+    /// Returns the encoder's input for a video: every frame is one tile.
     pub fn video_shape(&self, frames: u64) -> Shape {
         self.shape_of(Modality::Video, frames)
     }
 
-    /// The legal image that costs most: a strip of exactly `max_tiles` tiles is always the nearest to some aspect.
+    /// Returns the most expensive legal image: a strip of exactly `max_tiles` tiles is always the nearest to some aspect.
     pub fn worst(&self) -> Shape {
         self.shape_of(Modality::Image, with_thumbnail(self.max_tiles))
     }
@@ -134,13 +134,13 @@ impl Tiles {
 }
 
 impl TileVideo {
-    /// The video processor of a checkpoint, taking `max_frames` at most.
+    /// Returns the rule of a checkpoint's video processor, with at most `max_frames`.
     pub fn new(files: &ProcessorFiles, (patch, merge): (u64, u64), max_frames: u64) -> Result<Self, MediaError> {
         let frame = Tiles::cut(&files.video, false, tile_tokens(files)?, (patch, merge))?;
         Ok(Self { frame, sampling: Sampling::middles(&files.video, max_frames)? })
     }
 
-    /// What the encoder sees of a video of so many frames.
+    /// Returns the encoder's input for a video of `frames` frames.
     pub fn shape(&self, frames: u64) -> Result<Shape, MediaError> {
         if frames > self.sampling.max_frames {
             let (limit, flag) = (self.sampling.max_frames, Modality::Video.flag());
@@ -154,7 +154,7 @@ fn tile_tokens(files: &ProcessorFiles) -> Result<u64, MediaError> {
     within("image_seq_length", files.processor.image_seq_length, 256, 1..=1 << 20)
 }
 
-/// An image of more than one tile comes with a thumbnail.
+/// Returns the tiles with a thumbnail, which an image of more than one tile has.
 pub(super) fn with_thumbnail(tiles: u64) -> u64 {
     tiles + u64::from(tiles > 1)
 }

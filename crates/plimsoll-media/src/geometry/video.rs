@@ -14,15 +14,15 @@ use crate::{MediaError, Modality, Shape, Size};
 pub struct PatchVideo {
     /// Patch sizes and pixel bounds.
     pub patches: Patches,
-    /// What the bounds hold for.
+    /// The scope of the bounds.
     pub budget: Budget,
-    /// Which frames are taken.
+    /// The sampling of frames.
     pub sampling: Sampling,
-    /// Bounds each frame by a share of this many tokens as well, where the checkpoint asks for it.
+    /// Tokens that each frame gets a share of, as another bound, if the checkpoint has it.
     pub capped_tokens: Option<u64>,
 }
 
-/// What a processor assumes where its file says nothing.
+/// A processor's defaults for missing fields.
 struct Defaults {
     patch: u64,
     pixels: (u64, u64),
@@ -30,7 +30,7 @@ struct Defaults {
     tokens: u64,
 }
 
-/// Tokens of a frame of Gemma 4, where its processor's file does not say it.
+/// Tokens of a frame of Gemma 4, if its processor's file lacks the field.
 const FRAME_TOKENS: u64 = 70;
 
 const QWEN2: Defaults = Defaults { patch: 14, pixels: (128 * 28 * 28, 768 * 28 * 28), tokens: 128_000 };
@@ -38,18 +38,18 @@ const QWEN3: Defaults = Defaults { patch: 16, pixels: (128 * 32 * 32, 768 * 32 *
 const OMNI: Defaults = Defaults { pixels: (128 * 32 * 32, 768 * 32 * 32), ..QWEN2 };
 
 impl PatchVideo {
-    /// The video processor of a checkpoint.
+    /// Returns the rule of a checkpoint's video processor.
     pub fn new(fields: &Fields, budget: Budget, window: Option<u64>) -> Result<Self, MediaError> {
         let defaults = if budget == Budget::Video { QWEN3 } else { QWEN2 };
         Self::or(defaults, fields, budget, window)
     }
 
-    /// Qwen3-Omni's: without a file of its own a video has bounds all the same, whatever the image processor's file says.
+    /// Returns Qwen3-Omni's rule. Without a file of its own a video still has bounds, for any content of the image processor's file.
     pub fn omni(files: &ProcessorFiles, window: Option<u64>) -> Result<Self, MediaError> {
         Self::bounded(OMNI, files, window)
     }
 
-    /// The same of Qwen2.5-Omni.
+    /// Returns Qwen2.5-Omni's rule, with bounds as in [`Self::omni`].
     pub fn omni2_5(files: &ProcessorFiles, window: Option<u64>) -> Result<Self, MediaError> {
         Self::bounded(QWEN2, files, window)
     }
@@ -62,7 +62,7 @@ impl PatchVideo {
         Self::or(defaults, &fields, Budget::Frame, window)
     }
 
-    /// Gemma 4's. Without a file of its own a video has the defaults, whatever the image processor's file says of its budget.
+    /// Returns Gemma 4's rule. Without a file of its own a video has the defaults, for any budget in the image processor's file.
     pub fn filling(files: &ProcessorFiles) -> Result<Self, MediaError> {
         let mut fields = files.video.clone();
         if !files.video_apart {
@@ -73,7 +73,7 @@ impl PatchVideo {
         Ok(Self { patches, budget: Budget::Frame, sampling, capped_tokens: None })
     }
 
-    /// The same with patches as large as tokens: Gemma 4 Unified.
+    /// Returns this rule with patches as large as tokens: Gemma 4 Unified.
     #[must_use]
     pub fn of_whole_tokens(self) -> Self {
         Self { patches: self.patches.of_whole_tokens(), ..self }
@@ -81,7 +81,7 @@ impl PatchVideo {
 
     fn or(defaults: Defaults, fields: &Fields, budget: Budget, window: Option<u64>) -> Result<Self, MediaError> {
         let Defaults { patch, pixels, tokens } = defaults;
-        // Qwen3-VL's video processor, unlike the others, has no short spelling of the bounds.
+        // Qwen3-VL's video processor, unlike the others, does not read the short names of the bounds.
         let named = Fields { min_pixels: None, max_pixels: None, ..fields.clone() };
         let patches = Patches::new(if budget == Budget::Video { &named } else { fields }, window, (patch, pixels))?;
         let max_video_tokens = within("max_video_tokens", fields.max_video_tokens, tokens, 1..=1 << 24)?;
@@ -90,13 +90,13 @@ impl PatchVideo {
         Ok(Self { patches, budget, sampling, capped_tokens })
     }
 
-    /// The size that the frames of a video are resized to.
+    /// Returns the size that the frames of a video are resized to.
     pub fn resize(&self, frames: u64, size: Size) -> Result<Size, MediaError> {
         self.check_frames(frames)?;
         size_of_sides(self.resize_sides(frames, (u64::from(size.height), u64::from(size.width)))?)
     }
 
-    /// What the encoder sees of a video of `frames` sampled frames.
+    /// Returns the encoder's input for a video of `frames` sampled frames.
     pub fn shape(&self, frames: u64, size: Size) -> Result<Shape, MediaError> {
         let resized = self.resize(frames, size)?;
         let (a, b) = (u64::from(resized.height), u64::from(resized.width));
@@ -104,7 +104,7 @@ impl PatchVideo {
         Ok(self.patches.shape_of(Modality::Video, frames.div_ceil(self.patches.temporal), a, b))
     }
 
-    /// The legal video that costs most, for a cost that never falls when a field of the shape grows.
+    /// Returns the most expensive legal video, for a cost that never falls when a field of the shape grows.
     pub fn worst(&self, cost: impl Fn(&Shape) -> u64) -> Shape {
         let legal = self.frontiers().filter(|&(frames, _)| self.check_frames(frames).is_ok());
         let shapes = legal.map(|(frames, frontier)| {
@@ -115,12 +115,12 @@ impl PatchVideo {
         shapes.max_by_key(|shape| cost(shape)).unwrap_or(least)
     }
 
-    /// [`Patches::frontier`] of videos of `frames` sampled frames.
+    /// Returns [`Patches::frontier`] of videos of `frames` sampled frames.
     pub fn frontier(&self, frames: u64) -> Vec<(u64, u64)> {
         self.frontier_after(frames, &mut RoundedUp::default())
     }
 
-    /// The same of every number of frames.
+    /// Returns [`Self::frontier`] for every number of frames.
     pub fn frontiers(&self) -> impl Iterator<Item = (u64, Vec<(u64, u64)>)> {
         let mut known = RoundedUp::default();
         (1..=self.sampling.max_frames).map(move |frames| (frames, self.frontier_after(frames, &mut known)))
@@ -136,7 +136,7 @@ impl PatchVideo {
         self.rule(frames).frontier(known, |sides| self.enlarge_strip(sides).ok())
     }
 
-    /// What decides the sizes of videos of `frames` sampled frames.
+    /// Returns the values that decide the sizes of videos of `frames` sampled frames.
     fn rule(&self, frames: u64) -> Rule {
         let (min, max) = (self.patches.min_pixels, self.max_pixels(frames));
         let (frames_compared, frames) = match self.budget {
@@ -186,7 +186,7 @@ impl PatchVideo {
         Ok(self.rule(frames).resize(self.enlarge_strip(sides)?))
     }
 
-    /// The sides that the bounds are applied to. Where all frames share the bounds, a side below one token is first enlarged to it.
+    /// Returns the sides that the bounds are applied to. If all frames share the bounds, a side below one token is first enlarged to it.
     fn enlarge_strip(&self, sides: (u64, u64)) -> Result<(u64, u64), MediaError> {
         let (factor, (mut h, mut w)) = (self.patches.factor(), sides);
         if self.budget == Budget::Video && h.min(w) > 0 && h.min(w) < factor {

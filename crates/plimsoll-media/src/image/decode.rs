@@ -1,4 +1,4 @@
-//! Pixels, after the header has been found acceptable.
+//! Decoding of pixels, after the header was accepted.
 
 use std::io::Cursor;
 
@@ -39,8 +39,8 @@ fn decode_still(bytes: &[u8], header: &Header) -> Result<Rgb, MediaError> {
     rgb(image, header.size)
 }
 
-/// Decodes the frames of an animation at `indices`, which ascend, and hands each to `take`, so that no more than one is held
-/// at a time. What does not move has one frame.
+/// Decodes the frames of an animation at `indices`, which ascend, and passes each to `take`, so that memory holds at most one frame
+/// at a time. A still image has one frame.
 pub fn frames(
     bytes: &[u8],
     indices: &[u64],
@@ -91,7 +91,7 @@ fn all_frames<'a>(bytes: &'a [u8], header: &Header) -> Result<Decoded<'a>, Media
     Ok(Box::new(frames.map(|frame| frame.map(|frame| frame.into_buffer().into()))))
 }
 
-/// The size after turning as EXIF says. Reads headers only.
+/// Returns the size after the turn that EXIF declares. Reads headers only.
 pub(super) fn upright(bytes: &[u8], scan: &Scan) -> Result<Size, MediaError> {
     let mut decoder = open(bytes, scan.format).map_err(unreadable)?;
     let (width, height) = decoder.dimensions();
@@ -122,7 +122,7 @@ fn decoder_limits(header: &Header) -> Limits {
     limits
 }
 
-/// What is transparent is laid on white, as transformers' image processors do; of 16 bits the upper eight stay.
+/// Lays transparent pixels on white, as transformers' image processors do; of 16 bits the upper eight stay.
 fn without_alpha(image: DynamicImage) -> RgbImage {
     let size = (image.width(), image.height());
     let rgb = match image {
@@ -139,7 +139,7 @@ fn without_alpha(image: DynamicImage) -> RgbImage {
     RgbImage::from_raw(size.0, size.1, rgb).unwrap_or_default()
 }
 
-/// Pixels of `COLORS` (one is grey) and an alpha, over white.
+/// Lays pixels of `COLORS` colours (one is grey) and an alpha on white.
 fn on_white<const COLORS: usize>(mut values: impl ExactSizeIterator<Item = u8>) -> Vec<u8> {
     let pixels = values.len() / (COLORS + 1);
     let mut rgb = Vec::with_capacity(3 * pixels);
@@ -151,7 +151,7 @@ fn on_white<const COLORS: usize>(mut values: impl ExactSizeIterator<Item = u8>) 
     rgb
 }
 
-/// A value over white, rounded as Pillow's `alpha_composite` rounds.
+/// Returns a value over white, rounded as Pillow's `alpha_composite` rounds.
 fn blended(value: u8, alpha: u8) -> u8 {
     let (value, alpha) = (u32::from(value), u32::from(alpha));
     let scaled = ((value * alpha + 255 * (255 - alpha)) << 7) + (0x80 << 7);

@@ -1,11 +1,11 @@
-//! Sizes and frame counts out of headers: a walk over chunks, markers and blocks that follows no offset blindly.
+//! Sizes and frame counts from headers: a walk over chunks, markers and blocks that checks every offset.
 
 use crate::Size;
 
 /// The formats that are decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// PNG, of which an animation's first image.
+    /// PNG; of an animation only the first image.
     Png,
     /// JPEG, baseline and progressive.
     Jpeg,
@@ -15,36 +15,36 @@ pub enum Format {
     WebP,
 }
 
-/// What a walk over the file finds.
+/// Results of a walk over the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scan {
     pub(super) format: Format,
     pub(super) size: Size,
     pub(super) frames: u64,
-    /// Pixels of the largest surface that a decoder would make, which liars put inside a small canvas.
+    /// Pixels of the largest surface that a decoder would allocate. A malicious file may put it inside a small canvas.
     pub(super) largest_pixels: u64,
-    /// How long all frames are shown, as the file says; 0 where it does not.
+    /// Duration of all frames, as the file declares it; 0 if it does not.
     pub(super) duration_ms: u64,
-    /// What decoding takes for each pixel of the largest surface.
+    /// Bytes that decoding takes for each pixel of the largest surface.
     pub(super) pixel_bytes: u64,
-    /// What it takes for other things than pixels and copies of the file.
+    /// Bytes that decoding takes beside pixels and copies of the file.
     pub(super) beside_bytes: u64,
-    /// The fewest file bytes that can stand for the image, where the format has such a bound.
+    /// The fewest file bytes that can encode the image, if the format has such a bound.
     pub(super) fewest_bytes: u64,
 }
 
 impl Scan {
-    /// An image that does not move, without surprises.
+    /// Returns the scan of a still image with ordinary sizes.
     pub(super) fn new(format: Format, size: Size) -> Self {
         let pixel_bytes = match format {
-            // Four values of 16 bits, and our three of 8 made of them.
+            // Four values of 16 bits, and three of 8 bits of the result.
             Format::Png => 8 + 3,
-            // Four coefficients of 16 bits where there is black, the output, and some.
+            // Four coefficients of 16 bits if there is black, the output, and a margin.
             Format::Jpeg => 4 * 2 + 3 + 1,
-            // The canvas, a frame, and what is laid together of both, each with alpha; or two of them, and ours.
+            // The canvas, a frame, and the combination of both, each with alpha; or two of them, and the result.
             Format::Gif => 3 * 4 + 1,
-            // The output with alpha, planes of 12 bits a pixel and what is known of their blocks; then a lossless image of alpha, the
-            // blocks of its transforms, and what is kept of it.
+            // The output with alpha, planes of 12 bits per pixel and data of their blocks. Then a lossless image of alpha, the
+            // blocks of its transforms, and its kept values.
             Format::WebP => 4 + 2 + (4 + 1 + 1),
         };
         let largest_pixels = size.pixels();
@@ -93,15 +93,15 @@ pub(super) fn png(bytes: &[u8]) -> Option<Scan> {
     Some(Scan { frames, beside_bytes: unfiltering(row, size), fewest_bytes: fewest, ..Scan::new(Format::Png, size) })
 }
 
-/// What a PNG's decoder holds besides the image, for rows of so many bytes as the file has them. It unpacks into a buffer that
-/// it moves only when four rows of it are done with; behind them there are the row before, the row at hand and the window of
-/// deflate, and the buffer doubles as it grows. Interlaced rows are made in a place of their own.
+/// Returns the bytes that a PNG's decoder holds beside the image, for rows of `row` bytes in the file. It unpacks into a buffer that
+/// it moves only after four of its rows are done. Behind them are the previous row, the current row and the window of
+/// deflate, and the buffer doubles as it grows. Interlaced rows have a buffer of their own.
 fn unfiltering(row: u64, size: Size) -> u64 {
     2 * row * u64::from(size.height.min(6)) + 8 * u64::from(size.width)
 }
 
-/// A PNG without what its pixels and its orientation do not need. Profiles and texts may unpack to a thousand times their
-/// size, and the decoder unpacks them before it can be told a limit; of what is left it keeps up to five copies, so that only
+/// Returns a PNG with only the chunks that its pixels and its orientation need. Profiles and texts may unpack to a thousand times their
+/// size, and the decoder unpacks them before it accepts a limit. It keeps up to five copies of the other chunks, so only
 /// pixels may be long.
 pub(super) fn essential_png(bytes: &[u8]) -> Vec<u8> {
     let mut kept = Vec::with_capacity(bytes.len());
@@ -141,8 +141,8 @@ pub(super) fn jpeg(bytes: &[u8]) -> Option<Scan> {
                 let size = size?;
                 // At least one bit for the first coefficient of a block of 64 pixels.
                 let fewest_bytes = size.pixels() / 64 / 8;
-                // Blocks at the edges are whole ones, of up to 32 pixels a side, and rows of them are held several times: 990 bytes a
-                // pixel of the side at most were seen.
+                // Blocks at the edges are whole ones, of up to 32 pixels a side, and rows of them are held several times. At most 990 bytes
+                // per pixel of the side were measured.
                 let beside_bytes = 1280 * (u64::from(size.width) + u64::from(size.height));
                 return Some(Scan { beside_bytes, fewest_bytes, ..Scan::new(Format::Jpeg, size) });
             }
@@ -170,26 +170,26 @@ pub(super) fn gif(bytes: &[u8]) -> Option<Scan> {
                 at = skip_blocks(bytes, at + 11 + table(*bytes.get(at + 9)?));
             }
             Some(0x21) => {
-                // A graphic control says how long the next image is shown, in hundredths of a second.
+                // A graphic control has the duration of the next image, in hundredths of a second.
                 if bytes.get(at + 1) == Some(&0xF9) {
                     duration_ms += u64::from(le16(bytes, at + 4).unwrap_or(0)) * 10;
                 }
                 at = skip_blocks(bytes, at + 2);
             }
-            // The end, or where it should be: what is cut off fails when it is decoded.
+            // The end, or its place: decoding a truncated image fails.
             _ => break,
         }
     }
     if frames == 0 {
         return None;
     }
-    // A code of at most twelve bits stands for at most 4095 pixels of one frame.
+    // A code of at most twelve bits encodes at most 4095 pixels of one frame.
     let still = Scan::new(Format::Gif, Size { height, width });
     let largest_pixels = largest.max(still.largest_pixels);
     Some(Scan { frames, largest_pixels, duration_ms, fewest_bytes: largest / 4095, ..still })
 }
 
-/// The place after a chain of sub-blocks.
+/// Returns the offset behind a chain of sub-blocks.
 fn skip_blocks(bytes: &[u8], mut at: usize) -> usize {
     while let Some(&length) = bytes.get(at) {
         at += 1 + length as usize;

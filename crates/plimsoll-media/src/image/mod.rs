@@ -1,8 +1,8 @@
-//! Images from strangers: the header first, then limits, then pixels.
+//! Images from clients: first the header, then limits, then pixels.
 //!
-//! [`probe`] reads sizes and counts frames without decoding anything, and refuses what is over a limit; only then may
-//! [`decode`] or [`frames`] touch the pixels, at a cost that [`Header::decode_bytes`] bounds beforehand. Colours come out as
-//! transformers' image processors take them: laid on white where they are transparent, palettes resolved, 16 bits cut to 8, turned upright by EXIF.
+//! [`probe`] reads sizes and counts frames without decoding anything, and refuses images over a limit. Only then may
+//! [`decode`] or [`frames`] touch the pixels, at a cost that [`Header::decode_bytes`] bounds beforehand. Colours are those of
+//! transformers' image processors: transparent pixels laid on white, palettes resolved, 16 bits cut to 8, turned upright by EXIF.
 
 mod decode;
 mod header;
@@ -36,7 +36,7 @@ fn scan(bytes: &[u8]) -> Result<header::Scan, MediaError> {
     found.ok_or_else(|| malformed("its header is cut off"))
 }
 
-/// What an image may be at most.
+/// Limits of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Bytes of the file.
@@ -45,7 +45,7 @@ pub struct ImageLimits {
     pub pixels: u64,
     /// Frames of an animation.
     pub frames: u64,
-    /// Pixels of all frames of an animation together, which is what decoding it costs in time.
+    /// Pixels of all frames of an animation together, which decide the time of decoding.
     pub animation_pixels: u64,
 }
 
@@ -56,38 +56,38 @@ impl Default for ImageLimits {
     }
 }
 
-/// What a file says of itself, within the limits.
+/// The properties that a file declares, within the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The format.
     pub format: Format,
     /// The size, upright.
     pub size: Size,
-    /// Frames; 1 for what does not move.
+    /// Frames; 1 for a still image.
     pub frames: u64,
-    /// How long all frames are shown, as the file says; 0 where it does not.
+    /// Duration of all frames, as the file declares it; 0 if it does not.
     pub duration_ms: u64,
-    /// Of the largest frame, which may be larger than the image.
+    /// Pixels of the largest frame, which may be larger than the image.
     largest_pixels: u64,
-    /// What decoding takes for each of them.
+    /// Bytes that decoding takes for each of these pixels.
     pixel_bytes: u64,
-    /// What it takes for neither pixels nor copies of the file.
+    /// Bytes that decoding takes beside pixels and copies of the file.
     beside_bytes: u64,
     file_bytes: u64,
 }
 
 impl Header {
-    /// The most heap bytes that decoding takes at any instant, the result included.
+    /// Returns the most heap bytes that decoding takes at any instant, the result included.
     pub fn decode_bytes(&self) -> u64 {
-        // What a decoder holds for a pixel stands where its format is read, in `header.rs`. Most copy the file once, into room
-        // that may double; that of WebP makes one more copy of a partition. What else they have is small, but for rows of a PNG
+        // `header.rs` has the bytes per pixel of each format. Most decoders copy the file once, into a buffer that
+        // may double; the decoder of WebP makes one more copy of a partition. Their other memory is small, except for rows of a PNG
         // or JPEG and the trees of prefix codes of a lossless WebP.
         let copies = if self.format == Format::WebP { 3 } else { 2 };
         self.largest_pixels * self.pixel_bytes + self.beside_bytes + copies * self.file_bytes + (2 << 20)
     }
 }
 
-/// Reads the header of an image and refuses it where it is over a limit. Decodes nothing.
+/// Reads the header of an image and refuses an image over a limit. Decodes nothing.
 pub fn probe(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> {
     over("bytes", bytes.len() as u64, limits.file_bytes, "--max-image-bytes")?;
     contained(WHAT, || probe_here(bytes, limits))
@@ -105,7 +105,7 @@ fn probe_here(bytes: &[u8], limits: &ImageLimits) -> Result<Header, MediaError> 
         over("pixels in all frames", all, limits.animation_pixels, "--max-animation-pixels")?;
     }
     let file_bytes = bytes.len() as u64;
-    // The file is too short for its own size: a liar or cut off.
+    // The file is too short for its declared size: the header is wrong or the file is cut off.
     if file_bytes < scan.fewest_bytes {
         return Err(malformed(format!("{file_bytes} bytes cannot hold {} pixels", scan.size.pixels())));
     }

@@ -1,55 +1,55 @@
-//! Normalised patches in the order in which the Qwen-VL encoders read them.
+//! Normalised patches in the order of the Qwen-VL encoders' input.
 
 use super::Rgb;
 use crate::geometry::Patches;
 use crate::geometry::config::Fields;
 use crate::{MediaError, Size};
 
-/// Mean and deviation of each channel, in steps of a byte; or of values between 0 and 1 where each step is rounded.
+/// Mean and deviation of each channel, for values of a byte; or for values between 0 and 1, if each step is rounded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Normalize {
-    /// What is subtracted.
+    /// Subtracted from a value.
     pub mean: [f32; 3],
-    /// What it is divided by.
+    /// Divisor of the difference.
     pub std: [f32; 3],
-    /// What a byte is multiplied with first, by a processor that rounds after each step to bfloat16.
+    /// First factor of a byte, for a processor that rounds after each step to bfloat16.
     pub rounded: Option<f32>,
 }
 
 impl Normalize {
-    /// Means and deviations of CLIP, the default of Qwen2-VL's and InternVL's processors, of values between 0 and 1.
+    /// Means and deviations of CLIP, the default of Qwen2-VL's and InternVL's processors, for values between 0 and 1.
     pub const CLIP: [[f64; 3]; 2] =
         [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_58, 0.275_777_11]];
-    /// One half each, the default of Qwen3-VL's video processor.
+    /// Means and deviations of one half, the default of Qwen3-VL's video processor.
     pub const HALVES: [[f64; 3]; 2] = [[0.5; 3], [0.5; 3]];
 
-    /// A processor's, with its defaults.
+    /// Returns the values of a processor, with its defaults.
     pub fn new(fields: &Fields, [mean, std]: [[f64; 3]; 2]) -> Result<Self, MediaError> {
         let (mean, std) = (fields.image_mean.unwrap_or(mean), fields.image_std.unwrap_or(std));
         Self::of(fields, mean, std)
     }
 
-    /// The same for Gemma 4 Unified: a processor that leaves values between 0 and 1, unless its file says otherwise.
+    /// Returns the values for Gemma 4 Unified: its processor keeps values between 0 and 1, unless its file says otherwise.
     pub fn unit_range(fields: &Fields) -> Result<Self, MediaError> {
         let [mean, std] = Self::given(fields);
         Self::of(fields, mean, std)
     }
 
-    /// Means and deviations of a processor that normalizes only where it is told to.
+    /// Returns means and deviations of a processor that normalizes only if its file says so.
     fn given(fields: &Fields) -> [[f64; 3]; 2] {
         let given = fields.do_normalize == Some(true);
         let or = |values: Option<[f64; 3]>, plain: f64| values.filter(|_| given).unwrap_or([plain; 3]);
         [or(fields.image_mean, 0.0), or(fields.image_std, 1.0)]
     }
 
-    /// The same for Gemma 4's encoders, which move values to between -1 and 1.
+    /// Returns the values for Gemma 4's encoders, which move values to between -1 and 1.
     pub fn centred(fields: &Fields) -> Result<Self, MediaError> {
         let [mean, std] = Self::given(fields);
         let mean = std::array::from_fn(|i| mean[i] + 0.5 * std[i]);
         Self::of(fields, mean, std.map(|std| 0.5 * std))
     }
 
-    /// The same for Llama 4. Its processor rounds after each step.
+    /// Returns the values for Llama 4. Its processor rounds after each step.
     pub fn rounded(fields: &Fields, defaults: [[f64; 3]; 2]) -> Result<Self, MediaError> {
         Self::new(fields, defaults)?;
         let short = |values: [f64; 3]| values.map(|value| bf16(value as f32));
@@ -66,7 +66,7 @@ impl Normalize {
         Err(MediaError::BadConfig { key: "image_mean, image_std, rescale_factor", why })
     }
 
-    /// A byte of a channel.
+    /// Returns the normalised value of a channel's byte.
     fn value(&self, byte: u8, channel: usize) -> f32 {
         let (mean, std) = (self.mean[channel], self.std[channel]);
         match self.rounded {
@@ -88,13 +88,13 @@ impl Normalize {
     }
 }
 
-/// The nearest bfloat16 of a finite number; of two, the even one.
+/// Returns the nearest bfloat16 of a finite number; of two, the even one.
 fn bf16(value: f32) -> f32 {
     let bits = value.to_bits();
     f32::from_bits((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF_0000)
 }
 
-/// Values that [`patchify`] writes for this many frames of this size.
+/// Returns the number of values that [`patchify`] writes for this many frames of this size.
 pub fn patchify_len(rule: &Patches, frames: usize, size: Size) -> usize {
     let temporal = rule.temporal as usize;
     frames.div_ceil(temporal) * temporal * size.pixels() as usize * 3
@@ -102,8 +102,8 @@ pub fn patchify_len(rule: &Patches, frames: usize, size: Size) -> usize {
 
 /// Writes the patches of an image (one frame) or a video (frames of one size, resized) into `values`.
 ///
-/// Shape: (groups of frames, rows / merge, columns / merge, merge, merge, 3, temporal, patch, patch). A group that is short
-/// of frames repeats the last one. Panics where a size does not fit the rule or `values` has another length.
+/// Shape: (groups of frames, rows / merge, columns / merge, merge, merge, 3, temporal, patch, patch). A group with too few
+/// frames repeats the last one. Panics if a size does not fit the rule or `values` has another length.
 pub fn patchify(frames: &[Rgb], rule: &Patches, normalize: &Normalize, values: &mut [f32]) {
     let size = frames[0].size;
     let (patch, merge, temporal) = (rule.patch as usize, rule.merge as usize, rule.temporal as usize);

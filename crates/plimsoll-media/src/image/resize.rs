@@ -1,8 +1,8 @@
 //! The bicubic, bilinear and Lanczos resize with antialiasing of torchvision, bit for bit.
 //!
-//! Two passes over bytes, across first, each with weights in 16-bit fixed point: the definition of PyTorch's kernel for 8-bit
-//! images, which is what the Hugging Face processors run. Pillow's own resize has finer weights and differs by up to 1 of
-//! 255 where it makes its passes in the same order.
+//! Two passes over bytes, across first, each with weights in 16-bit fixed point. This is the definition of PyTorch's kernel for 8-bit
+//! images, which the Hugging Face processors run. Pillow's own resize has finer weights and differs by up to 1 of
+//! 255 if it makes its passes in the same order.
 
 use std::f64::consts::PI;
 use std::ops::Range;
@@ -36,7 +36,7 @@ impl Filter {
         }
     }
 
-    /// Pixels to each side that have a weight, where the image is not reduced.
+    /// Returns the pixels to each side that have a weight, if the image is not reduced.
     fn support(self) -> f64 {
         match self {
             Self::Bilinear => 1.0,
@@ -45,7 +45,7 @@ impl Filter {
         }
     }
 
-    /// The weight of a pixel at distance `x`.
+    /// Returns the weight of a pixel at distance `x`.
     fn weight(self, x: f64) -> f64 {
         match self {
             Self::Bilinear => (1.0 - x.abs()).max(0.0),
@@ -58,7 +58,7 @@ impl Filter {
 /// For every output position, its input positions and their weights.
 struct Weights {
     spans: Vec<Range<usize>>,
-    /// Of all spans, one after the other.
+    /// Weights of all spans, one after the other.
     values: Vec<i32>,
     /// Fraction bits of the weights.
     precision: u32,
@@ -85,13 +85,13 @@ pub fn resize(image: &Rgb, to: Size, filter: Filter) -> Rgb {
     Rgb { size: to, data }
 }
 
-/// The most weights of an output position.
+/// Returns the most weights of an output position.
 fn most_weights(from: usize, to: usize, filter: Filter) -> usize {
     let stretch = (from as f64 / to as f64).max(1.0);
     (2.0 * filter.support() * stretch).ceil() as usize + 2
 }
 
-/// Bytes that [`resize`] takes beside the image and its result: the image after its first pass, and weights.
+/// Returns the bytes that [`resize`] takes beside the image and its result: the image after its first pass, and weights.
 pub fn resize_bytes(from: Size, to: Size, filter: Filter) -> u64 {
     let weights = |from: u32, to: u32| match from == to {
         true => 0,
@@ -122,7 +122,7 @@ impl Weights {
             exact[start..].iter_mut().for_each(|weight| *weight /= sum);
             spans.push(first..last);
         }
-        // As many fraction bits as leave the largest weight below 2^15.
+        // The most fraction bits that leave the largest weight below 2^15.
         let largest = exact.iter().copied().fold(0.0, f64::max);
         let fits = |bits: u32| ((0.5 + largest * f64::from(1 << bits)) as i64) < 1 << 15;
         let precision = (1..=22).take_while(|&bits| fits(bits)).last().unwrap_or(0);
@@ -137,7 +137,7 @@ impl Weights {
         for span in &self.spans {
             let (own, rest) = weights.split_at(span.len());
             weights = rest;
-            // The half that makes the shift round.
+            // One half, so that the shift rounds.
             sums.fill(if self.precision > 0 { 1 << (self.precision - 1) } else { 0 });
             for (unit, &weight) in input[span.start * stride..span.end * stride].chunks_exact(stride).zip(own) {
                 for (sum, &value) in sums.iter_mut().zip(unit) {
@@ -149,7 +149,7 @@ impl Weights {
     }
 }
 
-/// The cubic convolution kernel.
+/// Returns the cubic convolution kernel's value.
 fn cubic(x: f64) -> f64 {
     let x = x.abs();
     if x < 1.0 {
@@ -161,7 +161,7 @@ fn cubic(x: f64) -> f64 {
     }
 }
 
-/// The sinc, in a window that is the sinc's middle.
+/// Returns the value of the sinc, in a window that is the sinc's middle.
 fn lanczos(x: f64) -> f64 {
     let sinc = |x: f64| if x == 0.0 { 1.0 } else { (x * PI).sin() / (x * PI) };
     if (-3.0..3.0).contains(&x) { sinc(x) * sinc(x / 3.0) } else { 0.0 }

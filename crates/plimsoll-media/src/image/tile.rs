@@ -1,11 +1,11 @@
-//! An image cut into tiles of one size, and a small copy of the whole: how InternVL sees.
+//! An image cut into tiles of one size, and a small copy of the whole.
 
 use super::{Filter, Rgb, resize};
 use crate::Size;
 use crate::geometry::Steps;
 
-/// The tiles of an image that is resized to `canvas`, which is made of them: from left to right and from top to bottom; of several, the
-/// whole image at the size of one tile comes last. As many as [`crate::geometry::Tiles::shape`] says.
+/// Returns the tiles of an image that is resized to `canvas`, which consists of them: from left to right and from top to bottom. Several
+/// tiles are followed by the whole image at the size of one tile. The count is that of [`crate::geometry::Tiles::shape`]. InternVL.
 pub fn tiles(image: &Rgb, canvas: Size, tile: Size, filter: Filter) -> Vec<Rgb> {
     let mut cut = cut(image, canvas, tile, filter);
     if cut.len() > 1 {
@@ -14,21 +14,21 @@ pub fn tiles(image: &Rgb, canvas: Size, tile: Size, filter: Filter) -> Vec<Rgb> 
     cut
 }
 
-/// The tiles of an image and, behind them, the whole image in the size that it is given: how LFM2-VL sees.
+/// Returns the tiles of an image and, behind them, the whole image at size `whole`: LFM2-VL.
 pub fn pieces(image: &Rgb, canvas: Size, tile: Size, whole: Option<Size>, filter: Filter) -> Vec<Rgb> {
     let mut cut = cut(image, canvas, tile, filter);
     cut.extend(whole.map(|whole| small(image, whole, filter)));
     cut
 }
 
-/// The squares of an image and, behind several, the whole image as a square: how Idefics3 and Llama 4 see. The image reaches `canvas` in
+/// Returns the squares of an image and, behind several, the whole image as a square: Idefics3 and Llama 4. The image reaches `canvas` in
 /// these steps. Of each square the first `seen` rows and columns are kept.
 pub fn squares(image: Rgb, steps: Steps, canvas: Size, seen: Size, filter: Filter) -> Vec<Rgb> {
     let (first, square) = match steps {
         Steps::Twice { first, square } => (first, square),
         Steps::Laid { image: laid, tile } => return on_canvas(&image, laid, canvas, tile, filter),
     };
-    // Each step takes its image: two are held at a time.
+    // Each step consumes its image: memory holds two at a time.
     let step = |image: Rgb, to: Size| if image.size == to { image } else { resize(&image, to, filter) };
     let canvas = step(step(image, first), canvas);
     let mut all = parts(&canvas, square, seen);
@@ -38,7 +38,7 @@ pub fn squares(image: Rgb, steps: Steps, canvas: Size, seen: Size, filter: Filte
     all
 }
 
-/// The tiles of a black canvas with the image in its upper left corner, and behind several the whole image.
+/// Returns the tiles of a black canvas with the image in its upper left corner, and behind several the whole image.
 fn on_canvas(image: &Rgb, laid: Size, canvas: Size, tile: Size, filter: Filter) -> Vec<Rgb> {
     let mut all = {
         let laid = resize(image, laid, filter);
@@ -65,7 +65,7 @@ fn cut(image: &Rgb, canvas: Size, tile: Size, filter: Filter) -> Vec<Rgb> {
     parts(&resize(image, canvas, filter), tile, tile)
 }
 
-/// The first `seen` rows and columns of every tile.
+/// Returns the first `seen` rows and columns of every tile.
 fn parts(canvas: &Rgb, tile: Size, seen: Size) -> Vec<Rgb> {
     let Size { height, width } = tile;
     let (columns, rows) = (canvas.size.width / width, canvas.size.height / height);

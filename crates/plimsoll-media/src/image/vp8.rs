@@ -1,5 +1,5 @@
-//! Where the partitions of a lossy WebP image end. Their sizes stand behind the first one, which must be read (RFC 6386, section 9) to
-//! know how many there are; the decoder makes room for each before it looks whether it is there, 16 MiB for three bytes.
+//! The ends of the partitions of a lossy WebP image. Their sizes follow the first partition, which must be read (RFC 6386, section 9) for
+//! their number. The decoder allocates room for each before it checks that it is there: 16 MiB for three bytes.
 
 /// Whether every partition of a key frame (the body of a `VP8 ` chunk) ends within it.
 pub(super) fn partitions_fit(frame: &[u8]) -> bool {
@@ -22,7 +22,7 @@ fn fits(frame: &[u8]) -> Option<()> {
     Some(())
 }
 
-/// How many partitions follow the first, as its header says.
+/// Returns the number of partitions behind the first, from its header.
 fn partitions(first: &[u8]) -> usize {
     let mut bits = Bits::new(first);
     // Colour space and clamping.
@@ -47,7 +47,7 @@ fn partitions(first: &[u8]) -> usize {
     1 << (2 * u8::from(high) + u8::from(low))
 }
 
-/// The arithmetic decoder of section 7.3, for bits that are as likely set as not. Behind the end there are zeros.
+/// The arithmetic decoder of section 7.3, for bits with equal probabilities. Behind the end there are zeros.
 struct Bits<'a> {
     left: &'a [u8],
     value: u32,
@@ -95,7 +95,7 @@ impl<'a> Bits<'a> {
         }
     }
 
-    /// A value of so many bits that is there if a flag says so.
+    /// Skips a value of `bits` bits that exists if a flag is set.
     fn optional(&mut self, bits: u32) {
         if self.flag() {
             self.skip(bits);

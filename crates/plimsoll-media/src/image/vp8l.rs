@@ -1,9 +1,9 @@
 //! The memory that the decoder takes for the prefix codes of a lossless WebP bitstream (RFC 9649, section 3), as trees.
-//! An image of blocks says which group of five codes each block uses. Its largest number says how many groups follow:
+//! An image of blocks has for each block the group of five codes that it uses. Its largest number gives the number of groups:
 //! without a check, up to 65,536 behind an image of one pixel. So the stream is read to the end of its codes, as the
-//! decoder reads it, and no pixel is made.
+//! decoder reads it, and no pixel is decoded.
 //!
-//! Nothing is allocated, and time is that of the blocks' images, at most a sixteenth of the pixels each, and of the codes' symbols.
+//! Nothing is allocated. The time is that of the blocks' images, at most a sixteenth of the pixels each, and of the codes' symbols.
 
 use super::malformed;
 use crate::{MediaError, Size};
@@ -20,25 +20,24 @@ const LENGTHS: usize = 24;
 const CACHE_BITS_MAX: u32 = 11;
 const SYMBOLS_MAX: usize = LITERALS + LENGTHS + (1 << CACHE_BITS_MAX);
 const CODE_BITS_MAX: usize = 15;
-/// In which order the lengths of the code for code lengths stand.
+/// Order of the lengths of the code for code lengths.
 const LENGTHS_ORDER: [usize; 19] = [17, 18, 0, 1, 2, 3, 4, 5, 16, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// The decoder keeps five trees of 56 bytes a group in a vector that doubles: the old one and one of twice its room at the worst
-/// instant.
+/// The decoder keeps five trees of 56 bytes per group in a vector that doubles. At the worst instant it has the old one and one of twice
+/// its size.
 const GROUP_BYTES: u64 = 3 * 5 * 56;
-/// A tree has a table of four bytes for each value of its first ten bits, or of as many as its longest code has; two nodes of 16
-/// bytes for each longer code; and what the allocator adds to both, or the fixed nodes of a code of two symbols.
+/// A tree has a table of four bytes for each value of its first ten bits, or of all bits of its longest code. It has two nodes of 16
+/// bytes for each longer code, and the allocator's overhead of both, or the fixed nodes of a code of two symbols.
 const TABLE_BITS_MAX: usize = 10;
 const TABLE_ENTRY_BYTES: u64 = 4;
 const LONG_CODE_BYTES: u64 = 2 * 16;
 const TREE_BYTES: u64 = 96;
 
-/// How many groups all bitstreams of a file may have, which bounds the time that reading them takes. An image has half of them
-/// at most.
+/// Most groups of all bitstreams of a file, which bounds the time of reading them. An image has at most half of them.
 pub(super) const GROUPS_MAX: u64 = 1 << 17;
 
-/// The bytes that the trees of a bitstream take: the body of a `VP8L` chunk, or what is behind the first byte of an `ALPH` chunk,
-/// which does not say its size. Takes its groups off those that are `left`.
+/// Returns the bytes of the trees of a bitstream: the body of a `VP8L` chunk, or the bytes after the first one of an `ALPH` chunk,
+/// which has no size. Subtracts its groups from `left`.
 pub(super) fn tree_bytes(stream: &[u8], size: Option<Size>, left: &mut u64) -> Result<u64, MediaError> {
     let broken = || malformed("its lossless bitstream is broken or cut off");
     let mut walk = Walk::new(stream);
@@ -64,18 +63,18 @@ pub(super) fn tree_bytes(stream: &[u8], size: Option<Size>, left: &mut u64) -> R
 /// The groups of prefix codes of an image.
 struct Groups {
     count: u64,
-    /// How many blocks of the image choose among them.
+    /// Blocks of the image that choose among the groups.
     blocks: u64,
-    /// Symbols that green has more for the colour cache.
+    /// Symbols that the colour cache adds to green.
     cached: usize,
 }
 
-/// The way through a bitstream.
+/// A position in a bitstream, with the codes read there.
 struct Walk<'a> {
     bits: Bits<'a>,
     /// The group that was read last.
     codes: [Code; 5],
-    /// Of the code that is being read.
+    /// Lengths of the code that is being read.
     lengths: [u8; SYMBOLS_MAX],
 }
 
@@ -108,8 +107,7 @@ impl<'a> Walk<'a> {
         (signature == 0x2F && version == 0).then_some(Size { height, width })
     }
 
-    /// Passes over the transforms, each of which there may be once. Returns the width that is left: several indices of a small
-    /// palette share a pixel.
+    /// Passes over the transforms; each may occur once. Returns the remaining width: several indices of a small palette share a pixel.
     fn transforms(&mut self, mut width: u32, height: u32) -> Option<u32> {
         let mut seen = [false; 4];
         while self.bits.read(1)? == 1 {
@@ -123,7 +121,7 @@ impl<'a> Walk<'a> {
                     let blocks = self.blocks(width, height)?;
                     self.image(blocks)?;
                 }
-                // Green that was subtracted has no data.
+                // Subtracted green has no data.
                 2 => {}
                 _ => {
                     let colors = self.bits.read(8)? + 1;
@@ -155,8 +153,8 @@ impl<'a> Walk<'a> {
         (1..=CACHE_BITS_MAX).contains(&bits).then_some(1 << bits)
     }
 
-    /// Passes over an image that helps to decode another. Returns the largest number that red and green of a pixel make: copies
-    /// and the cache only repeat what is there, or are zero, so that no pixel is kept.
+    /// Passes over an auxiliary image. Returns the largest number that red and green of a pixel form. Copies
+    /// and the cache only repeat earlier values, or are zero, so that no pixel is kept.
     fn image(&mut self, pixels: u64) -> Option<u32> {
         let cached = self.cache()?;
         self.codes(cached)?;
@@ -181,7 +179,7 @@ impl<'a> Walk<'a> {
         (passed == pixels).then_some(largest)
     }
 
-    /// The length or distance that a symbol begins.
+    /// Reads the length or distance that a symbol begins.
     fn number(&mut self, symbol: usize) -> Option<u32> {
         if symbol < 4 {
             return Some(symbol as u32 + 1);
@@ -206,7 +204,7 @@ impl<'a> Walk<'a> {
 
 /// A prefix code.
 struct Code {
-    /// How many symbols have codes of so many bits. Where all are zero, there is one symbol, and it takes none.
+    /// Number of symbols for each code length in bits. If all are zero, there is one symbol, and its code has no bits.
     counts: [u16; CODE_BITS_MAX + 1],
     /// The symbols in the order of their codes, as numbers, short ones first.
     symbols: [u16; SYMBOLS_MAX],
@@ -217,7 +215,7 @@ impl Code {
         Self { counts: [0; CODE_BITS_MAX + 1], symbols: [0; SYMBOLS_MAX] }
     }
 
-    /// Reads a code for as many symbols as there is room for lengths.
+    /// Reads a code for `lengths.len()` symbols.
     fn read(&mut self, bits: &mut Bits, lengths: &mut [u8]) -> Option<()> {
         if bits.read(1)? == 1 {
             return self.read_simple(bits, lengths.len());
@@ -233,7 +231,7 @@ impl Code {
             let width = 2 + 2 * bits.read(3)?;
             count = Some(bits.read(width)? as usize + 2).filter(|&count| count <= lengths.len())?;
         }
-        // A length alone takes no bits, however often: a loop over it would cost nothing but time.
+        // A single length takes no bits, however often it repeats: a loop over it would only cost time.
         if let (true, length @ 1..16) = (self.is_one(), self.symbols[0]) {
             return self.set_equal(usize::from(length), count);
         }
@@ -241,7 +239,7 @@ impl Code {
         self.set(&lengths[..end])
     }
 
-    /// One symbol or two. The first of two is a zero, whichever is larger.
+    /// Reads a code of one symbol or two. The first of two has code zero, even if it is the larger one.
     fn read_simple(&mut self, bits: &mut Bits, alphabet: usize) -> Option<()> {
         let two = bits.read(1)?;
         let wide = bits.read(1)?;
@@ -254,7 +252,7 @@ impl Code {
         self.symbols[..1 + two as usize].iter().all(|&symbol| usize::from(symbol) < alphabet).then_some(())
     }
 
-    /// Reads the lengths of a code's symbols with this one, `left` of them; three stand for runs. Returns where they end.
+    /// Reads `left` lengths of a code's symbols with this code; three of its symbols are runs. Returns the end of the lengths.
     fn read_lengths(&self, bits: &mut Bits, lengths: &mut [u8], mut left: usize) -> Option<usize> {
         let (mut at, mut last) = (0, 8);
         while at < lengths.len() && left > 0 {
@@ -274,7 +272,7 @@ impl Code {
         Some(at)
     }
 
-    /// As many symbols as given, with codes of one length.
+    /// Sets `count` symbols with codes of one length.
     fn set_equal(&mut self, length: usize, count: usize) -> Option<()> {
         self.counts = [0; CODE_BITS_MAX + 1];
         (0..).zip(&mut self.symbols[..count]).for_each(|(symbol, place)| *place = symbol);
@@ -282,8 +280,8 @@ impl Code {
         (count == 1 << length).then_some(())
     }
 
-    /// Gives symbols the codes of these lengths, which must fill the space of codes, unless there is one alone. The decoder takes
-    /// some that do not, and what it makes of them is not counted here: they are refused.
+    /// Gives symbols the codes of these lengths, which must fill the space of codes, unless there is only one symbol. The decoder accepts
+    /// some lengths that do not. Its trees for them are not counted here, so they are refused.
     fn set(&mut self, lengths: &[u8]) -> Option<()> {
         self.counts = [0; CODE_BITS_MAX + 1];
         lengths.iter().for_each(|&length| self.counts[usize::from(length)] += 1);
@@ -312,7 +310,7 @@ impl Code {
             return Some(usize::from(self.symbols[0]));
         }
         let ahead = bits.peek();
-        // Codes of one length follow each other: the first of them, and how many symbols have shorter ones.
+        // Codes of one length follow each other: `first` is the first of them, `shorter` the number of symbols with shorter codes.
         let (mut code, mut first, mut shorter) = (0, 0, 0);
         for length in 1..=CODE_BITS_MAX {
             code = code << 1 | (ahead >> (length - 1) & 1) as usize;
@@ -331,7 +329,7 @@ impl Code {
         self.counts == [0; CODE_BITS_MAX + 1]
     }
 
-    /// What the decoder's tree takes.
+    /// Returns the bytes of the decoder's tree.
     fn tree_bytes(&self) -> u64 {
         let Some(longest) = self.counts.iter().rposition(|&count| count > 0) else { return 0 };
         let (_, long) = self.counts.split_at(TABLE_BITS_MAX + 1);
@@ -347,7 +345,7 @@ struct Bits<'a> {
 }
 
 impl Bits<'_> {
-    /// At least the next 25 bits; behind the end there are zeros.
+    /// Returns at least the next 25 bits; behind the end there are zeros.
     fn peek(&self) -> u32 {
         let left = &self.bytes[self.at / 8..];
         let word = match left.first_chunk() {
@@ -362,7 +360,7 @@ impl Bits<'_> {
         Some(())
     }
 
-    /// The next bits, 25 at most.
+    /// Reads the next `count` bits, at most 25.
     fn read(&mut self, count: u32) -> Option<u32> {
         let value = self.peek() & ((1 << count) - 1);
         self.skip(count)?;

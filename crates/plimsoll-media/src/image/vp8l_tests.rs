@@ -1,4 +1,4 @@
-//! What libwebp's encoder writes is read to the end of its codes, and nothing that is broken is.
+//! Streams of libwebp's encoder are read to the end of their codes; broken streams are refused.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ fn tree_bytes(stream: &[u8], size: Option<Size>) -> Result<u64, MediaError> {
     super::tree_bytes(stream, size, &mut GROUPS_MAX.clone())
 }
 
-/// The body of the first chunk of this kind.
+/// Returns the body of the first chunk of this kind.
 fn body(file: &str, kind: &[u8; 4]) -> Vec<u8> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
     let bytes = std::fs::read(folder.join(file)).unwrap();
@@ -18,7 +18,7 @@ fn body(file: &str, kind: &[u8; 4]) -> Vec<u8> {
     bytes[at + 8..at + 8 + length].to_vec()
 }
 
-/// The bitstreams: name, bytes, the size where it is not in them.
+/// Returns the bitstreams: name, bytes, and the size if it is not in them.
 fn streams() -> Vec<(&'static str, Vec<u8>, Option<Size>)> {
     let mut all: Vec<_> = ["blocks.webp", "blocks_palette.webp", "turned.webp", "moving.webp"]
         .map(|file| (file, body(file, b"VP8L"), None))
@@ -37,7 +37,7 @@ fn groups_are_counted_behind_all_that_comes_before_them() {
             tree_bytes(&stream, size)
         );
         assert!(count <= blocks, "{name}");
-        // Three trees of two symbols at least, and not much more than the longest codes take.
+        // At least three trees of two symbols, and not much more than the longest codes take.
         let bytes = tree_bytes(&stream, size).unwrap();
         assert!(bytes < count * 40_000, "{name}: {bytes} bytes for {count} groups");
         most = (count.max(most.0), cached.max(most.1));

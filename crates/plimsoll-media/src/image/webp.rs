@@ -1,10 +1,10 @@
-//! The chunks of a WebP file: a walk over all that a decoder would open, also where it takes something for what its name does not say.
+//! The chunks of a WebP file: a walk over all parts that a decoder would open, even those that it reads as another kind than their name.
 
 use super::header::{Format, Scan, le16, le24, le32};
 use super::{malformed, vp8, vp8l};
 use crate::{MediaError, Size};
 
-/// What a decoder makes room for.
+/// A part that a decoder allocates memory for.
 enum Part<'a> {
     /// The canvas of everything.
     Canvas(Size),
@@ -12,7 +12,7 @@ enum Part<'a> {
     Frame { size: Size, duration_ms: u64 },
     /// An image, with the size in its own bitstream's header.
     Image(Size),
-    /// A lossless bitstream; the size where it does not say it.
+    /// A lossless bitstream; the size, if the bitstream lacks it.
     Lossless(&'a [u8], Option<Size>),
 }
 
@@ -41,14 +41,14 @@ pub(super) fn scan(bytes: &[u8]) -> Result<Scan, MediaError> {
     if frames == 0 {
         return Ok(Scan { largest_pixels, ..still });
     }
-    // The output, the canvas and a frame, each with alpha, planes of 12 bits a pixel and what is known of their blocks, and alpha
+    // The output, the canvas and a frame, each with alpha; planes of 12 bits per pixel and data of their blocks; and alpha
     // once more.
     let pixel_bytes = 3 * 4 + 2 + 1;
     Ok(Scan { frames, duration_ms, largest_pixels, pixel_bytes, ..still })
 }
 
-/// The most that trees of prefix codes take at once: bitstreams are decoded one after the other. To be asked once the sizes are
-/// found acceptable, because the larger they are, the longer it takes.
+/// Returns the most bytes that trees of prefix codes take at once: bitstreams are decoded one after the other. Call it after the
+/// sizes were accepted, because the time grows with them.
 pub(super) fn tree_bytes(bytes: &[u8]) -> Result<u64, MediaError> {
     let (mut most, mut left) = (0, vp8l::GROUPS_MAX);
     walk(bytes, |part| {
@@ -60,20 +60,20 @@ pub(super) fn tree_bytes(bytes: &[u8]) -> Result<u64, MediaError> {
     Ok(most)
 }
 
-/// Hands all parts to `see`, in their order.
+/// Passes all parts to `see`, in their order.
 fn walk<'a>(bytes: &'a [u8], mut see: impl FnMut(Part<'a>) -> Result<(), MediaError>) -> Result<(), MediaError> {
     let (mut canvas, mut moves) = (None, false);
     for chunk in Chunks(bytes.get(12..).unwrap_or_default()) {
         let (kind, body) = chunk?;
         match kind {
-            // Decoders look at the first one only.
+            // Decoders read only the first one.
             b"VP8X" if canvas.is_none() => {
                 let size = plus_one(body, 4, 7).ok_or_else(cut_off)?;
                 canvas = Some(size);
                 moves = body[0] & 2 != 0;
                 see(Part::Canvas(size))?;
             }
-            // Decoders take the parts of such frames for those of an image as large as the canvas.
+            // Decoders read the parts of such frames as parts of an image as large as the canvas.
             b"ANMF" if !moves => return Err(malformed("it has frames and does not say that it moves")),
             // Decoders look for the next frame where this one ends, padded or not.
             b"ANMF" if body.len() % 2 == 1 => return Err(malformed("one of its frames has an odd length")),
@@ -99,7 +99,7 @@ fn frame<'a>(body: &'a [u8], see: &mut impl FnMut(Part<'a>) -> Result<(), MediaE
     let mut behind_alpha = false;
     for chunk in Chunks(body.get(16..).ok_or_else(cut_off)?) {
         let (kind, body) = chunk?;
-        // Decoders take it for one, whatever it is called.
+        // Decoders read the chunk behind alpha as a lossy image, for any name.
         if behind_alpha && kind != b"VP8 " {
             return Err(malformed("a frame has no lossy image behind its alpha"));
         }
@@ -113,7 +113,7 @@ fn frame<'a>(body: &'a [u8], see: &mut impl FnMut(Part<'a>) -> Result<(), MediaE
     Ok(())
 }
 
-/// The alpha of a lossy image, which may be coded like a lossless one, without a header.
+/// Finds the alpha of a lossy image, which may be coded like a lossless one, without a header.
 fn alpha<'a>(
     body: &'a [u8],
     size: Size,
@@ -125,7 +125,7 @@ fn alpha<'a>(
     }
 }
 
-/// The size of an image, if the chunk is one.
+/// Returns the size of an image, if the chunk is one.
 fn image<'a>(
     kind: &[u8],
     body: &'a [u8],
@@ -152,7 +152,7 @@ fn lossless_size(body: &[u8]) -> Option<Size> {
     Some(Size { width: (bits & 0x3FFF) + 1, height: (bits >> 14 & 0x3FFF) + 1 })
 }
 
-/// A size with each side stored as one less, in three bytes.
+/// Reads a size with each side stored as one less, in three bytes.
 fn plus_one(body: &[u8], width: usize, height: usize) -> Option<Size> {
     Some(Size { width: le24(body, width)? + 1, height: le24(body, height)? + 1 })
 }
@@ -166,12 +166,12 @@ impl<'a> Iterator for Chunks<'a> {
     fn next(&mut self) -> Option<Self::Item> {
         let (kind, rest) = self.0.split_first_chunk::<4>()?;
         let (length, rest) = rest.split_first_chunk::<4>()?;
-        // Decoders take a chunk's length at its word.
+        // Decoders trust a chunk's length.
         let Some((body, rest)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else {
             self.0 = &[];
             return Some(Err(cut_off()));
         };
-        // They are padded to even lengths.
+        // Chunks are padded to even lengths.
         self.0 = &rest[(body.len() % 2).min(rest.len())..];
         Some(Ok((kind, body)))
     }

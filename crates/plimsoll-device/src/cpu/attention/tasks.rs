@@ -1,20 +1,20 @@
-//! How a step's attention is cut into units, each one thread's.
+//! The cut of a step's attention into units; one thread computes a unit.
 
 use plimsoll_kernels::SPLIT;
 
 use crate::device::{SeqSpan, StepInput};
 use crate::kv::SPLIT_PAGES;
 
-/// With fewer units than this for each thread, splits are worth their tasks.
+/// With fewer units than this for each thread, cutting units into splits pays off.
 pub(super) const UNITS_PER_THREAD: usize = 2;
-/// Query rows of one task: they share every load of keys and values.
+/// Query rows of one task: they share every load of the KV cache.
 const ROWS: usize = 16;
-/// Queries of one rounded task, about: they share the conversion of keys and values.
+/// Queries of one bf16 task, about: they share the conversion of keys and values.
 const BF16_QUERIES: usize = 384;
 /// Query rows of one task, at most.
 pub(super) const ROWS_MAX: usize = BF16_QUERIES;
 
-/// What a split costs a unit, in rows: its keys and values are read once for all of them.
+/// Cost of reading a split's keys and values once for all rows of a unit, in rows.
 const SPLIT_COST: usize = 16;
 
 /// Rows of a task over `group` query heads.
@@ -22,31 +22,31 @@ pub(super) fn task_rows(bf16: bool, group: usize) -> usize {
     if bf16 { (BF16_QUERIES / group / ROWS * ROWS).max(ROWS) } else { ROWS }
 }
 
-/// The units of one step's attention, for every key/value head: sequence by sequence, in chunks of rows; or neighbouring sequences
-/// that begin alike, as many as have the rows of one chunk.
+/// The units of one step's attention, for every key/value head. They go sequence by sequence, in chunks of rows. Neighbouring sequences
+/// with a common prefix share a unit, as many as have the rows of one chunk.
 #[derive(Clone, Copy)]
 pub(super) struct Tasks<'a> {
     step: &'a StepInput<'a>,
     kv_heads: usize,
-    /// Query heads of each.
+    /// Query heads of each key/value head.
     pub(super) group: usize,
-    /// Sequences from this row on are rounded.
+    /// Sequences from this row on are computed in bfloat16.
     bf16_from: usize,
-    /// Sequences that begin alike are computed together.
+    /// Whether sequences with a common prefix are computed together.
     joined: bool,
-    /// How many positions before its own a row sees at most.
+    /// Most positions before its own that a row attends to.
     window: Option<usize>,
     which: Which,
     pub(super) count: usize,
 }
 
-/// Which units a step's attention consists of.
+/// The units that belong to a [`Tasks`].
 #[derive(Clone, Copy)]
 enum Which {
     All,
-    /// Those that cost more than so much.
+    /// Units of more than this cost.
     Long(usize),
-    /// The others.
+    /// Units of at most this cost.
     Short(usize),
 }
 
@@ -73,15 +73,15 @@ impl<'a> Tasks<'a> {
         Self { step, kv_heads, group, bf16_from, joined: true, window, which, count: 0 }.counted()
     }
 
-    /// The units that cost more than half of what each of so many threads has to do: given out whole, they would leave some threads with
-    /// nothing to do for long. There are fewer than [`UNITS_PER_THREAD`] for each thread. Then the others.
+    /// Returns the long units, then the short ones. A long unit costs more than half of one thread's share of the work: as a whole it would
+    /// leave other threads idle. There are fewer than [`UNITS_PER_THREAD`] long units for each thread.
     pub(super) fn by_length(self, threads: usize) -> [Self; 2] {
         let all = self.groups().map(|(seqs, rows)| rows.div_ceil(self.rows(&seqs[0])) * self.cost(seqs, rows));
         let limit = self.kv_heads * all.sum::<usize>() / (UNITS_PER_THREAD * threads);
         [Which::Long(limit), Which::Short(limit)].map(|which| Self { which, ..self }.counted())
     }
 
-    /// About what a unit of neighbouring sequences costs, the longest if there are several.
+    /// Returns the approximate cost of a unit. With several sequences, the longest one decides.
     fn cost(&self, seqs: &[SeqSpan], rows: usize) -> usize {
         let seen = seqs.iter().map(|seq| (seq.start + seq.rows).saturating_sub(seq.seen_from)).max().unwrap_or(0);
         // A window may begin within a split.
@@ -89,7 +89,7 @@ impl<'a> Tasks<'a> {
         seen.div_ceil(SPLIT) * (SPLIT_COST + rows.min(self.rows(&seqs[0])))
     }
 
-    /// The same with every sequence by itself: more units, where joined ones leave threads without.
+    /// Returns the tasks with every sequence by itself. That makes more units, where joined sequences leave threads without work.
     pub(super) fn apart(self) -> Self {
         Self { joined: false, ..self }.counted()
     }
@@ -107,12 +107,12 @@ impl<'a> Tasks<'a> {
         self.step.seqs.iter().any(|seq| self.bf16(seq))
     }
 
-    /// Rows of a task among which are those of a sequence.
+    /// Returns the rows of a task with rows of this sequence.
     fn rows(&self, seq: &SeqSpan) -> usize {
         task_rows(self.bf16(seq), self.group)
     }
 
-    /// Groups of sequences that share their units, each with its number of rows.
+    /// Returns groups of sequences that share their units, each with its number of rows.
     fn groups(&self) -> impl Iterator<Item = (&'a [SeqSpan], usize)> {
         let mut rest = self.step.seqs;
         let groups = std::iter::from_fn(move || {
@@ -137,8 +137,7 @@ impl<'a> Tasks<'a> {
         })
     }
 
-    /// Whether two sequences have the last page of the first split in common, and then the pages before it: it is worth it to compute
-    /// them together.
+    /// Whether two sequences share the last page of the first split, and so all pages before it. Then it pays off to compute them together.
     fn begin_alike(&self, a: &SeqSpan, b: &SeqSpan) -> bool {
         let page = |seq: &SeqSpan| self.step.pages[seq.pages_at..][..seq.pages].get(SPLIT_PAGES - 1);
         self.bf16(a) == self.bf16(b) && page(a).is_some() && page(a) == page(b)
@@ -163,7 +162,7 @@ impl<'a> Tasks<'a> {
 mod tests {
     use super::*;
 
-    /// Sequences of so many rows and pages; all those of more than 32 pages begin alike.
+    /// Returns sequences of these (rows, pages); all sequences of more than 32 pages have a common prefix.
     fn spans(sequences: &[(usize, usize)]) -> (Vec<SeqSpan>, Vec<u32>) {
         let (mut pages, mut first_row) = (Vec::new(), 0);
         let span = |(rows, count): &(usize, usize)| {

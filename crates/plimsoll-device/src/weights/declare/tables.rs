@@ -1,4 +1,4 @@
-//! How a model names tables of which steps read single rows.
+//! Declaration of tables from which steps read single rows.
 
 use plimsoll_formats::Encoding;
 use plimsoll_kernels::{PANEL, Packing};
@@ -7,14 +7,14 @@ use super::{Declare, pack_kind};
 use crate::weights::{DeclareError, DtypePolicy, FileTable, Form, InFile, LinearId, TableKind};
 
 impl Declare<'_> {
-    /// A table with a row of width `k` for each token, of which steps read single rows.
+    /// Declares a table with a row of width `k` for each token, from which steps read single rows.
     pub fn token_table(&mut self, name: &str, rows: usize, k: usize) -> Result<LinearId, DeclareError> {
         Ok(self.table(&[(name.to_owned(), rows)], k, TableKind::Tokens)?[0].1)
     }
 
-    /// A table of rows of width `k`, of which steps read single rows. `parts` has the matrices that make it up, each with its rows. All of it
-    /// stays in the model's files if tables of its kind do, if each of its rows can be read by itself, and if the policy changes none of its
-    /// values. Returns each part with the number of its first row.
+    /// Declares a table of rows of width `k`, from which steps read single rows. `parts` has the matrices that make it up, each with its
+    /// rows. The whole table stays in the model's files if tables of its kind do, if each of its rows can be read by itself, and if the
+    /// policy changes none of its values. Returns each part with the number of its first row.
     pub fn table(
         &mut self,
         parts: &[(String, usize)],
@@ -38,7 +38,7 @@ impl Declare<'_> {
         Ok(declared)
     }
 
-    /// Bytes of a stored row, if all parts have rows of one size that can stay in files.
+    /// Returns the bytes of a stored row, if all parts have rows of one size that can stay in files.
     fn row_bytes_of_all(&self, parts: &[(String, usize)], k: usize) -> Result<Option<usize>, DeclareError> {
         let mut all = None;
         for (name, rows) in parts {
@@ -59,7 +59,7 @@ impl Declare<'_> {
             Some(info) => {
                 self.checkpoint.has_plain_rows(&self.full(name)).then(|| (info.bytes / rows.max(1) as u64) as usize)
             }
-            // A configuration alone: as many as memory would take.
+            // A configuration alone: as many bytes as in memory.
             None => Packing::new(pack_kind(&self.encoding(name, &[rows, k]).ok()?, self.policy, k), rows, k)
                 .ok()
                 .map(|packing| packing.bytes() / rows.next_multiple_of(PANEL)),
