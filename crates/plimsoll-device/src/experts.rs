@@ -64,10 +64,10 @@ impl Space {
         let weights = matrix(x.rows, spec.top_k)?;
         let (gate, up) = (matrix(choices, width)?, matrix(choices, if spec.up.is_empty() { 0 } else { width })?);
         let y = Buf { offset: 0, rows: choices, cols: x.cols };
-        let wants = |matrices: &[&[LinearId]], cols| Inputs::wanted(table, matrices, choices, cols);
-        let inputs = wants(&[spec.gate, spec.up], x.cols);
+        let copies = |matrices: &[&[LinearId]], cols| Inputs::wanted(table, matrices, choices, cols);
+        let inputs = copies(&[spec.gate, spec.up], x.cols);
         // Floats for `down` are the rows of `gate` themselves.
-        let hidden = Inputs { floats: Some(gate), ..wants(&[spec.down], width) };
+        let hidden = Inputs { floats: Some(gate), ..copies(&[spec.down], width) };
         Ok(Self { choices, ids, places, starts, blocks, weights, gate, up, inputs, hidden, y })
     }
 
@@ -95,7 +95,7 @@ impl Space {
 impl Inputs {
     /// Returns the forms of an input of `rows` rows that weights `matrices` need. No workspace is taken yet.
     fn wanted(table: &WeightTable, matrices: &[&[LinearId]], rows: usize, cols: usize) -> Self {
-        let quantized = |id: &LinearId| table.linear(*id).packing.wants_acts();
+        let quantized = |id: &LinearId| table.linear(*id).packing.takes_acts();
         let all = || matrices.iter().flat_map(|ids| ids.iter());
         Self {
             cols,

@@ -344,7 +344,7 @@ impl WeightTable {
 
     /// Whether any layer multiplies quantized rows.
     pub fn quantizes(&self) -> bool {
-        self.linears.iter().any(|linear| linear.packing.wants_acts())
+        self.linears.iter().any(|linear| linear.packing.takes_acts())
     }
 
     /// The shape of a model with these weights.
@@ -359,7 +359,7 @@ impl WeightTable {
 
     /// Whether a row through a layer of this packing may be a bf16 row: the layer rounds to bf16, or it takes fewer bits than attention.
     pub(crate) fn rounds_rows(&self, packing: &Packing) -> bool {
-        self.rounds(packing) || !self.tiles && self.bf16 != Bf16Rows::None && packing.wants_acts()
+        self.rounds(packing) || !self.tiles && self.bf16 != Bf16Rows::None && packing.takes_acts()
     }
 
     /// Returns the bytes for the copies that layers need of an input of `rows` rows of `k`, for any number of bf16 rows.
@@ -383,8 +383,8 @@ impl WeightTable {
         let (mut acts, mut tiles) = (false, false);
         for id in layers {
             let packing = &self.linear(*id).packing;
-            acts |= packing.wants_acts() && !self.float_inputs;
-            tiles |= self.tiles && packing.wants_tiles();
+            acts |= packing.takes_acts() && !self.float_inputs;
+            tiles |= self.tiles && packing.takes_tiles();
         }
         let form = match (self.eight_bits, tiles) {
             (true, _) => ActForm::Bytes,

@@ -51,7 +51,7 @@ pub use plimsoll_tier::SaveError;
 pub use request::Request;
 pub use request::outbox::{Reader, Watch};
 pub use startup::shadow::{DryRun, dry_run};
-pub use startup::{Host, NoRoom, StartError, gpus, settle_device, start, start_unless};
+pub use startup::{Host, NoRoom, StartError, choose_device, gpus, start, start_unless};
 pub use watch::host::EngineHost;
 pub use watch::ledger_report::LedgerReport;
 

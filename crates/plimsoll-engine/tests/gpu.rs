@@ -218,7 +218,7 @@ fn auto_takes_no_software() {
     let _alone = alone();
     let options = Options { device: DeviceChoice::Auto, ..exact() };
     let checkpoint = Checkpoint::open(&fixtures().join("models/llama")).unwrap();
-    let (settled, said) = plimsoll_engine::settle_device(&checkpoint, &options).unwrap();
+    let (settled, said) = plimsoll_engine::choose_device(&checkpoint, &options).unwrap();
     let said = said.unwrap();
     match settled.device {
         DeviceChoice::Cpu => assert!(said.contains("the CPU") && said.contains("no GPU was found"), "{said}"),
@@ -226,7 +226,7 @@ fn auto_takes_no_software() {
         device => assert!(device == DeviceChoice::Gpu(None) && !said.contains("llvmpipe"), "{said}"),
     }
     let cpu = Options { device: DeviceChoice::Cpu, ..options };
-    assert_eq!(plimsoll_engine::settle_device(&checkpoint, &cpu).unwrap().1, None);
+    assert_eq!(plimsoll_engine::choose_device(&checkpoint, &cpu).unwrap().1, None);
 }
 
 /// A GPU that is gone ends the requests of the moment, and is opened again, once.

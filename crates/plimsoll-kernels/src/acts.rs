@@ -54,7 +54,7 @@ pub enum ActForm {
     Bytes,
     /// 16 bits; 3 bytes an element, and two lines at most.
     Words,
-    /// 16 bits, and a row's blocks are followed by their numbers once more, as the matrix unit takes them ([`crate::Packing::wants_tiles`]):
+    /// 16 bits, and a row's blocks are followed by their numbers once more, as the matrix unit takes them ([`crate::Packing::takes_tiles`]):
     /// for every block 32 times scale · 256 · upper byte, then 32 times scale · lower byte, in bfloat16, which holds both exactly, of every
     /// four in the order 0, 2, 1, 3; then every block's scaled sum. Some 7 bytes an element.
     Tiled,

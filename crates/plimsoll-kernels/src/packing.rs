@@ -225,7 +225,7 @@ impl Packing {
     }
 
     /// Whether the matrix unit multiplies this matrix by activations in tiles ([`crate::ActForm::Tiled`]).
-    pub fn wants_tiles(&self) -> bool {
+    pub fn takes_tiles(&self) -> bool {
         matches!(self.kind, PackKind::Quant(quant) if quant.fits_floats())
     }
 
@@ -235,7 +235,7 @@ impl Packing {
     }
 
     /// Whether the matrix multiplies quantized activations ([`crate::Acts`]) rather than floats.
-    pub fn wants_acts(&self) -> bool {
+    pub fn takes_acts(&self) -> bool {
         matches!(self.kind, PackKind::Quant(_))
     }
 }

@@ -59,7 +59,7 @@ impl EmergencyReserve {
     }
 
     /// Bytes of the largest slice that is missing, and the ledger it is entered in; none when all are there.
-    pub(crate) fn wants(&self) -> Option<(Arc<Ledger>, u64)> {
+    pub(crate) fn missing(&self) -> Option<(Arc<Ledger>, u64)> {
         let missing = (0..BLOCKS).filter(|block| self.blocks[*block].is_none());
         missing.map(|block| self.block_bytes(block)).max().map(|bytes| (Arc::clone(&self.ledger), bytes))
     }
@@ -98,10 +98,10 @@ mod tests {
         let before = ledger.allocations();
         for left in (0..BLOCKS).rev() {
             assert_eq!(emergency_reserve.give().is_some(), emergency_reserve.left() == left);
-            assert!(emergency_reserve.wants().is_some());
+            assert!(emergency_reserve.missing().is_some());
         }
         assert_eq!((emergency_reserve.give(), committed()), (None, 0));
-        while let Some((ledger, bytes)) = emergency_reserve.wants() {
+        while let Some((ledger, bytes)) = emergency_reserve.missing() {
             let block = EmergencyReserve::map_block(&ledger, bytes).unwrap();
             assert!(emergency_reserve.put(&ledger, block).is_none());
         }

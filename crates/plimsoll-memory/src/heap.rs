@@ -138,7 +138,7 @@ pub fn restore_reserve(room: u64) -> Result<bool, OutOfMemory> {
         Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
         Err(TryLockError::WouldBlock) => return Ok(reserve_blocks_missing() == 0),
     };
-    let Some((ledger, bytes)) = keeping().as_ref().and_then(EmergencyReserve::wants) else { return Ok(true) };
+    let Some((ledger, bytes)) = keeping().as_ref().and_then(EmergencyReserve::missing) else { return Ok(true) };
     let given_up = || GIVEN_UP.load(Relaxed) > 0;
     if given_up() || bytes.saturating_mul(2) > room {
         return Ok(false);

@@ -214,11 +214,11 @@ impl Trouble {
 
     fn check(&self) -> Result<()> {
         let kind = self.kind;
-        let wants_count = matches!(kind, Kind::Busy | Kind::Flood);
+        let has_count = matches!(kind, Kind::Busy | Kind::Flood);
         match self.count {
-            Some(1..=COUNT_MAX) if wants_count => {}
-            None if !wants_count => {}
-            Some(_) if wants_count => bail!("{kind}: `count` is 1 to {COUNT_MAX}"),
+            Some(1..=COUNT_MAX) if has_count => {}
+            None if !has_count => {}
+            Some(_) if has_count => bail!("{kind}: `count` is 1 to {COUNT_MAX}"),
             Some(_) => bail!("{kind}: `count` means nothing here"),
             None => bail!("{kind}: `count` is missing"),
         }

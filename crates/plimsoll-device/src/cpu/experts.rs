@@ -177,7 +177,7 @@ impl CpuDevice {
             // panels.
             unsafe {
                 let input = match (&acts, inputs.floats) {
-                    (Some(acts), _) if packing.wants_acts() => Input::Acts(acts),
+                    (Some(acts), _) if packing.takes_acts() => Input::Acts(acts),
                     (_, Some(floats)) => Input::F32 { data: arena.matrix(floats), ld: floats.cols },
                     _ => unreachable!("inputs are taken for every kind of weight"),
                 };

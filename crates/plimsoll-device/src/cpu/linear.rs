@@ -140,7 +140,7 @@ impl CpuDevice {
             let bf16 = bf16.as_ref().filter(|_| self.rounds(*id));
             let apart = bf16.map_or(0, |acts| acts.layout().rows);
             let (input, row_bytes) = match &quantized {
-                Some(acts) if packing.wants_acts() => (kernels::Input::Acts(acts), acts.layout().row_bytes()),
+                Some(acts) if packing.takes_acts() => (kernels::Input::Acts(acts), acts.layout().row_bytes()),
                 _ => (kernels::Input::F32 { data: floats, ld: x.cols }, x.cols * size_of::<f32>()),
             };
             let mut add = |out: Buf, input, row_bytes| {

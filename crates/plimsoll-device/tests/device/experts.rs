@@ -152,7 +152,7 @@ fn experts_over_rows_of_eight_bits() {
 #[test]
 fn experts_of_several_formats_in_one_layer() {
     let bank = Bank::of_layers("gguf-qwen3-mixed");
-    let quantized = |id: &LinearId| bank.table.linear(*id).packing.wants_acts();
+    let quantized = |id: &LinearId| bank.table.linear(*id).packing.takes_acts();
     println!(
         "quantized: {:?}",
         [&bank.gate, &bank.up, &bank.down].map(|ids| ids.iter().filter(|i| quantized(i)).count())

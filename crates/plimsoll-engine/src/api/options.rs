@@ -30,7 +30,7 @@ pub enum DeviceChoice {
     Cpu,
     /// A GPU, by its number where one is given.
     Gpu(Option<usize>),
-    /// A GPU that supports the model and has enough memory, or else the host's cores. [`crate::settle_device`] decides before planning.
+    /// A GPU that supports the model and has enough memory, or else the host's cores. [`crate::choose_device`] decides before planning.
     Auto,
 }
 

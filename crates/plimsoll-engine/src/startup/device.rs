@@ -12,7 +12,7 @@ use crate::startup::host::Host;
 ///
 /// # Errors
 /// As of [`Host::read`].
-pub fn settle_device(checkpoint: &Checkpoint, options: &Options) -> Result<(Options, Option<String>), HostError> {
+pub fn choose_device(checkpoint: &Checkpoint, options: &Options) -> Result<(Options, Option<String>), HostError> {
     if options.device != DeviceChoice::Auto {
         return Ok((options.clone(), None));
     }

@@ -35,7 +35,7 @@ use crate::sampling::Sampler;
 use crate::startup::phases::Phases;
 use crate::startup::size::{PoolBuild, PoolBuilder, profile_config};
 use crate::watch::host::HostedLease;
-pub use device::settle_device;
+pub use device::choose_device;
 use disk::DiskStart;
 pub use gpu::gpus;
 pub use host::Host;

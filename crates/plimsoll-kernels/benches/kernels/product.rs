@@ -101,7 +101,7 @@ enum Prepared {
 
 impl<'a> Product<'a> {
     pub fn new(packing: &'a Packing, rows: usize) -> Product<'a> {
-        let tiled = isa() == Isa::Amx && packing.wants_tiles();
+        let tiled = isa() == Isa::Amx && packing.takes_tiles();
         Product::of(packing, rows, if tiled { ActForm::Tiled } else { ActForm::Words })
     }
 
@@ -114,7 +114,7 @@ impl<'a> Product<'a> {
         let k = packing.k();
         let x: Vec<f32> = (0..rows * k).map(|i| ((i * 7919) as f32 * 1e-3).sin()).collect();
         let mut acts = Prepared::Floats;
-        if packing.wants_acts() {
+        if packing.takes_acts() {
             let layout = ActLayout { rows, k, form };
             let mut buffer = Aligned::new(layout.bytes(), |_| 0);
             for (x, row) in x.chunks(k).zip(buffer.chunks_exact_mut(layout.row_bytes())) {

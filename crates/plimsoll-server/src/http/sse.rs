@@ -157,7 +157,7 @@ mod tests {
 
     impl Serialize for Panics {
         fn serialize<S: Serializer>(&self, _: S) -> Result<S::Ok, S::Error> {
-            panic!("as a test wants it")
+            panic!("a test panics")
         }
     }
 

@@ -72,7 +72,7 @@ mod tests {
     fn work_that_panics_leaves_no_client_behind() {
         let runtime = tokio::runtime::Builder::new_current_thread().max_blocking_threads(1).build().unwrap();
         let workers = TextWorkers::new(1);
-        let panicked = runtime.block_on(workers.run(|| panic!("as a test wants it")));
+        let panicked = runtime.block_on(workers.run(|| panic!("a test panics")));
         assert!(panicked.unwrap().is_none());
         // The only blocking thread, in work that is no client's.
         let left = runtime.block_on(runtime.spawn_blocking(client_left)).unwrap();

@@ -55,7 +55,7 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     prompt_bytes_max: usize,
     /// Whether it finds a message's text only in a list of parts.
-    wants_parts: bool,
+    takes_parts: bool,
     /// Whether the tools that it is given change its prompts.
     shows_tools: bool,
     /// What renders conversations with tools instead.
@@ -78,13 +78,13 @@ impl ChatTemplate {
             eos: eos.to_owned(),
             environment: environment(),
             prompt_bytes_max: PROMPT_BYTES_MAX,
-            wants_parts: false,
+            takes_parts: false,
             shows_tools: false,
             tool_use: None,
         };
         shielded(TextError::BadTemplate, || program::compile(&template.source).map(drop))?;
         let parts = json!([{"type": "text", "text": MARK}]);
-        template.wants_parts = !template.shows(&MARK.into()) && template.shows(&parts);
+        template.takes_parts = !template.shows(&MARK.into()) && template.shows(&parts);
         template.shows_tools = template.source.contains("tools") && template.shows_a_tool();
         Ok(template)
     }
@@ -172,7 +172,7 @@ impl ChatTemplate {
 
     /// Messages as this template reads them.
     fn messages(&self, messages: &Json) -> Value {
-        let (true, Json::Array(messages)) = (self.wants_parts, messages) else { return from_json(messages) };
+        let (true, Json::Array(messages)) = (self.takes_parts, messages) else { return from_json(messages) };
         let text = |text: &str| Value::from_pairs([("type", "text"), ("text", text)]);
         let value = |(key, value): (&String, &Json)| match value {
             Json::String(content) if key == "content" => Value::from(vec![text(content)]),

@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::Context;
-use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, settle_device, start};
+use plimsoll_engine::{Blueprint, EngineHandle, Host, LoadedModel, Options, choose_device, start};
 use plimsoll_formats::{Architecture, Checkpoint, Mmproj, MmprojState};
 use plimsoll_hub::{Cache, HubError, ModelRef, Progress, TerminalProgress};
 
@@ -79,8 +79,8 @@ pub fn with_draft(loaded: LoadedModel, options: &Options) -> anyhow::Result<Load
 }
 
 /// The options with `--device auto` replaced by its choice, which is logged.
-pub fn settled_on(checkpoint: &Checkpoint, options: &Options) -> anyhow::Result<Options> {
-    let (options, said) = settle_device(checkpoint, options)?;
+pub fn with_device_chosen(checkpoint: &Checkpoint, options: &Options) -> anyhow::Result<Options> {
+    let (options, said) = choose_device(checkpoint, options)?;
     if let Some(said) = said {
         tracing::info!("{said}");
     }
@@ -90,7 +90,7 @@ pub fn settled_on(checkpoint: &Checkpoint, options: &Options) -> anyhow::Result<
 /// Plans, loads and tests a model.
 pub fn load_engine(loaded: &LoadedModel, options: &Options) -> anyhow::Result<EngineHandle> {
     let options = Options { tokenizer_bytes: loaded.text_bytes, ..options.clone() };
-    let options = &settled_on(&loaded.checkpoint, &options)?;
+    let options = &with_device_chosen(&loaded.checkpoint, &options)?;
     let host = Host::read(options)?;
     let bytes = Blueprint::new(&loaded.checkpoint, options)?.weights.bytes as u64;
     let mut loading = Loading::new(bytes);

@@ -14,7 +14,7 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::Bytes;
 use serde_json::{Value, json};
 
-use super::serving::settled;
+use super::serving::pooling_and_sampling;
 use crate::args::{EngineArgs, HttpArgs, PlanArgs};
 use crate::output::{say, tell};
 
@@ -32,7 +32,7 @@ pub fn open(model: &str, engine: &EngineArgs, http: &HttpArgs) -> anyhow::Result
         (Some(_), Some(loaded)) => super::with_draft(loaded, &options)?.checkpoint,
         (Some(draft), None) => checkpoint.with_draft(Checkpoint::open(&files_of(draft)?)?)?,
     };
-    let options = super::settled_on(&checkpoint, &options)?;
+    let options = super::with_device_chosen(&checkpoint, &options)?;
     Ok((path, checkpoint, options))
 }
 
@@ -92,7 +92,7 @@ fn print(args: PlanArgs) -> anyhow::Result<bool> {
     if args.k8s.k8s {
         // Pods refuse what `serve` does.
         let defaults = CheckpointDefaults::read(&checkpoint)?;
-        settled(defaults, Some(&checkpoint.config), &args.k8s.reading)?;
+        pooling_and_sampling(defaults, Some(&checkpoint.config), &args.k8s.reading)?;
         say!("{}", super::k8s::Manifest { args: &args, path: &path, planned: &planned, threads: host.threads });
     } else if args.json {
         say!("{}", serde_json::to_string_pretty(&document(&planned))?);

@@ -21,7 +21,7 @@ pub fn served(
     reading: &ReadingArgs,
     names: Vec<String>,
 ) -> anyhow::Result<Served> {
-    let (pooled, sampling) = settled(model.defaults, Some(&model.checkpoint.config), reading)?;
+    let (pooled, sampling) = pooling_and_sampling(model.defaults, Some(&model.checkpoint.config), reading)?;
     let judges = model.checkpoint.config.variant.judges;
     let rank = match judges || reading.pooling == Some(PoolingMode::Rank) {
         true => Some(model.rank.map_err(|why| anyhow::anyhow!("the model cannot score texts: {why}"))?),
@@ -104,7 +104,7 @@ fn file_type_name(number: u64) -> Option<&'static str> {
 
 /// What is known of a model's use without loading it, as the operator and the checkpoint's own files say: how embeddings and scores
 /// are made, and the sampling of requests that name none.
-pub fn settled(
+pub fn pooling_and_sampling(
     by: CheckpointDefaults,
     config: Option<&ModelConfig>,
     reading: &ReadingArgs,
@@ -216,7 +216,7 @@ mod tests {
     fn sampling(recommended: Option<SamplingParams>, flags: &[&str]) -> SamplingDefaults {
         let reading = Flags::parse_from([&["plimsoll"], flags].concat()).reading;
         let by = CheckpointDefaults { sentence: Ok(None), sampling: Ok(recommended) };
-        settled(by, None, &reading).unwrap().1
+        pooling_and_sampling(by, None, &reading).unwrap().1
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
         let with = |config: Option<&ModelConfig>, flags: &[&str]| {
             let reading = Flags::parse_from([&["plimsoll"], flags].concat()).reading;
             let sentence = Err(LoadingError::Pooling("'bert.pooling_type' is 9".into()));
-            let pooled = settled(CheckpointDefaults { sentence, sampling: Ok(None) }, config, &reading);
+            let pooled = pooling_and_sampling(CheckpointDefaults { sentence, sampling: Ok(None) }, config, &reading);
             pooled.map(|(pooled, _)| pooled.pooling)
         };
         let config = |model: &str| {

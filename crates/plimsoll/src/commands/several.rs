@@ -19,7 +19,7 @@ use plimsoll_server::{Listed, LoadError, Loader, Served, ServerConfig, serve_mod
 use serde_json::{Value, json};
 
 use self::disk::SharedDirectory;
-use super::serving::{say_ready, served, settled};
+use super::serving::{pooling_and_sampling, say_ready, served};
 use super::signals::told;
 use crate::args::{EngineArgs, ModelArgs, PlanArgs, ServeArgs};
 use crate::models_file;
@@ -266,7 +266,7 @@ impl Shop {
     ) -> Result<(EnginePlan, Host), LoadError> {
         let planned = self.plan(index, checkpoint, all).map_err(unplanned)?;
         let defaults = CheckpointDefaults::read(checkpoint).map_err(failed)?;
-        settled(defaults, Some(&checkpoint.config), &self.models[index].1.reading).map_err(failed)?;
+        pooling_and_sampling(defaults, Some(&checkpoint.config), &self.models[index].1.reading).map_err(failed)?;
         Ok(planned)
     }
 }

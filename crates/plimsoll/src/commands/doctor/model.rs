@@ -14,7 +14,7 @@ use super::machine::Holders;
 use crate::args::{DoctorArgs, ModelArgs};
 use crate::commands::plan::options;
 use crate::commands::several::Shop;
-use crate::commands::{ready, settled_on};
+use crate::commands::{ready, with_device_chosen};
 
 /// The cache and the models that are asked for; where the files of each are, if they can be used.
 pub fn files(names: &[&str], args: &DoctorArgs, report: &mut Report) -> Vec<Option<PathBuf>> {
@@ -173,7 +173,7 @@ pub fn plan(path: &Path, args: &DoctorArgs, host: &Host, others: &Holders, repor
     let Some(model) = opened(path, &args.engine.media.mmproj(), report) else { return };
     let planned = options(&args.engine, &args.http, model.text_bytes).and_then(|options| {
         let model = drafted(model, &options)?;
-        let options = settled_on(&model.checkpoint, &options)?;
+        let options = with_device_chosen(&model.checkpoint, &options)?;
         // With the model's file mapped, as `serve` looks at the machine: a limit of address space counts it.
         let host = Host::read_from(host.root.clone(), &options)?;
         Ok((Blueprint::new(&model.checkpoint, &options)?.plan(&options, host.threads, &host.limit)?, host))
