@@ -12,6 +12,7 @@ one round. FLAGS go to `plimsoll serve`. PLIMSOLL names the binary (target/relea
 import argparse
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -25,7 +26,6 @@ from peer_servers import BINARY, MODELS, PORTS, THREADS, Row, Server, command
 
 CLIENT = os.environ.get("BENCH_CLIENT", BINARY)
 SWEEP_BYTES = 1 << 30
-SQUARE = 2048
 ROWS_OF_STEP = 512  # of the plan's largest step: the default of --batch-max-tokens
 IDLE_SHARE_MAX = 0.05  # of a core, which a server that nobody asks may take
 SLOW = {"vllm"}  # takes a minute to start: it is started once, not every round, for a row that is about starting
@@ -153,27 +153,34 @@ def read_gb_s() -> float:
     return best
 
 
-def multiply_gflop_s() -> float:
-    """Float32 operations that all cores multiply matrices with a second, the best of five: what prompts are held against."""
-    import numpy as np
-
-    a, b = (np.ones((SQUARE, SQUARE), np.float32) for _ in range(2))
-    best = 0.0
-    for _ in range(5):
-        begun = time.monotonic()
-        a @ b
-        best = max(best, 2 * SQUARE**3 / (time.monotonic() - begun) / 1e9)
-    return best
+def peaks_gop_s(flags: list[str]) -> dict[str, float]:
+    """Billions of operations a second that the processor's product instructions reach on all cores, by arithmetic: `cargo bench … peaks`."""
+    isa = [value for flag, value in zip(flags, flags[1:]) if flag == "--isa"]
+    env = {**os.environ, **({"ISA": isa[0]} if isa else {})}
+    words = ["cargo", "bench", "-q", "-p", "plimsoll-kernels", "--bench", "kernels", "--", "peaks", "--color", "never"]
+    subprocess.run([*words, "--list"], cwd=ROOT, env=env, check=True, capture_output=True)  # Builds it.
+    running = [subprocess.Popen(words, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for _ in range(int(THREADS))]
+    sums: dict[str, float] = {}
+    for process in running:
+        said, _ = process.communicate()
+        # A name, and the first column of the line below it: the fastest.
+        for name, rate, unit in re.findall(r"(int8|auto|float32) .*\n\D*([\d.]+) ([GT])item/s", said):
+            sums[name] = sums.get(name, 0.0) + float(rate) * {"G": 1, "T": 1000}[unit]
+    if not sums:
+        raise SystemExit(f"cargo bench printed no rate of peaks:\n{said}")
+    return sums
 
 
 def shares(report: dict[str, list], args: argparse.Namespace) -> list[str]:
-    """What Plimsoll's rows of one stream take of the machine: bytes of weights by memory's rate, operations by those of float32."""
+    """The shares of the machine that Plimsoll's rows of one stream take: weights of memory's rate, operations of the products' peak."""
     model = args.peers / "models" / MODELS[args.model][0]
     words = [BINARY, "plan", str(model), "--json", "--max-total-token-num", "65536", *args.flags]
     work = json.loads(subprocess.run(words, capture_output=True, text=True, check=True).stdout)["work"]
     decode, prefill = work["one_decode_row_at_position_127"], work["largest_prefill_step"]
-    gb_s, gflop_s = read_gb_s(), multiply_gflop_s()
-    lines = [f"memory reads {gb_s:.1f} GB/s, float32 matrices {gflop_s:.0f} GFLOP/s (numpy, in this run)"]
+    gb_s, peaks = read_gb_s(), peaks_gop_s(args.flags)
+    arithmetic = "int8" if "int8" in args.flags else "auto"
+    said = ", ".join(f"{name} {rate:.0f}" for name, rate in peaks.items())
+    lines = [f"memory reads {gb_s:.1f} GB/s (numpy), products in registers reach, in billions of operations a second: {said}"]
     for row_name, rounds in report.items():
         row = ROWS[row_name]
         for metric in {"out_tok_s", "step_tok_s", "prefill_tok_s"} & set(row.metrics) if row.streams == 1 else ():
@@ -181,8 +188,8 @@ def shares(report: dict[str, list], args: argparse.Namespace) -> list[str]:
             if not seen:
                 continue
             rate = statistics.median(seen)
-            of = rate * decode["weight_bytes"] / 1e9 / gb_s if metric != "prefill_tok_s" else rate * prefill["flops"] / ROWS_OF_STEP / 1e9 / gflop_s
-            of_what = "operations" if metric == "prefill_tok_s" else "read bandwidth"
+            of = rate * decode["weight_bytes"] / 1e9 / gb_s if metric != "prefill_tok_s" else rate * prefill["flops"] / ROWS_OF_STEP / 1e9 / peaks[arithmetic]
+            of_what = f"the peak of {arithmetic}" if metric == "prefill_tok_s" else "read bandwidth"
             lines.append(f"{row_name}: {rate:.1f} {metric}, {of:.0%} of {of_what}")
     return lines
 
@@ -220,7 +227,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PORTS, default=list(PORTS))
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--shares", action="store_true", help="say what Plimsoll takes of memory's rate and of float32 operations (needs numpy)")
+    parser.add_argument("--shares", action="store_true", help="print the shares of memory bandwidth and of the peak of products that Plimsoll reaches (needs numpy)")
     words = sys.argv[1:]
     end = words.index("--") if "--" in words else len(words)
     args = parser.parse_args(words[:end], argparse.Namespace(flags=words[end + 1:]))

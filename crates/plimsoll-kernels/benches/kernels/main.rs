@@ -11,10 +11,10 @@ mod attention;
 mod cache;
 mod delta;
 mod memory;
+#[cfg(target_arch = "x86_64")]
+mod peaks;
 mod product;
 mod rows;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
 
 use std::ops::{Deref, DerefMut};
 use std::sync::LazyLock;
