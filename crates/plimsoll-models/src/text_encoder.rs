@@ -194,7 +194,7 @@ impl Model for TextEncoder {
     }
 
     fn shape(&self, _: KvDtype) -> ModelShape {
-        // The model has no cache and no state. The workspace for one layer is reserved exactly.
+        // The model has no cache and no state. No rows are computed in bfloat16.
         let encoder = Some(EncoderShape::new(self.head_dim, 0));
         ModelShape { kv: KvShape::none(), state: None, hidden: self.hidden, encoder, bf16: false }
     }
