@@ -1,4 +1,4 @@
-//! The bounds of every size in a configuration, and the checks that refuse what is outside them.
+//! The bounds of every size in a configuration, and the checks that refuse values outside them.
 
 use crate::error::FormatError;
 

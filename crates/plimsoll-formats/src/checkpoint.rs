@@ -1,6 +1,6 @@
-//! The checkpoint: one value over either file format, and the way to its rows.
+//! The checkpoint: one value for either file format, with access to its rows.
 //!
-//! Deciding which reader to use, looking tensors up, slicing a row's bytes: no format is parsed here.
+//! This module chooses the reader, looks tensors up and slices the bytes of a row. It parses no format.
 
 use crate::config::ModelConfig;
 use crate::decode::{float, float8, grouped};
@@ -16,10 +16,10 @@ use crate::stored_rows::StoredTensors;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// An opened checkpoint: configuration, tensor directory, and the mapped files behind it.
+/// An opened checkpoint: configuration, tensor directory, and mapped files.
 ///
-/// The files are memory-mapped while this value lives. After reading, a caller checks that they are still the files
-/// that were opened ([`Checkpoint::unchanged`]).
+/// The files are memory-mapped while this value lives. After reading, a caller checks that they did not change since they were opened
+/// ([`Checkpoint::unchanged`]).
 pub struct Checkpoint {
     /// The model's configuration, bounded and with all defaults resolved.
     pub config: ModelConfig,
@@ -310,8 +310,8 @@ impl Checkpoint {
         }
     }
 
-    /// The bytes of a tensor as they lie in the file, or `None` when there is no such tensor or when it is stored in
-    /// several pieces (quantized checkpoints of Hugging Face).
+    /// The stored bytes of a tensor. `None` if there is no such tensor, or if it is stored in several pieces (quantized checkpoints of
+    /// Hugging Face).
     pub fn raw(&self, name: &str) -> Option<&[u8]> {
         match &self.directory.get(name)?.storage {
             Storage::Float(span) | Storage::Blocks(span, _) => Some(self.bytes(span)),

@@ -33,7 +33,7 @@ pub struct Routing {
     pub top_groups: usize,
     /// The factor on the weights of the chosen experts, applied last.
     pub scale: f32,
-    /// Whether the shared expert is weighed by a gate of its own.
+    /// Whether a learned gate weighs the shared expert.
     pub shared_gate: bool,
     /// Whether each expert has a stored factor on its weight (`expert_scale`).
     pub expert_scales: bool,

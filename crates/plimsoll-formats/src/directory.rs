@@ -33,7 +33,7 @@ pub(crate) enum Storage {
     Affine { codes: Span, scales: Span, biases: Span },
     /// Small floats and bytes of scales, as two tensors: codes where the encoding is quantized, else numbers of 8 bits.
     Micro { codes: Span, scales: Span },
-    /// AWQ, GPTQ, compressed-tensors: codes, scales and perhaps zero points, each in an order of its own.
+    /// AWQ, GPTQ, compressed-tensors: codes, scales and perhaps zero points, each in a different order.
     Grouped(Box<Grouped>),
     /// FP8: numbers, and the scales of their blocks.
     F8(Box<F8>),

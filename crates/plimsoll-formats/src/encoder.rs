@@ -30,7 +30,7 @@ pub struct Encoder {
     pub dense: Option<Dense>,
 }
 
-/// Dense layers of sentence-transformers behind the pooling (`dense.0`, `dense.1`).
+/// Dense layers of sentence-transformers after the pooling (`dense.0`, `dense.1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dense {
     /// Whether the dense layers read the mean of all positions. Otherwise they read the first position.

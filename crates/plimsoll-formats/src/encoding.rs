@@ -1,6 +1,6 @@
 //! The storage formats of a tensor's numbers: types that the readers, the planner and the packers share.
 //!
-//! Types only. The bytes behind them are decoded in `decode`.
+//! This module has types only. Their bytes are decoded in `decode`.
 
 /// Shape, encoding and stored size of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]

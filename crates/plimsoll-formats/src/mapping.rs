@@ -157,7 +157,7 @@ impl Mapping {
         Ok(())
     }
 
-    /// Releases the resident pages behind `range`. A later read loads their contents from the file again.
+    /// Releases the resident pages of `range`. A later read loads their contents from the file again.
     ///
     /// Pages shared with a neighbouring tensor are released too, which costs at most one page read.
     pub(crate) fn release(&self, range: Range<usize>) {

@@ -64,7 +64,7 @@ pub struct LayerHeads {
     pub head_dim: usize,
     /// Leading elements of a head that are rotated.
     pub rotary_dim: usize,
-    /// Whether values are the key projection's results, without a projection of their own.
+    /// Whether values are the key projection's results, because there is no value projection.
     pub values_are_keys: bool,
 }
 
@@ -193,7 +193,7 @@ pub(crate) fn check_taps(taps: usize) -> Result<(), FormatError> {
 /// The differences between a family and Llama.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Variant {
-    /// Per layer, what mixes positions. Empty: attention in all layers.
+    /// Per layer, the part that mixes positions. Empty: attention in all layers.
     pub mixers: Vec<Mixer>,
     /// Inputs of a short convolution, the current one included; 0 without such layers.
     pub conv_taps: usize,

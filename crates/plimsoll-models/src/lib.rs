@@ -103,10 +103,10 @@ pub trait Drafter: Send + Sync {
         true
     }
 
-    /// One pass over rows with a known next token, after [`Model::forward`] in the same step's workspace.
+    /// Runs one pass over rows with a known next token, after [`Model::forward`] in the same step's workspace.
     ///
-    /// Row r of `step` stands at the position of row `rows[r]` of `hidden` (the model's output, or an earlier draft
-    /// pass's) and names the token that *follows* that position. Keys and values go to the cache's last layers.
+    /// Row r of `step` has the position of row `rows[r]` of `hidden`, and the token that *follows* that position. `hidden` is the output of
+    /// the model or of an earlier draft pass. Keys and values go to the cache's last layers.
     fn draft(
         &self,
         device: &mut dyn Device,

@@ -122,8 +122,7 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     }
     draft_head::rename(&mut entries, opened.config.layers as u64, opened.config.draft_layers);
     opened.directory = Directory::new(entries)?;
-    // The file decides, whatever its configuration contains. A stored head is not a copy of the embedding table, since writers omit a tied
-    // head.
+    // The file decides, not its configuration. A stored head is not a copy of the embedding table, since writers omit a tied head.
     if !opened.directory.is_empty() {
         opened.config.tie_word_embeddings = opened.directory.get("lm_head.weight").is_none();
     }

@@ -5,9 +5,8 @@
 //!
 //! A template comes from the model's files, so it is trusted within these limits: its length, its steps, the bytes that it writes, the
 //! depth of its recursion. Messages come from clients. A known template takes memory linear in their bytes (`tests/heap.rs`). `tojson` and
-//! printed lists write a character as at most 10 bytes, `split` and `list` make a value of each piece, and `replace`, `join` and `indent`
-//! add text of the template. A number or a format could request any length (`'x' * n`, `'%9d'`); no known template takes one from a
-//! message.
+//! printed lists write a character as at most 10 bytes. `split` and `list` make a value of each piece. `replace`, `join` and `indent` add
+//! text of the template. A number or a format could request any length (`'x' * n`, `'%9d'`); no known template takes one from a message.
 
 mod ending;
 mod filters;

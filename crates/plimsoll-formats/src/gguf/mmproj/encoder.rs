@@ -234,7 +234,7 @@ fn deepstack(keys: &Keys, depth: usize, encoder: VisionKind, model: &GgufMeta) -
     };
     let prefix = model.str("general.architecture").unwrap_or_default();
     let taken = model.u64(&format!("{prefix}.n_deepstack_layers")).unwrap_or(layers.len() as u64);
-    // The converter writes 0 for Qwen3-Omni's text model, whatever the encoder has. The model takes all levels, as in transformers.
+    // The converter always writes 0 for Qwen3-Omni's text model. The model takes all of the encoder's levels, as in transformers.
     let unsaid = encoder == VisionKind::Omni && taken == 0;
     match unsaid || taken == layers.len() as u64 {
         true => Ok(layers),
