@@ -94,8 +94,8 @@ pub enum Mixer {
     None,
 }
 
-/// Latent attention (MLA). The keys and values of all heads are projections of one row a token. A rotated part of the keys is not
-/// projected; all heads share it.
+/// Latent attention (MLA). The keys and values of all heads are projections of one row a token. Only a rotated part of the keys does not
+/// come from this row; all heads share that part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Latent {
     /// Elements of the row.
