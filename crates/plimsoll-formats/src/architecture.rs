@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The family of a model, which decides the code that runs it.
+/// The family of a model, which selects the code that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Architecture {
     /// Llama and models of its shape (Mistral, SmolLM).
@@ -23,22 +23,22 @@ pub enum Architecture {
     Qwen4Exp,
     /// BERT and models of its shape (MiniLM): an encoder.
     Bert,
-    /// RoBERTa and XLM-RoBERTa: BERT with positions that start after the padding's.
+    /// RoBERTa and XLM-RoBERTa: BERT with positions that start after the padding token's.
     Roberta,
-    /// ModernBERT: an encoder. Most of its layers see a window.
+    /// ModernBERT: an encoder. Most of its layers attend through a window.
     ModernBert,
     /// nomic-bert: BERT with rotated queries and keys, and a gated feed-forward part.
     NomicBert,
     /// Whisper: an encoder of audio, and a decoder that attends to its output at every layer.
     Whisper,
-    /// A family of decoders that differs in facts only, by its name: see `family` for all of them.
+    /// A family of decoders that needs no model code, by its name. `family` has all of these.
     Family(&'static str),
-    /// Anything else, by the name the file gives. No model code runs it.
+    /// Any other architecture, by the name in the file. No model code runs it.
     Other(String),
 }
 
 impl Architecture {
-    /// Models that run with code of their own. [`supported_models`](crate::supported_models) adds the families of decoders.
+    /// Models with code written for them. [`supported_models`](crate::supported_models) adds the families of decoders.
     pub(crate) const OF_OWN_CODE: &str = "Llama (and Mistral), Qwen2, Qwen3, Qwen3-MoE, Qwen3-Next, Qwen3.5, Qwen3.5-MoE, Qwen4-Exp, Qwen2-VL, \
         Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE, Qwen2.5-Omni and Qwen3-Omni-MoE (their thinkers), Qwen3-ASR, Whisper, BERT, RoBERTa, \
         ModernBERT, nomic-bert";
@@ -51,7 +51,7 @@ impl Architecture {
         )
     }
 
-    /// Whether every position sees every other, so that nothing is generated.
+    /// Whether every position attends to every other, so that the model generates no text.
     pub fn is_encoder(&self) -> bool {
         matches!(self, Architecture::Bert | Architecture::Roberta | Architecture::ModernBert | Architecture::NomicBert)
     }
@@ -65,7 +65,7 @@ impl Architecture {
     }
 }
 
-/// The family's name, as messages have it.
+/// The family's name in messages.
 impl fmt::Display for Architecture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,10 +1,10 @@
-//! What a configuration says of an audio encoder, and the bounds it must keep.
+//! The part of a configuration that describes an audio encoder, and the bounds of its values.
 
 use crate::activation::Activation;
 use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, positive, within, wrong};
 use crate::error::FormatError;
 
-/// An audio encoder: what all have, and what its family has.
+/// An audio encoder: the sizes that every encoder has, and the part of its family.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Audio {
     /// Layers.
@@ -17,7 +17,7 @@ pub struct Audio {
     pub intermediate_size: usize,
     /// The activation of the feed-forward parts, and of Qwen before the last projection.
     pub act: Activation,
-    /// Mel bands of a spectrogram frame; samples of a frame where it is one of those.
+    /// Mel bands of a spectrogram frame. With [`AudioKind::Samples`]: samples of a frame.
     pub bands: usize,
     /// The token that stands for a part of an audio clip in a prompt.
     pub placeholder: u32,
@@ -49,7 +49,7 @@ pub struct AudioWindows {
     pub half_window: usize,
     /// Spectrogram frames that attend to each other: whole convolution windows.
     pub attention_window: usize,
-    /// What the model does with audio without an instruction.
+    /// The task of audio without an instruction.
     pub task: AudioTask,
 }
 
@@ -61,12 +61,12 @@ pub struct AudioChunks {
     pub half_window: usize,
 }
 
-/// What a model with an audio encoder does with audio without an instruction.
+/// The task that a model with an audio encoder does with audio without an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AudioTask {
-    /// It takes instructions: Qwen3-Omni.
+    /// No fixed task: the model takes instructions (Qwen3-Omni).
     Any,
-    /// It transcribes: Qwen3-ASR. The answer begins with the language and a mark. Short clips are padded with silence.
+    /// Transcription: Qwen3-ASR. The answer begins with the language and a mark. Short clips are padded with silence.
     Transcribe,
 }
 
@@ -74,21 +74,21 @@ pub enum AudioTask {
 /// parts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conformer {
-    /// Channels of the two convolutions. The first has as many as there are bands.
+    /// Channels of the two convolutions. The first has as many channels as there are bands.
     pub channels: [usize; 2],
     /// Inputs of a layer's causal convolution.
     pub taps: usize,
-    /// Rows that a row attends to, itself included.
+    /// Most rows that a row attends to, itself included.
     pub seen: usize,
     /// Scores become `cap * tanh(score / cap)`.
     pub cap: f32,
-    /// What the result of a feed-forward part is multiplied with.
+    /// The factor on the result of a feed-forward part.
     pub residual: f32,
-    /// What residual sums stay between: this and its negative.
+    /// The bound of residual sums: they are clamped between its negative and itself.
     pub bound: f32,
     /// Whether linear layers keep their inputs and outputs within bounds of the checkpoint.
     pub clipped: bool,
-    /// Width of what the encoder gives to the projection.
+    /// Width of the encoder's output, which is the projection's input.
     pub output: usize,
 }
 
@@ -103,7 +103,7 @@ pub struct Whisper {
     pub suppressed: Vec<u32>,
     /// Tokens that no text begins with.
     pub suppressed_first: Vec<u32>,
-    /// The latest position at which the first time of a text may lie; none for any.
+    /// The latest position at which the first timestamp of a text may lie; none for any.
     pub first_time_max: Option<usize>,
     /// Whether a prompt names language and task; otherwise the model supports English only.
     pub multilingual: bool,
@@ -123,7 +123,7 @@ const ATTENTION_MAX: usize = 1 << 20;
 const POSITIONS_MAX: usize = 1 << 16;
 /// Most inputs of a causal convolution.
 const CONV_KERNEL_MAX: usize = 64;
-/// Most rows that a row attends to, where there is a key for each distance.
+/// Most rows that a row attends to: there is one key for each distance.
 const SEEN_MAX: usize = 64;
 
 impl AudioWindows {
@@ -132,12 +132,12 @@ impl AudioWindows {
         2 * self.half_window
     }
 
-    /// What the three convolutions, each of which halves it, leave of a length.
+    /// Returns the length that is left of `length` after the three convolutions. Each halves it and rounds up.
     pub fn convolved(length: usize) -> usize {
         length.div_ceil(2).div_ceil(2).div_ceil(2)
     }
 
-    /// Rows that the encoder makes of a spectrogram of so many frames.
+    /// Returns the rows that the encoder makes of a spectrogram of `frames` frames.
     pub fn rows(&self, frames: usize) -> usize {
         let window = self.window();
         frames / window * Self::convolved(window) + Self::convolved(frames % window)
@@ -164,7 +164,7 @@ impl AudioChunks {
 }
 
 impl Conformer {
-    /// What the two convolutions, each of which halves it, leave of a length.
+    /// Returns the length that is left of `length` after the two convolutions. Each halves it and rounds up.
     pub fn convolved(length: usize) -> usize {
         length.div_ceil(2).div_ceil(2)
     }
@@ -200,7 +200,7 @@ impl Audio {
         self.hidden_size / self.heads
     }
 
-    /// Rows that the encoder makes of a spectrogram of so many frames.
+    /// Returns the rows that the encoder makes of a spectrogram of `frames` frames.
     pub fn rows(&self, frames: usize) -> usize {
         match &self.encoder {
             AudioKind::Windows(windows) => windows.rows(frames),
@@ -231,7 +231,7 @@ impl Audio {
             }
             AudioKind::Samples => {}
         }
-        // Positions are sines and cosines, one more than half of each.
+        // A row's positions are sines in one half and cosines in the other. Their frequencies need at least two elements in each half.
         if !self.hidden_size.is_multiple_of(self.heads) || !self.hidden_size.is_multiple_of(2) || self.hidden_size < 4 {
             let (heads, hidden) = (self.heads, self.hidden_size);
             return wrong(format!("{heads} audio heads of {hidden} elements together"));

@@ -1,4 +1,4 @@
-//! The bounds of every size in a configuration, and the checks that refuse what is outside them.
+//! The bounds of every size in a configuration, and the checks that refuse values outside them.
 
 use crate::error::FormatError;
 
@@ -12,7 +12,7 @@ pub(crate) const HEAD_DIM_MAX: usize = 1024;
 pub(crate) const HIDDEN_MAX: usize = 1 << 17;
 /// Widest feed-forward part.
 pub(crate) const INTERMEDIATE_MAX: usize = 1 << 20;
-/// Largest vocabulary: a sampler numbers tokens in so many bits.
+/// Largest vocabulary: a sampler stores a token in a fixed number of bits.
 pub const VOCAB_MAX: usize = 1 << 20;
 /// Longest context in tokens.
 pub(crate) const CONTEXT_MAX: usize = 1 << 28;

@@ -1,6 +1,6 @@
-//! The checkpoint: one value over either file format, and the way to its rows.
+//! The checkpoint: one value for either file format, with access to its rows.
 //!
-//! Deciding which reader to use, looking tensors up, slicing a row's bytes: no format is parsed here.
+//! This module chooses the reader, looks tensors up and slices the bytes of a row. It parses no format.
 
 use crate::config::ModelConfig;
 use crate::decode::{float, float8, grouped};
@@ -16,10 +16,10 @@ use crate::stored_rows::StoredTensors;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// An opened checkpoint: configuration, tensor directory, and the mapped files behind it.
+/// An opened checkpoint: configuration, tensor directory, and mapped files.
 ///
-/// The files are memory-mapped while this value lives. After reading, a caller checks that they are still the files
-/// that were opened ([`Checkpoint::unchanged`]).
+/// The files are memory-mapped while this value lives. After reading, a caller checks that they did not change since they were opened
+/// ([`Checkpoint::unchanged`]).
 pub struct Checkpoint {
     /// The model's configuration, bounded and with all defaults resolved.
     pub config: ModelConfig,
@@ -37,7 +37,7 @@ struct Draft {
     sources: Sources,
 }
 
-/// What a checkpoint was opened from: its path, a vision encoder's file, and what its draft model was opened from.
+/// The sources of a checkpoint, with which it can be opened again: its path, a vision encoder's file, and its draft model's sources.
 #[derive(Clone, Debug)]
 pub struct Sources {
     path: PathBuf,
@@ -46,7 +46,7 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// The same checkpoint, opened anew.
+    /// Opens the same checkpoint again.
     ///
     /// # Errors
     ///
@@ -60,7 +60,7 @@ impl Sources {
     }
 }
 
-/// What the names of a draft model's tensors begin with ([`Checkpoint::with_draft`]).
+/// The prefix of the names of a draft model's tensors ([`Checkpoint::with_draft`]).
 pub const DRAFT_PREFIX: &str = "draft.";
 
 impl Checkpoint {
@@ -70,7 +70,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// Whatever breaks the formats or this crate's limits, by name; no partial checkpoint is returned.
+    /// A file that breaks its format or a limit of this crate. The error names the value; no partial checkpoint is returned.
     pub fn open(path: &Path) -> Result<Checkpoint, FormatError> {
         Checkpoint::open_with(path, &Mmproj::Beside)
     }
@@ -113,14 +113,14 @@ impl Checkpoint {
         Checkpoint::open_gguf(path, mmproj)
     }
 
-    /// A configuration without weights, to plan with: the text of a `config.json`.
+    /// Reads a configuration without weights, for planning: `text` is a `config.json`.
     ///
     /// # Errors
     ///
-    /// Whatever is wrong with it.
+    /// A text that is no valid configuration.
     pub fn of_config(text: &str) -> Result<Checkpoint, FormatError> {
         let config = hf::parse_config(text)?;
-        // No file lies beside it: the path leads nowhere.
+        // The configuration belongs to no directory, so this path does not exist.
         let dir = PathBuf::from("/nonexistent");
         Ok(Checkpoint {
             config,
@@ -153,8 +153,7 @@ impl Checkpoint {
         }
     }
 
-    /// This checkpoint with a draft model: a smaller one of the same vocabulary. Its tensors are there as
-    /// [`DRAFT_PREFIX`] and their own names.
+    /// Adds a draft model: a smaller model with the same vocabulary. The names of its tensors are [`DRAFT_PREFIX`] and their own names.
     ///
     /// # Errors
     ///
@@ -287,7 +286,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// The rows of these tensors, to be read from their files when the checkpoint is closed.
+    /// Returns the rows of these tensors, to be read from their files after the checkpoint is closed.
     ///
     /// # Errors
     ///
@@ -302,8 +301,8 @@ impl Checkpoint {
         self.directory.get(name).is_some_and(|entry| entry.storage.row_form(entry.info.encoding).is_some())
     }
 
-    /// For each column of a decoded row the index of its input. None if they are the same. Act-order of GPTQ decodes columns group
-    /// by group.
+    /// Returns for each column of a decoded row the index of its input. None if the two are the same. Columns of GPTQ with act-order are
+    /// decoded group by group.
     pub fn column_order(&self, name: &str) -> Option<&[u32]> {
         match &self.directory.get(name)?.storage {
             Storage::Grouped(parts) => parts.order.as_deref(),
@@ -311,8 +310,8 @@ impl Checkpoint {
         }
     }
 
-    /// The bytes of a tensor as they lie in the file, or `None` when there is no such tensor or when it is stored in
-    /// several pieces (quantized checkpoints of Hugging Face).
+    /// The stored bytes of a tensor. `None` if there is no such tensor, or if it is stored in several pieces (quantized checkpoints of
+    /// Hugging Face).
     pub fn raw(&self, name: &str) -> Option<&[u8]> {
         match &self.directory.get(name)?.storage {
             Storage::Float(span) | Storage::Blocks(span, _) => Some(self.bytes(span)),
@@ -325,7 +324,7 @@ impl Checkpoint {
         }
     }
 
-    /// Lets the pages of a tensor's bytes go, so that the peak while loading stays near the final size plus one tensor.
+    /// Releases the mapped pages of a tensor's bytes, so that the peak while loading stays near the final size plus one tensor.
     /// Reading the tensor again is allowed and faults the pages back in. An unknown name does nothing.
     pub fn release(&self, name: &str) {
         if let Some(entry) = self.directory.get(name) {
@@ -335,16 +334,16 @@ impl Checkpoint {
         }
     }
 
-    /// That what was read came from the files as they were opened: none was written to or cut meanwhile, and every part could be read.
+    /// Checks that the files are still as they were when they were opened: none was written to or cut, and every part could be read.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Changed`], which explains any other error on the way.
+    /// [`FormatError::Changed`], which also explains any other error of a read before it.
     pub fn unchanged(&self) -> Result<(), FormatError> {
         self.files.iter().try_for_each(Mapping::unchanged)
     }
 
-    /// What it was opened from, to open it again.
+    /// Returns the sources of the checkpoint, to open it again.
     pub fn sources(&self) -> Sources {
         let path = match (&self.meta, self.files.first()) {
             (Some(_), Some(file)) => file.path(),
@@ -358,8 +357,8 @@ impl Checkpoint {
         Sources { path: path.to_path_buf(), mmproj, draft }
     }
 
-    /// The identities of all its files, those of a draft model and a vision encoder among them. None if a file was changed just before
-    /// it was opened, or if the system gives no identity.
+    /// Returns the identities of all its files, with those of a draft model and a vision encoder. None if a file was changed just before it
+    /// was opened, or if the system gives no identity.
     pub fn identity(&self) -> Option<Vec<&FileIdentity>> {
         self.files.iter().map(Mapping::identity).collect()
     }
@@ -369,7 +368,7 @@ impl Checkpoint {
         self.meta.as_ref()
     }
 
-    /// What became of the file with a GGUF model's vision encoder.
+    /// The state of the file with a GGUF model's vision encoder.
     pub fn mmproj(&self) -> &MmprojState {
         &self.mmproj
     }
@@ -379,7 +378,7 @@ impl Checkpoint {
         !self.directory.is_empty()
     }
 
-    /// The directory where `tokenizer.json` and its like would lie.
+    /// The directory in which `tokenizer.json` and similar files are looked for.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -411,7 +410,7 @@ fn parent(path: &Path) -> PathBuf {
 
 /// Whether a file begins with GGUF's magic.
 fn begins_as_gguf(path: &Path) -> Result<bool, FormatError> {
-    // A pipe would be waited for.
+    // A read from a named pipe would block.
     if !std::fs::metadata(path).map_err(FormatError::io(path))?.is_file() {
         return Ok(false);
     }

@@ -1,7 +1,7 @@
 //! The model configuration: one struct for all families and both file formats, and the bounds it must keep.
 //!
-//! Where the values come from is the business of `hf::config` and `gguf::config`. Numbers here are what a forward
-//! pass needs, after all defaults and format-specific conventions have been resolved.
+//! `hf::config` and `gguf::config` read the values. The values here are those of a forward pass: all defaults and format-specific
+//! conventions are resolved.
 
 use std::borrow::Cow;
 
@@ -31,15 +31,15 @@ pub struct Routing {
     pub groups: usize,
     /// Groups that a token chooses its experts from, by the sum of each group's two greatest scores.
     pub top_groups: usize,
-    /// What the weights of the chosen experts are multiplied with at last.
+    /// The factor on the weights of the chosen experts, applied last.
     pub scale: f32,
-    /// Whether the shared expert is weighed by a gate of its own.
+    /// Whether a learned gate weighs the shared expert.
     pub shared_gate: bool,
     /// Whether each expert has a stored factor on its weight (`expert_scale`).
     pub expert_scales: bool,
     /// Bound of the tanh soft cap on the router's logits.
     pub logit_softcap: Option<f32>,
-    /// Whether the weight of a chosen expert is multiplied onto its input, and not onto its result.
+    /// Whether the weight of a chosen expert is multiplied onto its input instead of its result.
     pub weighs_inputs: bool,
 }
 
@@ -127,8 +127,8 @@ pub enum RopeScaling {
     Yarn(YarnScaling),
     /// LongRoPE.
     Long(LongRope),
-    /// Only the shortest wavelengths rotate, as many as make `share` of a head. They are those of a head that rotates as a whole,
-    /// and their pairs lie as far apart. All are divided by `factor`.
+    /// Only the shortest wavelengths rotate, as many as make `share` of a head. These wavelengths and the distance of their pairs are the
+    /// same as in a head that rotates as a whole. All frequencies are divided by `factor`.
     Proportional {
         /// Share of a head that is rotated.
         share: f32,
@@ -141,22 +141,22 @@ pub enum RopeScaling {
 /// pre-training and one for longer texts. The list is chosen once, by [`ModelConfig::max_context`]: cached keys fit one list only.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LongRope {
-    /// The divisors. Empty: they are the tensor `model.rope_factors_long` or `model.rope_factors_short`.
+    /// The divisors. Empty if the tensor `model.rope_factors_long` or `model.rope_factors_short` holds them.
     pub factors: Box<[f32]>,
     /// Whether it is the list for longer texts.
     pub long: bool,
-    /// What sine and cosine are multiplied with.
+    /// The factor on sine and cosine.
     pub attention_factor: f32,
 }
 
 /// The parameters of YaRN, named as in its paper and in transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct YarnScaling {
-    /// How many times the context grows.
+    /// The factor by which the context grows.
     pub factor: f32,
     /// Context of pre-training in tokens.
     pub original: usize,
-    /// What sine and cosine are multiplied with; already resolved from `mscale` and the default rule.
+    /// The factor on sine and cosine, already resolved from `mscale` and the default rule.
     pub attention_factor: f32,
     /// Rotations over the original context above which a frequency is kept.
     pub beta_fast: f32,
@@ -181,7 +181,7 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width of a head; `heads * head_dim` need not equal `hidden_size`.
     pub head_dim: usize,
-    /// Leading elements of a head that are rotated: all of them, but in hybrid models.
+    /// Leading elements of a head that are rotated: all of them, except in models with partial rotation.
     pub rotary_dim: usize,
     /// Width between the projections of the plain feed-forward part.
     pub intermediate_size: usize,
@@ -189,11 +189,11 @@ pub struct ModelConfig {
     pub experts: Option<Experts>,
     /// The recurrent layers, in models that have them.
     pub delta_net: Option<DeltaNet>,
-    /// What makes the model an encoder.
+    /// The properties of a text encoder. None for a decoder.
     pub encoder: Option<Encoder>,
     /// The vision encoder that the configuration describes. Checkpoints converted for text alone may lack its weights.
     pub vision: Option<Vision>,
-    /// The audio encoder that the configuration describes, with the same reservation.
+    /// The audio encoder that the configuration describes. Its weights may be missing as well.
     pub audio: Option<Audio>,
     /// Layers of the multi-token-prediction head that the configuration announces.
     pub draft_layers: usize,
@@ -210,14 +210,14 @@ pub struct ModelConfig {
     pub rope_local_theta: f32,
     /// Stretching of the rotary frequencies of global layers.
     pub rope_scaling: RopeScaling,
-    /// How frequencies are shared out among time, height and width, in models that see images.
+    /// The frequencies of time, height and width, in models with images.
     pub rope_sections: Option<RopeSections>,
     /// Whether a head rotates neighbouring pairs (2i, 2i+1) rather than halves (i, i + head_dim/2). True for GGUF files
     /// of architecture `llama`: their converter permutes the rows of the query and key projections.
     pub rope_interleaved: bool,
-    /// Longest context in tokens that the model was made for.
+    /// Longest context in tokens that the model is made for.
     pub max_context: usize,
-    /// How many tokens, itself included, a token of a sliding layer attends to.
+    /// Tokens that a token of a sliding layer attends to, itself included.
     pub sliding_window: Option<usize>,
     /// Per layer, whether it attends through the sliding window. All false when there is no window.
     pub layer_is_sliding: Vec<bool>,
@@ -229,18 +229,18 @@ pub struct ModelConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys are normed per head before rotation.
     pub qk_norm: bool,
-    /// What the family has that Llama has not.
+    /// The differences between the family and Llama.
     pub variant: Variant,
     /// Whether the output projection is the embedding table.
     pub tie_word_embeddings: bool,
     /// The activation of the feed-forward part.
     pub hidden_act: Activation,
-    /// What attention scores are multiplied with.
+    /// The factor on attention scores.
     pub query_scale: f32,
-    /// What embeddings are multiplied with. Gemma 3: the square root of the hidden size, unrounded.
+    /// The factor on embeddings. Gemma 3: the square root of the hidden size, unrounded.
     pub embedding_scale: f32,
-    /// What is added to every norm weight before use: 1 for Gemma 3 and the hybrids in Hugging Face form, 0 elsewhere.
-    /// The norm inside a recurrent layer is never shifted.
+    /// The number that is added to every norm weight before use: 1 for Gemma 3 and the hybrids in Hugging Face form, 0 elsewhere. The norm
+    /// inside a recurrent layer is never shifted.
     pub norm_weight_offset: f32,
     /// Bound of the tanh soft cap on attention scores.
     pub attn_logit_softcap: Option<f32>,
@@ -299,7 +299,7 @@ impl ModelConfig {
         self.rope_scaling.check(self.rotary_dim / 2)
     }
 
-    /// The name by which the quantization knows a module: that of a draft head's may be another.
+    /// Returns the name of a module in the quantization's rules. The name of a draft head's module may differ there.
     fn published<'a>(&self, module: &'a str) -> Cow<'a, str> {
         let head = !self.architecture.is_hybrid() && self.draft_layers > 0;
         let published = if head { draft_head::published(module, self.layers) } else { None };

@@ -25,7 +25,7 @@ pub(crate) struct Span {
 pub(crate) enum Storage {
     /// Rows of little-endian floats of the tensor's encoding.
     Float(Span),
-    /// The same from two tensors that take turns: so many rows of one, then as many of the other.
+    /// Rows as in `Float`, from two tensors in turns: `run` rows of the first, then `run` rows of the second.
     Turns { parts: [Span; 2], run: usize },
     /// Rows of GGUF blocks.
     Blocks(Span, GgmlType),
@@ -33,7 +33,7 @@ pub(crate) enum Storage {
     Affine { codes: Span, scales: Span, biases: Span },
     /// Small floats and bytes of scales, as two tensors: codes where the encoding is quantized, else numbers of 8 bits.
     Micro { codes: Span, scales: Span },
-    /// AWQ, GPTQ, compressed-tensors: codes, scales and perhaps zero points, each in an order of its own.
+    /// AWQ, GPTQ, compressed-tensors: codes, scales and perhaps zero points, each in a different order.
     Grouped(Box<Grouped>),
     /// FP8: numbers, and the scales of their blocks.
     F8(Box<F8>),
@@ -55,11 +55,11 @@ pub(crate) struct F8 {
 /// A tensor with a second scale.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Scaled {
-    /// The tensor without it.
+    /// The storage without the second scale.
     pub(crate) storage: Storage,
-    /// How a row of that is decoded.
+    /// The decoder of that storage's rows.
     pub(crate) form: RowForm,
-    /// One factor for each of as many equal runs of rows.
+    /// One factor for each of several equal runs of rows.
     pub(crate) factors: Arc<[f32]>,
     /// Whether scales are divided by the factors: compressed-tensors stores the reciprocal. A quotient and a product with the
     /// reciprocal differ in their last bit.
@@ -73,7 +73,7 @@ pub(crate) struct Grouped {
     pub(crate) codes: (Span, Cells),
     /// One scale a group.
     pub(crate) scales: (Span, Scales),
-    /// One zero point a group, where the tensor does not have one for all.
+    /// One zero point a group. None if the tensor has one zero point for all groups.
     pub(crate) zeros: Option<(Span, Cells)>,
     /// The stored column of each column in the order of groups, where a group's columns are not neighbours (act-order).
     pub(crate) order: Option<Arc<[u32]>>,
@@ -99,7 +99,7 @@ impl Storage {
         parts.into_iter().flatten()
     }
 
-    /// How a row is decoded from the rows of the spans; none where a row needs more than its own bytes.
+    /// Returns the decoder that makes a row from the rows of the spans. None if a row needs more than its own bytes.
     pub(crate) fn row_form(&self, encoding: Encoding) -> Option<RowForm> {
         match (self, encoding) {
             (Storage::Float(_), _) => Some(RowForm::Float(encoding)),
@@ -117,7 +117,7 @@ impl Storage {
         }
     }
 
-    /// The spans that make up the tensor, to be moved.
+    /// The spans that make up the tensor, to be changed.
     pub(crate) fn spans_mut(&mut self) -> impl Iterator<Item = &mut Span> {
         let parts: [Option<&mut Span>; 3] = match self {
             Storage::Float(span) | Storage::Blocks(span, _) => [Some(span), None, None],
@@ -170,13 +170,13 @@ impl Directory {
         Ok(Directory { entries, by_name })
     }
 
-    /// The same with these entries, too.
+    /// Returns the directory with these entries added.
     pub(crate) fn with(mut self, more: Vec<Entry>) -> Result<Directory, FormatError> {
         self.entries.extend(more);
         Directory::new(self.entries)
     }
 
-    /// The entries alone.
+    /// Returns the entries without the index.
     pub(crate) fn into_entries(self) -> Vec<Entry> {
         self.entries
     }
@@ -192,7 +192,7 @@ impl Directory {
         self.entries.iter()
     }
 
-    /// Whether there is no tensor at all.
+    /// Whether there are no tensors.
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

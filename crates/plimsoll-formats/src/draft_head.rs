@@ -1,5 +1,5 @@
-//! The names of a draft head (MTP) that a file keeps in the layers behind the last: GLM-4.5, GLM-4.7-Flash and DeepSeek-V3
-//! in safetensors, all families in GGUF.
+//! The names of a draft head (MTP) in the layers after the model's last: GLM-4.5, GLM-4.7-Flash and DeepSeek-V3 in safetensors, all
+//! families in GGUF.
 //!
 //! The canonical names are those of Qwen's heads: `mtp.fc`, `mtp.norm`, `mtp.layers.0.*`. The head shares the model's embedding and
 //! output projection: DeepSeek's description of its weights says so. Copies of the two in the head's layer are not read.
@@ -7,7 +7,7 @@
 use crate::directory::Entry;
 use crate::names::{Names, renamed};
 
-/// What a head has beside its layer, in safetensors and in GGUF.
+/// The tensors of a head besides its layer, in safetensors and in GGUF.
 const NAMES: Names = &[
     ("eh_proj", "mtp.fc"),
     ("enorm", "mtp.pre_fc_norm_embedding"),
@@ -37,7 +37,7 @@ fn canonical(name: &str, first: u64) -> Option<String> {
     Some(own.unwrap_or_else(|| format!("mtp.layers.{layer}.{rest}")))
 }
 
-/// The published name of a head's module in safetensors, by which quantizations name it. None for all but a head's modules.
+/// Returns the published name of a head's module in safetensors, which quantizations use. None if the module is not part of a head.
 pub(crate) fn published(name: &str, first: usize) -> Option<String> {
     let own = NAMES.iter().find(|(_, canonical)| *canonical == name).map(|(published, _)| *published);
     let part = own.or_else(|| name.strip_prefix("mtp.layers.0."))?;

@@ -4,7 +4,7 @@ use half::f16;
 
 /// The value of an E4M3 number, without its scale.
 pub(crate) fn value(number: u8) -> f32 {
-    // Read as a binary16, seven bits to the left, it is 2^-8 times as much.
+    // The same bits seven places further left, as a binary16, are 2^-8 times the value.
     f16::from_bits(u16::from(number & 0x80) << 8 | u16::from(number & 0x7F) << 7).to_f32() * 256.0
 }
 

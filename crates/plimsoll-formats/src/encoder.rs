@@ -1,39 +1,39 @@
-//! What makes a model an encoder of text: its tables, where its norms stand, and what it makes of the hidden states.
+//! The properties of a text encoder: its tables, the places of its norms, its classifier and its dense layers.
 
 use crate::activation::Activation;
 use crate::bounds::{KINDS_MAX, within};
 use crate::error::FormatError;
 
-/// What an encoder has besides its layers.
+/// The properties of a text encoder besides its layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encoder {
-    /// Rows of the table of positions; 0: there is none, and queries and keys are rotated.
+    /// Rows of the table of positions. Without a table it is 0, and queries and keys are rotated.
     pub positions: usize,
     /// The row of the first position: RoBERTa counts after its padding token.
     pub first_position: usize,
     /// Rows of the table of token types (first and second text of a pair); 0 without one.
     pub token_types: usize,
-    /// Whether norms stand before each half of a layer, and one behind all layers; otherwise one stands behind each half. The first
-    /// attention has none before it: the embeddings are normed.
+    /// Whether norms stand before each half of a layer, and one after all layers. Otherwise a norm stands after each half. The first
+    /// attention has no norm before it: the embeddings are normed.
     pub norms_before: bool,
     /// Whether norms have biases.
     pub norm_bias: bool,
     /// Whether feed-forward parts have a gate.
     pub gated: bool,
-    /// Scores that the classifier gives, where there is one.
+    /// Scores that the classifier gives, if there is a classifier.
     pub labels: Option<usize>,
     /// Whether a score goes through the logistic function before it is reported.
     pub sigmoid: bool,
-    /// What the classifier does, where there is one.
+    /// The layers of the classifier. Unused without labels.
     pub classifier: Classifier,
-    /// What makes an embedding of the hidden states, where the checkpoint has layers for it.
+    /// The dense layers that make an embedding of the hidden states, if the checkpoint has them.
     pub dense: Option<Dense>,
 }
 
-/// Dense layers of sentence-transformers behind the pooling (`dense.0`, `dense.1`).
+/// Dense layers of sentence-transformers after the pooling (`dense.0`, `dense.1`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dense {
-    /// Whether they read the mean of all positions; otherwise the first one.
+    /// Whether the dense layers read the mean of all positions. Otherwise they read the first position.
     pub mean: bool,
     /// The layers, in their order.
     pub layers: [Option<DenseLayer>; 2],
@@ -42,7 +42,7 @@ pub struct Dense {
 /// A dense layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DenseLayer {
-    /// Its outputs.
+    /// Outputs of the layer.
     pub width: usize,
     /// Whether it has a bias.
     pub bias: bool,
@@ -57,10 +57,10 @@ impl Dense {
     }
 }
 
-/// What a classifier does between the hidden states and the scores: a matrix and an activation, and then perhaps a norm.
+/// The layers of a classifier between the hidden states and the scores: a matrix, an activation, and in some models a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Classifier {
-    /// Whether it reads the mean of all positions; otherwise the first one.
+    /// Whether it reads the mean of all positions. Otherwise it reads the first position.
     pub mean: bool,
     /// The activation.
     pub activation: Activation,
@@ -71,7 +71,7 @@ pub struct Classifier {
 }
 
 impl Encoder {
-    /// What a decoder of which every position sees every other has of an encoder.
+    /// The encoder properties of a decoder layout in which every position attends to every other.
     pub(crate) const BIDIRECTIONAL: Self = Self {
         positions: 0,
         first_position: 0,

@@ -1,4 +1,4 @@
-//! The sizes of an encoder of text, and the configuration that they make: what the two file formats share.
+//! The sizes of a text encoder, and the configuration made of them. Both file formats share this code.
 
 use crate::activation::Activation;
 use crate::architecture::Architecture;
@@ -8,7 +8,7 @@ use crate::encoder::Encoder;
 use crate::error::FormatError;
 use crate::variant::Variant;
 
-/// Sizes that every family has, each under names of its own.
+/// Sizes that every family has, under different names.
 pub(crate) struct Sizes {
     pub(crate) hidden: usize,
     pub(crate) layers: usize,
@@ -20,13 +20,13 @@ pub(crate) struct Sizes {
     pub(crate) activation: Activation,
 }
 
-/// Experts in every other layer, the second one first: those of nomic-bert. Their weights are a softmax over all of them.
+/// Returns the experts of nomic-bert: experts in every other layer, the second layer first. Their weights are a softmax over all experts.
 pub(crate) fn alternating_experts(
     config: &ModelConfig,
     every: usize,
     [count, top_k]: [usize; 2],
 ) -> Result<Experts, FormatError> {
-    // The published code and llama.cpp disagree about the layers of another step.
+    // The published code and llama.cpp choose different layers for any other step.
     if every != 2 {
         return Err(FormatError::Unsupported(format!("moe_every_n_layers {every} of nomic-bert; supported is 2")));
     }
@@ -44,7 +44,7 @@ pub(crate) fn alternating_experts(
 }
 
 impl Sizes {
-    /// A configuration of these sizes. Layers attend to everything and rotate nothing, and there are no biases.
+    /// Returns a configuration of these sizes. Layers attend to all positions, rotate nothing and have no biases.
     pub(crate) fn config(&self, architecture: Architecture, encoder: Encoder) -> Result<ModelConfig, FormatError> {
         let Sizes { hidden, layers, heads, .. } = *self;
         let head_dim = hidden.checked_div(heads).unwrap_or(0);
@@ -60,7 +60,7 @@ impl Sizes {
             heads,
             kv_heads: heads,
             head_dim,
-            // Where nothing is rotated, the bounds of a rotated part hold for a whole head.
+            // Without rotation, the bounds of a rotated part apply to a whole head.
             rotary_dim: head_dim,
             intermediate_size: self.intermediate,
             experts: None,

@@ -1,6 +1,6 @@
-//! How a tensor's numbers are stored: the vocabulary shared by the readers, the planner and the packers.
+//! The storage formats of a tensor's numbers: types that the readers, the planner and the packers share.
 //!
-//! Types only. The bytes behind them are decoded in `decode`.
+//! This module has types only. Their bytes are decoded in `decode`.
 
 /// Shape, encoding and stored size of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,22 +43,22 @@ pub enum Encoding {
     Quant(QuantLayout),
 }
 
-/// The level of each code, for codes that are no levels themselves. Codes of 3 bits use the first eight.
+/// The level of each code, if the codes are not the levels. Codes of 3 bits use the first eight entries.
 pub type Codebook = [u8; 16];
 
-/// How one row of a quantized tensor decodes: `value = scale[g] * (level - zero) + offset[g]`. The level is the code, or
-/// what the codebook has for it.
+/// The decoding rule of one row of a quantized tensor: `value = scale[g] * (level - zero) + offset[g]`. The level is the code, or the
+/// codebook's entry for the code.
 ///
-/// All of it is f32 arithmetic in that order, with one rounding per operation.
+/// The arithmetic is f32 in that order, with one rounding per operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QuantLayout {
     /// True width of a code in bits, 2 to 8.
     pub code_bits: u8,
     /// Elements that share a scale along a row. The last group of a row may have fewer.
     pub group: usize,
-    /// The level that means zero; 0 when an offset does that work.
+    /// The level that means zero; 0 if an offset replaces it.
     pub zero: u8,
-    /// What form the scales take.
+    /// The form of the scales.
     pub scales: ScaleKind,
     /// Whether groups carry an offset.
     pub offset: bool,
@@ -87,9 +87,9 @@ pub enum ScaleKind {
     Super,
     /// The same with binary32 `d` and `dmin`.
     SuperF32,
-    /// A byte e per group: 2^(e - 128), half of E8M0. The elements, E2M1, are doubled integers.
+    /// A byte e per group: 2^(e - 128), half of E8M0. The levels of the E2M1 elements are doubled, so that they are integers.
     E8m0Half,
-    /// A byte per group: half of an unsigned E4M3 number, for the same reason.
+    /// A byte per group: half of an unsigned E4M3 number, since the levels are doubled here too.
     Ue4m3Half,
 }
 
@@ -105,7 +105,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// Scales of this type.
+    /// Returns the form of scales of this type.
     pub(crate) fn scales(self) -> ScaleKind {
         match self {
             Dtype::F32 => ScaleKind::F32,
@@ -114,7 +114,7 @@ impl Dtype {
         }
     }
 
-    /// The tensor encoding of this type.
+    /// Returns the encoding of tensors of this type.
     pub fn encoding(self) -> Encoding {
         match self {
             Dtype::F32 => Encoding::F32,

@@ -1,6 +1,6 @@
-//! The one error type of this crate: what was wrong with which file, with the offending value in the message.
+//! The one error type of this crate: the file, the fault and the offending value.
 //!
-//! No behaviour lives here, only the vocabulary of refusal and two helpers that build it.
+//! This module has only the errors and helpers that build them.
 
 use std::path::{Path, PathBuf};
 
@@ -12,15 +12,15 @@ pub enum FormatError {
     Io {
         /// The file or directory concerned.
         path: PathBuf,
-        /// What the operating system said.
+        /// The error from the operating system.
         source: std::io::Error,
     },
-    /// The file is not what it was when it was opened.
+    /// The file changed after it was opened.
     #[error("{} changed while it was read: {reason}; put a new file beside it and rename it (mv)", path.display())]
     Changed {
         /// The file.
         path: PathBuf,
-        /// What tells.
+        /// The change that was found.
         reason: String,
     },
     /// The path is neither a GGUF file, nor a Hugging Face directory, nor a `config.json`.
@@ -28,7 +28,7 @@ pub enum FormatError {
     NotACheckpoint {
         /// The path that was given.
         path: PathBuf,
-        /// What was looked for and not found.
+        /// The content that was expected there.
         reason: String,
     },
     /// A GGUF file breaks the format or one of this reader's limits.
@@ -39,7 +39,7 @@ pub enum FormatError {
     Mmproj {
         /// The file.
         path: PathBuf,
-        /// What was found and what was expected.
+        /// The value that was found, and the expected one.
         reason: String,
     },
     /// The draft model does not go with the model.
@@ -73,12 +73,12 @@ pub enum FormatError {
 }
 
 impl FormatError {
-    /// A row of small floats that are no numbers.
+    /// A row of small floats with a NaN in it.
     pub(crate) fn holds_nan(tensor: &str, row: usize) -> FormatError {
         FormatError::Safetensors(format!("tensor {}: row {row} holds NaN; fetch the file again", quote(tensor)))
     }
 
-    /// Weights that only change another model's: served without them, that model would not say what was meant.
+    /// An adapter: weights that only change another model's. Without the adapter, that model would give different answers than intended.
     pub(crate) fn adapter(found: &str) -> FormatError {
         let next = "merge it into its model (PEFT's merge_and_unload) and serve the result";
         FormatError::Unsupported(format!("{found}: an adapter (LoRA), not a model; {next}"))

@@ -29,17 +29,17 @@ const fn quant(id: u32, name: &'static str, block: (usize, usize), layout: Quant
     Row { id, name, block, encoding: Encoding::Quant(layout), decoder: Some(decoder) }
 }
 
-/// Codes around a zero point.
+/// Returns the layout of codes around a zero point.
 const fn around(zero: u8, code_bits: u8, group: usize, scales: ScaleKind) -> QuantLayout {
     QuantLayout { code_bits, group, zero, scales, offset: false, codebook: None }
 }
 
-/// Codes with an offset for each group.
+/// Returns the layout of codes with an offset for each group.
 const fn offset(code_bits: u8, group: usize, scales: ScaleKind) -> QuantLayout {
     QuantLayout { code_bits, group, zero: 0, scales, offset: true, codebook: None }
 }
 
-/// Codes that a codebook has levels for.
+/// Returns the layout of codes whose levels are in a codebook.
 const fn looked_up((codebook, zero): (Codebook, u8), code_bits: u8, group: usize, scales: ScaleKind) -> QuantLayout {
     QuantLayout { code_bits, group, zero, scales, offset: false, codebook: Some(codebook) }
 }
@@ -76,12 +76,12 @@ static TYPES: [Row; 27] = [
     quant(41, "Q1_0", (128, 18), around(1, 2, 128, F16), ternary::q1_0),
 ];
 
-/// A ggml tensor type of those that are decoded: the number of its row in the table.
+/// A ggml tensor type that this engine decodes: the index of its row in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct GgmlType(usize);
 
 impl GgmlType {
-    /// The type of this number in the file, or what to say of one that is not decoded.
+    /// Returns the type with this number in the file. The error text names a type that is not decoded.
     pub(crate) fn from_id(id: u32) -> Result<GgmlType, String> {
         TYPES.iter().position(|row| row.id == id).map(GgmlType).ok_or_else(|| {
             let names: Vec<&str> = TYPES.iter().map(|row| row.name).collect();

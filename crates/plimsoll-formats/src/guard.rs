@@ -1,9 +1,8 @@
 //! A guard over mapped files: pages that the system can no longer read become zeros, and the mapping is marked.
 //!
-//! A read of a mapped page fails with SIGBUS if the file was cut or the disk does not deliver it. By default that ends
-//! the process. Here the handler maps zeros in the place of the mapping's rest, and the reader asks [`Guard::has_lost`]
-//! when it is done. A SIGBUS of another origin goes to the handler that was installed before. What must not be in here:
-//! what a file means.
+//! A read of a mapped page fails with SIGBUS if the file was cut or the disk does not deliver the page. By default this ends the process.
+//! Here the handler maps zeros over the rest of the mapping, and the reader calls [`Guard::has_lost`] afterwards. A SIGBUS of another
+//! origin goes to the handler that was installed before. This module does not interpret the contents of files.
 
 use std::io::{self, Error};
 use std::ops::Range;
@@ -11,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
-/// Mapped files at a time: two checkpoints of as many files as one may have.
+/// Most mapped files at a time: two checkpoints with the most files that one may have.
 const GUARDS_MAX: usize = 8192;
 
 /// One mapping's addresses; none while `end` is 0.
@@ -23,18 +22,18 @@ struct Slot {
 
 static SLOTS: [Slot; GUARDS_MAX] =
     [const { Slot { start: AtomicUsize::new(0), end: AtomicUsize::new(0), lost: AtomicBool::new(false) } }; GUARDS_MAX];
-/// Held while slots change, and by the handler while it searches them. No mapped byte is read under it, so the handler
-/// cannot wait for its own thread.
+/// The lock that is held while slots change, and by the handler while it searches them. No mapped byte is read under the lock, so the
+/// handler cannot wait for its own thread.
 static LOCKED: AtomicBool = AtomicBool::new(false);
 static HANDLER: OnceLock<Result<Handler, i32>> = OnceLock::new();
 
-/// What the handler needs to know.
+/// The values that the signal handler needs: the page size in bytes, and the handler before it.
 struct Handler {
     page: usize,
     before: libc::sigaction,
 }
 
-/// A mapping that is watched, until this is dropped: before it is unmapped.
+/// A mapping that is watched until this is dropped. Drop it before the mapping is unmapped.
 pub(crate) struct Guard(&'static Slot);
 
 impl Guard {
@@ -53,7 +52,7 @@ impl Guard {
         free.map(Guard).ok_or_else(|| Error::other(format!("{GUARDS_MAX} files are mapped already, the most allowed")))
     }
 
-    /// Whether a part of it could not be read, and was zeros instead.
+    /// Whether a part of the mapping could not be read and was replaced with zeros.
     pub(crate) fn has_lost(&self) -> bool {
         self.0.lost.load(Acquire)
     }
@@ -82,7 +81,7 @@ impl Handler {
         unsafe {
             let (mut before, mut ours) = (std::mem::zeroed::<libc::sigaction>(), std::mem::zeroed::<libc::sigaction>());
             ours.sa_sigaction = on_bus_error as *const () as usize;
-            // Other threads' stacks may be small; the standard library gives each one for signals.
+            // Other threads' stacks may be small; the standard library gives each thread a stack for signals.
             ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             let page = usize::try_from(libc::sysconf(libc::_SC_PAGESIZE)).map_err(|_| failed())?;
             if libc::sigaction(libc::SIGBUS, &raw const ours, &raw mut before) != 0 {
@@ -93,13 +92,14 @@ impl Handler {
     }
 }
 
-/// Puts zeros where a guarded mapping cannot be read, from the page on that was asked for; all behind it is gone with it where a file was cut.
+/// Maps zeros over a guarded mapping that cannot be read, from the requested page to the end. In a file that was cut, all pages after it
+/// are gone as well.
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     let Some(Ok(handler)) = HANDLER.get() else { return };
     // SAFETY: with SA_SIGINFO the system passes a valid `info`.
     let sent = unsafe { (*info).si_code } <= 0;
     if sent {
-        // Sent by a process, not caused by a read: there is no address, and nothing to mend here.
+        // A process sent the signal; no read caused it. There is no address, and nothing to repair here.
         // SAFETY: what the system wrote when this handler was installed is valid, and `raise` may be called in a handler.
         unsafe {
             libc::sigaction(signal, &raw const handler.before, std::ptr::null_mut());

@@ -1,4 +1,5 @@
-//! What one layer of a decoder has, where layers differ: heads, the source of keys and values, the width of the feed-forward part.
+//! The properties of one decoder layer, in models whose layers differ: heads, the source of keys and values, the width of the feed-forward
+//! part.
 
 use crate::bounds::{
     CONTEXT_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, VOCAB_MAX, positive, within, wrong,
@@ -13,7 +14,7 @@ impl ModelConfig {
         self.layer_is_sliding.get(layer) == Some(&true)
     }
 
-    /// The heads of layers that slide, or of those that do not.
+    /// The heads of layers with a sliding window, or of layers without one.
     pub fn heads_of(&self, sliding: bool) -> LayerHeads {
         let Self { kv_heads, head_dim, rotary_dim, .. } = *self;
         let plain = LayerHeads { kv_heads, head_dim, rotary_dim, values_are_keys: false };
@@ -25,14 +26,14 @@ impl ModelConfig {
         self.variant.query_heads.get(layer).copied().unwrap_or(self.heads)
     }
 
-    /// The layer whose keys and values layer `layer` reads, where it has none of its own.
+    /// The layer whose keys and values layer `layer` reads. None if it has its own.
     pub fn kv_source(&self, layer: usize) -> Option<usize> {
         let first = self.layers - self.variant.shared_kv_layers;
         let source = (0..first).rev().find(|source| self.slides(*source) == self.slides(layer));
         source.filter(|_| (first..self.layers).contains(&layer))
     }
 
-    /// The mixture of experts of layer `layer`, if it has one. That of a draft head, behind the last, has one if the model has.
+    /// The mixture of experts of layer `layer`, if it has one. A draft head's layer, after the last, has one if the model has.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|experts| experts.layers.get(layer).copied().unwrap_or(true))
     }
@@ -42,7 +43,7 @@ impl ModelConfig {
         self.variant.mlp_widths.get(layer).copied().unwrap_or(self.intermediate_size)
     }
 
-    /// Checks what the family has besides.
+    /// Checks the values of [`Variant`](crate::variant::Variant).
     pub(crate) fn check_variant(&self) -> Result<(), FormatError> {
         let variant = &self.variant;
         positive("residual multiplier", variant.residual_scale, 1e6)?;
@@ -81,7 +82,7 @@ impl ModelConfig {
         self.check_mixers()
     }
 
-    /// Checks what mixes positions in each layer.
+    /// Checks the mixers: attention, convolution or recurrence of each layer.
     fn check_mixers(&self) -> Result<(), FormatError> {
         let mixers = &self.variant.mixers;
         if mixers.is_empty() {
@@ -109,7 +110,7 @@ impl ModelConfig {
         }
     }
 
-    /// Checks the lists that have an entry a layer, and the layers that share.
+    /// Checks the lists that have one entry per layer, and the layers that share keys and values.
     fn check_layers(&self) -> Result<(), FormatError> {
         let (variant, layers) = (&self.variant, self.layers);
         if !variant.mlp_widths.is_empty() && variant.mlp_widths.len() != layers {

@@ -1,17 +1,16 @@
 //! Reads checkpoints: files in, one [`Checkpoint`] value out.
 //!
-//! A checkpoint is a model's configuration, a directory of its tensors under the names that Hugging Face's
-//! transformers use, and a way to decode any row of any tensor. Two families of files are understood: GGUF (one
-//! file, or a split one, with a vision encoder in a second one) and a Hugging Face directory (`config.json` beside safetensors, plain or quantized by MLX,
-//! AWQ, GPTQ, AutoRound or compressed-tensors, or in FP8 or NVFP4).
+//! A checkpoint is a model's configuration, a directory of its tensors, and a way to decode any row of any tensor. Tensors have the names
+//! that Hugging Face's transformers use. Two kinds of files are supported. A GGUF model is one file or a split one, with a vision encoder
+//! in a second one. A Hugging Face directory has `config.json` beside safetensors. These are plain, quantized by MLX, AWQ, GPTQ, AutoRound
+//! or compressed-tensors, or in FP8 or NVFP4.
 //!
-//! Every byte of these files is hostile until checked. Counts, lengths, shapes and offsets are compared with the
-//! file's size before anything is allocated, sums and products are checked, and a file that lies ends in a
-//! [`FormatError`] which names the value.
+//! Every byte of these files is hostile until checked. Counts, lengths, shapes and offsets are compared with the file's size before
+//! anything is allocated. Sums and products are checked for overflow. A file with a false value ends in a [`FormatError`] which names the
+//! value.
 //!
-//! This crate must not contain: packing for kernels, tokenizers, chat templates, downloads. It knows nothing of
-//! devices or memory budgets; it only promises to own little (a directory of names) and to let go of the file's
-//! pages tensor by tensor ([`Checkpoint::release`]).
+//! Not in this crate: packing for kernels, tokenizers, chat templates, downloads, devices and memory budgets. The crate itself allocates
+//! little (a directory of names). [`Checkpoint::release`] releases the file's pages tensor by tensor.
 //!
 //! ```no_run
 //! use plimsoll_formats::{Checkpoint, Row, RowBuf};

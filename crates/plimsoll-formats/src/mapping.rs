@@ -1,6 +1,6 @@
 //! A read-only memory map of one file.
 //!
-//! Nothing here interprets bytes.
+//! This module does not interpret the bytes.
 
 use crate::error::FormatError;
 #[cfg(unix)]
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 /// A whole file mapped read-only.
 pub struct Mapping {
-    /// Goes before the map does.
+    /// Declared first, so that it is dropped before the map.
     #[cfg(unix)]
     guard: Guard,
     map: Mmap,
@@ -22,10 +22,10 @@ pub struct Mapping {
     identity: Option<FileIdentity>,
 }
 
-/// What tells whether a file was changed in place.
+/// The values that show whether a file was changed in place.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
-    /// Another file may have its name by now, which is none of this one's changes.
+    /// Device and inode. Another file may have the same name later; its changes do not affect this file.
     identity: (u64, u64),
     bytes: u64,
     modified: Option<SystemTime>,
@@ -50,17 +50,17 @@ impl Stamp {
 pub struct FileIdentity {
     /// The device and the inode.
     pub inode: (u64, u64),
-    /// Its length.
+    /// Length of the file in bytes.
     pub bytes: u64,
     /// When its contents were modified: seconds and nanoseconds since 1970.
     pub modified: (i64, i64),
-    /// When its contents or its attributes were changed.
+    /// When its contents or its attributes were changed: seconds and nanoseconds since 1970.
     pub changed: (i64, i64),
 }
 
 impl FileIdentity {
-    /// None where the system has no inodes, and for a file that was changed within [`SETTLED`] before it was opened: another change
-    /// may have the same time.
+    /// Returns the identity of an opened file. None if the system has no inodes. None if the file was changed within [`SETTLED`] before it
+    /// was opened, because another change may have the same time.
     fn of(status: &Metadata, opened: SystemTime) -> Option<FileIdentity> {
         #[cfg(unix)]
         {
@@ -84,7 +84,7 @@ impl FileIdentity {
     }
 }
 
-/// File systems keep times in steps of up to two seconds.
+/// The time after which a change has a different timestamp: file systems store times in steps of up to two seconds.
 const SETTLED: Duration = Duration::from_secs(2);
 
 impl Mapping {
@@ -115,7 +115,7 @@ impl Mapping {
         })
     }
 
-    /// The identity of the file when it was opened; none if it was changed just before, or the system gives none.
+    /// The identity of the file when it was opened. None if it was changed just before, or if the system gives none.
     pub(crate) fn identity(&self) -> Option<&FileIdentity> {
         self.identity.as_ref()
     }
@@ -125,17 +125,17 @@ impl Mapping {
         &self.map
     }
 
-    /// What it was when it was opened.
+    /// The file's stamp when it was opened.
     pub(crate) fn stamp(&self) -> &Stamp {
         &self.opened
     }
 
-    /// The file.
+    /// The path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Checks that the file was not changed since it was opened, so that all bytes that were read are its own.
+    /// Checks that the file was not changed since it was opened, so that all bytes that were read are the original ones.
     ///
     /// # Errors
     /// [`FormatError::Changed`].
@@ -157,9 +157,9 @@ impl Mapping {
         Ok(())
     }
 
-    /// Lets the resident pages behind `range` go. Their contents come back from the file when read again.
+    /// Releases the resident pages of `range`. A later read loads their contents from the file again.
     ///
-    /// Pages shared with a neighbouring tensor go too, which costs at most one page read.
+    /// Pages shared with a neighbouring tensor are released too, which costs at most one page read.
     pub(crate) fn release(&self, range: Range<usize>) {
         if range.start >= range.end || range.end > self.map.len() {
             return;
@@ -175,7 +175,7 @@ impl Mapping {
                     range.end - range.start,
                 )
             };
-            // A kernel that declines the advice keeps clean pages, which it can still reclaim by itself.
+            // A kernel that declines the advice keeps clean pages, which it can still reclaim.
             drop(advised);
         }
     }

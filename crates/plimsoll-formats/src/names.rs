@@ -1,9 +1,10 @@
-//! Tables of tensor names: those in files and the canonical ones.
+//! Tables of tensor names: the names in files and the canonical names.
 
-/// Parts of a layer, and whole names outside layers: the name in the file, the canonical name. `*` stands for a number in both.
+/// Names of parts of a layer, and whole names outside layers: first the name in the file, then the canonical name. `*` stands for a number
+/// in both.
 pub(crate) type Names = &'static [(&'static str, &'static str)];
 
-/// The canonical name of `part`, a tensor of a layer or the module it belongs to, if the table has it.
+/// Returns the canonical name of `part`, if the table has it. `part` is a tensor of a layer, or its module.
 pub(crate) fn renamed(names: Names, part: &str) -> Option<String> {
     names.iter().find_map(|(stored, canonical)| {
         let (number, rest) = behind(stored, part)?;
@@ -11,7 +12,7 @@ pub(crate) fn renamed(names: Names, part: &str) -> Option<String> {
     })
 }
 
-/// The number that stands for `*` in `stored`, and what follows `stored` in `part`.
+/// Returns the number at the place of `*` in `stored`, and the text after `stored` in `part`.
 fn behind<'a>(stored: &str, part: &'a str) -> Option<(&'a str, &'a str)> {
     let Some((head, tail)) = stored.split_once('*') else { return Some(("", part.strip_prefix(stored)?)) };
     let part = part.strip_prefix(head)?;

@@ -1,11 +1,11 @@
-//! The quantization that a configuration declares, module by module. `hf` reads it, planning asks it.
+//! The quantization that a configuration declares, module by module. `hf` reads it; planning uses it.
 
 use crate::decode::codebooks::E2M1_BOOK;
 use crate::encoding::{Dtype, Encoding, QuantLayout, ScaleKind};
 use regex::Regex;
 use std::collections::BTreeMap;
 
-/// What codes and scales of a module in groups are.
+/// The kind of codes and scales of a module that is quantized in groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// Integers with a float scale and offset.
@@ -16,7 +16,7 @@ pub enum Mode {
     Mxfp8,
     /// E2M1 numbers of 4 bits with an E4M3 scale.
     Nvfp4,
-    /// The same with a second scale for the tensor: ModelOpt and compressed-tensors.
+    /// `Nvfp4` with a second scale for the tensor: ModelOpt and compressed-tensors.
     Nvfp4Scaled,
 }
 
@@ -27,7 +27,7 @@ pub struct GroupQuant {
     pub bits: u8,
     /// Elements per group: 32, 64 or 128; 16 in NVFP4.
     pub group: usize,
-    /// What they are.
+    /// The kind of codes and scales.
     pub mode: Mode,
 }
 
@@ -40,7 +40,7 @@ pub struct IntegerQuant {
     pub group: Option<usize>,
     /// Whether one code stands for zero everywhere.
     pub symmetric: bool,
-    /// The type of the scales; none: that of the model.
+    /// The type of the scales; none: the model's type.
     pub scales: Option<Dtype>,
 }
 
@@ -62,7 +62,7 @@ pub enum Scheme {
     F8(F8Quant),
 }
 
-/// Which layout the tensors of a quantized checkpoint have.
+/// The layout of the tensors of a quantized checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Method {
     /// MLX: `weight`, `scales`, `biases`.
@@ -83,14 +83,14 @@ pub enum Method {
     F8,
 }
 
-/// The names that a rule is for.
+/// The module names that a rule applies to.
 #[derive(Debug, Clone)]
 pub(crate) enum Pattern {
     /// Names that contain this text.
     Contains(String),
     /// Names that a regular expression matches from their beginning.
     Regex(Regex),
-    /// A regular expression beyond this engine's: all names, so that a plan is an upper limit.
+    /// A regular expression that this engine's library does not support. It matches all names, so that a plan is an upper limit.
     Any,
 }
 
@@ -120,22 +120,22 @@ impl PartialEq for Pattern {
 pub struct Quantization {
     /// The layout of the tensors.
     pub method: Method,
-    /// What holds for every linear layer without a rule of its own.
+    /// The quantization of every linear layer that no override or rule names.
     pub default: Scheme,
-    /// Whether experts alone are quantized.
+    /// Whether only experts are quantized.
     pub(crate) experts_only: bool,
     /// Whether the token embedding is quantized too.
     pub(crate) embedding: bool,
     /// Whether the output projection is quantized too.
     pub(crate) head: bool,
-    /// Canonical module name → its own quantization, or `None` for a module left in floats.
+    /// Canonical module name → its quantization, or `None` for a module left in floats.
     pub(crate) overrides: BTreeMap<String, Option<Scheme>>,
-    /// Rules for several modules; the first that matches counts.
+    /// Rules for several modules. The first rule that matches applies.
     pub(crate) rules: Vec<(Pattern, Option<Scheme>)>,
 }
 
 impl GroupQuant {
-    /// The encoding of such a tensor when its float scales, if it has such, are of type `scales`.
+    /// Returns the encoding of such a tensor. Its float scales, if it has any, are of type `scales`.
     pub fn encoding(self, scales: Dtype) -> Encoding {
         let (codebook, zero) = E2M1_BOOK;
         let (code_bits, group) = (self.bits, self.group);
@@ -155,7 +155,7 @@ impl GroupQuant {
 }
 
 impl IntegerQuant {
-    /// The layout of such a tensor with rows of `cols` elements, in a model of type `dtype`.
+    /// Returns the layout of such a tensor with rows of `cols` elements, in a model of type `dtype`.
     pub fn layout(self, dtype: Dtype, cols: usize) -> QuantLayout {
         let (code_bits, group) = (self.bits, self.group.unwrap_or(cols));
         match self.symmetric {
@@ -170,7 +170,7 @@ impl IntegerQuant {
 }
 
 impl Scheme {
-    /// The encoding of such a tensor with rows of `cols` elements, in a model of type `dtype`.
+    /// Returns the encoding of such a tensor with rows of `cols` elements, in a model of type `dtype`.
     pub fn encoding(self, dtype: Dtype, cols: usize) -> Encoding {
         match self {
             Scheme::Group(quant) => quant.encoding(dtype),
@@ -181,7 +181,7 @@ impl Scheme {
 }
 
 impl Quantization {
-    /// The quantization of a module by canonical name without `.weight`; `None` when it is left in floats.
+    /// Returns the quantization of a module by canonical name without `.weight`. `None` if it is left in floats.
     pub fn of(&self, module: &str) -> Option<Scheme> {
         if let Some(own) = self.overrides.get(module) {
             return *own;

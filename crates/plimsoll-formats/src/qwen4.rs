@@ -1,6 +1,6 @@
-//! What Qwen4-Exp has beside the layers of Qwen 3.5 MoE: residual streams, the index of sparse attention, n-gram embeddings.
+//! The parts of Qwen4-Exp besides the layers of Qwen 3.5 MoE: residual streams, the index of sparse attention, n-gram embeddings.
 //!
-//! Reference: transformers, `modular_qwen4_exp.py`. The hash of n-grams follows from the configuration alone.
+//! Reference: transformers, `modular_qwen4_exp.py`. The hash of n-grams depends on the configuration alone.
 
 use crate::bounds::{HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, TAPS_MAX, within, wrong};
 use crate::error::FormatError;
@@ -15,11 +15,11 @@ const NGRAM_HEADS_MAX: usize = 128;
 const NGRAM_ROWS_MAX: usize = 1 << 28;
 /// Most parts that a table of n-grams is stored in.
 const PARTS_MAX: usize = 4096;
-/// Layers with n-grams, and heads of all of them. Each head takes a search for the next prime number, and a layer repeats the searches
-/// of those before it: a second at most.
+/// Most layers with n-grams; [`ALL_HEADS_MAX`] limits the heads of all of them. Each head needs a search for the next prime number. A layer
+/// repeats the searches of the layers before it: a second at most.
 const NGRAM_LAYERS_MAX: usize = 32;
 const ALL_HEADS_MAX: usize = 512;
-/// Of all layers: a plan names each part.
+/// Most parts of the tables of all layers: a plan names each part.
 const ALL_PARTS_MAX: usize = 1 << 15;
 /// Most blocks that a query selects.
 const BLOCKS_MAX: usize = 1 << 16;
@@ -28,16 +28,16 @@ const BLOCK_MAX: usize = 1 << 12;
 
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
-/// What such a model has besides.
+/// The parts of Qwen4-Exp besides its layers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Qwen4 {
     /// Residual streams.
     pub streams: usize,
-    /// Width between the two projections that weigh the streams.
+    /// Width between the two projections that compute the weights of the streams.
     pub mixer_rank: usize,
     /// Whether the output gate of recurrent layers is a sigmoid; otherwise SiLU.
     pub sigmoid_gate: bool,
-    /// The index by which attention selects what it sees.
+    /// The index by which attention selects blocks.
     pub indexer: Indexer,
     /// The n-gram embeddings, if any layer has them.
     pub ngrams: Option<Ngrams>,
@@ -52,14 +52,14 @@ pub struct Indexer {
     pub head_dim: usize,
     /// Tokens of a block.
     pub block: usize,
-    /// Blocks that a query selects at most.
+    /// Most blocks that a query selects.
     pub blocks: usize,
 }
 
 /// The n-gram embeddings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ngrams {
-    /// The layers that have them, from 0 on, ascending.
+    /// The layers with n-gram embeddings, counted from 0, ascending.
     pub layers: Vec<usize>,
     /// Width of all heads of a layer together.
     pub width: usize,
@@ -71,22 +71,22 @@ pub struct Ngrams {
     pub heads_per_order: usize,
     /// The least number of rows of a head.
     pub rows: usize,
-    /// What the rows of a table are padded to a multiple of.
+    /// The number of rows of a table is a multiple of this; the rest is padding.
     pub multiple: usize,
-    /// What the hash begins with.
+    /// The seed of the hash.
     pub seed: u64,
     /// Parts that published checkpoints store a table in.
     pub parts: usize,
-    /// The token that no n-gram reaches across.
+    /// The token that ends a text: no n-gram extends across it.
     pub end: u32,
 }
 
-/// A hashed head: the rows of the table that are its own.
+/// A hashed head and its rows of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashedHead {
-    /// The first of them.
+    /// The first of these rows.
     pub first: u64,
-    /// How many: a prime number.
+    /// The number of rows: a prime number.
     pub rows: u64,
 }
 
@@ -157,12 +157,12 @@ impl Ngrams {
         (self.longest - 1) * self.heads_per_order
     }
 
-    /// Inputs that the convolution looks back to.
+    /// Earlier inputs that the convolution needs.
     pub fn history(&self) -> usize {
         (self.taps - 1) * self.longest
     }
 
-    /// What the tokens of an n-gram are multiplied with, the last token's factor first. `index` counts the layers that have n-grams.
+    /// Returns the hash's factors for the tokens of an n-gram, the last token's factor first. `index` counts the layers that have n-grams.
     pub fn multipliers(&self, index: usize, vocab: usize) -> Vec<u64> {
         let half = (i64::MAX as u64 / vocab.max(1) as u64 / 2).max(1);
         let base = self.seed.wrapping_add(10_007 * index as u64);
@@ -170,7 +170,7 @@ impl Ngrams {
         (0..self.longest as u64).map(|place| 2 * (value(place) % half) + 1).collect()
     }
 
-    /// The heads of a layer: no two heads of all layers have as many rows.
+    /// Returns the hashed heads of a layer. No two heads of all layers have the same number of rows.
     pub fn hashed_heads(&self, index: usize) -> Vec<HashedHead> {
         let heads = self.heads();
         let mut primes = (self.rows as u64..).filter(|number| is_prime(*number)).skip(index * heads);
@@ -183,7 +183,7 @@ impl Ngrams {
         (0..heads).map(|_| next()).collect()
     }
 
-    /// Rows of the table of a layer with these heads, those that pad it included.
+    /// Returns the rows of the table of a layer with these heads, padding included.
     pub fn table_rows(&self, heads: &[HashedHead]) -> usize {
         let last = heads.last().map_or(0, |head| head.first + head.rows);
         (last as usize).next_multiple_of(self.multiple)

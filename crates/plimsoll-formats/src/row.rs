@@ -1,6 +1,6 @@
-//! One decoded row: owned, reusable buffers, and views of them in the form that packers consume.
+//! One decoded row: owned, reusable buffers, and views of them in the form that packers read.
 //!
-//! The arithmetic of [`RowBuf::dequantize`] is the reference for every kernel. No file layout is known here.
+//! The arithmetic of [`RowBuf::dequantize`] is the reference for every kernel. This module knows no file layout.
 
 use crate::e4m3;
 use crate::encoding::{QuantLayout, ScaleKind};
@@ -9,10 +9,10 @@ use half::f16;
 /// Elements that share one super-scale in the K-quants of GGUF.
 pub(crate) const SUPER: usize = 256;
 
-/// A reusable buffer for one decoded row. It grows to the longest row it has held and allocates no more after that.
+/// A reusable buffer for one decoded row. It grows to the longest row it has held, and then allocates no more.
 #[derive(Debug, Default, Clone)]
 pub struct RowBuf {
-    /// `None` while the row held is one of plain floats.
+    /// The layout of the row held; `None` for a row of plain floats.
     pub(crate) layout: Option<QuantLayout>,
     pub(crate) values: Vec<f32>,
     pub(crate) codes: Vec<u8>,
@@ -26,9 +26,9 @@ pub struct RowBuf {
     pub(crate) dmin_f32: Vec<f32>,
     pub(crate) sc: Vec<i8>,
     pub(crate) m: Vec<u8>,
-    /// Elements of a group while the row held is one of FP8 numbers.
+    /// Elements of a group, if the row held is one of FP8 numbers.
     pub(crate) f8_group: Option<usize>,
-    /// Zero points while a row is decoded.
+    /// Zero points of the row that is being decoded.
     pub(crate) zeros: Vec<u8>,
 }
 
@@ -82,7 +82,7 @@ pub enum RowScales<'a> {
         /// Small integer offset per group, 0 to 63; empty when the layout has no offset.
         m: &'a [u8],
     },
-    /// The same with binary32 factors.
+    /// As `Super`, with binary32 factors.
     SuperF32 {
         /// The super-scale, one per 256 elements.
         d: &'a [f32],
@@ -137,13 +137,13 @@ impl RowBuf {
         Row::Quant { layout, codes: &self.codes, scales }
     }
 
-    /// Writes the reference values of the row into `out`: equal, bit for bit, to what the `gguf` Python package
-    /// computes for GGUF types, and to `scale * code + bias` in f32 for MLX ones. For codes with zero points it is
-    /// `scale * (code - zero)`, which 16-bit scales leave exact in f32; for FP8, `number * scale`.
+    /// Writes the reference values of the row into `out`. For GGUF types they equal, bit for bit, the results of the `gguf` Python package.
+    /// For MLX types they equal `scale * code + bias` in f32. For codes with zero points they are `scale * (code - zero)`, which is exact
+    /// in f32 with 16-bit scales. For FP8 they are `number * scale`.
     ///
     /// # Panics
     ///
-    /// When `out.len()` is not [`RowBuf::len`]: that is the caller's mistake, never the file's.
+    /// When `out.len()` is not [`RowBuf::len`]: the caller's mistake, never the file's.
     pub fn dequantize(&self, out: &mut [f32]) {
         assert_eq!(out.len(), self.len(), "dequantize needs an output as long as the row");
         if let Some(group) = self.f8_group {
@@ -187,7 +187,7 @@ impl RowBuf {
         }
     }
 
-    /// Empties the buffer and states the layout of the row about to be decoded into it.
+    /// Empties the buffer and sets the layout of the row that is decoded into it next.
     pub(crate) fn begin(&mut self, layout: Option<QuantLayout>) {
         self.layout = layout;
         self.f8_group = None;
@@ -206,7 +206,7 @@ impl RowBuf {
         self.zeros.clear();
     }
 
-    /// The same for a row of FP8 numbers.
+    /// Empties the buffer for a row of FP8 numbers with `group` elements per scale.
     pub(crate) fn begin_f8(&mut self, group: usize) {
         self.begin(None);
         self.f8_group = Some(group);
@@ -229,11 +229,11 @@ impl RowBuf {
     /// Appends one group's scale of seven bits: half of an unsigned E4M3 number.
     pub(crate) fn push_scale_ue4m3(&mut self, bits: u8) {
         self.scale_bits.push(bits.into());
-        // Read as a binary16 these bits are 2^-8 times as much.
+        // The same bits read as a binary16 are 2^-8 times the value; the factor 128 also halves it.
         self.scale.push(f16::from_bits(u16::from(bits) << 7).to_f32() * 128.0);
     }
 
-    /// Puts a function of each group's scale in its place: a binary32, which has no other form.
+    /// Replaces each group's scale with a function of it. The new scale is a binary32, so its stored bits are dropped.
     pub(crate) fn scale_groups(&mut self, scaled: impl Fn(f32) -> f32) {
         if let Some(layout) = &mut self.layout {
             layout.scales = ScaleKind::F32;

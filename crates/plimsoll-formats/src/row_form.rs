@@ -1,11 +1,11 @@
-//! Which of the decoders makes a row of its own bytes.
+//! The choice of the decoder for rows that need only their own bytes.
 
 use crate::decode::{affine, float, micro};
 use crate::encoding::{Encoding, QuantLayout};
 use crate::ggml_type::GgmlType;
 use crate::row::RowBuf;
 
-/// How a row is decoded from parts that are stored row by row.
+/// The decoder of a row whose parts are stored row by row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum RowForm {
     /// Floats.
@@ -19,7 +19,7 @@ pub(crate) enum RowForm {
 }
 
 impl RowForm {
-    /// Decodes a row. `part` gives the bytes of its parts, by their numbers.
+    /// Decodes a row. `part` returns the bytes of one of its parts, by the part's number.
     pub(crate) fn decode<'a>(self, part: impl Fn(usize) -> &'a [u8], out: &mut RowBuf) {
         match self {
             RowForm::Float(encoding) => float::decode(encoding, part(0), out),

@@ -1,4 +1,4 @@
-//! A second scale beside an NVFP4 weight: one factor for all scales of its groups, or one for those of each expert.
+//! A second scale beside an NVFP4 weight: one factor for all groups' scales, or one factor per expert.
 
 use crate::decode::float;
 use crate::directory::{Entry, Scaled, Storage, float_bytes};
@@ -6,10 +6,11 @@ use crate::encoding::{Encoding, QuantLayout, ScaleKind};
 use crate::row::RowBuf;
 use crate::row_form::RowForm;
 
-/// The largest number without a second scale: that of E4M3 times that of E2M1.
+/// The largest number without a second scale: the largest E4M3 number times the largest E2M1 number.
 const LARGEST: f32 = 448.0 * 6.0;
 
-/// Decodes row `row` of `rows`, unless a scale of it is NaN. `part` gives the bytes of the row's parts, by their numbers.
+/// Decodes row `row` of `rows`. Returns false if one of its scales is NaN. `part` returns the bytes of one of the row's parts, by its
+/// number.
 pub(crate) fn decode<'a>(
     scaled: &Scaled,
     (row, rows): (usize, usize),
@@ -29,20 +30,20 @@ pub(crate) fn decode<'a>(
     true
 }
 
-/// Second scales as a file has them.
+/// Second scales as they are stored in a file.
 pub(crate) struct Factors<'a> {
-    /// Their float type.
+    /// The float type of the factors.
     pub(crate) encoding: Encoding,
-    /// One for the tensor, or one for each expert of `[experts, outputs, inputs]`.
+    /// The factors: one for the tensor, or one for each expert of `[experts, outputs, inputs]`.
     pub(crate) bytes: &'a [u8],
     /// As in [`Scaled`].
     pub(crate) divides: bool,
 }
 
-/// Gives a tensor its second scale. Factors of 1 leave it as it is.
+/// Gives a tensor its second scale. Factors of 1 change nothing.
 ///
 /// # Errors
-/// What is wrong with the tensor or its factors.
+/// A text that names the fault of the tensor or its factors.
 pub(crate) fn apply(mut entry: Entry, second: &Factors) -> Result<Entry, String> {
     let Some(width) = float_bytes(&[1], second.encoding) else {
         return Err("its second scale is quantized; convert the model again".to_owned());

@@ -1,6 +1,6 @@
-//! Rows that stay in their file: each is read when it is needed, and decoded from its own bytes.
+//! Rows that stay in their file. Each row is read when it is needed, and decoded from its own bytes.
 //!
-//! Files are opened for reading, not mapped, so that what was read takes no memory of this process.
+//! Files are opened for reading, not mapped: rows that were read take no memory of this process.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::mapping::{Mapping, Stamp};
 use crate::row::RowBuf;
 use crate::row_form::RowForm;
 
-/// A file that rows are read from.
+/// An open file from which rows are read.
 struct RowFile {
     file: File,
     path: PathBuf,
@@ -20,10 +20,10 @@ struct RowFile {
 }
 
 impl RowFile {
-    /// Opens the file that is mapped.
+    /// Opens the file of a mapping.
     ///
     /// # Errors
-    /// [`FormatError::Io`], or [`FormatError::Changed`] when another file has its name by now.
+    /// [`FormatError::Io`], or [`FormatError::Changed`] if another file has its name by now.
     fn of(mapping: &Mapping) -> Result<Arc<RowFile>, FormatError> {
         let path = mapping.path();
         let file = File::open(path).map_err(FormatError::io(path))?;
@@ -32,7 +32,7 @@ impl RowFile {
             let reason = "it is another file than the one that was opened".to_owned();
             return Err(FormatError::Changed { path: path.to_path_buf(), reason });
         }
-        // Only a hint: rows lie anywhere, and what is around one is not read with it.
+        // Only a hint: rows lie at random places, so the kernel need not read ahead.
         #[cfg(target_os = "linux")]
         // SAFETY: the descriptor is open.
         let _ = unsafe { libc::posix_fadvise(std::os::fd::AsRawFd::as_raw_fd(&file), 0, 0, libc::POSIX_FADV_RANDOM) };
@@ -55,12 +55,12 @@ impl RowFile {
         }
     }
 
-    /// Its path.
+    /// The file's path.
     fn path(&self) -> &Path {
         &self.path
     }
 
-    /// As [`StoredTensors::unchanged`].
+    /// Checks the file as [`StoredTensors::unchanged`] does.
     fn unchanged(&self) -> Result<(), FormatError> {
         let now = Stamp::of(&self.file.metadata().map_err(FormatError::io(&self.path))?);
         if now == self.opened {
@@ -71,14 +71,14 @@ impl RowFile {
     }
 }
 
-/// One part of each row: where that of row 0 begins, and how long each is.
+/// One part of each row: the offset of row 0's part in the file, and the bytes of one row's part.
 struct RowPart {
     file: Arc<RowFile>,
     start: u64,
     bytes: usize,
 }
 
-/// The rows of one tensor, in its file.
+/// The rows of one tensor, read from its file.
 pub struct StoredRows {
     form: RowForm,
     parts: Box<[RowPart]>,
@@ -86,7 +86,7 @@ pub struct StoredRows {
 }
 
 impl StoredRows {
-    /// How many there are.
+    /// The number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -126,7 +126,7 @@ impl StoredRows {
     }
 }
 
-/// The rows of some tensors, in their files.
+/// The rows of some tensors, read from their files.
 pub struct StoredTensors {
     tensors: Box<[StoredRows]>,
     files: Box<[Arc<RowFile>]>,
@@ -160,13 +160,13 @@ impl StoredTensors {
         Ok(StoredTensors { tensors: tensors.into(), files: files.into_iter().flatten().collect() })
     }
 
-    /// The tensors, in the order in which they were asked for.
+    /// The tensors, in the order of the names given to `open`.
     pub fn tensors(&self) -> &[StoredRows] {
         &self.tensors
     }
 
-    /// Checks that no file was written to or cut since the checkpoint was opened, so that all rows that were read are its own. A file that
-    /// was removed or replaced is still read. This takes one system call a file.
+    /// Checks that no file was written to or cut since the checkpoint was opened, so that all rows read are the original ones. A file that
+    /// was removed or replaced can still be read. The check takes one system call a file.
     ///
     /// # Errors
     /// [`FormatError::Changed`].

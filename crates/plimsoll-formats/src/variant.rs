@@ -1,10 +1,10 @@
-//! How a decoder's layers differ from Llama's, and from each other. A family's file (`family`) sets it.
+//! The differences between a decoder's layers and Llama's, and among its own layers. A family's file (`family`) sets them.
 
 use crate::bounds::{HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, TAPS_MAX, within, wrong};
 use crate::error::FormatError;
 use crate::qwen4::Qwen4;
 
-/// Where the norms of a layer stand.
+/// The places of a layer's norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Norms {
     /// Before attention and before the feed-forward part (`input_layernorm`, `post_attention_layernorm`).
@@ -14,11 +14,11 @@ pub enum Norms {
     After,
     /// Before and after each of the two.
     Around,
-    /// Before the one that the layer has (`input_layernorm`): each layer is attention, a recurrence or a feed-forward part.
+    /// Before the layer's only part (`input_layernorm`): each layer is attention, a recurrence or a feed-forward part.
     Single,
 }
 
-/// Which elements of queries and keys are normed together, and when.
+/// The elements of queries and keys that are normed together, and the step at which they are normed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum QkNorm {
     /// Each head, before rotation.
@@ -30,26 +30,26 @@ pub enum QkNorm {
     Row,
 }
 
-/// What is multiplied onto the result of attention: a projection of the layer's input (`self_attn.gate_proj`), activated.
+/// The gate on the result of attention: an activated projection of the layer's input (`self_attn.gate_proj`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputGate {
-    /// Its softplus.
+    /// The softplus of the projection.
     Softplus {
-        /// Whether a head has one gate for all of its elements. Otherwise each element has its own.
+        /// Whether a head has one gate for all its elements. Otherwise each element has one.
         per_head: bool,
     },
-    /// Its sigmoid, one for each element.
+    /// The sigmoid of the projection, one for each element.
     Sigmoid,
 }
 
-/// Queries grow with their position: by `1 + beta * ln(1 + floor((position + offset) / length))`.
+/// The growth of queries with their position: by `1 + beta * ln(1 + floor((position + offset) / length))`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueryGrowth {
-    /// The share of the logarithm.
+    /// The factor on the logarithm.
     pub beta: f32,
     /// Positions in a step of growth.
     pub length: usize,
-    /// What is added to the position.
+    /// The number that is added to the position.
     pub offset: usize,
     /// Whether queries grow only in layers that do not rotate.
     pub unrotated_only: bool,
@@ -64,7 +64,7 @@ pub struct LayerHeads {
     pub head_dim: usize,
     /// Leading elements of a head that are rotated.
     pub rotary_dim: usize,
-    /// Whether values are the key projection's results, without a projection of their own.
+    /// Whether values are the key projection's results, because there is no value projection.
     pub values_are_keys: bool,
 }
 
@@ -75,11 +75,11 @@ pub struct PerLayerInput {
     pub width: usize,
     /// Rows of the table.
     pub rows: usize,
-    /// The token whose row stands for what comes from an encoder.
+    /// The token whose row is used for positions that an encoder fills.
     pub pad: u32,
 }
 
-/// What mixes the positions of a sequence in a layer.
+/// The part of a layer that mixes the positions of a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mixer {
     /// Attention.
@@ -94,19 +94,19 @@ pub enum Mixer {
     None,
 }
 
-/// Latent attention (MLA): the keys and values of all heads are projections of one row a token, but for a rotated part of the keys,
-/// which all heads have in common.
+/// Latent attention (MLA). The keys and values of all heads are projections of one row a token. Only a rotated part of the keys does not
+/// come from this row; all heads share that part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Latent {
     /// Elements of the row.
     pub rank: usize,
     /// Elements of a key that are rotated.
     pub rope_dim: usize,
-    /// Elements of a key that are a head's own.
+    /// Elements of a key that each head has for itself.
     pub nope_dim: usize,
     /// Elements of a head's value.
     pub value_dim: usize,
-    /// Width between the two projections of queries; none: there is one.
+    /// Width between the two projections of queries; none if there is one projection.
     pub query_rank: Option<usize>,
 }
 
@@ -133,7 +133,7 @@ pub struct Mamba {
     pub heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
-    /// Elements of B and of C, which query and key of a state are called.
+    /// Elements of B and of C, which are the key and the query of a state.
     pub state_dim: usize,
     /// Groups of neighbouring heads that share B and C; divides `heads`.
     pub groups: usize,
@@ -143,7 +143,7 @@ pub struct Mamba {
     pub conv_bias: bool,
     /// The least and the greatest time step.
     pub time_limits: [f32; 2],
-    /// Whether what the recurrence gives is normed.
+    /// Whether the result of the recurrence is normed.
     pub norm: bool,
     /// Factors on the projections, in families that have them.
     pub scales: Option<MambaScales>,
@@ -190,43 +190,43 @@ pub(crate) fn check_taps(taps: usize) -> Result<(), FormatError> {
     }
 }
 
-/// What a family has that Llama has not.
+/// The differences between a family and Llama.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Variant {
-    /// Per layer, what mixes positions. Empty: attention in all layers.
+    /// Per layer, the part that mixes positions. Empty: attention in all layers.
     pub mixers: Vec<Mixer>,
     /// Inputs of a short convolution, the current one included; 0 without such layers.
     pub conv_taps: usize,
     /// The Mamba-2 layers, in families that have them.
     pub mamba: Option<Mamba>,
-    /// What the results of attention and of Mamba-2 are multiplied with, where they stand side by side.
+    /// The factors on the results of attention and of Mamba-2, in layers with both side by side.
     pub parallel_scales: [f32; 2],
-    /// What the gate of the feed-forward part is multiplied with before its activation, and the result of the part.
+    /// The factors on the feed-forward part's gate, before its activation, and on the part's result.
     pub mlp_scales: Option<[f32; 2]>,
-    /// Latent attention, in families that have it. Then a head of the cache is its row.
+    /// Latent attention, in families that have it. The cache then stores the latent row as its head.
     pub latent: Option<Latent>,
     /// Per layer, whether it has a feed-forward part. Empty: all layers have.
     pub transforms: Vec<bool>,
     /// Whether feed-forward parts and experts have no gate: the activation is applied to the up projection.
     pub ungated: bool,
-    /// The width to which a row is projected before it goes through experts, and from which it comes back.
+    /// The width to which a row is projected before the experts, and from which their result is projected back.
     pub expert_latent: Option<usize>,
-    /// Whether the plain feed-forward part is named as the expert that all tokens share in a mixture of experts.
+    /// Whether the plain feed-forward part has the tensor names of a mixture's shared expert.
     pub dense_is_shared: bool,
     /// Where the norms of a layer stand.
     pub norms: Norms,
-    /// How queries and keys are normed, where [`crate::ModelConfig::qk_norm`] says that they are.
+    /// The kind of query and key norms, if [`crate::ModelConfig::qk_norm`] is true.
     pub qk_norm: QkNorm,
-    /// Whether layers that do not rotate have no such norms.
+    /// Whether layers that do not rotate have no query and key norms.
     pub rotated_qk_norm: bool,
-    /// Whether these norms have no weights.
+    /// Whether the query and key norms have no weights.
     pub plain_qk_norm: bool,
     /// Whether embeddings are normed, without weights.
     pub embedding_norm: bool,
-    /// Whether the final norm's weights are stored as they are used, even where [`crate::ModelConfig::norm_weight_offset`] is added to
-    /// those of layers.
+    /// Whether the final norm's weights are stored without the offset, so that [`crate::ModelConfig::norm_weight_offset`] is added to those
+    /// of layers only.
     pub plain_final_norm: bool,
-    /// Epsilon of the norms after each half of a layer, where it is not that of the others.
+    /// Epsilon of the norms after each half of a layer; none if it is the same as for the others.
     pub post_norm_eps: Option<f32>,
     /// Whether published checkpoints store queries, keys and values as one matrix `qkv_proj`.
     pub fused_qkv: bool,
@@ -236,38 +236,39 @@ pub struct Variant {
     pub rotated: Vec<bool>,
     /// Whether the window of sliding layers is a chunk: a row sees positions from the last multiple of the window on.
     pub chunked: bool,
-    /// Whether sliding layers rotate by [`crate::ModelConfig::rope_local_theta`] and without scaling. Otherwise all layers rotate alike.
+    /// Whether sliding layers rotate by [`crate::ModelConfig::rope_local_theta`] and without scaling. Otherwise all layers rotate in the
+    /// same way.
     pub local_rope: bool,
-    /// What the results of attention and feed-forward part are multiplied with before they join the residual stream.
+    /// The factor on the results of attention and feed-forward part before they join the residual stream.
     pub residual_scale: f32,
-    /// Whether the checkpoint has the rows of the answers "yes" and "no" ([`crate::JUDGE`]) in the place of its output head, so that it
-    /// scores texts and writes none.
+    /// Whether the checkpoint has the rows of the answers "yes" and "no" ([`crate::JUDGE`]) in place of its output head. Such a model
+    /// scores texts and generates none.
     pub judges: bool,
-    /// What output logits are multiplied with.
+    /// The factor on output logits.
     pub logit_scale: f32,
     /// The growth of queries with their position.
     pub query_growth: Option<QueryGrowth>,
     /// Whether each head has a learned logit that takes part in the softmax and has no value (`self_attn.sinks`).
     pub sinks: bool,
-    /// The gate of attention's result, where it has a projection of its own.
+    /// The gate on attention's result, if it has a projection for itself. [`crate::ModelConfig::attention_gate`] is the other kind.
     pub output_gate: Option<OutputGate>,
-    /// Per layer, its query heads. Empty: [`crate::ModelConfig::heads`] in all layers.
+    /// Per layer, the number of query heads. Empty: [`crate::ModelConfig::heads`] in all layers.
     pub query_heads: Vec<usize>,
-    /// Heads of layers that see the whole context, where they differ from those of sliding layers.
+    /// Heads of layers that see the whole context; none if they are the same as in sliding layers.
     pub global_heads: Option<LayerHeads>,
-    /// Layers at the end without keys and values of their own. Each reads those of the last layer before them that slides as it does.
+    /// The number of layers at the end without keys and values. Each reads those of the last earlier layer of its kind: sliding or not.
     pub shared_kv_layers: usize,
     /// Whether each head of values is normed, without weights.
     pub value_norm: bool,
     /// Per layer, the width of the plain feed-forward part. Empty: [`crate::ModelConfig::intermediate_size`] in all layers.
     pub mlp_widths: Vec<usize>,
-    /// Whether layers with experts have the plain feed-forward part beside them, each with norms of its own.
+    /// Whether layers with experts also have the plain feed-forward part, and each of the two has norms.
     pub mlp_beside_experts: bool,
     /// The inputs that each layer has besides the residual stream.
     pub per_layer_input: Option<PerLayerInput>,
     /// Whether the result of each layer is multiplied with a stored number (`layer_scalar`).
     pub layer_scalar: bool,
-    /// What Qwen4-Exp has beside the layers of Qwen 3.5 MoE.
+    /// The parts of Qwen4-Exp besides the layers of Qwen 3.5 MoE.
     pub qwen4: Option<Box<Qwen4>>,
 }
 
@@ -321,7 +322,7 @@ impl Variant {
         self.transforms.get(layer).copied().unwrap_or(true)
     }
 
-    /// What mixes positions in layer `layer`.
+    /// The part of layer `layer` that mixes positions.
     pub fn mixer(&self, layer: usize) -> Mixer {
         self.mixers.get(layer).copied().unwrap_or(Mixer::Attention)
     }

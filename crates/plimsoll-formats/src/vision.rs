@@ -1,66 +1,67 @@
-//! What a configuration says of a vision encoder: one struct for all families, and the bounds it must keep.
+//! The part of a configuration that describes a vision encoder: one struct for all families, and the bounds of its values.
 
 use crate::activation::Activation;
 use crate::bounds::{DEPTH_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, within, wrong};
 use crate::error::FormatError;
 
-/// The design of an encoder, which decides its tensors' names and the parts they make.
+/// The design of an encoder. It decides the names of the tensors and the parts that are built from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VisionKind {
     /// Qwen2-VL: layer norms, plain feed-forward parts, rotary positions alone.
     Qwen2,
     /// Qwen2.5-VL: root-mean-square norms, gated feed-forward parts, attention in windows.
     Qwen2_5,
-    /// Qwen2.5-Omni: the encoder of Qwen2.5-VL, with queries, keys and values apart. Text goes on behind the last frame.
+    /// Qwen2.5-Omni: the encoder of Qwen2.5-VL, with separate queries, keys and values. The text's positions continue after the last
+    /// frame's.
     Omni2_5,
     /// Qwen3-VL, Qwen3.5: layer norms, a learned table of positions beside the rotary ones, and perhaps deepstack.
     Qwen3,
-    /// Qwen3-Omni: the encoder of Qwen3-VL, its mergers called as Qwen2-VL's; frames follow one another and are spaced by their times.
+    /// Qwen3-Omni: the encoder of Qwen3-VL, with Qwen2-VL's names for its mergers. Frames follow one another, spaced by their times.
     Omni,
     /// InternVL: tiles of one size, each with a class row; learned positions alone.
     Intern(Intern),
-    /// Gemma 3: SigLIP over images of one size, learned positions alone; the mean of some patches is a token.
+    /// Gemma 3: SigLIP over images of one size, learned positions alone. A token is the mean of some patches.
     Siglip,
-    /// Idefics3 and SmolVLM: SigLIP over squares of one size, with learned positions alone. The patches of a token, side by side, go
-    /// through one projection.
+    /// Idefics3 and SmolVLM: SigLIP over squares of one size, with learned positions alone. The patches of a token are joined side by side
+    /// and go through one projection.
     Idefics3,
-    /// Mistral 3 and Ministral 3: Pixtral, with root-mean-square norms, gated feed-forward parts and rotary positions alone. The patches
-    /// of a token, side by side, go through three projections.
+    /// Mistral 3 and Ministral 3: Pixtral, with root-mean-square norms, gated feed-forward parts and rotary positions alone. The patches of
+    /// a token are joined side by side and go through three projections.
     Pixtral(Pixtral),
-    /// LFM2-VL: SigLIP 2 over images of any grid, learned positions that are resized to each; the patches of a token side by side go
-    /// through two projections.
+    /// LFM2-VL: SigLIP 2 over images of any grid, with learned positions that are resized to each grid. The patches of a token are joined
+    /// side by side and go through two projections.
     Siglip2(Siglip2),
-    /// Llama 4: squares of one size, each with a class row; learned and rotary positions. The patches of a token, side by side, go
-    /// through three projections.
+    /// Llama 4: squares of one size, each with a class row; learned and rotary positions. The patches of a token are joined side by side
+    /// and go through three projections.
     Llama4(Llama4),
-    /// Gemma 4: images of any aspect that fill a budget of tokens, a learned and a rotary position for each axis; the mean of some patches
-    /// is a token.
+    /// Gemma 4: images of any aspect that fill a budget of tokens, with a learned and a rotary position for each axis. A token is the mean
+    /// of some patches.
     Gemma4(Gemma4),
 }
 
-/// What differs among the encoders of Gemma 4.
+/// The differences among the encoders of Gemma 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gemma4 {
     /// Positions of the learned table, for each axis.
     pub positions: usize,
-    /// Whether linear layers keep their inputs and outputs within bounds that the checkpoint has.
+    /// Whether linear layers clamp their inputs and outputs to bounds from the checkpoint.
     pub clipped: bool,
     /// Whether tokens are shifted and scaled before the projection.
     pub standardize: bool,
-    /// Whether an image's tokens see each other in the language model's sliding layers.
+    /// Whether an image's tokens attend to each other in the language model's sliding layers.
     pub sees_ahead: bool,
-    /// Whether there are no layers: a token is one patch, which goes through a projection (Unified).
+    /// Whether the encoder has no layers (Unified): a token is one patch, which goes through a projection.
     pub unified: bool,
 }
 
-/// What differs among the encoders of Llama 4.
+/// The differences among the encoders of Llama 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Llama4 {
-    /// Width behind the first two projections.
+    /// Width after the first two projections.
     pub projector_width: usize,
 }
 
-/// What differs among the encoders of InternVL.
+/// The differences among the encoders of InternVL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intern {
     /// Whether the layers' norms are root-mean-square ones, without a bias.
@@ -73,7 +74,7 @@ pub struct Intern {
     pub last_norm: bool,
 }
 
-/// What differs among the encoders of Mistral 3.
+/// The differences among the encoders of Mistral 3.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pixtral {
     /// Whether the last two projections have biases.
@@ -82,7 +83,7 @@ pub struct Pixtral {
     pub rope_interleaved: bool,
 }
 
-/// What differs among the encoders of LFM2-VL: the two projections.
+/// The differences among the encoders of LFM2-VL: the two projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Siglip2 {
     /// Width between them.
@@ -116,15 +117,16 @@ pub struct Vision {
     pub temporal: usize,
     /// Patches per side of a token.
     pub merge: usize,
-    /// Positions per side of the learned table, for InternVL, Gemma 3, Idefics3 and Llama 4 the patches per side of every image; 0 without one.
+    /// Positions per side of the learned table; 0 without one. For InternVL, Gemma 3, Idefics3 and Llama 4 they are the patches per side of
+    /// every image.
     pub table_side: usize,
-    /// Layers after which the stream also goes to the model's first layers, one for one.
+    /// Layers after which the stream is also sent to the model's first layers, in the same order.
     pub deepstack: Vec<usize>,
     /// Side in pixels of the windows inside which most layers attend.
     pub window: Option<usize>,
-    /// The layers that attend to whole frames all the same.
+    /// The layers that attend to whole frames even if there are windows.
     pub full_layers: Vec<usize>,
-    /// Steps of time to a second of video, where the family spaces frames by their times.
+    /// Time steps per second of video, if the family spaces frames by their times.
     pub steps_per_second: Option<u32>,
     /// Token ids that stand for media in a prompt.
     pub tokens: MediaTokens,
@@ -142,9 +144,9 @@ pub struct MediaTokens {
 /// How the frequencies of a rotary embedding are shared out among time, height and width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RopeSections {
-    /// Frequencies of each.
+    /// Frequencies of time, height and width.
     pub sizes: [usize; 3],
-    /// Whether they take turns, time having what is left; otherwise they follow one another.
+    /// Whether the axes' frequencies take turns, and time has the rest. Otherwise the axes' frequencies follow one another.
     pub interleaved: bool,
 }
 
@@ -157,12 +159,12 @@ const TABLE_SIDE_MAX: usize = 4096;
 /// Most learned positions of an axis.
 const POSITIONS_MAX: usize = 1 << 16;
 
-/// Patches on a side of Idefics3's squares of which transformers gives some the same position, by the rounding of its 32-bit
-/// arithmetic: `torch.bucketize(torch.arange(n) * (1 / torch.tensor(n)), torch.arange(1 / n, 1, 1 / n), right=True)`. Published models
-/// have 26, 27 or 32. Beyond the last no side was looked at.
+/// Sides of Idefics3's squares, in patches, at which transformers gives some patches the same position. The cause is the rounding of its
+/// 32-bit arithmetic: `torch.bucketize(torch.arange(n) * (1 / torch.tensor(n)), torch.arange(1 / n, 1, 1 / n), right=True)`. Published
+/// models have 26, 27 or 32. Sides above the last were not examined.
 const SHARED_PLACES: [usize; 19] = [19, 25, 29, 31, 38, 40, 41, 43, 47, 49, 50, 54, 55, 58, 59, 61, 62, 67, 68];
 
-/// Refuses sides of [`SHARED_PLACES`].
+/// Refuses the sides in [`SHARED_PLACES`], and sides above the last of them.
 pub(crate) fn distinct_places(side: usize) -> Result<(), FormatError> {
     match SHARED_PLACES.contains(&side) || side > SHARED_PLACES[18] {
         true => Err(FormatError::Unsupported(format!(
@@ -173,7 +175,7 @@ pub(crate) fn distinct_places(side: usize) -> Result<(), FormatError> {
 }
 
 impl Vision {
-    /// An encoder of images one by one, without what only videos, windows or deepstack need. Its sizes are still to be filled in.
+    /// Returns an encoder of single images, without videos, windows and deepstack. The caller fills in its sizes.
     pub(crate) fn of_images(encoder: VisionKind, tokens: MediaTokens) -> Self {
         Self {
             encoder,
@@ -242,7 +244,7 @@ impl Vision {
         }
     }
 
-    /// Checks what only an encoder with layers has.
+    /// Checks the sizes of an encoder with layers.
     fn check_layers(&self) -> Result<(), FormatError> {
         within("vision layers", self.depth, DEPTH_MAX)?;
         within("vision heads", self.heads, HEADS_MAX)?;
@@ -256,7 +258,7 @@ impl Vision {
 }
 
 impl RopeSections {
-    /// Which axis each of `frequencies` takes its position from: 0 time, 1 height, 2 width.
+    /// Returns the axis that gives each of `frequencies` its position: 0 time, 1 height, 2 width.
     pub fn axes(&self, frequencies: usize) -> Vec<u8> {
         let [time, height, width] = self.sizes;
         let axis = |i: usize| match self.interleaved {
@@ -268,7 +270,7 @@ impl RopeSections {
         (0..frequencies).map(axis).collect()
     }
 
-    /// Checks them against the rotated part of a head.
+    /// Checks the sections against the rotated part of a head.
     pub(crate) fn check(&self, rotary_dim: usize) -> Result<(), FormatError> {
         let sum = self.sizes.iter().fold(0usize, |sum, size| sum.saturating_add(*size));
         match sum == rotary_dim / 2 {

@@ -1,6 +1,6 @@
-//! What decoder-only transformers share: attention and gated feed-forward around residual connections.
+//! The blocks that decoder-only transformers share: attention and gated feed-forward around residual connections.
 //!
-//! A family's file says which weights there are and in which order its norms stand; the arithmetic of the parts is here once.
+//! A family's file names the weights and the order of norms; the arithmetic of the blocks is in this file.
 
 use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, KvLayer, LinearId,
@@ -10,10 +10,10 @@ use plimsoll_formats::{Activation as ConfigActivation, LayerHeads, ModelConfig, 
 
 use crate::indexer::Indexer;
 
-/// A norm's weights, with 1 added where they are stored around zero.
+/// Declares a norm's weights. Adds 1 where they are stored around zero.
 ///
-/// Converters to MLX and GGUF add it, but some leave the draft head as it was: there a negative weight, which no ready norm has,
-/// tells.
+/// Converters to MLX and GGUF add it, but some leave the draft head unchanged. A negative weight reveals such a head: a norm that is ready
+/// for use has none.
 pub fn norm(config: &ModelConfig, name: &str, len: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
     let mut plus = config.norm_weight_offset;
     if plus == 0.0 && config.architecture.is_hybrid() && name.starts_with("mtp.") {
@@ -23,45 +23,45 @@ pub fn norm(config: &ModelConfig, name: &str, len: usize, declare: &mut Declare<
     declare.vector(name, len, plus)
 }
 
-/// Where an attention layer stands.
+/// The place of an attention layer.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionPlace {
-    /// Its index among all layers; a draft head's layers are behind the last.
+    /// Its index among all layers. A draft head's layers follow the last layer.
     pub layer: usize,
-    /// Its index among the layers that have keys and values in the cache.
+    /// Its index among the layers with keys and values in the cache.
     pub cache: usize,
     /// Whether it attends through the sliding window.
     pub sliding: bool,
-    /// Whether those keys and values are another layer's, and it has none of its own.
+    /// Whether the layer has no keys and values and reads those of another layer.
     pub shared: bool,
 }
 
-/// What makes a layer's own keys and values.
+/// The weights that make a layer's keys and values.
 struct KeyValue {
     k: LinearId,
-    /// None: values are the keys before their norm and rotation.
+    /// None: values are the keys before the keys' norm and rotation.
     v: Option<LinearId>,
-    /// Of each head of values, where the family norms them: ones.
+    /// The weights, all ones, of the norm of each value head; none if the family has no such norm.
     norm: Option<VectorId>,
 }
 
-/// A projection of the layer's input, whose activation is multiplied onto what attention gives, where the family has one.
+/// The output gate: a projection of the layer's input, whose activation is multiplied onto the result of attention.
 #[derive(Clone, Copy)]
 struct Gate {
     projection: LinearId,
     act: Activation,
-    /// Outputs for a head: one for each element, or one for all of them.
+    /// Outputs for a head: one for each element, or one for the whole head.
     width: usize,
 }
 
 /// Weights of one attention layer.
 pub struct AttentionBlock {
     q: LinearId,
-    /// None of a layer that reads another layer's.
+    /// None for a layer that reads another layer's keys and values.
     kv: Option<KeyValue>,
     o: LinearId,
     gate: Option<Gate>,
-    /// Norms of queries and keys, where the family has them.
+    /// Norms of queries and keys; none if the family has no such norms.
     norms: Option<[VectorId; 2]>,
     qk_norm: QkNorm,
     growth: Option<QueryGrowth>,
@@ -69,9 +69,9 @@ pub struct AttentionBlock {
     head_dim: usize,
     eps: f32,
     rope_interleaved: bool,
-    /// Whether every position sees those before and after it, and nothing is kept.
+    /// Whether every position attends to earlier and later ones. Such a layer stores nothing in the cache.
     encodes: bool,
-    /// What selects the positions that rows see, where the family does so.
+    /// The selection of the positions that rows attend to; none if the family attends to all.
     indexer: Option<Box<Indexer>>,
     spec: Attention,
 }
@@ -95,7 +95,7 @@ impl Gate {
         Ok(Some(Self { projection, act, width }))
     }
 
-    /// What attention gave, gated: in one of the two buffers.
+    /// Returns the gated result of attention, which is in one of the two buffers.
     fn apply(self, device: &mut dyn Device, made: Buf, attended: Buf, head_dim: usize) -> Buf {
         if self.width == head_dim {
             device.glu(made, attended, self.act);
@@ -131,7 +131,7 @@ impl AttentionBlock {
         let (q, gate) = match q {
             Some(q) => (q, Gate::declare(config, &prefix, heads, head_dim, declare)?),
             None => {
-                // The stored rows alternate: a head's query, then its gate.
+                // The stored rows alternate: first a head's query, then the head's gate.
                 let half = |first| RowPiece { first, rows: heads * head_dim, run: head_dim, stride: 2 * head_dim };
                 let mut rows = |first| {
                     let stored = [2 * heads * head_dim, config.hidden_size];
@@ -149,7 +149,7 @@ impl AttentionBlock {
         let rotates = config.variant.rotates(place.layer);
         let norms = match config.qk_norm && (rotates || !config.variant.rotated_qk_norm) {
             true if config.variant.plain_qk_norm => Some([declare.values(vec![1.0; head_dim]); 2]),
-            // The second one is not used where there are no keys.
+            // A layer without keys does not use the second norm.
             true if place.shared => Some([qk("q_norm", heads)?; 2]),
             true => Some([qk("q_norm", heads)?, qk("k_norm", kv_heads)?]),
             false => None,
@@ -187,14 +187,14 @@ impl AttentionBlock {
         })
     }
 
-    /// The same layer, its rows seeing what an indexer selects.
+    /// Returns the same layer with an indexer, which selects the positions that rows attend to.
     #[must_use]
     pub(crate) fn selecting(self, indexer: Indexer) -> Self {
         let spec = Attention { selects_from: Some(indexer.selects_from()), ..self.spec };
         Self { indexer: Some(Box::new(indexer)), spec, ..self }
     }
 
-    /// What the layer keeps in the cache, if it has keys and values of its own.
+    /// The layer's part of the KV cache, if it has keys and values.
     pub fn kv(&self) -> Option<KvLayer> {
         let Attention { heads, window, .. } = self.spec;
         self.kv.as_ref().filter(|_| !self.encodes).map(|_| KvLayer {
@@ -259,7 +259,7 @@ impl AttentionBlock {
         Ok(())
     }
 
-    /// Makes values of keys that are not ready yet, where they have no projection, and norms them.
+    /// Makes values from keys before their norm and rotation if there is no value projection, and norms the values.
     fn ready_values(&self, device: &mut dyn Device, made: &KeyValue, k: Buf, v: Buf) {
         if made.v.is_none() {
             device.put(v, k, 0);
@@ -270,7 +270,7 @@ impl AttentionBlock {
         }
     }
 
-    /// Does to queries and keys what [`Device::attention`] would do.
+    /// Applies norms and rotation to queries and keys in place of [`Device::attention`].
     fn make_ready(&self, device: &mut dyn Device, rotary: Option<&Rotary>, both: [Buf; 2]) {
         let Some(rotary) = rotary else { return };
         for (x, norm) in both.into_iter().zip(rotary.norms.into_iter().flatten()) {
@@ -280,7 +280,7 @@ impl AttentionBlock {
         both.into_iter().for_each(|x| device.rope(x, rotary.angles, self.head_dim, rotary.interleaved));
     }
 
-    /// Does to queries and keys what [`Device::attention`] does not do, and returns what it does: norms of heads, then rotation.
+    /// Applies the steps to queries and keys that [`Device::attention`] does not support. Returns its part: norms of heads, then rotation.
     fn prepare(
         &self,
         device: &mut dyn Device,
@@ -323,8 +323,9 @@ impl AttentionBlock {
     }
 }
 
-/// Declares the query, key and value projections of `{prefix}`: three matrices, or rows of one. No query projection where it is
-/// stored together with a gate; no key projection where the layer reads another layer's keys, no value projection where values are keys.
+/// Declares the query, key and value projections of `{prefix}`: three matrices, or rows of one. There is no query projection if it is
+/// stored together with a gate. There is no key projection if the layer reads another layer's keys. There is no value projection if values
+/// are keys.
 pub(crate) fn projections(
     config: &ModelConfig,
     prefix: &str,
@@ -354,12 +355,12 @@ pub(crate) fn projections(
     Ok(ids)
 }
 
-/// Whether the checkpoint has a tensor; for a configuration alone, whether published checkpoints have it.
+/// Whether the checkpoint has a tensor. For a configuration alone: whether published checkpoints have it.
 fn is_stored(name: &str, published: bool, declare: &Declare<'_>) -> bool {
     declare.has(name) || published && declare.is_plan()
 }
 
-/// Declares `{prefix}.gate_proj` and its sisters, `width` wide between them.
+/// Declares the projections `{prefix}.gate_proj`, `up_proj` and `down_proj`, `width` wide between them.
 pub fn feed_forward(
     config: &ModelConfig,
     prefix: &str,
@@ -391,7 +392,7 @@ pub fn feed_forward(
     })
 }
 
-/// The device's name for the configuration's activation.
+/// Returns the device's activation for the configuration's.
 pub(crate) fn activation(act: ConfigActivation) -> Activation {
     match act {
         ConfigActivation::Silu => Activation::Silu,

@@ -1,19 +1,19 @@
-//! A linear layer of Gemma 4's encoders, which keeps what goes in and what comes out within bounds.
+//! A linear layer of Gemma 4's encoders, which clamps its inputs and outputs to bounds.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, RowPiece};
 
 /// The least and the greatest number.
 type Bounds = [f32; 2];
 
-/// A linear layer that keeps its input and its output within bounds.
+/// A linear layer that clamps its input and its output to bounds.
 pub(crate) struct Clipped {
     matrix: LinearId,
-    /// Bounds of the input and of the output, in the sizes that have them.
+    /// Bounds of the input and of the output; none in sizes without bounds.
     bounds: Option<[Bounds; 2]>,
 }
 
 impl Clipped {
-    /// Declares `{prefix}.linear.weight`, made of these rows (all, in their order, where there are none), and its bounds.
+    /// Declares `{prefix}.linear.weight` from these rows, or from all rows in their order if the list is empty, and its bounds.
     pub fn declare(
         prefix: &str,
         (out, k): (usize, usize),
@@ -33,7 +33,7 @@ impl Clipped {
         Ok(Self { matrix, bounds })
     }
 
-    /// `out = linear(x)`. `scratch` has the shape of `x` and is overwritten where there are bounds; it may be `x`.
+    /// `out = linear(x)`. `scratch` has the shape of `x` and may be `x`. With bounds it is overwritten.
     pub fn apply(&self, device: &mut dyn Device, x: Buf, scratch: Buf, out: Buf) -> Result<(), DeviceError> {
         let Some([input, output]) = self.bounds else { return device.linear(x, &[(self.matrix, out)], Mode::Store) };
         if scratch != x {
@@ -46,7 +46,7 @@ impl Clipped {
     }
 }
 
-/// `{prefix}.{side}_min` and `{prefix}.{side}_max`; without weights none.
+/// Reads `{prefix}.{side}_min` and `{prefix}.{side}_max`. Without weights the bounds are infinite.
 fn bounds(prefix: &str, side: &str, declare: &Declare<'_>) -> Result<Bounds, DeclareError> {
     let one = |end: &str, plan: f32| declare.read_values(&format!("{prefix}.{side}_{end}"), 1, plan);
     let (low, high) = (one("min", f32::NEG_INFINITY)?[0], one("max", f32::INFINITY)?[0]);

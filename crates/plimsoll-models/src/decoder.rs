@@ -1,8 +1,7 @@
-//! The pre-norm decoder that Llama, the Qwens and their relatives are: what mixes positions, then what works on each by
-//! itself, each behind a norm and added to the residual stream.
+//! The pre-norm decoder of Llama, the Qwens and their relatives. A layer mixes positions, then transforms each position by itself. Both
+//! halves read a norm of the residual stream and add their result to it.
 //!
-//! A family's file says what its configuration means; this one declares the layers that follow from it and runs them, with or
-//! without a draft head.
+//! A family's file interprets its configuration. This file declares the resulting layers and runs them, with or without a draft head.
 
 mod mtp;
 
@@ -20,7 +19,7 @@ use crate::rotary::Rotary;
 use crate::{Drafter, Encoder, Model, Output, Pass, Vision, audio, vision};
 use mtp::MtpHead;
 
-/// What mixes positions in a layer, with its place among its kind.
+/// The mixer of positions in a layer, with its index among its kind.
 #[derive(Clone, Copy, Debug)]
 pub enum Kind {
     /// Attention.
@@ -71,7 +70,7 @@ impl Layer {
         Ok(Self { mixer_norm, mixer, transform_norm, transform, eps: config.norm_eps })
     }
 
-    /// What the layer keeps in the cache, if it attends.
+    /// The layer's part of the KV cache, if it has attention.
     pub fn kv(&self) -> Option<KvLayer> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.kv(),
@@ -136,7 +135,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Declares every weight of the model, those of the draft head only when it is asked for.
+    /// Declares every weight of the model. Declares the draft head's weights only `with_drafter`.
     pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>, with_drafter: bool) -> Result<Self, DeclareError> {
         let ends = Ends::declare(config, declare)?;
         let (mut attention_layers, mut recurrent_layers) = (0, 0);

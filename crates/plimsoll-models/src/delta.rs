@@ -1,5 +1,5 @@
-//! A Gated DeltaNet layer: projections, a short causal convolution, the gated delta rule over a state matrix a head, a gated
-//! norm, and the way back.
+//! A Gated DeltaNet layer: projections, a short causal convolution, the gated delta rule over a state matrix per head, a gated norm, and
+//! the output projection.
 //!
 //! Reference: transformers, `modeling_qwen3_next.py` and `modeling_qwen3_5.py` (Yang, Kautz, Hatamizadeh 2024).
 
@@ -9,7 +9,7 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Architecture, DeltaNet, ModelConfig};
 
-/// Weights of one recurrent layer.
+/// Weights of one Gated DeltaNet layer.
 pub struct DeltaBlock {
     qkv: LinearId,
     z: LinearId,
@@ -22,7 +22,7 @@ pub struct DeltaBlock {
     eps: f32,
 }
 
-/// What one sequence's state is made of, with so many recurrent layers.
+/// The shape of one sequence's state in `layers` recurrent layers.
 pub fn state_shape(delta: &DeltaNet, layers: usize) -> StateShape {
     StateShape {
         layers,
@@ -97,7 +97,7 @@ impl DeltaBlock {
         })
     }
 
-    /// `out (+)= layer(x)`; the state goes from slot to slot as `step` says.
+    /// `out (+)= layer(x)`. The state moves from slot to slot as `step` requires.
     pub fn forward(
         &self,
         device: &mut dyn Device,
@@ -126,7 +126,7 @@ impl DeltaBlock {
     }
 }
 
-/// The projections into a layer, which Qwen3-Next joins and interleaves by key head and Qwen 3.5 keeps apart.
+/// The projections into a layer. Qwen3-Next joins them, interleaved by key head; Qwen 3.5 stores them separately.
 struct Projections<'a> {
     prefix: &'a str,
     delta: &'a DeltaNet,
@@ -134,12 +134,12 @@ struct Projections<'a> {
 }
 
 impl Projections<'_> {
-    /// Queries, keys and values in one, and the output's gate.
+    /// Declares queries, keys and values as one matrix, and the output's gate.
     fn qkv_z(&self, joined: bool, declare: &mut Declare<'_>) -> Result<[LinearId; 2], DeclareError> {
         let (delta, hidden) = (self.delta, self.hidden);
         let (keys, values) = (delta.key_width(), delta.value_width());
         let name = |leaf: &str| format!("{}.{leaf}.weight", self.prefix);
-        // llama.cpp's converter takes the joined tensor apart.
+        // llama.cpp's converter splits the joined tensor.
         if !joined || declare.has(&name("in_proj_qkv")) {
             let qkv = declare.linear(&name("in_proj_qkv"), 2 * keys + values, hidden)?;
             return Ok([qkv, declare.linear(&name("in_proj_z"), values, hidden)?]);
@@ -153,7 +153,7 @@ impl Projections<'_> {
         Ok([qkv, declare.linear_rows(&name, &stored, &[piece(2 * key + value, value)], hidden)?])
     }
 
-    /// The write strength and the decay of every value head.
+    /// Declares the projections to the write strength and to the decay of every value head.
     fn b_a(&self, joined: bool, declare: &mut Declare<'_>) -> Result<[LinearId; 2], DeclareError> {
         let (delta, hidden) = (self.delta, self.hidden);
         let name = |leaf: &str| format!("{}.{leaf}.weight", self.prefix);

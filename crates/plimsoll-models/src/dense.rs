@@ -1,4 +1,4 @@
-//! A feed-forward part that may lack its gate.
+//! A feed-forward part with or without a gate.
 
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, Input, LinearId, Mode,
@@ -11,7 +11,7 @@ use crate::block::{activation, feed_forward};
 pub enum Dense {
     /// `down(act(gate(x)) * up(x))`.
     Gated(FeedForward),
-    /// `down(act(gate(x) · scale) * up(x)) · scale`, with a factor for each.
+    /// `down(act(gate(x) · scale) * up(x)) · scale`, with two different factors.
     Scaled(FeedForward, [f32; 2]),
     /// `down(act(up(x)))`.
     Plain {
@@ -25,7 +25,7 @@ pub enum Dense {
 }
 
 impl Dense {
-    /// Declares `{prefix}.up_proj` and its sisters, `width` wide between them.
+    /// Declares `{prefix}.up_proj`, `down_proj` and, if there is a gate, `gate_proj`, `width` wide between them.
     pub fn declare(
         config: &ModelConfig,
         prefix: &str,
@@ -48,7 +48,7 @@ impl Dense {
         Ok(Self::Plain { up: (up, width), down, act: activation(config.hidden_act) })
     }
 
-    /// `out (+)= part(input)`; the last `bf16_rows` rows are rounded where they can be.
+    /// `out (+)= part(input)`. The last `bf16_rows` rows are computed in bfloat16 where the device supports it.
     pub fn forward(
         &self,
         device: &mut dyn Device,
@@ -72,7 +72,7 @@ impl Dense {
     }
 }
 
-/// A gated part whose gate and result are multiplied with a factor each.
+/// Runs a gated part with one factor on its gate and one on its result.
 fn scaled(
     layer: &FeedForward,
     [of_gate, of_result]: [f32; 2],
@@ -86,7 +86,7 @@ fn scaled(
     device.linear_rows(input, &[(layer.gate, gate), (layer.up, up)], Mode::Store, bf16_rows)?;
     device.scale_rows(gate, &|_| of_gate);
     device.glu_for(layer.down, gate, up, layer.act, bf16_rows);
-    // The factor on the result is one on what the last layer multiplies: the layer has no bias.
+    // The factor on the result may be applied to the down projection's input: that projection has no bias.
     device.scale_rows(gate, &|_| of_result);
     device.linear_rows(gate.into(), &[(layer.down, out)], mode, bf16_rows)?;
     device.release(scope);

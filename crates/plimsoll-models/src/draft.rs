@@ -1,14 +1,15 @@
-//! A model with a draft model: a smaller one of the same vocabulary, which drafts in place of a draft head.
+//! A model with a draft model: a smaller model with the same vocabulary drafts in place of a draft head.
 //!
-//! Keys and values of the draft model are further layers of the cache, so that pages, prefixes and preemption cover them. Like a draft
-//! head it has, at the place of a token, keys and values of the token behind it: it never sees a sequence's first token.
+//! Keys and values of the draft model are further layers of the KV cache, so that pages, prefixes and preemption cover them. As with a
+//! draft head, the cache has at a token's place the draft model's keys and values of the next token. The draft model never reads a
+//! sequence's first token.
 
 use plimsoll_device::{Buf, DeclareError, Device, DeviceError, KvDtype, ModelShape, StepInput};
 use plimsoll_formats::ModelConfig;
 
 use crate::{Drafter, Encoder, Model, Output, Pass, Vision};
 
-/// Both models.
+/// The model and its draft model.
 pub struct WithDraft {
     model: Box<dyn Model>,
     draft: Box<dyn Model>,
@@ -16,7 +17,8 @@ pub struct WithDraft {
 
 impl WithDraft {
     /// # Errors
-    /// [`DeclareError::Unsupported`] when the draft model keeps more than keys and values of whole contexts.
+    /// [`DeclareError::Unsupported`] if the draft model is wider than the model, is an encoder, or needs more than keys and values of whole
+    /// contexts.
     pub fn new(model: Box<dyn Model>, draft: Box<dyn Model>, config: &ModelConfig) -> Result<Self, DeclareError> {
         let ModelShape { kv, state, hidden, .. } = draft.shape(KvDtype::F16);
         let width = model.shape(KvDtype::F16).hidden;

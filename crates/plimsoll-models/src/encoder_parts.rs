@@ -1,11 +1,11 @@
-//! What encoders are made of, whichever sense they serve: norms, feed-forward parts, layers. How a family calls and shapes its own,
-//! its module knows.
+//! The parts that vision and audio encoders share: norms, feed-forward parts, layers. The module of a family has the names and shapes of
+//! its tensors.
 
 use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, VectorId,
 };
 
-/// A norm, with a bias where the family subtracts the mean.
+/// A norm. A norm with a bias also subtracts the mean.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Norm {
     pub weight: VectorId,
@@ -14,7 +14,7 @@ pub(crate) struct Norm {
 }
 
 impl Norm {
-    /// Declares `{prefix}.weight` and `{prefix}.bias`, a norm that subtracts the mean.
+    /// Declares `{prefix}.weight` and `{prefix}.bias` of a norm that subtracts the mean.
     pub fn declare(prefix: &str, width: usize, eps: f32, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let mut part = |name: &str| declare.vector(&format!("{prefix}.{name}"), width, 0.0);
         Ok(Self { weight: part("weight")?, bias: Some(part("bias")?), eps })
@@ -28,17 +28,17 @@ impl Norm {
     }
 }
 
-/// `rows` rows of `width` values from row `first` on; none in a plan, which has no values.
+/// Returns `rows` rows of `width` values from row `first` on. Empty in a plan, which has no values.
 pub(crate) fn values_of(values: &[f32], first: usize, rows: usize, width: usize) -> &[f32] {
     if values.is_empty() { &[] } else { &values[first * width..][..rows * width] }
 }
 
-/// Elements of a head that an encoder names where nothing attends: any width that devices have.
+/// The head width that an encoder without attention declares: any width that devices support.
 pub(crate) const NO_HEAD: usize = 16;
 
 /// The feed-forward part of a layer.
 pub(crate) struct Mlp {
-    /// Of a gated one.
+    /// The gate's projection; none for a part without a gate.
     pub gate: Option<LinearId>,
     pub up: LinearId,
     pub down: LinearId,
@@ -47,7 +47,7 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    /// `x += mlp(normed)`, scaled if asked; `normed` is overwritten.
+    /// `x += mlp(normed)`, with an optional scale on the result; `normed` is overwritten.
     fn forward(
         &self,
         device: &mut dyn Device,
@@ -76,7 +76,7 @@ impl Mlp {
     }
 }
 
-/// `x += scale · matrix(from)`, or without a scale; `part` has the shape of `x` and is overwritten.
+/// `x += scale · matrix(from)`, or the same without a scale. `part` has the shape of `x` and is overwritten.
 fn join(
     device: &mut dyn Device,
     x: Buf,
@@ -92,7 +92,7 @@ fn join(
     Ok(())
 }
 
-/// The mean of every `block` rows that follow one another.
+/// Computes the mean of every `block` consecutive rows.
 pub(crate) fn mean(device: &mut dyn Device, x: Buf, block: usize, out: Buf) -> Result<(), DeviceError> {
     let scope = device.mark();
     let part = device.temp(out.rows, x.cols)?;
@@ -107,7 +107,7 @@ pub(crate) fn mean(device: &mut dyn Device, x: Buf, block: usize, out: Buf) -> R
     Ok(())
 }
 
-/// What attention does in an encoder's layer.
+/// Returns the attention of an encoder's layer.
 pub(crate) fn spec(heads: usize, head_dim: usize) -> Attention {
     Attention { heads, scale: (head_dim as f64).powf(-0.5) as f32, ..Attention::WHOLE }
 }
@@ -119,11 +119,11 @@ pub(crate) struct Layer {
     pub k: LinearId,
     pub v: LinearId,
     pub o: LinearId,
-    /// Norms of all queries and keys of a row, where the family has them.
+    /// Norms over all queries and over all keys of a row; none if the family has no such norms.
     pub qk_norms: Option<[VectorId; 2]>,
     pub mlp_norm: Norm,
     pub mlp: Mlp,
-    /// What attention and feed-forward part are multiplied with before they join, where the family does so.
+    /// The factors on the results of attention and feed-forward part before the residual sums; none if the family has none.
     pub scales: Option<[VectorId; 2]>,
     /// Whether the numbers of a rotary pair are neighbours.
     pub rope_interleaved: bool,
@@ -132,8 +132,8 @@ pub(crate) struct Layer {
 }
 
 impl Layer {
-    /// `x += attention(norm(x)); x += mlp(norm(x))`. `angles` are the rotary ones, if there are any; `sequences` are first row and
-    /// rows of what attends to itself, one after another; `normed` has the shape of `x` and is overwritten.
+    /// `x += attention(norm(x)); x += mlp(norm(x))`. `angles` are the rotary angles, if there are any. `sequences` has the first row and
+    /// the row count of each group of rows that attend to each other, in order. `normed` has the shape of `x` and is overwritten.
     pub fn forward(
         &self,
         device: &mut dyn Device,
@@ -156,7 +156,7 @@ impl Layer {
                 device.rope(heads, angles, self.head_dim, self.rope_interleaved);
             }
         }
-        // The projections have used up the normed rows: what attention gives takes their place.
+        // The projections no longer need the normed rows, so attention writes its result there.
         device.attend_all(&self.spec, normed, q, k, v, &mut sequences)?;
         join(device, x, self.o, normed, q, self.scales.map(|[attention, _]| attention))?;
         device.release(scope);

@@ -1,4 +1,4 @@
-//! The two ends of a decoder: token embedding before the first layer, final norm and output projection behind the last.
+//! The two ends of a decoder: token embedding before the first layer, final norm and output projection after the last.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId};
 use plimsoll_formats::ModelConfig;
@@ -10,16 +10,16 @@ use crate::encoder_parts::Norm;
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
     embedding: LinearId,
-    /// Of embeddings, where the family norms them: ones.
+    /// The weights, all ones, of the norm of embeddings; none if the family has no such norm.
     embedding_norm: Option<VectorId>,
-    /// None where the last layer's rows are normed already.
+    /// None if the last layer's rows are already normed.
     norm: Option<Norm>,
     head: LinearId,
     /// Size of the vocabulary.
     pub vocab: usize,
     /// Width of the hidden state.
     pub hidden: usize,
-    /// Width of a row that comes from an encoder: the hidden state, and what the first layers are given besides.
+    /// Width of a row that comes from an encoder: the hidden state, and the additions to the first layers.
     media_width: usize,
     eps: f32,
     embedding_scale: f32,
@@ -33,7 +33,7 @@ impl Ends {
         Self::declare_with(config, false, declare)
     }
 
-    /// The same, with `biased` whether the norm has a bias.
+    /// Declares the same; `biased` is whether the norm has a bias.
     pub fn declare_with(config: &ModelConfig, biased: bool, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let name = "model.embed_tokens.weight";
@@ -69,14 +69,14 @@ impl Ends {
         })
     }
 
-    /// The hidden state of every row of the step.
+    /// Returns the hidden state of every row of the step.
     pub fn embed(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let x = self.embed_tokens(device, step)?;
         self.place(device, x, step);
         Ok(x)
     }
 
-    /// The embedding of every row's token.
+    /// Returns the embedding of every row's token.
     pub fn embed_tokens(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let x = device.temp(step.tokens.len(), self.hidden)?;
         device.embed(x, self.embedding, step.tokens, self.embedding_scale);
@@ -86,7 +86,7 @@ impl Ends {
         Ok(x)
     }
 
-    /// Replaces the rows that come from an encoder.
+    /// Replaces the rows that come from an encoder with the encoder's outputs.
     pub fn place(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) {
         for media in step.media {
             device.place(x, media.first_row, media.values, self.media_width, 0, Mode::Store);
@@ -97,19 +97,19 @@ impl Ends {
     /// bfloat16. These are all rows of `x`. If the step uses hidden states only for logits, they are the rows that need
     /// logits, moved to the beginning.
     pub fn wanted(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) -> (Buf, usize) {
-        // What an encoder has for this layer belongs to rows by their place in the step.
+        // The encoders' additions to this layer are matched to rows by their index in the step, so all rows must stay.
         match step.only_logits && !self.deepens(layer) {
             true => (device.keep_rows(x, step.logit_rows), step.bf16_logit_rows()),
             false => (x, step.bf16_rows),
         }
     }
 
-    /// Whether encoders have something for layer `layer`.
+    /// Whether encoders have an addition to layer `layer`.
     fn deepens(&self, layer: usize) -> bool {
         (layer + 1) * self.hidden < self.media_width
     }
 
-    /// After the first layers: adds what an encoder has for layer `layer` to the rows that come from it.
+    /// Adds the encoders' additions to layer `layer`, one of the first, to the rows that come from the encoders.
     pub fn deepen(&self, device: &mut dyn Device, x: Buf, layer: usize, step: &StepInput<'_>) {
         for media in step.media.iter().filter(|_| self.deepens(layer)) {
             let column = (layer + 1) * self.hidden;
@@ -117,7 +117,7 @@ impl Ends {
         }
     }
 
-    /// The hidden states `x` behind the final norm, in place.
+    /// Applies the final norm to the hidden states `x` in place.
     pub fn normed(&self, device: &mut dyn Device, x: Buf) -> Buf {
         if let Some(norm) = self.norm {
             norm.apply(device, x, x);
@@ -125,13 +125,13 @@ impl Ends {
         x
     }
 
-    /// The logits of the wanted rows of `x`, the hidden states of all rows or of these, which are normalised in place.
+    /// Returns the logits of the wanted rows. `x` has the hidden states of all rows or of the wanted ones, and is normed in place.
     pub fn output(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         let x = self.normed(device, x);
         self.logits(device, x, step)
     }
 
-    /// [`Ends::output`] through another norm: a draft head shares the output projection only.
+    /// As [`Ends::output`], with another norm: a draft head shares only the output projection.
     pub(crate) fn output_through(
         &self,
         device: &mut dyn Device,
@@ -143,7 +143,7 @@ impl Ends {
         self.logits(device, x, step)
     }
 
-    /// The logits of the wanted rows of hidden states that are normed.
+    /// Returns the logits of the wanted rows of normed hidden states.
     fn logits(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         let logits = device.temp(step.logit_rows.len(), self.vocab)?;
         let output = Output { logits, hidden: x };
@@ -151,7 +151,7 @@ impl Ends {
             return Ok(output);
         }
         let mut last = x;
-        // Where only logits are wanted `x` may be these rows already. The plan, which asks for all, always has room for both.
+        // If only logits are wanted, `x` may have only these rows already. The plan, which asks for all rows, always has room for both.
         if !step.only_logits || x.rows > step.logit_rows.len() {
             last = device.temp(step.logit_rows.len(), self.hidden)?;
             device.gather(last, x, step.logit_rows);

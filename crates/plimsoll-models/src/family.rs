@@ -1,7 +1,7 @@
-//! Decoders that differ from Llama in facts only: where norms stand, which layers rotate and slide, what is multiplied.
+//! Decoders that differ from Llama in facts only: the places of norms, the layers that rotate and slide, the factors.
 //!
-//! The facts are [`plimsoll_formats::Variant`]; a family's file is in `plimsoll-formats/src/family`. This file declares the
-//! layers that follow from them and runs them.
+//! The facts are in [`plimsoll_formats::Variant`]; a family's file is in `plimsoll-formats/src/family`. This file declares the resulting
+//! layers and runs them.
 
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, Input, KvDtype, KvShape, Mode, ModelShape,
@@ -31,7 +31,7 @@ mod beside;
 mod mixer;
 mod mtp;
 
-/// The norms around one half of a layer, where the family has them.
+/// The norms around one half of a layer; none where the family has no norm.
 #[derive(Clone, Copy)]
 struct HalfNorms {
     before: Option<VectorId>,
@@ -41,7 +41,7 @@ struct HalfNorms {
 enum Transform {
     Dense(Dense),
     Experts(Box<MoeBlock>),
-    /// Both, of the same residual stream.
+    /// Both parts, side by side on the same residual stream.
     Beside(Box<Beside>),
 }
 
@@ -51,25 +51,25 @@ struct Layer {
     transform_norms: HalfNorms,
     transform: Option<Transform>,
     per_layer: Option<PerLayerBlock>,
-    /// What the layer's result is multiplied with.
+    /// The factor on the layer's result.
     scalar: Option<f32>,
-    /// Which of the step's rotary angles it takes: those of global or sliding layers, or none.
+    /// The index of the layer's rotary angles in the step: [`GLOBAL`] or [`LOCAL`]; none if the layer does not rotate.
     angles: Option<usize>,
     sliding: bool,
 }
 
-/// Angles of global and of sliding layers.
+/// The indexes of the angles of global and of sliding layers.
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
 
-/// Such a decoder.
+/// A decoder of one of these families.
 pub struct Family {
     ends: Ends,
     layers: Vec<Layer>,
-    /// From this layer on no layer has keys and values of its own; the number of layers, where the last one has.
+    /// The first layer from which on no layer has keys and values. The number of layers if the last layer has some.
     first_reader: usize,
     global: Rotary,
-    /// The frequencies of sliding layers, where they differ.
+    /// The frequencies of sliding layers; none if they are the same as in global layers.
     local: Option<VectorId>,
     per_layer: Option<PerLayerInputs>,
     residual_scale: f32,
@@ -79,24 +79,25 @@ pub struct Family {
     rotary_dim: usize,
     widest_norm: usize,
     state: Option<StateShape>,
-    /// The draft head, if it was asked for.
+    /// The draft head, if it was requested.
     head: Option<MtpHead>,
     vision: Option<Box<dyn Vision>>,
     audio: Option<Box<dyn Encoder>>,
-    /// Whether an image's tokens see each other in sliding layers alone.
+    /// Whether an image's tokens attend to each other in sliding layers only.
     global_is_causal: bool,
-    /// Where every position sees those before and after it: what a device must know of that, and what is made of the hidden states.
+    /// For models in which every position attends to earlier and later ones: the encoder's shape for devices, and the head, if there is
+    /// one.
     encodes: Option<(EncoderShape, Option<Head>)>,
 }
 
-/// Layers of each kind that have been declared.
+/// Numbers of layers of each kind that have been declared.
 #[derive(Default)]
 struct Counts {
     attention: usize,
     recurrent: usize,
 }
 
-/// Declares a checkpoint of such a family, the draft head's weights only `with_drafter`.
+/// Declares a checkpoint of one of these families. Declares the draft head's weights only `with_drafter`.
 pub fn build(
     config: &ModelConfig,
     declare: &mut Declare<'_>,
@@ -224,7 +225,7 @@ fn declare_transform(
         }
         Some(experts) => Transform::Experts(Box::new(experts)),
         None => {
-            // MLX's converter gives it the common names.
+            // MLX's converter uses the common names.
             let shared = config.variant.dense_is_shared && !declare.has(&format!("{mlp}.gate_proj.weight"));
             let mlp = if shared { format!("{mlp}.shared_expert") } else { mlp };
             Transform::Dense(Dense::declare(config, &mlp, config.mlp_width(layer), declare)?)
@@ -233,7 +234,7 @@ fn declare_transform(
 }
 
 impl Family {
-    /// Adds the result of half a layer to the residual stream: `part` joins `x`.
+    /// Adds the result of half a layer to the residual stream: `part` is added to `x`.
     fn join(&self, device: &mut dyn Device, x: Buf, part: Buf, after: Option<VectorId>) {
         if let Some(after) = after {
             device.rms_norm(part, part, after, self.post_eps);
@@ -244,7 +245,7 @@ impl Family {
         device.add(x, part);
     }
 
-    /// Where half a layer writes: to `part` where more is done to it, or straight to the residual stream.
+    /// Returns the target of half a layer: `part` if a norm or factor follows, otherwise the residual stream.
     fn target(&self, norms: HalfNorms, x: Buf, part: Buf) -> (Buf, Mode) {
         match norms.after.is_some() || self.residual_scale != 1.0 {
             true => (part, Mode::Store),
@@ -252,7 +253,7 @@ impl Family {
         }
     }
 
-    /// One layer, over all rows of `step`.
+    /// Runs one layer over all rows of `step`.
     fn layer(
         &self,
         layer: &Layer,
@@ -283,7 +284,7 @@ impl Family {
         Ok(())
     }
 
-    /// The first half of a layer; the two temporaries have the shape of the hidden state.
+    /// Runs the first half of a layer. The two temporaries have the shape of the hidden state.
     fn mix(
         &self,
         layer: &Layer,
@@ -313,7 +314,7 @@ impl Family {
         Ok(())
     }
 
-    /// The second half of a layer; the two temporaries have the shape of `x`.
+    /// Runs the second half of a layer. The two temporaries have the shape of `x`.
     fn transform(
         &self,
         layer: &Layer,
@@ -343,7 +344,7 @@ impl Family {
     }
 }
 
-/// What half a layer reads: the residual stream, or its norm, which is made in `normed`.
+/// The input of half a layer: the residual stream, or its norm, which is computed in `normed`.
 fn input(norms: HalfNorms, x: Buf, normed: Buf, eps: f32) -> Input {
     match norms.before {
         Some(norm) => Input::normed(normed, x, norm, eps),
@@ -375,9 +376,9 @@ impl Model for Family {
         step: &StepInput<'_>,
     ) -> Result<Option<Output>, DeviceError> {
         let (i, layer, scope) = (pass.layer, &self.layers[pass.layer], device.mark());
-        // The head of an encoder reads all rows.
+        // The head of a text encoder reads all rows.
         let step = &StepInput { only_logits: step.only_logits && self.encodes.is_none(), ..*step };
-        // Rows without logits are there for their keys and values.
+        // Rows without logits are needed only for their keys and values.
         let wanted = step.wanted().filter(|_| i >= self.first_reader);
         if wanted.is_some() && i == self.first_reader {
             pass.keep(device, step.logit_rows);

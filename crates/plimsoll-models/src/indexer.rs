@@ -1,4 +1,5 @@
-//! The indexer of sparse attention: an index query and an index key of every row, by which attention selects what rows see.
+//! The indexer of sparse attention: an index query and an index key per row, by which attention selects the positions that a row attends
+//! to.
 //!
 //! Reference: transformers, `modular_qwen4_exp.py` (`Qwen4ExpTextQSAIndexer`).
 
@@ -16,7 +17,7 @@ pub(crate) struct Indexer {
     keys: LinearId,
     query_norm: VectorId,
     config: IndexerConfig,
-    /// All of it but the attention that it is a part of.
+    /// The selection's parameters, without the attention that it belongs to.
     spec: Selection,
 }
 
@@ -54,12 +55,12 @@ impl Indexer {
         Ok(Self { queries, keys, query_norm, config: indexer, spec })
     }
 
-    /// The first position that does not see all positions before it.
+    /// The first position that does not attend to all positions before it.
     pub fn selects_from(&self) -> usize {
         Selection::selects_from(self.config.blocks, self.config.block)
     }
 
-    /// Attends where rows select: `out` and ready queries `q` are those of the layer's attention, `x` is the layer's input.
+    /// Attends to the selected positions. `out` and the ready queries `q` are those of the layer's attention; `x` is the layer's input.
     pub fn attend(
         &self,
         device: &mut dyn Device,

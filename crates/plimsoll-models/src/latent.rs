@@ -1,7 +1,7 @@
-//! Latent attention (MLA) in absorbed form: all heads attend to one row a token, which is key and value at once. The projection from the
-//! row to a head's keys is applied to the queries, and that to its values to what attention gives.
+//! Latent attention (MLA) in absorbed form: all heads attend to one row a token, which is key and value at once. The projection from this
+//! row to a head's keys is applied to the queries. The projection to a head's values is applied to the result of attention.
 //!
-//! Reference: transformers, `modeling_deepseek_v3.py` (DeepSeek-AI 2024, section 2.1), which projects keys and values instead.
+//! Reference: transformers, `modeling_deepseek_v3.py` (DeepSeek-AI 2024, section 2.1), which instead projects keys and values.
 
 use plimsoll_device::{
     Attention, Buf, Declare, DeclareError, Device, DeviceError, Input, KvLayer, LinearId, Mode, Rotary, RowPiece,
@@ -9,33 +9,33 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Latent, ModelConfig};
 
-/// transformers gives the norms within such a layer this epsilon, whatever the configuration says.
+/// transformers uses this epsilon for the norms within such a layer, independently of the configuration.
 const EPS: f32 = 1e-6;
 
-/// The rows of queries that are rotated, and the others: one matrix each.
+/// A projection split into rows that are rotated and the other rows: one matrix each.
 #[derive(Clone, Copy)]
 struct Parts {
     rotated: LinearId,
     own: LinearId,
 }
 
-/// The first of two projections of queries, its norm, and how many elements it makes.
+/// The first of two projections of queries, its norm, and the number of its outputs.
 struct Down {
     matrix: LinearId,
     norm: VectorId,
     width: usize,
 }
 
-/// Weights of one such layer.
+/// Weights of one layer of latent attention.
 pub struct LatentBlock {
     down: Option<Down>,
     queries: Parts,
     /// The rotated part of keys, and the latent row.
     keys: Parts,
     norm: VectorId,
-    /// Of each head, from its part of a query to a latent row.
+    /// For each head, the projection from its part of a query to a latent row.
     absorb: Vec<LinearId>,
-    /// Of each head, from a latent row to its value.
+    /// For each head, the projection from a latent row to its value.
     values: Vec<LinearId>,
     out: LinearId,
     interleaved: bool,
@@ -44,7 +44,7 @@ pub struct LatentBlock {
 }
 
 impl LatentBlock {
-    /// Declares `{prefix}.self_attn.*`; `cache` is the layer's index among those of the cache.
+    /// Declares `{prefix}.self_attn.*`. `cache` is the layer's index in the KV cache.
     pub fn declare(
         config: &ModelConfig,
         latent: Latent,
@@ -90,12 +90,12 @@ impl LatentBlock {
         Ok(Self { down, queries, keys, norm, absorb, values, out, interleaved, latent, spec })
     }
 
-    /// What the layer keeps in the cache.
+    /// The layer's part of the KV cache.
     pub fn kv(&self) -> KvLayer {
         KvLayer { kv_heads: 1, head_dim: self.latent.width(), heads: self.spec.heads, window: None }
     }
 
-    /// Elements of the widest row that is normed within.
+    /// Elements of the widest row that is normed within the layer.
     pub fn norm_width(&self) -> usize {
         self.latent.rank.max(self.down.as_ref().map_or(0, |down| down.width))
     }
@@ -131,8 +131,8 @@ impl LatentBlock {
         Ok(())
     }
 
-    /// Makes queries, keys and values, but for the rotation. Values have the keys' rotated part before the latent row, too: the cache has
-    /// keys and values of one width. What attention makes of that part is not used.
+    /// Computes queries, keys and values before the rotation. Values also have the keys' rotated part before the latent row, because the
+    /// cache's keys and values have one width. The result of attention for that part is not used.
     fn project(
         &self,
         device: &mut dyn Device,
@@ -178,8 +178,8 @@ impl LatentBlock {
     }
 }
 
-/// The two matrices of each head. Published checkpoints have the rows of a head's keys, then of its values, in `kv_b_proj`; GGUF and MLX
-/// files have `k_b_proj`, transposed, and `v_b_proj`.
+/// Declares the two matrices of each head. Published checkpoints have in `kv_b_proj` the rows of a head's keys, then of its values. GGUF
+/// and MLX files have `k_b_proj`, transposed, and `v_b_proj`.
 fn of_heads(
     prefix: &str,
     heads: usize,

@@ -1,8 +1,8 @@
 //! Models, written once against the device trait.
 //!
-//! `family.rs` runs most decoders from the facts in their configurations, `decoder.rs` Llama and the Qwens. Parts that few of them have
-//! stand in files of their own. `docs/adding-a-model.md` says where a new one goes.
-//! **Architecture invariant:** no model knows which device runs it, allocates, or sees a request.
+//! `family.rs` runs most decoders from the facts in their configurations, `decoder.rs` Llama and the Qwens. Parts of few models have
+//! separate files. `docs/adding-a-model.md` describes where to add a new model.
+//! **Architecture invariant:** a model does not depend on the device that runs it, does not allocate, and does not see requests.
 
 #![forbid(unsafe_code)]
 
@@ -47,37 +47,37 @@ use plimsoll_formats::{Architecture, ModelConfig};
 use draft::WithDraft;
 pub use vision::{After, FrameTimes, Interleave, PlaceRule, PlacedItem, Stretch, TextLine};
 
-/// What a step leaves in the workspace until the next one begins.
+/// The results of a step. They stay in the workspace until the next step begins.
 #[derive(Clone, Copy, Debug)]
 pub struct Output {
-    /// The logits of the wanted rows, [logit rows, vocabulary]; of an encoder, its classifier's scores, if it has one.
+    /// The logits of the wanted rows, [logit rows, vocabulary]. For a text encoder: its classifier's scores, if it has a classifier.
     pub logits: Buf,
-    /// Every row's hidden state, after the final norm; with [`StepInput::only_logits`], that of the rows that have logits, or of all.
+    /// Every row's hidden state after the final norm. With [`StepInput::only_logits`]: of the rows with logits, or of all rows.
     pub hidden: Buf,
 }
 
-/// A step between two layers. What it needs stays in the workspace until the last one is through, below whatever is computed meanwhile.
+/// A step between two layers. Its buffers stay in the workspace until the last layer is done, below the layers' temporaries.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
     /// The hidden state of every row.
     x: Buf,
-    /// Every row's rotary angles; those of sliding layers, where they have others; none where places are embedded.
+    /// Every row's rotary angles, then those of sliding layers if they differ. None if positions are embedded.
     angles: [Option<Buf>; 2],
-    /// For every row what each layer is given besides, where the family has that: [rows, layers · width].
+    /// The per-layer inputs of every row, [rows, layers · width]; none if the family has no such inputs.
     per_layer: Option<Buf>,
-    /// Where the workspace stood behind `x`.
+    /// The mark of the workspace after `x`.
     scope: Mark,
     /// The next layer.
     layer: usize,
 }
 
 impl Pass {
-    /// Before the first layer.
+    /// Returns the step before its first layer.
     fn new(x: Buf, scope: Mark, angles: [Option<Buf>; 2]) -> Self {
         Self { x, angles, per_layer: None, scope, layer: 0 }
     }
 
-    /// Keeps these rows alone, for all layers that follow.
+    /// Drops all rows but these for the following layers.
     fn keep(&mut self, device: &mut dyn Device, rows: &[u32]) {
         let kept = [Some(self.x), self.angles[0], self.angles[1], self.per_layer];
         let [x, global, local, per_layer] = kept.map(|buf| buf.map(|buf| device.keep_rows(buf, rows)));
@@ -85,7 +85,7 @@ impl Pass {
         (self.angles, self.per_layer) = ([global, local], per_layer);
     }
 
-    /// A layer is through; says whether it was the last of `layers`, behind which the workspace holds `x` alone.
+    /// Counts a finished layer. Returns whether it was the last of `layers`; the workspace then holds only `x`.
     fn passed(&mut self, device: &mut dyn Device, layers: usize) -> bool {
         self.layer += 1;
         let last = self.layer == layers;
@@ -96,17 +96,17 @@ impl Pass {
     }
 }
 
-/// A multi-token-prediction head, or a draft model: guesses the token after the next one.
+/// A multi-token-prediction head, or a draft model. It predicts the token after the next one.
 pub trait Drafter: Send + Sync {
-    /// Whether a pass goes on from hidden states; a model of its own goes on from tokens alone.
+    /// Whether a pass needs the hidden states of the previous one. A draft model needs tokens only.
     fn continues_hidden(&self) -> bool {
         true
     }
 
-    /// One pass over rows with a known next token, after [`Model::forward`] in the same step's workspace.
+    /// Runs one pass over rows with a known next token, after [`Model::forward`] in the same step's workspace.
     ///
-    /// Row r of `step` stands at the position of row `rows[r]` of `hidden` (the model's output, or an earlier draft
-    /// pass's) and names the token that *follows* that position. Keys and values go to the cache's last layers.
+    /// Row r of `step` has the position of row `rows[r]` of `hidden`, and the token that *follows* that position. `hidden` is the output of
+    /// the model or of an earlier draft pass. Keys and values go to the cache's last layers.
     fn draft(
         &self,
         device: &mut dyn Device,
@@ -116,8 +116,8 @@ pub trait Drafter: Send + Sync {
     ) -> Result<Output, DeviceError>;
 }
 
-/// The patches of one image or list of frames: `frames` × `height` × `width` of them. Of an audio clip, the frames of its spectrogram:
-/// one line of them, see [`Grid::audio`].
+/// The patches of one image or list of frames: `frames` × `height` × `width`. For an audio clip, the frames of its spectrogram in one line,
+/// see [`Grid::audio`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     /// Groups of frames; 1 for an image.
@@ -128,18 +128,18 @@ pub struct Grid {
     pub width: usize,
 }
 
-/// Images, or audio clips, on their way through an encoder, together.
+/// Images, or audio clips, that an encoder processes together.
 #[derive(Clone, Copy, Debug)]
 pub struct EncoderInput<'a> {
-    /// Their grids.
+    /// The grids of the items.
     pub grids: &'a [Grid],
-    /// All patches, [patches, [`Encoder::patch_width`]], in the order of the Hugging Face processors: by groups of frames, then by
-    /// the blocks that become one token, then within them. Of an audio clip, the frames of its spectrogram, each with all its bands. The
-    /// planner has none: empty.
+    /// All patches, [patches, [`Encoder::patch_width`]], in the order of the Hugging Face processors: by groups of frames, then by the
+    /// blocks that become one token, then within the blocks. For an audio clip, the frames of its spectrogram, each with all its bands.
+    /// Empty in the planner, which has no patches.
     pub patches: &'a [f32],
 }
 
-/// The encoders that a model may have, one for each.
+/// The kinds of encoder that a model may have, at most one of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EncoderKind {
     /// For images and videos.
@@ -149,7 +149,7 @@ pub enum EncoderKind {
 }
 
 impl EncoderKind {
-    /// Both.
+    /// All kinds.
     pub const ALL: [EncoderKind; 2] = [EncoderKind::Vision, EncoderKind::Audio];
 }
 
@@ -158,23 +158,22 @@ pub trait Encoder: Send + Sync {
     /// Numbers of a patch.
     fn patch_width(&self) -> usize;
 
-    /// Numbers of an output row: the model's width, and as many again for every layer that is given more of the image.
+    /// Numbers of an output row: the model's width, and the same again for every layer with additions from the encoder.
     fn output_width(&self) -> usize;
 
-    /// What a device must know of it.
+    /// The encoder's shape, from which a device reserves memory.
     fn shape(&self) -> EncoderShape;
 
-    /// Encodes items as the first thing in a step's workspace: [tokens, [`Self::output_width`]]. Items do not see each
-    /// other.
+    /// Encodes items as the first computation in a step's workspace: [tokens, [`Self::output_width`]]. Items do not attend to each other.
     ///
-    /// What it takes never shrinks with the patches of an item or of its longest frame, and depends on nothing else of it: the
-    /// planner looks for the worst legal item among those that have most of either.
+    /// The workspace never shrinks with more patches of an item or of its longest frame, and depends on nothing else of the item. So the
+    /// planner searches the largest legal item among those with the most of either.
     fn encode(&self, device: &mut dyn Device, images: &EncoderInput<'_>) -> Result<Buf, DeviceError>;
 }
 
 /// An encoder of images and videos.
 pub trait Vision: Encoder {
-    /// How the family places images among the positions of a text; none where every token stands at its index.
+    /// The rule for the positions of images within a text; none if every token's position is its index.
     fn place_rule(&self) -> Option<PlaceRule>;
 
     /// Whether all tokens of an image attend to each other in the language model. Then the rows of an image are computed in one step
@@ -186,11 +185,11 @@ pub trait Vision: Encoder {
 
 /// A model, ready to run on any device that holds its weights.
 pub trait Model: Send + Sync {
-    /// A step up to its first layer.
+    /// Runs a step up to its first layer.
     fn begin(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Pass, DeviceError>;
 
-    /// The next layer of a step, with the workspace as the one before left it; behind the last one, what comes out. Between two layers the
-    /// device may compute other steps.
+    /// Runs the next layer of a step. The workspace must be as the layer before left it. Returns the output after the last layer. Between
+    /// two layers the device may compute other steps.
     fn advance(
         &self,
         device: &mut dyn Device,
@@ -198,7 +197,7 @@ pub trait Model: Send + Sync {
         step: &StepInput<'_>,
     ) -> Result<Option<Output>, DeviceError>;
 
-    /// One step, from its beginning to its end.
+    /// Runs one step from its beginning to its end.
     fn forward(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Output, DeviceError> {
         let mut pass = self.begin(device, step)?;
         loop {
@@ -208,7 +207,7 @@ pub trait Model: Send + Sync {
         }
     }
 
-    /// The model's draft head or draft model, if its checkpoint has one and it was asked for.
+    /// The model's draft head or draft model, if its checkpoint has one and it was requested.
     fn drafter(&self) -> Option<&dyn Drafter> {
         None
     }
@@ -223,7 +222,7 @@ pub trait Model: Send + Sync {
         None
     }
 
-    /// One of its encoders.
+    /// The model's encoder of this kind, if its checkpoint has one.
     fn encoder(&self, sense: EncoderKind) -> Option<&dyn Encoder> {
         match sense {
             EncoderKind::Vision => self.vision().map(|encoder| encoder as &dyn Encoder),
@@ -231,20 +230,20 @@ pub trait Model: Send + Sync {
         }
     }
 
-    /// What a device must know of its encoders.
+    /// The common shape of the model's encoders, from which a device reserves memory.
     fn encoders(&self) -> Option<EncoderShape> {
         let encoders = EncoderKind::ALL.into_iter().filter_map(|sense| self.encoder(sense));
         encoders.map(Encoder::shape).reduce(EncoderShape::and)
     }
 
-    /// What a device must know to reserve its memory, with keys and values stored as `dtype`.
+    /// The model's shape, from which a device reserves memory. The KV cache stores `dtype`.
     fn shape(&self, dtype: KvDtype) -> ModelShape;
 
     /// Size of the vocabulary, the width of the logits.
     fn vocab_size(&self) -> usize;
 }
 
-/// Declares the weights of the architecture that `config` names, and those of its draft model, if the checkpoint has one.
+/// Declares the weights of the architecture that `config` names, and the draft model's weights, if there is one.
 pub fn build_all(
     config: &ModelConfig,
     declare: &mut Declare<'_>,
@@ -256,7 +255,7 @@ pub fn build_all(
     Ok(Box::new(WithDraft::new(model, draft, config)?))
 }
 
-/// Declares the weights of the architecture that `config` names, those of its draft head only `with_drafter`.
+/// Declares the weights of the architecture that `config` names. Declares the draft head's weights only `with_drafter`.
 pub fn build(
     config: &ModelConfig,
     declare: &mut Declare<'_>,

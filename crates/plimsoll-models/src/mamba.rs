@@ -1,4 +1,5 @@
-//! A Mamba-2 layer: projections, a short causal convolution, the recurrence over a state matrix a head, a gated norm, and the way back.
+//! A Mamba-2 layer: projections, a short causal convolution, the recurrence over a state matrix per head, a gated norm, and the output
+//! projection.
 //!
 //! Reference: transformers, `modeling_granitemoehybrid.py` (Dao, Gu 2024).
 
@@ -8,7 +9,7 @@ use plimsoll_device::{
 };
 use plimsoll_formats::{Mamba, MambaScales, ModelConfig};
 
-/// Weights of one such layer.
+/// Weights of one Mamba-2 layer.
 pub struct MambaBlock {
     gate: LinearId,
     /// Values, B and C.
@@ -23,13 +24,13 @@ pub struct MambaBlock {
     eps: f32,
 }
 
-/// The norm of what the recurrence gives, by groups of heads.
+/// The norm of the recurrence's result, by groups of heads.
 enum Norm {
-    /// There is none.
+    /// The result is not normed.
     None,
-    /// One group.
+    /// One norm over the whole row.
     Row(VectorId),
-    /// Several: ones for each, and the weights of all.
+    /// Several groups: `ones` are the norm's weights in each group, `weight` are the weights of all groups.
     Groups { ones: VectorId, weight: VectorId },
 }
 
@@ -66,7 +67,7 @@ impl MambaBlock {
             false => None,
         };
         let conv = CausalConv { layer: index, channels, weight, bias, taps, silu: true };
-        // GGUF files keep vectors of heads as columns.
+        // GGUF files store vectors with one element per head as columns.
         let by_head: [&[usize]; 2] = [&[heads], &[heads, 1]];
         let a_log = match declare.has(&format!("{prefix}.A")) {
             true => declare.changed_flat_vector(&format!("{prefix}.A"), &by_head, Change::LogOfNegated)?,
@@ -96,7 +97,7 @@ impl MambaBlock {
         Ok(Self { gate, input, dt, norm, out, scales, conv, scan, eps: config.norm_eps })
     }
 
-    /// What a slot keeps of `layers` such layers.
+    /// The shape of a slot's state in `layers` such layers.
     pub fn state_shape(&self, layers: usize) -> StateShape {
         self.scan.state_shape(layers, self.conv.taps)
     }
@@ -110,7 +111,7 @@ impl MambaBlock {
         }
     }
 
-    /// `out (+)= layer(input)`; the state goes from slot to slot as `step` says.
+    /// `out (+)= layer(input)`. The state moves from slot to slot as `step` requires.
     pub fn forward(
         &self,
         device: &mut dyn Device,
@@ -150,7 +151,7 @@ impl MambaBlock {
     }
 }
 
-/// Declares `{prefix}.norm.weight`, of so many groups that are so wide together.
+/// Declares `{prefix}.norm.weight` of `groups` groups, which are `width` wide together.
 fn norm(prefix: &str, [groups, width]: [usize; 2], declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
     let weight = declare.flat_vector(&format!("{prefix}.norm.weight"), &[&[width], &[groups, width / groups]])?;
     Ok(match groups {

@@ -1,7 +1,7 @@
-//! A mixture of experts in place of a feed-forward part: a router, experts of which each token takes a few, and perhaps one
-//! that every token takes.
+//! A mixture of experts in place of a feed-forward part: a router, experts of which each token takes a few, and in some models a shared
+//! expert that every token takes.
 //!
-//! Checkpoints store experts one by one, or stacked with gate and up projection apart or together; here they are the same.
+//! Checkpoints store experts one by one or stacked, with gate and up projection separate or in one tensor. Here all are separate matrices.
 
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, Experts, LinearId, Mode, RowPiece, Scoring, VectorId,
@@ -22,25 +22,25 @@ pub struct MoeBlock {
     act: Activation,
     scoring: Option<Scoring>,
     shared: Option<Shared>,
-    /// What the router's logits are multiplied with.
+    /// The factor on the router's logits.
     pub(crate) logit_scale: f32,
     /// Bound of the tanh soft cap on the router's logits.
     logit_softcap: Option<f32>,
     weighs_inputs: bool,
-    /// What is added to the sum of the experts.
+    /// The bias that is added to the sum of the experts.
     bias: Option<VectorId>,
-    /// Projections to the experts' own width and back, and that width, where they have one.
+    /// The projections to the experts' narrower width and back, and that width; none if experts read rows of full width.
     latent: Option<([LinearId; 2], usize)>,
 }
 
-/// The expert that every token goes through, and the gate that weighs it, where there is one.
+/// The expert that every token takes. `gate` projects to its weight; without a gate the weight is 1.
 struct Shared {
     expert: Dense,
     gate: Option<LinearId>,
 }
 
 impl MoeBlock {
-    /// Declares `{prefix}.gate`, `{prefix}.experts.*` and what is shared.
+    /// Declares `{prefix}.gate`, `{prefix}.experts.*` and the shared expert.
     pub fn declare(
         config: &ModelConfig,
         experts: &ExpertsConfig,
@@ -108,7 +108,8 @@ impl MoeBlock {
         })
     }
 
-    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`; the last `bf16_rows` rows are rounded where they can be.
+    /// `out (+)= Σ weight · expert(x) (+ sigmoid(gate(x)) · shared(x))`. The last `bf16_rows` rows are computed in bfloat16 where the
+    /// device supports it.
     pub fn forward(
         &self,
         device: &mut dyn Device,
@@ -120,7 +121,7 @@ impl MoeBlock {
         self.forward_routed(device, x, x, out, mode, bf16_rows)
     }
 
-    /// The same for a router that sees other rows, `routed`, which `out` may overwrite.
+    /// As `forward`, with a router that reads other rows, `routed`, which `out` may overwrite.
     pub fn forward_routed(
         &self,
         device: &mut dyn Device,
@@ -180,7 +181,7 @@ impl MoeBlock {
     }
 }
 
-/// The scoring of a router that is no plain softmax.
+/// The scoring of a router that is not a plain softmax; none for a plain softmax.
 fn scoring(experts: &ExpertsConfig, prefix: &str, declare: &mut Declare<'_>) -> Result<Option<Scoring>, DeclareError> {
     let Routing { sigmoid, correction, groups, top_groups, scale, expert_scales, .. } = experts.routing;
     if !sigmoid && !correction && groups == 1 && scale == 1.0 && !expert_scales {
@@ -198,7 +199,7 @@ fn scoring(experts: &ExpertsConfig, prefix: &str, declare: &mut Declare<'_>) -> 
     Ok(Some(Scoring { sigmoid, correction, groups, top_groups, scale, expert_scales }))
 }
 
-/// A matrix of an expert.
+/// The kind of an expert's matrix.
 #[derive(Clone, Copy)]
 enum Part {
     Gate,
@@ -206,11 +207,11 @@ enum Part {
     Down,
 }
 
-/// Which of a layer's fused tensors, `gate_up_proj` and `down_proj`, have their inputs before their outputs. Qwen3-VL-MoE is published
-/// so; transformers 5.24 and later save it the other way round, and tell the two apart by each tensor's shape.
+/// Whether a layer's fused tensors, `gate_up_proj` and `down_proj`, have their inputs before their outputs. Qwen3-VL-MoE is published in
+/// this form. transformers 5.24 and later save the other form, and distinguish the two by each tensor's shape.
 ///
-/// A square tensor fits both. The other one of its layer is not square then, and decides: one program has written both. transformers
-/// takes a square one for outputs first, also where it is not.
+/// A square tensor fits both forms. The layer's other tensor is then not square and decides, since one program has written both.
+/// transformers always takes a square one as outputs first, even if it is not.
 fn inputs_first(prefix: &str, (width, hidden): (usize, usize), declare: &Declare<'_>) -> [bool; 2] {
     let turned = |name: &str, out: usize, k: usize| {
         let shape = declare.shape(&format!("{prefix}.experts.{name}.weight")).filter(|_| out != k)?;
@@ -220,23 +221,23 @@ fn inputs_first(prefix: &str, (width, hidden): (usize, usize), declare: &Declare
     [gate_up.or(down).unwrap_or(false), down.or(gate_up).unwrap_or(false)]
 }
 
-/// How a checkpoint stores the experts of a layer.
+/// The form in which a checkpoint stores a layer's experts.
 #[derive(Clone, Copy)]
 enum Stored {
     /// One tensor for each expert and matrix.
     Single,
     /// One tensor for each matrix: [experts, out, in].
     Stacked,
-    /// Gate and up projection in one tensor, gate first or by turns: [experts, 2 · width, hidden]; and one for down. Each may have its inputs before
-    /// its outputs: [experts, hidden, 2 · width].
+    /// Gate and up projection in one tensor, gate first or alternating: [experts, 2 · width, hidden]; and one tensor for down. Each may
+    /// have its inputs before its outputs: [experts, hidden, 2 · width].
     Fused { inputs_first: [bool; 2] },
-    /// One tensor for each matrix, in two dimensions: [experts · width, hidden]. The inputs of down come before its outputs, and a bias
-    /// follows the sum of the experts. nomic-bert.
+    /// One tensor for each matrix, in two dimensions: [experts · width, hidden]. The inputs of down come before its outputs, and a bias is
+    /// added to the sum of the experts. nomic-bert.
     Flat,
 }
 
 impl Stored {
-    /// As the checkpoint has it; for a configuration alone, as it is published.
+    /// Returns the form in the checkpoint. For a configuration alone: the published form.
     fn of(config: &ModelConfig, experts: &ExpertsConfig, prefix: &str, declare: &Declare<'_>) -> Self {
         let has = |name: &str| declare.has(&format!("{prefix}.experts.{name}.weight"));
         let fused = Self::Fused { inputs_first: [false; 2] };
@@ -266,7 +267,7 @@ impl Stored {
         }
     }
 
-    /// One matrix of one expert.
+    /// Declares one matrix of one expert.
     fn declare(
         self,
         prefix: &str,
@@ -281,7 +282,7 @@ impl Stored {
             Part::Up => ("up_proj", width, hidden),
             Part::Down => ("down_proj", hidden, width),
         };
-        // The tensor, its outputs for each expert, and this matrix's first output and step among them.
+        // The tensor, its outputs per expert, the first output and step of this matrix among them, and whether inputs come first.
         let (name, outputs, first, step, turned) = match (self, part) {
             (Self::Single, _) => {
                 let module = format!("{prefix}.{expert}.{own}");

@@ -1,8 +1,8 @@
-//! Heads for multi-token prediction (MTP), but for their layer: from a position's hidden state and the token that follows it
-//! they guess the token after that.
+//! Heads for multi-token prediction (MTP), without their layer. From a position's hidden state and the next token they predict the token
+//! after that.
 //!
-//! Reference: `tools/fixturelib/hybrid.py`, put together from transformers' own layers. The hidden state is the one behind the
-//! model's final norm; in a further pass, the one behind the head's norm. Embedding and output projection are the model's.
+//! Reference: `tools/fixturelib/hybrid.py`, assembled from transformers' layers. The hidden state is the one after the model's final norm.
+//! In a further pass it is the one after the head's norm. Embedding and output projection are the model's.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput, VectorId};
 use plimsoll_formats::ModelConfig;
@@ -12,7 +12,7 @@ use crate::block::norm;
 use crate::encoder_parts::Norm;
 use crate::ends::Ends;
 
-/// Weights of a head, but for its layer.
+/// Weights of a head, without its layer.
 pub(crate) struct MtpWeights {
     ends: Ends,
     embedding_norm: VectorId,
@@ -23,7 +23,7 @@ pub(crate) struct MtpWeights {
 }
 
 impl MtpWeights {
-    /// Declares `mtp.*`, or says that there is no head, or one that is not supported.
+    /// Declares `mtp.*`. An error means that there is no head, or that it is not supported.
     pub fn declare(config: &ModelConfig, ends: Ends, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let unsupported = |what: String| Err(DeclareError::Unsupported(format!("--enable-mtp {what}")));
         let hybrid = config.architecture.is_hybrid();
@@ -52,8 +52,8 @@ impl MtpWeights {
         Ok(Self { ends, embedding_norm, hidden_norm, join, norm, eps: config.norm_eps })
     }
 
-    /// A pass of a head with this `layer`: see [`crate::Drafter::draft`]. The layer computes in place, and overwrites two more buffers of
-    /// the same shape.
+    /// Runs a pass of a head with this `layer`: see [`crate::Drafter::draft`]. The layer computes in place and may overwrite two more
+    /// buffers of the same shape.
     pub fn draft(
         &self,
         device: &mut dyn Device,
@@ -72,7 +72,7 @@ impl MtpWeights {
         device.put(both, embedded, 0);
         device.put(both, before, embedded.cols);
         device.linear_rows(both.into(), &[(self.join, x)], Mode::Store, step.bf16_rows)?;
-        // The halves are used up.
+        // The two halves are no longer needed, so the layer may overwrite them.
         layer(device, x, [before, embedded])?;
         device.release(scope);
         self.ends.output_through(device, x, self.norm, step)

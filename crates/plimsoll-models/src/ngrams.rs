@@ -1,4 +1,4 @@
-//! Per-layer embeddings of n-grams: what a layer adds to every residual stream of the n-grams that end at a row's token.
+//! Per-layer embeddings of n-grams: a layer adds to every residual stream the embeddings of the n-grams that end at a row's token.
 //!
 //! Reference: transformers, `modular_qwen4_exp.py` (`Qwen4ExpTextPLELayer`, `Qwen4ExpTextNGramEmbedding`).
 
@@ -10,7 +10,7 @@ use plimsoll_formats::{ModelConfig, Ngrams as NgramsConfig};
 
 use crate::streams::Streams;
 
-/// Weights of one such layer.
+/// Weights of one layer's n-gram embeddings.
 pub(crate) struct NgramBlock {
     streams: Streams,
     spec: Ngrams,
@@ -23,7 +23,7 @@ pub(crate) struct NgramBlock {
     width: usize,
 }
 
-/// What a slot keeps of all such layers.
+/// The shape of a slot's state in all layers with n-grams.
 pub(crate) fn state_shape(ngrams: &NgramsConfig, streams: &Streams) -> NgramState {
     NgramState {
         layers: ngrams.layers.len(),
@@ -34,7 +34,7 @@ pub(crate) fn state_shape(ngrams: &NgramsConfig, streams: &Streams) -> NgramStat
 }
 
 impl NgramBlock {
-    /// Declares `{prefix}.ple.*`; `index` counts such layers.
+    /// Declares `{prefix}.ple.*`. `index` counts the layers with n-grams.
     pub fn declare(
         config: &ModelConfig,
         ngrams: &NgramsConfig,
@@ -68,7 +68,7 @@ impl NgramBlock {
         })
     }
 
-    /// `x += layer(x)` for all streams; the state goes from slot to slot as `step` says.
+    /// `x += layer(x)` for all streams. The state moves from slot to slot as `step` requires.
     pub fn forward(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<(), DeviceError> {
         let (scope, rows) = (device.mark(), x.rows);
         let ids = device.temp(rows, self.spec.heads.len())?;
@@ -90,8 +90,8 @@ impl NgramBlock {
     }
 }
 
-/// The parts of a layer's table of so many rows, each with its first row: one tensor, or as many as the checkpoint has. For a configuration alone, as many
-/// as are published.
+/// Declares the parts of a layer's table of `rows` rows, each with its first row: one tensor, or the checkpoint's shards. For a
+/// configuration alone, the number of shards is the published one.
 fn table(
     ngrams: &NgramsConfig,
     prefix: &str,

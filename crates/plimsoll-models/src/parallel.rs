@@ -1,5 +1,5 @@
-//! Attention and Mamba-2 side by side in one layer: both read the same normed rows, and what they make is added, each with a factor of
-//! its own.
+//! Attention and Mamba-2 side by side in one layer. Both read the same normed rows; their results are multiplied by two different factors
+//! and added.
 //!
 //! Reference: transformers, `modeling_falcon_h1.py`.
 
@@ -9,17 +9,17 @@ use plimsoll_formats::ModelConfig;
 use crate::block::{AttentionBlock, AttentionPlace};
 use crate::mamba::MambaBlock;
 
-/// Weights of one such layer.
+/// Weights of one layer with attention and Mamba-2.
 pub struct ParallelBlock {
     attention: AttentionBlock,
     mamba: MambaBlock,
-    /// What the result of each is multiplied with.
+    /// The factors on the results of attention and of Mamba-2.
     scales: [f32; 2],
 }
 
 impl ParallelBlock {
-    /// Declares `{prefix}.self_attn.*` and `{prefix}.mamba.*`; `layer` counts all layers, `cache` those of
-    /// attention, `index` recurrent ones.
+    /// Declares `{prefix}.self_attn.*` and `{prefix}.mamba.*`. `layer` counts all layers, `cache` those with attention, `index` the
+    /// recurrent ones.
     pub fn declare(
         config: &ModelConfig,
         prefix: &str,
@@ -34,17 +34,17 @@ impl ParallelBlock {
         })
     }
 
-    /// What the layer keeps in the cache.
+    /// The layer's part of the KV cache.
     pub fn kv(&self) -> Option<KvLayer> {
         self.attention.kv()
     }
 
-    /// What a slot keeps of `layers` such layers.
+    /// The shape of a slot's state in `layers` such layers.
     pub fn state_shape(&self, layers: usize) -> StateShape {
         self.mamba.state_shape(layers)
     }
 
-    /// Elements that are normed together within.
+    /// Elements that are normed together within the layer.
     pub fn norm_width(&self) -> usize {
         self.mamba.norm_width()
     }

@@ -1,7 +1,7 @@
-//! What a layer is given besides the residual stream: its part of a token's row in a second table of embeddings, mixed with a
-//! projection of the token's embedding (Gemma 4's small sizes).
+//! Inputs of a layer besides the residual stream: its part of a token's row in a second table of embeddings, mixed with a projection of the
+//! token's embedding (Gemma 4's small sizes).
 //!
-//! The table is as large as the rest of the model. A step reads one row of it for each token, as of the first table; it may stay in the
+//! The table is as large as the rest of the model. A step reads one row of it per token, as from the first table, so it may stay in the
 //! model's files.
 
 use plimsoll_device::{
@@ -11,7 +11,7 @@ use plimsoll_formats::ModelConfig;
 
 use crate::block::{activation, norm};
 
-/// What all layers share.
+/// The weights that all layers share.
 pub struct PerLayerInputs {
     table: LinearId,
     projection: LinearId,
@@ -21,12 +21,12 @@ pub struct PerLayerInputs {
     layers: usize,
     hidden: usize,
     eps: f32,
-    /// The token whose row stands for what comes from an encoder, several times.
+    /// The token whose row is used for positions that an encoder fills, repeated.
     pads: [u32; 64],
 }
 
 impl PerLayerInputs {
-    /// Declares them, where the family has them.
+    /// Declares the weights; none if the family has no per-layer inputs.
     pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Self>, DeclareError> {
         let Some(input) = config.variant.per_layer_input else { return Ok(None) };
         if input.rows < config.vocab_size {
@@ -49,12 +49,12 @@ impl PerLayerInputs {
         }))
     }
 
-    /// The inputs of all layers for every row of `x`, the embeddings of the step's tokens: [rows, layers · width].
+    /// Returns the inputs of all layers for every row of `x`, the embeddings of the step's tokens: [rows, layers · width].
     pub fn of_step(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let all = device.temp(x.rows, self.layers * self.width)?;
         let scope = device.mark();
         device.linear_rows(x.into(), &[(self.projection, all)], Mode::Store, step.bf16_rows)?;
-        // The projection is scaled by 1/sqrt(hidden) before its norm. A norm takes a scale back, but for its epsilon.
+        // The projection is scaled by 1/sqrt(hidden) before its norm. A norm cancels a scale, except in its epsilon.
         let parts = all.reshape(self.width);
         device.rms_norm(parts, parts, self.norm, self.eps * self.hidden as f32);
         let rows = device.temp(x.rows, self.layers * self.width)?;
@@ -74,7 +74,7 @@ impl PerLayerInputs {
     }
 }
 
-/// How one layer takes its part.
+/// Weights with which one layer mixes in its part.
 pub struct PerLayerBlock {
     gate: LinearId,
     projection: LinearId,
@@ -85,7 +85,7 @@ pub struct PerLayerBlock {
 }
 
 impl PerLayerBlock {
-    /// Declares `{prefix}.per_layer_*`, where the family has them.
+    /// Declares `{prefix}.per_layer_*`; none if the family has no per-layer inputs.
     pub fn declare(
         config: &ModelConfig,
         prefix: &str,
@@ -103,8 +103,8 @@ impl PerLayerBlock {
         }))
     }
 
-    /// `x += norm(projection(act(gate(x)) * input))`. `all` has the inputs of all layers, of which `layer` takes its own; `part` has the
-    /// shape of `x` and is overwritten. `kept` names the rows of `all` that `x` still has, where it has not all of them.
+    /// `x += norm(projection(act(gate(x)) * input))`. `all` has the inputs of all layers; `layer` is the index of this layer's part. `part`
+    /// has the shape of `x` and is overwritten. `kept` names the rows of `all` that `x` has, if it does not have all of them.
     pub fn forward(
         &self,
         device: &mut dyn Device,
@@ -129,7 +129,7 @@ impl PerLayerBlock {
     }
 }
 
-/// The number that a layer's result is multiplied with; 1 while there are no weights.
+/// Reads the factor on a layer's result. 1 if there are no weights yet.
 pub(crate) fn layer_scalar(prefix: &str, declare: &Declare<'_>) -> Result<f32, DeclareError> {
     Ok(declare.read_values(&format!("{prefix}.layer_scalar"), 1, 1.0)?[0])
 }

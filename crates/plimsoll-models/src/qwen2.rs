@@ -1,4 +1,4 @@
-//! Qwen2 and Qwen2.5 (dense): a Llama with biases on queries, keys and values.
+//! Qwen2 and Qwen2.5 (dense): Llama with biases on queries, keys and values.
 //!
 //! Reference: transformers, `modeling_qwen2.py`.
 

@@ -1,4 +1,4 @@
-//! Qwen3 (dense): a Llama with queries and keys that are normalised per head before they are rotated.
+//! Qwen3 (dense): Llama with queries and keys that are normed per head before rotation.
 //!
 //! Reference: transformers, `modeling_qwen3.py`.
 

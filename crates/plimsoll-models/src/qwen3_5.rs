@@ -1,7 +1,7 @@
-//! Qwen3.5, dense and with experts: the layers of Qwen3-Next with projections apart, and a vision encoder.
+//! Qwen3.5, dense and with experts: the layers of Qwen3-Next with separate projections, and a vision encoder.
 //!
-//! Reference: transformers, `modeling_qwen3_5.py` and `modeling_qwen3_5_moe.py`. A text's tokens have one position in all three
-//! sections of its rotary embedding, which is then the plain one.
+//! Reference: transformers, `modeling_qwen3_5.py` and `modeling_qwen3_5_moe.py`. A text's tokens have the same position in all three
+//! sections of the rotary embedding, which then equals the plain one.
 
 use plimsoll_device::{Declare, DeclareError};
 use plimsoll_formats::ModelConfig;

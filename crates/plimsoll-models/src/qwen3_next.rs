@@ -1,7 +1,7 @@
-//! Qwen3-Next: Gated DeltaNet layers with one of gated attention after every three, experts with a shared one, a draft head.
+//! Qwen3-Next: one gated attention layer after every three Gated DeltaNet layers, experts with a shared expert, a draft head.
 //!
-//! Reference: transformers, `modeling_qwen3_next.py`. Its projections into a recurrent layer are joined tensors, interleaved by
-//! key head; `delta` takes them apart.
+//! Reference: transformers, `modeling_qwen3_next.py`. Its projections into a recurrent layer are joined tensors, interleaved by key head;
+//! `delta` splits them.
 
 use plimsoll_device::{Declare, DeclareError};
 use plimsoll_formats::ModelConfig;

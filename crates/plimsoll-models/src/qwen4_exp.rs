@@ -1,7 +1,7 @@
 //! Qwen4-Exp (Qwen3.8-Flash-Next): the layers of Qwen3.5-MoE over several residual streams. Attention is sparse, and some layers add
 //! embeddings of n-grams.
 //!
-//! Reference: transformers, `modular_qwen4_exp.py`. There is no norm behind the last layer: the mixture of the streams is normed.
+//! Reference: transformers, `modular_qwen4_exp.py`. There is no norm after the last layer: the mixture of the streams is normed.
 
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, KvDtype, KvLayer, KvShape, Mode, ModelShape, StateShape, StepInput,
@@ -31,13 +31,13 @@ struct Layer {
     experts: MoeBlock,
 }
 
-/// Such a decoder.
+/// The decoder of Qwen4-Exp.
 pub struct Qwen4Exp {
     ends: Ends,
     layers: Vec<Layer>,
     rotary: Rotary,
     streams: Streams,
-    /// Behind the last layer.
+    /// The mixer after the last layer.
     mixer: StreamMixer,
     state: Option<StateShape>,
     /// Elements of an index key.
@@ -80,7 +80,7 @@ struct Builder<'a> {
     qwen4: &'a Qwen4,
     rotary: &'a Rotary,
     streams: Streams,
-    /// Layers so far of attention, recurrent ones, and those with n-grams.
+    /// Numbers of declared layers: with attention, recurrent ones, and with n-grams.
     counts: [usize; 3],
 }
 
@@ -120,7 +120,7 @@ impl Builder<'_> {
 }
 
 impl Layer {
-    /// What the layer keeps in the cache, if it attends.
+    /// The layer's part of the KV cache, if it has attention.
     fn kv(&self) -> Option<KvLayer> {
         match &self.mixer {
             Mixer::Attention(attention) => attention.kv(),
@@ -128,7 +128,7 @@ impl Layer {
         }
     }
 
-    /// The first half: n-grams, then what mixes positions. `mixed` and `part` are as wide as one stream.
+    /// Runs the first half of a layer: n-grams, then the mixer of positions. `mixed` and `part` are as wide as one stream.
     fn mix(
         &self,
         device: &mut dyn Device,
@@ -148,7 +148,7 @@ impl Layer {
         self.before_mixer.join(device, x, part, shares)
     }
 
-    /// The second half.
+    /// Runs the second half of a layer.
     fn transform(
         &self,
         device: &mut dyn Device,

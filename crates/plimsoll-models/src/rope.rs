@@ -1,6 +1,6 @@
 //! Rotary embedding: inverse frequencies from the configuration, with the field's scaling rules.
 //!
-//! Computed once at declaration, in f32 as the reference implementation (transformers, `modeling_rope_utils.py`) does.
+//! They are computed once at declaration, in f32 as in the reference (transformers, `modeling_rope_utils.py`).
 
 use plimsoll_formats::{ModelConfig, RopeScaling, YarnScaling};
 
@@ -9,11 +9,11 @@ use plimsoll_formats::{ModelConfig, RopeScaling, YarnScaling};
 pub struct Rope {
     /// One per pair of elements: `head_dim / 2`.
     pub inv_freq: Vec<f32>,
-    /// Cosines and sines are multiplied by this.
+    /// The factor on cosines and sines.
     pub scale: f32,
 }
 
-/// Whether sliding layers rotate otherwise than global ones.
+/// Whether sliding layers have other rotary angles than global ones.
 pub(crate) fn has_local_angles(config: &ModelConfig) -> bool {
     config.layer_is_sliding.contains(&true) && config.variant.local_rope
 }
@@ -44,7 +44,7 @@ pub fn rope(head_dim: usize, theta: f32, scaling: &RopeScaling) -> Rope {
             Rope { inv_freq: mixed.collect(), scale: yarn.attention_factor }
         }
         RopeScaling::Long(long) => {
-            // Without a list in the configuration the divisors are a tensor.
+            // If the configuration has no list, the divisors are a tensor.
             let factors = long.factors.iter().copied().chain(std::iter::repeat(1.0));
             let inv_freq = plain.iter().zip(factors).map(|(f, factor)| f / factor).collect();
             Rope { inv_freq, scale: long.attention_factor }
@@ -52,7 +52,7 @@ pub fn rope(head_dim: usize, theta: f32, scaling: &RopeScaling) -> Rope {
     }
 }
 
-/// Llama 3's rule: long wavelengths are interpolated, short ones kept, those between blended.
+/// Llama 3's rule: long wavelengths are interpolated, short ones are kept, and those between are blended.
 fn llama3(freq: f32, factor: f32, low: f32, high: f32, original: f32) -> f32 {
     let wavelength = 2.0 * std::f32::consts::PI / freq;
     if wavelength > original / low {

@@ -7,18 +7,18 @@ use plimsoll_formats::{ModelConfig, RopeScaling};
 
 use crate::rope::rope;
 
-/// The rotary embedding that all layers of attention share.
+/// The rotary embedding that all attention layers share.
 #[derive(Clone, Debug)]
 pub(crate) struct Rotary {
     pub inv_freq: VectorId,
     dim: usize,
     pub scale: f32,
-    /// The axis of every frequency, in models that see images.
+    /// The axis of every frequency, in models with images.
     pub axes: Option<Arc<[u8]>>,
 }
 
 impl Rotary {
-    /// That of global layers.
+    /// Declares the rotary embedding of global layers.
     pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let dim = config.heads_of(false).rotary_dim;
         let mut rope = rope(dim, config.rope_theta, &config.rope_scaling);
@@ -34,7 +34,7 @@ impl Rotary {
         Ok(Self { inv_freq: declare.values(rope.inv_freq), dim, scale: rope.scale, axes })
     }
 
-    /// Every row's angles.
+    /// Returns every row's angles.
     pub fn angles(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Buf, DeviceError> {
         let angles = device.temp(step.positions.len(), self.dim)?;
         match self.axes.as_deref().filter(|_| !step.places.is_empty()) {
@@ -47,7 +47,7 @@ impl Rotary {
     }
 }
 
-/// The tensor of one divisor a frequency that GGUF files may have: Llama 3's rule, or one of LongRoPE's lists.
+/// The tensor with one divisor per frequency that GGUF files may have: for Llama 3's rule, or for one of LongRoPE's lists.
 fn divisors_name(scaling: &RopeScaling) -> &'static str {
     match scaling {
         RopeScaling::Long(long) if long.long => "model.rope_factors_long",

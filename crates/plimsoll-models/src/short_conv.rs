@@ -1,4 +1,5 @@
-//! A gated short convolution: three projections, of which two multiply the third before and after a causal convolution over time.
+//! A gated short convolution over time with three projections of the input. Two of them multiply the third, one before and one after the
+//! convolution.
 //!
 //! Reference: transformers, `modeling_lfm2.py` (`Lfm2ShortConv`).
 
@@ -7,9 +8,9 @@ use plimsoll_device::{
 };
 use plimsoll_formats::ModelConfig;
 
-/// Weights of one such layer.
+/// Weights of one layer with a gated short convolution.
 pub struct ShortConvBlock {
-    /// What multiplies the input of the convolution, its result, and the input itself.
+    /// The projections to the factor before the convolution, to the factor after it, and to its input.
     before: LinearId,
     after: LinearId,
     input: LinearId,
@@ -41,12 +42,12 @@ impl ShortConvBlock {
         })
     }
 
-    /// What the layer does to its sequences' states.
+    /// The convolution, which also describes the layer's state of a sequence.
     pub fn spec(&self) -> &CausalConv {
         &self.spec
     }
 
-    /// `out (+)= layer(input)`; the state goes from slot to slot as `step` says.
+    /// `out (+)= layer(input)`. The state moves from slot to slot as `step` requires.
     pub fn forward(
         &self,
         device: &mut dyn Device,

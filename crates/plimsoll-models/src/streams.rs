@@ -1,4 +1,4 @@
-//! Hyper-connections: several residual streams, of which each half of a layer reads a mixture and to which it adds its result.
+//! Hyper-connections: several residual streams. Each half of a layer reads a mixture of them and adds its result to them.
 //!
 //! Reference: transformers, `modular_qwen4_exp.py` (`Qwen4ExpTextGatedResidual`). A row of the residual stream has all streams side by
 //! side.
@@ -9,18 +9,18 @@ use plimsoll_formats::{ModelConfig, Qwen4};
 /// The shape of residual streams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Streams {
-    /// How many there are.
+    /// The number of streams.
     pub count: usize,
-    /// Elements of one.
+    /// Elements of one stream.
     pub width: usize,
-    /// A weight of 1 for every element of one, for norms whose weights differ by stream.
+    /// A weight of 1 for every element of one stream, for norms whose weights differ by stream.
     pub ones: VectorId,
     /// Epsilon of norms.
     pub eps: f32,
 }
 
 impl Streams {
-    /// Declares what all layers share.
+    /// Declares the values that all layers share.
     pub fn declare(config: &ModelConfig, qwen4: &Qwen4, declare: &mut Declare<'_>) -> Self {
         let width = config.hidden_size;
         Self { count: qwen4.streams, width, ones: declare.values(vec![1.0; width]), eps: config.norm_eps }
@@ -31,12 +31,12 @@ impl Streams {
         self.count * self.width
     }
 
-    /// Declares the weights of a norm of every stream.
+    /// Declares the weights of a norm over every stream.
     pub fn norm(&self, config: &ModelConfig, name: &str, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
         declare.vector(name, self.all(), config.norm_weight_offset)
     }
 
-    /// Norms every stream by itself; `out` may be `x`.
+    /// Norms each stream separately; `out` may be `x`.
     pub fn apply_norm(&self, device: &mut dyn Device, out: Buf, x: Buf, weight: VectorId) {
         device.rms_norm(out.reshape(self.width), x.reshape(self.width), self.ones, self.eps);
         device.multiply(out, weight);
@@ -49,13 +49,13 @@ impl Streams {
     }
 }
 
-/// What mixes the streams before half a layer, and says how much each takes of its result.
+/// The weights that mix the streams before half a layer, and that give each stream's share of the half's result.
 pub(crate) struct StreamMixer {
     streams: Streams,
     norm: VectorId,
     down: LinearId,
     up: LinearId,
-    /// None of the mixer behind the last layer.
+    /// None for the mixer after the last layer.
     inject: Option<LinearId>,
     rank: usize,
 }
@@ -84,7 +84,7 @@ impl StreamMixer {
         })
     }
 
-    /// Writes the mixture of the streams `x` to `mixed`, and to `shares` [rows, streams] how much of a result each stream takes.
+    /// Writes the mixture of the streams `x` to `mixed`, and each stream's share of a result to `shares` [rows, streams].
     pub fn mix(
         &self,
         device: &mut dyn Device,

@@ -1,11 +1,10 @@
-//! Encoders of text: BERT, RoBERTa, ModernBERT and nomic-bert, with or without a head.
+//! Text encoders: BERT, RoBERTa, ModernBERT and nomic-bert, with or without a head.
 //!
-//! Every position sees every other of its sequence, or those of a window around it. So a sequence is computed in one step
-//! and leaves nothing for later steps. The rows that need logits are the first of each sequence: what the head makes of
-//! the sequence stands there.
+//! Every position attends to all positions of its sequence, or to those of a window around it. So a sequence is computed in one step and
+//! leaves no state for later steps. The rows that need logits are the first of each sequence: they get the head's result for the sequence.
 //!
-//! The families differ in facts only, which are [`plimsoll_formats::Encoder`]; a family's file is in
-//! `plimsoll-formats/src/hf/encoder`. Reference: transformers, `modeling_bert.py`, `modeling_modernbert.py` and their like.
+//! The families differ only in the facts of [`plimsoll_formats::Encoder`]; a family's file is in `plimsoll-formats/src/hf/encoder`.
+//! Reference: transformers, `modeling_bert.py`, `modeling_modernbert.py` and similar files.
 
 pub(crate) mod head;
 mod layer;
@@ -22,7 +21,7 @@ use crate::{Model, Output, Pass};
 use head::Head;
 use layer::Layer;
 
-/// A norm with a bias, which is 0 where the family has none.
+/// A norm with a bias. The bias is 0 if the family has none.
 #[derive(Clone, Copy, Debug)]
 struct Norm {
     weight: VectorId,
@@ -41,7 +40,7 @@ impl Norm {
         Ok(Self { weight, bias, eps: config.norm_eps })
     }
 
-    /// `out` may be `x`.
+    /// Writes the normed rows of `x` to `out`, which may be `x`.
     fn apply(self, device: &mut dyn Device, out: Buf, x: Buf) {
         device.layer_norm(out, x, self.weight, self.bias, self.eps);
     }
@@ -60,7 +59,7 @@ fn matrix(
     }
 }
 
-/// Rotary angles of layers that see everything, and of those that see a window where these are others.
+/// Rotary angles of layers that attend to all positions, and frequencies of layers with a window if these differ.
 struct Angles {
     global: Rotary,
     local: Option<VectorId>,
@@ -84,7 +83,7 @@ impl Angles {
     }
 }
 
-/// What the head makes of each sequence, one row for each row that needs logits. Without a head the rows are empty.
+/// Returns the head's result for each sequence: one row for each row that needs logits. Without a head the rows are empty.
 pub(crate) fn logits_of(
     head: Option<&Head>,
     device: &mut dyn Device,
@@ -98,7 +97,7 @@ pub(crate) fn logits_of(
     Ok(logits)
 }
 
-/// An encoder.
+/// A text encoder.
 pub struct TextEncoder {
     words: LinearId,
     positions: Option<LinearId>,
@@ -113,7 +112,7 @@ pub struct TextEncoder {
     vocab: usize,
 }
 
-/// Declares an encoder's checkpoint.
+/// Declares the checkpoint of a text encoder.
 pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
     let Some(encoder) = config.encoder else {
         return Err(DeclareError::Unsupported("internal error: an encoder without encoder settings".into()));
@@ -125,7 +124,7 @@ pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn 
             "heads of {head_dim} elements are not supported: the width must be a multiple of 16"
         )));
     }
-    // The rows before the first position are the padding's.
+    // The rows before the first position belong to the padding.
     let used = RowPiece::span(first_position, positions - first_position);
     let table = "embeddings.position_embeddings.weight";
     let words = declare.linear("embeddings.word_embeddings.weight", config.vocab_size, hidden)?;
@@ -195,7 +194,7 @@ impl Model for TextEncoder {
     }
 
     fn shape(&self, _: KvDtype) -> ModelShape {
-        // Nothing is kept, so nothing is to be saved: what lies in the workspace for one layer is exact.
+        // The model has no cache and no state. No rows are computed in bfloat16.
         let encoder = Some(EncoderShape::new(self.head_dim, 0));
         ModelShape { kv: KvShape::none(), state: None, hidden: self.hidden, encoder, bf16: false }
     }

@@ -1,9 +1,9 @@
 //! Whisper: a decoder that attends to an encoder's output at every layer.
 //!
-//! Reference: transformers, `modeling_whisper.py`. A sequence holds the encoder's rows in its first positions, as a prompt with audio
-//! does, and the decoder's tokens behind them. One layer of the KV cache serves both attentions of a decoder layer: its first positions
-//! hold keys and values of the encoder's rows, which are the same at every layer but for the projection, the others those of the tokens.
-//! The encoder's rows take no part in anything else.
+//! Reference: transformers, `modeling_whisper.py`. A sequence has the encoder's rows in its first positions, like a prompt with audio, and
+//! the decoder's tokens after them. One layer of the KV cache serves both attentions of a decoder layer. Its first positions hold keys and
+//! values of the encoder's rows, which differ between layers only by the projection. Its other positions hold those of the tokens. The
+//! encoder's rows are not used otherwise.
 
 use plimsoll_device::{
     Attention, Buf, Declare, DeclareError, Device, DeviceError, Encoded, KvDtype, KvLayer, KvShape, LinearId, Mode,
@@ -26,7 +26,7 @@ struct Part {
     spec: Attention,
 }
 
-/// One layer.
+/// One layer of the decoder.
 struct Layer {
     /// Attends to the decoder's tokens.
     own: Part,
@@ -36,26 +36,26 @@ struct Layer {
     mlp: Dense,
 }
 
-/// A Whisper.
+/// A Whisper model.
 pub struct Whisper {
     ends: Ends,
     /// A row for every position of the decoder.
     positions: VectorId,
-    /// Rows of that table.
+    /// Rows of the table of positions.
     text_positions: usize,
-    /// Positions that the encoder's rows take.
+    /// Positions of the encoder's rows.
     output: usize,
     layers: Vec<Layer>,
     audio: Box<dyn Encoder>,
     kv: KvLayer,
 }
 
-/// Neighbouring rows of a step.
+/// Consecutive rows of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     first: usize,
     rows: usize,
-    /// They come from the encoder.
+    /// Whether the rows come from the encoder.
     encoded: bool,
 }
 
@@ -64,13 +64,13 @@ impl Run {
         x.span(self.first, self.rows)
     }
 
-    /// How many of them are computed in bfloat16: of a step the last rows are.
+    /// The number of these rows that are computed in bfloat16: the last rows of a step are.
     fn bf16(self, step: &StepInput<'_>) -> usize {
         (self.first + self.rows).saturating_sub(self.first.max(step.tokens.len() - step.bf16_rows))
     }
 }
 
-/// The rows of a step, in order. The planner names no rows of the encoder: then all are the decoder's, which take more.
+/// The rows of a step, in order. The planner names no encoder rows: then all rows are the decoder's, which need more memory.
 fn runs<'a>(step: &'a StepInput<'_>, width: usize) -> impl Iterator<Item = Run> + use<'a> {
     let encoded = step.media.iter().map(move |media| (media.first_row, media.values.len() / width));
     let (mut encoded, mut at) = (encoded.filter(|(_, rows)| *rows > 0).peekable(), 0);
@@ -87,7 +87,7 @@ fn runs<'a>(step: &'a StepInput<'_>, width: usize) -> impl Iterator<Item = Run> 
     })
 }
 
-/// Declares a checkpoint.
+/// Declares a Whisper checkpoint.
 pub fn build(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Box<dyn Model>, DeclareError> {
     let Some(AudioKind::Whisper(own)) = config.audio.as_ref().map(|audio| &audio.encoder) else {
         return Err(DeclareError::Unsupported("internal error: a Whisper without its encoder's settings".into()));
@@ -162,7 +162,7 @@ impl Layer {
         })
     }
 
-    /// Both attentions: `x += own(norm(x)); x += cross(norm(x))` in the decoder's rows. `normed` has the shape of `x`.
+    /// Runs both attentions: `x += own(norm(x)); x += cross(norm(x))` in the decoder's rows. `normed` has the shape of `x`.
     fn attend(&self, device: &mut dyn Device, x: Buf, normed: Buf, step: &StepInput<'_>) -> Result<(), DeviceError> {
         let Self { own, cross, .. } = self;
         let scope = device.mark();
@@ -181,7 +181,7 @@ impl Layer {
             let made = [(own.q, run.of(q)), (own.k, run.of(k)), (own.v, run.of(v))];
             device.linear_rows(input.into(), &made, Mode::Store, bf16)?;
         }
-        // Queries of the encoder's rows are not initialized: nothing reads what comes of them.
+        // Queries of the encoder's rows are not initialized: their results are never read.
         device.attention(&own.spec, None, attended, q, Some([k, v]), step);
         for run in runs(step, x.cols).filter(|run| !run.encoded) {
             let (input, bf16) = (run.of(normed), run.bf16(step));
@@ -207,7 +207,7 @@ impl Layer {
 impl Model for Whisper {
     fn begin(&self, device: &mut dyn Device, step: &StepInput<'_>) -> Result<Pass, DeviceError> {
         let x = self.ends.embed_tokens(device, step)?;
-        // A row of the encoder gets the position of the first token, and is replaced.
+        // A row of the encoder gets the first token's position; the row is replaced afterwards.
         let position = |row: usize| (step.positions[row] as usize).saturating_sub(self.output);
         device.add_rows(x, self.positions, &|row| position(row).min(self.text_positions - 1));
         self.ends.place(device, x, step);

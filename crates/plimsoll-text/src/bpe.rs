@@ -1,12 +1,11 @@
 //! Byte pair encoding of one word: from symbols to token ids by merging the best-ranked neighbours first.
 //!
-//! One loop serves every vocabulary that Plimsoll reads. Byte-level BPE (GPT-2 and its heirs) and SentencePiece BPE (Llama,
-//! Gemma) differ only in what the first symbols are and where the ranks come from: a list of merges, or the scores of
-//! the pieces. The queue makes it O(n log n) in the length of the word, so a megabyte without a space is slow work, not
-//! an attack; memory is [`Scratch`]. In the worst case it is a multiple of the text, which [`Scratch::bytes_max`]
-//! states.
+//! One loop serves every vocabulary that Plimsoll reads. Byte-level BPE (GPT-2 and its successors) and SentencePiece BPE (Llama, Gemma)
+//! differ only in the first symbols and in the source of the ranks: a list of merges, or the scores of the pieces. The queue makes encoding
+//! O(n log n) in the length of the word, so a megabyte without a space is slow but no attack. The memory is [`Scratch`]; in the worst case
+//! it is a multiple of the text, see [`Scratch::bytes_max`].
 //!
-//! Nothing here knows how text is cut into words or what a special token is.
+//! This module does not cut text into words and does not know special tokens.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -15,7 +14,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::error::TextError;
 use crate::table::{NONE, TokenTable};
 
-/// The merges of a vocabulary: which neighbours may join, how early, and into what.
+/// The merges of a vocabulary: the pairs of neighbours that may join, with rank and result.
 #[derive(Default)]
 pub(crate) struct Merges {
     by_pair: HashMap<u64, Merge, BuildHasherDefault<PairHasher>>,
@@ -24,7 +23,7 @@ pub(crate) struct Merges {
 /// The outcome of joining two neighbours.
 #[derive(Clone, Copy)]
 struct Merge {
-    /// Lower goes first.
+    /// The rank of the merge. Lower ranks merge first.
     rank: u32,
     /// The token that the two become.
     id: u32,
@@ -36,7 +35,7 @@ impl Merges {
         Self { by_pair: HashMap::with_capacity_and_hasher(count, BuildHasherDefault::default()) }
     }
 
-    /// Lets `left` and `right` join into `id`. Of a pair that is given twice the first rank given stays.
+    /// Lets `left` and `right` join into `id`. If a pair is given twice, the first rank stays.
     pub(crate) fn insert(&mut self, left: u32, right: u32, rank: u32, id: u32) {
         self.by_pair.entry(pair_key(left, right)).or_insert(Merge { rank, id });
     }
@@ -46,7 +45,7 @@ impl Merges {
     }
 }
 
-/// Merges in the order of their ranks, as pairs of names.
+/// Builds the merges from pairs of names in the order of their ranks.
 pub(crate) fn ranked_merges<'m>(
     pairs: impl Iterator<Item = Result<(&'m str, &'m str), TextError>>,
     count: usize,
@@ -71,7 +70,7 @@ fn pair_key(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// Mixes the 64 bits of a pair; the default hasher would cost more than the rest of a merge.
+/// A hasher for the 64 bits of a pair. The default hasher would take more time than the rest of a merge.
 #[derive(Default)]
 struct PairHasher(u64);
 
@@ -92,28 +91,28 @@ impl Hasher for PairHasher {
     }
 }
 
-/// What the first symbols of a word are.
+/// The first symbols of a word.
 pub(crate) enum Alphabet {
-    /// One symbol for each byte; the table gives its token, or [`NONE`] where the vocabulary lacks that byte.
+    /// One symbol for each byte. The table has its token, or [`NONE`] if the vocabulary lacks the byte.
     Bytes(Box<[u32; 256]>),
     /// One symbol for each character that is a token.
     Chars {
-        /// Tokens of single bytes for all other characters, where the vocabulary has all 256 of them.
+        /// Tokens of single bytes for all other characters; none if the vocabulary does not have all 256 of them.
         fallback: Option<Box<[u32; 256]>>,
     },
 }
 
 /// A BPE vocabulary, ready to encode words.
 pub(crate) struct Bpe {
-    /// What the first symbols are.
+    /// The first symbols of a word.
     pub(crate) alphabet: Alphabet,
-    /// What may join.
+    /// The pairs of neighbours that may join.
     pub(crate) merges: Merges,
-    /// The token for what has no token; without one such symbols vanish.
+    /// The token for symbols without a token. Without it such symbols are dropped.
     pub(crate) unknown: Option<u32>,
-    /// Neighbouring unknowns become one token instead of one each.
+    /// Whether neighbouring unknown symbols become one token instead of one each.
     pub(crate) fuse_unknown: bool,
-    /// A word that is a token as a whole stays whole even if no chain of merges would build it.
+    /// Whether a word that is a token stays whole, even if no chain of merges would build it.
     pub(crate) whole_words_first: bool,
 }
 
@@ -125,7 +124,7 @@ pub(crate) struct Scratch {
     raw: String,
 }
 
-/// A piece of the word under construction, linked to its living neighbours.
+/// A piece of the word under construction, linked to its remaining neighbours.
 #[derive(Clone, Copy)]
 struct Symbol {
     /// Its token, or [`NONE`] once merged away into the symbol at its left.
@@ -134,8 +133,8 @@ struct Symbol {
     next: u32,
 }
 
-/// A possible merge of the symbol at `position` with its right neighbour. The derived order is the order of merging:
-/// best rank first, leftmost first among equals.
+/// A possible merge of the symbol at `position` with its right neighbour. The derived order is the order of merging: lowest rank first,
+/// leftmost first among equals.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     rank: u32,
@@ -144,10 +143,10 @@ struct Candidate {
 }
 
 impl Scratch {
-    /// An upper bound in bytes for what encoding a text of `text_bytes` bytes needs at once.
+    /// Returns an upper bound in bytes for the scratch memory of encoding a text of `text_bytes` bytes.
     ///
-    /// At most one symbol a byte; at most one candidate a pair at first, and each merge removes one and adds at most
-    /// two; vectors may have doubled beyond need.
+    /// There is at most one symbol a byte. There is at most one candidate a pair at first, and each merge removes one and adds at most two.
+    /// The capacity of a vector may be twice its length.
     pub(crate) fn bytes_max(text_bytes: usize) -> usize {
         let per_byte = 2 * (std::mem::size_of::<Symbol>() + 2 * std::mem::size_of::<Candidate>()) + 6;
         text_bytes.saturating_mul(per_byte)
@@ -155,7 +154,7 @@ impl Scratch {
 }
 
 impl Bpe {
-    /// Appends the tokens of `word` to `out`. `table` is the vocabulary that the merges were made for.
+    /// Appends the tokens of `word` to `out`. `table` is the vocabulary of the merges.
     pub(crate) fn encode_word(&self, word: &str, table: &TokenTable, scratch: &mut Scratch, out: &mut Vec<u32>) {
         if self.whole_words_first
             && let Some(id) = self.whole(word, table, scratch)
@@ -168,12 +167,12 @@ impl Bpe {
         out.extend(scratch.symbols.iter().map(|symbol| symbol.id).filter(|&id| id != NONE));
     }
 
-    /// The token that spells the whole word, if there is one.
+    /// The token whose text is the whole word, if there is one.
     fn whole(&self, word: &str, table: &TokenTable, scratch: &mut Scratch) -> Option<u32> {
         match self.alphabet {
             Alphabet::Chars { .. } => table.id_of(word),
             Alphabet::Bytes(_) => {
-                // No token is longer than the longest one, so a long word need not be spelled out to be looked up.
+                // A word longer than the longest token is not in the table, so it is not looked up.
                 if word.len() > table.raw_bytes_max() {
                     return None;
                 }
@@ -184,7 +183,7 @@ impl Bpe {
         }
     }
 
-    /// Fills `scratch` with the symbols that `word` starts out as.
+    /// Fills `scratch` with the first symbols of `word`.
     fn first_symbols(&self, word: &str, table: &TokenTable, scratch: &mut Scratch) {
         scratch.symbols.clear();
         match &self.alphabet {
@@ -222,7 +221,7 @@ impl Bpe {
         }
     }
 
-    /// Joins neighbours, best rank first, until none may join.
+    /// Joins neighbours, lowest rank first, until no pair may join.
     fn merge(&self, scratch: &mut Scratch) {
         let Scratch { symbols, queue, .. } = scratch;
         queue.clear();
@@ -232,8 +231,8 @@ impl Bpe {
         while let Some(Reverse(best)) = queue.pop() {
             let left = best.position as usize;
             let Symbol { id, next, .. } = symbols[left];
-            // A neighbour may have changed since this candidate was queued: it counts only if the pair as it is
-            // now still makes the same token.
+            // A neighbour may have changed since this candidate was queued. The candidate is valid only if the current pair still makes the
+            // same token.
             if id == NONE || next == NONE {
                 continue;
             }
@@ -257,7 +256,7 @@ impl Bpe {
         }
     }
 
-    /// Queues the merge of two neighbours if there is one.
+    /// Queues the merge of two neighbours, if there is one.
     fn offer(&self, symbols: &[Symbol], left: usize, right: usize, queue: &mut BinaryHeap<Reverse<Candidate>>) {
         if let Some(merge) = self.merges.get(symbols[left].id, symbols[right].id) {
             queue.push(Reverse(Candidate { rank: merge.rank, position: left as u32, id: merge.id }));
@@ -265,7 +264,7 @@ impl Bpe {
     }
 }
 
-/// Appends a symbol and links it to the one before.
+/// Appends a symbol and links it to the previous one.
 fn push(id: u32, symbols: &mut Vec<Symbol>) {
     let position = symbols.len() as u32;
     let previous = position.checked_sub(1).unwrap_or(NONE);

@@ -1,8 +1,8 @@
 //! The printable alphabet of byte-level BPE: a bijection between the 256 bytes and 256 visible characters.
 //!
-//! GPT-2 stores its tokens as text in which every byte is one printable character: the printable Latin-1 bytes stand for
-//! themselves, the other 68 are numbered from U+0100 upwards in byte order. Every byte-level vocabulary since keeps
-//! the table. SentencePiece vocabularies spell single bytes as `<0xNN>` instead ([`byte_token`]).
+//! GPT-2 stores its tokens as text in which every byte is one printable character. The printable Latin-1 bytes stand for themselves; the
+//! other 68 are numbered from U+0100 upwards in byte order. Later byte-level vocabularies use the same table. SentencePiece vocabularies
+//! write single bytes as `<0xNN>` instead ([`byte_token`]).
 
 /// Whether a byte stands for itself in the alphabet.
 const fn is_itself(byte: u8) -> bool {
@@ -58,12 +58,12 @@ pub(crate) fn char_to_byte(character: char) -> Option<u8> {
     }
 }
 
-/// The bytes that a token spells, or `None` if a character of it is not part of the alphabet.
+/// The bytes that a token's text stands for, or `None` if a character is not part of the alphabet.
 pub(crate) fn decode(token: &str) -> Option<Vec<u8>> {
     token.chars().map(char_to_byte).collect()
 }
 
-/// The byte of a token spelled `<0xNN>`.
+/// The byte of a token named `<0xNN>`.
 pub(crate) fn byte_token(name: &str) -> Option<u8> {
     let hex = name.strip_prefix("<0x")?.strip_suffix('>')?;
     (hex.len() == 2).then(|| u8::from_str_radix(hex, 16).ok())?

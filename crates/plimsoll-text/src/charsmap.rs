@@ -1,8 +1,9 @@
-//! The check of `precompiled_charsmap`, the table of characters that SentencePiece replaces, before the `tokenizers` library gets it.
+//! The check of `precompiled_charsmap`, SentencePiece's table of replaced characters, before the `tokenizers` library reads it.
 //!
-//! Form: the bytes of the trie as a `u32`, the trie, and the text that its values point into. The trie is a double array: a unit
-//! has the byte that leads to it, the place of its children, and whether it ends a key. The library allocates what the first number
-//! says, and looks bytes up without a check of the array's end. Reference: `Darts::DoubleArray`, as the crate `spm_precompiled` reads it.
+//! The table has the bytes of the trie as a `u32`, the trie, and the text that its values point into. The trie is a double array: a unit
+//! has the byte that leads to it, the place of its children, and a flag for the end of a key. The library allocates as many bytes as the
+//! first number, and looks bytes up without a check of the array's end. Reference: `Darts::DoubleArray`, as the crate `spm_precompiled`
+//! reads it.
 
 use std::collections::VecDeque;
 
@@ -12,27 +13,27 @@ use serde_json::Value;
 
 use crate::error::TextError;
 
-/// Bytes of all tries of a file, at most; that of NFKC with lower case has 180 KiB. They bound the time of the check.
+/// Most bytes of all tries of a file, which bound the time of the check. The trie of NFKC with lower case has 180 KiB.
 const TRIE_BYTES_MAX: usize = 4 << 20;
 
-/// Bytes of a replacement for each byte that it replaces, at most: NFKC writes the three bytes of U+FDFA as 33. Memory for encoding is
+/// Most bytes of a replacement for each byte that it replaces: NFKC replaces the three bytes of U+FDFA with 33. Memory for encoding is
 /// reserved for as many ([`crate::foreign`]).
 const LONGER_MAX: usize = 11;
 
-/// Bytes of a key that count.
+/// Bytes of a key that count towards the allowed length of its replacement.
 const KEY_BYTES_MAX: usize = 64;
 
 /// Bytes of a unit, and of the number before the trie.
 const UNIT_BYTES: usize = 4;
 
-/// Children of a unit stand in one block of this many, each at its byte.
+/// Units in a block of children. Each child is at the index of its byte.
 const BLOCK: usize = 256;
 
 /// Checks every table in a normalizer of a `tokenizer.json`, at any depth.
 ///
 /// # Errors
 ///
-/// [`TextError::BadTokenizer`] that says what is wrong with a table.
+/// [`TextError::BadTokenizer`] with the fault of a table.
 pub(crate) fn check_all(normalizer: &Value) -> Result<(), TextError> {
     let mut left = TRIE_BYTES_MAX;
     check_within(normalizer, &mut left)
@@ -54,8 +55,8 @@ fn check_within(normalizer: &Value, left: &mut usize) -> Result<(), TextError> {
     }
 }
 
-/// Checks that no lookup of any bytes leaves the array, that every value points into the text, and that no replacement is too long.
-/// The error continues a sentence about the table. `left`: bytes that tries may have.
+/// Checks that no lookup of any bytes leaves the array, that every value points into the text, and that no replacement is too long. The
+/// error continues a sentence about the table. `left` is the number of bytes that tries may still have.
 fn check(bytes: &[u8], left: &mut usize) -> Result<(), String> {
     let Some((size, rest)) = bytes.split_first_chunk::<UNIT_BYTES>() else {
         return Err(format!("has {} bytes; at least {UNIT_BYTES} are needed", bytes.len()));
@@ -82,16 +83,16 @@ fn check(bytes: &[u8], left: &mut usize) -> Result<(), String> {
 fn walk(units: &[Unit], text: &str) -> Result<(), String> {
     let count = units.len();
     let mut reached = vec![false; count];
-    // The shortest keys come first. With each block goes the number of bytes that its keys have at least.
+    // The shortest keys come first. Each block is queued with the least number of bytes of its keys.
     let mut blocks = VecDeque::from([(units[0].offset(), 1)]);
     while let Some((place, key)) = blocks.pop_front() {
-        // A lookup reads the unit at its next byte before it knows whether that is a child.
+        // A lookup reads the unit at its next byte before it checks that the unit is a child.
         if place | (BLOCK - 1) >= count {
             return Err(format!("leads to unit {} of a trie of {count}", place | (BLOCK - 1)));
         }
         for byte in 1..BLOCK {
             let (at, unit) = (place ^ byte, units[place ^ byte]);
-            // One place alone leads to a unit, so that each is counted once.
+            // Only one path may lead to a unit, so that each is counted once.
             if unit.label() != byte || std::mem::replace(&mut reached[at], true) {
                 continue;
             }
@@ -105,7 +106,7 @@ fn walk(units: &[Unit], text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks the value of a key of so many bytes: where its replacement begins, which a zero ends.
+/// Checks the value of a key of `key` bytes: the start of its replacement, which ends at a zero byte.
 fn check_value(value: Option<usize>, key: usize, text: &str) -> Result<(), String> {
     let Some(place) = value.filter(|value| *value < text.len() && text.is_char_boundary(*value)) else {
         let value = value.map_or("none".to_owned(), |value| value.to_string());
@@ -123,22 +124,22 @@ fn check_value(value: Option<usize>, key: usize, text: &str) -> Result<(), Strin
 struct Unit(u32);
 
 impl Unit {
-    /// The byte that leads here; more than a byte for a value.
+    /// The byte that leads to this unit. For a value it is greater than a byte.
     fn label(self) -> usize {
         (self.0 & (1 << 31 | 0xff)) as usize
     }
 
-    /// Whether a key ends here. Its value is the unit at the place of the children.
+    /// Whether a key ends at this unit. The key's value is the unit at the place of the children.
     fn has_value(self) -> bool {
         self.0 >> 8 & 1 == 1
     }
 
-    /// What this unit's place is combined with for the place of its children.
+    /// The offset that is combined with this unit's place to get the place of its children.
     fn offset(self) -> usize {
         ((self.0 >> 10) as usize) << ((self.0 & 1 << 9) >> 6)
     }
 
-    /// Of a unit that is a value.
+    /// The value in a unit that is a value.
     fn value(self) -> usize {
         (self.0 & !(1 << 31)) as usize
     }
@@ -169,7 +170,7 @@ mod tests {
         size.to_le_bytes().into_iter().chain(trie).chain(text.iter().copied()).collect()
     }
 
-    /// Sets a unit of a table.
+    /// Returns the bytes of a table with one unit changed.
     fn with(at: usize, unit: u32) -> Vec<u8> {
         let mut bytes = table();
         bytes[UNIT_BYTES * (at + 1)..][..UNIT_BYTES].copy_from_slice(&unit.to_le_bytes());
@@ -197,7 +198,7 @@ mod tests {
         let sound = table();
         let longer =
             |bytes: usize| check(&[&sound[..sound.len() - "é\0".len()], "x".repeat(bytes).as_bytes()].concat());
-        // The text ends the replacement of `a`, which is all of it.
+        // The replacement of `a` is the whole text and ends with it.
         assert_eq!(longer(12).unwrap_err(), "replaces 1 bytes by more than 11");
         assert_eq!(longer(11), Ok(()));
     }
@@ -231,13 +232,13 @@ mod tests {
             let error = check(&bytes).unwrap_err();
             assert!(error.contains(words), "{error}, expected: {words}");
         }
-        // A unit that nothing leads to may hold anything.
+        // A unit that no other unit leads to may have any contents.
         assert_eq!(check(&with(300, u32::MAX)), Ok(()));
-        // Units that lead to each other are visited once; a lookup ends with its text.
+        // Units that lead to each other are visited once. A lookup ends at the end of its text.
         assert_eq!(check(&with(a, u32::from(b'a') | ((a ^ 256) as u32) << 10)), Ok(()));
     }
 
-    /// A table with random units that passes never makes a lookup panic.
+    /// A table with random units that passes the check never makes a lookup panic.
     #[test]
     fn lookups_in_tables_that_pass_stay_inside() {
         let mut dice = 1_u64;

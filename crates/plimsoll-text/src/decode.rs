@@ -1,45 +1,44 @@
 //! From token ids to text, one token at a time.
 //!
-//! Tokens are bytes, and a character may span several tokens: what is complete goes out, what is not waits. Invalid
-//! bytes become U+FFFD the way Python's `errors="replace"` does it, one for each maximal broken piece. The state is
-//! a handful of bytes and never grows; [`Tokenizer::decode`] is this very machine run over a slice, so that streamed and
-//! whole text cannot differ. `stop` has the stop strings.
+//! Tokens are bytes, and a character may span several tokens: complete characters are written, incomplete ones wait. Invalid bytes become
+//! U+FFFD as with Python's `errors="replace"`, one for each maximal broken piece. The state is a few bytes and never grows.
+//! [`Tokenizer::decode`] runs this code over a slice, so that streamed and whole text are equal. Stop strings are in `stop`.
 
 use crate::table::{Kind, Opening, TokenTable};
 use crate::tokenizer::Tokenizer;
 
-/// Turns a stream of token ids into text. One per request.
+/// Turns a stream of token ids into text. Each request has one.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     skip_special: bool,
-    /// Special tokens that leave text all the same.
+    /// Special tokens whose text is written even if `skip_special` is set.
     kept: Vec<u32>,
-    /// Nothing has been written yet, so the vocabulary's rule for the first token still applies.
+    /// Whether no text has been written yet, so that the vocabulary's rule for the first token still applies.
     opening: bool,
     waiting: Waiting,
 }
 
 impl Detokenizer {
-    /// A detokenizer for a text that begins with the first token pushed: exactly what [`Tokenizer::decode`] does. With
-    /// `skip_special`, special tokens leave no text.
+    /// Returns a detokenizer for a text that begins with the first token pushed, as in [`Tokenizer::decode`]. With `skip_special`, the text
+    /// of special tokens is not written.
     pub fn new(skip_special: bool) -> Self {
         Self { skip_special, kept: Vec::new(), opening: true, waiting: Waiting::default() }
     }
 
-    /// A detokenizer for a text that continues another one, such as the answer to a prompt: the leading space of the
-    /// first token, if it has one, separates it from the prompt and stays.
+    /// Returns a detokenizer for a text that continues another one, such as the answer to a prompt. A leading space of the first token
+    /// separates it from the prompt and stays.
     pub fn continuing(skip_special: bool) -> Self {
         Self { opening: false, ..Self::new(skip_special) }
     }
 
-    /// The same, with special tokens that leave their text whatever `skip_special` says: markers that later stages
+    /// Returns the detokenizer with special tokens whose text is always written, independently of `skip_special`: markers that later stages
     /// read.
     pub fn keeping(self, kept: Vec<u32>) -> Self {
         Self { kept, ..self }
     }
 
-    /// Appends to `out` the text that `id` completes. At most three bytes of an unfinished character stay behind.
-    /// An id outside the vocabulary is no text.
+    /// Appends to `out` the text that `id` completes. At most three bytes of an incomplete character wait. An id outside the vocabulary has
+    /// no text.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32, out: &mut String) {
         self.push_from(tokenizer.table(), tokenizer.opening(), id, out);
     }
@@ -61,7 +60,7 @@ impl Detokenizer {
             Opening::StripSpace => {
                 let stripped = text.strip_prefix(b" ").unwrap_or(text);
                 self.waiting.push(stripped, out);
-                // A token without any text is not the start of the text.
+                // A token without text does not start the text.
                 self.opening = text.is_empty();
                 return;
             }
@@ -83,14 +82,14 @@ impl Detokenizer {
         self.opening = false;
     }
 
-    /// The most bytes that [`Self::push`] appends for `id`, and [`Self::finish`] after it.
+    /// Returns the most bytes that [`Self::push`] appends for `id`, together with [`Self::finish`] after it.
     pub fn appended_max(tokenizer: &Tokenizer, id: u32) -> usize {
-        // Every byte that waits or comes may be broken, and U+FFFD has three.
+        // Every byte that waits or is pushed may be broken, and U+FFFD has three bytes.
         let bytes = tokenizer.token_bytes(id).len().max(tokenizer.token_name(id).len());
         3 * (bytes + 4)
     }
 
-    /// Ends the text: an unfinished character becomes one U+FFFD.
+    /// Ends the text: an incomplete character becomes one U+FFFD.
     pub fn finish(&mut self, out: &mut String) {
         if self.waiting.len > 0 {
             out.push(char::REPLACEMENT_CHARACTER);
@@ -99,7 +98,7 @@ impl Detokenizer {
     }
 }
 
-/// The beginning of a character with bytes that have not come yet.
+/// The first bytes of a character whose other bytes have not been pushed yet.
 #[derive(Clone, Copy, Default, Debug)]
 struct Waiting {
     bytes: [u8; 4],
@@ -126,7 +125,7 @@ impl Waiting {
                     rest = tail;
                 }
                 Err(_) => {
-                    // What waited was a valid beginning, so it is the whole broken piece; `byte` starts anew.
+                    // The waiting bytes were a valid beginning, so they are the whole broken piece. `byte` may begin a new character.
                     out.push(char::REPLACEMENT_CHARACTER);
                     self.len = 0;
                 }
@@ -136,7 +135,7 @@ impl Waiting {
         while let Some(chunk) = chunks.next() {
             out.push_str(chunk.valid());
             let broken = chunk.invalid();
-            // Only the end of the input can be merely unfinished.
+            // Only the end of the input may be an incomplete character.
             let unfinished = chunks.peek().is_none()
                 && std::str::from_utf8(broken).err().is_some_and(|error| error.error_len().is_none());
             if unfinished {
@@ -150,8 +149,8 @@ impl Waiting {
 }
 
 impl Tokenizer {
-    /// The text of `ids`, without special tokens if `skip_special`. Ids outside the vocabulary are no text; bytes that
-    /// are not UTF-8 become U+FFFD.
+    /// The text of `ids`, without special tokens if `skip_special`. Ids outside the vocabulary have no text. Bytes that are not UTF-8
+    /// become U+FFFD.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
         let mut out = String::new();
         let mut detokenizer = Detokenizer::new(skip_special);

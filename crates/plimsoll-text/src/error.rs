@@ -1,7 +1,7 @@
-//! What can go wrong between characters and token ids, in one enum.
+//! The errors between characters and token ids, in one enum.
 //!
-//! Every message names the limit or the offending value, since it ends up in front of a person: in a 4xx answer
-//! or in the log of a server that refused to start. Nothing here knows of HTTP.
+//! Every message names the limit or the offending value. People read it in a 4xx answer, or in the log of a server that refused to start.
+//! This module does not depend on HTTP.
 
 /// An error of this crate.
 #[derive(Debug, thiserror::Error)]
@@ -11,10 +11,10 @@ pub enum TextError {
     Io {
         /// The file.
         path: String,
-        /// What the operating system said.
+        /// The error from the operating system.
         source: std::io::Error,
     },
-    /// A file is larger than this crate is willing to load.
+    /// A file is larger than this crate's limit for it.
     #[error("{path} has {bytes} bytes, the limit is {limit}")]
     FileTooLarge {
         /// The file.
@@ -58,16 +58,16 @@ pub enum TextError {
     /// A chat template failed on these messages, or refused them with `raise_exception`.
     #[error("the chat template failed: {0}")]
     Render(String),
-    /// The template engine panicked: a defect of ours, not the client's.
+    /// The template engine panicked: a bug in the server, not in the request.
     #[error("the chat template's engine failed: {0}")]
     Panicked(String),
-    /// There is no memory for what was asked.
+    /// A memory allocation failed.
     #[error("no memory for {0}")]
     OutOfMemory(&'static str),
     /// Rendering a chat template went over one of its limits.
     #[error("the chat template exceeded its limit of {limit} {what}")]
     TemplateLimit {
-        /// What is limited: steps, or bytes that are written.
+        /// The unit of the limit: steps, or bytes that are written.
         what: &'static str,
         /// The limit.
         limit: u64,
@@ -76,8 +76,8 @@ pub enum TextError {
 
 /// Runs `work`, turning a panic inside it into an error made from the panic's message.
 ///
-/// The tokenizer and template libraries get input from clients; a panic there may cost one request, never
-/// the process. Nothing that outlives the call is borrowed mutably by `work`, so unwinding leaves no broken state.
+/// The tokenizer and template libraries get input from clients. A panic there may fail one request, but never ends the process. `work`
+/// borrows nothing mutably that outlives the call, so unwinding leaves no broken state.
 pub(crate) fn shielded<T>(
     error: fn(String) -> TextError,
     work: impl FnOnce() -> Result<T, TextError>,

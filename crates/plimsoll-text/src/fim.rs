@@ -1,62 +1,62 @@
-//! The tokens of fill-in-the-middle: a model that was trained with them writes what stands between two texts.
+//! The tokens of fill-in-the-middle: a model that was trained with them generates the text between two texts.
 //!
-//! A prompt is `prefix` text `suffix` text `middle`, in this order for every family below. GGUF files name the ids; elsewhere the
-//! spelling of the tokens tells.
+//! A prompt is `prefix` text `suffix` text `middle`, in this order for every family below. GGUF files name the ids. For other files the
+//! tokens are found by their names.
 
 use crate::table::TokenTable;
 
 /// The ids that a GGUF file names; fields are named after their keys, `tokenizer.ggml.fim_…_token_id`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FimIds {
-    /// `pre`: before the text before the gap.
+    /// `pre`: precedes the text before the gap.
     pub prefix: Option<u32>,
-    /// `suf`: before the text after the gap.
+    /// `suf`: precedes the text after the gap.
     pub suffix: Option<u32>,
-    /// `mid`: before the text in the gap.
+    /// `mid`: precedes the text in the gap.
     pub middle: Option<u32>,
     /// `pad`: fills batches of training.
     pub pad: Option<u32>,
-    /// `rep`: before a repository's name.
+    /// `rep`: precedes a repository's name.
     pub repository: Option<u32>,
-    /// `sep`: before a file's name.
+    /// `sep`: precedes a file's name.
     pub separator: Option<u32>,
 }
 
 /// The tokens of a model that fills gaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FimTokens {
-    /// Before the text before the gap.
+    /// Precedes the text before the gap.
     pub prefix: u32,
-    /// Before the text after the gap.
+    /// Precedes the text after the gap.
     pub suffix: u32,
-    /// Before the text in the gap.
+    /// Precedes the text in the gap.
     pub middle: u32,
-    /// Before a repository's name, and before a file's name, where the model knows several files.
+    /// The tokens before a repository's name and before a file's name; none for a model without prompts of several files.
     pub files: Option<(u32, u32)>,
-    /// Tokens that end what stands in the gap, the model's own end tokens aside.
+    /// Tokens that end the text in the gap, besides the model's usual end tokens.
     pub ends: Vec<u32>,
 }
 
-/// How one family spells them: prefix, suffix, middle, pad, repository, separator; empty where it has none.
+/// The names of each family's tokens: prefix, suffix, middle, pad, repository, separator; empty if the family has none.
 const SPELLINGS: [[&str; 6]; 6] = [
-    // Qwen2.5-Coder; CodeGemma, which has no repositories.
+    // Qwen2.5-Coder, and CodeGemma, which has no repositories.
     ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
     // StarCoder2, Granite.
     ["<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>", "<repo_name>", "<file_sep>"],
-    // StarCoder has the same spelling with other names for files; SantaCoder.
+    // SantaCoder, and StarCoder, which has other names for files.
     ["<fim-prefix>", "<fim-suffix>", "<fim-middle>", "<fim-pad>", "", ""],
-    // DeepSeek-Coder: the hole stands between the two texts.
+    // DeepSeek-Coder: the hole is between the two texts.
     ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>", "", "", ""],
-    // CodeLlama, in its tokenizer's spelling and in that of some files.
+    // CodeLlama, as its tokenizer and as some files write the names.
     ["▁<PRE>", "▁<SUF>", "▁<MID>", "", "", ""],
     ["<PRE>", "<SUF>", "<MID>", "", "", ""],
 ];
 
-/// What ends the text of a gap where a model has it: CodeLlama's end, and the end of a file.
+/// The names of tokens that end the text of a gap: CodeLlama's end, and the end of a file.
 const ENDS: [&str; 4] = ["▁<EOT>", "<EOT>", "<|endoftext|>", "<|file_separator|>"];
 
 impl FimTokens {
-    /// The tokens that `ids` names, or else those that the vocabulary spells; none for a model that fills no gaps.
+    /// Returns the tokens that `ids` has, or else those with known names in the vocabulary. None for a model that fills no gaps.
     pub(crate) fn find(table: &TokenTable, ids: FimIds) -> Option<Self> {
         let spelled = || SPELLINGS.iter().map(|names| spelled(table, names)).find(|ids| required(ids).is_some());
         let ids = if required(&ids).is_some() { ids } else { spelled()? };
@@ -118,7 +118,7 @@ mod tests {
         let fim = found(&vocab).unwrap();
         assert_eq!((fim.prefix, fim.suffix, fim.middle, fim.files), (5, 6, 7, None));
         assert_eq!(fim.ends, [8]);
-        // Of keys without a middle nothing is taken.
+        // Keys without a middle are ignored.
         vocab.fim.middle = None;
         assert_eq!(found(&vocab).unwrap().prefix, 2);
     }

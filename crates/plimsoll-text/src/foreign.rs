@@ -1,8 +1,8 @@
-//! Runs a `tokenizer.json` that our own pipeline does not support in the `tokenizers` library: Unigram, WordPiece, unusual normalizers.
+//! Runs a `tokenizer.json` that our pipeline does not support in the `tokenizers` library: Unigram, WordPiece, unusual normalizers.
 //!
-//! The `tokenizers` library does the work, stage by stage rather than through its `encode`, since that one call cannot
-//! choose per text whether control tokens are matched, and keeps offsets that are not needed here. Its caches are off:
-//! they are per thread, keyed by text from clients, and bounded only in entries.
+//! The `tokenizers` library runs stage by stage, not through its `encode`. That call cannot choose per text whether control tokens are
+//! matched, and computes offsets that are not needed here. The library's caches are off: they are per thread, keyed by text from clients,
+//! and bounded only in entries.
 
 use tokenizers::{AddedVocabulary, Model, OffsetReferential, OffsetType, PreTokenizer, TokenizerImpl};
 
@@ -19,15 +19,14 @@ type Inner = TokenizerImpl<
 /// A tokenizer of the `tokenizers` library.
 pub(crate) struct Foreign {
     inner: Inner,
-    /// The added tokens that are matched where control tokens are plain text.
+    /// The added tokens that are matched even where control tokens are plain text.
     user_defined: AddedVocabulary,
 }
 
 impl Foreign {
-    /// Heap bytes that encoding may need for each byte of text, ids aside: strings with an alignment of 16 bytes a byte,
-    /// words, symbols, a queue, tokens with their strings. `tests/heap.rs` measures 590 where every byte is a word, and 869
-    /// for U+FDFA, which NFKC writes as 33 bytes. A normalizer's own rules could lengthen a text more; they come from the
-    /// model's files.
+    /// Heap bytes that encoding may need for each byte of text, not counting ids: strings with an alignment of 16 bytes a byte, words,
+    /// symbols, a queue, tokens with their strings. `tests/heap.rs` measures 590 if every byte is a word, and 869 for U+FDFA, which NFKC
+    /// replaces with 33 bytes. Rules of a normalizer could lengthen a text more; they come from the model's files.
     pub(crate) const BYTES_PER_BYTE: usize = 1024;
 
     /// Loads a `tokenizer.json` held in memory.

@@ -1,8 +1,8 @@
-//! A vocabulary from a GGUF file becomes a tokenizer.
+//! Builds a tokenizer from a GGUF file's vocabulary.
 //!
-//! Families of files: `gpt2` (byte-level BPE with merges), `llama` (SentencePiece BPE with scores) and `gemma4`
-//! (SentencePiece pieces with merges); `gguf_library` has those of encoders. Ids must equal those of the tools that made the files.
-//! The caller reads the metadata from the file into a [`GgufVocab`].
+//! The families of files are `gpt2` (byte-level BPE with merges), `llama` (SentencePiece BPE with scores) and `gemma4` (SentencePiece
+//! pieces with merges); `gguf_library` has the families of text encoders. Ids must equal those of the tools that made the files. The caller
+//! reads the metadata from the file into a [`GgufVocab`].
 
 use crate::bpe::{Alphabet, Bpe, Merges, ranked_merges};
 use crate::byte_level::{self, byte_token};
@@ -19,7 +19,7 @@ use crate::specials::{Special, Specials};
 use crate::table::{Kind, NONE, Opening, Row, TokenTable};
 use crate::tokenizer::{Engine, Parts, Pipeline, Tokenizer};
 
-/// Names that end a turn wherever they are control tokens. Files state one end token; chat models use two or three.
+/// Names of tokens that end a turn, if they are control tokens. Files name one end token; chat models use two or three.
 const END_NAMES: &[&str] = &[
     "<|eot_id|>",
     "<|eom_id|>",
@@ -90,14 +90,14 @@ impl Tokenizer {
     }
 }
 
-/// Where the ranks of merges come from.
+/// The source of the ranks of merges.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ranks {
     Merges,
     Scores,
 }
 
-/// What the name of the family decides.
+/// The properties that the family's name determines.
 struct Family {
     byte_level: bool,
     ranks: Ranks,
@@ -155,7 +155,7 @@ fn table(vocab: &GgufVocab, family: &Family) -> Result<TokenTable, TextError> {
     Ok(table)
 }
 
-/// What is matched in the text before anything else.
+/// The tokens that are matched in the text before all other steps.
 fn specials(vocab: &GgufVocab) -> Vec<Special> {
     let token = |(id, content): (usize, &String)| {
         let kind = type_of(vocab, id);
@@ -189,10 +189,10 @@ fn alphabet(vocab: &GgufVocab, family: &Family, table: &TokenTable) -> Alphabet 
     Alphabet::Chars { fallback: complete.then_some(ids) }
 }
 
-/// Merges as the file lists them.
+/// The merges in the file's order.
 fn listed_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextError> {
     let pairs = vocab.merges.iter().map(|line| {
-        // A token may itself begin with the separator, so the search starts behind the first character.
+        // A token may begin with the separator, so the search starts after the first character.
         let skip = line.chars().next().map_or(0, char::len_utf8);
         line[skip..]
             .find(' ')
@@ -202,7 +202,7 @@ fn listed_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextEr
     ranked_merges(pairs, vocab.merges.len(), table)
 }
 
-/// Merges that follow from scores: two pieces may join if together they are a piece, the better its score the earlier.
+/// The merges that follow from scores. Two pieces may join if their concatenation is a piece; a higher score merges earlier.
 fn scored_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextError> {
     if vocab.scores.is_empty() {
         return Err(TextError::BadTokenizer("a llama vocabulary without scores".to_owned()));
@@ -210,7 +210,7 @@ fn scored_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextEr
     let ranks = ranks_of_scores(&vocab.scores);
     let mut merges = Merges::with_capacity(vocab.tokens.len());
     for (id, name) in vocab.tokens.iter().enumerate() {
-        // Control tokens never arise from text, bytes stand alone, and of two equal names only the first counts.
+        // Control tokens never result from text, bytes are not merged, and only the first of two equal names is used.
         let kind = type_of(vocab, id);
         let excluded = matches!(kind, TYPE_UNKNOWN | TYPE_CONTROL | TYPE_UNUSED | TYPE_BYTE);
         if excluded || table.id_of(name) != Some(id as u32) {
@@ -227,7 +227,7 @@ fn scored_merges(vocab: &GgufVocab, table: &TokenTable) -> Result<Merges, TextEr
     Ok(merges)
 }
 
-/// The rank of each score: equal scores share a rank, the highest score has rank 0.
+/// The rank of each score. Equal scores share a rank, and the highest score has rank 0.
 fn ranks_of_scores(scores: &[f32]) -> Vec<u32> {
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
     let score = |id: u32| scores[id as usize];
@@ -243,9 +243,9 @@ fn ranks_of_scores(scores: &[f32]) -> Vec<u32> {
     ranks
 }
 
-/// The end tokens: the file's, the caller's, then the well-known ones.
+/// The end tokens: the file's first, then further ones that the caller lists, then those with well-known names.
 fn end_tokens(vocab: &GgufVocab, table: &TokenTable) -> Vec<u32> {
-    // In the harmony format `<|end|>` closes one message of several; `<|return|>` and `<|call|>` close the turn.
+    // In the harmony format `<|end|>` ends one of several messages; `<|return|>` and `<|call|>` end the turn.
     let harmony = table.id_of("<|return|>").is_some();
     let known = END_NAMES
         .iter()

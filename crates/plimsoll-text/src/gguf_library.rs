@@ -1,7 +1,7 @@
-//! GGUF vocabularies of encoders, which the `tokenizers` library runs: `bert` (WordPiece) and `t5` (Unigram, as XLM-RoBERTa has it).
+//! GGUF vocabularies of text encoders, which the `tokenizers` library runs: `bert` (WordPiece) and `t5` (Unigram, in XLM-RoBERTa's form).
 //!
-//! They become the `tokenizer.json` that means the same. Reference: llama.cpp's converter, which marks beginnings of words in `bert`
-//! vocabularies with `▁` in place of marking continuations with `##`.
+//! They are converted to an equivalent `tokenizer.json`. Reference: llama.cpp's converter. In `bert` vocabularies it marks beginnings of
+//! words with `▁`, where the original marks continuations with `##`.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -12,14 +12,14 @@ use crate::gguf_vocab::{GgufVocab, TYPE_CONTROL, TYPE_UNKNOWN, TYPE_UNUSED, TYPE
 use crate::neighbours::Neighbours;
 use crate::tokenizer::Tokenizer;
 
-/// Longer words are unknown as wholes.
+/// Longest word in characters. A longer word becomes one unknown token.
 const WORD_CHARS_MAX: usize = 100;
 
-/// The tokenizer, if the vocabulary is one of these families.
+/// Returns the tokenizer, if the vocabulary is of one of these families.
 ///
 /// # Errors
 ///
-/// [`TextError::BadTokenizer`] if a token is missing that every text needs, or the lists do not fit together.
+/// [`TextError::BadTokenizer`] if a token that every text needs is missing, or if the lists do not fit together.
 pub(crate) fn of(vocab: &GgufVocab) -> Result<Option<Tokenizer>, TextError> {
     let description = match vocab.model.as_str() {
         "bert" => word_piece(vocab)?,
@@ -29,10 +29,10 @@ pub(crate) fn of(vocab: &GgufVocab) -> Result<Option<Tokenizer>, TextError> {
     Tokenizer::from_json(description.to_string().as_bytes(), &Neighbours::default()).map(Some)
 }
 
-/// Capitals of a cased alphabet, at least: half of them.
+/// Least number of capitals in a cased alphabet: half of them.
 const CAPITALS_MIN: usize = 13;
 
-/// BERT's: words are split at punctuation, and pieces inside of a word begin with `##`.
+/// Returns BERT's description: words are split at punctuation, and pieces inside a word begin with `##`.
 fn word_piece(vocab: &GgufVocab) -> Result<Value, TextError> {
     let name = |id: usize| match type_of(vocab, id) {
         TYPE_UNKNOWN | TYPE_CONTROL | TYPE_USER_DEFINED => vocab.tokens[id].clone(),
@@ -41,10 +41,10 @@ fn word_piece(vocab: &GgufVocab) -> Result<Value, TextError> {
     let mut pieces = Map::new();
     for id in (0..vocab.tokens.len()).filter(|id| type_of(vocab, *id) != TYPE_UNUSED) {
         let name = name(id);
-        // Of two equal names the first counts.
+        // The first of two equal names is used.
         pieces.entry(name).or_insert_with(|| id.into());
     }
-    // The alphabet of a cased vocabulary has most capitals, at the beginning of a word or inside.
+    // A cased vocabulary has most capitals, at the beginning of a word or inside.
     let has = |piece: &str| pieces.contains_key(piece);
     let capitals = ('A'..='Z').filter(|capital| has(&capital.to_string()) || has(&format!("##{capital}")));
     let cased = capitals.count() >= CAPITALS_MIN;
@@ -53,7 +53,8 @@ fn word_piece(vocab: &GgufVocab) -> Result<Value, TextError> {
     let sep = named(vocab, [vocab.sep, vocab.eos], "[SEP]")?;
     Ok(json!({
         "added_tokens": added(vocab),
-        // No file says whether text is lowered. Single pieces with capitals, such as `<S>`, are also in vocabularies of lowered text.
+        // The file does not contain whether text is lowercased. Single pieces with capitals, such as `<S>`, are also in lowercase
+        // vocabularies.
         "normalizer": {
             "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
             "lowercase": !cased,
@@ -68,7 +69,7 @@ fn word_piece(vocab: &GgufVocab) -> Result<Value, TextError> {
     }))
 }
 
-/// XLM-RoBERTa's: the likeliest pieces of SentencePiece.
+/// Returns XLM-RoBERTa's description: the most likely pieces of SentencePiece.
 fn unigram(vocab: &GgufVocab) -> Result<Value, TextError> {
     if vocab.scores.is_empty() {
         return Err(TextError::BadTokenizer("a t5 vocabulary without scores".to_owned()));
@@ -100,8 +101,8 @@ fn unigram(vocab: &GgufVocab) -> Result<Value, TextError> {
     }))
 }
 
-/// A piece as WordPiece spells it. The mark alone is a piece of words that have that character: no word is empty. Bracketed names are never
-/// pieces of words, and old files have them as they are.
+/// Returns a piece in WordPiece's spelling. The mark alone is a piece for words with that character, since no word is empty. Bracketed
+/// names are never pieces of words; old files contain them unchanged.
 fn of_piece(token: &str) -> String {
     match token.strip_prefix('▁') {
         Some(beginning) if !beginning.is_empty() => beginning.to_owned(),
@@ -110,12 +111,12 @@ fn of_piece(token: &str) -> String {
     }
 }
 
-/// Whether a name is like `[CLS]`.
+/// Whether a name has brackets, as in `[CLS]`.
 fn is_bracketed(name: &str) -> bool {
     name.len() > 2 && name.starts_with('[') && name.ends_with(']')
 }
 
-/// The tokens that are matched in the text before anything else.
+/// The tokens that are matched in the text before all other steps.
 fn added(vocab: &GgufVocab) -> Vec<Value> {
     let token = |(id, content): (usize, &String)| {
         let kind = type_of(vocab, id);
@@ -129,7 +130,7 @@ fn added(vocab: &GgufVocab) -> Vec<Value> {
     vocab.tokens.iter().enumerate().filter_map(token).collect()
 }
 
-/// A token's name and its id: the first id of these, or else that of the token called `name`.
+/// Returns a token's name and its id: the first id of `ids`, or else the id of the token called `name`.
 fn named(vocab: &GgufVocab, ids: [Option<u32>; 2], name: &str) -> Result<[Value; 2], TextError> {
     let id = ids.into_iter().flatten().next().map(|id| id as usize);
     let id = id.or_else(|| vocab.tokens.iter().position(|token| token == name));

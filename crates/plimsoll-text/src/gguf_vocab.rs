@@ -1,4 +1,4 @@
-//! A vocabulary as a GGUF file has it, and the check that its lists fit together.
+//! A GGUF file's vocabulary, and the check that its lists fit together.
 
 use crate::error::TextError;
 use crate::fim::FimIds;
@@ -12,7 +12,7 @@ pub struct GgufVocab {
     pub pre: String,
     /// The tokens by id.
     pub tokens: Vec<String>,
-    /// The score of each token; `llama` and `t5` need them, others may leave them out.
+    /// The score of each token. `llama` and `t5` need scores; other families may omit them.
     pub scores: Vec<f32>,
     /// The type of each token: 1 text, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte. Empty means all text.
     pub token_types: Vec<i32>,
@@ -24,29 +24,29 @@ pub struct GgufVocab {
     pub eos: Option<u32>,
     /// Further tokens that end a generation.
     pub extra_eos: Vec<u32>,
-    /// The token before a text of an encoder, where it is another one than `bos`.
+    /// The token before a text of an encoder, if it is not `bos`.
     pub cls: Option<u32>,
-    /// The token after a text of an encoder, and between two.
+    /// The token after a text of an encoder, and between two texts.
     pub sep: Option<u32>,
-    /// The token for what cannot be encoded.
+    /// The token for text that cannot be encoded.
     pub unknown: Option<u32>,
-    /// Whether a text begins with `bos`; the family decides if the file does not say.
+    /// Whether a text begins with `bos`. If the file has no value, the family decides.
     pub add_bos: Option<bool>,
-    /// Whether a text ends with `eos`; not if the file does not say.
+    /// Whether a text ends with `eos`. False if the file has no value.
     pub add_eos: Option<bool>,
-    /// Whether a text is encoded as if a space stood before it; the family decides if the file does not say.
+    /// Whether a text is encoded as if a space preceded it. If the file has no value, the family decides.
     pub add_space_prefix: Option<bool>,
-    /// Whether a text ends with `sep`, and two texts have it between them; not if the file does not say.
+    /// Whether a text ends with `sep`, and two texts have it between them. False if the file has no value.
     pub add_sep: Option<bool>,
     /// Whether several spaces count as one; only `t5` has it.
     pub remove_extra_whitespaces: Option<bool>,
-    /// The table of characters that are replaced, in SentencePiece's own form; only `t5` has it.
+    /// The table of replaced characters in SentencePiece's format; only `t5` has it.
     pub charsmap: Vec<u8>,
-    /// The tokens of fill-in-the-middle; their spelling tells if the file does not say.
+    /// The tokens of fill-in-the-middle. If the file has none, they are found by their names.
     pub fim: FimIds,
 }
 
-/// The more tokens than any model has: a check on hostile files before memory is asked for.
+/// Most tokens, more than any model has. Hostile files are refused before memory is allocated.
 const TOKENS_MAX: usize = 1 << 24;
 
 pub(crate) const TYPE_UNKNOWN: i32 = 2;
@@ -55,7 +55,7 @@ pub(crate) const TYPE_USER_DEFINED: i32 = 4;
 pub(crate) const TYPE_UNUSED: i32 = 5;
 pub(crate) const TYPE_BYTE: i32 = 6;
 
-/// Checks that the lists fit together and that every id that the family uses is a token.
+/// Checks that the lists fit together, and that every id that the family uses is a token.
 pub(crate) fn check(vocab: &GgufVocab) -> Result<(), TextError> {
     let count = vocab.tokens.len();
     let bad = |message: String| Err(TextError::BadTokenizer(message));

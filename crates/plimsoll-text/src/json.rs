@@ -1,9 +1,8 @@
-//! A `tokenizer.json` becomes a tokenizer.
+//! Builds a tokenizer from a `tokenizer.json`.
 //!
-//! The file describes a pipeline of named stages. Where every stage is one that our own pipeline has, it runs there: in memory
-//! that is bounded by the text and with automata instead of backtracking. Everything else goes to `foreign`. How
-//! tokens turn back into text is decided here for both, since that must be a table. The files beside it
-//! (`tokenizer_config.json` and others) are read in `neighbours`.
+//! The file describes a pipeline of named stages. If our pipeline supports every stage, the file runs there: with automata instead of
+//! backtracking, and in memory that is bounded by the text. All other files run in `foreign`. Decoding is read here for both, since it must
+//! be a table. The files beside it (`tokenizer_config.json` and others) are read in `neighbours`.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,16 +24,16 @@ use crate::post_processor::surroundings;
 use crate::table::{Kind, Row, TokenTable};
 use crate::tokenizer::{Engine, Parts, Tokenizer};
 
-/// The largest `tokenizer.json` that is read, in bytes; the largest known ones have 35 MB.
+/// The largest `tokenizer.json` that is read, in bytes. The largest known files have 35 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
-/// The largest id that a file may name, whatever it lists: a check before a table of that length is made.
+/// The largest id in a file, independently of its number of tokens. It is checked before a table of that length is allocated.
 const ID_MAX: u64 = 1 << 24;
-/// The largest for each token that it lists, and how many more there may be: models leave holes, and a short file must not stand for a
-/// long table.
+/// The factor on the number of tokens that, with [`HOLES_MAX`] added, gives the largest id. Models leave holes in the ids, but a short file
+/// must not make a long table.
 const IDS_PER_TOKEN: u64 = 8;
 const HOLES_MAX: u64 = 1 << 16;
 
-/// The vocabulary alone, whatever the model.
+/// The vocabulary of a model of any type.
 #[derive(Deserialize)]
 struct AnyModel {
     vocab: AnyVocab,
@@ -45,7 +44,7 @@ enum AnyVocab {
     Scores(Vec<(String, f64)>),
 }
 
-/// By hand: serde's `untagged` buffers the vocabulary first, and cannot buffer scores that keep their digits.
+/// Implemented by hand: serde's `untagged` buffers the vocabulary first, and cannot buffer scores without losing digits.
 impl<'de> Deserialize<'de> for AnyVocab {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(VocabVisitor)
@@ -71,8 +70,8 @@ impl<'de> Visitor<'de> for VocabVisitor {
 }
 
 impl Tokenizer {
-    /// Loads a `tokenizer.json`, and beside it, where they exist, `tokenizer_config.json`, `special_tokens_map.json`, `config.json`
-    /// and `generation_config.json` for the beginning and end tokens.
+    /// Loads a `tokenizer.json`. For the beginning and end tokens it also reads the files beside it, if they exist:
+    /// `tokenizer_config.json`, `special_tokens_map.json`, `config.json` and `generation_config.json`.
     ///
     /// # Errors
     ///
@@ -84,7 +83,7 @@ impl Tokenizer {
         Self::from_json(&bytes, &Neighbours::read(folder)?)
     }
 
-    /// Loads a `tokenizer.json` held in memory.
+    /// Loads a `tokenizer.json` from memory.
     pub(crate) fn from_json(json: &[u8], neighbours: &Neighbours) -> Result<Self, TextError> {
         let bad = |error: serde_json::Error| TextError::BadTokenizer(error.to_string());
         let description: Description = serde_json::from_slice(json).map_err(bad)?;
@@ -117,7 +116,7 @@ impl Tokenizer {
     }
 }
 
-/// The table of the model's tokens and the added ones.
+/// Builds the table of the model's tokens and the added ones.
 fn table(vocab: AnyVocab, added: &[Added], decoding: &Decoding) -> Result<TokenTable, TextError> {
     let ids: Vec<(String, u32)> = match vocab {
         AnyVocab::Ids(ids) => ids.into_iter().collect(),

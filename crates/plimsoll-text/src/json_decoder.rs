@@ -1,9 +1,8 @@
-//! The `decoder` stage of a `tokenizer.json`, reduced to a table: which bytes each token stands for.
+//! The `decoder` stage of a `tokenizer.json`, reduced to a table of each token's bytes.
 //!
-//! A decoder is a function of a whole list of tokens, which no stream can afford. The ones that generative models
-//! use are all of the same shape, text per token plus a rule for the first one, and that is what is kept.
-//! The one deliberate difference: where byte tokens do not form UTF-8, the library replaces the whole run of them byte by byte,
-//! and we replace each broken piece, as byte-level vocabularies do.
+//! A decoder is a function of a whole list of tokens, which a stream cannot use. The decoders of generative models all have one form: a
+//! text per token, and a rule for the first token. Only this form is kept. There is one deliberate difference, where byte tokens do not
+//! form UTF-8. The library replaces their whole run byte by byte; here each broken piece is replaced, as in byte-level vocabularies.
 
 use serde_json::Value;
 
@@ -11,22 +10,22 @@ use crate::byte_level::{self, byte_token};
 use crate::error::TextError;
 use crate::table::Opening;
 
-/// The most steps of a decoder; known ones have four.
+/// Most steps of a decoder. Known decoders have four.
 const STEPS_MAX: usize = 32;
 
-/// The most bytes that a token of the vocabulary may stand for: replacements of replacements could fill any memory.
+/// Returns the most bytes of a token's text. Repeated replacements could otherwise fill any memory.
 const fn text_bytes_max(raw: &str) -> usize {
     4 * raw.len() + 64
 }
 
-/// How tokens become text.
+/// The steps that turn a token into text.
 pub(crate) struct Decoding {
     steps: Vec<Step>,
     /// The rule for the first token.
     pub(crate) opening: Opening,
 }
 
-/// One thing done to the text of a token.
+/// One step on the text of a token.
 enum Step {
     ByteLevel,
     Replace {
@@ -34,17 +33,17 @@ enum Step {
         to: String,
     },
     ByteFallback,
-    /// A space before the token unless it begins with the prefix, which is dropped.
+    /// Puts a space before the token. If the token begins with the prefix, drops the prefix instead.
     WordPiece {
         prefix: String,
         cleanup: bool,
     },
-    /// A space before every token but the first.
+    /// Puts a space before every token except the first.
     Separate,
 }
 
 impl Decoding {
-    /// Reads the stage. What is not a matter of single tokens is [`TextError::Unsupported`].
+    /// Reads the stage. A step that is not a function of single tokens is [`TextError::Unsupported`].
     pub(crate) fn new(decoder: &Value) -> Result<Self, TextError> {
         let mut decoding = Self { steps: Vec::new(), opening: Opening::Plain };
         if decoder.is_null() {
@@ -108,7 +107,7 @@ impl Decoding {
         Ok(())
     }
 
-    /// The bytes that a token of the model stands for.
+    /// The bytes of a token of the model.
     pub(crate) fn text(&self, raw: &str) -> Result<Vec<u8>, TextError> {
         let mut text = raw.to_owned();
         for step in &self.steps {
@@ -127,8 +126,8 @@ impl Decoding {
         Ok(text.into_bytes())
     }
 
-    /// The bytes that an added token stands for: itself, but for spaces and separators. The byte-level alphabet does not
-    /// apply, since added tokens are stored as they are; the library decodes them nevertheless, which mangles an added `é`.
+    /// The bytes of an added token: its content, changed only by the steps for spaces and separators. The byte-level alphabet does not
+    /// apply, since added tokens are stored as they are. The library decodes them anyway, which corrupts an added `é`.
     pub(crate) fn added_text(&self, raw: &str) -> Result<Vec<u8>, TextError> {
         let mut text = raw.to_owned();
         for step in &self.steps {
@@ -139,7 +138,7 @@ impl Decoding {
 }
 
 impl Step {
-    /// Applies a step that maps text to text; the others leave it alone. What could become longer than `bytes_max` is refused before.
+    /// Applies a step that maps text to text. Other steps change nothing. Refuses a result that could be longer than `bytes_max`.
     fn apply(&self, text: &mut String, bytes_max: usize) -> Result<(), TextError> {
         match self {
             Self::ByteLevel | Self::ByteFallback => {}

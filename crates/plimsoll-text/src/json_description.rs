@@ -1,4 +1,4 @@
-//! The stages of a `tokenizer.json` as serde reads them.
+//! The stages of a `tokenizer.json` for serde.
 
 use serde::Deserialize;
 use serde_json::Value;

@@ -1,7 +1,7 @@
 //! The encoding stages of a `tokenizer.json`, recognised one by one.
 //!
-//! [`own`] answers with our pipeline if it means exactly what the file says, and with nothing if any stage is unknown: then
-//! the library runs it. A stage that is known but malformed is an error either way.
+//! [`own`] returns our pipeline if it does exactly what the file describes, and none if a stage is unknown. The library then runs the file.
+//! A known stage that is malformed is always an error.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,7 +17,7 @@ use crate::specials::{Special, Specials};
 use crate::table::{NONE, TokenTable};
 use crate::tokenizer::Pipeline;
 
-/// A BPE model as the file describes it, without its vocabulary.
+/// A BPE model of the file, without its vocabulary.
 #[derive(Deserialize)]
 struct Model {
     #[serde(rename = "type")]
@@ -36,7 +36,7 @@ struct Model {
     ignore_merges: bool,
 }
 
-/// A merge, in the old spelling or the new one.
+/// A merge in the old or the new format.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Pair {
@@ -55,14 +55,14 @@ impl Pair {
     }
 }
 
-/// What happens to text before BPE, as far as it is recognised.
+/// The recognised stages before BPE.
 struct Stages {
     normalizer: Normalizer,
     patterns: Vec<String>,
     byte_level: bool,
 }
 
-/// Our own pipeline for the file, if every stage of it is known.
+/// Returns our pipeline for the file, if every stage is known.
 pub(crate) fn own(description: &Description<'_>, table: &TokenTable) -> Result<Option<Pipeline>, TextError> {
     let Ok(model) = serde_json::from_str::<Model>(description.model.get()) else {
         return Ok(None);
@@ -85,7 +85,7 @@ pub(crate) fn own(description: &Description<'_>, table: &TokenTable) -> Result<O
     }
     let cutter = match Cutter::new(stages.patterns.iter().map(String::as_str)) {
         Ok(cutter) => cutter,
-        // The library may know this pattern.
+        // The library may support this pattern.
         Err(TextError::Unsupported(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -105,7 +105,7 @@ pub(crate) fn own(description: &Description<'_>, table: &TokenTable) -> Result<O
 }
 
 impl Stages {
-    /// Takes over a normalizer; `false` if it is not known.
+    /// Adds a normalizer. Returns `false` for an unknown one.
     fn add_normalizer(&mut self, stage: &Value) -> bool {
         let spaces = &mut self.normalizer.escape_spaces;
         match stage["type"].as_str() {
@@ -118,7 +118,7 @@ impl Stages {
                 let parts = stage["normalizers"].as_array();
                 parts.is_some_and(|parts| parts.iter().all(|part| self.add_normalizer(part)))
             }
-            // The mark is put in front before spaces are replaced, so only this order means what we do.
+            // The mark is added before spaces are replaced, so only this order is equal to our pipeline's.
             Some("Prepend") => {
                 let first = spaces.replace(PrefixSpace::Always).is_none();
                 first && stage["prepend"] == "▁"
@@ -131,11 +131,11 @@ impl Stages {
         }
     }
 
-    /// Takes over a pre-tokenizer; `false` if it is not known.
+    /// Adds a pre-tokenizer. Returns `false` for an unknown one.
     fn add_pre_tokenizer(&mut self, stage: &Value) -> bool {
         let kind = stage["type"].as_str();
         if self.byte_level && kind.is_some() {
-            // Whatever follows the byte alphabet would see that alphabet instead of text.
+            // A stage after the byte-level one would read that alphabet instead of text.
             return false;
         }
         match kind {
@@ -166,7 +166,7 @@ impl Stages {
     fn add_split(&mut self, stage: &Value) -> bool {
         let pattern = &stage["pattern"];
         if pattern["String"] == " " && self.normalizer.escape_spaces.is_some() {
-            // Gemma splits at spaces after replacing all of them: nothing happens.
+            // Gemma splits at spaces after all spaces are replaced, so this stage has no effect.
             return true;
         }
         let regex = match (pattern["Regex"].as_str(), pattern["String"].as_str()) {
@@ -194,7 +194,7 @@ impl Stages {
         alone && stage["replacement"] == "▁"
     }
 
-    /// Whether an added token is matched in the text as it stands, which is the only way ours knows.
+    /// Whether an added token is matched in the unchanged text, the only way that our pipeline supports.
     fn matches_literally(&self, added: &Added) -> bool {
         let changed = self.normalizer.escape_spaces.is_some();
         !(added.single_word || added.normalized && changed)

@@ -1,13 +1,12 @@
-//! Plimsoll: everything between characters and token ids.
+//! Plimsoll: the conversions between characters and token ids.
 //!
-//! A prompt comes in as messages, becomes text through the model's chat template ([`ChatTemplate`]), becomes ids through the
-//! model's vocabulary ([`Tokenizer`]); ids come back as text one at a time ([`Detokenizer`]), until a stop string
-//! ([`StopMatcher`]) or an end token is met. Clients send the texts, so every step has a limit in bytes or in steps, and a
-//! panic in a library ends one request. Tokenizers and templates come from the model's files: those are trusted as far as
-//! their readers' limits go.
+//! A prompt is a list of messages. The model's chat template ([`ChatTemplate`]) renders it as text, and the model's vocabulary
+//! ([`Tokenizer`]) turns the text into ids. Generated ids become text one at a time ([`Detokenizer`]), until a stop string
+//! ([`StopMatcher`]) or an end token. Clients send the texts, so every step has a limit in bytes or in steps, and a panic in a library ends
+//! one request. Tokenizers and templates come from the model's files, which are trusted within their readers' limits.
 //!
-//! **Invariant:** this crate knows no model, no device and no protocol, opens no connection, and keeps no state between calls
-//! other than what the caller holds.
+//! **Invariant:** this crate depends on no model, device or protocol, opens no connection, and keeps no state between calls except in the
+//! caller's values.
 
 #![forbid(unsafe_code)]
 

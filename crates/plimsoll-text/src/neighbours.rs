@@ -1,7 +1,7 @@
-//! The small files beside a `tokenizer.json`: which tokens begin and end a text. `template_files` reads the chat templates.
+//! The small files beside a `tokenizer.json`: the tokens that begin and end a text. `template_files` reads the chat templates.
 //!
-//! Checkpoints repeat themselves across `tokenizer_config.json`, `special_tokens_map.json`, `config.json` and
-//! `generation_config.json`, and contradict themselves now and then. The order of trust is written here, once.
+//! Checkpoints repeat values in `tokenizer_config.json`, `special_tokens_map.json`, `config.json` and `generation_config.json`, and the
+//! values sometimes contradict each other. This module defines the order of precedence.
 
 use std::io::Read;
 use std::path::Path;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::error::TextError;
 use crate::table::TokenTable;
 
-/// The largest of the small files that is read, in bytes. Lists of added tokens can be long.
+/// The largest of the small files, in bytes. Lists of added tokens can be long.
 pub(crate) const FILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Reads a file that may be at most `limit` bytes long.
@@ -23,12 +23,12 @@ pub(crate) fn read(path: &Path, limit: u64) -> Result<Vec<u8>, TextError> {
         return Err(TextError::FileTooLarge { path: path.display().to_string(), bytes, limit });
     }
     let mut content = Vec::with_capacity(bytes as usize);
-    // The file may grow while it is read; the limit holds all the same.
+    // The file may grow while it is read, but the limit still holds.
     file.take(limit).read_to_end(&mut content).map_err(failed)?;
     Ok(content)
 }
 
-/// A JSON file of the folder, or null if there is none.
+/// Reads a JSON file of the folder. Null if there is none.
 pub(crate) fn read_json(folder: &Path, name: &str) -> Result<Value, TextError> {
     match read(&folder.join(name), FILE_BYTES_MAX) {
         Ok(bytes) => {
@@ -39,7 +39,7 @@ pub(crate) fn read_json(folder: &Path, name: &str) -> Result<Value, TextError> {
     }
 }
 
-/// The content of the small files; null where a file does not exist.
+/// The contents of the small files; null for a file that does not exist.
 #[derive(Default)]
 pub(crate) struct Neighbours {
     tokenizer_config: Value,
@@ -49,7 +49,7 @@ pub(crate) struct Neighbours {
 }
 
 impl Neighbours {
-    /// Reads what exists in `folder`.
+    /// Reads the files that exist in `folder`.
     pub(crate) fn read(folder: &Path) -> Result<Self, TextError> {
         Ok(Self {
             tokenizer_config: read_json(folder, "tokenizer_config.json")?,
@@ -59,7 +59,7 @@ impl Neighbours {
         })
     }
 
-    /// The id of a token that is given by name (`bos_token`), as a string or as an object with its content.
+    /// The id of a token that a file names under `key` (such as `bos_token`), as a string or as an object with its content.
     fn named(&self, key: &str, table: &TokenTable) -> Option<u32> {
         [&self.tokenizer_config, &self.special_tokens_map]
             .into_iter()
@@ -70,7 +70,7 @@ impl Neighbours {
             .and_then(|name| table.id_of(name))
     }
 
-    /// The ids that the model's own files give under `key`, a number or a list.
+    /// The ids under `key` in the model's configuration files, from a number or a list.
     fn numbered(&self, key: &str, table: &TokenTable) -> Vec<u32> {
         let mut out = Vec::new();
         let files = [&self.generation_config, &self.config, &self.config["text_config"]];
@@ -89,12 +89,12 @@ impl Neighbours {
         self.named("bos_token", table).or_else(numbered)
     }
 
-    /// The token that the tokenizer itself calls the end.
+    /// The end token of the tokenizer's files.
     pub(crate) fn main_eos(&self, table: &TokenTable) -> Option<u32> {
         self.named("eos_token", table)
     }
 
-    /// Every token that ends a generation: the tokenizer's first, then what the model's configuration adds.
+    /// Every token that ends a generation: the tokenizer's first, then the model configuration's.
     pub(crate) fn eos(&self, table: &TokenTable) -> Vec<u32> {
         let mut out: Vec<u32> = Vec::new();
         let all = self.main_eos(table).into_iter();
@@ -106,8 +106,8 @@ impl Neighbours {
         out
     }
 
-    /// Whether the configuration overrides what the post-processor adds. The classes that came from SentencePiece rebuild
-    /// their post-processor from these two flags; all others ignore them.
+    /// The configuration's override of the post-processor's tokens; none if there is none. Tokenizer classes that come from SentencePiece
+    /// rebuild their post-processor from these two flags; all other classes ignore the flags.
     fn flag(&self, key: &str) -> Option<bool> {
         let class = self.tokenizer_config["tokenizer_class"].as_str()?;
         let rebuilds = ["Llama", "CodeLlama", "Gemma", "Cohere"]
@@ -116,7 +116,7 @@ impl Neighbours {
         self.tokenizer_config[key].as_bool().filter(|_| rebuilds)
     }
 
-    /// What goes before a text: the post-processor's word, unless the configuration overrides it.
+    /// The tokens before a text: the post-processor's, unless the configuration overrides them.
     pub(crate) fn override_bos(&self, prefix: Vec<u32>, bos: Option<u32>) -> Vec<u32> {
         match (self.flag("add_bos_token"), bos) {
             (Some(true), Some(bos)) => vec![bos],
@@ -125,7 +125,7 @@ impl Neighbours {
         }
     }
 
-    /// What goes after a text, likewise.
+    /// The tokens after a text: the post-processor's, unless the configuration overrides them.
     pub(crate) fn override_eos(&self, suffix: Vec<u32>, eos: Option<u32>) -> Vec<u32> {
         match (self.flag("add_eos_token"), eos) {
             (Some(true), Some(eos)) => vec![eos],

@@ -1,36 +1,36 @@
-//! What happens to a piece of text before it is cut into words: composition and the SentencePiece treatment of spaces.
+//! Normalization of a piece of text before it is cut into words: composition and SentencePiece's treatment of spaces.
 //!
-//! Case folding, accent stripping and the other normalizers of encoder models are not here; a `tokenizer.json` that
-//! asks for them runs through the `tokenizers` library.
+//! Case folding, accent stripping and the other normalizers of text encoders are not here. A `tokenizer.json` with one of these runs
+//! through the `tokenizers` library.
 
 use std::borrow::Cow;
 
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
-/// When a text gets a `▁` in front, as if a space stood there.
+/// The cases in which a text gets a `▁` in front, as if a space preceded it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PrefixSpace {
     /// Never.
     Never,
-    /// Every piece of text between special tokens does.
+    /// Every piece of text between special tokens.
     Always,
-    /// Every piece does unless it begins with a space already.
+    /// Every piece that does not begin with a space.
     AlwaysUnlessSpace,
-    /// The piece at the very start of the text does unless it begins with a space already.
+    /// Only the piece at the start of the text, unless it begins with a space.
     FirstUnlessSpace,
 }
 
-/// The changes a vocabulary makes to text.
+/// The changes that a vocabulary makes to text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Normalizer {
-    /// Compose characters (Unicode NFC).
+    /// Whether to compose characters (Unicode NFC).
     pub(crate) nfc: bool,
-    /// Write spaces as `▁`, as SentencePiece does, with one in front or not. `None` leaves spaces alone.
+    /// Whether to write spaces as `▁`, as SentencePiece does, and when to add one in front. `None` leaves spaces unchanged.
     pub(crate) escape_spaces: Option<PrefixSpace>,
 }
 
 impl Normalizer {
-    /// The normal form of a piece of text; `first` says that it stands at the very start of the text.
+    /// The normal form of a piece of text. `first` is whether the piece is at the start of the text.
     pub(crate) fn apply<'t>(&self, text: &'t str, first: bool) -> Cow<'t, str> {
         let composed = if self.nfc && is_nfc_quick(text.chars()) != IsNormalized::Yes {
             Cow::Owned(text.nfc().map(|(character, _)| character).collect())

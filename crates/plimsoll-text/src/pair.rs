@@ -1,4 +1,4 @@
-//! Two texts as one sequence, as cross-encoders take them: what stands before, between and after them.
+//! Two texts as one sequence for cross-encoders: the tokens before, between and after them.
 
 use serde_json::Value;
 
@@ -6,27 +6,27 @@ use crate::error::TextError;
 use crate::post_processor::template_ids;
 use crate::table::TokenTable;
 
-/// What a post-processor makes of a pair.
+/// The tokens that a post-processor puts around and between the texts of a pair.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pairing {
     before: Vec<u32>,
     between: Vec<u32>,
     after: Vec<u32>,
-    /// Whether the second text's tokens, and what follows, are of the second type.
+    /// Whether the tokens of the second text, and the tokens after it, are of the second type.
     typed: bool,
 }
 
-/// A pair's ids, and where its second type begins, if it has one.
+/// A pair's ids, and the start of the second type, if there is one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pair {
     /// The whole sequence.
     pub ids: Vec<u32>,
-    /// The first token of the second type.
+    /// Index of the first token of the second type.
     pub second_at: Option<usize>,
 }
 
 impl Pairing {
-    /// Reads the post-processor; none if it does not say what a pair is.
+    /// Reads the post-processor. None if it does not define pairs.
     pub(crate) fn new(stage: &Value, table: &TokenTable) -> Result<Option<Self>, TextError> {
         match stage["type"].as_str() {
             Some("Sequence") => {
@@ -49,7 +49,7 @@ impl Pairing {
         }
     }
 
-    /// Two texts with a beginning, separators between them, and an end.
+    /// Returns the pairing of two texts with a beginning, separators between them, and an end.
     pub(crate) fn around(before: Vec<u32>, between: Vec<u32>, after: Vec<u32>) -> Self {
         Self { before, between, after, typed: false }
     }

@@ -1,34 +1,34 @@
-//! Which patterns cut text for which model: the values of `tokenizer.ggml.pre`, as a table.
+//! The patterns that cut text for each model: a table from the values of `tokenizer.ggml.pre`.
 //!
-//! A GGUF file does not carry its pattern, only a name for it. The names are llama.cpp's; the patterns are those of the
-//! models' own `tokenizer.json`. A name that is missing here is refused: a wrong pattern gives plausible text and a model that
-//! is quietly worse. Patterns with look-around other than the usual tail are missing on purpose (see `pretokenize`).
+//! A GGUF file has only a name for its pattern. The names are llama.cpp's; the patterns are from the models' `tokenizer.json`. An unknown
+//! name is refused: with a wrong pattern text still looks plausible, but the model is worse without any error. Patterns with look-around
+//! other than the usual tail are deliberately missing (see `pretokenize`).
 
 use crate::error::TextError;
 
 /// GPT-2: letters, digits and the rest, each with the space before it.
 pub(crate) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Llama 3, and cl100k before it: digits by three, line breaks on their own.
+/// Llama 3, and cl100k before it: digits in groups of three, separate line breaks.
 pub(crate) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Qwen 2 and 3: as Llama 3, but every digit is alone.
+/// Qwen 2 and 3: as Llama 3, but with single digits.
 pub(crate) const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Qwen 3.5: as Qwen 2, with marks counted among the letters.
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Mistral's Tekken: words break where the case rises.
+/// Mistral's Tekken: words are cut before a capital that follows a small letter.
 pub(crate) const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// GPT-4o (o200k) and Llama 4: as Tekken, with English contractions and digits by three.
+/// GPT-4o (o200k) and Llama 4: as Tekken, with English contractions and digits in groups of three.
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// The last of the three patterns of DeepSeek V3.
 const DEEPSEEK_V3: &str = r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##;
 
-/// The letters of DeepSeek LLM: the cased letters of the Unicode version it was made with.
+/// The letters of DeepSeek LLM: the cased letters of an earlier Unicode version.
 const DEEPSEEK_LETTERS: &str = r"(?x)\s?[
     \x{41}-\x{5a}\x{61}-\x{7a}\x{b5}\x{c0}-\x{d6}\x{d8}-\x{f6}\x{f8}-\x{1ba}\x{1bc}-\x{1bf}
     \x{1c4}-\x{293}\x{295}-\x{2af}\x{370}-\x{373}\x{376}\x{377}\x{37b}-\x{37d}\x{37f}\x{386}
@@ -51,23 +51,23 @@ const DEEPSEEK_LETTERS: &str = r"(?x)\s?[
 const BAILING: &str =
     r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+";
 
-/// Seed-Coder: as Qwen 2, with line breaks kept out of punctuation.
+/// Seed-Coder: as Qwen 2, with punctuation that contains no line breaks.
 const SEED_CODER: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// BLOOM: anything between spaces and the sentence marks of several scripts.
 const BLOOM: &str = r" ?[^(\s|.,!?…。，、।۔،)]+";
 
-/// What a name stands for.
+/// The recipe that a name stands for.
 #[derive(Clone, Copy)]
 pub(crate) struct Recipe {
     /// The patterns, in the order of their application.
     pub(crate) patterns: &'static [&'static str],
-    /// A word that is a token as a whole is taken as it is.
+    /// Whether a word that is a token is not split by BPE.
     pub(crate) whole_words_first: bool,
-    /// The model expects a beginning-of-sequence token unless its file says otherwise.
+    /// Whether the model expects a beginning-of-sequence token, if its file has no value.
     pub(crate) add_bos: bool,
-    /// The model was trained on composed characters. llama.cpp leaves this out; the models' own tokenizers do not.
+    /// Whether the model was trained on composed characters. llama.cpp omits the composition; the models' tokenizers do not.
     pub(crate) nfc: bool,
 }
 
@@ -149,7 +149,7 @@ const RECIPES: &[(&[&str], Recipe)] = &[
     (&["viking"], Recipe::of(&[BLOOM, r"\p{N}"])),
 ];
 
-/// The recipe of a name; an empty name is a file from before the names, and means `default`.
+/// The recipe of a name. Old files have no name; an empty name means `default`.
 pub(crate) fn recipe(name: &str) -> Result<Recipe, TextError> {
     let name = if name.is_empty() { "default" } else { name };
     RECIPES.iter().find(|(names, _)| names.contains(&name)).map(|(_, recipe)| *recipe).ok_or_else(|| {
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::pretokenize::{Cutter, plain, share};
 
-    /// Otherwise they would run without an automaton, several times as slowly.
+    /// A pattern without room for its automaton would run without it, several times more slowly.
     #[test]
     fn every_pattern_has_room_for_its_automaton() {
         use regex_automata::hybrid::{dfa, regex};

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::error::TextError;
 use crate::table::TokenTable;
 
-/// What the post-processor puts before and after a single text.
+/// The tokens that the post-processor puts before and after a single text.
 pub(crate) fn surroundings(stage: &Value, table: &TokenTable) -> Result<(Vec<u32>, Vec<u32>), TextError> {
     let (mut before, mut after) = (Vec::new(), Vec::new());
     match stage["type"].as_str() {
@@ -37,7 +37,7 @@ pub(crate) fn surroundings(stage: &Value, table: &TokenTable) -> Result<(Vec<u32
     Ok((before, after))
 }
 
-/// The ids that a template means by the name of a special token.
+/// The ids of a special token that a template names.
 pub(crate) fn template_ids(stage: &Value, name: &str, table: &TokenTable) -> Result<Vec<u32>, TextError> {
     let listed = stage["special_tokens"][name]["ids"].as_array();
     let ids: Option<Vec<u32>> = match listed {

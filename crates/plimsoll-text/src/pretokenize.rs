@@ -1,9 +1,8 @@
 //! Cutting text into words: the regular expressions that run before BPE.
 //!
-//! The published patterns use one look-ahead, `\s+(?!\S)`: a run of white space leaves its last character to the
-//! word that follows. That is a rule about the end of a match, not a reason for a backtracking engine, so it is done
-//! by hand here and the patterns run on a finite automaton: linear in any text, without a step limit.
-//! Which model uses which pattern is written in `pattern_names`.
+//! The published patterns use one look-ahead, `\s+(?!\S)`: a run of white space leaves its last character to the next word. This is a rule
+//! about the end of a match and needs no backtracking engine. So it is implemented by hand, and the patterns run on a finite automaton: in
+//! linear time for any text, without a step limit. The patterns of each model are in `pattern_names`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -12,47 +11,48 @@ use regex_automata::meta::{Builder, Cache, Config, Regex};
 
 use crate::error::TextError;
 
-/// One pattern. Every match becomes a piece of its own, and so does every gap between matches.
+/// One pattern. Every match becomes a piece, and so does every gap between matches.
 struct Rule {
     regex: Regex,
-    /// A match that ends in white space with a word behind it gives its last character back.
+    /// Whether a match that ends in white space before a word excludes its last character.
     gives_back: bool,
-    /// Runs with a line break are matched by an alternative of their own, which gives nothing back.
+    /// Whether a separate alternative matches runs with a line break, and excludes nothing.
     breaks_lines: bool,
 }
 
-/// Patterns applied one after the other, each to the pieces of the one before.
+/// Patterns that are applied one after the other, each to the pieces of the previous one.
 pub(crate) struct Cutter {
     rules: Vec<Rule>,
-    /// Caches of what each pattern has learnt of its automaton: one for each thread that cuts at the same time.
+    /// Caches of each pattern's automaton: one for each thread that cuts at the same time.
     ///
-    /// The patterns' own pool goes by threads: as these come and go, it makes up to nine of a cache that two would do for.
+    /// The patterns' pool assigns caches to threads. As threads start and end, it makes up to nine caches where two would do.
     idle: Mutex<Vec<Vec<Cache>>>,
 }
 
-/// The most patterns; known tokenizers have five. Each is applied within the pieces of the one before.
+/// Most patterns. Known tokenizers have five. Each is applied within the pieces of the previous one.
 const PATTERNS_MAX: usize = 16;
 
-/// What one pattern may take when it is compiled.
+/// Most bytes of one compiled pattern.
 const PATTERN_BYTES_MAX: usize = 4 << 20;
 
-/// What all patterns together learn of their automatons while one text is cut; kept for the next one. What does not fit
-/// is forgotten and learnt again. A pattern with too small a share runs without, more slowly (none that has a name
-/// here).
+/// Most bytes that the automata of all patterns together cache while one text is cut. The cache is kept for the next text. States beyond
+/// the limit are dropped and computed again. A pattern whose share is too small runs without an automaton, more slowly; no named pattern
+/// does.
 pub const CUTTING_BYTES_MAX: usize = 4 << 20;
 
-/// Of these, what automatons share out: searching forwards and backwards is one each. The rest is what each takes however little it has.
+/// The part of [`CUTTING_BYTES_MAX`] that automata divide; a pattern has one for each direction. The rest is the fixed size of each
+/// automaton.
 const AUTOMATON_BYTES_MAX: usize = CUTTING_BYTES_MAX * 3 / 4;
 
-/// Bytes that the automaton of one of so many patterns may learn, in each direction.
+/// Returns the bytes that the automaton of one of `patterns` patterns may cache, in each direction.
 pub(crate) fn share(patterns: usize) -> usize {
     AUTOMATON_BYTES_MAX / (2 * patterns.max(1))
 }
 
-/// How a pattern may end, from the look-ahead on.
+/// The endings of patterns, from the look-ahead on.
 const TAILS: [&str; 2] = [r"|\s+(?!\S)|\s+", r"|\s+(?!\S)"];
 
-/// A pattern as an automaton can have it, and whether its look-ahead was taken off.
+/// Returns a pattern in a form that an automaton supports, and whether its look-ahead was removed.
 pub(crate) fn plain(pattern: &str) -> (String, bool) {
     match TAILS.iter().find_map(|tail| pattern.strip_suffix(tail)) {
         Some(head) => (format!(r"{head}|\s+"), true),
@@ -61,7 +61,7 @@ pub(crate) fn plain(pattern: &str) -> (String, bool) {
 }
 
 impl Cutter {
-    /// Compiles `patterns`. A pattern with any other look-around is [`TextError::Unsupported`].
+    /// Compiles `patterns`. A pattern with other look-around is [`TextError::Unsupported`].
     pub(crate) fn new<'p>(patterns: impl IntoIterator<Item = &'p str>) -> Result<Self, TextError> {
         let patterns: Vec<&str> = patterns.into_iter().take(PATTERNS_MAX + 1).collect();
         if patterns.len() > PATTERNS_MAX {
@@ -73,11 +73,11 @@ impl Cutter {
     }
 
     fn idle(&self) -> MutexGuard<'_, Vec<Vec<Cache>>> {
-        // A panic cannot leave the list half changed.
+        // A panic cannot leave the list in a broken state.
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands the pieces of `text` to `each` in order. Together they are the whole text; none is empty.
+    /// Passes the pieces of `text` to `each` in order. Together they are the whole text; none is empty.
     pub(crate) fn cut<'t>(&self, text: &'t str, each: &mut dyn FnMut(&'t str)) {
         let idle = self.idle().pop();
         let mut caches = idle.unwrap_or_else(|| self.rules.iter().map(|rule| rule.regex.create_cache()).collect());
@@ -87,7 +87,7 @@ impl Cutter {
 }
 
 impl Rule {
-    /// `share`: see [`share`].
+    /// Compiles a pattern. `share`: see [`share`].
     fn new(pattern: &str, share: usize) -> Result<Self, TextError> {
         let (plain, gives_back) = plain(pattern);
         let sizes = Config::new().nfa_size_limit(Some(PATTERN_BYTES_MAX)).hybrid_cache_capacity(share);
@@ -108,7 +108,7 @@ impl Rule {
         }
     }
 
-    /// Where the match ends once it has given back what it must.
+    /// The end of a match after the look-ahead's rule is applied.
     fn end(&self, text: &str, start: usize, end: usize) -> usize {
         if !self.gives_back || end == text.len() {
             return end;
@@ -122,7 +122,7 @@ impl Rule {
     }
 }
 
-/// `caches`: one of each rule.
+/// Cuts `text` by all rules in order. `caches` has one cache for each rule.
 fn cut<'t>(rules: &[Rule], caches: &mut [Cache], text: &'t str, each: &mut dyn FnMut(&'t str)) {
     let (Some((rule, others)), Some((cache, caches))) = (rules.split_first(), caches.split_first_mut()) else {
         if !text.is_empty() {
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(pieces(&llama3, "I'LL 12345"), ["I", "'LL", " ", "123", "45"]);
     }
 
-    /// Sixteen threads, one after the other, leave no more behind than one: caches are as many as were in use at once.
+    /// Sixteen threads, one after the other, leave one cache: there are only as many caches as were in use at once.
     #[test]
     fn threads_that_come_and_go_leave_one_cache() {
         let cutter = Cutter::new([pattern_names::QWEN2, pattern_names::GPT2]).unwrap();
@@ -173,17 +173,17 @@ mod tests {
             std::thread::scope(|scope| scope.spawn(|| cutter.cut("one two", &mut |_| ())).join().unwrap());
         }
         assert_eq!(cutter.idle().iter().map(Vec::len).collect::<Vec<_>>(), [2]);
-        // Two at once need two.
+        // Two calls at once need two caches.
         cutter.cut("a", &mut |_| cutter.cut("b", &mut |_| ()));
         assert_eq!(cutter.idle().len(), 2);
     }
 
-    /// Whatever the text, and for as many patterns as there may be.
+    /// Holds for any text, and for the most patterns allowed.
     #[test]
     fn caches_stay_within_what_is_planned_for_them() {
         let all = [pattern_names::QWEN2, pattern_names::GPT2, pattern_names::LLAMA3, pattern_names::TEKKEN];
         let many: Vec<&str> = all.iter().copied().cycle().take(PATTERNS_MAX).collect();
-        // Every letter there is, in an order that no automaton has a state for.
+        // Every character, in an order for which the automata have no states yet.
         let letters =
             |step: u32| (0..12_000).filter_map(move |i: u32| char::from_u32(i.wrapping_mul(step) % 0x11_0000));
         for patterns in [&all[..1], &all[1..2], &all[..], &many[..]] {
@@ -206,7 +206,7 @@ mod tests {
     }
 
     proptest! {
-        /// The hand-made look-ahead against an engine that has look-ahead.
+        /// Compares the implemented look-ahead with an engine that supports look-ahead.
         #[test]
         fn equals_a_backtracking_engine(text in "(?:[ \t\r\n]{0,3}(?:[a-zA-Z]{1,3}|'s|[0-9]{1,4}|é|中|\u{a0}|!)?){0,12}") {
             for pattern in [pattern_names::GPT2, pattern_names::LLAMA3, pattern_names::QWEN2, pattern_names::TEKKEN] {

@@ -1,8 +1,7 @@
-//! Finding the tokens that are matched in the text itself, before it is cut into words.
+//! Finds the tokens that are matched in the text before it is cut into words.
 //!
-//! Such tokens are control tokens (`<|im_end|>`), which count only where the caller trusts the text, and user-defined ones
-//! (`<tool_call>`), which always do. Leftmost wins, then longest. The search is one automaton, so it is linear in
-//! the text however many tokens there are.
+//! Control tokens (`<|im_end|>`) are matched only if the caller trusts the text; user-defined tokens (`<tool_call>`) always are. The
+//! leftmost match wins, then the longest. The search is one automaton, so it is linear in the text for any number of tokens.
 
 use aho_corasick::{AhoCorasick, AhoCorasickKind, MatchKind};
 
@@ -11,15 +10,15 @@ use crate::error::TextError;
 /// A token that is matched literally.
 #[derive(Clone)]
 pub(crate) struct Special {
-    /// What to look for.
+    /// The text to find.
     pub(crate) content: String,
-    /// The token.
+    /// The id of the token.
     pub(crate) id: u32,
-    /// Steers the model: matched only where special tokens are wanted.
+    /// Whether it is a control token, which is matched only with `parse_special`.
     pub(crate) control: bool,
-    /// Swallows white space before it.
+    /// Whether it includes the white space before it.
     pub(crate) strip_left: bool,
-    /// Swallows white space after it.
+    /// Whether it includes the white space after it.
     pub(crate) strip_right: bool,
 }
 
@@ -28,7 +27,7 @@ pub(crate) struct Special {
 pub(crate) enum Fragment<'t> {
     /// A token found in the text.
     Token(u32),
-    /// What lies between, never empty.
+    /// The text between tokens, never empty.
     Text(&'t str),
 }
 
@@ -39,13 +38,13 @@ pub(crate) struct Specials {
 }
 
 impl Specials {
-    /// Prepares the search for `specials`. Those with an empty content are ignored.
+    /// Prepares the search for `specials`. Specials with empty content are ignored.
     pub(crate) fn new(specials: Vec<Special>) -> Result<Self, TextError> {
         let user_defined: Vec<_> = specials.iter().filter(|s| !s.control).cloned().collect();
         Ok(Self { every: Searcher::new(specials)?, user_defined: Searcher::new(user_defined)? })
     }
 
-    /// Cuts `text` and hands the fragments to `each` in order. Control tokens are looked for only with `parse_special`.
+    /// Cuts `text` and passes the fragments to `each` in order. Control tokens are matched only with `parse_special`.
     pub(crate) fn split<'t>(
         &self,
         text: &'t str,
@@ -58,7 +57,7 @@ impl Specials {
             for found in automaton.find_iter(text) {
                 let special = &searcher.specials[found.pattern().as_usize()];
                 if found.start() < done {
-                    // Its white space, and then some, was swallowed by the token before.
+                    // The previous token already included the white space that this token begins with.
                     continue;
                 }
                 let mut before = &text[done..found.start()];
@@ -85,7 +84,7 @@ impl Specials {
 
 struct Searcher {
     specials: Vec<Special>,
-    /// `None` where there is nothing to look for.
+    /// `None` if there are no tokens to find.
     automaton: Option<AhoCorasick>,
 }
 

@@ -1,8 +1,7 @@
-//! Stop strings: ending a text at the first of several strings, while it is being produced.
+//! Stop strings: a text ends at the first of several strings, while it is being generated.
 //!
-//! A stop string may arrive in pieces, so text that could be its beginning is held back until it is clear that it is
-//! not. One Knuth–Morris–Pratt automaton per string reads every byte once; nothing already read is read again, and
-//! what is held back is shorter than the longest stop string.
+//! A stop string may arrive in pieces. Text that may be its beginning is therefore held back until the next bytes decide. One
+//! Knuth–Morris–Pratt automaton per string reads every byte once. The held text is shorter than the longest stop string.
 
 use std::collections::TryReserveError;
 
@@ -25,23 +24,23 @@ pub struct StopMatcher {
     kept: bool,
 }
 
-/// One stop string and how far the text has got into it.
+/// One stop string, and the length of its match so far.
 #[derive(Clone, Debug)]
 struct Stop {
     text: String,
     /// For every prefix, the length of the longest shorter prefix that it ends with.
     fallback: Vec<u16>,
-    /// How many bytes of the string the text ends with.
+    /// Bytes of the string that the end of the text matches.
     progress: usize,
 }
 
 impl StopMatcher {
-    /// A matcher for `stops`; without any it lets everything through.
+    /// Returns a matcher for `stops`. Without any it passes all text.
     ///
     /// # Errors
     ///
-    /// [`TextError::BadStop`] for an empty string, one longer than [`STOP_BYTES_MAX`], or more than [`STOPS_MAX`] of them;
-    /// [`TextError::OutOfMemory`] without memory for the automata. Nothing is allocated later, but in `out`.
+    /// [`TextError::BadStop`] for an empty string, one longer than [`STOP_BYTES_MAX`], or more than [`STOPS_MAX`] strings.
+    /// [`TextError::OutOfMemory`] without memory for the automata. Later only `out` is allocated.
     pub fn new<S: AsRef<str>>(stops: &[S]) -> Result<Self, TextError> {
         if stops.len() > STOPS_MAX {
             let message = format!("{} strings, the limit is {STOPS_MAX}", stops.len());
@@ -58,20 +57,20 @@ impl StopMatcher {
         Ok(Self { stops: automata, held, matched: None, kept: false })
     }
 
-    /// Lets the text end right behind the stop string instead of before it, if so.
+    /// With `kept`, the text ends after the stop string instead of before it.
     pub fn keeping(mut self, kept: bool) -> Self {
         self.kept = kept;
         self
     }
 
-    /// The most bytes that [`Self::push`] and [`Self::finish`] together append to `out` for `text` bytes of text.
+    /// Returns the most bytes that [`Self::push`] and [`Self::finish`] together append to `out` for `text` bytes of text.
     pub fn appended_max(&self, text: usize) -> usize {
         self.held.len() + text
     }
 
-    /// Takes the next piece of text and appends to `out` what is certainly not part of a stop string. Returns `true` once a
-    /// stop string is complete: then `out` ends right before it (or behind it, see [`Self::keeping`]), and whatever follows is ignored. If two are complete
-    /// at the same byte, the longer one counts.
+    /// Reads the next piece of text and appends to `out` the part that is certainly not in a stop string. Returns `true` once a stop string
+    /// is complete. Then `out` ends before it (or after it, see [`Self::keeping`]), and later text is ignored. If two strings are complete
+    /// at the same byte, the longer one is the match.
     pub fn push(&mut self, text: &str, out: &mut String) -> bool {
         if self.matched.is_some() {
             return true;
@@ -83,7 +82,7 @@ impl StopMatcher {
         for (index, &byte) in text.as_bytes().iter().enumerate() {
             if let Some((stop, length)) = self.step(byte) {
                 self.matched = Some(stop);
-                // The stop string began `length` bytes ago, in this piece or in what was held back.
+                // The stop string began `length` bytes ago, in this piece or in the held text.
                 let end = self.held.len() + index + 1;
                 self.release(text, if self.kept { end } else { end - length }, out);
                 self.held.clear();
@@ -105,7 +104,7 @@ impl StopMatcher {
         false
     }
 
-    /// The text has ended: what was held back is not a stop string after all.
+    /// Ends the text: the held text is not a stop string and is appended.
     pub fn finish(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
@@ -114,12 +113,12 @@ impl StopMatcher {
         }
     }
 
-    /// Which of the stop strings ended the text, by its position in the list given to [`Self::new`].
+    /// The index of the stop string that ended the text, in the list given to [`Self::new`].
     pub fn matched(&self) -> Option<usize> {
         self.matched
     }
 
-    /// Advances every automaton by a byte; the longest string completed by it and its length in bytes.
+    /// Advances every automaton by a byte. Returns the longest string that the byte completes, and its length in bytes.
     fn step(&mut self, byte: u8) -> Option<(usize, usize)> {
         let mut best = None;
         for (index, stop) in self.stops.iter_mut().enumerate() {
@@ -131,7 +130,7 @@ impl StopMatcher {
         best
     }
 
-    /// Appends the first `count` bytes of the held text followed by `text`.
+    /// Appends the first `count` bytes of the held text and `text` together.
     fn release(&self, text: &str, count: usize, out: &mut String) {
         match count.checked_sub(self.held.len()) {
             Some(of_text) => {
@@ -172,7 +171,7 @@ impl Stop {
         Ok(Self { text: own, fallback, progress: 0 })
     }
 
-    /// Takes one byte of text; `true` if the string is now complete.
+    /// Reads one byte of text. Returns `true` if the string is complete.
     fn step(&mut self, byte: u8) -> bool {
         let bytes = self.text.as_bytes();
         while self.progress > 0 && bytes[self.progress] != byte {
@@ -188,7 +187,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What the matcher should do, by searching the whole text: the match that ends first, the longest of those.
+    /// The expected result, by a search of the whole text: the match that ends first, the longest of those.
     fn reference(stops: &[String], text: &str, kept: bool) -> (String, Option<usize>) {
         let found = stops
             .iter()

@@ -1,39 +1,39 @@
-//! The vocabulary as a table: what each token is called, which bytes it stands for, and whether it is special.
+//! The vocabulary as a table: the name of each token, its bytes, and whether it is special.
 //!
-//! Two arenas and an index of ids instead of a hundred thousand small strings: the size is known, and looking a
-//! token up touches no allocator. The table says nothing about how tokens follow from text.
+//! Two arenas and an index of ids replace a hundred thousand small strings. The size is known, and looking a token up does not allocate.
+//! The table does not contain the rules of encoding.
 
 use std::hash::{BuildHasher, RandomState};
 
 use crate::error::TextError;
 
-/// No token, no neighbour.
+/// The id for no token and for no neighbour.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// How a token takes part in the text.
+/// The role of a token in the text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
     /// A piece of text.
     Text,
-    /// Steers the model and is no text: left out by `skip_special`.
+    /// A control token, which is not text: `skip_special` leaves it out.
     Special,
-    /// An id without a token, or one that stands for nothing.
+    /// An id without a token, or a token without text.
     Hole,
 }
 
-/// What a vocabulary does to the first token of a text.
+/// The vocabulary's rule for the first token of a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Opening {
-    /// Nothing.
+    /// The token is not changed.
     Plain,
-    /// One space at the very start is dropped: it was put there when encoding.
+    /// One space at the start is dropped, because encoding added it.
     StripSpace,
     /// Every `▁` of the first token is dropped.
     StripMarks,
-    /// The first token stands as the vocabulary spells it, since the table's text of it begins with a separating
-    /// space; WordPiece's clean-up of English punctuation applies if set.
+    /// The first token is written as the vocabulary spells it, since its text in the table begins with a separating space. WordPiece's
+    /// clean-up of English punctuation applies if `cleanup` is set.
     Raw {
-        /// Whether to clean up.
+        /// Whether to clean up English punctuation.
         cleanup: bool,
     },
 }
@@ -42,7 +42,7 @@ pub(crate) enum Opening {
 #[derive(Default)]
 struct Arena {
     bytes: Vec<u8>,
-    /// Where each string ends; it starts where the one before ends.
+    /// The end of each string, which is the start of the next.
     ends: Vec<u32>,
 }
 
@@ -67,12 +67,12 @@ impl Arena {
 
 /// The tokens of a vocabulary by id, and their ids by name.
 pub(crate) struct TokenTable {
-    /// The name: the token as the vocabulary spells it.
+    /// The names: each token as the vocabulary spells it.
     raw: Arena,
-    /// The bytes that the token stands for.
+    /// The bytes of each token's text.
     text: Arena,
     kinds: Vec<Kind>,
-    /// Open addressing over ids, a power of two long, at most half full.
+    /// A hash table of ids with open addressing: its length is a power of two, and it is at most half full.
     slots: Vec<u32>,
     hasher: RandomState,
     raw_bytes_max: usize,
@@ -82,14 +82,14 @@ pub(crate) struct TokenTable {
 pub(crate) struct Row<'a> {
     /// The token as the vocabulary spells it; empty for a hole.
     pub(crate) raw: &'a str,
-    /// The bytes it stands for.
+    /// The bytes of the token's text.
     pub(crate) text: &'a [u8],
-    /// How it takes part in the text.
+    /// The role of the token in the text.
     pub(crate) kind: Kind,
 }
 
 impl TokenTable {
-    /// A table with room for `count` tokens. Rows are then added in the order of their ids.
+    /// Returns a table with room for `count` tokens. Rows are then added in the order of their ids.
     pub(crate) fn with_capacity(count: usize) -> Self {
         Self {
             raw: Arena::default(),
@@ -101,7 +101,7 @@ impl TokenTable {
         }
     }
 
-    /// Adds the row of the next id. Of two tokens with one name the first owns it.
+    /// Adds the row of the next id. If two tokens have one name, the name belongs to the first.
     pub(crate) fn push(&mut self, row: Row<'_>) -> Result<(), TextError> {
         let id = self.kinds.len() as u32;
         if self.kinds.len() * 2 >= self.slots.len() {
@@ -120,7 +120,7 @@ impl TokenTable {
         Ok(())
     }
 
-    /// The slot that holds the token of this name, or the free one where it would go.
+    /// The slot with the token of this name, or the free slot for it.
     fn slot_of(&self, raw: &str) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = self.hasher.hash_one(raw) as usize & mask;
@@ -130,7 +130,7 @@ impl TokenTable {
         slot
     }
 
-    /// The id of the token of this name.
+    /// The id of the token with this name.
     pub(crate) fn id_of(&self, raw: &str) -> Option<u32> {
         let id = self.slots[self.slot_of(raw)];
         (id != NONE).then_some(id)
@@ -152,17 +152,17 @@ impl TokenTable {
         std::str::from_utf8(self.raw.get(id)).unwrap_or_default()
     }
 
-    /// The bytes that the token stands for; empty for a hole and beyond the end.
+    /// The bytes of the token's text; empty for a hole and beyond the end.
     pub(crate) fn text(&self, id: u32) -> &[u8] {
         self.text.get(id)
     }
 
-    /// How the token takes part in the text; beyond the end there are only holes.
+    /// The role of the token in the text. Ids beyond the end are holes.
     pub(crate) fn kind(&self, id: u32) -> Kind {
         self.kinds.get(id as usize).copied().unwrap_or(Kind::Hole)
     }
 
-    /// What the table occupies on the heap, in bytes.
+    /// The heap bytes of the table.
     pub(crate) fn heap_bytes(&self) -> usize {
         let arena = |a: &Arena| a.bytes.capacity() + a.ends.capacity() * 4;
         arena(&self.raw) + arena(&self.text) + self.kinds.capacity() + self.slots.capacity() * 4

@@ -1,4 +1,4 @@
-//! Which chat templates a model folder has, and which of several files wins. `chat` runs the template.
+//! The chat templates in a model folder, and the order of precedence among several files. `chat` runs the template.
 
 use std::path::Path;
 
@@ -7,21 +7,21 @@ use serde_json::Value;
 use crate::error::TextError;
 use crate::neighbours::{FILE_BYTES_MAX, read, read_json};
 
-/// The folder of templates that have a name.
+/// The folder of named templates.
 const NAMED_DIR: &str = "additional_chat_templates";
 
-/// The text of a model's chat templates. A checkpoint may have more, under names of its own, which nothing asks for.
+/// The texts of a model's chat templates. Templates with other names in a checkpoint are not used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TemplateSources {
-    /// The only one, or the one that is called `default`.
+    /// The only template, or the one named `default`.
     pub default: String,
-    /// The one that is called `tool_use`: what conversations with tools are rendered with.
+    /// The template named `tool_use`, for conversations with tools.
     pub tool_use: Option<String>,
 }
 
-/// The chat templates of a model folder, if it has any: the files `chat_template.jinja` and `additional_chat_templates/*.jinja`, then
-/// `chat_template.json`, then the entry in `tokenizer_config.json`, a text or several by name. The first of the three that has a default
-/// is taken; a model that has only templates with names has none.
+/// Reads the chat templates of a model folder, if it has any. The sources are, in this order: the files `chat_template.jinja` and
+/// `additional_chat_templates/*.jinja`, then `chat_template.json`, then the entry in `tokenizer_config.json`, which is one text or several
+/// by name. The first of the three with a default template is used. A model that only has templates with other names has no template.
 ///
 /// # Errors
 ///
@@ -45,7 +45,7 @@ pub fn chat_template_sources(folder: &Path) -> Result<Option<TemplateSources>, T
     Ok(None)
 }
 
-/// A template's file, if there is one.
+/// Reads a template's file, if there is one.
 fn jinja(file: &Path) -> Result<Option<String>, TextError> {
     match read(file, FILE_BYTES_MAX) {
         Ok(bytes) => String::from_utf8(bytes).map(Some).map_err(|error| TextError::BadTemplate(error.to_string())),
@@ -54,7 +54,8 @@ fn jinja(file: &Path) -> Result<Option<String>, TextError> {
     }
 }
 
-/// The entry of a JSON file: a text, a list of names and texts, or an object of them. Of two with one name the last one stands.
+/// Reads the entry of a JSON file: a text, a list of names and texts, or an object of them. The last of two templates with one name is
+/// used.
 fn of_entry(entry: &Value) -> Option<TemplateSources> {
     let named = |name: &str| match entry {
         Value::Array(list) => list.iter().rfind(|one| one["name"] == name).and_then(|one| one["template"].as_str()),

@@ -1,8 +1,8 @@
-//! The tokenizer as the rest of the engine sees it: text in, ids out, and back.
+//! The tokenizer for the rest of the engine: text to ids, and ids to text.
 //!
-//! This module only joins the parts. How a GGUF vocabulary or a `tokenizer.json` becomes parts is written in `gguf`
-//! and `json`; the parts themselves are `specials`, `pretokenize`, `bpe`, `table` and `decode`. What our own
-//! pipeline cannot express runs through the `tokenizers` library (`foreign`).
+//! This module only joins the parts. `gguf` and `json` build the parts from a GGUF vocabulary or a `tokenizer.json`. The parts are in
+//! `specials`, `pretokenize`, `bpe`, `table` and `decode`. A tokenizer that our pipeline does not support runs through the `tokenizers`
+//! library (`foreign`).
 
 use crate::bpe::{Bpe, Scratch};
 use crate::error::{TextError, shielded};
@@ -14,39 +14,39 @@ use crate::pretokenize::Cutter;
 use crate::specials::{Fragment, Specials};
 use crate::table::{Kind, Opening, TokenTable};
 
-/// The longest text that a tokenizer accepts unless told otherwise, in bytes. It is about a million tokens of prose.
+/// The longest text that a tokenizer accepts by default, in bytes: about a million tokens of prose.
 pub const DEFAULT_TEXT_BYTES_MAX: usize = 4 << 20;
 
-/// Turns text into token ids and back. Immutable once loaded, so one serves all threads.
+/// Turns text into token ids and back. It is immutable once loaded, so one tokenizer serves all threads.
 pub struct Tokenizer {
     pub(crate) parts: Parts,
     fim: Option<FimTokens>,
     text_bytes_max: usize,
 }
 
-/// What a loader produces.
+/// The parts that a loader builds.
 pub(crate) struct Parts {
     pub(crate) table: TokenTable,
     pub(crate) engine: Engine,
     pub(crate) opening: Opening,
-    /// What `add_special` puts before and after the text.
+    /// The tokens that `add_special` puts before the text; `suffix` has those after it.
     pub(crate) prefix: Vec<u32>,
     pub(crate) suffix: Vec<u32>,
-    /// What makes one sequence of two texts.
+    /// The rule that joins two texts into one sequence; none if the tokenizer has none.
     pub(crate) pairing: Option<Pairing>,
     pub(crate) bos: Option<u32>,
     pub(crate) eos: Vec<u32>,
 }
 
-/// How text becomes ids.
+/// The code that turns text into ids.
 pub(crate) enum Engine {
-    /// Our own pipeline.
+    /// Our pipeline.
     Own(Box<Pipeline>),
     /// The `tokenizers` library.
     Foreign(Box<Foreign>),
 }
 
-/// Our own pipeline: special tokens, then normalization, then words, then BPE.
+/// Our pipeline: special tokens, then normalization, then words, then BPE.
 pub(crate) struct Pipeline {
     pub(crate) specials: Specials,
     pub(crate) normalizer: Normalizer,
@@ -60,13 +60,13 @@ impl Tokenizer {
         Self { parts, fim, text_bytes_max: DEFAULT_TEXT_BYTES_MAX }
     }
 
-    /// The same tokenizer with the fill-in-the-middle tokens that a file names.
+    /// Returns the tokenizer with the fill-in-the-middle tokens that a file names.
     pub(crate) fn with_fim(mut self, ids: FimIds) -> Self {
         self.fim = FimTokens::find(&self.parts.table, ids);
         self
     }
 
-    /// The same tokenizer with another limit on the length of a text, in bytes.
+    /// Returns the tokenizer with another limit on the length of a text, in bytes.
     pub fn with_text_bytes_max(mut self, bytes: usize) -> Self {
         // Positions within a word are 32-bit.
         self.text_bytes_max = bytes.min(u32::MAX as usize / 4);
@@ -80,9 +80,9 @@ impl Tokenizer {
 
     /// The ids of `text`.
     ///
-    /// With `add_special`, the tokens that the model expects around a text (such as a beginning-of-sequence token) are
-    /// added. With `parse_special`, control tokens spelled out in the text become tokens; without, they are text like any
-    /// other, which is what untrusted input needs. User-defined tokens are always found.
+    /// With `add_special`, the tokens that the model expects around a text (such as a beginning-of-sequence token) are added. With
+    /// `parse_special`, control tokens in the text become tokens. Without it they are plain text, which is necessary for untrusted input.
+    /// User-defined tokens are always matched.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl Tokenizer {
         self.encode_pieces(&[text], add_special, parse_special)
     }
 
-    /// The ids of a text that is given in pieces. No token spans two of them: where a control token is cut in two, it is text.
+    /// The ids of a text that is given in pieces. No token spans two pieces: a control token that is cut in two is text.
     ///
     /// # Errors
     ///
@@ -126,21 +126,20 @@ impl Tokenizer {
         })
     }
 
-    /// How many tokens `add_special` puts before a text, and after it.
+    /// The number of tokens that `add_special` puts before a text, and after it.
     pub fn around(&self) -> (usize, usize) {
         (self.parts.prefix.len(), self.parts.suffix.len())
     }
 
-    /// Two texts, encoded without special tokens, as the one sequence that cross-encoders take; none if the tokenizer does not say
-    /// what a pair is.
+    /// Joins two texts, encoded without special tokens, into one sequence for cross-encoders. None if the tokenizer does not define pairs.
     pub fn pair(&self, first: &[u32], second: &[u32]) -> Option<Pair> {
         self.parts.pairing.as_ref().map(|pairing| pairing.join(first, second))
     }
 
-    /// An upper bound for the heap bytes that [`Self::encode`] needs at once for a text of `text_bytes` bytes,
-    /// its result included. It is reached by text without word boundaries; ordinary text needs a tenth of it.
+    /// Returns an upper bound for the heap bytes that [`Self::encode`] needs at once for a text of `text_bytes` bytes, result included.
+    /// Text without word boundaries reaches it; ordinary text needs a tenth of it.
     pub fn encode_bytes_max(&self, text_bytes: usize) -> usize {
-        // Ids grow by doubling: old and new side by side.
+        // Ids grow by doubling: the old and the new buffer exist at once.
         let ids = 3 * std::mem::size_of::<u32>();
         match &self.parts.engine {
             Engine::Own(_) => Scratch::bytes_max(text_bytes).saturating_add(text_bytes.saturating_mul(ids)),
@@ -153,23 +152,22 @@ impl Tokenizer {
         self.parts.table.len()
     }
 
-    /// The bytes that a token stands for inside a text; they need not be whole characters. Empty for holes and for ids
-    /// outside the vocabulary.
+    /// The bytes of a token inside a text, which may be incomplete characters. Empty for holes and for ids outside the vocabulary.
     pub fn token_bytes(&self, id: u32) -> &[u8] {
         self.parts.table.text(id)
     }
 
-    /// Whether a token steers the model rather than being text.
+    /// Whether a token is a control token, not text.
     pub fn is_special(&self, id: u32) -> bool {
         self.parts.table.kind(id) == Kind::Special
     }
 
-    /// The id of the token that the vocabulary spells `name` (`Ġthe`, `▁the`, `<|im_end|>`).
+    /// The id of the token with this name in the vocabulary (`Ġthe`, `▁the`, `<|im_end|>`).
     pub fn token_to_id(&self, name: &str) -> Option<u32> {
         self.parts.table.id_of(name)
     }
 
-    /// How the vocabulary spells a token; the inverse of [`Self::token_to_id`].
+    /// The name of a token in the vocabulary; the inverse of [`Self::token_to_id`].
     pub fn token_name(&self, id: u32) -> &str {
         self.parts.table.raw(id)
     }
@@ -184,7 +182,7 @@ impl Tokenizer {
         &self.parts.eos
     }
 
-    /// The tokens that ask for the text of a gap; none for a model that was not trained to fill one.
+    /// The tokens of fill-in-the-middle; none for a model that was not trained with them.
     pub fn fim(&self) -> Option<&FimTokens> {
         self.fim.as_ref()
     }
@@ -194,7 +192,7 @@ impl Tokenizer {
         &self.parts.prefix
     }
 
-    /// What the vocabulary's tables occupy on the heap, in bytes, merges and automata not included.
+    /// The heap bytes of the vocabulary's tables, without merges and automata.
     pub fn table_bytes(&self) -> usize {
         self.parts.table.heap_bytes()
     }
@@ -220,7 +218,7 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Pipeline {
-    /// `first`: the text begins here.
+    /// Appends the ids of `text`. `first` is whether the text begins with this piece.
     fn encode(
         &self,
         text: &str,

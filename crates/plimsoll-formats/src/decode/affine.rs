@@ -1,7 +1,7 @@
 //! MLX affine quantization: codes as one little-endian bit stream per row, scale and bias per group as floats.
 //!
-//! A code may straddle two bytes (and two 32-bit words) when its width is 3, 5 or 6. Since MLX fills words from
-//! their low end and words are little-endian, the row's bytes are simply one bit stream.
+//! A code may straddle two bytes (and two 32-bit words) if its width is 3, 5 or 6. MLX fills words from their low end and words are
+//! little-endian, so the row's bytes are one bit stream.
 
 use super::float;
 use crate::encoding::{Encoding, QuantLayout, ScaleKind};

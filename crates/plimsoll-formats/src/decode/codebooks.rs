@@ -1,4 +1,4 @@
-//! GGUF types of 4-bit codes that stand for levels out of a codebook.
+//! GGUF types whose 4-bit codes are indexes into a codebook of levels.
 //!
 //! Layouts and codebooks as in ggml's `ggml-common.h`.
 
@@ -7,11 +7,11 @@ use super::word;
 use crate::encoding::Codebook;
 use crate::row::RowBuf;
 
-/// The codebook of IQ4_NL and IQ4_XS: their values plus 127, which is its zero point.
+/// The codebook of IQ4_NL and IQ4_XS: their values plus the zero point 127.
 pub(crate) const IQ4_BOOK: (Codebook, u8) =
     ([0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180, 196, 216, 240], 127);
 
-/// Twice the E2M1 numbers 0, ½, 1, 1½, 2, 3, 4, 6, then the same less than zero, plus 12.
+/// The doubled E2M1 numbers 0, ½, 1, 1½, 2, 3, 4, 6, then their negatives; all plus 12.
 pub(crate) const E2M1_BOOK: (Codebook, u8) = ([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], 12);
 
 /// IQ4_NL: `d`, then nibbles as in Q4_0.
@@ -40,10 +40,10 @@ pub(crate) fn mxfp4(block: &[u8], out: &mut RowBuf) {
     push_nibbles(&block[1..17], &mut out.codes);
 }
 
-/// NVFP4: four E4M3 scales, then for each eight bytes. Their low nibbles are elements 0–7, their high ones 8–15.
+/// NVFP4: four E4M3 scales, then eight bytes for each scale. Their low nibbles are elements 0–7, their high nibbles 8–15.
 pub(crate) fn nvfp4(block: &[u8], out: &mut RowBuf) {
     for &scale in &block[..4] {
-        // The bits of NaN count as 0, those of its negative as a number.
+        // The bits of positive NaN count as 0. The bits of negative NaN count as a number.
         out.push_scale_ue4m3(if scale == 0x7F { 0 } else { scale & 0x7F });
     }
     for bytes in block[4..36].chunks_exact(8) {

@@ -1,6 +1,6 @@
 //! Rows of plain floats, widened to f32 without loss.
 //!
-//! No quantized form belongs here.
+//! Quantized encodings are decoded elsewhere.
 
 use crate::encoding::Encoding;
 use crate::row::RowBuf;

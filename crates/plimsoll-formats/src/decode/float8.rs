@@ -5,7 +5,7 @@
 use super::grouped::Scales;
 use crate::row::RowBuf;
 
-/// Decodes a row of numbers in groups of `group`, which lies in row `row` of blocks. False if one of them is NaN.
+/// Decodes a row of numbers in groups of `group`. Its scales are those of row `row` of blocks. Returns false if a number is NaN.
 pub(crate) fn decode(
     group: usize,
     numbers: &[u8],

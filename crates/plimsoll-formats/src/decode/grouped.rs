@@ -1,51 +1,51 @@
 //! Integer codes with a scale and a zero point per group: AWQ, GPTQ, compressed-tensors.
 //!
-//! These formats differ in where a code lies, not in what it means: value = scale · (code − zero).
+//! The formats differ in the place of a code, not in its value: value = scale · (code − zero).
 
 use super::{affine, float};
 use crate::encoding::{Encoding, QuantLayout, ScaleKind};
 use crate::row::RowBuf;
 
-/// Where the small integers of a matrix lie. A row is an output; a column is an input, or a group of inputs.
+/// The layout of a matrix of small integers. A row is an output; a column is an input, or a group of inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cells {
     /// Bits of an integer.
     pub(crate) bits: u8,
-    /// How they share words.
+    /// The arrangement of integers in words.
     pub(crate) order: Order,
-    /// Exclusive or with every stored integer: 128 makes a signed byte an unsigned code.
+    /// The mask of an exclusive or with every stored integer: 128 makes a signed byte an unsigned code.
     pub(crate) flip: u8,
-    /// What is added to every stored integer, modulo 2^bits.
+    /// The number that is added to every stored integer, modulo 2^bits.
     pub(crate) plus: u8,
 }
 
-/// How integers share words.
+/// The arrangement of integers in words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Order {
     /// A row is one little-endian bit stream of this many bytes.
     Stream(usize),
-    /// A 32-bit word holds neighbouring columns of one row, low bits first. There are this many rows: words of all
-    /// rows for the first columns come first.
+    /// A 32-bit word holds neighbouring columns of one row, low bits first. There are this many rows. The words of all rows for the first
+    /// columns come first.
     Columns(usize),
     /// A 32-bit word holds neighbouring rows of one column, low bits first. The distances are in words.
     Rows {
-        /// From a word to the one of the next rows.
+        /// The distance to the word of the next rows.
         row: usize,
-        /// From a word to the one of the next column.
+        /// The distance to the word of the next column.
         column: usize,
-        /// Whether the eight 4-bit rows of a word stand in AWQ's order: 0, 2, 4, 6, 1, 3, 5, 7.
+        /// Whether the eight 4-bit rows of a word are in AWQ's order: 0, 2, 4, 6, 1, 3, 5, 7.
         interleaved: bool,
     },
 }
 
-/// Where the scales of a matrix lie; distances in scales.
+/// The layout of a matrix of scales. Distances are in scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Scales {
-    /// Their float type.
+    /// The float type of the scales.
     pub(crate) encoding: Encoding,
-    /// From a row to the next.
+    /// The distance to the next row.
     pub(crate) row: usize,
-    /// From a group to the next of the same row.
+    /// The distance to the next group of the same row.
     pub(crate) group: usize,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Scales {
 const AWQ_PLACE: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 
 impl Cells {
-    /// Appends the first `count` integers of row `row`. `bytes` is the whole tensor, which the reader has measured.
+    /// Appends the first `count` integers of row `row`. `bytes` is the whole tensor, whose size the reader has checked.
     pub(crate) fn read(&self, bytes: &[u8], row: usize, count: usize, out: &mut Vec<u8>) {
         let (bits, start) = (u32::from(self.bits), out.len());
         let per = (32 / bits) as usize;
@@ -81,14 +81,14 @@ impl Cells {
     }
 }
 
-/// The 32-bit word number `at`.
+/// The 32-bit word at index `at`.
 fn word(bytes: &[u8], at: usize) -> u32 {
     let bytes = &bytes[at * 4..at * 4 + 4];
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
 impl Scales {
-    /// Appends the stored bytes of the first `count` scales of row `row`, as f32 and, where they are shorter, as bits.
+    /// Appends the first `count` scales of row `row` as f32. Scales of 16 bits are also appended as stored bits.
     pub(super) fn read(&self, bytes: &[u8], row: usize, count: usize, out: &mut RowBuf) {
         let size = if self.encoding == Encoding::F32 { 4 } else { 2 };
         for group in 0..count {
@@ -102,7 +102,7 @@ impl Scales {
     }
 }
 
-/// Decodes row `row` of `cols` elements from its parts, each with the bytes of its whole tensor.
+/// Decodes row `row` of `cols` elements from its parts. Each part has the bytes of its whole tensor.
 pub(crate) fn decode(
     layout: QuantLayout,
     (row, cols): (usize, usize),
@@ -120,7 +120,7 @@ pub(crate) fn decode(
     let offsets = out.scale.iter().zip(&out.zeros).map(|(scale, zero)| -(scale * f32::from(*zero)));
     out.offset.extend(offsets);
     if layout.scales == ScaleKind::F32 {
-        // Offsets have no shorter form.
+        // Computed offsets have no 16-bit form, so the scales' stored bits are dropped too.
         out.scale_bits.clear();
     }
 }

@@ -1,12 +1,12 @@
-//! Small floats with a scale of a byte per group: MXFP4, NVFP4 and MXFP8 as MLX and gpt-oss store them.
+//! Small floats with one byte of scale per group: MXFP4, NVFP4 and MXFP8 as MLX and gpt-oss store them.
 //!
-//! Formats as in the OCP microscaling specification. Codes of 4 bits, E2M1, stay codes. Those of 8 bits, E4M3, have more
-//! digits than an integer kernel takes, and become floats.
+//! Formats as in the OCP microscaling specification. 4-bit codes (E2M1) stay codes. 8-bit codes (E4M3) have more digits than an integer
+//! kernel takes, and become floats.
 
 use crate::encoding::{QuantLayout, ScaleKind};
 use crate::row::RowBuf;
 
-/// A row of E2M1 codes, the low nibble first, and its scales.
+/// Decodes a row of E2M1 codes, the low nibble first, and its scales.
 pub(crate) fn fp4(layout: QuantLayout, codes: &[u8], scales: &[u8], out: &mut RowBuf) {
     out.begin(Some(layout));
     out.codes.extend(codes.iter().flat_map(|byte| [byte & 0x0F, byte >> 4]));
@@ -17,13 +17,13 @@ pub(crate) fn fp4(layout: QuantLayout, codes: &[u8], scales: &[u8], out: &mut Ro
         }
         out.push_scale_ue4m3(scale & 0x7F);
         if scale >= 0x80 {
-            // The packed scale has no sign. Each code's is its upper bit.
+            // The packed scale has no sign. The sign goes into the upper bit of each code.
             out.codes[group * layout.group..][..layout.group].iter_mut().for_each(|code| *code ^= 8);
         }
     }
 }
 
-/// A row of E4M3 numbers and the exponents of their groups of 32.
+/// Decodes a row of E4M3 numbers and the exponents of their groups of 32.
 pub(crate) fn fp8(codes: &[u8], exponents: &[u8], out: &mut RowBuf) {
     out.begin(None);
     for (codes, &e) in codes.chunks(32).zip(exponents) {
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn small_floats_have_the_values_of_their_specification() {
-        // Zero, the least subnormal, one, the greatest, and negative ones.
+        // Zero, the smallest subnormal, one, the largest, and two negative numbers.
         assert_eq!([0, 1, 0x38, 0x7E, 0xB8, 0xFE].map(e4m3), [0.0, 1.0 / 512.0, 1.0, 448.0, -1.0, -448.0]);
         assert!(e4m3(0x7F).is_nan() && e4m3(0xFF).is_nan());
         let mut row = RowBuf::new();

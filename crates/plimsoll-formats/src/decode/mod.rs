@@ -1,7 +1,7 @@
 //! Turns the stored bytes of one row into codes and scales (or floats) in a row buffer.
 //!
-//! Pure functions from byte slices to a [`RowBuf`](crate::RowBuf): no files, no names. The callers guarantee that a
-//! slice holds exactly one row, which the readers checked against the file when they built the directory.
+//! Pure functions from byte slices to a [`RowBuf`](crate::RowBuf), without files and names. The callers guarantee that a slice holds
+//! exactly one row, which the readers checked when they built the directory.
 
 pub(crate) mod affine;
 pub(crate) mod blocks;

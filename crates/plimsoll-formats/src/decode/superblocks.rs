@@ -1,7 +1,7 @@
 //! The K-quants of GGUF: blocks of 256 elements with a binary16 super-scale and small integer scales per group.
 //!
-//! Layouts as in ggml's `ggml-common.h`. The codes of a block are interleaved in runs of 32 (or 64) elements: one
-//! run of bytes serves several runs of elements, each taking its own bits. Here they come out in element order.
+//! Layouts as in ggml's `ggml-common.h`. The codes of a block are interleaved in runs of 32 (or 64) elements. One run of bytes has the bits
+//! of several runs of elements. The decoded codes are in element order.
 
 use super::word;
 use crate::row::RowBuf;
@@ -77,13 +77,12 @@ pub(crate) fn q6_k(block: &[u8], out: &mut RowBuf) {
     out.d.push(word(block, 208));
 }
 
-/// The 16 bytes that Q4_K and Q5_K begin with: `d`, `dmin`, and eight 6-bit scales and minimums in 12 bytes.
+/// Decodes the first 16 bytes of Q4_K and Q5_K: `d`, `dmin`, and eight 6-bit scales and minimums in 12 bytes.
 fn push_super_header(block: &[u8], out: &mut RowBuf) {
     out.d.push(word(block, 0));
     out.dmin.push(word(block, 2));
     let (scales, mins, mixed) = (&block[4..8], &block[8..12], &block[12..16]);
-    // Groups 0-3 lie in the low six bits; groups 4-7 have their nibbles in `mixed` and their upper two bits on
-    // top of groups 0-3.
+    // Groups 0-3 are in the low six bits. Groups 4-7 have their nibbles in `mixed`, and their upper two bits above groups 0-3.
     out.sc.extend(scales.iter().map(|byte| (byte & 0x3F) as i8));
     out.sc.extend(mixed.iter().zip(scales).map(|(mixed, byte)| ((mixed & 0x0F) | (byte >> 2 & 0x30)) as i8));
     out.m.extend(mins.iter().map(|byte| byte & 0x3F));

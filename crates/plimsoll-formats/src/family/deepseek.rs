@@ -1,5 +1,5 @@
-//! Latent attention (MLA): DeepSeek-V2-Lite, DeepSeek-V3 and models of its shape (R1, Kimi K2), and GLM-4.7-Flash. The first layers are dense,
-//! the others have a mixture of experts with shared ones.
+//! Latent attention (MLA): DeepSeek-V2-Lite, DeepSeek-V3 and models of its shape (R1, Kimi K2), and GLM-4.7-Flash. The first layers are
+//! dense, the others have a mixture of experts with shared experts.
 //!
 //! Reference: transformers, `modeling_deepseek_v2.py`, `modeling_deepseek_v3.py` and `modeling_glm4_moe_lite.py`; llama.cpp, `deepseek2`.
 
@@ -54,7 +54,7 @@ pub(super) const DEEPSEEK: Family = Family {
 pub(super) const GLM_FLASH: Family = Family {
     name: "GLM-4.7-Flash",
     classes: &["Glm4MoeLiteForCausalLM", "Glm4MoeLiteModel", "glm4_moe_lite"],
-    // Its files have the architecture of DeepSeek.
+    // GLM-4.7-Flash's GGUF files have DeepSeek's architecture.
     gguf: &[],
     defaults: Defaults {
         heads: Some(20),
@@ -72,14 +72,14 @@ pub(super) const GLM_FLASH: Family = Family {
     gguf_names: &[],
 };
 
-/// MLX's files have one matrix a head where the published ones have `kv_b_proj`.
+/// MLX's files have two matrices with a slice per head, where published files have `kv_b_proj`.
 const HF_NAMES: super::Names = &[
     ("mlp.shared_experts", "mlp.shared_expert"),
     ("self_attn.embed_q", "self_attn.k_b_proj"),
     ("self_attn.unembed_out", "self_attn.v_b_proj"),
 ];
 
-/// What a class of transformers assumes.
+/// Values that a class of transformers assumes.
 struct Class {
     latent: Latent,
     experts: usize,
@@ -89,7 +89,7 @@ struct Class {
     first: usize,
     groups: [usize; 2],
     scale: f32,
-    /// Scores are a softmax, and the weights of the chosen experts are left as they are; otherwise sigmoids with a correction.
+    /// Whether scores are a softmax, and the chosen experts' weights are not renormalised. Otherwise scores are sigmoids with a correction.
     softmax: bool,
 }
 
@@ -126,9 +126,9 @@ const GLM: Class = Class {
     ..V3
 };
 
-/// The vocabulary of GLM-4.7-Flash, by which llama.cpp tells its files from DeepSeek's.
+/// The vocabulary size of GLM-4.7-Flash, by which llama.cpp distinguishes its files from DeepSeek's.
 const GLM_VOCABULARY: usize = 154_880;
-/// llama.cpp's number of the softmax among the functions of a router.
+/// llama.cpp's number for the softmax among the gating functions.
 const GATING_SOFTMAX: usize = 1;
 
 fn is_v2(json: &Lookup) -> bool {
@@ -202,7 +202,7 @@ fn of_hf(json: &Lookup, config: &mut ModelConfig, class: &Class) -> Result<(), F
     Ok(())
 }
 
-/// A router. That of a softmax chooses among all experts.
+/// Returns the routing. A softmax router chooses among all experts, without groups.
 fn routing(softmax: bool, [groups, top_groups]: [usize; 2]) -> Routing {
     match softmax {
         true => Routing { shared_gate: false, ..Routing::default() },
@@ -210,7 +210,7 @@ fn routing(softmax: bool, [groups, top_groups]: [usize; 2]) -> Routing {
     }
 }
 
-/// Gives the model such attention: queries meet one row a token. `all` is YaRN's `mscale_all_dim`, which scales queries and keys.
+/// Sets latent attention: all query heads attend to one row a token. `all` is YaRN's `mscale_all_dim`, which scales queries and keys.
 fn attend(config: &mut ModelConfig, latent: Latent, all: f32) {
     config.kv_heads = 1;
     config.head_dim = latent.width();
@@ -229,7 +229,7 @@ fn attend(config: &mut ModelConfig, latent: Latent, all: f32) {
 
 fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     let (rank, rope_dim) = (keys.need("attention.kv_lora_rank")?, keys.need("rope.dimension_count")?);
-    // Older files give the widths of heads as if there were no latent row.
+    // Older files give the widths of heads without the latent row.
     let width = |key: &str, older: &str| match keys.size(key)? {
         Some(width) => Ok(width),
         None => keys.need(older),
@@ -246,7 +246,7 @@ fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     // The converter stores a tenth of `mscale_all_dim`.
     let all = keys.f32("rope.scaling.yarn_log_multiplier").unwrap_or(0.0) / 0.1;
     if let RopeScaling::Yarn(yarn) = &mut config.rope_scaling {
-        // Files have one of the two factors that YaRN has, and the other one is equal to it.
+        // Files have one of YaRN's two factors; the other one is equal to it.
         yarn.attention_factor = if all == 0.0 { 1.0 + 0.1 * yarn.factor.ln() } else { 1.0 };
     }
     attend(config, latent, all);

@@ -1,4 +1,4 @@
-//! ERNIE 4.5: Llama that rotates neighbouring elements, and its mixture of experts, whose router corrects scores for the choice.
+//! ERNIE 4.5: Llama with rotation of neighbouring elements. Its mixture of experts corrects the router's scores for the choice.
 //!
 //! Reference: transformers, `modeling_ernie4_5.py` and `modeling_ernie4_5_moe.py`; llama.cpp, `ernie4_5` and `ernie4_5-moe`.
 
@@ -8,7 +8,7 @@ use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 use crate::hf::json::{Lookup, whole};
 
-/// Below this a bound of the sum of chosen scores changes no weight.
+/// The greatest lower bound on the sum of chosen scores that has no effect on weights.
 const NORM_MIN: f32 = 1e-6;
 
 pub(super) const DENSE: Family = Family {
@@ -66,7 +66,7 @@ fn experts_of_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatEr
         return Err(FormatError::Unsupported(format!("moe_norm_min: {least}; supported is up to {NORM_MIN}")));
     }
     let or = |key, default: usize| json.size(key).map(|size| size.unwrap_or(default));
-    // -1 is the last layer.
+    // A value of -1 stands for the last layer.
     let last = json.get("moe_layer_end_index").and_then(whole).and_then(|last| usize::try_from(last).ok());
     let last = last.unwrap_or(config.layers.saturating_sub(1));
     let (first, step) = (or("moe_layer_start_index", 1)?, or("moe_layer_interval", 1)?);
@@ -99,7 +99,7 @@ fn experts_of_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatEr
     Ok(())
 }
 
-/// What does not depend on sizes.
+/// Returns the experts' properties that do not depend on sizes.
 fn experts(layers: Vec<bool>) -> Experts {
     let routing = Routing { correction: true, shared_gate: false, ..Routing::default() };
     let (count, top_k, width, shared_width) = (0, 0, 0, 0);

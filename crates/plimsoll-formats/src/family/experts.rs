@@ -1,18 +1,18 @@
-//! Mixtures of experts with a sigmoid router, as several families have them in GGUF metadata.
+//! Mixtures of experts with a sigmoid router: the GGUF metadata that several families share.
 
 use crate::config::{Experts, ModelConfig, Routing};
 use crate::error::FormatError;
 use crate::gguf::keys::Keys;
 
-/// llama.cpp's number of the sigmoid among the functions of a router.
+/// llama.cpp's number for the sigmoid among the gating functions.
 pub(super) const GATING_SIGMOID: usize = 2;
 
-/// A sigmoid router with a correction of its choice.
+/// Returns a sigmoid router that corrects the scores for the choice.
 pub(super) fn routing() -> Routing {
     Routing { sigmoid: true, correction: true, shared_gate: false, ..Routing::default() }
 }
 
-/// The same with groups and scale of the metadata.
+/// Returns that router with the metadata's groups and scale.
 pub(super) fn routing_of_gguf(keys: &Keys) -> Result<Routing, FormatError> {
     Ok(Routing {
         groups: keys.size("expert_group_count")?.unwrap_or(1).max(1),
@@ -22,7 +22,7 @@ pub(super) fn routing_of_gguf(keys: &Keys) -> Result<Routing, FormatError> {
     })
 }
 
-/// The mixture of experts behind `leading_dense_block_count` dense layers. `shared` experts, unless the metadata says otherwise.
+/// Reads the mixture of experts after `leading_dense_block_count` dense layers. `shared` is the default number of shared experts.
 pub(super) fn of_gguf(keys: &Keys, config: &mut ModelConfig, shared: usize) -> Result<(), FormatError> {
     let gating = keys.size("expert_gating_func")?.unwrap_or(GATING_SIGMOID);
     if gating != GATING_SIGMOID {

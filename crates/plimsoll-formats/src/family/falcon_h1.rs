@@ -1,4 +1,5 @@
-//! Falcon-H1: attention and Mamba-2 side by side in every layer, and a factor for each part of both, of the feed-forward part and of both ends.
+//! Falcon-H1: attention and Mamba-2 side by side in every layer. Factors apply to each part of both, to the feed-forward part, to
+//! embeddings and to logits.
 //!
 //! Reference: transformers, `modeling_falcon_h1.py`; llama.cpp, `falcon-h1`. In a GGUF file the factors are multiplied into the weights.
 
@@ -66,7 +67,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     let scales = Some(MambaScales(parts.map(|part| part * input)));
     config.variant.mamba = Some(Mamba { norm, scales, ..mamba_of_hf(json, width)? });
     config.variant.mixers = vec![Mixer::Parallel; config.layers];
-    // Scores have the factor of the input twice: queries and keys come from it.
+    // Scores contain the input's factor twice: through the queries and through the keys.
     let attention = one("attention_in_multiplier")?;
     config.query_scale *= attention * attention * one("key_multiplier")?;
     config.variant.parallel_scales = [attention * one("attention_out_multiplier")?, one("ssm_out_multiplier")?];
@@ -76,7 +77,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// A list of so many factors; ones where it is not there.
+/// A list of `N` factors. All are 1 if the key is absent.
 fn factors<const N: usize>(json: &Lookup, key: &str) -> Result<[f32; N], FormatError> {
     let Some(list) = json.get(key) else { return Ok([1.0; N]) };
     let numbers = list.as_array().filter(|list| list.len() == N);

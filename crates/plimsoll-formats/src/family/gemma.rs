@@ -1,6 +1,6 @@
-//! Gemma 2 and Gemma 3 (text): norms before and after each half of a layer, most layers slide, scaled embeddings. Gemma 2 has
-//! soft caps on attention scores and logits; Gemma 3 norms queries and keys, and its sliding layers rotate on their own base.
-//! EmbeddingGemma is a Gemma 3 of which every position sees those before and after it: an encoder.
+//! Gemma 2 and Gemma 3 (text): norms before and after each half of a layer, sliding windows in most layers, scaled embeddings. Gemma 2 has
+//! soft caps on attention scores and logits. Gemma 3 norms queries and keys, and its sliding layers have another rotary base.
+//! EmbeddingGemma is a text encoder: a Gemma 3 in which every position attends to earlier and later ones.
 //!
 //! Reference: transformers, `modeling_gemma2.py` and `modeling_gemma3.py`; llama.cpp, `gemma2` and `gemma3`.
 
@@ -14,7 +14,7 @@ use crate::hf::json::Lookup;
 use crate::hf::values::window;
 use crate::variant::Norms;
 
-/// Every so many layers is global, where the configuration does not list them.
+/// The interval of global layers, if the configuration does not list the layers.
 const INTERVAL_2: usize = 2;
 const INTERVAL_3: usize = 6;
 const WINDOW: usize = 4096;
@@ -23,11 +23,11 @@ const ATTENTION_CAP: f32 = 50.0;
 const LOGIT_CAP: f32 = 30.0;
 /// The rotary base of Gemma 3's sliding layers.
 const LOCAL_THETA: f32 = 10_000.0;
-/// Layers of the 27B sizes, the ones with a query scale that does not follow from their head width.
+/// Layers of the 27B sizes. Only these have a query scale that does not follow from their head width.
 const LAYERS_2_27B: usize = 46;
 const LAYERS_3_27B: usize = 62;
 
-/// Defaults that both share.
+/// Defaults that both families share.
 const DEFAULTS: Defaults = Defaults {
     heads: Some(8),
     kv_heads: Some(4),
@@ -78,7 +78,7 @@ pub(super) const GEMMA3: Family = Family {
     from_hf: |json, config| {
         common_of_hf(json, config)?;
         norms_and_rotation_of_3(config);
-        // EmbeddingGemma. Half of the window is to either side there.
+        // EmbeddingGemma. Half of its window is on either side.
         if json.bool("use_bidirectional_attention")? == Some(true) {
             config.encoder = Some(Encoder::BIDIRECTIONAL);
         }
@@ -111,15 +111,15 @@ pub(crate) fn is_embedding(keys: &Keys) -> bool {
     keys.prefix == EMBEDDING
 }
 
-/// Both sides of each half of a layer are normed, so `ffn_norm` is not what comes after attention. EmbeddingGemma's dense layers have the
-/// numbers of their folders.
+/// Each half of a layer has norms before and after it, so `ffn_norm` is not the norm after attention. EmbeddingGemma's dense layers have
+/// the numbers of their folders.
 const NAMES: super::Names =
     &[("ffn_norm", "pre_feedforward_layernorm"), ("dense_2", "dense.0"), ("dense_3", "dense.1")];
 
 fn common(config: &mut ModelConfig) {
     config.variant.norms = Norms::Around;
-    // Activations are f32 here, so the scale is not rounded to the weights' type (transformers rounds it to that of a
-    // model that runs in bf16).
+    // Activations are f32 here, so the scale is not rounded to the weights' type. transformers rounds it to bf16 in a model that runs in
+    // bf16.
     config.embedding_scale = (config.hidden_size as f64).sqrt() as f32;
 }
 
@@ -130,7 +130,7 @@ fn common_of_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatErr
     Ok(())
 }
 
-/// `layers_27b`: the layers of the 27B size.
+/// Sets the values that both families share. `layers_27b` is the number of layers of the 27B size.
 fn common_of_gguf(keys: &Keys, config: &mut ModelConfig, layers_27b: usize) {
     common(config);
     config.hidden_act = Activation::GeluTanh;

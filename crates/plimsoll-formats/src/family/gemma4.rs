@@ -1,6 +1,6 @@
-//! Gemma 4 (text): norms as Gemma 3's; global layers have wider heads of their own, and in some sizes one projection for keys and
-//! values. The small sizes have an embedding for each layer, and layers at the end that read earlier layers' keys and values. One
-//! size has experts beside the feed-forward part of each layer. Unified is the same without experts and embeddings of layers.
+//! Gemma 4 (text): norms as in Gemma 3. Global layers have wider heads, and in some sizes one projection for keys and values. The small
+//! sizes have an embedding for each layer, and their last layers read earlier layers' keys and values. One size has experts beside the
+//! feed-forward part of each layer. Unified has no experts and no embeddings of layers.
 //!
 //! Reference: transformers, `modeling_gemma4.py`; llama.cpp, `gemma4`.
 
@@ -14,7 +14,7 @@ use crate::hf::json::Lookup;
 use crate::hf::values::window;
 use crate::variant::{LayerHeads, Norms, PerLayerInput};
 
-/// Every so many layers is global, where the configuration does not list them.
+/// The interval of global layers, if the configuration does not list the layers.
 const INTERVAL: usize = 6;
 const WINDOW: usize = 512;
 const UNIFIED_WINDOW: usize = 1024;
@@ -46,7 +46,7 @@ pub(super) const FAMILY: Family = Family {
     from_hf: |json, config| {
         decoder_of_hf(json, config, WINDOW)?;
         let or = |key, default: usize| json.size(key).map(|size| size.unwrap_or(default));
-        // An explicit null is as good as 0.
+        // An explicit null means 0.
         let absent = if json.lacks("hidden_size_per_layer_input") { PER_LAYER.width } else { 0 };
         let width = or("hidden_size_per_layer_input", absent)?;
         let pad = or("pad_token_id", PER_LAYER.pad as usize)?;
@@ -81,7 +81,7 @@ pub(super) const UNIFIED: Family = Family {
         "gemma4_unified_text",
         "gemma4_unified",
     ],
-    // There it is a Gemma 4.
+    // In GGUF files Unified has Gemma 4's architecture.
     gguf: &[],
     defaults: Defaults { max_context: 262_144, ..DEFAULTS },
     from_hf: |json, config| decoder_of_hf(json, config, UNIFIED_WINDOW),
@@ -107,7 +107,7 @@ fn common(config: &mut ModelConfig) {
     (variant.norms, variant.local_rope, variant.value_norm, variant.layer_scalar) = (Norms::Around, true, true, true);
 }
 
-/// What both classes have. `default`: the window of sliding layers.
+/// Reads the keys that both classes have. `default` is the window of sliding layers.
 fn decoder_of_hf(json: &Lookup, config: &mut ModelConfig, default: usize) -> Result<(), FormatError> {
     common(config);
     if let Some(other) = json.str("use_bidirectional_attention")?.filter(|kind| *kind != "vision") {
@@ -118,7 +118,7 @@ fn decoder_of_hf(json: &Lookup, config: &mut ModelConfig, default: usize) -> Res
     window(json, config, Some(or("sliding_window", default)?), |layers| {
         (1..=layers).map(|layer| layer % INTERVAL != 0).collect()
     })?;
-    // The last layer is global, whatever the list says.
+    // The last layer is always global, even if the list differs.
     config.layer_is_sliding.iter_mut().last().into_iter().for_each(|last| *last = false);
     if json.object("rope_parameters")?.is_none() {
         config.rope_scaling = RopeScaling::Proportional { share: GLOBAL_SHARE, factor: 1.0 };
@@ -142,10 +142,10 @@ fn decoder_of_hf(json: &Lookup, config: &mut ModelConfig, default: usize) -> Res
     Ok(())
 }
 
-/// The heads of global layers, where the configuration lists each layer that differs from the others, as transformers 5 writes it.
+/// Sets the heads of global layers from the list of layers that differ from the others, which transformers 5 writes.
 fn listed_heads(layers: &Lookup, config: &mut ModelConfig, values_are_keys: bool) -> Result<(), FormatError> {
     let mut found: [Option<(usize, usize)>; 2] = [None; 2];
-    // Longer keys name no layer.
+    // Longer keys are not numbers of layers.
     let digits = layers.keys().map(str::len).filter(|len| *len <= 4).max().unwrap_or(1);
     for layer in 0..config.layers {
         let mut heads = (config.head_dim, config.kv_heads);

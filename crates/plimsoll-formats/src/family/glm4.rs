@@ -1,5 +1,5 @@
-//! GLM-4 (0414), dense, and GLM-4.5 (Air): half of each head is rotated. The dense model norms before and after each half of a
-//! layer; the other has a mixture of experts with a sigmoid router.
+//! GLM-4 (0414), dense, and GLM-4.5 (Air): half of each head is rotated. The dense model has norms before and after each half of a layer.
+//! The other has a mixture of experts with a sigmoid router.
 //!
 //! Reference: transformers, `modeling_glm4.py` and `modeling_glm4_moe.py`; llama.cpp, `glm4` and `glm4moe`.
 

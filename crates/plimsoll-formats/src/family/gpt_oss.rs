@@ -1,4 +1,5 @@
-//! gpt-oss: every other layer slides, each head has a sink, all projections have biases, a mixture of experts with a clamped gate.
+//! gpt-oss: sliding windows in every other layer, a sink for each head, biases on all projections, a mixture of experts with a clamped
+//! gate.
 //!
 //! Reference: transformers, `modeling_gpt_oss.py`; llama.cpp, `gpt-oss`.
 
@@ -10,12 +11,12 @@ use crate::gguf::keys::Keys;
 use crate::hf::json::Lookup;
 use crate::hf::values::window;
 
-/// Every so many layers is global, where the configuration does not list them.
+/// The interval of global layers, if the configuration does not list the layers.
 const INTERVAL: usize = 2;
-/// The gate's constants, which `Activation::ClampedSwish` has.
+/// The gate's constants in `Activation::ClampedSwish`.
 const ALPHA: f32 = 1.702;
 const LIMIT: f32 = 7.0;
-/// The YaRN that transformers assumes without a configuration of it.
+/// The YaRN parameters that transformers assumes if the configuration has none.
 const YARN_FACTOR: f32 = 32.0;
 const YARN_ORIGINAL: usize = 4096;
 
@@ -77,7 +78,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
 
 fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     if let RopeScaling::Yarn(yarn) = &mut config.rope_scaling {
-        // Published configurations say so, metadata does not.
+        // Published configurations have this value; metadata has none.
         yarn.truncate = false;
     }
     let width = keys.need("expert_feed_forward_length")?;
@@ -95,7 +96,7 @@ fn experts(config: &mut ModelConfig, count: usize, top_k: usize, width: usize) {
         top_k,
         width,
         shared_width: 0,
-        // The softmax over the chosen experts alone is that over all, divided by the sum of the chosen.
+        // The softmax over the chosen experts alone equals the softmax over all, divided by the sum of the chosen.
         renormalise: true,
         routing: Routing::default(),
         alternating: true,

@@ -31,7 +31,7 @@ pub(super) fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), For
 pub(super) fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     // The converter interleaves the rows of the query and key projections.
     config.rope_interleaved = true;
-    // 0 stands for a multiplier that is not there.
+    // A multiplier of 0 counts as absent.
     let scale = |key| keys.f32(key).filter(|scale| *scale != 0.0);
     config.embedding_scale = scale("embedding_scale").unwrap_or(1.0);
     config.variant.residual_scale = scale("residual_scale").unwrap_or(1.0);

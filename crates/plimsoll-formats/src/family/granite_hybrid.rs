@@ -1,5 +1,5 @@
-//! Granite 4: Granite's multipliers, most layers Mamba-2, the others attention that mostly does not rotate; a mixture of experts with a
-//! shared one, or the shared one alone.
+//! Granite 4: Granite's multipliers. Most layers are Mamba-2, the others attention, in most models without rotation. The feed-forward part
+//! is a mixture of experts with a shared expert, or the shared expert alone.
 //!
 //! Reference: transformers, `modeling_granitemoehybrid.py`; llama.cpp, `granitehybrid`.
 
@@ -69,7 +69,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Mamba-2 whose heads are `width` wide together.
+/// Reads Mamba-2. All its heads together are `width` wide.
 pub(super) fn mamba_of_hf(json: &Lookup, width: usize) -> Result<Mamba, FormatError> {
     let or = |key, default: usize| json.size(key).map(|size| size.unwrap_or(default));
     let heads = or("mamba_n_heads", 128)?;
@@ -86,10 +86,10 @@ pub(super) fn mamba_of_hf(json: &Lookup, width: usize) -> Result<Mamba, FormatEr
     })
 }
 
-/// The width of one of `heads` Mamba heads that are `width` wide together.
+/// The width of one of `heads` Mamba heads, which are `width` wide together.
 fn mamba_width(json: &Lookup, heads: usize, width: usize) -> Result<usize, FormatError> {
     let derived = width.checked_div(heads).unwrap_or(0);
-    // "auto" is the default, too.
+    // The value "auto" means the default too.
     let named = json.get("mamba_d_head").and_then(|value| value.as_str()).is_some();
     let head_dim = if named { derived } else { json.size("mamba_d_head")?.unwrap_or(derived) };
     match head_dim.saturating_mul(heads) == width {
@@ -108,7 +108,8 @@ pub(super) fn time_limits(json: &Lookup) -> Result<[f32; 2], FormatError> {
     }
 }
 
-/// A bound of the time step. JSON has no infinity: transformers spells it, within an object, and Python's own word became null.
+/// A bound of the time step. JSON has no infinity: transformers writes an object with its name, and Python's own word was replaced with
+/// null.
 fn limit(value: &serde_json::Value) -> Option<f32> {
     if value.is_null() {
         return Some(f32::INFINITY);
@@ -125,7 +126,7 @@ fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     let attends = keys.present("attention.head_count_kv", config.layers)?;
     let mixer = |attends| if attends { Mixer::Attention } else { Mixer::Mamba };
     config.variant.mixers = attends.into_iter().map(mixer).collect();
-    // The key that says whether the context was stretched stands for rotation itself.
+    // llama.cpp uses this key, which should tell whether the context was stretched, as the flag of rotation.
     config.variant.rotated = vec![keys.bool("rope.scaling.finetuned").unwrap_or(true); config.layers];
     config.variant.mamba = Some(mamba_of_gguf(keys)?);
     let shared = keys.size("expert_shared_feed_forward_length")?.unwrap_or(config.intermediate_size);
@@ -165,7 +166,7 @@ fn experts(config: &mut ModelConfig, count: usize, top_k: usize, width: usize, s
         top_k,
         width,
         shared_width,
-        // The softmax over the chosen experts alone is that over all, divided by the sum of the chosen.
+        // The softmax over the chosen experts alone equals the softmax over all, divided by the sum of the chosen.
         renormalise: true,
         routing: Routing { shared_gate: false, ..Routing::default() },
         alternating: false,

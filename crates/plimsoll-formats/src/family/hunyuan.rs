@@ -1,4 +1,4 @@
-//! Hunyuan, dense: queries and keys are normed per head after rotation, and the rotary base is stretched by a fixed alpha.
+//! Hunyuan, dense: norms on each head of queries and keys after rotation, and a rotary base that is stretched by a fixed alpha.
 //!
 //! Reference: transformers, `modeling_hunyuan_v1_dense.py`; llama.cpp, `hunyuan-dense`.
 

@@ -1,5 +1,5 @@
-//! Laguna: layers with query heads of their own number, of which most slide and rotate otherwise; queries and keys are normed, a
-//! softplus gates what attention gives, and a mixture of experts has a sigmoid router.
+//! Laguna: the number of query heads differs between layers. Most layers slide, with other rotary parameters. Queries and keys are normed,
+//! a softplus gates the result of attention, and a mixture of experts has a sigmoid router.
 //!
 //! Reference: transformers, `modeling_laguna.py`.
 
@@ -12,7 +12,7 @@ use crate::hf::values::{per_layer, window};
 use crate::variant::{LayerHeads, OutputGate};
 
 const WINDOW: usize = 512;
-/// Share of a head that global layers rotate, where the configuration has no `rope_parameters`.
+/// Share of a head that global layers rotate, if the configuration has no `rope_parameters`.
 const GLOBAL_SHARE: f32 = 0.5;
 
 pub(super) const FAMILY: Family = Family {
@@ -60,7 +60,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     experts_of_hf(json, config)
 }
 
-/// Refuses keys that change the answer here or in the code that some checkpoints bring along.
+/// Refuses keys that change the results in this code, or in the code that some checkpoints contain.
 fn refuse_others(json: &Lookup) -> Result<(), FormatError> {
     for (key, only) in
         [("moe_apply_router_weight_on_input", false), ("swa_attention_sink_enabled", false), ("norm_topk_prob", true)]
@@ -79,7 +79,7 @@ fn refuse_others(json: &Lookup) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Whether a head has one gate or each of its elements.
+/// Reads whether the gate is one per head or one per element.
 fn gate(json: &Lookup) -> Result<OutputGate, FormatError> {
     let value = json.get("gating");
     let kind = match value.and_then(|value| value.as_str()) {
@@ -104,7 +104,7 @@ fn gate(json: &Lookup) -> Result<OutputGate, FormatError> {
     }
 }
 
-/// Sets what each kind of layer rotates. Bases and scaling have been read already, from the same objects.
+/// Sets the rotated elements for each kind of layer. Bases and scaling have already been read from the same objects.
 fn rotation(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     let parameters = json.object("rope_parameters")?;
     if parameters.is_none() && json.get("rope_theta").is_some() {
@@ -115,7 +115,7 @@ fn rotation(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> 
         let share = match &parameters {
             None if sliding => 1.0,
             None => GLOBAL_SHARE,
-            // What no layer needs may be left out.
+            // The configuration may omit the parameters of a kind that no layer has.
             Some(_) if !config.layer_is_sliding.contains(&sliding) => 1.0,
             Some(parameters) => {
                 let missing = |key: &str| FormatError::Config(format!("rope_parameters: {key} is missing"));

@@ -1,4 +1,4 @@
-//! LFM2 and LFM2.5, dense and with experts: most layers are gated short convolutions, the others attention with norms of heads.
+//! LFM2 and LFM2.5, dense and with experts: most layers are gated short convolutions, the others attention with norms on each head.
 //!
 //! Reference: transformers, `modeling_lfm2.py` and `modeling_lfm2_moe.py`; llama.cpp, `lfm2` and `lfm2moe`.
 
@@ -10,7 +10,7 @@ use crate::hf::json::{Lookup, whole};
 use crate::hf::values::per_layer;
 use crate::variant::Mixer;
 
-/// Names of both; those of MLX are `w1` in dense layers and `gate_proj` in a mixture of experts.
+/// The tensor names of both families. MLX has `w1` in dense layers and `gate_proj` in a mixture of experts.
 const HF_NAMES: super::Names = &[
     ("model.embedding_norm", "model.norm"),
     ("operator_norm", "input_layernorm"),
@@ -49,7 +49,7 @@ const DEFAULTS: Defaults = Defaults {
 
 pub(super) const DENSE: Family = Family {
     name: "LFM2",
-    // The latter two: a language model that says nothing of itself inside LFM2-VL.
+    // The latter two are for LFM2-VL files whose language model has no type.
     classes: &["Lfm2ForCausalLM", "Lfm2Model", "lfm2", "lfm2_vl", "lfm2-vl"],
     gguf: &["lfm2"],
     defaults: Defaults { intermediate: Some(12_288), ..DEFAULTS },
@@ -81,7 +81,7 @@ pub(super) const MOE: Family = Family {
     gguf_names: GGUF_NAMES,
 };
 
-/// What both have under keys of their own.
+/// Reads the keys that both families share.
 fn common(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     if json.bool("conv_bias")? == Some(true) {
         return Err(FormatError::Unsupported("conv_bias: true; supported is false".to_owned()));
@@ -94,7 +94,7 @@ fn common(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// The width of the feed-forward part: two thirds of what the configuration says, times a factor, in whole multiples.
+/// The width of the feed-forward part: two thirds of the configured width, times a factor, rounded up to a multiple.
 fn adjusted(json: &Lookup, width: usize) -> Result<usize, FormatError> {
     let width = json.size("block_ff_dim")?.unwrap_or(width);
     if !json.bool("block_auto_adjust_ff_dim")?.unwrap_or(true) {
@@ -111,7 +111,7 @@ fn adjusted(json: &Lookup, width: usize) -> Result<usize, FormatError> {
     Ok(width.checked_next_multiple_of(multiple).unwrap_or(usize::MAX))
 }
 
-/// Which layers attend: `layer_types`, or the numbers in `full_attn_idxs`, or all.
+/// Sets the layers with attention: from `layer_types`, from the numbers in `full_attn_idxs`, or all of them.
 fn mixers(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     let attends = match (json.get("layer_types"), json.get("full_attn_idxs")) {
         (Some(kinds), _) => per_layer(kinds, config.layers, |kind| match kind {

@@ -1,7 +1,7 @@
-//! Llama 4 (text): most layers rotate neighbouring elements and attend within chunks; the others see the whole context, do not rotate,
-//! and their queries grow with their position. Experts get their inputs times a sigmoid of the router.
+//! Llama 4 (text): most layers rotate neighbouring elements and attend within chunks. The others attend to the whole context without
+//! rotation, and their queries grow with their position. The inputs of experts are multiplied by a sigmoid of the router's logits.
 //!
-//! GGUF files have no keys for chunks, the growth of queries and norms: llama.cpp takes those of the published sizes.
+//! GGUF files have no keys for chunks, the growth of queries and norms: llama.cpp assumes the values of the published sizes.
 //!
 //! Reference: transformers, `modeling_llama4.py`; llama.cpp, `llama4`.
 
@@ -16,9 +16,9 @@ use crate::variant::{QkNorm, QueryGrowth};
 use serde_json::Value;
 
 const CHUNK: usize = 8192;
-/// Positions in a step of the growth of queries, and its share of the logarithm.
+/// Positions in a step of the growth of queries, and the factor on the logarithm.
 const GROWTH: (usize, f32) = (8192, 0.1);
-/// Experts of Maverick, whose queries and keys have no norms.
+/// Experts of Maverick. Its queries and keys have no norms.
 const EXPERTS_MAVERICK: usize = 128;
 /// Width of feed-forward parts without experts.
 const DENSE_WIDTH: usize = 16_384;
@@ -47,7 +47,7 @@ pub(super) const FAMILY: Family = Family {
 fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     let layers = config.layers;
     config.rope_interleaved = true;
-    // An empty list says nothing.
+    // An empty list has no effect.
     let list = json.get("no_rope_layers").filter(|list| list.as_array().is_none_or(|list| !list.is_empty()));
     config.variant.rotated = match list {
         Some(list) => smollm3::listed(list, layers)?,
@@ -64,7 +64,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
 fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     let layers = config.layers;
     config.rope_interleaved = true;
-    // A window of 0 stands for a model of which all layers rotate and see the whole context.
+    // A window of 0 means that all layers rotate and attend to the whole context.
     let chunk = keys.size("attention.sliding_window")?.unwrap_or(CHUNK);
     let rotated = if chunk == 0 { vec![true; layers] } else { smollm3::rotated_by_default(layers) };
     let count = keys.size("expert_count")?.unwrap_or(0);
@@ -89,7 +89,7 @@ fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// The growth of queries in layers that do not rotate. Early configurations have a number for the flag.
+/// Reads the growth of queries in layers that do not rotate. Early configurations have a number in place of the flag.
 fn growth(json: &Lookup) -> Result<Option<QueryGrowth>, FormatError> {
     let tuned = match json.get("attn_temperature_tuning") {
         Some(Value::Number(number)) => number.as_f64() != Some(0.0),
@@ -100,9 +100,9 @@ fn growth(json: &Lookup) -> Result<Option<QueryGrowth>, FormatError> {
     Ok((tuned && beta != 0.0).then_some(QueryGrowth { beta, length, offset: 1, unrotated_only: true }))
 }
 
-/// Which layers attend within chunks, and how long these are.
+/// Sets the layers that attend within chunks, and the length of a chunk in positions.
 fn chunks(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
-    // An explicit null is no chunk.
+    // An explicit null means no chunks.
     let size = json.size("attention_chunk_size")?.or(json.lacks("attention_chunk_size").then_some(CHUNK));
     config.layer_is_sliding = match json.get("layer_types") {
         Some(kinds) => per_layer(kinds, config.layers, |kind| match kind {
@@ -144,7 +144,7 @@ fn experts(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// What does not depend on sizes.
+/// Returns the experts' properties that do not depend on sizes.
 fn experts_in(layers: Vec<bool>) -> Experts {
     let routing = Routing { sigmoid: true, shared_gate: false, weighs_inputs: true, ..Routing::default() };
     let (count, top_k, width, shared_width) = (0, 0, 0, 0);
@@ -161,7 +161,7 @@ fn experts_in(layers: Vec<bool>) -> Experts {
     }
 }
 
-/// The layers that a list of their numbers names.
+/// Per layer, whether its number is in the list.
 fn listed(list: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
     let mut named = vec![false; layers];
     let mut name = |layer: &Value| {

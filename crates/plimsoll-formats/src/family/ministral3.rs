@@ -1,4 +1,4 @@
-//! Ministral 3 and the text models of Mistral 3: Llama whose queries grow with their position.
+//! Ministral 3 and the text models of Mistral 3: Llama with queries that grow with their position.
 //!
 //! Reference: transformers, `modeling_ministral3.py`; llama.cpp, `mistral3`.
 
@@ -48,7 +48,7 @@ fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     // The converter interleaves the rows of the query and key projections.
     config.rope_interleaved = true;
     let RopeScaling::Yarn(yarn) = &mut config.rope_scaling else { return Ok(()) };
-    // Of the two factors that YaRN has for sine and cosine, a file keeps what is left of the second.
+    // YaRN divides two factors for sine and cosine. A file has only the parameter of the second.
     let mscale = |share: f32| 1.0 + 0.1 * share * yarn.factor.ln();
     yarn.attention_factor = mscale(1.0) / mscale(keys.f32("rope.scaling.yarn_log_multiplier").unwrap_or(1.0));
     let beta = keys.f32("attention.temperature_scale").filter(|beta| *beta != 0.0);

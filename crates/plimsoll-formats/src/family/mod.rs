@@ -1,7 +1,7 @@
-//! Families of decoders that differ in facts only: one file a family, and a row of [`FAMILIES`].
+//! Families of decoders that need no model code: each has a file here and a row in [`FAMILIES`].
 //!
-//! A family's file gives the names of its checkpoints, the defaults of its class, the meaning of its own keys, and the
-//! tensors that have other names than Llama's. No model code knows the family: `plimsoll-models` reads [`crate::Variant`].
+//! A family's file has the names of its checkpoints, its class's defaults, the meaning of its keys, and the tensors whose names differ from
+//! Llama's. Model code does not depend on the family: `plimsoll-models` reads [`crate::Variant`].
 
 mod deepseek;
 mod ernie;
@@ -32,7 +32,7 @@ use crate::hf::json::Lookup;
 pub(crate) use crate::names::{Names, renamed};
 pub(crate) use gemma::is_embedding;
 
-/// All of them.
+/// All families of decoders.
 const FAMILIES: &[&Family] = &[
     &smollm3::FAMILY,
     &phi3::FAMILY,
@@ -62,7 +62,7 @@ const FAMILIES: &[&Family] = &[
     &nemotron_h::FAMILY,
 ];
 
-/// All models that run, as refusals list them.
+/// The names of all models that run, for error messages.
 pub fn supported_models() -> String {
     let families = FAMILIES.iter().map(|family| family.name).collect::<Vec<_>>().join(", ");
     format!("{}, {families}", Architecture::OF_OWN_CODE)
@@ -75,25 +75,25 @@ pub(crate) fn unknown_architecture(what: &str, name: &str) -> FormatError {
 
 /// The facts of one family.
 pub(crate) struct Family {
-    /// The family, as messages call it.
+    /// The family's name in messages.
     pub(crate) name: &'static str,
     /// Values of `architectures` and `model_type` in `config.json`.
     pub(crate) classes: &'static [&'static str],
     /// Values of `general.architecture` in GGUF files.
     pub(crate) gguf: &'static [&'static str],
-    /// What transformers assumes when a key is absent.
+    /// The values that transformers assumes for absent keys.
     pub(crate) defaults: Defaults,
-    /// The family's own keys of `config.json`. The common ones have been read.
+    /// Reads the family's keys in `config.json`, after the common ones.
     pub(crate) from_hf: fn(&Lookup, &mut ModelConfig) -> Result<(), FormatError>,
-    /// The family's own keys of GGUF metadata. The common ones have been read.
+    /// Reads the family's keys in GGUF metadata, after the common ones.
     pub(crate) from_gguf: fn(&Keys, &mut ModelConfig) -> Result<(), FormatError>,
-    /// Parts of a layer with other names in Hugging Face checkpoints than the canonical ones.
+    /// Tensors of Hugging Face checkpoints whose names are not canonical.
     pub(crate) hf_names: Names,
-    /// Parts of a layer with other names in GGUF files than `gguf::names` has.
+    /// Tensors of GGUF files whose names differ from the table in `gguf::names`.
     pub(crate) gguf_names: Names,
 }
 
-/// Values that transformers assumes when a key is absent.
+/// The values that transformers assumes for absent keys.
 #[derive(Clone, Copy)]
 pub(crate) struct Defaults {
     pub(crate) heads: Option<usize>,
@@ -105,22 +105,22 @@ pub(crate) struct Defaults {
     pub(crate) max_context: usize,
     pub(crate) theta: f32,
     pub(crate) local_theta: Option<f32>,
-    /// Share of a head that is rotated; none where the family rotates all of it and other shares are refused.
+    /// Share of a head that is rotated. None if the family rotates the whole head and refuses other shares.
     pub(crate) partial: Option<f32>,
     pub(crate) sliding_window: Option<usize>,
     pub(crate) activation: &'static str,
     pub(crate) eps: f32,
     pub(crate) tied: bool,
-    /// Whether KV heads and feed-forward widths may differ between layers, as the family reads them; otherwise that is refused.
+    /// Whether the family's reader supports KV heads and feed-forward widths that differ between layers. Otherwise these are refused.
     pub(crate) uneven: bool,
     /// Whether attention is latent: the family reads the widths of keys and values.
     pub(crate) latent: bool,
-    /// Whether checkpoints may have an MTP head, in the layers behind the last.
+    /// Whether checkpoints may have an MTP head in the layers after the last.
     pub(crate) draft_head: bool,
 }
 
 impl Defaults {
-    /// Those of Llama.
+    /// Llama's defaults.
     pub(crate) const LLAMA: Self = Self {
         heads: None,
         kv_heads: None,
@@ -141,7 +141,7 @@ impl Defaults {
     };
 }
 
-/// The family whose checkpoints name this class or model type.
+/// The family with this class or model type in its checkpoints.
 pub(crate) fn of_class(class: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.classes.contains(&class))
 }
@@ -151,7 +151,7 @@ pub(crate) fn of_gguf(architecture: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.gguf.contains(&architecture))
 }
 
-/// The family of this name.
+/// The family with this name.
 pub(crate) fn named(name: &str) -> Option<&'static Family> {
     FAMILIES.iter().copied().find(|family| family.name == name)
 }
@@ -161,19 +161,19 @@ impl Architecture {
     pub fn has_draft_head(&self) -> bool {
         match self {
             Architecture::Family(name) => named(name).is_some_and(|family| family.defaults.draft_head),
-            // Its head is not supported.
+            // Qwen4-Exp's head is not supported.
             Architecture::Qwen4Exp => false,
             other => other.is_hybrid(),
         }
     }
 
-    /// The name that GGUF files give the architecture: `gemma3`, `qwen35moe`.
+    /// The architecture's name in GGUF files: `gemma3`, `qwen35moe`.
     pub fn gguf_name(&self) -> String {
         match self {
             Architecture::Other(name) => name.clone(),
             Architecture::Family(name) => {
                 let family = named(name);
-                // Without a name of its own there, the family has that of its `model_type`.
+                // A family without GGUF files has the name of its `model_type`.
                 let known = family.and_then(|family| family.gguf.first().or(family.classes.last()));
                 known.unwrap_or(name).to_string()
             }

@@ -1,5 +1,5 @@
-//! Muse Glimmer (text): norms around both halves of a layer, norms of embeddings, queries and keys without weights, a sigmoid gate
-//! on what attention gives. Every fourth layer, counted from the last, sees the whole context and does not rotate.
+//! Muse Glimmer (text): norms around both halves of a layer, norms without weights for embeddings, queries and keys, a sigmoid gate on the
+//! result of attention. Every fourth layer, counted from the last, attends to the whole context and does not rotate.
 //!
 //! Reference: transformers, `modeling_muse_glimmer.py`.
 
@@ -11,10 +11,10 @@ use crate::hf::json::Lookup;
 use crate::hf::values::window;
 use crate::variant::{Norms, OutputGate};
 
-/// Every so many layers, counted from the last, is global and does not rotate, where the configuration does not say.
+/// The interval of layers that are global and do not rotate, counted from the last layer. It applies if the configuration has no lists.
 const INTERVAL: usize = 4;
 const WINDOW: usize = 2048;
-/// What queries are multiplied with after their norm.
+/// The factor on queries after their norm.
 const QUERY_FACTOR: f32 = 3.87;
 const LOGIT_SCALE: f32 = 0.196_116_14;
 const LOGIT_SOFTCAP: f32 = 20.0;
@@ -62,12 +62,12 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     window(json, config, Some(json.size("sliding_window")?.unwrap_or(WINDOW)), local)
 }
 
-/// All layers but every fourth from the last on.
+/// Per layer, false for every fourth layer counted from the last.
 fn local(layers: usize) -> Vec<bool> {
     (0..layers).rev().map(|behind| !behind.is_multiple_of(INTERVAL)).collect()
 }
 
-/// Which layers rotate: those with a base. transformers has one base for all of them, so no layer may have another.
+/// Per layer, whether it rotates: whether its base is not 0. transformers has one base for all layers, so another base is refused.
 fn rotated(json: &Lookup, config: &ModelConfig) -> Result<Vec<bool>, FormatError> {
     let Some(list) = json.get("layer_rope_theta") else { return Ok(local(config.layers)) };
     let bases = list.as_array().map(|list| list.iter().map(|base| base.as_f64()).collect::<Option<Vec<_>>>());

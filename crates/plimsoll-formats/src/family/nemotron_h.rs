@@ -65,7 +65,7 @@ pub(super) const FAMILY: Family = Family {
     ],
 };
 
-/// What a layer is.
+/// The kind of a layer.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Mamba,
@@ -126,7 +126,7 @@ fn from_hf(json: &Lookup, config: &mut ModelConfig) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// What each layer is: a list of texts, or a text of one character a layer.
+/// Reads the kind of each layer, from a list of texts or from a text with one character per layer.
 fn kinds(json: &Lookup, layers: usize) -> Result<Vec<Kind>, FormatError> {
     if let Some(list) = json.get("layers_block_type").or_else(|| json.get("layer_types")) {
         return per_layer(list, layers, |kind| match kind {

@@ -1,7 +1,7 @@
-//! OLMo 2 and OLMo 3: norms after attention and feed-forward part, queries and keys normed over their whole width. OLMo 3 has
+//! OLMo 2 and OLMo 3: norms after attention and after the feed-forward part, and norms over the whole width of queries and keys. OLMo 3 has
 //! sliding layers, which rotate without scaling.
 //!
-//! Reference: transformers, `modeling_olmo2.py` and `modeling_olmo3.py`; llama.cpp, `olmo2`, which stands for both.
+//! Reference: transformers, `modeling_olmo2.py` and `modeling_olmo3.py`; llama.cpp, `olmo2`, the architecture of both.
 
 use super::{Defaults, Family};
 use crate::config::{ModelConfig, RopeScaling};
@@ -10,7 +10,7 @@ use crate::gguf::keys::Keys;
 use crate::hf::values::window;
 use crate::variant::{Norms, QkNorm};
 
-/// Every so many layers is global, where the configuration does not list them.
+/// The interval of global layers, if the configuration does not list the layers.
 const INTERVAL: usize = 4;
 const WINDOW: usize = 4096;
 
@@ -53,7 +53,7 @@ fn norms(config: &mut ModelConfig) {
 fn from_gguf(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     norms(config);
     config.variant.local_rope = true;
-    // The converter writes the factor on sine and cosine itself, not what is left of it.
+    // The converter writes the final factor on sine and cosine, not a parameter from which it is computed.
     if let (RopeScaling::Yarn(yarn), Some(factor)) = (&mut config.rope_scaling, keys.f32("rope.scaling.attn_factor")) {
         yarn.attention_factor = factor;
     }

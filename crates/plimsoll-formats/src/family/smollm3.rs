@@ -1,6 +1,6 @@
 //! SmolLM3: Llama with layers that do not rotate queries and keys (NoPE).
 //!
-//! Reference: transformers, `modeling_smollm3.py`; llama.cpp, which has every fourth layer without rotation.
+//! Reference: transformers, `modeling_smollm3.py`; llama.cpp, in which every fourth layer does not rotate.
 
 use super::{Defaults, Family};
 use crate::config::ModelConfig;
@@ -10,7 +10,7 @@ use crate::hf::json::{Lookup, whole};
 use crate::hf::values::window;
 use serde_json::Value;
 
-/// Every so many layers does not rotate, where the configuration does not say.
+/// The interval of layers that do not rotate, if the configuration has no value.
 const INTERVAL: usize = 4;
 
 pub(super) const FAMILY: Family = Family {
@@ -43,7 +43,7 @@ fn from_gguf(_: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Which layers rotate, by a list with a number for each of them.
+/// Per layer, whether it rotates, from a list of one number per layer.
 pub(super) fn listed(list: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
     let flags = list.as_array().map(|list| list.iter().map(whole).collect::<Vec<_>>());
     let flags = flags.filter(|flags| flags.len() >= layers && !flags.contains(&None));
@@ -52,18 +52,18 @@ pub(super) fn listed(list: &Value, layers: usize) -> Result<Vec<bool>, FormatErr
     Ok(flags[..layers].iter().map(|flag| *flag != Some(0)).collect())
 }
 
-/// Which layers rotate: all but every `no_rope_layer_interval`-th.
+/// Per layer, whether it rotates: all but every `no_rope_layer_interval`-th.
 pub(super) fn counted(json: &Lookup, layers: usize) -> Result<Vec<bool>, FormatError> {
     let interval = json.size("no_rope_layer_interval")?.unwrap_or(INTERVAL);
     rotated(interval, layers).ok_or_else(|| FormatError::Config("no_rope_layer_interval is 0".into()))
 }
 
-/// Which layers rotate where nothing else is said.
+/// Per layer, whether it rotates, if the file has no value.
 pub(super) fn rotated_by_default(layers: usize) -> Vec<bool> {
     rotated(INTERVAL, layers).unwrap_or_default()
 }
 
-/// All layers but every `interval`-th.
+/// Per layer, false for every `interval`-th. None for an interval of 0.
 fn rotated(interval: usize, layers: usize) -> Option<Vec<bool>> {
     (interval > 0).then(|| (1..=layers).map(|layer| !layer.is_multiple_of(interval)).collect())
 }

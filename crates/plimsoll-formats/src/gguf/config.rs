@@ -1,6 +1,6 @@
 //! GGUF metadata → the model configuration, with llama.cpp's conventions and defaults.
 //!
-//! What metadata does not say (biases, tied embeddings, the size of the vocabulary) is read off the tensors.
+//! Values that the metadata lacks (biases, tied embeddings, the size of the vocabulary) are derived from the tensors.
 
 use super::keys::Keys;
 use super::meta::GgufMeta;
@@ -14,7 +14,7 @@ use crate::error::{FormatError, quote};
 use crate::family::{self, Family};
 use crate::variant::{Mixer, Variant};
 
-/// The rows of the answers "yes" and "no", in this order.
+/// The tensor with the rows of the answers "yes" and "no", in this order.
 pub const JUDGE: &str = "cls.output.weight";
 
 /// Builds and checks the configuration.
@@ -34,7 +34,7 @@ pub(super) fn from_meta(
     };
     let built = built.and_then(|config| config.check().map(|()| config));
     match (built, unknown) {
-        // An architecture that is not known may well lack the keys asked for: its name is the better message.
+        // An unknown architecture may lack the keys that are read here. The error with its name is more useful.
         (Err(_), Some(name)) => Err(family::unknown_architecture("GGUF architecture", &name)),
         (built, _) => built,
     }
@@ -121,7 +121,7 @@ fn build(keys: &Keys, architecture: Architecture, directory: &Directory) -> Resu
     Ok(config)
 }
 
-/// Whether the file has the rows of two answers, and no output head, as llama.cpp's converter writes Qwen3-Reranker.
+/// Whether the file has the rows of two answers and no output head. llama.cpp's converter writes Qwen3-Reranker in this form.
 fn judges(keys: &Keys, architecture: &Architecture, directory: &Directory) -> Result<bool, FormatError> {
     let Some(rows) = directory.get(JUDGE).map(|entry| entry.info.rows()) else { return Ok(false) };
     let refused = |what: String| Err(FormatError::Unsupported(format!("{what}; use the model's safetensors")));
@@ -139,7 +139,8 @@ fn judges(keys: &Keys, architecture: &Architecture, directory: &Directory) -> Re
     }
 }
 
-/// Layers of a decoder. All but EmbeddingGemma's have causal attention. The layers of a draft head are counted among the blocks.
+/// Returns the layers of a decoder. All but EmbeddingGemma's have causal attention. The metadata counts the draft head's layers among the
+/// blocks.
 fn decoder_layers(keys: &Keys, draft_layers: usize) -> Result<usize, FormatError> {
     let layers = keys.need("block_count")?.saturating_sub(draft_layers);
     if layers > LAYERS_MAX {
@@ -151,7 +152,8 @@ fn decoder_layers(keys: &Keys, draft_layers: usize) -> Result<usize, FormatError
     Ok(layers)
 }
 
-/// Metadata does not say whether global layers use their keys as values. If they do, the tensors of the values are missing.
+/// Sets whether global layers use their keys as values. The metadata does not contain this; if they do, the value projection's tensors are
+/// missing.
 fn find_shared_keys(config: &mut ModelConfig, directory: &Directory) {
     let global = (0..config.layers).find(|layer| !config.slides(*layer));
     if let (Some(heads), Some(layer)) = (&mut config.variant.global_heads, global) {
@@ -160,8 +162,8 @@ fn find_shared_keys(config: &mut ModelConfig, directory: &Directory) {
     }
 }
 
-/// Metadata does not say whether Mamba-2 beside attention normalizes its output, as in some sizes of Falcon-H1. If it does, the
-/// norm has a tensor.
+/// Sets whether Mamba-2 beside attention norms its output, as in some sizes of Falcon-H1. The metadata does not contain this; if it does,
+/// the norm has a tensor.
 fn find_mamba_norm(config: &mut ModelConfig, directory: &Directory) {
     let layer = config.variant.mixers.iter().position(|mixer| *mixer == Mixer::Parallel);
     if let (Some(mamba), Some(layer)) = (&mut config.variant.mamba, layer) {
@@ -169,7 +171,7 @@ fn find_mamba_norm(config: &mut ModelConfig, directory: &Directory) {
     }
 }
 
-/// The configuration with the family's own keys, if it has such a family.
+/// Returns the configuration with the values under the family's keys, if the architecture is one of `family`.
 fn of_family(keys: &Keys, family: Option<&Family>, mut config: ModelConfig) -> Result<ModelConfig, FormatError> {
     let Some(family) = family else { return Ok(config) };
     (family.from_gguf)(keys, &mut config)?;
@@ -179,7 +181,8 @@ fn of_family(keys: &Keys, family: Option<&Family>, mut config: ModelConfig) -> R
     Ok(config)
 }
 
-/// The width of a head, which keys and values share, and how much of it is rotated: all. `free` says which of the two may differ.
+/// Returns the width of a head, and the elements of it that are rotated: all. `free` says which of the two widths (of a value, of the
+/// rotated part) may differ.
 fn head_dim(keys: &Keys, hidden_size: usize, heads: usize, free: [bool; 2]) -> Result<(usize, usize), FormatError> {
     let derived = hidden_size.checked_div(heads).unwrap_or(0);
     let head_dim = keys.size("attention.key_length")?.unwrap_or(derived);
@@ -195,13 +198,13 @@ fn head_dim(keys: &Keys, hidden_size: usize, heads: usize, free: [bool; 2]) -> R
     Ok((head_dim, rotary_dim))
 }
 
-/// What attention scores are multiplied with.
+/// The factor on attention scores.
 fn query_scale(keys: &Keys, head_dim: usize) -> f32 {
     let named = keys.f32("attention.scale").filter(|&scale| scale != 0.0);
     named.unwrap_or_else(|| (head_dim as f64).powf(-0.5) as f32)
 }
 
-/// The stretching of rotary frequencies. Llama 3's factors come as a tensor and are not metadata.
+/// The scaling of rotary frequencies. Llama 3's factors are a tensor, not metadata.
 fn rope_scaling(keys: &Keys, directory: &Directory, max_context: usize) -> Result<RopeScaling, FormatError> {
     if directory.get("model.rope_factors_long").is_some() {
         let original = keys.size("rope.scaling.original_context_length")?.unwrap_or(max_context);
@@ -231,7 +234,7 @@ fn rope_scaling(keys: &Keys, directory: &Directory, max_context: usize) -> Resul
     }
 }
 
-/// Rows of the embedding table; the vocabulary's length where there is no table.
+/// Rows of the embedding table. Without a table: the vocabulary's length.
 fn vocab_size(keys: &Keys, directory: &Directory) -> Result<usize, FormatError> {
     if let Some(entry) = directory.get("model.embed_tokens.weight") {
         return Ok(entry.info.rows());
@@ -242,12 +245,12 @@ fn vocab_size(keys: &Keys, directory: &Directory) -> Result<usize, FormatError> 
     }
 }
 
-/// A token id, when the key is there and small enough.
+/// A token id, if the key exists and the value fits in 32 bits.
 fn token(meta: &GgufMeta, key: &str) -> Option<u32> {
     u32::try_from(meta.u64(key)?).ok()
 }
 
-/// The tokens that the metadata calls ends of an answer. The tokenizer adds those that it recognises by name.
+/// The tokens that the metadata lists as ends of an answer. The tokenizer adds the tokens that it recognises by name.
 fn eos_token_ids(meta: &GgufMeta) -> Vec<u32> {
     let id = |kind| token(meta, &format!("tokenizer.ggml.{kind}_token_id"));
     let mut ids: Vec<u32> = ["eos", "eot", "eom"].into_iter().filter_map(id).collect();

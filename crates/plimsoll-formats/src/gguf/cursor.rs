@@ -1,11 +1,11 @@
 //! A bounds-checked reader over the bytes of a GGUF file: numbers, strings, arrays.
 //!
-//! It allocates only what it has already seen in the file, and never more than the file could hold.
+//! It allocates only for data that it has already seen in the file, and never more than the file could hold.
 
 use super::meta::{GgufStrings, GgufValue};
 use crate::error::{FormatError, quote};
 
-/// Longest metadata key or tensor name, as the GGUF specification has it.
+/// Longest metadata key or tensor name, from the GGUF specification.
 const KEY_BYTES_MAX: usize = 65_535;
 
 /// A position in a file's bytes.
@@ -57,7 +57,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// A count of things that take at least `least_bytes` each, refused when the rest of the file cannot hold them.
+    /// Reads a count of items that take at least `least_bytes` each. Refuses it if the rest of the file cannot hold them.
     pub(super) fn count(&mut self, what: &str, least_bytes: usize) -> Result<usize, FormatError> {
         let count = self.u64()?;
         let possible = self.remaining() / least_bytes.max(1);
@@ -118,7 +118,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// An array: element type, count, elements. Arrays of arrays are refused; nothing that serves models uses them.
+    /// An array: element type, count, elements. Arrays of arrays are refused; no model metadata uses them.
     fn array_value(&mut self) -> Result<GgufValue, FormatError> {
         let kind = self.u32()?;
         let width = match kind {
@@ -141,7 +141,7 @@ impl<'a> Cursor<'a> {
         Ok(numbers(kind, bytes))
     }
 
-    /// `count` strings into one block of text. Two passes, so that the text is allocated once and to size.
+    /// Reads `count` strings into one block of text. The first pass adds up their lengths, so that the text is allocated once.
     fn strings(&mut self, count: usize) -> Result<GgufStrings, FormatError> {
         let start = self.at;
         let mut text_bytes = 0;
@@ -163,7 +163,7 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// A numeric array in the narrowest of the kept forms, so that memory stays in proportion to the file.
+/// A numeric array in the narrowest of the [`GgufValue`] forms, so that memory stays in proportion to the file.
 fn numbers(kind: u32, bytes: &[u8]) -> GgufValue {
     match kind {
         0 => GgufValue::Bytes(bytes.into()),

@@ -1,7 +1,7 @@
-//! Encoders of text in GGUF files: `bert` (also RoBERTa and XLM-RoBERTa), `nomic-bert`, `nomic-bert-moe` and `modern-bert`.
+//! Text encoders in GGUF files: `bert` (also RoBERTa and XLM-RoBERTa), `nomic-bert`, `nomic-bert-moe` and `modern-bert`.
 //!
-//! The converter removes the rows of RoBERTa's table that stand before its first position, so that the three BERTs are one. Files have
-//! no key for the activation. Reference: llama.cpp, its converter and the models' loaders.
+//! The converter removes the rows of RoBERTa's table before its first position, so that the three BERTs have one layout. Files have no key
+//! for the activation. Reference: llama.cpp, its converter and the models' loaders.
 
 use super::keys::Keys;
 use crate::activation::Activation;
@@ -13,12 +13,12 @@ use crate::encoder_sizes::{Sizes, alternating_experts};
 use crate::error::FormatError;
 use crate::family::Names;
 
-/// Every so many layers of ModernBERT sees everything, the first one among them.
+/// Every third layer of ModernBERT attends to all positions, beginning with the first layer.
 const INTERVAL: usize = 3;
 const MODERN_THETA: f32 = 160_000.0;
 const MODERN_LOCAL_THETA: f32 = 10_000.0;
 
-/// Tensors with other names than decoders have.
+/// Tensors whose names differ from those of decoders.
 const NAMES: Names = &[
     ("token_embd_norm", "embeddings.LayerNorm"),
     ("token_embd", "embeddings.word_embeddings"),
@@ -34,7 +34,7 @@ const NAMES: Names = &[
 const MODERN_NAMES: Names =
     &[NAMES[0], NAMES[1], NAMES[4], NAMES[5], NAMES[6], NAMES[7], ("ffn_up", "mlp.gate_up_proj")];
 
-/// The names of an encoder's tensors, if the architecture is one.
+/// The tensor names of an encoder; none for other architectures.
 pub(super) fn names(architecture: &Architecture) -> Option<Names> {
     match architecture {
         Architecture::ModernBert => Some(MODERN_NAMES),
@@ -42,7 +42,7 @@ pub(super) fn names(architecture: &Architecture) -> Option<Names> {
     }
 }
 
-/// The whole configuration of an encoder.
+/// Builds the whole configuration of an encoder.
 pub(super) fn build(
     keys: &Keys,
     architecture: Architecture,
@@ -87,7 +87,7 @@ pub(super) fn build(
         true => Encoder {
             norms_before: true,
             norm_bias: bias("model.norm"),
-            // As llama.cpp has it; the file does not say.
+            // These values are llama.cpp's; the file does not contain them.
             classifier: Classifier { mean: true, activation: Activation::Gelu, norm: true, ..classifier },
             ..encoder
         },
@@ -114,7 +114,7 @@ pub(super) fn build(
     Ok(config)
 }
 
-/// Llama.cpp's converter leaves out the matrix between BERT's hidden state and its classifier.
+/// Refuses a classifier without the matrix between BERT's hidden state and the classifier, which llama.cpp's converter leaves out.
 fn check_head(directory: &Directory, encoder: &Encoder) -> Result<(), FormatError> {
     match encoder.labels.is_some() && directory.get("classifier.dense.weight").is_none() {
         true => Err(FormatError::Unsupported(
@@ -125,7 +125,7 @@ fn check_head(directory: &Directory, encoder: &Encoder) -> Result<(), FormatErro
     }
 }
 
-/// The dense layers behind the pooling of an encoder, where the file has tensors of them: identities without a bias, in llama.cpp.
+/// Adds the dense layers after an encoder's pooling, if the file has their tensors. As in llama.cpp they have no activation and no bias.
 pub(super) fn find_dense(keys: &Keys, config: &mut ModelConfig, directory: &Directory) -> Result<(), FormatError> {
     let width = |number| directory.get(&format!("dense.{number}.weight")).map(|entry| entry.info.rows());
     let Some(encoder) = config.encoder.as_mut().filter(|_| width(0).is_some()) else { return Ok(()) };
@@ -143,7 +143,7 @@ pub(super) fn find_dense(keys: &Keys, config: &mut ModelConfig, directory: &Dire
     Ok(())
 }
 
-/// The layers of ModernBERT that see a window.
+/// Sets the layers of ModernBERT that attend through a window.
 fn windows(keys: &Keys, config: &mut ModelConfig) -> Result<(), FormatError> {
     let (layers, key) = (config.layers, "attention.sliding_window_pattern");
     config.layer_is_sliding = match keys.listed_sliding_layers(layers)? {

@@ -1,6 +1,6 @@
-//! The head of a GGUF file: version, metadata, tensor infos, and where each tensor's bytes lie.
+//! The head of a GGUF file: version, metadata, tensor infos, and the byte range of each tensor.
 //!
-//! Every range is checked against the file's size and against its neighbours here, so later code need not check.
+//! This module checks every range against the file's size and against its neighbours, so that later code need not check.
 
 use super::cursor::{Cursor, in_key};
 use super::meta::GgufMeta;
@@ -11,11 +11,11 @@ use crate::encoding::{Encoding, TensorInfo};
 use crate::error::{FormatError, quote};
 use crate::ggml_type::GgmlType;
 
-/// Most metadata keys; real files have some dozens.
+/// Most metadata keys; real files have dozens.
 const KEYS_MAX: usize = 65_536;
 /// Most dimensions of a tensor, as in ggml.
 const DIMS_MAX: u32 = 4;
-/// Alignment of tensor data when the metadata does not say.
+/// Alignment of tensor data in bytes, if the metadata has no value.
 const ALIGNMENT_DEFAULT: u64 = 32;
 /// Largest alignment accepted. Real files use 32.
 const ALIGNMENT_MAX: u64 = 65_536;
@@ -24,7 +24,7 @@ const KEY_BYTES_MIN: usize = 8 + 1 + 4 + 1;
 /// Least bytes of a tensor info: name length, one byte of name, dimension count, one dimension, type, offset.
 const INFO_BYTES_MIN: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// Matrices that may have one row, which llama.cpp's tools then make vectors.
+/// Matrices that may have one row. llama.cpp's tools store them as vectors then.
 const ONE_ROW: [&str; 3] =
     [".mlp.shared_expert_gate.weight", "embeddings.token_type_embeddings.weight", "classifier.out_proj.weight"];
 
@@ -38,8 +38,8 @@ pub(super) struct Header {
     pub(super) head_bytes: usize,
 }
 
-/// Parses the bytes of file number `file`. Later parts of a split checkpoint have no architecture key of their own and
-/// pass the first part's as `inherited`.
+/// Parses the bytes of file number `file`. Later parts of a split checkpoint have no architecture key and get the first part's as
+/// `inherited`.
 pub(super) fn parse(bytes: &[u8], file: usize, inherited: Option<&Architecture>) -> Result<Header, FormatError> {
     let mut cursor = Cursor::new(bytes);
     check_version(&mut cursor)?;
@@ -102,7 +102,7 @@ fn alignment(meta: &GgufMeta) -> Result<u64, FormatError> {
     }
     match meta.u64(key) {
         Some(alignment) if alignment.is_power_of_two() && (8..=ALIGNMENT_MAX).contains(&alignment) => Ok(alignment),
-        // Its value may be a list as long as the file.
+        // The value may be a list as long as the file, so the message omits it.
         other => {
             let other = other.map_or_else(|| "no whole number".to_owned(), |number| number.to_string());
             let allowed = format!("allowed are powers of two from 8 to {ALIGNMENT_MAX}");
@@ -111,7 +111,7 @@ fn alignment(meta: &GgufMeta) -> Result<u64, FormatError> {
     }
 }
 
-/// Reads one tensor info. The span it returns is still relative to the start of the data.
+/// Reads one tensor info. The returned span is relative to the start of the data.
 fn parse_info(cursor: &mut Cursor, architecture: &Architecture, file: usize) -> Result<Entry, FormatError> {
     let name = cursor.key()?;
     let wrong = |what: String| FormatError::Gguf(format!("tensor {}: {what}", quote(name)));
@@ -151,7 +151,7 @@ fn parse_info(cursor: &mut Cursor, architecture: &Architecture, file: usize) -> 
     Ok(Entry { name, info, storage })
 }
 
-/// Moves the spans of `entries` to where the data begins, and checks alignment, ends and overlaps.
+/// Moves the spans of `entries` to the start of the data, and checks alignment, ends and overlaps.
 fn place(entries: &mut [Entry], head_end: usize, file_bytes: usize, alignment: u64) -> Result<(), FormatError> {
     let alignment = alignment as usize;
     let data_start = head_end

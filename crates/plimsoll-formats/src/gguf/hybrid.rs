@@ -1,4 +1,4 @@
-//! What only mixtures of experts and hybrids have in GGUF metadata, and the names of their draft heads.
+//! The GGUF metadata that only mixtures of experts and hybrids have, and the names of their draft heads.
 //!
 //! Reference: llama.cpp, its converter for the Qwen family and the models' loaders.
 
@@ -10,12 +10,12 @@ use crate::directory::Entry;
 use crate::draft_head;
 use crate::error::FormatError;
 
-/// Every so many layers is one of attention, where the metadata does not list them.
+/// Every fourth layer has attention, if the metadata does not list the layers.
 const FULL_ATTENTION_INTERVAL: usize = 4;
-/// Most layers of a draft head that are looked at before the configuration as a whole is checked.
+/// Most layers of a draft head that are accepted here. The check of the whole configuration has a lower limit.
 const DRAFT_LAYERS_MAX: usize = 64;
 
-/// The mixture of experts. llama.cpp renormalises the weights of these families' experts without asking.
+/// The mixture of experts. llama.cpp always renormalises the weights of these families' experts.
 pub(super) fn experts(keys: &Keys, architecture: &Architecture, layers: usize) -> Result<Option<Experts>, FormatError> {
     let count = keys.size("expert_count")?.unwrap_or(0);
     if !architecture.has_experts() {
@@ -66,7 +66,7 @@ pub(super) fn delta_net(
     }))
 }
 
-/// Which layers are recurrent: a list, or all but every so many.
+/// Per layer, whether it is recurrent: from a list, or from the interval of the other layers.
 fn recurrent_layers(keys: &Keys, layers: usize) -> Result<Vec<bool>, FormatError> {
     let key = keys.path("attention.recurrent_layers");
     match keys.meta.get(&key) {
@@ -91,7 +91,7 @@ pub(super) fn draft_layers(meta: &GgufMeta) -> Result<usize, FormatError> {
         .ok_or_else(|| FormatError::Config(format!("{prefix}.nextn_predict_layers: {layers}")))
 }
 
-/// Renames the tensors of the draft head, which the file keeps as the blocks after the last.
+/// Renames the tensors of the draft head, which the file stores as the blocks after the last layer.
 pub(super) fn name_draft_head(meta: &GgufMeta, entries: &mut [Entry]) -> Result<(), FormatError> {
     let prefix = meta.str("general.architecture").unwrap_or_default();
     let (blocks, draft) = (meta.u64(&format!("{prefix}.block_count")), draft_layers(meta)?);

@@ -22,7 +22,7 @@ impl Keys<'_> {
         self.meta.f32(&self.path(key))
     }
 
-    /// A size. Some files list it per layer; then all layers must agree, but for those with 0, which lack the part.
+    /// A size. Some files list it per layer: then all layers must agree. Layers without the part have 0.
     pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, FormatError> {
         let Some(sizes) = self.integers(key)? else { return Ok(None) };
         let size = sizes.iter().copied().max().unwrap_or(0);
@@ -32,8 +32,8 @@ impl Keys<'_> {
         }
     }
 
-    /// Whether each of `layers` layers has what a size per layer describes: whether the size is above 0. All have it by one size. A draft
-    /// head's layers may follow.
+    /// Per layer of `layers`, whether it has the part that a size describes: whether the size is above 0. A single size applies to all
+    /// layers. The list may also have entries of a draft head's layers.
     pub(crate) fn present(&self, key: &str, layers: usize) -> Result<Vec<bool>, FormatError> {
         let sizes = self.integers(key)?.unwrap_or_default();
         match sizes.len() {
@@ -43,7 +43,7 @@ impl Keys<'_> {
         }
     }
 
-    /// One integer, or a list of them.
+    /// An integer as a list of one, or a list of integers.
     fn integers(&self, key: &str) -> Result<Option<Vec<u64>>, FormatError> {
         let path = self.path(key);
         if self.meta.get(&path).is_none() {
@@ -53,7 +53,7 @@ impl Keys<'_> {
         integers.map(Some).ok_or_else(|| FormatError::Config(format!("{path} is not a non-negative integer")))
     }
 
-    /// A size of each layer, listed or one for all of them.
+    /// A size for each layer, from a list or from one size for all layers.
     pub(crate) fn sizes(&self, key: &str, layers: usize) -> Result<Option<Vec<usize>>, FormatError> {
         let path = self.path(key);
         if self.meta.get(&path).is_none() {
@@ -77,7 +77,7 @@ impl Keys<'_> {
         FormatError::Config(format!("{} is missing", self.path(key)))
     }
 
-    /// Which layers attend through the sliding window, where the file lists them.
+    /// Per layer, whether it attends through the sliding window, if the file lists the layers.
     pub(crate) fn listed_sliding_layers(&self, layers: usize) -> Result<Option<Vec<bool>>, FormatError> {
         let key = "attention.sliding_window_pattern";
         match self.meta.get(&self.path(key)) {
@@ -89,7 +89,7 @@ impl Keys<'_> {
         }
     }
 
-    /// Which layers attend through the sliding window: a list, or all but every so many.
+    /// Per layer, whether it attends through the sliding window: from a list, or from the interval of the other layers.
     pub(crate) fn sliding_layers(&self, layers: usize, default: usize) -> Result<Vec<bool>, FormatError> {
         if let Some(list) = self.listed_sliding_layers(layers)? {
             return Ok(list);

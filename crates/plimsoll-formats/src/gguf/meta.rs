@@ -1,7 +1,7 @@
-//! The metadata of a GGUF file: typed key → value, as the tokenizer and the chat template need it.
+//! The metadata of a GGUF file: typed key → value, for the tokenizer and the chat template.
 //!
-//! Numbers are kept in a few wide forms, arrays in narrow ones; strings of an array share one block of text, since a
-//! vocabulary has a quarter of a million of them.
+//! Numbers are stored in a few wide types, and arrays in narrow ones. The strings of an array share one block of text, since a vocabulary
+//! has a quarter of a million of them.
 
 use crate::error::{FormatError, quote};
 
@@ -12,7 +12,7 @@ pub struct GgufMeta {
     entries: Vec<(Box<str>, GgufValue)>,
 }
 
-/// One metadata value. Integer widths and float widths are not kept apart for scalars.
+/// One metadata value. Scalars do not keep the width of their integer or float type.
 #[derive(Debug, Clone, PartialEq)]
 pub enum GgufValue {
     /// An unsigned integer of any width.
@@ -49,7 +49,7 @@ pub enum GgufValue {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GgufStrings {
     text: String,
-    /// Where each string ends in `text`.
+    /// The end of each string in `text`, in bytes.
     ends: Vec<u32>,
 }
 
@@ -58,7 +58,7 @@ impl GgufStrings {
         GgufStrings { text: String::with_capacity(text_bytes), ends: Vec::with_capacity(count) }
     }
 
-    /// Appends one string. The reader has checked that all of them together stay below 4 GiB.
+    /// Appends one string. The reader has checked that all strings together stay below 4 GiB.
     pub(super) fn push(&mut self, string: &str) {
         self.text.push_str(string);
         self.ends.push(self.text.len() as u32);
@@ -91,7 +91,7 @@ impl GgufStrings {
 }
 
 impl GgufMeta {
-    /// Sorts the entries; a key that occurs twice is refused.
+    /// Sorts the entries. Refuses a key that occurs twice.
     pub(super) fn new(mut entries: Vec<(Box<str>, GgufValue)>) -> Result<GgufMeta, FormatError> {
         entries.sort_by(|a, b| a.0.cmp(&b.0));
         if let Some(pair) = entries.windows(2).find(|pair| pair[0].0 == pair[1].0) {
@@ -111,7 +111,7 @@ impl GgufMeta {
         self.entries.iter().map(|(key, value)| (&**key, value))
     }
 
-    /// The text of a key, or `None` when it is absent or of another type.
+    /// The text of a key, or `None` if it is absent or of another type.
     pub fn str(&self, key: &str) -> Option<&str> {
         match self.get(key)? {
             GgufValue::Str(text) => Some(text),
@@ -119,7 +119,7 @@ impl GgufMeta {
         }
     }
 
-    /// The non-negative integer of a key, whatever width and sign it was stored with.
+    /// The non-negative integer of a key, of any stored width and sign.
     pub fn u64(&self, key: &str) -> Option<u64> {
         match self.get(key)? {
             GgufValue::U64(value) => Some(*value),

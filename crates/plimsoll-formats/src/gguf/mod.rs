@@ -1,8 +1,8 @@
 //! GGUF files, versions 2 and 3, little endian: one file or the parts of a split one.
 //!
-//! `cursor` reads bounded primitives, `header` the directory, `meta` keeps the metadata, `names` is a table, `scales` joins second
-//! scales with their weights. `config`, `encoder` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig), `mmproj`
-//! adds a vision encoder from a second file. Decoding of blocks is in `decode`.
+//! `cursor` reads bounded primitives and `header` the directory. `meta` stores the metadata, `names` is a table, `scales` joins second
+//! scales with their weights. `config`, `encoder` and `hybrid` turn metadata into a [`ModelConfig`](crate::ModelConfig). `mmproj` adds the
+//! encoders of a second file. Blocks are decoded in `decode`.
 
 mod config;
 mod cursor;
@@ -34,7 +34,7 @@ pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
 /// Most files that a split checkpoint may consist of.
 const PARTS_MAX: u64 = 1000;
 
-/// What a GGUF checkpoint consists of.
+/// The parts of an opened GGUF checkpoint.
 pub(crate) struct Opened {
     pub(crate) files: Vec<Mapping>,
     pub(crate) config: ModelConfig,
@@ -42,7 +42,7 @@ pub(crate) struct Opened {
     pub(crate) meta: GgufMeta,
 }
 
-/// Opens the GGUF file at `path`, and all other parts when it is any part of a split checkpoint.
+/// Opens the GGUF file at `path`. If it is any part of a split checkpoint, opens all other parts too.
 pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     let path = &first_part(path);
     let mut files = Vec::new();
@@ -56,7 +56,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     for sister in sisters(path, &first.meta)? {
         entries.append(&mut add_file(&mut files, &sister, Some(&architecture))?.entries);
     }
-    // Without a family nothing is served, and the refusal names the architecture.
+    // A model of an unknown family is never served, and the refusal names its architecture.
     if !matches!(architecture, Architecture::Other(_)) {
         scales::join(&mut entries, &files)?;
     }
@@ -66,8 +66,7 @@ pub(crate) fn open(path: &Path) -> Result<Opened, FormatError> {
     Ok(Opened { files, config, directory, meta: first.meta })
 }
 
-/// Maps and parses one more file. What matters of its head is copied, so the head's pages are let go: a vocabulary's
-/// worth of them.
+/// Maps and parses one more file. The parsed values are copies, so the pages of the head, which include the vocabulary, are released.
 fn add_file(
     files: &mut Vec<Mapping>,
     path: &Path,
@@ -102,7 +101,7 @@ fn sisters(path: &Path, meta: &GgufMeta) -> Result<Vec<PathBuf>, FormatError> {
     Ok((2..=parts).map(|part| path.with_file_name(format!("{stem}-{part:05}-of-{parts:05}.gguf"))).collect())
 }
 
-/// The first part of the split checkpoint that a name `...-00002-of-00003.gguf` belongs to; any other path stays as it is.
+/// The path of the first part of the split checkpoint that `...-00002-of-00003.gguf` belongs to. Any other path is returned unchanged.
 fn first_part(path: &Path) -> PathBuf {
     let digits = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -114,7 +113,7 @@ fn first_part(path: &Path) -> PathBuf {
     first.unwrap_or_else(|| path.to_path_buf())
 }
 
-/// The architecture that `general.architecture` names.
+/// The architecture with this name in `general.architecture`.
 fn architecture_of(name: &str) -> Architecture {
     match name {
         "llama" => Architecture::Llama,

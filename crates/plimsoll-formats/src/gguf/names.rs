@@ -1,25 +1,25 @@
 //! GGUF tensor names → the names that transformers use.
 //!
-//! A name that is not in the table is kept as it is, so that nothing in the file becomes invisible.
+//! A name that is not in the table is kept, so that every tensor of the file stays visible.
 
 use super::encoder;
 use crate::architecture::Architecture;
 use crate::family::{self, Names};
 
-/// What the name of a weight's second scale ends in until `scales` joins the two. No canonical name has a `#`.
+/// The ending of the name of a weight's second scale, until `scales` joins the two. No canonical name has a `#`.
 pub(super) const SCALE: &str = "#scale";
-/// The same of the scale of a weight's input.
+/// The ending of the name of the scale of a weight's input.
 pub(super) const INPUT_SCALE: &str = "#input_scale";
 
-/// The canonical name of a GGUF tensor of a model of this architecture. That of a weight's scale is the weight's with another end:
-/// `blk.0.attn_q.scale` becomes `model.layers.0.self_attn.q_proj.weight#scale`.
+/// Returns the canonical name of a GGUF tensor of a model of this architecture. The name of a weight's scale is the weight's name with
+/// another ending: `blk.0.attn_q.scale` becomes `model.layers.0.self_attn.q_proj.weight#scale`.
 pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
     let names = match architecture {
         Architecture::Family(family) => family::named(family).map(|family| family.gguf_names),
         other => encoder::names(other),
     };
     let part = block_part(name).map_or(name, |(_, part)| part);
-    // Gemma 4 has scales of its own, which its table names.
+    // Gemma 4 has different scales, whose names are in its table.
     let own = names.is_some_and(|names| names.iter().any(|(stored, _)| *stored == part));
     for (stored, end) in [(".scale", SCALE), (".input_scale", INPUT_SCALE)] {
         if let Some(module) = name.strip_suffix(stored).filter(|_| !own) {
@@ -29,17 +29,17 @@ pub(super) fn canonical(name: &str, architecture: &Architecture) -> String {
     renamed(name, names)
 }
 
-/// The canonical name of a tensor that is no scale.
+/// The canonical name of a tensor that is not a scale.
 fn renamed(name: &str, names: Option<Names>) -> String {
     let renamed = match name.starts_with("blk.") {
         true => block_name(name, names),
-        // The family's own name comes first: encoders have another one for the embedding.
+        // The family's name comes first: encoders have another name for the embedding.
         false => of_family(name, names).or_else(|| outside(name).map(str::to_owned)),
     };
     renamed.unwrap_or_else(|| name.to_owned())
 }
 
-/// The name that a family's table has for a part of a layer, or for a tensor outside layers.
+/// The name in the family's table of a part of a layer, or of a tensor outside layers.
 fn of_family(name: &str, names: Option<Names>) -> Option<String> {
     family::renamed(names?, name)
 }
@@ -73,7 +73,7 @@ fn block_name(name: &str, names: Option<Names>) -> Option<String> {
         return Some(format!("model.layers.{layer}.{part}"));
     }
     match rest {
-        // What the recurrence multiplies with, already -exp(A_log).
+        // The factor of the recurrence, already -exp(A_log).
         "ssm_a" => return Some(format!("model.layers.{layer}.linear_attn.A")),
         "ssm_dt.bias" => return Some(format!("model.layers.{layer}.linear_attn.dt_bias")),
         _ => {}

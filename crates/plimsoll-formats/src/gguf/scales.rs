@@ -1,6 +1,7 @@
 //! Second scales of GGUF weights, which llama.cpp's converter writes beside NVFP4 tensors: `X.scale` beside `X.weight`.
 //!
-//! One number for a matrix, or one an expert. llama.cpp multiplies the matrix's output by it; here it becomes part of the weight.
+//! A scale is one number for a matrix, or one for each expert. llama.cpp multiplies the matrix's output by it; here it becomes part of the
+//! weight.
 //! Reference: llama.cpp, `conversion/base.py` and `src/llama-graph.cpp`.
 
 use std::collections::BTreeMap;
@@ -11,9 +12,9 @@ use crate::error::{FormatError, quote};
 use crate::mapping::Mapping;
 use crate::scaled::{self, Factors};
 
-/// Joins second scales with their weights. A scale that fits no weight is refused: without it the model answers nonsense.
+/// Joins second scales with their weights. Refuses a scale without a weight: without it the model's answers are nonsense.
 pub(super) fn join(entries: &mut Vec<Entry>, files: &[Mapping]) -> Result<(), FormatError> {
-    // Engines that quantize activations to NVFP4 need these. Here activations have at least 8 bits, and scales of their own.
+    // Engines that quantize activations to NVFP4 need these. Here activations have at least 8 bits, and their scales are computed.
     entries.retain(|entry| !entry.name.ends_with(INPUT_SCALE));
     let mut scales: BTreeMap<String, Entry> = BTreeMap::new();
     for scale in entries.extract_if(.., |entry| entry.name.ends_with(SCALE)) {
@@ -40,7 +41,7 @@ pub(super) fn join(entries: &mut Vec<Entry>, files: &[Mapping]) -> Result<(), Fo
     }
 }
 
-/// The weight with its second scale.
+/// Returns the weight with its second scale.
 fn with_scale(weight: Entry, scale: &Entry, files: &[Mapping]) -> Result<Entry, FormatError> {
     let name = weight.name.clone();
     let kind = match &weight.storage {

@@ -1,4 +1,4 @@
-//! `audio_config` of a thinker of Qwen2.5-Omni or Qwen3-Omni, of Qwen3-ASR or of Gemma 4 → its encoder, with the defaults of transformers.
+//! `audio_config` of Qwen2.5-Omni's or Qwen3-Omni's thinker, Qwen3-ASR or Gemma 4 → the audio encoder, with the defaults of transformers.
 
 use super::gemma4;
 use super::json::Lookup;
@@ -7,7 +7,7 @@ use crate::audio::{Audio, AudioChunks, AudioKind, AudioTask, AudioWindows};
 use crate::config::ModelConfig;
 use crate::error::FormatError;
 
-/// The class or `model_type` of a whole Qwen3-Omni, of its thinker, or of the thinker's language model.
+/// Whether this is a class or `model_type` of a whole Qwen3-Omni, of its thinker, or of the thinker's language model.
 pub(super) fn is(name: &str) -> bool {
     matches!(
         name,
@@ -19,7 +19,7 @@ pub(super) fn is(name: &str) -> bool {
     )
 }
 
-/// The same of Qwen2.5-Omni. Its language model is a Qwen2.
+/// Whether this is a class or `model_type` of Qwen2.5-Omni. Its language model is a Qwen2.
 pub(super) fn is_omni2_5(name: &str) -> bool {
     matches!(
         name,
@@ -32,12 +32,12 @@ pub(super) fn is_omni2_5(name: &str) -> bool {
     )
 }
 
-/// The class or `model_type` of Qwen3-ASR. Its language model is a Qwen3.
+/// Whether this is a class or `model_type` of Qwen3-ASR. Its language model is a Qwen3.
 pub(super) fn is_asr(name: &str) -> bool {
     matches!(name, "Qwen3ASRForConditionalGeneration" | "qwen3_asr" | "qwen3_asr_thinker" | "qwen3_asr_text")
 }
 
-/// Values that transformers assumes when a key of the encoder is absent.
+/// Values that transformers assumes for absent keys of the encoder.
 struct Defaults {
     depth: usize,
     hidden: usize,
@@ -69,13 +69,13 @@ const ASR: Defaults = Defaults {
     half_window: 50,
 };
 
-/// The tokens that end an answer of Qwen3-ASR unless the configuration names others: `<|endoftext|>` and `<|im_end|>`.
+/// The tokens that end an answer of Qwen3-ASR, unless the configuration names others: `<|endoftext|>` and `<|im_end|>`.
 const ASR_ENDS: [u32; 2] = [151_643, 151_645];
 
-/// The token that ends a turn. Generation in this family ends with it unless the configuration names other tokens.
+/// The token that ends a turn. It ends an answer in this family, unless the configuration names other tokens.
 const TURN_END: u32 = 151_645;
 
-/// Adds the encoder to the configuration of the text model, where there is one. `name` is the class or `model_type`.
+/// Adds the encoder to the text model's configuration, if there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<(), FormatError> {
     let kind = top.str("model_type")?.unwrap_or_default();
     let encoder = top.object("audio_config")?;
@@ -111,7 +111,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
         return Err(FormatError::Config(format!("an audio encoder of width {out} for a model of width {hidden}")));
     }
     if audio.bool("scale_embedding")? == Some(true) {
-        // transformers reads it and ignores it, so there is no reference for such a checkpoint.
+        // transformers reads this key and ignores it, so there is no reference for such a checkpoint.
         return Err(FormatError::Unsupported("scale_embedding true; supported is false".to_owned()));
     }
     let half_window = or("n_window", defaults.half_window)?;
@@ -137,7 +137,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, name: &str) -> Result<
     Ok(())
 }
 
-/// The rows of a chunk, of which each needs a position.
+/// Returns the rows of a chunk. Refuses more rows than the model has positions.
 fn positioned(audio: &Lookup, rows: usize) -> Result<usize, FormatError> {
     let positions = audio.size("max_source_positions")?.unwrap_or(1500);
     match rows <= positions {

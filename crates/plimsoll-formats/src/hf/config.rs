@@ -1,7 +1,7 @@
 //! `config.json` and `generation_config.json` → the model configuration, with the defaults of transformers.
 //!
-//! The text model of a multimodal checkpoint is described in `text_config`, which omits what equals the defaults of its
-//! class: hence the table of defaults.
+//! The text model of a multimodal checkpoint is described in `text_config`, which omits values that equal the defaults of its class. The
+//! table of defaults supplies them.
 
 use super::audio;
 use super::encoder;
@@ -27,16 +27,16 @@ use crate::variant::Variant;
 use serde_json::{Map, Value};
 use std::path::Path;
 
-/// Reads and checks the configuration; the generation configuration may be missing.
+/// Reads and checks the configuration. The generation configuration may be missing.
 pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, FormatError> {
     let generation = if generation.is_file() { read_object(generation)? } else { Default::default() };
     resolve(&read_object(config)?, &generation)
 }
 
-/// The same of objects that have been read.
+/// Builds and checks the configuration from parsed objects.
 pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>) -> Result<ModelConfig, FormatError> {
     let outer = Lookup { inner: top, outer: None };
-    // Of a model that also talks, the part that reads, sees, hears and writes.
+    // A model that also generates speech has its language model and encoders in `thinker_config`.
     let outer = match outer.object("thinker_config")? {
         Some(thinker) => Lookup { inner: thinker.inner, outer: Some(top) },
         None => outer,
@@ -66,27 +66,27 @@ pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>)
         config.check().map(|()| config)
     });
     match (built, unknown) {
-        // An architecture that is not known may well lack the keys asked for: its name is the better message.
+        // An unknown architecture may lack the keys that are read here. The error with its name is more useful.
         (Err(_), Some(name)) => Err(family::unknown_architecture("architecture", &name)),
         (built, _) => built,
     }
 }
 
-/// The names of a family whose routers, unlike those of its language models, have no key for renormalising.
+/// The names of a family whose routers have no key for renormalising. The routers of its language models have one.
 const QWEN3_VL_MOE: [&str; 3] = ["Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe", "qwen3_vl_moe_text"];
 
-/// What the defaults of a class depend on.
+/// The facts that the defaults of a class depend on.
 struct Family {
-    /// The class, or `model_type` where none is named.
+    /// The class, or `model_type` if no class is named.
     name: String,
     architecture: Architecture,
     mistral: bool,
-    /// Whether a router renormalises the weights of its experts, unless the configuration says otherwise; none: it always does.
+    /// Whether a router renormalises its experts' weights, unless the configuration has another value. None: it always does.
     renormalise: Option<bool>,
 }
 
 impl Family {
-    /// Judges by `architectures`, or by `model_type` where that is absent.
+    /// Reads the family from `architectures`, or from `model_type` if that is absent.
     fn of(top: &Lookup, text: &Lookup) -> Result<Family, FormatError> {
         let named = top.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
         let name = match named {
@@ -98,7 +98,7 @@ impl Family {
                 }
             },
         };
-        // An encoder before any language model, which says itself what it is.
+        // These classes put an encoder before any language model. The text's `model_type` names that model.
         let wraps = idefics3::is(name) || intern::is(name) || siglip2::is(name) || pixtral::is(name);
         let model = if wraps { text.str("model_type")?.unwrap_or(name) } else { name };
         let mistral = matches!(model, "MistralForCausalLM" | "MistralModel" | "mistral");
@@ -254,7 +254,7 @@ fn build(config: &Lookup, generation: &Lookup, family: Family) -> Result<ModelCo
     qwen4::add(config, of_family(config, built)?)
 }
 
-/// The configuration with the family's own keys, if it has such a family.
+/// Returns the configuration with the values under the family's keys, if the architecture is one of `family`.
 fn of_family(json: &Lookup, mut config: ModelConfig) -> Result<ModelConfig, FormatError> {
     if let Architecture::Family(name) = &config.architecture
         && let Some(family) = family::named(name)
@@ -264,17 +264,17 @@ fn of_family(json: &Lookup, mut config: ModelConfig) -> Result<ModelConfig, Form
     Ok(config)
 }
 
-/// Names of the text model of Gemma 3 alone, which is an encoder in EmbeddingGemma.
+/// Names of Gemma 3's text model without an encoder. In EmbeddingGemma it is a text encoder.
 const GEMMA3_TEXT: [&str; 2] = ["Gemma3TextModel", "gemma3_text"];
 
-/// The number of layers, for a decoder with causal attention, or an encoder that is made of one.
+/// The number of layers. The model is a decoder with causal attention, or an encoder made from such a decoder.
 fn decoder_layers(config: &Lookup, family: &Family) -> Result<usize, FormatError> {
     let listed = config.get("layers_block_type").and_then(|kinds| kinds.as_array()).map(Vec::len);
     let layers = or_need(config, "num_hidden_layers", listed)?;
     if layers > LAYERS_MAX {
         return Err(FormatError::Config(format!("layers: {layers}, allowed are {LAYERS_MAX}")));
     }
-    // Gemma 4 names what sees later tokens. That of images leaves text causal.
+    // Gemma 4's value names the tokens that attend to later ones. With "vision" the text stays causal.
     let bidirectional = match config.get("use_bidirectional_attention").and_then(Value::as_str) {
         Some("vision") => false,
         Some(_) => true,
@@ -289,7 +289,7 @@ fn decoder_layers(config: &Lookup, family: &Family) -> Result<usize, FormatError
 
 /// The width between the projections of a plain feed-forward part.
 fn intermediate_size(config: &Lookup, experts: Option<&Experts>, default: Option<usize>) -> Result<usize, FormatError> {
-    // Where every layer has experts the width of a plain part is often left out, and never used.
+    // If every layer has experts, the width of a plain part is often left out and never used.
     or_need(config, "intermediate_size", experts.map(|experts| experts.width).or(default))
 }
 
@@ -301,7 +301,7 @@ fn or_need(config: &Lookup, key: &str, default: Option<usize>) -> Result<usize, 
     }
 }
 
-/// The window, and which layers use it.
+/// Returns the window in tokens, and per layer whether it uses the window.
 fn sliding(
     config: &Lookup,
     family: &Family,
@@ -312,7 +312,7 @@ fn sliding(
     let qwen_moe = family.architecture == Architecture::Qwen3Moe;
     let asked = config.bool("use_sliding_window")?.unwrap_or(false);
     let enabled = family.mistral || (qwen || qwen_moe) && asked;
-    // An explicit null switches the window off, an absent key means the default.
+    // An explicit null switches the window off; an absent key means the default.
     let null = config.inner.get("sliding_window").is_some_and(Value::is_null);
     let window = config.size("sliding_window")?.or(default.filter(|_| !null));
     let Some(window) = window.filter(|_| enabled) else {

@@ -1,6 +1,6 @@
-//! Dense layers of sentence-transformers behind the pooling of an encoder: `modules.json`, and the folders that it names.
+//! The dense layers of sentence-transformers after an encoder's pooling: `modules.json`, and the folders that it names.
 //!
-//! What else `modules.json` asks for is read where a model is opened for serving.
+//! The other modules of `modules.json` are read where a model is opened for serving.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 /// The file with the weights of a dense layer.
 const WEIGHTS: &str = "model.safetensors";
 
-/// The dense layers and the files with their weights; none without `modules.json`, or without such layers in it.
+/// Returns the dense layers and the files with their weights. None without `modules.json`, or if it names no such layers.
 pub(super) fn read(dir: &Path, hidden: usize) -> Result<Option<(Dense, Vec<PathBuf>)>, FormatError> {
     let file = dir.join("modules.json");
     if !file.is_file() {
@@ -47,7 +47,7 @@ pub(super) fn read(dir: &Path, hidden: usize) -> Result<Option<(Dense, Vec<PathB
     Ok(Some((dense, files)))
 }
 
-/// One layer with an input of `width` elements.
+/// Reads one layer with an input of `width` elements.
 fn layer(folder: &Path, width: usize) -> Result<DenseLayer, FormatError> {
     let object = read_object(&folder.join("config.json"))?;
     let config = Lookup { inner: &object, outer: None };
@@ -58,7 +58,7 @@ fn layer(folder: &Path, width: usize) -> Result<DenseLayer, FormatError> {
         )));
     }
     within("out_features", output, HIDDEN_MAX)?;
-    // The published code saves the name of a class of torch.
+    // The published code writes the name of a torch class.
     let activation = config.str("activation_function")?.unwrap_or("Tanh");
     let tanh = match activation.rsplit('.').next() {
         Some("Identity") => false,
@@ -73,7 +73,7 @@ fn layer(folder: &Path, width: usize) -> Result<DenseLayer, FormatError> {
     Ok(DenseLayer { width: output, bias: config.bool("bias")?.unwrap_or(true), tanh })
 }
 
-/// Whether the pooling takes the first position; otherwise all of them.
+/// Whether the pooling takes the first position. Otherwise it takes the mean of all positions.
 fn reads_first(dir: &Path, pooling: &Value) -> Result<bool, FormatError> {
     let object = read_object(&folder(dir, pooling)?.join("config.json"))?;
     let config = Lookup { inner: &object, outer: None };
@@ -81,7 +81,7 @@ fn reads_first(dir: &Path, pooling: &Value) -> Result<bool, FormatError> {
     Ok(config.bool("pooling_mode_cls_token")? == Some(true) || matches!(named, Some("cls" | "cls_token")))
 }
 
-/// The folder of a module, inside the checkpoint's.
+/// Returns the folder of a module, inside the checkpoint's folder.
 fn folder(dir: &Path, module: &Value) -> Result<PathBuf, FormatError> {
     let path = module["path"].as_str().unwrap_or_default();
     match !path.is_empty() && Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
@@ -93,7 +93,7 @@ fn folder(dir: &Path, module: &Value) -> Result<PathBuf, FormatError> {
     }
 }
 
-/// The canonical name of a tensor of the dense layer of this number.
+/// The canonical name of a tensor of dense layer `number`.
 pub(super) fn canonical(number: usize, name: &str) -> Option<String> {
     let part = name.strip_prefix("linear.")?;
     matches!(part, "weight" | "bias").then(|| format!("dense.{number}.{part}"))

@@ -11,20 +11,20 @@ use crate::vision::{Gemma4, MediaTokens, Vision, VisionKind};
 const THETA: f32 = 100.0;
 /// Epsilon of every norm of every published encoder.
 const EPS: f32 = 1e-6;
-/// What masked scores must be below, so that their shares are 0.
+/// The upper limit of masked scores: below it their softmax shares are 0.
 const MASKED: f32 = -1e5;
 
-/// The class, or `model_type`.
+/// Whether this is a class or `model_type` of Gemma 4.
 pub(super) fn is(name: &str) -> bool {
     matches!(name, "Gemma4ForConditionalGeneration" | "gemma4")
 }
 
-/// The same of Unified.
+/// Whether this is a class or `model_type` of Gemma 4 Unified.
 pub(super) fn is_unified(name: &str) -> bool {
     matches!(name, "Gemma4UnifiedForConditionalGeneration" | "gemma4_unified")
 }
 
-/// Reads `vision_config` and what stands around it.
+/// Reads `vision_config` and the keys around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Vision, FormatError> {
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
     let flag = |key: &str| vision.bool(key).map(|flag| flag.unwrap_or(false));
@@ -42,7 +42,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Visio
     }
     if let Some(rope) = vision.object("rope_parameters")? {
         let (kind, theta) = (rope.str("rope_type")?.unwrap_or("axial"), rope.f32("rope_theta")?.unwrap_or(THETA));
-        // Published files call the axial frequencies the default ones.
+        // Published files write "default" for axial frequencies.
         if !["axial", "default"].contains(&kind) || theta != THETA {
             let what =
                 format!("rope_type {kind} and rope_theta {theta} in a vision encoder; supported are axial and {THETA}");
@@ -70,7 +70,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Visio
     })
 }
 
-/// Reads Unified's `vision_config`. A patch is as large as a token.
+/// Reads Unified's `vision_config`. A patch is one token.
 pub(super) fn read_unified(vision: &Lookup, top: &Lookup, text: &Lookup) -> Result<Vision, FormatError> {
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
     check_eps(vision, "a vision part")?;
@@ -82,7 +82,7 @@ pub(super) fn read_unified(vision: &Lookup, top: &Lookup, text: &Lookup) -> Resu
         positions: or("mm_posemb_size", 1120)?,
         clipped: false,
         standardize: false,
-        // A null says no, an absent key yes.
+        // A null means no, an absent key yes.
         sees_ahead: text.lacks("use_bidirectional_attention")
             || text.str("use_bidirectional_attention")? == Some("vision"),
         unified: true,
@@ -111,7 +111,7 @@ pub(super) fn read_unified_audio(audio: &Lookup, top: &Lookup) -> Result<Audio, 
     })
 }
 
-/// Refuses another epsilon than that of the published encoders.
+/// Refuses an epsilon that differs from the published encoders'.
 fn check_eps(encoder: &Lookup, what: &str) -> Result<(), FormatError> {
     match encoder.f32("rms_norm_eps")?.filter(|eps| *eps != EPS) {
         Some(eps) => Err(FormatError::Unsupported(format!("rms_norm_eps {eps} in {what}; supported is {EPS}"))),
@@ -135,7 +135,7 @@ pub(super) fn read_audio(audio: &Lookup, top: &Lookup) -> Result<Audio, FormatEr
     };
     let (chunk, left, right) =
         (or("attention_chunk_size", 12)?, or("attention_context_left", 13)?, or("attention_context_right", 0)?);
-    // The keys of distances are counted from the middle of a chunk and what is left of it.
+    // The keys of distances are counted from half a chunk, and from the rest of it.
     if right != 0 || left < 2 || !(chunk..=chunk.saturating_add(1)).contains(&left) {
         return unsupported(format!(
             "attention_chunk_size {chunk}, attention_context_left {left}, attention_context_right {right}; supported are as much \

@@ -1,6 +1,6 @@
-//! What only mixtures of experts and hybrids have in `config.json`: experts, recurrent layers, partial rotation, the draft head.
+//! The keys of `config.json` that only mixtures of experts and hybrids have: experts, recurrent layers, partial rotation, the draft head.
 //!
-//! Defaults are those of transformers' configuration classes. Variants that no model code runs are refused by their key.
+//! Defaults are those of transformers' configuration classes. A variant that no model code runs is refused with its key.
 
 use super::json::{Lookup, whole};
 use super::values::per_layer;
@@ -9,15 +9,15 @@ use crate::config::{DeltaNet, Experts, Routing};
 use crate::directory::Directory;
 use crate::error::FormatError;
 
-/// Every so many layers of a hybrid is one of attention, where the configuration does not list them.
+/// Every fourth layer of a hybrid has attention, if the configuration does not list the layers.
 const FULL_ATTENTION_INTERVAL: usize = 4;
 
-/// Share of a hybrid's head that is rotated when the configuration does not say.
+/// Share of a hybrid's head that is rotated, if the configuration has no value.
 pub(super) fn partial_rotary(architecture: &Architecture) -> f32 {
     if *architecture == Architecture::Qwen4Exp { 1.0 } else { 0.25 }
 }
 
-/// The mixture of experts. `renormalise`: whether the router does, unless the configuration says otherwise; none: it always does.
+/// Reads the mixture of experts. `renormalise` is the default for renormalising the experts' weights; none: the router always does.
 pub(super) fn experts(
     config: &Lookup,
     architecture: &Architecture,
@@ -54,7 +54,7 @@ pub(super) fn experts(
     }))
 }
 
-/// Which layers have experts: every `decoder_sparse_step`-th, but for those of `mlp_only_layers`.
+/// Per layer, whether it has experts: every `decoder_sparse_step`-th layer, except those in `mlp_only_layers`.
 fn sparse_layers(config: &Lookup, layers: usize) -> Result<Vec<bool>, FormatError> {
     let step = config.size("decoder_sparse_step")?.unwrap_or(1);
     if step == 0 {
@@ -96,7 +96,7 @@ pub(super) fn delta_net(
     }))
 }
 
-/// Which layers are recurrent, from `layer_types` or by the interval.
+/// Per layer, whether it is recurrent: from `layer_types` or from the interval of the other layers.
 fn recurrent_layers(config: &Lookup, architecture: &Architecture, layers: usize) -> Result<Vec<bool>, FormatError> {
     let indexed = *architecture == Architecture::Qwen4Exp;
     let Some(kinds) = config.get("layer_types") else {
@@ -114,7 +114,7 @@ fn recurrent_layers(config: &Lookup, architecture: &Architecture, layers: usize)
     })
 }
 
-/// Leading elements of a head that are rotated. No default: the family rotates all of a head.
+/// Returns the leading elements of a head that are rotated. Without a default, the family must rotate the whole head.
 pub(super) fn rotary_dim(partial: Option<f32>, head_dim: usize, default: Option<f32>) -> Result<usize, FormatError> {
     let share = partial.or(default).unwrap_or(1.0);
     match share {
@@ -127,7 +127,7 @@ pub(super) fn rotary_dim(partial: Option<f32>, head_dim: usize, default: Option<
     }
 }
 
-/// Layers of the draft head. Qwen3-Next's configuration does not mention the one that its checkpoints have.
+/// Layers of the draft head. Qwen3-Next's checkpoints have one that their configuration omits.
 pub(super) fn draft_layers(config: &Lookup, architecture: &Architecture) -> Result<usize, FormatError> {
     if !architecture.has_draft_head() {
         return Ok(0);
@@ -142,8 +142,8 @@ pub(super) fn draft_layers(config: &Lookup, architecture: &Architecture) -> Resu
     Ok(config.size("mtp_num_hidden_layers")?.unwrap_or(silent))
 }
 
-/// Whether the norm weights are ready for use. MLX's converter adds the 1 when it moves the convolution's taps from the last
-/// dimension to the one before, so their place tells.
+/// Whether the norm weights include the offset of 1. MLX's converter adds the 1 when it moves the convolution's taps from the last
+/// dimension to the one before. So the place of the taps shows it.
 pub(super) fn norms_are_shifted(directory: &Directory) -> bool {
     let convolution = directory.iter().find(|entry| entry.name.ends_with(".linear_attn.conv1d.weight"));
     convolution.is_some_and(|entry| entry.info.shape.len() == 3 && entry.info.shape[2] == 1)

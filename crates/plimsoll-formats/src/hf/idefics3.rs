@@ -5,18 +5,18 @@ use super::values::{activation, check_layer_norm_eps, side, token};
 use crate::error::FormatError;
 use crate::vision::{MediaTokens, Vision, VisionKind, distinct_places};
 
-/// The class, or `model_type`.
+/// Whether this is a class or `model_type` of Idefics3 or SmolVLM.
 pub(super) fn is(name: &str) -> bool {
     matches!(name, "Idefics3ForConditionalGeneration" | "idefics3" | "SmolVLMForConditionalGeneration" | "smolvlm")
 }
 
-/// Reads `vision_config` and what stands around it.
+/// Reads `vision_config` and the keys around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
     check_layer_norm_eps(vision)?;
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
     let (image, patch) = (side(vision, "image_size", 224)?, side(vision, "patch_size", 32)?);
     let merge = top.size("scale_factor")?.unwrap_or(2);
-    // The pixels that are left over are not seen.
+    // Pixels beyond the last whole patch are not used.
     let table_side = image.checked_div(patch).unwrap_or(0);
     if table_side == 0 || merge == 0 || !table_side.is_multiple_of(merge) {
         return Err(FormatError::Config(format!(
@@ -36,7 +36,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         patch,
         merge,
         table_side,
-        // Frames of videos are images to it; a video as such is not supported.
+        // The model treats frames of a video as images; videos themselves are not supported.
         ..Vision::of_images(encoder, MediaTokens { image, video: image })
     })
 }

@@ -5,12 +5,12 @@ use super::values::{activation, check_layer_norm_eps, check_projector, side, tok
 use crate::error::{FormatError, quote};
 use crate::vision::{Intern, MediaTokens, Vision, VisionKind};
 
-/// The class, or `model_type`.
+/// Whether this is a class or `model_type` of InternVL.
 pub(super) fn is(name: &str) -> bool {
     matches!(name, "InternVLForConditionalGeneration" | "internvl")
 }
 
-/// Reads `vision_config` and what stands around it.
+/// Reads `vision_config` and the keys around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
     refuse(vision, top)?;
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
@@ -28,7 +28,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
     if !(1.0..=16.0).contains(&merge) || merge.fract() != 0.0 || !(image / patch).is_multiple_of(merge as usize) {
         return Err(FormatError::Config(format!("downsample_ratio: blocks of {merge} patches do not fill a tile")));
     }
-    // A frame of a video is written as an image is.
+    // A frame of a video has the same token as an image.
     let context = token(top, "image_token_id", 151_667)?;
     let encoder = VisionKind::Intern(Intern {
         rms_norm,
@@ -50,7 +50,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
     })
 }
 
-/// What no code here does.
+/// Refuses features that this encoder does not support.
 fn refuse(vision: &Lookup, top: &Lookup) -> Result<(), FormatError> {
     let unsupported = |what: String| Err(FormatError::Unsupported(what));
     if vision.bool("use_absolute_position_embeddings")? == Some(false) {

@@ -1,13 +1,13 @@
 //! Bounded access to small JSON files: size checked before reading, keys fetched with their type.
 //!
-//! Only for configuration. Heads of weight files are parsed in `safetensors` without building a tree.
+//! Only for configuration files. `safetensors` parses the heads of weight files without building a tree.
 
 use crate::error::FormatError;
 use serde_json::{Map, Value};
 use std::io::Read;
 use std::path::Path;
 
-/// Largest configuration file. Real ones have some kilobytes, with per-layer overrides some hundreds.
+/// Largest configuration file in bytes. Real files have kilobytes, and hundreds of them with per-layer overrides.
 const CONFIG_BYTES_MAX: u64 = 2 << 20;
 
 /// Reads a whole file of at most `limit` bytes.
@@ -27,7 +27,7 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>, FormatError
     parse_object(&bytes).map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
 }
 
-/// The object in a text of JSON, which may have Python's infinities.
+/// Parses the object in a JSON text, which may have Python's infinities.
 pub(super) fn parse_object(bytes: &[u8]) -> Result<Map<String, Value>, serde_json::Error> {
     serde_json::from_slice(bytes).or_else(|error| match without_infinities(bytes) {
         Some(bytes) => serde_json::from_slice(&bytes).map_err(|_| error),
@@ -41,7 +41,8 @@ pub(super) fn read_array(path: &Path) -> Result<Vec<Value>, FormatError> {
     serde_json::from_slice(&bytes).map_err(|error| FormatError::Config(format!("{}: {error}", path.display())))
 }
 
-/// The text with null for the numbers that Python writes and JSON has not, outside of strings; none where there are none.
+/// Returns the text with null in place of the numbers that Python writes and JSON lacks, outside of strings. None if there are no such
+/// numbers.
 fn without_infinities(bytes: &[u8]) -> Option<Vec<u8>> {
     let (mut out, mut at, mut quoted) = (Vec::with_capacity(bytes.len()), 0, false);
     while at < bytes.len() {
@@ -60,7 +61,7 @@ fn without_infinities(bytes: &[u8]) -> Option<Vec<u8>> {
     (out != bytes).then_some(out)
 }
 
-/// An object and, where it lacks a key (or holds null), the object around it.
+/// An object, and the object around it for keys that the inner one lacks or holds null for.
 #[derive(Clone, Copy)]
 pub(crate) struct Lookup<'a> {
     pub(super) inner: &'a Map<String, Value>,
@@ -68,13 +69,13 @@ pub(crate) struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
-    /// The value of a key; null counts as absent.
+    /// The value of a key. A null counts as absent.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         let here = self.inner.get(key).filter(|value| !value.is_null());
         here.or_else(|| self.outer?.get(key).filter(|value| !value.is_null()))
     }
 
-    /// Whether the object itself lacks a key. An explicit null switches a value off, an absent key means the default.
+    /// Whether the object itself lacks a key: an explicit null switches a value off, and an absent key means the default.
     pub(crate) fn lacks(&self, key: &str) -> bool {
         !self.inner.contains_key(key)
     }
@@ -130,7 +131,7 @@ impl<'a> Lookup<'a> {
     }
 }
 
-/// A non-negative integer, also one written as `2.0`.
+/// Returns a non-negative integer, also from a number like `2.0`.
 pub(crate) fn whole(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| {
         let number = value.as_f64()?;

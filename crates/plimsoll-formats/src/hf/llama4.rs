@@ -7,12 +7,12 @@ use crate::activation::Activation;
 use crate::error::{FormatError, quote};
 use crate::vision::{Llama4, MediaTokens, Vision, VisionKind};
 
-/// The class, or `model_type`.
+/// Whether this is a class or `model_type` of Llama 4.
 pub(super) fn is(name: &str) -> bool {
     matches!(name, "Llama4ForConditionalGeneration" | "llama4")
 }
 
-/// Reads `vision_config` and what stands around it.
+/// Reads `vision_config` and the keys around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
     check_rope(vision)?;
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
@@ -55,12 +55,12 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         patch,
         merge,
         table_side,
-        // There are no videos.
+        // The model takes no videos.
         ..Vision::of_images(VisionKind::Llama4(Llama4 { projector_width }), MediaTokens { image, video: image })
     })
 }
 
-/// What no code here does.
+/// Refuses features that this encoder does not support.
 fn refuse(vision: &Lookup) -> Result<(), FormatError> {
     let unsupported = |what: String| Err(FormatError::Unsupported(what));
     if vision.bool("multi_modal_projector_bias")? == Some(true) {

@@ -1,7 +1,8 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
-//! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
-//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `llama4`, `pixtral`, `qwen4`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized module. `config`,
+//! `dense`, `encoder`, `hybrid`, `rope`, `vision`, `audio` and the files of single families resolve the configuration. `values` reads the
+//! values that they share; `json` reads JSON with bounds.
 
 mod audio;
 mod config;
@@ -36,7 +37,7 @@ use crate::mapping::Mapping;
 use safetensors::Found;
 use std::path::Path;
 
-/// What a Hugging Face checkpoint consists of. Without weights, `files` and `directory` are empty.
+/// The parts of an opened Hugging Face checkpoint. Without weights, `files` and `directory` are empty.
 pub(crate) struct Opened {
     pub(crate) files: Vec<Mapping>,
     pub(crate) config: ModelConfig,
@@ -50,13 +51,13 @@ pub(crate) fn open_config(path: &Path) -> Result<Opened, FormatError> {
     Ok(Opened { files: Vec::new(), config, directory: Directory::default() })
 }
 
-/// The configuration of a text, for planning.
+/// Parses the text of a `config.json`, for planning.
 pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
     let top = json::parse_object(text.as_bytes()).map_err(|error| FormatError::Config(error.to_string()))?;
     config::resolve(&top, &Default::default())
 }
 
-/// The names that the model's family has for parts of a layer.
+/// The family's names for parts of a layer.
 fn names_of(config: &ModelConfig) -> Option<Names> {
     match &config.architecture {
         Architecture::Family(name) => family::named(name).map(|family| family.hf_names),
@@ -65,7 +66,7 @@ fn names_of(config: &ModelConfig) -> Option<Names> {
     }
 }
 
-/// Gives modules with a quantization of their own their canonical names.
+/// Gives the modules in the quantization's overrides their canonical names.
 fn rename_overrides(config: &mut ModelConfig, names: Names) {
     let Some(quantization) = &mut config.quantization else { return };
     let renamed = std::mem::take(&mut quantization.overrides).into_iter();
@@ -73,7 +74,7 @@ fn rename_overrides(config: &mut ModelConfig, names: Names) {
     quantization.overrides = renamed.collect();
 }
 
-/// Opens the dense layers behind an encoder's pooling, if the directory has some. Without `weights` their configuration alone.
+/// Opens the dense layers after an encoder's pooling, if the directory has any. Without `weights` only their configuration is read.
 fn open_dense(dir: &Path, opened: &mut Opened, weights: bool) -> Result<Vec<Found>, FormatError> {
     let hidden = opened.config.hidden_size;
     let Some(encoder) = opened.config.encoder.as_mut().filter(|encoder| encoder.labels.is_none()) else {
@@ -93,7 +94,7 @@ fn open_dense(dir: &Path, opened: &mut Opened, weights: bool) -> Result<Vec<Foun
     Ok(tensors)
 }
 
-/// Opens a directory with a `config.json` and, unless it is there for planning only, safetensors.
+/// Opens a directory with a `config.json` and safetensors. A directory for planning has no safetensors.
 pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     let mut opened = open_config(&dir.join("config.json"))?;
     let mut tensors = Vec::new();
@@ -121,7 +122,7 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
     }
     draft_head::rename(&mut entries, opened.config.layers as u64, opened.config.draft_layers);
     opened.directory = Directory::new(entries)?;
-    // The file decides, whatever its configuration says: a head that is there is not the embedding's table again, which writers leave out.
+    // The file decides, not its configuration. A stored head is not a copy of the embedding table, since writers omit a tied head.
     if !opened.directory.is_empty() {
         opened.config.tie_word_embeddings = opened.directory.get("lm_head.weight").is_none();
     }

@@ -1,19 +1,18 @@
 //! Tensor names of Hugging Face checkpoints → canonical ones.
 //!
-//! The text model of a multimodal checkpoint sits under one of several prefixes, by vintage. Everything else keeps
-//! its name.
+//! The text model of a multimodal checkpoint has one of several prefixes, depending on the version of transformers. Other names are kept.
 
-/// The canonical name: prefixes of text models and encoders removed, experts' matrices under one spelling.
+/// The canonical name: without prefixes of text models and encoders, and with one spelling of experts' matrices.
 pub(super) fn canonical(name: &str) -> String {
     let name = without_prefix(name);
-    // The first BERT called a norm's weights so.
+    // The first BERT used these names for a norm's weights.
     if let Some(module) = name.strip_suffix(".LayerNorm.gamma") {
         return format!("{module}.LayerNorm.weight");
     }
     if let Some(module) = name.strip_suffix(".LayerNorm.beta") {
         return format!("{module}.LayerNorm.bias");
     }
-    // MLX calls a layer's stacked experts `switch_mlp`; Qwen 3.5 stacks them without the ending `.weight`.
+    // MLX names a layer's stacked experts `switch_mlp`; Qwen 3.5 stacks them without the ending `.weight`.
     if let Some((module, rest)) = name.split_once(".mlp.switch_mlp.") {
         return format!("{module}.mlp.experts.{rest}");
     }
@@ -23,7 +22,7 @@ pub(super) fn canonical(name: &str) -> String {
     }
 }
 
-/// How the names of an encoder's tensors begin: those of the Qwens, then InternVL's, SigLIP's and Gemma 4's.
+/// The beginnings of the names of an encoder's tensors: the Qwens', then InternVL's, SigLIP's and Gemma 4's.
 const TOWER_PARTS: [&str; 17] = [
     "patch_conv.",
     "ln_pre.",
@@ -44,7 +43,7 @@ const TOWER_PARTS: [&str; 17] = [
     "std_scale",
 ];
 
-/// The same of Llama 4. Its layers are called as those of a text.
+/// The beginnings of Llama 4's encoder names. Its layers have the same names as a text model's.
 const LLAMA_4_PARTS: [&str; 6] = [
     "patch_embedding.linear.",
     "class_embedding",
@@ -54,7 +53,7 @@ const LLAMA_4_PARTS: [&str; 6] = [
     "vision_adapter.",
 ];
 
-/// The name of a tensor of Gemma 4's `embed_vision`, which holds the projection alone, or all that Unified has.
+/// The name of a tensor of Gemma 4's `embed_vision`. This holds the projection alone, or all tensors of Unified.
 fn embedder_name(rest: &str) -> Option<String> {
     let projector = rest.strip_prefix("multimodal_embedder.").unwrap_or(rest);
     if projector.starts_with("embedding_projection.") {
@@ -64,9 +63,9 @@ fn embedder_name(rest: &str) -> Option<String> {
 }
 
 fn without_prefix(name: &str) -> String {
-    // Of a model that also talks, the part that reads, sees, hears and writes.
+    // The thinker of a model that also generates speech: its language model and encoders.
     let name = name.strip_prefix("thinker.").unwrap_or(name);
-    // An encoder below a head.
+    // An encoder with a head.
     let name = name.strip_prefix("nomic_bert.").unwrap_or(name);
     let inner = name.strip_prefix("model.").unwrap_or(name);
     for (prefix, own) in [("audio_tower.", "audio"), ("embed_audio.", "audio.projector")] {
@@ -74,14 +73,14 @@ fn without_prefix(name: &str) -> String {
             return format!("{own}.{rest}");
         }
     }
-    // The draft head, which some converters move into the language model.
+    // The draft head, which some converters move into the language model's names.
     for prefix in ["language_model.mtp.", "model.language_model.mtp.", "language_model.model.mtp.", "model.mtp."] {
         if let Some(rest) = name.strip_prefix(prefix) {
             return format!("mtp.{rest}");
         }
     }
     if let Some(rest) = name.strip_prefix("model.language_model.") {
-        // `model.language_model.layers...`, but some files have `model.language_model.lm_head.weight`.
+        // Most files have `model.language_model.layers...`, but some have `model.language_model.lm_head.weight`.
         return match rest.strip_prefix("model.") {
             Some(inner) => format!("model.{inner}"),
             None if rest.starts_with("lm_head.") => rest.to_owned(),
@@ -100,7 +99,7 @@ fn without_prefix(name: &str) -> String {
             return rest.to_owned();
         }
     }
-    // Idefics3 and SmolVLM.
+    // The text model of Idefics3 and SmolVLM.
     if let Some(rest) = inner.strip_prefix("text_model.") {
         return format!("model.{rest}");
     }
@@ -111,7 +110,7 @@ fn without_prefix(name: &str) -> String {
     if let Some(rest) = own.filter(|rest| LLAMA_4_PARTS.iter().any(|part| rest.starts_with(part))) {
         return format!("visual.{rest}");
     }
-    // An encoder, by any of its names.
+    // A vision encoder, under any of its prefixes.
     for prefix in ["model.visual.", "model.vision_tower.", "vision_tower.", "model.vision_model.", "vision_model."] {
         let rest = name.strip_prefix(prefix).unwrap_or_default();
         let rest = rest.strip_prefix("vision_model.").unwrap_or(rest);
@@ -129,7 +128,7 @@ fn without_prefix(name: &str) -> String {
     if let Some(name) = embedder.and_then(embedder_name) {
         return name;
     }
-    // A bare text model, saved without its head.
+    // A text model that was saved without its head.
     const BARE: [&str; 6] = [
         "layers.",
         "embed_tokens.",

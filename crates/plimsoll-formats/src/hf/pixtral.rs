@@ -5,7 +5,7 @@ use super::values::{activation, check_projector, side, token};
 use crate::error::{FormatError, quote};
 use crate::vision::{MediaTokens, Pixtral, Vision, VisionKind};
 
-/// The class, or `model_type`.
+/// Whether this is a class or `model_type` of Mistral 3.
 pub(super) fn is(name: &str) -> bool {
     matches!(name, "Mistral3ForConditionalGeneration" | "mistral3")
 }
@@ -15,7 +15,7 @@ pub(super) fn has_encoder(vision: &Lookup) -> bool {
     vision.str("model_type").is_ok_and(|kind| kind.unwrap_or("pixtral") == "pixtral")
 }
 
-/// Reads `vision_config` and what stands around it.
+/// Reads `vision_config` and the keys around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
     check_rope(vision)?;
     check_projector(top)?;
@@ -41,12 +41,12 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         channels: or("num_channels", 3)?,
         patch: side(vision, "patch_size", 14)?,
         merge: top.size("spatial_merge_size")?.unwrap_or(2),
-        // There are no videos.
+        // The model takes no videos.
         ..Vision::of_images(encoder, MediaTokens { image, video: image })
     })
 }
 
-/// Refuses rotary positions that the encoder does not have.
+/// Refuses rotary parameters that the encoder does not support.
 pub(super) fn check_rope(vision: &Lookup) -> Result<(), FormatError> {
     let unsupported = |what: String| Err(FormatError::Unsupported(what));
     let rope = vision.object("rope_parameters")?;

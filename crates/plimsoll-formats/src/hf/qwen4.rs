@@ -1,4 +1,4 @@
-//! The keys of `config.json` that only Qwen4-Exp has, and what its checkpoints repeat of them.
+//! The keys of `config.json` that only Qwen4-Exp has, and the tensors in which its checkpoints repeat some values.
 
 use super::json::{Lookup, whole};
 use super::safetensors::{Found, Kind};
@@ -66,7 +66,7 @@ fn ngrams(json: &Lookup, config: &ModelConfig) -> Result<Option<Ngrams>, FormatE
     if layers.is_empty() {
         return Ok(None);
     }
-    // Of several tokens that end an answer, the first that `config.json` lists.
+    // If several tokens end an answer, n-grams end at the first in `config.json`.
     let end = json.get("eos_token_id").map(|ids| ids.get(0).unwrap_or(ids));
     let end = end.and_then(whole).and_then(|id| u32::try_from(id).ok());
     let Some(end) = end else {
@@ -87,7 +87,7 @@ fn ngrams(json: &Lookup, config: &ModelConfig) -> Result<Option<Ngrams>, FormatE
     }))
 }
 
-/// Compares the numbers of the hash that a checkpoint stores with those that follow from its configuration.
+/// Compares the hash's stored numbers with the numbers that follow from the configuration.
 pub(super) fn check_stored(config: &ModelConfig, tensors: &[Found], files: &[Mapping]) -> Result<(), FormatError> {
     let ngrams = config.variant.qwen4.as_ref().and_then(|qwen4| qwen4.ngrams.as_ref());
     let Some(ngrams) = ngrams else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! Rotary parameters from `config.json`, in the form of transformers 4 (`rope_theta`, `rope_scaling`) and of
 //! transformers 5 (`rope_parameters`, flat or one object per layer type).
 //!
-//! Frequencies themselves are computed by the models.
+//! The models compute the frequencies.
 
 use super::json::Lookup;
 use crate::bounds::HEAD_DIM_MAX;
@@ -13,12 +13,11 @@ pub(super) struct Rope {
     pub(super) theta: f32,
     pub(super) local_theta: f32,
     pub(super) scaling: RopeScaling,
-    /// Share of a head that is rotated, where the configuration says.
+    /// Share of a head that is rotated; none if the configuration has no value.
     pub(super) partial: Option<f32>,
 }
 
-/// Reads them. `defaults` are the bases of global and sliding layers; no second one means that the first holds for
-/// both.
+/// Reads the parameters. `defaults` are the bases of global and sliding layers; without a second one, the first applies to both.
 pub(super) fn read(
     config: &Lookup,
     defaults: (f32, Option<f32>),
@@ -30,7 +29,7 @@ pub(super) fn read(
         None => (None, None),
     };
     let full = nested.0.or(parameters);
-    // An empty one says nothing.
+    // An empty object has no effect.
     let legacy = config.object("rope_scaling")?.filter(|legacy| !legacy.inner.is_empty());
     let theta = number(full, "rope_theta")?.or(number(legacy, "rope_theta")?);
     let mut theta = theta.or(config.f32("rope_theta")?).unwrap_or(defaults.0);
@@ -46,7 +45,7 @@ pub(super) fn read(
         Some(parameters) => scaling(&parameters, config, max_context)?,
         None => RopeScaling::None,
     };
-    // There the share is the scaling's own.
+    // Proportional scaling contains the share.
     let partial = partial.filter(|_| !matches!(scaling, RopeScaling::Proportional { .. }));
     if let Some(alpha) = ntk_alpha(legacy.or(full))? {
         theta *= alpha.powf(head_dim as f32 / (head_dim.max(3) - 2) as f32);
@@ -54,7 +53,7 @@ pub(super) fn read(
     Ok(Rope { theta, local_theta: local.or(defaults.1).unwrap_or(theta), scaling, partial })
 }
 
-/// A number of an object that may not be there.
+/// A number of an optional object.
 fn number(object: Option<Lookup>, key: &str) -> Result<Option<f32>, FormatError> {
     match object {
         Some(object) => object.f32(key),
@@ -62,7 +61,7 @@ fn number(object: Option<Lookup>, key: &str) -> Result<Option<f32>, FormatError>
     }
 }
 
-/// What NTK scaling with a fixed alpha stretches the base by, before its exponent. Checkpoints of Hunyuan call it `dynamic`.
+/// The factor by which NTK scaling with a fixed alpha stretches the base, before its exponent. Checkpoints of Hunyuan name it `dynamic`.
 fn ntk_alpha(parameters: Option<Lookup>) -> Result<Option<f32>, FormatError> {
     let Some(parameters) = parameters else { return Ok(None) };
     match kind(&parameters)? {
@@ -71,7 +70,7 @@ fn ntk_alpha(parameters: Option<Lookup>) -> Result<Option<f32>, FormatError> {
     }
 }
 
-/// The name of a stretching, under either of its keys.
+/// The name of a scaling, under either of its keys.
 fn kind<'a>(parameters: &Lookup<'a>) -> Result<&'a str, FormatError> {
     match parameters.str("rope_type")? {
         Some(kind) => Ok(kind),
@@ -79,7 +78,7 @@ fn kind<'a>(parameters: &Lookup<'a>) -> Result<&'a str, FormatError> {
     }
 }
 
-/// The stretching that one object of parameters describes.
+/// The scaling that one object of parameters describes.
 fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<RopeScaling, FormatError> {
     let kind = kind(parameters)?;
     let need =
@@ -89,7 +88,7 @@ fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<R
         Ok(config.size(key)?.or(parameters.size(key)?).unwrap_or(max_context))
     };
     match kind {
-        // Sections of a rotary embedding stretch nothing.
+        // The sections of a rotary embedding do not change the frequencies.
         "default" | "mrope" => Ok(RopeScaling::None),
         "linear" => Ok(RopeScaling::Linear { factor: need("factor")? }),
         "proportional" => Ok(RopeScaling::Proportional {
@@ -124,7 +123,7 @@ fn long(parameters: &Lookup, original: usize, max_context: usize) -> Result<Long
     Ok(LongRope { factors: factors.into(), long, attention_factor })
 }
 
-/// YaRN with the defaults of transformers, the attention factor resolved.
+/// YaRN with the defaults of transformers and a resolved attention factor.
 fn yarn(parameters: &Lookup, original: usize, max_context: usize) -> Result<YarnScaling, FormatError> {
     let factor = parameters.f32("factor")?.unwrap_or(max_context as f32 / original as f32);
     let mscale = |scale: f32, mscale: f32| {

@@ -1,7 +1,7 @@
 //! The head of a safetensors file: names, types, shapes and byte ranges, all checked.
 //!
-//! Parsed as a stream of events rather than a tree, so that what is kept stays in proportion to the file. The format's
-//! own rule that tensors fill the data without holes or overlaps is enforced.
+//! The parser reads a stream of events, not a tree, so that memory stays in proportion to the file. It enforces the format's rule that
+//! tensors fill the data without holes or overlaps.
 
 use crate::directory::{Span, float_bytes};
 use crate::encoding::Encoding;
@@ -9,12 +9,12 @@ use crate::error::{FormatError, quote};
 use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::fmt;
 
-/// Longest head, as in the reference implementation.
+/// Longest head in bytes, from the reference implementation.
 const HEAD_BYTES_MAX: u64 = 100_000_000;
 /// Most dimensions of a tensor.
 const DIMS_MAX: usize = 8;
 
-/// A tensor as the file lists it, under its own name.
+/// A tensor as the file lists it, under its stored name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) name: String,
@@ -23,7 +23,7 @@ pub(super) struct Found {
     pub(super) span: Span,
 }
 
-/// The types that are told apart.
+/// The element types that the readers distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A float type that can be decoded.
@@ -65,7 +65,7 @@ impl Kind {
         })
     }
 
-    /// Bytes of a tensor of this shape, or `None` when that overflows or is no whole number.
+    /// Bytes of a tensor of this shape, or `None` on overflow or for a fraction of a byte.
     fn bytes(self, shape: &[usize]) -> Option<usize> {
         let bits = match self {
             Kind::Float(encoding) => return float_bytes(shape, encoding),
@@ -79,7 +79,7 @@ impl Kind {
     }
 }
 
-/// Parses the bytes of file number `file`. Tensors come sorted by offset.
+/// Parses the bytes of file number `file`. The returned tensors are sorted by offset.
 pub(super) fn parse(bytes: &[u8], file: usize) -> Result<Vec<Found>, FormatError> {
     let wrong = |what: String| FormatError::Safetensors(what);
     let prefix = bytes.first_chunk::<8>().ok_or_else(|| wrong(format!("a file of {} bytes", bytes.len())))?;
@@ -119,7 +119,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// Checks shape and range, and says where in the file the bytes are.
+    /// Checks shape and range, and returns the tensor with its byte range in the file.
     fn place(self, file: usize, data_start: usize, data: usize, free_from: usize) -> Result<Found, FormatError> {
         let wrong = |what: String| FormatError::Safetensors(format!("tensor {}: {what}", quote(&self.name)));
         let (begin, end) = self.offsets;
@@ -139,7 +139,7 @@ impl Raw {
     }
 }
 
-/// Visits the head: a map from name to entry, with one special name.
+/// Visits the head: a map from name to entry. One name is special.
 struct HeadVisitor;
 
 impl<'de> Visitor<'de> for HeadVisitor {

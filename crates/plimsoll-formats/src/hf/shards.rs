@@ -1,6 +1,6 @@
-//! Which safetensors files make up a checkpoint: one, those of an index, or all in the directory.
+//! The safetensors files of a checkpoint: a single one, those of an index, or all in the directory.
 //!
-//! Names in an index are names, not paths: nothing outside the directory is ever opened.
+//! Names in an index are file names, not paths: no file outside the directory is opened.
 
 use super::json::read_bounded;
 use super::safetensors::Found;
@@ -15,16 +15,16 @@ const INDEX_BYTES_MAX: u64 = 64 << 20;
 /// Most files of a checkpoint.
 const SHARDS_MAX: usize = 4096;
 
-/// One safetensors file, with the tensors that an index promises in it.
+/// One safetensors file, and the tensors that an index lists for it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Shard {
     pub(super) path: PathBuf,
-    /// Names of tensors that must be there; empty without an index.
+    /// Names of tensors that must be in the file; empty without an index.
     promised: Vec<String>,
 }
 
 impl Shard {
-    /// Refuses a file that lacks a tensor which the index promises.
+    /// Refuses a file without a tensor that the index lists.
     pub(super) fn check(&self, found: &[Found]) -> Result<(), FormatError> {
         let mut names: Vec<&str> = found.iter().map(|tensor| tensor.name.as_str()).collect();
         names.sort_unstable();
@@ -39,9 +39,9 @@ impl Shard {
     }
 }
 
-/// Finds the files. None at all means a directory for planning only.
+/// Finds the files. An empty list means a directory for planning only.
 pub(super) fn find(dir: &Path) -> Result<Vec<Shard>, FormatError> {
-    // One file comes first, as in transformers: an index beside it is that of the model it was trained from.
+    // A single file comes first, as in transformers: an index beside it belongs to the model it was trained from.
     let single = dir.join("model.safetensors");
     if single.is_file() {
         return Ok(vec![Shard { path: single, promised: Vec::new() }]);
@@ -90,7 +90,7 @@ struct Index {
     weight_map: WeightMap,
 }
 
-/// File name → names of its tensors: the index turned round, since it repeats a file's name for each tensor.
+/// File name → names of its tensors. The map is inverted, since the index repeats a file's name for each tensor.
 struct WeightMap(BTreeMap<String, Vec<String>>);
 
 impl<'de> serde::Deserialize<'de> for WeightMap {

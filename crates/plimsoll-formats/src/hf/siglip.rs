@@ -5,12 +5,12 @@ use super::values::{activation, check_layer_norm_eps, side, token};
 use crate::error::FormatError;
 use crate::vision::{MediaTokens, Vision, VisionKind};
 
-/// The class, or `model_type`.
+/// Whether this is a class or `model_type` of Gemma 3.
 pub(super) fn is(name: &str) -> bool {
     matches!(name, "Gemma3ForConditionalGeneration" | "gemma3")
 }
 
-/// Reads `vision_config` and what stands around it.
+/// Reads `vision_config` and the keys around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
     check_layer_norm_eps(vision)?;
     let or = |key: &str, default: usize| vision.size(key).map(|size| size.unwrap_or(default));
@@ -35,7 +35,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         patch,
         merge,
         table_side: per_side,
-        // There are no videos.
+        // The model takes no videos.
         ..Vision::of_images(encoder, MediaTokens { image, video: image })
     })
 }

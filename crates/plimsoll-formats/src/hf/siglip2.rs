@@ -5,12 +5,12 @@ use super::values::{activation, check_layer_norm_eps, check_projector, side, tok
 use crate::error::FormatError;
 use crate::vision::{MediaTokens, Siglip2, Vision, VisionKind};
 
-/// The class, or `model_type`; MLX has written the latter with a hyphen.
+/// Whether this is a class or `model_type` of LFM2-VL. MLX writes the latter with a hyphen in some files.
 pub(super) fn is(name: &str) -> bool {
     matches!(name, "Lfm2VlForConditionalGeneration" | "lfm2_vl" | "lfm2-vl")
 }
 
-/// Reads `vision_config` and what stands around it.
+/// Reads `vision_config` and the keys around it.
 pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError> {
     check_layer_norm_eps(vision)?;
     check_projector(top)?;
@@ -37,7 +37,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         patch: side(vision, "patch_size", 16)?,
         merge: top.size("downsample_factor")?.unwrap_or(2),
         table_side,
-        // There are no videos.
+        // The model takes no videos.
         ..Vision::of_images(encoder, MediaTokens { image, video: image })
     })
 }

@@ -1,4 +1,4 @@
-//! Values that several parts of a configuration spell alike: activations, float types, token ids, sides.
+//! Values that several parts of a configuration write in the same form: activations, float types, token ids, sides.
 
 use super::json::{Lookup, whole};
 use crate::activation::Activation;
@@ -19,7 +19,7 @@ pub(super) fn activation(config: &Lookup, default: &str) -> Result<Activation, F
     activation_of(name)
 }
 
-/// The activation of a name.
+/// The activation with this name.
 pub(crate) fn activation_of(name: &str) -> Result<Activation, FormatError> {
     match name {
         "silu" | "swish" => Ok(Activation::Silu),
@@ -30,7 +30,7 @@ pub(crate) fn activation_of(name: &str) -> Result<Activation, FormatError> {
     }
 }
 
-/// The declared float type: `dtype` in transformers 5, `torch_dtype` before.
+/// The declared float type: `dtype` in transformers 5, `torch_dtype` in earlier versions.
 pub(super) fn dtype(config: &Lookup) -> Result<Option<Dtype>, FormatError> {
     let name = match config.str("dtype")? {
         Some(name) => Some(name),
@@ -44,7 +44,7 @@ pub(super) fn dtype(config: &Lookup) -> Result<Option<Dtype>, FormatError> {
     })
 }
 
-/// A token id.
+/// A token id, or `default` if the key is absent.
 pub(super) fn token(top: &Lookup, key: &str, default: u32) -> Result<u32, FormatError> {
     match top.size(key)?.map(u32::try_from) {
         None => Ok(default),
@@ -53,7 +53,7 @@ pub(super) fn token(top: &Lookup, key: &str, default: u32) -> Result<u32, Format
     }
 }
 
-/// Refuses an epsilon of an encoder's layer norms that no encoder here has.
+/// Refuses an epsilon of layer norms that no vision encoder supports.
 pub(super) fn check_layer_norm_eps(vision: &Lookup) -> Result<(), FormatError> {
     match vision.f32("layer_norm_eps")?.filter(|eps| *eps != 1e-6) {
         Some(eps) => {
@@ -63,7 +63,7 @@ pub(super) fn check_layer_norm_eps(vision: &Lookup) -> Result<(), FormatError> {
     }
 }
 
-/// Refuses projectors that take another layer than the encoder's last, or have another activation than GELU.
+/// Refuses projectors that read another layer than the encoder's last, or whose activation is not GELU.
 pub(super) fn check_projector(top: &Lookup) -> Result<(), FormatError> {
     if top.get("vision_feature_layer").is_some_and(|layer| layer.as_i64() != Some(-1)) {
         return Err(FormatError::Unsupported("vision_feature_layer other than -1".to_owned()));
@@ -74,7 +74,7 @@ pub(super) fn check_projector(top: &Lookup) -> Result<(), FormatError> {
     }
 }
 
-/// A side that may be given for each axis; they must be equal.
+/// A side that may be a list with one entry per axis. The entries must be equal.
 pub(super) fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, FormatError> {
     let Some(sides) = vision.get(key).and_then(|value| value.as_array()) else {
         return Ok(vision.size(key)?.unwrap_or(default));
@@ -86,7 +86,7 @@ pub(super) fn side(vision: &Lookup, key: &str, default: usize) -> Result<usize, 
     }
 }
 
-/// Gives a model a sliding window, in the layers that `layer_types` names; without the key, in those of `default`.
+/// Gives a model a sliding window in the layers that `layer_types` names. Without that key, `default` returns the layers.
 pub(crate) fn window(
     json: &Lookup,
     config: &mut ModelConfig,
@@ -104,7 +104,7 @@ pub(crate) fn window(
     Ok(())
 }
 
-/// Reads `layer_types`: whether each layer attends through the sliding window.
+/// Reads `layer_types`. Returns per layer whether it attends through the sliding window.
 pub(super) fn layer_types(kinds: &Value, layers: usize) -> Result<Vec<bool>, FormatError> {
     per_layer(kinds, layers, |kind| match kind {
         "sliding_attention" => Some(true),
@@ -113,7 +113,7 @@ pub(super) fn layer_types(kinds: &Value, layers: usize) -> Result<Vec<bool>, For
     })
 }
 
-/// Reads a list of one text a layer. `read` gives what a text stands for, if anything.
+/// Reads a list with one text per layer. `read` returns the value of a text, if it has one.
 pub(crate) fn per_layer<T>(
     kinds: &Value,
     layers: usize,
@@ -144,7 +144,7 @@ pub(super) fn tokens(config: &Lookup, key: &str) -> Result<Option<Vec<u32>>, For
     Ok(Some(ids).filter(|ids| !ids.is_empty()))
 }
 
-/// The tokens that end an answer: those of the generation configuration, then those of the model's own.
+/// The tokens that end an answer: the generation configuration's, then the model configuration's.
 pub(super) fn eos_token_ids(config: &Lookup, generation: &Lookup) -> Result<Vec<u32>, FormatError> {
     let mut distinct = Vec::new();
     for place in [generation, config] {

@@ -16,7 +16,7 @@ use crate::config::ModelConfig;
 use crate::error::FormatError;
 use crate::vision::{MediaTokens, RopeSections, Vision, VisionKind};
 
-/// Values that transformers assumes when a key of the encoder is absent.
+/// Values that transformers assumes for absent keys of the encoder.
 struct Defaults {
     encoder: VisionKind,
     depth: usize,
@@ -32,7 +32,7 @@ struct Defaults {
 const QWEN2_TOKENS: MediaTokens = MediaTokens { image: 151_655, video: 151_656 };
 const FOLLOWING: RopeSections = RopeSections { sizes: [16, 24, 24], interleaved: false };
 
-/// Those of a class or `model_type`; none for a family without image support here, which serves text.
+/// Returns the defaults of a class or `model_type`. None for a family without image support here; its text model is served.
 fn family(name: &str) -> Option<Defaults> {
     let qwen2 = Defaults {
         encoder: VisionKind::Qwen2,
@@ -83,14 +83,14 @@ fn family(name: &str) -> Option<Defaults> {
     }
 }
 
-/// Adds the encoder to the configuration of the text model, where there is one. `name` is the class or `model_type`.
+/// Adds the encoder to the text model's configuration, if there is one. `name` is the class or `model_type`.
 pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &str) -> Result<(), FormatError> {
     let Some(vision) = top.object("vision_config")? else { return Ok(()) };
     if let Some(encoder) = of_own_family(&vision, top, text, name)? {
         config.vision = Some(encoder);
         return Ok(());
     }
-    // Without a class, `name` is the text model's.
+    // Without a class, `name` is the text model's `model_type`.
     let defaults = match family(name) {
         Some(defaults) => Some(defaults),
         None => top.str("model_type")?.and_then(family),
@@ -98,7 +98,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
     let Some(defaults) = defaults else { return Ok(()) };
     let encoder = read(&vision, top, &defaults)?;
     let out = match defaults.encoder {
-        // Its configuration calls the width of the output so.
+        // Qwen2-VL's `hidden_size` is the width of the output.
         VisionKind::Qwen2 => vision.size("hidden_size")?,
         _ => vision.size("out_hidden_size")?,
     };
@@ -111,7 +111,7 @@ pub(super) fn add(config: &mut ModelConfig, top: &Lookup, text: &Lookup, name: &
     Ok(())
 }
 
-/// The encoder of a family that has a module of its own; none for the Qwens, and for families without encoders.
+/// Reads the encoder of a family with a separate module. None for the Qwens, and for families without encoders.
 fn of_own_family(vision: &Lookup, top: &Lookup, text: &Lookup, name: &str) -> Result<Option<Vision>, FormatError> {
     let read = match () {
         () if intern::is(name) => intern::read(vision, top),
@@ -185,7 +185,7 @@ fn act(vision: &Lookup, default: &str) -> Result<Activation, FormatError> {
     }
 }
 
-/// A short list of layers.
+/// A list of at most `DEPTH_MAX` layers.
 fn layers(vision: &Lookup, key: &str, default: &[usize]) -> Result<Vec<usize>, FormatError> {
     let Some(list) = vision.get(key) else { return Ok(default.to_vec()) };
     let layer = |value| whole(value).and_then(|layer| usize::try_from(layer).ok());
@@ -194,8 +194,8 @@ fn layers(vision: &Lookup, key: &str, default: &[usize]) -> Result<Vec<usize>, F
     layers.ok_or_else(|| FormatError::Config(format!("{key} is not a short list of layers")))
 }
 
-/// `mrope_section` of the text model, in either of the places where rotary parameters stand. Whether the sections take turns is the
-/// family's, as in transformers.
+/// `mrope_section` of the text model, from either place of the rotary parameters. As in transformers, the family decides whether the
+/// sections take turns.
 fn sections(text: &Lookup, defaults: &Defaults) -> Result<RopeSections, FormatError> {
     for place in ["rope_parameters", "rope_scaling"] {
         let Some(given) = text.object(place)?.and_then(|rope| rope.get("mrope_section")) else { continue };

@@ -1,6 +1,6 @@
-//! `config.json` and `generation_config.json` of a Whisper → the model configuration, with the defaults of transformers.
+//! `config.json` and `generation_config.json` of Whisper → the model configuration, with the defaults of transformers.
 //!
-//! Reference: transformers, `configuration_whisper.py`, `modeling_whisper.py`. Distil-Whisper has fewer layers, and nothing else of its own.
+//! Reference: transformers, `configuration_whisper.py`, `modeling_whisper.py`. Distil-Whisper differs only in having fewer layers.
 
 use super::encoder::base;
 use super::json::{Lookup, whole};
@@ -17,16 +17,16 @@ use crate::variant::Variant;
 /// Epsilon of every norm.
 const EPS: f32 = 1e-5;
 
-/// The token that ends a text unless the configuration names another.
+/// The token that ends a text, unless the configuration names another.
 const END: u32 = 50_256;
 
-/// Tokens of the vocabulary with the smallest number of languages. English alone has one less.
+/// Tokens of the vocabulary with the fewest languages. The English-only vocabulary has one token less.
 const VOCAB: usize = 51_865;
 
 /// Most tokens that a configuration may suppress; published ones have about 90.
 const SUPPRESSED_MAX: usize = 1024;
 
-/// The encoder's tensors are those of an audio encoder, the decoder's those of a model.
+/// The canonical names: an audio encoder's for the encoder, and a text model's for the decoder.
 pub(super) const NAMES: Names = &[
     ("model.encoder", "audio"),
     ("model.decoder.layer_norm", "model.norm"),
@@ -36,11 +36,11 @@ pub(super) const NAMES: Names = &[
     ("proj_out", "lm_head"),
 ];
 
-/// The whole configuration.
+/// Builds the whole configuration.
 pub(super) fn build(config: &Lookup, generation: &Lookup) -> Result<ModelConfig, FormatError> {
     let or = |key: &str, default: usize| config.size(key).map(|size| size.unwrap_or(default));
     if config.bool("scale_embedding")? == Some(true) {
-        // transformers reads it and ignores it, so there is no reference for such a checkpoint.
+        // transformers reads this key and ignores it, so there is no reference for such a checkpoint.
         return Err(FormatError::Unsupported("scale_embedding true; supported is false".to_owned()));
     }
     if config.bool("tie_word_embeddings")? == Some(false) {
@@ -56,7 +56,7 @@ pub(super) fn build(config: &Lookup, generation: &Lookup) -> Result<ModelConfig,
             None => config.size("max_initial_timestamp_index")?,
             named => named,
         },
-        // Where no file says it, the size of the published vocabularies does.
+        // If no file has the flag, the size of the published vocabularies decides.
         multilingual: generation.bool("is_multilingual")?.unwrap_or(or("vocab_size", VOCAB)? >= VOCAB),
     };
     let hidden = or("d_model", 384)?;
@@ -87,7 +87,7 @@ pub(super) fn build(config: &Lookup, generation: &Lookup) -> Result<ModelConfig,
             intermediate_size: or("encoder_ffn_dim", 1536)?,
             act: activation,
             bands: or("num_mel_bins", 80)?,
-            // No vocabulary has a token for audio. No prompt has the one that ends a text.
+            // Whisper's vocabulary has no token for audio. The token that ends a text is in no prompt.
             placeholder: end,
             encoder: AudioKind::Whisper(whisper),
         }),
@@ -95,7 +95,7 @@ pub(super) fn build(config: &Lookup, generation: &Lookup) -> Result<ModelConfig,
     })
 }
 
-/// A list of tokens of the generation configuration, or of the model's own, which older checkpoints have.
+/// A list of tokens from the generation configuration. Older checkpoints have it in the model configuration.
 fn suppressed(config: &Lookup, generation: &Lookup, key: &str) -> Result<Vec<u32>, FormatError> {
     let Some(value) = generation.get(key).or_else(|| config.get(key)) else { return Ok(Vec::new()) };
     let id = |value| whole(value).and_then(|id| u32::try_from(id).ok());

@@ -1,4 +1,4 @@
-//! Audio encoders: a spectrogram's frames become embeddings that stand among a text's. One file a family.
+//! Audio encoders: a spectrogram's frames become embeddings among those of a text. Each family has a file.
 
 use plimsoll_device::{Declare, DeclareError};
 use plimsoll_formats::{AudioKind, ModelConfig};
@@ -12,14 +12,14 @@ mod qwen2_5;
 mod unified;
 mod whisper;
 
-/// Kernel size of a spectrogram's convolutions, on each axis.
+/// Kernel size of a spectrogram's convolutions on each axis.
 const TAPS: usize = 3;
-/// Their stride: each axis is halved.
+/// Stride of the convolutions: each axis is halved.
 const STEP: usize = 2;
-/// Their padding on each side.
+/// Padding of the convolutions on each side.
 const PAD: usize = 1;
 
-/// Declares the encoder; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
+/// Declares the encoder. None if the configuration has no encoder, or if the checkpoint, a conversion for text, lacks its weights.
 pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Encoder>>, DeclareError> {
     let Some(audio) = &config.audio else { return Ok(None) };
     let (first, out) = (first_weight(&audio.encoder), config.hidden_size);

@@ -1,4 +1,4 @@
-//! What the audio encoders of Whisper and the Qwens share: convolutions, layers and positions.
+//! The parts that the audio encoders of Whisper and the Qwens share: convolutions, layers and positions.
 
 use plimsoll_device::{Activation, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, Unfold};
 use plimsoll_formats::Audio;
@@ -13,7 +13,7 @@ const TIMESCALE: f64 = 10_000.0;
 /// Epsilon of every norm.
 const EPS: f32 = 1e-5;
 
-/// Declares `{prefix}.*`, a norm.
+/// Declares the norm `{prefix}.*`.
 pub(super) fn norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
     Norm::declare(prefix, width, EPS, declare)
 }
@@ -24,7 +24,7 @@ pub(super) struct Convolutions {
     pub bands: usize,
     /// Width of the rows.
     pub hidden: usize,
-    /// Each with the frames from one window to the next.
+    /// The convolutions, each with its stride in frames.
     steps: [(LinearId, usize); 2],
 }
 
@@ -37,12 +37,12 @@ impl Convolutions {
         Ok(Self { bands, hidden, steps })
     }
 
-    /// Rows of so many frames.
+    /// Returns the rows for `frames` frames.
     pub fn rows(frames: usize) -> usize {
         frames.div_ceil(STEP)
     }
 
-    /// These rows without their positions: `out` has room for just those.
+    /// Computes the rows without their positions. `out` has room for exactly these rows.
     pub fn run(&self, device: &mut dyn Device, frames: usize, values: &[f32], out: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let mut x = device.temp(frames, self.bands)?;
@@ -63,7 +63,7 @@ impl Convolutions {
     }
 }
 
-/// Declares `{prefix}.*`, a layer. `key_bias`: whether the key projection has a bias, as the others do.
+/// Declares the layer `{prefix}.*`. `key_bias` is whether the key projection has a bias, as the other projections do.
 pub(super) fn layer(
     audio: &Audio,
     prefix: &str,
@@ -96,11 +96,11 @@ pub(super) fn layer(
     })
 }
 
-/// Sines, then cosines, of `rows` positions, `width` numbers each.
+/// Returns sines, then cosines, of `rows` positions, `width` numbers each.
 pub(super) fn positions(rows: usize, width: usize) -> Vec<f32> {
     let half = width / 2;
     let increment = (TIMESCALE.ln() / (half - 1) as f64) as f32;
-    // Products are rounded to single precision, as the reference's are; functions are not.
+    // Products are rounded to single precision, as in the reference; the results of functions are not.
     let angle = |row: usize, i: usize| {
         let scale = f64::from(-increment * i as f32).exp() as f32;
         f64::from(row as f32 * scale)

@@ -1,9 +1,9 @@
 //! The audio encoder of Qwen3-Omni and Qwen3-ASR.
 //!
-//! Reference: transformers, `modeling_qwen3_omni_moe.py`, `modeling_qwen3_asr.py`. Windows of a spectrogram go through three
-//! convolutions, each of which halves time and bands, and get positions of their own; then all of an audio clip's rows go through the layers, attending in larger
-//! windows. The reference pads a batch's last windows to the longest of the batch, so that an audio clip shorter than one window
-//! depends on its company there; here every audio clip is what it is alone. Only one window at a time is convolved.
+//! Reference: transformers, `modeling_qwen3_omni_moe.py`, `modeling_qwen3_asr.py`. Windows of a spectrogram go through three convolutions,
+//! each of which halves time and bands, and get positions within the window. Then all rows of an audio clip go through the layers,
+//! attending in larger windows. The reference pads a batch's last windows to the batch's longest. So there an audio clip shorter than one
+//! window depends on the other clips of the batch; here it does not. Only one window at a time is convolved.
 
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, Unfold, VectorId,
@@ -25,7 +25,7 @@ pub struct AudioEncoder {
     head_dim: usize,
     /// The three convolutions.
     convolutions: [LinearId; 3],
-    /// From all channels and bands of a moment to a row.
+    /// The projection of all channels and bands of a moment to a row.
     frame: LinearId,
     /// The position of every row of a window.
     positions: VectorId,
@@ -39,7 +39,7 @@ pub struct AudioEncoder {
 }
 
 impl AudioEncoder {
-    /// Declares `audio.*`, giving rows for a model of width `out`.
+    /// Declares `audio.*` for rows of width `out`, the model's.
     pub fn declare(audio: &Audio, own: &Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, channels) = (audio.hidden_size, own.channels);
         let mut convolution = |name: &str, from: usize| {
@@ -52,7 +52,7 @@ impl AudioEncoder {
         for i in 0..audio.depth {
             layers.push(layer(audio, &format!("audio.layers.{i}"), true, declare)?);
         }
-        // transformers names Qwen3-ASR's last projections as those of vision encoders; the published files do not.
+        // transformers names Qwen3-ASR's last projections like those of vision encoders; the published files do not.
         let named = "visual.projector.linear_1.weight";
         let [up, down] = match declare.has(named) {
             true => ["visual.projector.linear_1", "visual.projector.linear_2"],
@@ -85,7 +85,7 @@ impl AudioEncoder {
         self.config.attention_window / self.config.window()
     }
 
-    /// The rows of one audio clip without their positions: `x` has room for just those.
+    /// Computes the rows of one audio clip without their positions. `x` has room for exactly these rows.
     fn convolve(&self, device: &mut dyn Device, frames: usize, patches: &[f32], x: Buf) -> Result<(), DeviceError> {
         let (bands, window) = (self.bands, self.config.window());
         let wide = self.config.channels * Config::convolved(bands);
@@ -98,7 +98,7 @@ impl AudioEncoder {
                 let own = window.min(count - begin);
                 let values = values_of(patches, first + begin, own, bands);
                 let rows = moments.span(begin / window * self.window_rows(), Config::convolved(own));
-                // Behind the last frame of several windows there is silence. A clip of less than a window ends with its last frame,
+                // Silence follows the last frame of a clip with several windows. A clip shorter than a window ends with its last frame,
                 // unless the family's feature extractor fills the window.
                 let width = if self.config.task == AudioTask::Transcribe { window } else { window.min(frames) };
                 self.convolve_window(device, values, (own, width), rows)?;
@@ -110,7 +110,7 @@ impl AudioEncoder {
         Ok(())
     }
 
-    /// One window of `own` frames, silent up to `width`: a row in `out` for each moment, with all its channels and bands.
+    /// Convolves one window of `own` frames, with silence up to `width`. Writes to `out` a row per moment, with all its channels and bands.
     fn convolve_window(
         &self,
         device: &mut dyn Device,
@@ -135,7 +135,7 @@ impl AudioEncoder {
             device.activate(next, Activation::Gelu);
             plane = next;
         }
-        // All bands of a moment, channel by channel.
+        // All bands of a moment, grouped by channel.
         device.unfold(out, plane, &Unfold { inner: bands, taps: [1, bands], step: [1, bands], pad: [0; 2] });
         device.release(scope);
         Ok(())

@@ -1,8 +1,8 @@
 //! The audio encoder of Qwen2.5-Omni.
 //!
 //! Reference: transformers, `modeling_qwen2_5_omni.py`. Chunks of a spectrogram go through two convolutions, the second of which halves
-//! time, and get positions of their own. The layers attend inside a chunk. The mean of two rows that follow one another is a token, also
-//! where they are of two chunks; a last row without another is dropped. Only one chunk at a time is convolved.
+//! time, and get positions within the chunk. The layers attend inside a chunk. The mean of two consecutive rows is a token, even if they
+//! are of two chunks. A last row without a partner is dropped. Only one chunk at a time is convolved.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId};
 use plimsoll_formats::{Audio, AudioChunks as Config};
@@ -29,7 +29,7 @@ pub struct AudioEncoder {
 }
 
 impl AudioEncoder {
-    /// Declares `audio.*`, giving rows for a model of width `out`.
+    /// Declares `audio.*` for rows of width `out`, the model's.
     pub fn declare(audio: &Audio, own: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = audio.hidden_size;
         let convolutions = Convolutions::declare(audio, declare)?;

@@ -1,4 +1,4 @@
-//! What Gemma 4 Unified has in place of an audio encoder: the samples of a token go through a projection.
+//! The projection that Gemma 4 Unified has in place of an audio encoder: it turns the samples of a token into an embedding.
 //!
 //! Reference: transformers, `modeling_gemma4_unified.py`.
 
@@ -10,7 +10,7 @@ use crate::{Encoder, EncoderInput};
 /// Epsilon of the norm before the projection.
 const EPS: f32 = 1e-6;
 
-/// Weights.
+/// Weights of the projection and its norm.
 pub struct AudioEncoder {
     samples: usize,
     /// Ones: the weights of the norm.
@@ -21,7 +21,7 @@ pub struct AudioEncoder {
 }
 
 impl AudioEncoder {
-    /// Declares `audio.*` for so many samples a token, giving rows for a model of width `out`.
+    /// Declares `audio.*` for `samples` samples a token, and for rows of width `out`, the model's.
     pub fn declare(samples: usize, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         Ok(Self {
             samples,

@@ -1,7 +1,7 @@
 //! The audio encoder of Whisper.
 //!
-//! Reference: transformers, `modeling_whisper.py`. Two convolutions over a whole spectrogram, the second of which halves time; positions
-//! that are stored; then layers in which all rows of a clip attend to each other, and a last norm. Every clip has the same length.
+//! Reference: transformers, `modeling_whisper.py`. Two convolutions run over a whole spectrogram; the second halves time. Stored positions
+//! are added. Then follow layers in which all rows of a clip attend to each other, and a last norm. Every clip has the same length.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, VectorId};
 use plimsoll_formats::{Audio, Whisper as Config};
@@ -14,9 +14,9 @@ use crate::{Encoder, EncoderInput};
 pub struct AudioEncoder {
     convolutions: Convolutions,
     head_dim: usize,
-    /// A row for every row of a clip.
+    /// The stored positions: one for every row of a clip.
     positions: VectorId,
-    /// Rows of that table.
+    /// Rows of the positions' table.
     rows: usize,
     layers: Vec<Layer>,
     last_norm: Norm,

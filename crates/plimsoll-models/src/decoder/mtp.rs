@@ -18,7 +18,7 @@ pub struct MtpHead {
 }
 
 impl MtpHead {
-    /// Declares `mtp.*`; the head's keys and values are layer `cache` of the cache.
+    /// Declares `mtp.*`. The head's keys and values are layer `cache` of the KV cache.
     pub fn declare(
         config: &ModelConfig,
         ends: Ends,
@@ -32,7 +32,7 @@ impl MtpHead {
         Ok(Self { weights, rotary, layer })
     }
 
-    /// Its layer.
+    /// The head's layer.
     pub fn layer(&self) -> &Layer {
         &self.layer
     }

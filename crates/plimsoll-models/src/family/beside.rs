@@ -6,7 +6,7 @@ use plimsoll_formats::ModelConfig;
 use crate::block::{feed_forward, norm};
 use crate::moe::MoeBlock;
 
-/// Both, of the same residual stream. Each has norms of its own, and so has the router.
+/// Experts and a plain feed-forward part on the same residual stream. Each has norms, and so has the router.
 pub struct Beside {
     dense: FeedForward,
     dense_after: VectorId,
@@ -18,7 +18,7 @@ pub struct Beside {
 }
 
 impl Beside {
-    /// Declares what a layer has beside its experts.
+    /// Declares the feed-forward part beside a layer's experts, and the norms.
     pub fn declare(
         config: &ModelConfig,
         layer: usize,
@@ -36,7 +36,7 @@ impl Beside {
         Ok(Self { dense, dense_after, experts, experts_before, experts_after, router_norm, eps: config.norm_eps })
     }
 
-    /// `out = dense(input) + experts(x)`, each normed. The rows of `input` are overwritten.
+    /// `out = dense(input) + experts(x)`, both normed. The rows of `input` are overwritten.
     pub fn forward(
         &self,
         device: &mut dyn Device,

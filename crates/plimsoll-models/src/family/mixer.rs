@@ -18,7 +18,7 @@ pub(super) enum Mixer {
 }
 
 impl Mixer {
-    /// Elements of the widest row that is normed within, apart from heads.
+    /// Elements of the widest row that is normed within, not counting norms of single heads.
     pub fn norm_width(&self, config: &ModelConfig) -> usize {
         match self {
             Self::Attention(_) if config.qk_norm && config.variant.qk_norm == QkNorm::Row => {
@@ -41,7 +41,7 @@ impl Mixer {
         }
     }
 
-    /// The layer's keys and values in the cache, if it has any of its own.
+    /// The layer's part of the KV cache, if it has keys and values.
     pub fn kv(&self) -> Option<KvLayer> {
         match self {
             Self::Attention(attention) => attention.kv(),

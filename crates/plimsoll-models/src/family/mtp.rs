@@ -1,4 +1,4 @@
-//! The multi-token-prediction head of a family: one more layer like the last, behind a projection.
+//! The multi-token-prediction head of a family: a projection, then one more layer like the last.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, StepInput};
 use plimsoll_formats::ModelConfig;
@@ -15,7 +15,7 @@ pub(super) struct MtpHead {
 }
 
 impl MtpHead {
-    /// Declares `mtp.*`; the head's keys and values are behind those of all layers in the cache.
+    /// Declares `mtp.*`. The head's keys and values follow those of all layers in the KV cache.
     pub fn declare(
         config: &ModelConfig,
         ends: Ends,

@@ -1,6 +1,6 @@
-//! What an encoder makes of a sequence's hidden states itself: scores by a classifier, or an embedding by dense layers.
+//! The head of a text encoder: scores by a classifier, or an embedding by dense layers, from a sequence's hidden states.
 //!
-//! Both read the first position or the mean of all, and are matrices one after another.
+//! Both read the first position or the mean of all positions, and are a chain of matrices.
 
 use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, StepInput,
@@ -10,7 +10,7 @@ use plimsoll_formats::{Encoder, ModelConfig};
 use super::{Norm, matrix};
 use crate::block::activation;
 
-/// A matrix, and what follows it.
+/// A matrix, and the activation and norm after it.
 struct Stage {
     id: LinearId,
     width: usize,
@@ -20,13 +20,14 @@ struct Stage {
 
 /// A classifier or dense layers.
 pub(crate) struct Head {
-    /// What makes the mean of a sequence's positions, if that is read. With scores of 0 attention weighs all of them alike.
+    /// The attention that computes the mean of a sequence's positions, if the head reads the mean. With scores of 0 all positions have the
+    /// same weight.
     mean: Option<Attention>,
     stages: Vec<Stage>,
 }
 
 impl Head {
-    /// Declares `classifier.*` or `dense.*`, if the configuration says that there is one.
+    /// Declares `classifier.*` or `dense.*`, if the configuration has one of them.
     pub fn declare(
         config: &ModelConfig,
         encoder: &Encoder,
@@ -58,12 +59,12 @@ impl Head {
         Ok(Some(Self { mean: mean.then_some(spec), stages }))
     }
 
-    /// Numbers that it makes of a sequence.
+    /// Numbers that the head computes for a sequence.
     pub fn width(&self) -> usize {
         self.stages.last().map_or(0, |stage| stage.width)
     }
 
-    /// Writes one row of `out` for each row that needs logits, which is the first one of a sequence.
+    /// Writes one row of `out` for each row that needs logits, which is the first row of a sequence.
     pub fn forward(&self, device: &mut dyn Device, x: Buf, step: &StepInput<'_>, out: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let rows = step.logit_rows;
@@ -95,7 +96,7 @@ impl Head {
     }
 }
 
-/// The two matrices of a classifier.
+/// Declares the two matrices of a classifier.
 fn classifier(
     config: &ModelConfig,
     encoder: &Encoder,

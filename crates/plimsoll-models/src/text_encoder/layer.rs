@@ -1,4 +1,4 @@
-//! One layer of an encoder of text: attention, then a feed-forward part, each added to the residual stream.
+//! One layer of a text encoder: attention, then a feed-forward part, each added to the residual stream.
 
 use plimsoll_device::{
     Activation, Attention, Buf, Declare, DeclareError, Device, DeviceError, FeedForward, LinearId, Mode, StepInput,
@@ -10,7 +10,7 @@ use crate::Pass;
 use crate::block::{AttentionPlace, activation, feed_forward, projections};
 use crate::moe::MoeBlock;
 
-/// The part that works on each position by itself.
+/// The part that transforms each position by itself.
 enum Transform {
     /// `down(act(up(x)))`.
     Plain { up: LinearId, down: LinearId, width: usize, act: Activation },
@@ -22,13 +22,13 @@ enum Transform {
 
 /// Norms of the two halves of a layer.
 enum Norms {
-    /// `x += half(norm(x))`; the first layer's attention has none.
+    /// `x += half(norm(x))`. The first layer's attention has no norm.
     Before { attention: Option<Norm>, transform: Norm },
     /// `x = norm(x + half(x))`.
     After { attention: Norm, transform: Norm },
 }
 
-/// Angles of layers that see everything, and of those that see a window.
+/// The indexes of the angles of layers that attend to all positions, and of layers with a window.
 const GLOBAL: usize = 0;
 const LOCAL: usize = 1;
 
@@ -42,12 +42,12 @@ pub(super) struct Layer {
     norms: Norms,
     spec: Attention,
     head_dim: usize,
-    /// Which of the step's rotary angles it takes, if there are any.
+    /// The index of the layer's rotary angles in the step, if it has any.
     angles: usize,
 }
 
 impl Layer {
-    /// Declares the layer of this number.
+    /// Declares layer `layer`.
     pub fn declare(
         config: &ModelConfig,
         encoder: &Encoder,
@@ -142,7 +142,7 @@ impl Layer {
     fn transform(&self, device: &mut dyn Device, input: Buf, x: Buf) -> Result<(), DeviceError> {
         match &self.transform {
             Transform::Experts(experts) => {
-                // What is added must not be read again: the experts see the rows as they are before.
+                // Experts write to a separate buffer, because they read the rows without the sum.
                 let scope = device.mark();
                 let part = device.temp(x.rows, x.cols)?;
                 experts.forward(device, input, part, Mode::Store, 0)?;

@@ -1,4 +1,4 @@
-//! Squares of one size, each with a class row behind its patches: the embeddings of InternVL and Llama 4.
+//! Squares of one size, each with a class row after its patches: the embeddings of InternVL and Llama 4.
 
 use plimsoll_device::{Buf, Device, DeviceError, LinearId, Mode};
 
@@ -10,9 +10,9 @@ use crate::{EncoderInput, Grid};
 pub(super) struct ClassRows {
     pub patch: LinearId,
     pub class: LinearId,
-    /// Those of a square's patches from left to right and from top to bottom, and the class row's.
+    /// The positions of a square's patches, from left to right and from top to bottom, and the position of the class row.
     pub positions: LinearId,
-    /// Whether the class row's position is the first; otherwise it is the last.
+    /// Whether the class row's position is the first. Otherwise it is the last.
     pub class_first: bool,
     /// Numbers of a patch.
     pub width: usize,
@@ -37,20 +37,20 @@ impl ClassRows {
         self.patches() / self.order.block()
     }
 
-    /// How many squares these images are.
+    /// The number of squares of these images.
     pub fn squares(&self, images: &EncoderInput<'_>) -> usize {
         let whole = |grid: &Grid| (grid.height, grid.width) == (self.side, self.side);
         assert!(images.grids.iter().all(whole), "squares of {0} × {0} patches", self.side);
         images.grids.iter().map(|grid| grid.frames).sum()
     }
 
-    /// First row and rows of each of so many squares.
+    /// First row and row count of each of `squares` squares.
     pub fn sequences(&self, squares: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
         let rows = self.rows();
         (0..squares).map(move |square| (square * rows, rows))
     }
 
-    /// Row and column of a patch; none for a class row. Rows of all squares follow one another.
+    /// Row and column of a patch in its square; none for a class row. The rows of all squares are consecutive.
     pub fn place(&self, row: usize) -> Option<(usize, usize)> {
         let square = [Grid { frames: 1, height: self.side, width: self.side }];
         let row = row % self.rows();
@@ -60,7 +60,7 @@ impl ClassRows {
         })
     }
 
-    /// The embeddings of all squares' patches and class rows.
+    /// Writes the embeddings of all squares' patches and class rows to `x`.
     pub fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         let (patches, rows, width) = (self.patches(), self.rows(), self.width);
         let scope = device.mark();

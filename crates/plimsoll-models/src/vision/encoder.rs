@@ -1,8 +1,8 @@
 //! The vision encoders of the Qwens: Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL, Qwen3.5 and Qwen3-Omni.
 //!
-//! Reference: transformers, `modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`, `modeling_qwen2_5_omni.py`, `modeling_qwen3_vl.py`, `modeling_qwen3_5.py` and
-//! `vision_utils.py`. Patches attend to those of their own frame, in Qwen2.5-VL mostly to those of their own window. Each frame or
-//! window is computed by itself, so that its keys and values are the only ones in the workspace.
+//! Reference: transformers, `modeling_qwen2_vl.py`, `modeling_qwen2_5_vl.py`, `modeling_qwen2_5_omni.py`, `modeling_qwen3_vl.py`,
+//! `modeling_qwen3_5.py` and `vision_utils.py`. Patches attend to those of their frame, in most layers of Qwen2.5-VL to those of their
+//! window. Each frame or window is computed separately, so that the workspace has only its keys and values.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId};
 use plimsoll_formats::{RopeScaling, Vision as Config, VisionKind};
@@ -20,7 +20,7 @@ const THETA: f32 = 10_000.0;
 pub struct VisionEncoder {
     config: Config,
     patch: LinearId,
-    /// The learned table of positions, for families that have one.
+    /// The learned table of positions; none for families without one.
     table: Option<LinearId>,
     inv_freq: VectorId,
     /// The axis of every frequency.
@@ -34,7 +34,7 @@ pub struct VisionEncoder {
 }
 
 impl VisionEncoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`.
+    /// Declares `visual.*` for rows of width `out`, the model's.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
         let window = [vision.channels, vision.temporal, vision.patch, vision.patch];
@@ -42,7 +42,7 @@ impl VisionEncoder {
         let patch = declare.convolution("visual.patch_embed.proj", hidden, &window, learned)?;
         let rows = vision.table_side * vision.table_side;
         let table = learned.then(|| declare.linear("visual.pos_embed.weight", rows, hidden)).transpose()?;
-        // Both axes have the same frequencies: those of a head of half the width.
+        // Both axes have the same frequencies: those of a head with half the width.
         let inv_freq = rope(vision.head_dim() / 2, THETA, &RopeScaling::None).inv_freq;
         let axes = [[1].repeat(inv_freq.len()), [2].repeat(inv_freq.len())].concat();
         let mut layers = Vec::with_capacity(vision.depth);
@@ -72,7 +72,7 @@ impl VisionEncoder {
         })
     }
 
-    /// The embeddings of all patches, in the encoder's order.
+    /// Computes the embeddings of all patches, in the encoder's order.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let width = self.patch_width();
@@ -97,8 +97,8 @@ impl VisionEncoder {
     }
 }
 
-/// The four positions of a table of `side` × `side` around a patch, and how near they are; corners lie on corners. Arithmetic
-/// and order are the reference's.
+/// Returns the four positions of a table of `side` × `side` around a patch, and their weights by distance. The corners of image and table
+/// coincide. Arithmetic and order are the reference's.
 fn between(side: usize, (y, height): (usize, usize), (x, width): (usize, usize)) -> [(u32, f32); 4] {
     let axis = |at: usize, size: usize| {
         let source = at as f32 * (side - 1) as f32 / (size - 1).max(1) as f32;
@@ -168,7 +168,7 @@ impl Encoder for VisionEncoder {
             }
         }
         self.merger.forward(device, x, normed, merged)?;
-        // Back into the order in which the tokens stand in a prompt.
+        // Restores the order of the tokens in a prompt.
         device.arrange(output, merged, &|token| self.order.place(grids, token));
         device.release(scope);
         Ok(output)

@@ -1,8 +1,8 @@
-//! The encoder of Gemma 4: images of any aspect, with a learned and a rotary position for each axis. The mean of a square of patches
-//! becomes a token.
+//! The vision encoder of Gemma 4: images of any aspect, with a learned and a rotary position for each axis. A token is the mean of a square
+//! of patches.
 //!
-//! Reference: transformers, `modeling_gemma4.py`. [`crate::EncoderInput`] has the patches of a token side by side from the start. Each
-//! image is computed by itself. In the larger sizes an image's tokens see each other in the language model's sliding layers:
+//! Reference: transformers, `modeling_gemma4.py`. [`crate::EncoderInput`] already has the patches of a token side by side. Each image is
+//! computed separately. In the larger sizes an image's tokens attend to each other in the language model's sliding layers:
 //! [`Vision::tokens_see_each_other`].
 
 use plimsoll_device::{
@@ -23,8 +23,8 @@ use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 const EPS: f32 = 1e-6;
 /// Base of the rotary frequencies.
 const THETA: f32 = 100.0;
-/// The quarters of a stored head, in the order in which a head is packed: what turns by one angle stands half a head apart then, as
-/// [`Device::rope`] has it, and the first half of the angles is that of columns.
+/// The quarters of a stored head, in the order in which a head is packed. Elements that rotate by one angle are then half a head apart, as
+/// [`Device::rope`] requires. The first half of the angles belongs to columns.
 const QUARTERS: [usize; 4] = [0, 2, 1, 3];
 
 /// One layer.
@@ -44,7 +44,7 @@ struct Layer {
     mlp_after: VectorId,
 }
 
-/// What tokens are shifted by and multiplied with before the projection.
+/// The shift and the scale of tokens before the projection.
 struct Standard {
     /// One row: the shift.
     shift: VectorId,
@@ -56,7 +56,7 @@ pub struct Gemma4Encoder {
     config: Config,
     sees_ahead: bool,
     patch: LinearId,
-    /// Positions of columns, then as many of rows.
+    /// Positions of columns, then the same number of positions of rows.
     positions: LinearId,
     rows_from: usize,
     inv_freq: VectorId,
@@ -65,7 +65,7 @@ pub struct Gemma4Encoder {
     layers: Vec<Layer>,
     act: Activation,
     attention: Attention,
-    /// Ones: the weights of norms that have none, of a head and of a row.
+    /// Ones: the weights of norms without stored weights, over a head and over a row.
     plain_head: VectorId,
     plain_row: VectorId,
     standard: Option<Standard>,
@@ -102,7 +102,7 @@ impl Layer {
     }
 }
 
-/// The weights of a head's norm, in the order in which heads are packed.
+/// Declares the weights of a head's norm, in the order in which heads are packed.
 fn head_norm(name: &str, head_dim: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
     let weights = declare.read_values(name, head_dim, 1.0)?;
     let quarter = head_dim / 4;
@@ -118,7 +118,7 @@ impl Standard {
 }
 
 impl Gemma4Encoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`.
+    /// Declares `visual.*` for rows of width `out`, the model's.
     pub fn declare(vision: Config, own: Gemma4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, head_dim) = (vision.hidden_size, vision.head_dim());
         let window = [vision.channels, vision.patch, vision.patch];
@@ -134,7 +134,7 @@ impl Gemma4Encoder {
         for layer in 0..vision.depth {
             layers.push(Layer::declare(&vision, own, &format!("visual.encoder.layers.{layer}"), declare)?);
         }
-        // Both axes have the same frequencies: those of a head of half the width.
+        // Both axes have the same frequencies: those of a head with half the width.
         let inv_freq = rope(head_dim / 2, THETA, &RopeScaling::None).inv_freq;
         let axes = [[2].repeat(inv_freq.len()), [1].repeat(inv_freq.len())].concat();
         Ok(Self {
@@ -157,7 +157,7 @@ impl Gemma4Encoder {
         })
     }
 
-    /// The embeddings of all patches.
+    /// Computes the embeddings of all patches.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         embed(device, images.patches, (self.patch, self.patch_width()), x)?;
         device.add_blended(x, self.positions, &|row| {
@@ -189,7 +189,7 @@ impl Gemma4Encoder {
         }
         device.rope(q, angles, head_dim, false);
         device.rope(k, angles, head_dim, false);
-        // The projections have used up the normed rows: what attention gives takes their place.
+        // The projections no longer need the normed rows, so attention writes its result there.
         device.attend_all(&self.attention, normed, q, k, v, &mut self.order.whole_frames(grids))?;
         layer.o.apply(device, normed, normed, q)?;
         device.rms_norm(q, q, layer.attention_after, EPS);
@@ -262,7 +262,7 @@ impl Encoder for Gemma4Encoder {
             self.attend(layer, device, [x, normed, scratch, angles], grids)?;
             self.transform(layer, device, [x, normed, scratch])?;
         }
-        // The layers' buffers are used up: tokens take their place.
+        // The layers no longer need their buffers, so tokens are written there.
         let tokens = normed.span(0, output.rows);
         mean(device, x, block, tokens)?;
         device.scale_rows(tokens, &|_| (hidden as f64).sqrt() as f32);

@@ -1,27 +1,26 @@
-//! A video with its audio track: where the tokens of the track stand among those of the frames, as the processors of transformers
-//! write them.
+//! A video with its audio track: the order of the track's tokens among those of the frames, as transformers' processors write them.
 
 use crate::EncoderKind;
 
-/// How a family interleaves both.
+/// A family's order of the two kinds of tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Interleave {
-    /// Steps of time to a second of video; a token of audio takes one step.
+    /// Time steps per second of video. A token of audio takes one step.
     pub steps_per_second: f64,
-    /// Steps of a chunk: the frames of a chunk stand before its audio (Qwen2.5-Omni). Without chunks, each group of frames stands before
-    /// the audio from its time on (Qwen3-Omni).
+    /// Steps of a chunk: the frames of a chunk come before its audio (Qwen2.5-Omni). Without chunks, each group of frames comes before the
+    /// audio from the group's time on (Qwen3-Omni).
     pub chunk: Option<u64>,
 }
 
-/// Tokens of one encoder, one after another.
+/// The encoder and the number of consecutive tokens of it.
 pub type Stretch = (EncoderKind, usize);
 
 impl Interleave {
-    /// The stretches of a video of `groups` groups of `tokens` tokens, `seconds` apart, and a track of `audio` tokens. Neighbours are of
-    /// different encoders.
+    /// Returns the stretches of a video of `groups` groups of `tokens` tokens, `seconds` apart, and a track of `audio` tokens. Neighbouring
+    /// stretches have different encoders.
     #[must_use]
     pub fn stretches(&self, (groups, tokens): (usize, usize), seconds: f64, audio: usize) -> Vec<Stretch> {
-        // In double precision, and in this order, as the references do.
+        // The references also compute in double precision and in this order.
         let time = |token: usize| (token / tokens.max(1)) as f64 * seconds * self.steps_per_second;
         let mut all: Vec<Stretch> = Vec::new();
         let mut add = |kind, more: usize| match all.last_mut() {
@@ -56,14 +55,14 @@ impl Interleave {
         all
     }
 
-    /// Stretches that [`Self::stretches`] gives at most.
+    /// The most stretches that [`Self::stretches`] returns.
     #[must_use]
     pub fn most(tokens: usize, audio: usize) -> usize {
         2 * tokens.min(audio) + 1
     }
 }
 
-/// The lengths of chunks. A token that lies several chunks ahead ends one chunk alone, as in the references.
+/// The lengths of chunks. A token several chunks ahead ends only one chunk, as in the references.
 struct Chunks<T> {
     next: usize,
     tokens: usize,
@@ -102,11 +101,11 @@ mod tests {
     #[test]
     fn chunk_of_frames_stands_before_its_audio() {
         let chunks = Interleave { steps_per_second: 25.0, chunk: Some(50) };
-        // A group a second: two in each chunk of two seconds.
+        // A group per second: two in each chunk of two seconds.
         assert_eq!(chunks.stretches((5, 4), 1.0, 110), [SEEN(8), HEARD(50), SEEN(8), HEARD(50), SEEN(4), HEARD(10)]);
         assert_eq!(chunks.stretches((2, 4), 1.0, 110), [SEEN(8), HEARD(110)]);
         assert_eq!(chunks.stretches((4, 4), 1.0, 7), [SEEN(8), HEARD(7), SEEN(8)]);
-        // Groups that are further apart than chunks: the tokens of a group lie in several.
+        // Groups further apart than a chunk: the tokens of a group are in several chunks.
         let sparse = chunks.stretches((3, 4), 6.0, 110);
         assert_eq!(sparse, [SEEN(4), HEARD(50), SEEN(1), HEARD(50), SEEN(1), HEARD(10), SEEN(6)]);
         assert!(sparse.len() <= Interleave::most(12, 110));
@@ -115,7 +114,7 @@ mod tests {
     #[test]
     fn frames_without_chunks_stand_at_their_times() {
         let exact = Interleave { steps_per_second: 13.0, chunk: None };
-        // Groups at the steps 0, 6.5, 13: a group stands before the audio of its own time.
+        // Groups at the steps 0, 6.5, 13: a group comes before the audio from its time on.
         assert_eq!(exact.stretches((3, 2), 0.5, 20), [SEEN(2), HEARD(7), SEEN(2), HEARD(6), SEEN(2), HEARD(7)]);
         assert_eq!(exact.stretches((3, 2), 0.5, 8), [SEEN(2), HEARD(7), SEEN(2), HEARD(1), SEEN(2)]);
         assert_eq!(exact.stretches((2, 2), 9.0, 3), [SEEN(2), HEARD(3), SEEN(2)]);

@@ -1,8 +1,8 @@
-//! The encoder of InternVL: images are lists of square tiles of one size, each with a class row that attends and is then dropped.
+//! The vision encoder of InternVL: images are lists of square tiles of one size, each with a class row that attends and is then dropped.
 //!
-//! Reference: transformers, `modeling_internvl.py`. An image's grid has a frame for each tile. What the reference
-//! shuffles at the end is the order of [`crate::EncoderInput`]: patches of a token lie side by side from the start. The
-//! class row stands behind a tile's patches, so the patches keep their places.
+//! Reference: transformers, `modeling_internvl.py`. An image's grid has a frame for each tile. The reference's final shuffle is already the
+//! order of [`crate::EncoderInput`], in which the patches of a token are side by side. The class row follows a tile's patches, so that the
+//! patches keep their indexes.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, RowPiece};
 use plimsoll_formats::{Intern, Vision as Config};
@@ -25,7 +25,7 @@ pub struct InternEncoder {
 }
 
 impl InternEncoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`.
+    /// Declares `visual.*` for rows of width `out`, the model's.
     pub fn declare(
         vision: Config,
         intern: Intern,
@@ -48,7 +48,7 @@ impl InternEncoder {
         for layer in 0..vision.depth {
             layers.push(parts::layer(&vision, &format!("visual.encoder.layer.{layer}"), declare)?);
         }
-        // `norm_type` is about the layers' norms, not about this one.
+        // `norm_type` applies to the layers' norms only; this one is always a layer norm.
         let last_norm = intern.last_norm.then(|| parts::layer_norm("visual.layernorm", hidden, declare)).transpose()?;
         Ok(Self {
             embeddings: ClassRows {
@@ -71,7 +71,7 @@ impl InternEncoder {
 
 impl Vision for InternEncoder {
     fn place_rule(&self) -> Option<PlaceRule> {
-        // The language models before which such an encoder stands know one axis only.
+        // The language models after this encoder have one position axis only.
         None
     }
 }

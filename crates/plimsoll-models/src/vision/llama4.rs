@@ -1,7 +1,8 @@
 //! The vision encoder of Llama 4: squares of one size, each with a class row that attends and is then dropped. Positions are learned and
-//! rotary, and the class row is not rotated. The patches of a token, side by side, go through two projections, and one of the model's.
+//! rotary, and the class row is not rotated. The patches of a token, side by side, go through two projections of the encoder and one to the
+//! model's width.
 //!
-//! Reference: transformers, `modeling_llama4.py`. What the reference shuffles at the end is the order of [`crate::EncoderInput`].
+//! Reference: transformers, `modeling_llama4.py`. The reference's final shuffle is already the order of [`crate::EncoderInput`].
 
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece, VectorId,
@@ -29,14 +30,14 @@ pub struct Llama4Encoder {
     first_norm: Norm,
     layers: Vec<Layer>,
     last_norm: Norm,
-    /// From the patches of a token to the projector's width, from there to the same, and to the model's.
+    /// The projections of a token's patches to the projector's width, from this to the same width, and to the model's.
     projections: [LinearId; 3],
     /// Width of the model.
     out: usize,
 }
 
 impl Llama4Encoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`.
+    /// Declares `visual.*` for rows of width `out`, the model's.
     pub fn declare(vision: Config, own: Llama4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let (hidden, side) = (vision.hidden_size, vision.table_side);
         let order = Order { merge: vision.merge, window: None };
@@ -56,7 +57,7 @@ impl Llama4Encoder {
             let layer = parts::layer(&vision, &format!("visual.model.layers.{nth}"), declare)?;
             layers.push(Layer { rope_interleaved: true, ..layer });
         }
-        // The first half of a head turns with the column, the second with the row, at the same frequencies.
+        // The first half of a head rotates by the column, the second by the row, with the same frequencies.
         let half = rope(vision.head_dim() / 2, THETA, &RopeScaling::None).inv_freq;
         let width = own.projector_width;
         Ok(Self {
@@ -77,7 +78,7 @@ impl Llama4Encoder {
         })
     }
 
-    /// The tokens of one square in `out`, of its normed patches.
+    /// Writes the tokens of one square to `out`, from its normed patches.
     fn project(&self, device: &mut dyn Device, patches: Buf, out: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let mut from = patches.reshape(patches.cols * self.embeddings.order.block());

@@ -1,4 +1,4 @@
-//! Vision encoders: images cut into patches become embeddings that stand among a text's.
+//! Vision encoders: images cut into patches become embeddings among those of a text.
 
 mod class_rows;
 mod encoder;
@@ -30,7 +30,7 @@ use unified::UnifiedEncoder;
 pub use interleave::{Interleave, Stretch};
 pub use places::{After, FrameTimes, PlaceRule, PlacedItem, TextLine};
 
-/// Declares the encoder; none where the configuration has none, or the checkpoint no weights for it: a conversion for text.
+/// Declares the encoder. None if the configuration has no encoder, or if the checkpoint, a conversion for text, lacks its weights.
 pub fn declare(config: &ModelConfig, declare: &mut Declare<'_>) -> Result<Option<Box<dyn Vision>>, DeclareError> {
     let Some(vision) = config.vision.clone() else { return Ok(None) };
     let first = match vision.encoder {

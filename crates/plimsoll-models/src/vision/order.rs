@@ -1,12 +1,12 @@
 //! The order of an image's patches in a vision encoder, computed by arithmetic instead of a list.
 //!
-//! Patches come frame by frame and, within a frame, token by token: the square blocks that become one token, from left to right and
-//! from top to bottom, each of them in the same way. An encoder that attends in windows takes the tokens window by window instead.
+//! Patches come frame by frame and, within a frame, token by token. A token is a square block of patches. Blocks come from left to right
+//! and from top to bottom, and so do the patches within a block. An encoder that attends in windows takes the tokens window by window.
 
 use crate::Grid;
 
 impl Grid {
-    /// An audio clip of so many frames of its spectrogram.
+    /// Returns the grid of an audio clip with `frames` frames of its spectrogram.
     pub fn audio(frames: usize) -> Self {
         Self { frames: 1, height: 1, width: frames }
     }
@@ -17,32 +17,32 @@ impl Grid {
     }
 }
 
-/// How an encoder orders its rows.
+/// The order of an encoder's rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     /// Patches per side of a token.
     pub merge: usize,
-    /// Tokens per side of a window; none: frames as they are.
+    /// Tokens per side of a window. None: the frames are not divided.
     pub window: Option<usize>,
 }
 
 /// One frame, in tokens.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
-    /// Tokens before it.
+    /// Tokens before the frame.
     first: usize,
     height: usize,
     width: usize,
 }
 
-/// Neighbouring tokens of a frame that stay together in the encoder.
+/// Neighbouring tokens of a frame that are also neighbours in the encoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// Where they come from.
+    /// The first token's index in the prompt's order.
     pub from: usize,
-    /// Where they go.
+    /// The first token's index in the encoder's order.
     pub to: usize,
-    /// How many.
+    /// The number of tokens.
     pub tokens: usize,
 }
 
@@ -62,24 +62,24 @@ impl Order {
         })
     }
 
-    /// First row and rows of every frame.
+    /// First row and row count of every frame.
     pub fn whole_frames(self, grids: &[Grid]) -> impl Iterator<Item = (usize, usize)> + '_ {
         let block = self.block();
         self.frames(grids).map(move |frame| (frame.first * block, frame.height * frame.width * block))
     }
 
-    /// First row and rows of every window.
+    /// First row and row count of every window.
     pub fn windows(self, grids: &[Grid]) -> impl Iterator<Item = (usize, usize)> + '_ {
         let block = self.block();
         let windows = self.frames(grids).flat_map(move |frame| frame.windows(self.window));
         windows.map(move |window| (window.to * block, window.rows * window.columns * block))
     }
 
-    /// The tokens in the encoder's order, in as long runs as possible.
+    /// Returns the tokens in the encoder's order, in the longest possible runs.
     pub fn runs(self, grids: &[Grid]) -> impl Iterator<Item = Run> + '_ {
         self.frames(grids).flat_map(move |frame| {
             frame.windows(self.window).flat_map(move |window| {
-                // Rows as wide as the frame follow one another.
+                // The rows of a window as wide as the frame are consecutive.
                 let (rows, tokens) = match window.columns == frame.width {
                     true => (1, window.rows * window.columns),
                     false => (window.rows, window.columns),
@@ -93,7 +93,7 @@ impl Order {
         })
     }
 
-    /// The grid, row and column of the patch that the encoder has in row `row`.
+    /// The grid, row and column of the patch in the encoder's row `row`.
     pub fn patch(&self, grids: &[Grid], row: usize) -> (Grid, usize, usize) {
         let mut row = row;
         let grid = grids.iter().find(|grid| match row.checked_sub(grid.patches()) {
@@ -124,7 +124,7 @@ impl Order {
 }
 
 impl Order {
-    /// Where the encoder has the token that is the `token`-th in a prompt: the reverse of [`Self::runs`].
+    /// Returns the index in the encoder of the `token`-th token of a prompt: the reverse of [`Self::runs`].
     pub fn place(&self, grids: &[Grid], token: usize) -> usize {
         let Some(side) = self.window else { return token };
         let own = self.frames(grids).take_while(|frame| frame.first <= token).last();
@@ -139,7 +139,7 @@ impl Order {
 /// One window of a frame.
 #[derive(Clone, Copy, Debug)]
 struct Window {
-    /// Its first token in the frame's own order, and in that of windows.
+    /// The window's first token in the frame's order, and in the order of windows.
     from: usize,
     to: usize,
     rows: usize,
@@ -179,7 +179,7 @@ mod tests {
             }
             for (to, from) in from.iter().enumerate() {
                 assert_eq!(order.place(&GRIDS, *from), to);
-                // The same patch by its place, found through the order without windows.
+                // The same patch by its row and column, found through the order without windows.
                 let plain = Order { window: None, ..order };
                 for inside in 0..4 {
                     assert_eq!(order.patch(&GRIDS, to * 4 + inside), plain.patch(&GRIDS, from * 4 + inside));

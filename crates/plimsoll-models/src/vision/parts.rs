@@ -1,4 +1,4 @@
-//! What vision encoders are made of: the layers of each family, and the mergers that make tokens of patches.
+//! The parts of vision encoders: the layers of each family, and the mergers that turn patches into tokens.
 
 use plimsoll_device::{Activation, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, VectorId};
 use plimsoll_formats::{Intern, Vision, VisionKind};
@@ -6,14 +6,14 @@ use plimsoll_formats::{Intern, Vision, VisionKind};
 use crate::block::activation;
 use crate::encoder_parts::{Layer, Mlp, Norm, spec};
 
-/// Epsilon of every norm but those of Llama 4, and of the projectors of InternVL and LFM2-VL.
+/// Epsilon of every norm except those of Llama 4, and of the projectors of InternVL and LFM2-VL.
 const EPS: f32 = 1e-6;
-/// Epsilon of Llama 4's.
+/// Epsilon of Llama 4's norms.
 const LLAMA_4_EPS: f32 = 1e-5;
-/// Epsilon of those.
+/// Epsilon of the norms of InternVL's and LFM2-VL's projectors.
 const PROJECTOR_EPS: f32 = 1e-5;
 
-/// Declares `{prefix}.*`, a norm.
+/// Declares the norm `{prefix}.*`.
 pub(super) fn norm(
     vision: &Vision,
     prefix: &str,
@@ -29,7 +29,7 @@ pub(super) fn norm(
     }
 }
 
-/// Declares `{prefix}.*`, a norm that subtracts the mean, whatever the encoder's others do.
+/// Declares the norm `{prefix}.*`, which subtracts the mean even if the encoder's other norms do not.
 pub(super) fn layer_norm(prefix: &str, width: usize, declare: &mut Declare<'_>) -> Result<Norm, DeclareError> {
     Norm::declare(prefix, width, EPS, declare)
 }
@@ -49,7 +49,7 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
     Ok(Mlp { gate, up, down, width, act: activation(vision.act) })
 }
 
-/// Declares `{prefix}.*`, a layer.
+/// Declares the layer `{prefix}.*`.
 pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
     let (hidden, head_dim) = (vision.hidden_size, vision.head_dim());
     let ([q, k, v], names) = match vision.encoder {
@@ -75,7 +75,7 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
         }
         _ => {
             let name = format!("{prefix}.attn");
-            // llama.cpp's converter takes the three apart in some families.
+            // llama.cpp's converter splits the joined matrix in some families.
             let apart = vision.encoder == VisionKind::Omni2_5 || declare.has(&format!("{name}.q.weight"));
             let mut part = |i: usize| match apart {
                 true => declare.linear_with_bias(&format!("{name}.{}", ["q", "k", "v"][i]), hidden, hidden),
@@ -113,7 +113,7 @@ pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) ->
     })
 }
 
-/// SigLIP without what follows its last norm.
+/// SigLIP up to its last norm.
 pub(super) struct Siglip {
     pub patch: LinearId,
     /// The learned positions, from left to right and from top to bottom.
@@ -123,7 +123,7 @@ pub(super) struct Siglip {
 }
 
 impl Siglip {
-    /// Declares its parts of `visual.*`.
+    /// Declares SigLIP's parts of `visual.*`.
     pub fn declare(vision: &Vision, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
         let window = [vision.channels, vision.patch, vision.patch];
@@ -138,7 +138,7 @@ impl Siglip {
     }
 }
 
-/// `out = matrix(patches)`, of patches of `width` numbers that come from outside.
+/// `out = matrix(patches)`, for input patches of `width` numbers.
 pub(super) fn embed(
     device: &mut dyn Device,
     patches: &[f32],
@@ -153,21 +153,21 @@ pub(super) fn embed(
     Ok(())
 }
 
-/// Makes one row of a token's patches, and an embedding of it.
+/// Joins a token's patches into one row, and computes an embedding of it.
 pub(super) struct Merger {
-    /// None in some LFM2-VL.
+    /// None in some checkpoints of LFM2-VL.
     norm: Option<Norm>,
-    /// Whether the norm sees the patches of a token as one row.
+    /// Whether the norm reads the patches of a token as one row.
     norm_merged: bool,
     up: LinearId,
     down: LinearId,
-    /// Width of a token's patches together, and between the projections.
+    /// Width of a token's joined patches, and width between the projections.
     width: usize,
     inner: usize,
 }
 
 impl Merger {
-    /// Declares `{prefix}.*`, giving rows of `out` numbers.
+    /// Declares `{prefix}.*` for rows of `out` numbers.
     pub fn declare(
         vision: &Vision,
         prefix: &str,

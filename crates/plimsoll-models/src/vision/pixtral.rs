@@ -1,8 +1,8 @@
-//! The vision encoder of Mistral 3 and Ministral 3: Pixtral, which takes images of any grid. It has rotary positions alone. The patches
-//! of a token, side by side, go through one projection of the encoder's width and two of the model's.
+//! The vision encoder of Mistral 3 and Ministral 3: Pixtral, for images of any grid. It has rotary positions alone. The patches of a token,
+//! side by side, go through one projection to the encoder's width and two of the model's width.
 //!
-//! Reference: transformers, `modeling_pixtral.py` and `modeling_mistral3.py`. [`crate::EncoderInput`] has the patches of a token side
-//! by side from the start.
+//! Reference: transformers, `modeling_pixtral.py` and `modeling_mistral3.py`. [`crate::EncoderInput`] already has the patches of a token
+//! side by side.
 
 use plimsoll_device::{
     Activation, Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, VectorId,
@@ -31,7 +31,7 @@ pub struct PixtralEncoder {
     axes: Vec<u8>,
     layers: Vec<Layer>,
     projector_norm: Norm,
-    /// From the patches of a token to the encoder's width, and from there to the model's, twice.
+    /// The projections of a token's patches to the encoder's width, from this to the model's width, and to the same again.
     merge: LinearId,
     up: LinearId,
     down: LinearId,
@@ -73,7 +73,7 @@ fn layer(vision: &Config, own: Pixtral, prefix: &str, declare: &mut Declare<'_>)
 }
 
 impl PixtralEncoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`. `eps`: of the model's norms and the projector's.
+    /// Declares `visual.*` for rows of width `out`, the model's. `eps` is the epsilon of the model's norms and the projector's.
     pub fn declare(
         vision: Config,
         own: Pixtral,
@@ -88,12 +88,12 @@ impl PixtralEncoder {
         for nth in 0..vision.depth {
             layers.push(layer(&vision, own, &format!("visual.transformer.layers.{nth}"), declare)?);
         }
-        // Rows have every other frequency of a head, columns the others.
+        // Row positions use every other frequency of a head, column positions the rest.
         let all = rope(vision.head_dim(), THETA, &RopeScaling::None).inv_freq;
         let inv_freq: Vec<f32> = all.iter().step_by(2).chain(all.iter().skip(1).step_by(2)).copied().collect();
         let axes = [[1].repeat(all.len().div_ceil(2)), [2].repeat(all.len() / 2)].concat();
         let projector_norm = norm("visual.projector.norm", hidden, eps, declare)?;
-        // The weights of a channel stand together, one for each patch of a token.
+        // The weights of a channel are stored together, one for each patch of a token.
         let merge = declare.convolution(
             "visual.projector.patch_merger.merging_layer",
             hidden,
@@ -161,7 +161,7 @@ impl Encoder for PixtralEncoder {
             layer.forward(device, x, normed, Some(angles), self.order.whole_frames(grids))?;
         }
         self.projector_norm.apply(device, normed, x);
-        // The residual stream is used up: merged tokens take its place.
+        // The residual stream is no longer needed, so merged tokens are written there.
         let merged = x.span(0, rows / block);
         device.linear(normed.reshape(hidden * block), &[(self.merge, merged)], Mode::Store)?;
         let inner = device.temp(rows / block, self.out)?;

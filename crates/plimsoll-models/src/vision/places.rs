@@ -1,8 +1,8 @@
-//! Where the tokens of a prompt with images stand in time, height and width: the `get_rope_index` of transformers.
+//! The positions of a prompt's tokens in time, height and width, for prompts with images: the `get_rope_index` of transformers.
 //!
-//! Text advances in all three together. An image's tokens share one time and lie in a plane; text after it goes on behind the
-//! plane's longer side, so positions grow more slowly than tokens. What is generated later stands at the same distance
-//! from its index as the end of the prompt does.
+//! Text advances in all three axes together. An image's tokens share one time and lie in a plane. The text after it continues after the
+//! plane's longer side, so positions grow more slowly than tokens. For generated tokens, position and index differ by the same number as at
+//! the end of the prompt.
 
 use super::interleave::Interleave;
 use crate::Grid;
@@ -10,51 +10,52 @@ use crate::Grid;
 /// Seconds of a chunk of Qwen2.5-Omni.
 const CHUNK_SECONDS: f64 = 2.0;
 
-/// How a family places images and videos.
+/// A family's rule for the positions of images and videos.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlaceRule {
     /// Patches per side of a token.
     pub merge: usize,
-    /// Whether each group of a video's frames stands alone, with text (its time) before it: Qwen3-VL and later.
+    /// Whether each group of a video's frames is a separate plane, with text (its time) before it: Qwen3-VL and later.
     pub frames_apart: bool,
-    /// Steps of time to a second of video, where groups of frames are spaced by their times (Qwen2.5-VL, the Omnis); otherwise by 1.
+    /// Time steps per second of video, if groups of frames are spaced by their times (Qwen2.5-VL, the Omnis). None: groups are one step
+    /// apart.
     pub steps_per_second: Option<f32>,
-    /// What becomes of these times.
+    /// The rounding of these times.
     pub times: FrameTimes,
 }
 
-/// Where the frames of a video stand in time, and the text behind them.
+/// The time positions of a video's frames, and of the text after them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameTimes {
-    /// At whole steps. Text goes on behind the longer side of the first frame.
+    /// Frames at whole steps. Text continues after the longer side of the first frame.
     Cut,
-    /// At whole steps. Text goes on behind the last frame. The two words before a video with its audio track share a place, and so do
-    /// the two behind (Qwen2.5-Omni).
+    /// Frames at whole steps. Text continues after the last frame. The two tokens before a video with its audio track share a position, and
+    /// so do the two after it (Qwen2.5-Omni).
     CutBefore,
-    /// Between whole steps, too. Text goes on behind the last frame (Qwen3-Omni).
+    /// Frames also between whole steps. Text continues after the last frame (Qwen3-Omni).
     Exact,
 }
 
 /// One image or video of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlacedItem {
-    /// Its patches.
+    /// The patches of the item.
     pub grid: Grid,
-    /// Of a video, the seconds from one group of frames to the next; none for an image.
+    /// Seconds from one group of a video's frames to the next; none for an image.
     pub seconds: Option<f32>,
-    /// Of a video, the tokens of its audio track, which stand among those of its frames; 0 without one.
+    /// Tokens of a video's audio track, which are among those of its frames; 0 without a track.
     pub track: usize,
 }
 
 impl PlacedItem {
-    /// An image.
+    /// Returns an image.
     pub fn image(grid: Grid) -> Self {
         Self { grid, seconds: None, track: 0 }
     }
 }
 
-/// Text with no medium in it, or behind the last: whole steps from where it starts. Counted and rounded once, so that a token has
-/// the same place whether it is generated or comes back in the next turn's prompt.
+/// Text without media, or after the last of them: whole steps from its start. Positions are counted and rounded once, so that a generated
+/// token has the same position in the next turn's prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TextLine {
     start: f32,
@@ -62,23 +63,24 @@ pub struct TextLine {
 }
 
 impl TextLine {
-    /// Where the n-th token from here on stands, in all three.
+    /// The position of the n-th token from here on, the same in all three axes.
     pub fn at(&self, n: usize) -> f32 {
         self.start + (self.steps + n) as f32
     }
 }
 
-/// What comes after a prompt.
+/// The positions of tokens after a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct After {
-    /// Where it stands.
+    /// The line of positions of the generated text.
     pub text: TextLine,
-    /// Whether a longer prompt would go on elsewhere: then nothing that is generated may be taken for a part of one.
+    /// Whether the positions of a longer prompt would continue differently. Then generated tokens may not be reused as part of a longer
+    /// prompt.
     pub apart: bool,
 }
 
 impl PlaceRule {
-    /// How the audio track of a video stands among its frames; none where the family has no such rule.
+    /// The order of a video's audio track among its frames; none if the family has no such rule.
     #[must_use]
     pub fn interleave(&self) -> Option<Interleave> {
         let steps_per_second = f64::from(self.steps_per_second?);
@@ -90,20 +92,19 @@ impl PlaceRule {
         Some(Interleave { steps_per_second, chunk })
     }
 
-    /// Writes the place of every token of a prompt. `is_media` says which tokens are placeholders of images and videos, `items` are
-    /// what they stand for, in order.
+    /// Writes the position of every token of a prompt. `is_media` returns whether a token is a placeholder of an image or video. `items`
+    /// are these images and videos, in order.
     ///
-    /// Returns where the tokens after the prompt stand.
+    /// Returns the positions of the tokens after the prompt.
     ///
     /// # Panics
-    /// When the items have fewer or more tokens than there are placeholders. The caller that made the prompt has
-    /// counted them.
+    /// When the items have fewer or more tokens than there are placeholders. The caller that made the prompt has counted both.
     pub fn places(&self, is_media: impl Fn(usize) -> bool, items: &[PlacedItem], out: &mut [[f32; 3]]) -> After {
         let (mut at, mut text, mut greatest) = (0, TextLine { start: 0.0, steps: 0 }, 0.0_f32);
-        // Planes of one item that have text between them, after the one at hand.
+        // Planes of the current item that are still to come; text is between them.
         let (mut items, mut planes) = (items.iter(), 0..0);
         let mut item = PlacedItem::image(Grid { frames: 1, height: 0, width: 0 });
-        // A word that has the place of the one before it.
+        // The index of a token that shares the position of the next one.
         let mut shared = None;
         while at < out.len() {
             if !is_media(at) {
@@ -141,7 +142,7 @@ impl PlaceRule {
             let start = match (self.times, item.track) {
                 (FrameTimes::Cut, _) => plane.behind(),
                 (_, 0) => plane.behind().max(last + 1.0),
-                // Behind the last token, whichever it is; what is generated goes on behind all of them.
+                // Text continues after the stretch's last token, frame or audio. Generated tokens continue after all tokens.
                 _ => {
                     let all = stretch.iter().flatten().fold(plane.behind(), |most, place| most.max(place + 1.0));
                     greatest = greatest.max(all);
@@ -153,17 +154,17 @@ impl PlaceRule {
             shared = words_share.then_some(at + 1);
         }
         assert!(items.next().is_none() && planes.is_empty(), "a placeholder for every token of every item");
-        // The references go on behind the latest time, where it is ahead of the text.
+        // The references continue after the latest time, if that is later than the text's position.
         let apart = greatest > text.at(0);
         After { text: if apart { TextLine { start: greatest, steps: 0 } } else { text }, apart }
     }
 }
 
-/// The tokens of an image, or of the frames of a video, that stand together.
+/// The tokens of an image, or of a video's frames without text between them.
 struct Plane<'a> {
     rule: &'a PlaceRule,
     item: &'a PlacedItem,
-    /// Where its first token stands.
+    /// The position of its first token.
     position: f32,
 }
 
@@ -172,7 +173,7 @@ impl Plane<'_> {
         [self.item.grid.height, self.item.grid.width].map(|side| side / self.rule.merge)
     }
 
-    /// Frames, or groups of them.
+    /// Number of frames, or of groups of frames.
     fn times(&self) -> usize {
         if self.rule.frames_apart { 1 } else { self.item.grid.frames }
     }
@@ -181,7 +182,8 @@ impl Plane<'_> {
         self.times() * self.sides().iter().product::<usize>()
     }
 
-    /// Where a group of frames stands in time. Single precision, and cut off before or after the step is known, as the references do.
+    /// The time position of a group of frames. Arithmetic is in single precision, truncated before or after the step is applied, as in the
+    /// references.
     fn time(&self, group: usize) -> f32 {
         let group = group as f32;
         self.position
@@ -201,7 +203,7 @@ impl Plane<'_> {
         [self.time(group), self.position + row as f32, self.position + column as f32]
     }
 
-    /// Behind its longer side.
+    /// The position after the plane's longer side.
     fn behind(&self) -> f32 {
         self.position + self.sides().into_iter().max().unwrap_or(0) as f32
     }
@@ -266,14 +268,14 @@ mod tests {
         assert_eq!(next(RULE.places(|i| i % 2 == 1, &[video], &mut out)), (4.0, false));
         assert_eq!(out, [0.0, 1.0, 2.0, 3.0].map(|at| [at; 3]));
         let together = PlaceRule { frames_apart: false, steps_per_second: Some(3.0), ..RULE };
-        // A time far ahead moves what comes after the prompt, not what comes after the video.
+        // A late time moves the tokens after the prompt, not those after the video.
         assert_eq!(next(together.places(|i| (1..3).contains(&i), &[video], &mut out)), (6.0, true));
         assert_eq!(out, [[0.0; 3], [1.0; 3], [5.0, 1.0, 1.0], [2.0; 3]]);
-        // Exact: frames stand between steps, and the text behind them.
+        // Exact: frames are between steps, and so is the text after them.
         let exact = PlaceRule { steps_per_second: Some(0.5), times: FrameTimes::Exact, ..together };
         assert_eq!(next(exact.places(|i| (1..3).contains(&i), &[video], &mut out)), (3.75, false));
         assert_eq!(out, [[0.0; 3], [1.0; 3], [1.75, 1.0, 1.0], [2.75; 3]]);
-        // At whole steps, and the text behind them.
+        // Frames at whole steps, and the text after them.
         let cut = PlaceRule { times: FrameTimes::CutBefore, ..together };
         assert_eq!(next(cut.places(|i| (1..3).contains(&i), &[video], &mut out)), (7.0, false));
         assert_eq!(out, [[0.0; 3], [1.0; 3], [5.0, 1.0, 1.0], [6.0; 3]]);
@@ -285,12 +287,12 @@ mod tests {
         let exact = PlaceRule { frames_apart: false, steps_per_second: Some(1.25), times: FrameTimes::Exact, ..RULE };
         let seen = |at: usize| (2..4).contains(&at) || (7..9).contains(&at);
         let mut out = [[0.0; 3]; 11];
-        // Two words, a frame, the track, a frame, two words.
+        // Two tokens, a frame, the track, a frame, two tokens.
         assert_eq!(next(exact.places(seen, &[video], &mut out)), (7.5, false));
         let times = [0.0, 1.0, 2.0, 2.0, 2.0, 3.0, 4.0, 4.5, 4.5, 5.5, 6.5];
         assert_eq!(out.map(|place| place[0]), times);
         assert_eq!((out[3], out[6], out[8]), ([2.0, 2.0, 3.0], [4.0; 3], [4.5, 2.0, 3.0]));
-        // The words before share a place, and those behind. The text goes on behind the last token, what is generated behind all.
+        // The tokens before share a position, and so do those after. Text continues after the last token, generated tokens after all.
         let cut = PlaceRule { times: FrameTimes::CutBefore, steps_per_second: Some(10.0), ..exact };
         let seen = |at: usize| (2..6).contains(&at);
         assert_eq!(next(cut.places(seen, &[video], &mut out)), (22.0, true));

@@ -1,9 +1,8 @@
-//! The encoders of Gemma 3 and Idefics3 (SmolVLM): SigLIP over images of one size, with learned positions alone. A square of patches
+//! The vision encoders of Gemma 3 and Idefics3 (SmolVLM): SigLIP over images of one size, with learned positions alone. A square of patches
 //! becomes a token: in Gemma 3 by their mean, in Idefics3 side by side.
 //!
-//! Reference: transformers, `modeling_siglip.py`, `modeling_gemma3.py` and `modeling_idefics3.py`. [`crate::EncoderInput`] has the
-//! patches of a token side by side from the start. In Gemma 3's language model an image's tokens see each other:
-//! [`Vision::tokens_see_each_other`].
+//! Reference: transformers, `modeling_siglip.py`, `modeling_gemma3.py` and `modeling_idefics3.py`. [`crate::EncoderInput`] already has the
+//! patches of a token side by side. In Gemma 3's language model an image's tokens attend to each other: [`Vision::tokens_see_each_other`].
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode};
 use plimsoll_formats::{Vision as Config, VisionKind};
@@ -17,7 +16,7 @@ use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 pub struct SiglipEncoder {
     config: Config,
     body: parts::Siglip,
-    /// Of means, before the projection. None: a token has its patches side by side.
+    /// The norm of means before the projection. None: a token has its patches side by side.
     token_norm: Option<Norm>,
     projection: LinearId,
     order: Order,
@@ -26,7 +25,7 @@ pub struct SiglipEncoder {
 }
 
 impl SiglipEncoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`.
+    /// Declares `visual.*` for rows of width `out`, the model's.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
         let body = parts::Siglip::declare(&vision, declare)?;
@@ -36,7 +35,7 @@ impl SiglipEncoder {
                 (None, declare.linear("visual.projector.proj.weight", out, width)?)
             }
             _ => {
-                // The norm is one of the language model's kind, which stores weights less one; llama.cpp's converter adds it.
+                // The norm has the language model's form, which stores weights less one; llama.cpp's converter adds the one.
                 let whole = "visual.projector.soft_emb_norm.weight";
                 let weight = match declare.has(whole) {
                     true => declare.vector(whole, hidden, 0.0)?,
@@ -57,7 +56,7 @@ impl SiglipEncoder {
         })
     }
 
-    /// The embeddings of all patches.
+    /// Computes the embeddings of all patches.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         parts::embed(device, images.patches, (self.body.patch, self.patch_width()), x)?;
         let side = self.config.table_side;
@@ -111,7 +110,7 @@ impl Encoder for SiglipEncoder {
         let tokens = match self.token_norm {
             None => normed.reshape(normed.cols * self.order.block()),
             Some(norm) => {
-                // The residual stream is used up: tokens take its place.
+                // The residual stream is no longer needed, so tokens are written there.
                 let tokens = x.span(0, output.rows);
                 mean(device, normed, self.order.block(), tokens)?;
                 norm.apply(device, tokens, tokens);

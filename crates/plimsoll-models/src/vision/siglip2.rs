@@ -1,8 +1,8 @@
-//! The encoder of LFM2-VL: SigLIP 2 over images of any grid. Its learned positions are resized to the grid of each image, and the patches
-//! of a token side by side go through two projections.
+//! The vision encoder of LFM2-VL: SigLIP 2 over images of any grid. Its learned positions are resized to the grid of each image. The
+//! patches of a token, side by side, go through two projections.
 //!
-//! Reference: transformers, `modeling_siglip2.py` and `modeling_lfm2_vl.py`. [`crate::EncoderInput`] has the patches of a token side
-//! by side from the start, in the order of the reference's pixel unshuffle.
+//! Reference: transformers, `modeling_siglip2.py` and `modeling_lfm2_vl.py`. [`crate::EncoderInput`] already has the patches of a token
+//! side by side, in the order of the reference's pixel unshuffle.
 
 use plimsoll_device::{Buf, Declare, DeclareError, Device, DeviceError, EncoderShape};
 use plimsoll_formats::Vision as Config;
@@ -11,7 +11,7 @@ use super::order::Order;
 use super::parts::{self, Merger};
 use crate::{Encoder, EncoderInput, Grid, PlaceRule, Vision};
 
-/// Rows of a table that a device blends at once.
+/// Rows of a table that a device blends in one call.
 const BLENDED: usize = 4;
 
 /// Weights of an encoder.
@@ -25,7 +25,7 @@ pub struct Siglip2Encoder {
 }
 
 impl Siglip2Encoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`.
+    /// Declares `visual.*` for rows of width `out`, the model's.
     pub fn declare(vision: Config, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let body = parts::Siglip::declare(&vision, declare)?;
         Ok(Self {
@@ -37,7 +37,7 @@ impl Siglip2Encoder {
         })
     }
 
-    /// The embeddings of all patches.
+    /// Computes the embeddings of all patches.
     fn embed(&self, device: &mut dyn Device, images: &EncoderInput<'_>, x: Buf) -> Result<(), DeviceError> {
         parts::embed(device, images.patches, (self.body.patch, self.patch_width()), x)?;
         let mut first = 0;
@@ -48,8 +48,8 @@ impl Siglip2Encoder {
         Ok(())
     }
 
-    /// Adds to each patch of an image its position in the table, which is resized to the image's grid. An image that is smaller than the
-    /// table takes the mean of many positions: then some at a time.
+    /// Adds to each patch of an image its position in the table, which is resized to the image's grid. In an image smaller than the table a
+    /// patch blends many positions, a few per call.
     fn add_positions(&self, device: &mut dyn Device, grid: Grid, x: Buf) {
         let side = self.config.table_side;
         let all = Axis::most(grid.height, side) * Axis::most(grid.width, side);
@@ -72,8 +72,8 @@ impl Siglip2Encoder {
     }
 }
 
-/// What a place on one axis of an image takes of the places of a table: neighbours, by their distance. Linear, with antialiasing, corners
-/// aligned to the outer edges; arithmetic is the reference's.
+/// The shares that a position on one axis of an image takes of the table's positions: neighbours, weighted by distance. The interpolation
+/// is linear, with antialiasing, and aligned to the outer edges. Arithmetic is the reference's.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Axis {
     first: usize,
@@ -84,7 +84,7 @@ struct Axis {
 }
 
 impl Axis {
-    /// The most neighbours that a place of an image of `size` has.
+    /// The most neighbours of a position in an image of `size`.
     fn most(size: usize, side: usize) -> usize {
         (2 * side).div_ceil(size).clamp(2, side.max(2))
     }
@@ -93,7 +93,7 @@ impl Axis {
         let scale = side as f32 / size as f32;
         let reach = scale.max(1.0);
         let centre = (at as f32 + 0.5) * scale - 0.5;
-        // What is as far away as the reach has no share.
+        // A neighbour at exactly the reach has no share.
         let first = (centre - reach).floor() as isize + 1;
         let last = (centre + reach).ceil() as isize - 1;
         let (first, last) = (first.max(0) as usize, last.min(side as isize - 1).max(0) as usize);
@@ -149,7 +149,7 @@ impl Encoder for Siglip2Encoder {
 mod tests {
     use super::Axis;
 
-    /// The shares of all places of the table.
+    /// The shares of all positions of the table.
     fn shares(at: usize, size: usize, side: usize) -> Vec<f32> {
         let axis = Axis::new(at, size, side);
         assert!(axis.count <= Axis::most(size, side), "{at} of {size} on {side}: {axis:?}");

@@ -1,6 +1,7 @@
-//! What Gemma 4 Unified has in place of an encoder: the patch of a token goes through a projection and gets a position for each axis.
+//! The projection that Gemma 4 Unified has in place of a vision encoder: it embeds the patch of a token, which gets a position on each
+//! axis.
 //!
-//! Reference: transformers, `modeling_gemma4_unified.py`. A patch is as large as a token here: there is nothing to merge.
+//! Reference: transformers, `modeling_gemma4_unified.py`. A patch is a token here, so nothing is merged.
 
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, RowPiece, VectorId,
@@ -16,14 +17,14 @@ const EPS: f32 = 1e-5;
 /// Epsilon of the norm before the projection.
 const LAST_EPS: f32 = 1e-6;
 
-/// Weights.
+/// Weights of the projections, positions and norms.
 pub struct UnifiedEncoder {
     config: Config,
     sees_ahead: bool,
     patch_norm: Norm,
     patch: LinearId,
     dense_norm: Norm,
-    /// For every position its row of columns and its row of rows.
+    /// The table of positions: for every position the row of a column, then the row of a row.
     positions: LinearId,
     place_norm: Norm,
     /// Ones: the weights of the last norm.
@@ -34,7 +35,7 @@ pub struct UnifiedEncoder {
 }
 
 impl UnifiedEncoder {
-    /// Declares `visual.*`, giving rows for a model of width `out`.
+    /// Declares `visual.*` for rows of width `out`, the model's.
     pub fn declare(vision: Config, own: Gemma4, out: usize, declare: &mut Declare<'_>) -> Result<Self, DeclareError> {
         let hidden = vision.hidden_size;
         let window = [vision.channels, vision.patch, vision.patch];
@@ -59,7 +60,8 @@ impl UnifiedEncoder {
     }
 }
 
-/// A number for every value of a patch. Points with all their colours are stored one after another; here colours are.
+/// Declares a number for every value of a patch. The file stores the pixels one after another, each with all colours; here the colours
+/// follow one another.
 fn patch_vector(
     name: &str,
     vision: &Config,

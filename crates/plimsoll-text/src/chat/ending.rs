@@ -1,26 +1,26 @@
-//! Where a prompt ends. A template knows two of the places; the third, in the middle of its last message, is found by a mark.
+//! The end of a prompt. A template supports two of the places; the third, inside its last message, is found by a mark.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use crate::error::TextError;
 
-/// Where a prompt ends.
+/// The place where a prompt ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Ending {
-    /// Where the assistant's turn begins.
+    /// At the beginning of the assistant's turn.
     Open,
-    /// Behind the last message.
+    /// After the last message.
     Closed,
-    /// At the end of the last message's text, which the assistant goes on with.
+    /// At the end of the last message's text, which the assistant continues.
     Within,
 }
 
-/// Stands at the end of the last text: a character that no text has, and a space, by which one sees whether the template trims.
+/// The mark at the end of the last text: a character that occurs in no text, and a space that shows whether the template trims.
 const MARK: &str = "\u{FFFE} ";
 
-/// The messages with [`MARK`] at the end of the last text of the last of them.
+/// Returns the messages with [`MARK`] at the end of the last message's last text.
 pub(super) fn marked(messages: &Value) -> Result<Value, TextError> {
     let mut messages = messages.clone();
     let content = messages.as_array_mut().and_then(|list| list.last_mut()).and_then(|last| last.get_mut("content"));
@@ -35,7 +35,7 @@ pub(super) fn marked(messages: &Value) -> Result<Value, TextError> {
     Ok(messages)
 }
 
-/// The prompt up to the mark.
+/// Returns the prompt up to the mark.
 pub(super) fn cut(mut prompt: String) -> Result<String, TextError> {
     let Some(at) = prompt.rfind(MARK.trim_end()) else {
         let message =

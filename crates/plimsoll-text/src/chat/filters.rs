@@ -1,4 +1,4 @@
-//! The filters in which Jinja2 differs from the library: those that print values as Python does, and their options.
+//! The filters in which Jinja2 differs from the library: filters that print values as Python does, and their options.
 
 use minijinja::value::{Kwargs, Value};
 use minijinja::{Environment, Error, ErrorKind};
@@ -106,7 +106,7 @@ fn indentation(width: Option<&Value>, default: usize) -> Result<String, Error> {
     Ok(" ".repeat(spaces))
 }
 
-/// `json.dumps` with the signature that the reference gives the filter.
+/// `json.dumps` with the signature of the reference's filter.
 fn tojson(value: &Value, ensure_ascii: Option<Value>, options: Kwargs) -> Result<String, Error> {
     let ensure_ascii: Option<Value> = ensure_ascii.or(options.get("ensure_ascii")?);
     let indent: Option<Value> = options.get("indent")?;

@@ -1,13 +1,12 @@
-//! From messages to a prompt: the chat template of a model, as its checkpoint ships it.
+//! Renders messages as a prompt with the chat template from a model's checkpoint.
 //!
-//! Templates are Jinja2 programs written for Python. The goal is Python's output to the byte: `python`, `operators`,
-//! `filters` and `methods` hold what minijinja does otherwise.
+//! Templates are Jinja2 programs written for Python. The output must equal Python's in every byte: `python`, `operators`, `filters` and
+//! `methods` replace the parts of minijinja that differ.
 //!
-//! A template comes from the model's files, so it is trusted as far as these limits go: its length, its steps, the bytes
-//! that it writes, the depth of its recursion. Messages come from clients; a known template takes memory linear in their bytes
-//! (`tests/heap.rs`). `tojson` and printed lists write a character as 10 bytes at most, `split` and `list` make a value of
-//! each piece, `replace`, `join` and `indent` add the template's own text. A number or a format could ask for any length
-//! (`'x' * n`, `'%9d'`); no known template takes one from a message.
+//! A template comes from the model's files, so it is trusted within these limits: its length, its steps, the bytes that it writes, the
+//! depth of its recursion. Messages come from clients. A known template takes memory linear in their bytes (`tests/heap.rs`). `tojson` and
+//! printed lists write a character as at most 10 bytes. `split` and `list` make a value of each piece. `replace`, `join` and `indent` add
+//! text of the template. A number or a format could request any length (`'x' * n`, `'%9d'`); no known template takes one from a message.
 
 mod ending;
 mod filters;
@@ -31,43 +30,43 @@ pub use time::strftime;
 use self::output::OutputLimit;
 use crate::error::{TextError, shielded};
 
-/// The longest template that is accepted, in bytes. The longest known ones have 20 KiB.
+/// The longest accepted template, in bytes. The longest known templates have 20 KiB.
 pub const TEMPLATE_BYTES_MAX: usize = 256 << 10;
-/// The longest prompt that a template may produce unless told otherwise, in bytes.
+/// The longest prompt that a template may produce by default, in bytes.
 pub const PROMPT_BYTES_MAX: usize = 8 << 20;
 
-/// Steps that any template may take, and more for each value in the input.
+/// Steps that any template may take, and further steps for each value in the input.
 const STEPS_BASE: u64 = 200_000;
 const STEPS_PER_VALUE: u64 = 2_000;
-/// The bytes that a template may write for each byte that its prompt may have: text that it captures is written twice.
+/// The bytes that a template may write for each allowed byte of its prompt: captured text is written twice.
 const WRITTEN_PER_PROMPT_BYTE: usize = 2;
 /// The deepest nesting of macro calls and loops.
 const RECURSION_MAX: usize = 250;
 
-/// A text that is looked for in a prompt.
+/// A text that is searched in a prompt.
 const MARK: &str = "{plimsoll}";
 
-/// A compiled chat template. Immutable, so one serves all threads.
+/// A compiled chat template. It is immutable, so one template serves all threads.
 pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
     environment: Environment<'static>,
     prompt_bytes_max: usize,
-    /// Whether it finds a message's text only in a list of parts.
+    /// Whether the template reads a message's text only from a list of parts.
     takes_parts: bool,
-    /// Whether the tools that it is given change its prompts.
+    /// Whether the tools in its input change its prompts.
     shows_tools: bool,
-    /// What renders conversations with tools instead.
+    /// The template for conversations with tools, if it is another one.
     tool_use: Option<Box<ChatTemplate>>,
 }
 
 impl ChatTemplate {
-    /// Takes a template over and checks that it compiles. `bos` and `eos` are what it sees as `bos_token` and `eos_token`.
+    /// Compiles a template. `bos` and `eos` are its `bos_token` and `eos_token`.
     ///
     /// # Errors
     ///
-    /// [`TextError::BadTemplate`] if it is longer than [`TEMPLATE_BYTES_MAX`], does not compile, or uses what is refused.
+    /// [`TextError::BadTemplate`] if the template is longer than [`TEMPLATE_BYTES_MAX`], does not compile, or uses a refused feature.
     pub fn new(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
         if source.len() > TEMPLATE_BYTES_MAX {
             return Err(TextError::BadTemplate(format!("{} bytes, the limit is {TEMPLATE_BYTES_MAX}", source.len())));
@@ -89,8 +88,8 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Whether a prompt with a tool differs from the one without. Some templates take tools from a message, and ignore those
-    /// that they are given. True for a template that refuses the conversations of this test.
+    /// Whether a prompt with a tool differs from the prompt without. Some templates read tools from a message and ignore the tools of the
+    /// request. True for a template that refuses the conversations of this test.
     fn shows_a_tool(&self) -> bool {
         let parameters = json!({"type": "object", "properties": {}});
         let function = json!({"name": "probe", "description": "A probe.", "parameters": parameters});
@@ -103,25 +102,25 @@ impl ChatTemplate {
         refused || conversations.iter().zip(with_tool).any(|(all, with)| with.is_some() && with != prompt(all, None))
     }
 
-    /// Whether the prompt for one message with this content has [`MARK`].
+    /// Whether the prompt for one message with this content contains [`MARK`].
     fn shows(&self, content: &Json) -> bool {
         let messages = json!([{"role": "user", "content": content}]);
         self.render(&messages, None, Ending::Open, &Map::new()).is_ok_and(|prompt| prompt.contains(MARK))
     }
 
-    /// The same template with another limit on the length of a prompt, in bytes.
+    /// Returns the template with another limit on the length of a prompt, in bytes.
     pub fn with_prompt_bytes_max(mut self, bytes: usize) -> Self {
         self.prompt_bytes_max = bytes;
         self
     }
 
-    /// The same template with another one for conversations with tools.
+    /// Returns the template with another template for conversations with tools.
     pub fn with_tool_use(mut self, template: Self) -> Self {
         self.tool_use = Some(Box::new(template));
         self
     }
 
-    /// The template that renders conversations with tools, or those without.
+    /// The template for conversations with tools, or for those without.
     pub fn when(&self, with_tools: bool) -> &Self {
         self.tool_use.as_deref().filter(|_| with_tools).unwrap_or(self)
     }
@@ -131,21 +130,22 @@ impl ChatTemplate {
         &self.source
     }
 
-    /// Whether the template shows tools to its model.
+    /// Whether the template puts tools into the prompt.
     pub fn knows_tools(&self) -> bool {
         self.shows_tools
     }
 
-    /// The prompt for `messages`.
+    /// Renders the prompt for `messages`.
     ///
-    /// The template sees `messages` (a text as a list of one part, where it finds texts only in lists), `tools` (none if absent),
-    /// `documents` (none unless in `extra`), `add_generation_prompt` (as `ending` says), `bos_token`, `eos_token` and whatever `extra` holds, such as `enable_thinking`; `extra` cannot replace the others.
+    /// The template's variables are `messages`, `tools` (none if absent), `documents` (none unless in `extra`), `add_generation_prompt`
+    /// (from `ending`), `bos_token`, `eos_token`, and the entries of `extra`, such as `enable_thinking`. A message's text is a list of one
+    /// part if the template reads texts only from lists. `extra` cannot replace the other variables.
     ///
     /// # Errors
     ///
-    /// [`TextError::Render`] if the template fails or refuses these messages, or has no end of the last one's text to go on from,
-    /// [`TextError::TemplateLimit`] if it takes too many steps or writes too much, [`TextError::Panicked`]
-    /// if its engine breaks.
+    /// [`TextError::Render`] if the template fails, refuses these messages, or does not show the end of the last message's text for
+    /// [`Ending::Within`]. [`TextError::TemplateLimit`] if it takes too many steps or writes too much. [`TextError::Panicked`] if its
+    /// engine panics.
     pub fn render(
         &self,
         messages: &Json,
@@ -170,7 +170,7 @@ impl ChatTemplate {
         shielded(TextError::Panicked, || self.run(context, values))
     }
 
-    /// Messages as this template reads them.
+    /// Returns the messages in the form that this template reads.
     fn messages(&self, messages: &Json) -> Value {
         let (true, Json::Array(messages)) = (self.takes_parts, messages) else { return from_json(messages) };
         let text = |text: &str| Value::from_pairs([("type", "text"), ("text", text)]);
@@ -224,7 +224,7 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// How many values a JSON value holds, itself included. The parser bounds its nesting.
+/// The number of values in a JSON value, itself included. The parser bounds the nesting.
 fn values_in(value: &Json) -> u64 {
     match value {
         Json::Array(items) => 1 + items.iter().map(values_in).sum::<u64>(),
@@ -233,7 +233,7 @@ fn values_in(value: &Json) -> u64 {
     }
 }
 
-/// A JSON value as templates see it; maps keep their order.
+/// Returns a JSON value for templates. Maps keep their order.
 fn from_json(value: &Json) -> Value {
     match value {
         Json::Null => Value::from(()),
@@ -245,7 +245,7 @@ fn from_json(value: &Json) -> Value {
     }
 }
 
-/// What templates find: the library's filters and functions, with Python's where they differ.
+/// The environment of templates: the library's filters and functions, replaced by Python's where they differ.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);

@@ -1,4 +1,4 @@
-//! Numbers of requests as templates see them: Python's integers have any size, and history must reach the prompt unchanged.
+//! Numbers of requests for templates: Python's integers have any size, and integers in the history must reach the prompt unchanged.
 
 use std::fmt;
 
@@ -19,7 +19,7 @@ impl Object for Digits {
     }
 }
 
-/// The number that Python's `json.loads` makes of the same text: an integer without point and exponent, else a float.
+/// Returns the number that Python's `json.loads` makes of the same text: an integer if there is no point or exponent, else a float.
 pub(super) fn from_json(number: &Number) -> Value {
     let text = number.as_str();
     if text.contains(['.', 'e', 'E']) {

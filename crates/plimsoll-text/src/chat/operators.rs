@@ -1,7 +1,7 @@
 //! The operators in which Python differs from the library: `+`, `~`, `*`, `in` and slices.
 //!
-//! They are functions under names that no template can spell; `program` calls them instead of the library's. Lists are
-//! made in full: the library stacks lazy views instead, one level for each message that a template appends.
+//! The operators are functions under names that no template can contain; `program` calls them instead of the library's. Lists are built
+//! completely, whereas the library stacks lazy views, one level for each message that a template appends.
 
 use minijinja::value::{Tuple, Value, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State};
@@ -17,7 +17,7 @@ pub(super) mod name {
     pub(in super::super) const SLICE: &str = "operator [:]";
 }
 
-/// Registers the operators, and the function and the tests that the library lacks or has otherwise.
+/// Registers the operators, and the function and tests that the library lacks or that differ there.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function(name::ADD, add);
     environment.add_function(name::CONCAT, |a: &Value, b: &Value| Ok::<_, Error>(to_text(a)? + &to_text(b)?));
@@ -29,10 +29,10 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     });
     environment.add_test("iterable", |value: &Value| match value.kind() {
         ValueKind::String | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => true,
-        // Jinja2's undefined is iterable, Python's `None` is not; the library has it the other way round.
+        // In Jinja2 undefined is iterable and Python's `None` is not; in the library it is the reverse.
         kind => kind == ValueKind::Undefined,
     });
-    // Whatever has a length and items: also strings and maps.
+    // Any value with a length and items, including strings and maps.
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map)
     });
@@ -50,7 +50,7 @@ fn items(value: &Value) -> Result<Vec<Value>, Error> {
     value.try_iter()?.checked().collect()
 }
 
-/// A list, or a tuple if `like` is one.
+/// Returns a list, or a tuple if `like` is one.
 fn list_like(like: &Value, items: Vec<Value>) -> Value {
     if like.is_tuple() { Value::from(Tuple::from(items)) } else { Value::from(items) }
 }
@@ -68,7 +68,7 @@ fn add(a: &Value, b: &Value) -> Result<Value, Error> {
         .ok_or_else(|| wrong(format!("cannot add {} and {}", a.kind(), b.kind())))
 }
 
-/// Arithmetic on two numbers; `None` if they are not numbers or the result does not fit.
+/// Computes arithmetic on two numbers. `None` if they are not numbers or the result does not fit.
 fn number(
     a: &Value,
     b: &Value,

@@ -1,4 +1,4 @@
-//! The limit on what one rendering may write.
+//! The limit on the bytes that one rendering may write.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use minijinja::{Environment, Output};
 
 use super::python;
 
-/// The bytes that a rendering may still write, captured text (`{% set %}`, macros) included; below zero once it wrote more.
+/// The bytes that a rendering may still write, captured text (`{% set %}`, macros) included. Negative once it has written more.
 #[derive(Clone)]
 pub(super) struct OutputLimit(Arc<AtomicI64>);
 
 impl OutputLimit {
-    /// Makes `environment` print values as Python does, `bytes` in total.
+    /// Makes `environment` print values as Python does, `bytes` bytes at most.
     pub(super) fn install(environment: &mut Environment<'static>, bytes: usize) -> Self {
         let limit = Self(Arc::new(AtomicI64::new(i64::try_from(bytes).unwrap_or(i64::MAX))));
         let counted = limit.clone();
@@ -21,7 +21,7 @@ impl OutputLimit {
         limit
     }
 
-    /// Whether the rendering tried to write more than it may.
+    /// Whether the rendering tried to write more than the limit.
     pub(super) fn exceeded(&self) -> bool {
         self.0.load(Ordering::Relaxed) < 0
     }

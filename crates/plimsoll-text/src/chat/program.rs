@@ -1,7 +1,7 @@
 //! Compiling a template into the library's instructions.
 //!
-//! The library cannot replace an operator, but it shows its instructions. Where Python's operator differs, a call of our
-//! function (`operators`) takes its place. Literal text becomes a printed constant, so that `output` counts it.
+//! The library cannot replace an operator, but its instructions are accessible. Where Python's operator differs, a call of a function in
+//! `operators` replaces the instruction. Literal text becomes a printed constant, so that `output` counts it.
 
 use std::sync::LazyLock;
 
@@ -22,7 +22,7 @@ fn syntax() -> Result<SyntaxConfig, TextError> {
         .map_err(|error| TextError::BadTemplate(error.to_string()))
 }
 
-/// Rewrites what only the training tools understand: `{% generation %}` marks the assistant's words and prints nothing.
+/// Rewrites tags that only training tools support: `{% generation %}` marks the assistant's text and prints nothing.
 pub(super) fn prepare(source: &str) -> String {
     static MARK: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}").ok());
@@ -50,7 +50,7 @@ pub(super) fn compile(source: &str) -> Result<Instructions<'_>, TextError> {
     with_python_operators(&instructions)
 }
 
-/// The same program with Python's operators.
+/// Returns the program with Python's operators.
 fn with_python_operators<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s>, TextError> {
     let mut out = Instructions::new(plain.name(), plain.source());
     let mut moved = Vec::new();
@@ -81,7 +81,7 @@ fn with_python_operators<'s>(plain: &Instructions<'s>) -> Result<Instructions<'s
     Ok(out)
 }
 
-/// The instruction itself, or the call that replaces it.
+/// Returns the instruction, or the call that replaces it.
 fn replacement<'s>(instruction: &Instruction<'s>) -> Result<Instruction<'s>, TextError> {
     use minijinja::machinery::Instruction as I;
     Ok(match instruction {
@@ -98,7 +98,7 @@ fn replacement<'s>(instruction: &Instruction<'s>) -> Result<Instruction<'s>, Tex
     })
 }
 
-/// Where an instruction may jump to.
+/// The target of an instruction that may jump.
 fn jump_target<'i>(instruction: &'i mut Instruction<'_>) -> Option<&'i mut u32> {
     match instruction {
         Instruction::Iterate(target)

@@ -1,7 +1,7 @@
-//! Python's idea of values as text: `str`, `repr` and `json.dumps`, and its arithmetic of slices.
+//! Python's forms of values as text: `str`, `repr` and `json.dumps`, and the arithmetic of its slices.
 //!
-//! Templates print lists, floats and JSON, and models were trained on what Python makes of them. Text is written through
-//! [`fmt::Write`], so the writer decides how much of it there may be.
+//! Templates print lists, floats and JSON, and models were trained on Python's output. Text is written through [`fmt::Write`], so the
+//! writer limits its length.
 
 use std::fmt::{self, Write};
 
@@ -10,7 +10,7 @@ use minijinja::{Error, ErrorKind};
 
 use super::numbers::is_digits;
 
-/// The deepest nesting of lists and maps that is printed; JSON from a client has at most 128 levels.
+/// The deepest nesting of lists and maps that is printed. JSON from a client has at most 128 levels.
 const DEPTH_MAX: usize = 150;
 
 fn check_depth(depth: usize) -> Result<(), Error> {
@@ -25,7 +25,7 @@ fn failed(_: fmt::Error) -> Error {
     Error::new(ErrorKind::WriteFailure, "the text is too long")
 }
 
-/// Writes `str(value)`; an undefined value is no text, as in Jinja2.
+/// Writes `str(value)`. An undefined value is empty, as in Jinja2.
 pub(super) fn write_str(out: &mut impl Write, value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => out.write_str(text).map_err(failed),
@@ -91,7 +91,7 @@ fn write_number(out: &mut impl Write, value: &Value) -> Result<(), Error> {
     out.write_str(&float_repr(float)).map_err(failed)
 }
 
-/// `repr` of a float: the shortest digits that give it back, in scientific notation from 1e16 up and below 1e-4.
+/// `repr` of a float: the shortest digits that parse to the same float, in scientific notation from 1e16 up and below 1e-4.
 fn float_repr(float: f64) -> String {
     if float.is_nan() {
         return "nan".to_owned();
@@ -113,7 +113,7 @@ fn float_repr(float: f64) -> String {
     if text.contains('.') { text } else { text + ".0" }
 }
 
-/// Writes a string as Python shows it inside a list.
+/// Writes a string as Python prints it inside a list.
 fn write_quoted(out: &mut impl Write, text: &str) -> fmt::Result {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.write_char(quote)?;
@@ -135,8 +135,8 @@ fn write_quoted(out: &mut impl Write, text: &str) -> fmt::Result {
     out.write_char(quote)
 }
 
-/// Whether Python shows a character as it is. Exact for controls, spaces, format characters and private use; unassigned
-/// code points count as printable here.
+/// Whether Python prints a character without escaping it. Exact for controls, spaces, format characters and private use. Unassigned code
+/// points count as printable here.
 fn is_printable(c: char) -> bool {
     let format = matches!(u32::from(c),
         0xad | 0x600..=0x605 | 0x61c | 0x6dd | 0x70f | 0x180e | 0x200b..=0x200f | 0x2028..=0x202e | 0x2060..=0x206f
@@ -146,18 +146,18 @@ fn is_printable(c: char) -> bool {
 
 /// The options of `json.dumps` that templates use.
 pub(super) struct Json {
-    /// Escape everything beyond ASCII.
+    /// Whether to escape all characters beyond ASCII.
     pub(super) ensure_ascii: bool,
-    /// Put every item on a line of its own, indented by this.
+    /// The indentation of items on separate lines; none for a single line.
     pub(super) indent: Option<String>,
-    /// What goes between items, and between a key and its value.
+    /// The separator between items, and between a key and its value.
     pub(super) separators: (String, String),
-    /// Order maps by key.
+    /// Whether to order maps by key.
     pub(super) sort_keys: bool,
 }
 
 impl Json {
-    /// Writes a value; undefined values and functions are errors, as in Python.
+    /// Writes a value. Undefined values and functions are errors, as in Python.
     pub(super) fn write(&self, out: &mut impl Write, value: &Value, depth: usize) -> Result<(), Error> {
         check_depth(depth)?;
         match value.kind() {
@@ -269,7 +269,7 @@ impl Json {
     }
 }
 
-/// The positions that `[start:stop:step]` picks from a sequence of `len` items; `step` is not zero.
+/// The indexes that `[start:stop:step]` selects from a sequence of `len` items; `step` is not zero.
 pub(super) fn slice_indices(
     len: usize,
     start: Option<i64>,

@@ -1,7 +1,7 @@
 //! `strftime_now`: the date as templates print it, in UTC.
 //!
-//! A server's local time zone is no property of a request, so unlike the reference this one does not look at it. Only
-//! the directives of C's `strftime` in the default locale are known; others stay as they are written.
+//! A server's local time zone is not a property of a request, so it is ignored here, unlike in the reference. Only the directives of C's
+//! `strftime` in the default locale are supported; other directives are printed unchanged.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -27,13 +27,13 @@ const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday",
 /// Registers the function.
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_function("strftime_now", |format: &str| {
-        // A clock before 1970 is a clock that is not set.
+        // A clock before 1970 is not set.
         let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         strftime(format, now)
     });
 }
 
-/// A moment, taken apart.
+/// The calendar fields of a moment.
 struct Moment {
     year: u64,
     /// From 1.
@@ -41,7 +41,7 @@ struct Moment {
     /// From 1.
     day: u64,
     day_of_year: u64,
-    /// From Sunday, 0.
+    /// Days since Sunday.
     weekday: u64,
     second_of_day: u64,
 }
@@ -72,7 +72,7 @@ impl Moment {
 
 /// Formats the moment `seconds` after the beginning of 1970, in UTC; years beyond 9999 are 9999.
 pub fn strftime(format: &str, seconds: u64) -> String {
-    // Beyond the year 9999 the loop over years would only burn time.
+    // For years beyond 9999 the loop over years would only take time.
     let moment = Moment::new(seconds.min(253_402_300_799));
     let mut out = String::new();
     let mut rest = format.chars();
@@ -106,7 +106,7 @@ fn write_directive(out: &mut String, directive: char, m: &Moment) {
     let month = MONTHS[(m.month as usize - 1).min(11)];
     let day = DAYS[m.weekday as usize];
     let hour12 = (hour + 11) % 12 + 1;
-    // Writing into a string does not fail.
+    // Writing to a string cannot fail.
     let _ = match directive {
         'Y' => write!(out, "{}", m.year),
         'y' => write!(out, "{:02}", m.year % 100),

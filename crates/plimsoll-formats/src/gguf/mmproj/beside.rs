@@ -1,4 +1,4 @@
-//! Finds the `mmproj` file that belongs to a model, by the names of files alone.
+//! Finds the `mmproj` file that belongs to a model, by file names alone.
 
 use crate::error::FormatError;
 use std::path::{Path, PathBuf};
@@ -6,19 +6,20 @@ use std::path::{Path, PathBuf};
 /// Most `mmproj` files of a directory that are compared.
 const CANDIDATES_MAX: usize = 256;
 
-/// Parts of a name that do not tell one model from another.
+/// Words in names that do not distinguish models.
 const COMMON_WORDS: [&str; 3] = ["mmproj", "model", "gguf"];
 
-/// Element types in names, the preferred one first: published encoders are in bfloat16.
+/// Element types in file names, the preferred type first: published encoders are in bfloat16.
 const TYPES: [&str; 4] = ["bf16", "f16", "f32", "q8_0"];
 
-/// Whether a file of this name holds an encoder, not a model.
+/// Whether a file of this name holds encoders, not a model.
 pub(crate) fn is_mmproj(name: &str) -> bool {
     let name = name.to_lowercase();
     name.ends_with(".gguf") && name.contains("mmproj")
 }
 
-/// The file for the model at `model`: in its directory; for a split model also in the directory above, where repositories keep it.
+/// Finds the file for the model at `model` in its directory. For a split model the directory above is searched too, where repositories
+/// store it.
 pub(super) fn find(model: &Path) -> Result<Option<PathBuf>, FormatError> {
     let name = model.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let dir = match model.parent() {
@@ -52,8 +53,8 @@ fn in_directory(dir: &Path, model: &str) -> Result<Option<PathBuf>, FormatError>
     Ok(best(candidates, model, models <= 1).map(|name| dir.join(name)))
 }
 
-/// The best of these files for a model. Beside a model that is `alone` every name fits; among several models, a name whose words
-/// are all in the model's.
+/// Returns the best of these files for a model. Every file fits a model that is `alone` in its directory. Among several models, all words
+/// of the file's name must be in the model's.
 fn best(mut candidates: Vec<String>, model: &str, alone: bool) -> Option<String> {
     let own = words(model);
     candidates.retain(|name| alone || words(name).iter().all(|word| own.contains(word)));
@@ -65,7 +66,7 @@ fn best(mut candidates: Vec<String>, model: &str, alone: bool) -> Option<String>
     })
 }
 
-/// The words of a name that may tell models apart.
+/// The words of a name that may distinguish models.
 fn words(name: &str) -> Vec<String> {
     let lower = name.to_lowercase();
     let telling = |word: &&str| !COMMON_WORDS.contains(word) && !TYPES.contains(word);

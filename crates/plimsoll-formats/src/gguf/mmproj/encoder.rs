@@ -1,6 +1,6 @@
 //! Metadata of an `mmproj` file → the encoders' configurations, with the conventions of llama.cpp's converter.
 //!
-//! Some sizes are read off the tensors, because old files have other numbers in the metadata.
+//! Some sizes come from the tensors, because old files have wrong numbers in the metadata.
 
 use super::parts::{
     AudioEncoder, EPS, File, ImageEncoder, Read, Tensors, feed_forward, fits, layers, patch, processor, table_side,
@@ -15,14 +15,14 @@ use crate::gguf::keys::Keys;
 use crate::gguf::meta::{GgufMeta, GgufValue};
 use crate::vision::{MediaTokens, RopeSections, Vision, VisionKind};
 
-/// Reads a family's encoder of images.
+/// Reads a family's vision encoder.
 type Reader = fn(&File<'_>) -> Result<ImageEncoder, Refusal>;
 /// Reads a family's audio encoder.
 type AudioReader = fn(&File<'_>) -> Result<AudioEncoder, Refusal>;
-/// A type of projector: its name, what reads the encoder, and the architectures of the models that it belongs to.
+/// A type of projector: its name, the function that reads the encoder, and the architectures of its models.
 type Row<R> = (&'static str, R, &'static [&'static str]);
 
-/// Encoders of images.
+/// Vision encoders.
 const PROJECTORS: [Row<Reader>; 11] = [
     ("qwen2vl_merger", |file| qwen(VisionKind::Qwen2, file), &["qwen2vl"]),
     (
@@ -48,16 +48,16 @@ const PROJECTORS: [Row<Reader>; 11] = [
 /// Audio encoders.
 const AUDIO_PROJECTORS: [Row<AudioReader>; 4] = [
     ("qwen2.5o", qwen_audio::chunks, &["qwen2vl"]),
-    // Of Qwen2-Audio, too, which is no `qwen2vl`.
+    // Qwen2-Audio has the same name, but its architecture is not `qwen2vl`.
     ("qwen2a", qwen_audio::chunks, &["qwen2vl"]),
     ("qwen3a", qwen_audio::windows, &["qwen3vl", "qwen3vlmoe"]),
     ("gemma4a", gemma_audio::read, &["gemma4"]),
 ];
 
-/// Side in pixels of Qwen2.5-VL's windows. Converters do not write it.
+/// Side of Qwen2.5-VL's windows in pixels. Converters do not write it.
 const WINDOW: usize = 112;
 
-/// Reads the encoders that `meta` and `entries` describe, for a model of this metadata and configuration.
+/// Reads the encoders that `meta` and `entries` describe, for a model with this metadata and configuration.
 pub(super) fn read(
     meta: &GgufMeta,
     entries: &[Entry],
@@ -79,24 +79,24 @@ pub(super) fn read(
     });
     let audio = types.audio.map(|(key, name)| match known(&AUDIO_PROJECTORS, name) {
         Some(known) => for_model(known, key, model)?(&file("clip.audio")).map(Some),
-        // Beside an encoder of images it is left out.
+        // An audio encoder of an unknown type is left out if there is a vision encoder.
         None if types.images.is_some() => Ok(None),
         None => Err(unknown(key, name, &AUDIO_PROJECTORS)),
     });
     Ok(Read { images: images.transpose()?, audio: audio.transpose()?.flatten() })
 }
 
-/// The types of projector that a file names, of images and of audio, each with its key.
+/// The projector types that a file names, for images and for audio, each with its key.
 struct Types<'a> {
     images: Option<(&'static str, &'a str)>,
     audio: Option<(&'static str, &'a str)>,
 }
 
 impl<'a> Types<'a> {
-    /// There is one at least.
+    /// Returns the types; at least one is present.
     fn of(meta: &'a GgufMeta) -> Result<Self, Refusal> {
         let [images, audio] = ["clip.has_vision_encoder", "clip.has_audio_encoder"].map(|key| meta.bool(key));
-        // The name of both, where each has none of its own.
+        // The common key's name applies to each encoder without a key of its kind.
         let named = |key: &'static str| meta.str(key).map(|name| (key, name));
         let both = named("clip.projector_type");
         let own = named("clip.audio.projector_type");
@@ -124,18 +124,18 @@ impl<'a> Types<'a> {
     }
 }
 
-/// The row of this name.
+/// The row with this name.
 fn known<R: Copy>(table: &[Row<R>], name: &str) -> Option<Row<R>> {
     table.iter().find(|(known, ..)| *known == name).copied()
 }
 
-/// The refusal of a type that the table lacks.
+/// The refusal of a projector type that is not in the table.
 fn unknown<R>(key: &str, name: &str, table: &[Row<R>]) -> Refusal {
     let supported = table.iter().map(|(name, ..)| *name).collect::<Vec<_>>().join(", ");
     Refusal::Unfit(format!("{key} is {}; supported are {supported}", quote(name)))
 }
 
-/// What reads the encoder, if it is for this model.
+/// Returns the function that reads the encoder, if the encoder is for this model.
 fn for_model<R>((name, reader, architectures): Row<R>, key: &str, model: &GgufMeta) -> Result<R, Refusal> {
     let own = model.str("general.architecture").unwrap_or_default();
     match architectures.contains(&own) {
@@ -148,12 +148,12 @@ fn for_model<R>((name, reader, architectures): Row<R>, key: &str, model: &GgufMe
     }
 }
 
-/// The encoder `with` an audio encoder of this type, or `alone`.
+/// Returns `with` if the file has an audio encoder of this type, otherwise `alone`.
 fn beside(file: &File<'_>, audio: &str, with: VisionKind, alone: VisionKind) -> VisionKind {
     if file.audio == Some(audio) { with } else { alone }
 }
 
-/// Steps of time to a second of video in published models. Converters do not write them.
+/// Time steps per second of video in published models. Converters do not write them.
 fn steps_per_second(encoder: VisionKind) -> Option<u32> {
     match encoder {
         VisionKind::Qwen2_5 => Some(2),
@@ -163,7 +163,7 @@ fn steps_per_second(encoder: VisionKind) -> Option<u32> {
     }
 }
 
-/// The tokens that stand for images and videos.
+/// The tokens that stand for images and videos in a prompt.
 fn media_tokens(encoder: VisionKind, model: &GgufMeta) -> Result<MediaTokens, Refusal> {
     let [image, video] = match encoder {
         VisionKind::Omni2_5 => ["<|IMAGE|>", "<|VIDEO|>"],
@@ -172,7 +172,7 @@ fn media_tokens(encoder: VisionKind, model: &GgufMeta) -> Result<MediaTokens, Re
     Ok(MediaTokens { image: token(model, image)?, video: token(model, video)? })
 }
 
-/// Reads the encoder of images of a Qwen.
+/// Reads a Qwen's vision encoder.
 fn qwen(encoder: VisionKind, file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.2.weight")?.first(), config)?;
@@ -208,7 +208,7 @@ fn qwen(encoder: VisionKind, file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     Ok(ImageEncoder { vision, sections, processor, swapped, renamed: names::qwen })
 }
 
-/// Qwen2.5-VL's windows, and the layers that attend to whole frames all the same: a list, or all but every so many.
+/// Qwen2.5-VL's windows, and the layers that attend to whole frames even so: from a list, or from their interval.
 fn windows(keys: &Keys, depth: usize) -> Result<(Option<usize>, Vec<usize>), FormatError> {
     let listed = keys.meta.integers(&keys.path("wa_layer_indexes"));
     let full = match listed {
@@ -224,7 +224,7 @@ fn windows(keys: &Keys, depth: usize) -> Result<(Option<usize>, Vec<usize>), For
     Ok((Some(keys.size("window_size")?.unwrap_or(WINDOW)), full))
 }
 
-/// The layers whose output goes to the model's first layers, too.
+/// The layers whose output is also sent to the model's first layers.
 fn deepstack(keys: &Keys, depth: usize, encoder: VisionKind, model: &GgufMeta) -> Result<Vec<usize>, Refusal> {
     let key = keys.path("is_deepstack_layers");
     let layers: Vec<usize> = match keys.meta.get(&key) {
@@ -234,7 +234,7 @@ fn deepstack(keys: &Keys, depth: usize, encoder: VisionKind, model: &GgufMeta) -
     };
     let prefix = model.str("general.architecture").unwrap_or_default();
     let taken = model.u64(&format!("{prefix}.n_deepstack_layers")).unwrap_or(layers.len() as u64);
-    // Of Qwen3-Omni's text the converter writes 0, whatever the encoder has. The model takes all of them, as in transformers.
+    // The converter always writes 0 for Qwen3-Omni's text model. The model takes all of the encoder's levels, as in transformers.
     let unsaid = encoder == VisionKind::Omni && taken == 0;
     match unsaid || taken == layers.len() as u64 {
         true => Ok(layers),
@@ -245,7 +245,7 @@ fn deepstack(keys: &Keys, depth: usize, encoder: VisionKind, model: &GgufMeta) -
     }
 }
 
-/// The shares of time, height and width in the model's rotary frequencies; the fourth that llama.cpp has is always empty.
+/// The shares of time, height and width in the model's rotary frequencies. llama.cpp stores a fourth, which is always empty.
 fn sections(model: &GgufMeta, encoder: VisionKind) -> Result<RopeSections, FormatError> {
     let keys = Keys { meta: model, prefix: model.str("general.architecture").unwrap_or_default() };
     let key = keys.path("rope.dimension_sections");

@@ -10,7 +10,7 @@ use crate::activation::Activation;
 use crate::error::FormatError;
 use crate::vision::{Gemma4, Vision, VisionKind};
 
-/// Patches per side of a token, where the file does not say it.
+/// Patches per side of a token, if the file has no value.
 const MERGE: usize = 4;
 const GEMMA4_MERGE: usize = 3;
 
@@ -30,8 +30,8 @@ pub(super) fn siglip(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     })
 }
 
-/// Reads Gemma 4's encoder. What the file does not hold is that of published models: the activation, and that the tokens of an image
-/// see each other in all sizes but those with an embedding for each layer.
+/// Reads Gemma 4's encoder. Values that the file lacks are those of published models: the activation, and attention among the tokens of an
+/// image. The tokens attend to each other in all sizes without per-layer embeddings.
 pub(super) fn gemma4(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     let File { keys, tensors, model, config, .. } = file;
     fits(tensors.shape("mm.input_projection.weight")?.first(), config)?;
@@ -63,7 +63,7 @@ pub(super) fn gemma4(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
 fn siglip_renamed(_: &Vision, swapped: bool, name: &str) -> Option<String> {
     let known = match name {
         "mm.input_projection.weight" => "mm_input_projection_weight",
-        // Its weights are whole here, not less one.
+        // The file has whole weights, not weights less one.
         "mm.soft_emb_norm.weight" => "soft_emb_norm.weight",
         _ => return siglip_name(swapped, name),
     };

@@ -1,7 +1,7 @@
-//! The audio encoder of Gemma 4 in an `mmproj` file, beside that of images.
+//! The audio encoder of Gemma 4 in an `mmproj` file, beside the vision encoder.
 //!
-//! Reference: llama.cpp, `conversion/gemma.py`, `tools/mtmd/models/gemma4a.cpp`. What the file does not say is that of published
-//! models: chunks of 12 rows, which see as many before, scores up to 50, feed-forward parts that count by half.
+//! Reference: llama.cpp, `conversion/gemma.py`, `tools/mtmd/models/gemma4a.cpp`. Values that the file lacks are those of published models:
+//! chunks of 12 rows that attend to as many earlier rows, scores capped at 50, a factor of one half on feed-forward parts.
 
 use super::Refusal;
 use super::parts::{AudioEncoder, File, token};
@@ -10,7 +10,7 @@ use crate::audio::{Audio, AudioKind, Conformer};
 use crate::bounds::{DEPTH_MAX, within};
 use crate::error::FormatError;
 
-/// Rows that a row sees, itself included.
+/// Rows that a row attends to, itself included.
 const SEEN: usize = 12;
 const CAP: f32 = 50.0;
 const RESIDUAL: f32 = 0.5;
@@ -48,7 +48,7 @@ pub(super) fn read(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
     Ok(AudioEncoder { audio, renamed })
 }
 
-/// The canonical name of one of its tensors.
+/// The canonical name of one of the encoder's tensors.
 fn renamed(name: &str) -> Option<String> {
     if let Some((layer, rest)) = name.strip_prefix("a.blk.").and_then(|rest| rest.split_once('.')) {
         let (layer, (part, leaf)) = (layer.parse::<usize>().ok()?, rest.rsplit_once('.')?);
@@ -77,9 +77,9 @@ fn part_of_layer(part: &str, leaf: &str) -> Option<String> {
         "attn_pre_norm" => "norm_pre_attn.weight",
         "attn_post_norm" => "norm_post_attn.weight",
         "attn_k_rel" => "self_attn.relative_k_proj.weight",
-        // What the layer computes of the stored scales is in the file.
+        // The file stores the factors that the layer would compute from the scales.
         "per_dim_scale" => "self_attn.per_dim_factor",
-        // The converter's names for these two are each other's.
+        // The converter swaps the names of these two tensors.
         "conv_norm" => "lconv1d.pre_layer_norm.weight",
         "norm_conv" => "lconv1d.conv_norm.weight",
         "conv_dw" => "lconv1d.depthwise_conv1d.weight",

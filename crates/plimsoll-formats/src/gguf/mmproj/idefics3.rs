@@ -7,10 +7,10 @@ use super::parts::{File, ImageEncoder, Own, fits, of_images, scale, siglip_name,
 use crate::activation::Activation;
 use crate::vision::{Vision, VisionKind, distinct_places};
 
-/// Patches per side of a token, where the file does not say it.
+/// Patches per side of a token, if the file has no value.
 const MERGE: usize = 2;
-/// The epsilon of the norms. The converter writes the second where the configuration says nothing; transformers computes with the
-/// first then, and so does this encoder.
+/// The accepted epsilons of the norms. The converter writes the second if the configuration has none. transformers then computes with the
+/// first, and so does this encoder.
 const EPS: [f32; 2] = [1e-6, 1e-5];
 
 /// Reads the encoder.

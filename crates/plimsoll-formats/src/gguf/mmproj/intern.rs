@@ -1,6 +1,6 @@
 //! The vision encoder of InternVL in an `mmproj` file: its metadata, and the names of its tensors.
 //!
-//! Reference: llama.cpp, `conversion/internvl.py` and `tools/mtmd/models/internvl.cpp`. The file doesn't name the kind of the norms: those
+//! Reference: llama.cpp, `conversion/internvl.py` and `tools/mtmd/models/internvl.cpp`. The file does not name the kind of norms: norms
 //! with a bias are layer norms.
 
 use super::Refusal;
@@ -9,9 +9,9 @@ use crate::activation::Activation;
 use crate::directory::Entry;
 use crate::vision::{Intern, Vision, VisionKind};
 
-/// Patches per side of a token, where the file does not say it.
+/// Patches per side of a token, if the file has no value.
 const MERGE: usize = 2;
-/// The class row's embedding, and those of the positions, which begin with the class row's.
+/// The class row's embedding, and the embeddings of the positions, the class row's first.
 const CLASS: &str = "visual.embeddings.cls_token";
 const POSITIONS: &str = "visual.embeddings.position_embeddings";
 
@@ -38,7 +38,7 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
     })
 }
 
-/// Gives the embeddings the shape that they have in transformers: converters may leave out dimensions of one.
+/// Gives the embeddings their shape in transformers: converters may leave out dimensions of one.
 pub(super) fn shaped(entry: &mut Entry) {
     if [CLASS, POSITIONS].contains(&entry.name.as_str()) {
         let width = entry.info.shape.last().copied().unwrap_or(0);

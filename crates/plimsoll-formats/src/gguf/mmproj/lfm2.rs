@@ -7,7 +7,7 @@ use super::parts::{EPS, File, ImageEncoder, Own, SCALE_FACTOR, fits, of_images, 
 use crate::activation::Activation;
 use crate::vision::{Siglip2, Vision, VisionKind};
 
-/// Patches per side of a token, where the file does not say it.
+/// Patches per side of a token, if the file has no value.
 const MERGE: usize = 2;
 
 /// Reads the encoder.

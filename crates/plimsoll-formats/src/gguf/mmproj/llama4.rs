@@ -1,7 +1,7 @@
 //! The vision encoder of Llama 4 in an `mmproj` file: its metadata, and the names of its tensors.
 //!
-//! Reference: llama.cpp, `conversion/llama4.py` and `tools/mtmd/models/llama4.cpp`. The converter changes no values. The patch embedding
-//! is a matrix, so that the side of a patch is in the metadata alone.
+//! Reference: llama.cpp, `conversion/llama4.py` and `tools/mtmd/models/llama4.cpp`. The converter changes no values. The patch embedding is
+//! a matrix, so only the metadata has the side of a patch.
 
 use super::Refusal;
 use super::parts::{File, ImageEncoder, Own, fits, leaved, of_images, of_layer, scale, side, token};
@@ -11,7 +11,7 @@ use crate::vision::{Llama4, Vision, VisionKind};
 
 /// The epsilon of the encoder's norms.
 const EPS: [f32; 1] = [1e-5];
-/// Patches per side of a token, where the file does not say it.
+/// Patches per side of a token, if the file has no value.
 const MERGE: usize = 2;
 
 /// Reads the encoder.
@@ -29,7 +29,7 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
             renamed,
         })
     })?;
-    // Tiles are squares of as many patches as there are positions.
+    // Tiles are squares with as many patches as there are positions.
     let (said, is) = (keys.need("image_size")?, read.vision.table_side * read.vision.patch);
     match said == is {
         true => Ok(read),

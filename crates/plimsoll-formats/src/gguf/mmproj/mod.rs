@@ -1,8 +1,8 @@
-//! The encoders of a GGUF model: they stand in a second file, which llama.cpp's converter calls `mmproj`.
+//! The encoders of a GGUF model. They are in a second file, which llama.cpp's converter calls `mmproj`.
 //!
-//! `beside` finds the file, `encoder` makes the encoders' configurations of its metadata, `names` maps its tensors. Reference:
-//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. `gemma`, `gemma_audio`,
-//! `idefics3`, `intern`, `lfm2`, `llama4`, `pixtral` and `qwen_audio` have both for the families of their names.
+//! `beside` finds the file, `encoder` builds the encoders' configurations from its metadata, `names` maps its tensors. Reference:
+//! llama.cpp, `conversion/qwenvl.py`, `conversion/qwen3vl.py`, `tools/mtmd/clip.cpp`. The metadata and names of other families are in
+//! `gemma`, `gemma_audio`, `idefics3`, `intern`, `lfm2`, `llama4`, `pixtral` and `qwen_audio`.
 
 mod beside;
 mod encoder;
@@ -26,41 +26,41 @@ pub(crate) use beside::is_mmproj;
 /// `general.architecture` of these files.
 const ARCHITECTURE: &str = "clip";
 
-/// Which file gives a GGUF model its encoders.
+/// The choice of the file with a GGUF model's encoders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Mmproj {
     /// An `mmproj` file beside the model, if there is one.
     #[default]
     Beside,
-    /// None: the model takes text only.
+    /// No file: the model takes text only.
     Off,
     /// This file.
     File(PathBuf),
 }
 
-/// What became of the encoders' file.
+/// The state of the encoders' file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum MmprojState {
-    /// There is none, or it was not asked for.
+    /// There is no file, or none was requested.
     #[default]
     None,
     /// Its encoders are part of the checkpoint.
     Loaded {
         /// The file.
         path: PathBuf,
-        /// How images are prepared.
+        /// The preparation of images.
         processor: Processor,
     },
-    /// A file beside the model that is for another model, or of an unknown type: the model takes text only.
+    /// A file beside the model that is for another model or of an unknown type. The model takes text only.
     LeftOut {
         /// The file.
         path: PathBuf,
-        /// Why, with the value that was found and the one that was expected.
+        /// The reason, with the value found and the expected one.
         why: String,
     },
 }
 
-/// What an `mmproj` file says of the preparation of images. What it does not say has the family's default.
+/// The preparation of images according to an `mmproj` file. A value that the file lacks has the family's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Processor {
     /// Mean of each colour.
@@ -73,15 +73,15 @@ pub struct Processor {
     pub max_pixels: Option<u64>,
     /// The longer side of an image after it is resized, before it is cut.
     pub longest: Option<u64>,
-    /// The side of what the encoder sees, or the longest that it may have.
+    /// The side of the encoder's input, or its longest allowed side.
     pub side: Option<u64>,
     /// Fewest and most tiles that an image is cut into.
     pub tiles: [Option<u64>; 2],
 }
 
-/// Why a file gives no encoder.
+/// The reason why a file gives no encoder.
 enum Refusal {
-    /// The file is sound, and not for this model.
+    /// The file is valid, but not for this model.
     Unfit(String),
     /// The file cannot be read.
     Broken(FormatError),
@@ -93,11 +93,11 @@ impl From<FormatError> for Refusal {
     }
 }
 
-/// Adds the encoders to a model, where there are some for it.
+/// Adds the encoders to a model, if there is a file with encoders for it.
 ///
 /// # Errors
 ///
-/// A file that was named and does not fit the model; a file that is broken.
+/// A named file that does not fit the model, or a broken file.
 pub(crate) fn attach(opened: &mut Opened, model: &Path, choice: &Mmproj) -> Result<MmprojState, FormatError> {
     let path = match choice {
         Mmproj::Off => return Ok(MmprojState::None),
@@ -117,7 +117,7 @@ pub(crate) fn attach(opened: &mut Opened, model: &Path, choice: &Mmproj) -> Resu
         Ok(processor) => Ok(MmprojState::Loaded { path, processor }),
         Err(Refusal::Unfit(why)) if *choice == Mmproj::Beside => Ok(MmprojState::LeftOut { path, why }),
         Err(Refusal::Unfit(why)) => failed(why),
-        // Its message names the file already.
+        // The message of this error already names the file.
         Err(Refusal::Broken(error @ (FormatError::Io { .. } | FormatError::Changed { .. }))) => Err(error),
         Err(Refusal::Broken(error)) => failed(error.to_string()),
     }

@@ -1,4 +1,4 @@
-//! Names of an `mmproj` file's tensors → those that transformers uses, below `visual.` and `audio.`.
+//! Names of an `mmproj` file's tensors → the names in transformers, below `visual.` and `audio.`.
 
 use super::parts::{ImageEncoder, Read};
 use super::{Refusal, intern, pixtral, qwen_audio};
@@ -6,13 +6,13 @@ use crate::directory::{Entry, Storage};
 use crate::error::{FormatError, quote};
 use crate::vision::{Vision, VisionKind};
 
-/// The patch embedding is a convolution over two frames, which the converter takes apart.
+/// The two tensors of the patch embedding: the converter splits the convolution over two frames.
 const PATCHES: [&str; 2] = ["v.patch_embd.weight", "v.patch_embd.weight.1"];
 
-/// Tensors that are not read: positions are computed, and the break token is a row of the vocabulary.
+/// Tensors that are not read: positions are computed, and the vocabulary has the break token's row.
 const UNUSED: [&str; 2] = [pixtral::IMG_BREAK, qwen_audio::POSITIONS];
 
-/// How a family calls the parts of a layer and of a merger in transformers.
+/// A family's names in transformers for the parts of a layer and of a merger.
 struct Spelling {
     up: &'static str,
     down: &'static str,
@@ -44,7 +44,7 @@ fn spelling(encoder: VisionKind) -> Spelling {
     }
 }
 
-/// The encoders' tensors by their canonical names; those of an audio encoder of an unknown type are left out.
+/// Returns the encoders' tensors by canonical name. Tensors of an audio encoder of an unknown type are left out.
 pub(super) fn canonical(read: &Read, entries: Vec<Entry>) -> Result<Vec<Entry>, Refusal> {
     let frames = read.images.as_ref().map_or(1, |images| images.vision.temporal);
     let mut named = Vec::with_capacity(entries.len());
@@ -90,7 +90,7 @@ fn renamed(read: &Read, is_audio: bool, name: &str) -> Option<String> {
     renamed(vision, *swapped, name)
 }
 
-/// One weight of shape [out, channels, 2, height, width] from its two frames.
+/// Returns one weight of shape [out, channels, 2, height, width] from its two frames.
 fn joined(first: Entry, second: Entry) -> Result<Entry, FormatError> {
     let wrong = |what: String| FormatError::Gguf(format!("tensor {:?}: {what}", PATCHES[1]));
     let (a, b) = (&first.info, &second.info);
@@ -116,7 +116,7 @@ fn joined(first: Entry, second: Entry) -> Result<Entry, FormatError> {
     Ok(Entry { name: "visual.patch_embed.proj.weight".to_owned(), info, storage })
 }
 
-/// The canonical name of a tensor of the Qwens.
+/// The canonical name of a tensor of a Qwen's encoder.
 pub(super) fn qwen(vision: &Vision, swapped: bool, name: &str) -> Option<String> {
     let (module, leaf) = name.rsplit_once('.').filter(|(_, leaf)| ["weight", "bias"].contains(leaf))?;
     let Spelling { up, down, merger_norm, merger, deepstack } = spelling(vision.encoder);

@@ -1,4 +1,4 @@
-//! What the metadata and the tensors of every `mmproj` file say alike.
+//! The metadata and tensors that every `mmproj` file has in the same form.
 
 use super::{Processor, Refusal};
 use crate::activation::Activation;
@@ -13,7 +13,7 @@ use crate::vision::{MediaTokens, RopeSections, Vision, VisionKind};
 
 /// The epsilon of the norms of most encoders.
 pub(super) const EPS: [f32; 1] = [1e-6];
-/// The key of the patches per side of a token, in encoders of images alone.
+/// The key of the patches per side of a token, in encoders of single images.
 pub(super) const SCALE_FACTOR: &str = "projector.scale_factor";
 
 /// An `mmproj` file, and the model that it is for.
@@ -22,13 +22,13 @@ pub(super) struct File<'a> {
     pub(super) tensors: Tensors<'a>,
     pub(super) model: &'a GgufMeta,
     pub(super) config: &'a ModelConfig,
-    /// The type of the audio encoder, where the file names one.
+    /// The type of the audio encoder, if the file names one.
     pub(super) audio: Option<&'a str>,
-    /// Whether the file has an encoder of images.
+    /// Whether the file has a vision encoder.
     pub(super) sees: bool,
 }
 
-/// What a file gives: an encoder of images, one of audio, or both.
+/// The encoders in a file: a vision encoder, an audio encoder, or both.
 pub(super) struct Read {
     pub(super) images: Option<ImageEncoder>,
     pub(super) audio: Option<AudioEncoder>,
@@ -37,23 +37,23 @@ pub(super) struct Read {
 /// The audio encoder of a file.
 pub(super) struct AudioEncoder {
     pub(super) audio: Audio,
-    /// The canonical name of a tensor.
+    /// Returns the canonical name of a tensor.
     pub(super) renamed: fn(&str) -> Option<String>,
 }
 
-/// The encoder of images of a file.
+/// The vision encoder of a file.
 pub(super) struct ImageEncoder {
     pub(super) vision: Vision,
-    /// Of the model's positions in time, height and width, where it has them.
+    /// The sections of the model's positions in time, height and width, if it has them.
     pub(super) sections: Option<RopeSections>,
     pub(super) processor: Processor,
-    /// Whether each of the two feed-forward projections has the other's name, as in files of old converters.
+    /// Whether the names of the two feed-forward projections are swapped, as in files of old converters.
     pub(super) swapped: bool,
-    /// The canonical name of a tensor, from the encoder, `swapped` and the name in the file.
+    /// Returns the canonical name of a tensor from the encoder, `swapped` and the name in the file.
     pub(super) renamed: fn(&Vision, bool, &str) -> Option<String>,
 }
 
-/// What differs between encoders of images alone.
+/// The differences between encoders of single images.
 pub(super) struct Own {
     pub(super) encoder: VisionKind,
     pub(super) act: Activation,
@@ -65,7 +65,7 @@ pub(super) struct Own {
     pub(super) renamed: fn(&Vision, bool, &str) -> Option<String>,
 }
 
-/// Whether the encoder's vectors are as wide as the model's.
+/// Checks that the encoder's vectors are as wide as the model's.
 pub(super) fn fits(width: Option<&usize>, config: &ModelConfig) -> Result<(), Refusal> {
     let (width, hidden) = (width.copied().unwrap_or(0), config.hidden_size);
     match width == hidden {
@@ -76,7 +76,7 @@ pub(super) fn fits(width: Option<&usize>, config: &ModelConfig) -> Result<(), Re
     }
 }
 
-/// How many layers there are, and the width of what passes them; their norms must have one of the supported epsilons.
+/// Returns the number of layers, and the width of the residual stream. Refuses norms whose epsilon is not in `supported`.
 pub(super) fn layers(keys: &Keys, supported: &[f32]) -> Result<(usize, usize), Refusal> {
     let depth = keys.need("block_count")?;
     within("vision layers", depth, DEPTH_MAX)?;
@@ -89,12 +89,12 @@ pub(super) fn layers(keys: &Keys, supported: &[f32]) -> Result<(usize, usize), R
     Ok((depth, keys.need("embedding_length")?))
 }
 
-/// The colours of a pixel, and the side of a patch.
+/// Returns the colours of a pixel, and the side of a patch in pixels.
 pub(super) fn patch(keys: &Keys, tensors: &Tensors) -> Result<(usize, usize), FormatError> {
     let patches = tensors.shape("v.patch_embd.weight")?;
     match *patches {
         [_, channels, _, patch] => Ok((channels, patch)),
-        // A matrix rather than a convolution, of three colours.
+        // The weight is a matrix, not a convolution, for three colours.
         [_, width] => match keys.need("patch_size")? {
             patch if patch.checked_mul(patch).and_then(|pixels| pixels.checked_mul(3)) == Some(width) => Ok((3, patch)),
             patch => {
@@ -106,7 +106,7 @@ pub(super) fn patch(keys: &Keys, tensors: &Tensors) -> Result<(usize, usize), Fo
     }
 }
 
-/// How images are prepared.
+/// Reads the preparation of images.
 pub(super) fn processor(keys: &Keys) -> Result<Processor, FormatError> {
     Ok(Processor {
         mean: colours(keys, "image_mean")?,
@@ -119,7 +119,7 @@ pub(super) fn processor(keys: &Keys) -> Result<Processor, FormatError> {
     })
 }
 
-/// The tensors of the file, by their names in it.
+/// The tensors of the file by their names in it.
 pub(super) struct Tensors<'a>(pub(super) &'a [Entry]);
 
 impl Tensors<'_> {
@@ -128,7 +128,7 @@ impl Tensors<'_> {
         self.0.iter().any(|entry| entry.name == name)
     }
 
-    /// The shape of one that it must have.
+    /// The shape of a required tensor.
     pub(super) fn shape(&self, name: &str) -> Result<&[usize], FormatError> {
         let entry = self.0.iter().find(|entry| entry.name == name);
         let entry = entry.ok_or_else(|| FormatError::Gguf(format!("tensor {name:?} is missing")))?;
@@ -136,14 +136,15 @@ impl Tensors<'_> {
     }
 }
 
-/// The width of the feed-forward parts, and whether their names are swapped. Of Qwen2-VL the metadata has another model's width.
+/// Returns the width of the feed-forward parts, and whether their names are swapped. Files of Qwen2-VL have another model's width in the
+/// metadata.
 pub(super) fn feed_forward(tensors: &Tensors, hidden: usize) -> Result<(usize, bool), FormatError> {
     let (up, down) = (tensors.shape("v.blk.0.ffn_up.weight")?, tensors.shape("v.blk.0.ffn_down.weight")?);
     let swapped = down.last() == Some(&hidden) && up.last() != Some(&hidden);
     Ok((if swapped { down[0] } else { up[0] }, swapped))
 }
 
-/// Patches per side of a token, which divide `side` patches; `default` where the file does not say it.
+/// Returns the patches per side of a token, which divide `side` patches; `default` if the file has no value.
 pub(super) fn scale(keys: &Keys, side: usize, default: usize) -> Result<usize, FormatError> {
     let merge = keys.size(SCALE_FACTOR)?.unwrap_or(default);
     match merge > 0 && side.is_multiple_of(merge) {
@@ -166,7 +167,7 @@ pub(super) fn table_side(tensors: &Tensors) -> Result<usize, FormatError> {
     }
 }
 
-/// Three numbers, one a colour.
+/// Three numbers, one for each colour.
 fn colours(keys: &Keys, key: &str) -> Result<Option<[f32; 3]>, FormatError> {
     let path = keys.path(key);
     if keys.meta.get(&path).is_none() {
@@ -185,7 +186,7 @@ pub(super) fn token(model: &GgufMeta, name: &str) -> Result<u32, Refusal> {
         .ok_or_else(|| Refusal::Unfit(format!("the model's vocabulary lacks the token {name}, which stands for media")))
 }
 
-/// Reads what encoders of images alone have alike, and what is a family's `own`.
+/// Reads the values that all encoders of single images have, and the family's values from `own`.
 pub(super) fn of_images(
     File { keys, tensors, .. }: &File<'_>,
     eps: &[f32],
@@ -210,8 +211,8 @@ pub(super) fn of_images(
     Ok(ImageEncoder { vision, sections: None, processor: processor(keys)?, swapped, renamed })
 }
 
-/// The number of a layer, and a tensor's part and leaf in it, of a name behind `v.blk.`. The two feed-forward projections have each
-/// other's names where they are swapped.
+/// Splits a name after `v.blk.` into the layer's number, the tensor's part and its leaf. If `swapped`, the names of the two feed-forward
+/// projections are exchanged.
 pub(super) fn of_layer(swapped: bool, name: &str) -> Option<(usize, &str, &str)> {
     let (layer, rest) = name.split_once('.')?;
     let (part, leaf) = rest.rsplit_once('.')?;
@@ -260,7 +261,7 @@ pub(super) fn leaved(part: &str, leaf: &str) -> Option<String> {
     ["weight", "bias"].contains(&leaf).then(|| format!("{part}.{leaf}"))
 }
 
-/// Patches per side of a tile, from the shape of the positions.
+/// Patches per side of a tile, from the shape of the table of positions, which has one more row for the class row.
 pub(super) fn side(shape: &[usize]) -> Result<usize, FormatError> {
     let rows = shape.len().checked_sub(2).map_or(0, |at| shape[at]);
     let side = rows.saturating_sub(1).isqrt();

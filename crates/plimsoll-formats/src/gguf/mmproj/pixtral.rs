@@ -10,7 +10,7 @@ use crate::vision::{Pixtral, Vision, VisionKind};
 
 /// The epsilon of the encoder's norms.
 const EPS: [f32; 1] = [1e-5];
-/// The embedding of a word of the model, for programs that do not look it up there.
+/// The embedding of a token of the model's vocabulary, for programs that do not read it from the model.
 pub(super) const IMG_BREAK: &str = "v.token_embd.img_break";
 
 /// Reads the encoder.

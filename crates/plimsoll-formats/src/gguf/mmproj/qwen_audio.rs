@@ -11,7 +11,7 @@ use crate::bounds::{DEPTH_MAX, within};
 use crate::directory::Entry;
 use crate::error::FormatError;
 
-/// Sines and cosines of the positions. They are computed here, so that the file's are not read.
+/// Sines and cosines of the positions. They are computed, so the file's are not read.
 pub(super) const POSITIONS: &str = "a.position_embd.weight";
 /// The epsilon of the norms.
 const EPS: f32 = 1e-5;
@@ -27,7 +27,7 @@ pub(super) fn chunks(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
     read(file, AudioKind::Chunks(AudioChunks { half_window: HALF_CHUNK }), "<|AUDIO|>")
 }
 
-/// Reads the encoder of Qwen3-Omni, or that of Qwen3-ASR, which sees nothing and has no experts.
+/// Reads the encoder of Qwen3-Omni or of Qwen3-ASR. Qwen3-ASR has no vision encoder and no experts.
 pub(super) fn windows(file: &File<'_>) -> Result<AudioEncoder, Refusal> {
     fits(file.tensors.shape("mm.a.mlp.2.weight")?.first(), file.config)?;
     let transcribes = !file.sees && file.model.str("general.architecture") != Some("qwen3vlmoe");
@@ -63,7 +63,7 @@ fn read(File { keys, tensors, model, .. }: &File<'_>, encoder: AudioKind, word: 
     Ok(AudioEncoder { audio, renamed })
 }
 
-/// Refuses positions of another width: such a file is of another model.
+/// Refuses positions of another width: such a file belongs to another model.
 fn unused_positions(tensors: &Tensors<'_>, hidden: usize) -> Result<(), FormatError> {
     if !tensors.has(POSITIONS) {
         return Ok(());
@@ -74,7 +74,7 @@ fn unused_positions(tensors: &Tensors<'_>, hidden: usize) -> Result<(), FormatEr
     }
 }
 
-/// Gives the biases of convolutions the shape that they have in transformers: the converter adds dimensions of one.
+/// Gives the biases of convolutions their shape in transformers: the converter adds dimensions of one.
 pub(super) fn shaped(entry: &mut Entry) {
     if entry.name.starts_with("audio.conv") && entry.name.ends_with(".bias") {
         entry.info.shape = vec![entry.info.shape.iter().product()];

@@ -1,4 +1,4 @@
-//! BERT and its relatives (MiniLM, RoBERTa, XLM-RoBERTa): a table of positions, and norms behind each half of a layer.
+//! BERT and its relatives (MiniLM, RoBERTa, XLM-RoBERTa): a table of positions, and norms after each half of a layer.
 //!
 //! Reference: transformers, `modeling_bert.py`, `modeling_roberta.py`.
 
@@ -11,7 +11,7 @@ use crate::error::{FormatError, quote};
 use crate::hf::json::Lookup;
 use crate::hf::values::activation;
 
-/// Longest context where the configuration does not say.
+/// Longest context in tokens, if the configuration has no value.
 const POSITIONS: usize = 512;
 
 pub(super) const BERT: Family = Family {
@@ -42,7 +42,7 @@ pub(super) const ROBERTA: Family = Family {
         "XLMRobertaForSequenceClassification",
         "xlm-roberta",
     ],
-    // Positions begin after the padding's, which is its token's id.
+    // Positions begin after the padding token's id.
     read: |config| {
         let padding = config.size("pad_token_id")?.unwrap_or(1);
         read(config, Architecture::Roberta, padding.saturating_add(1))

@@ -1,7 +1,8 @@
-//! `config.json` of encoders → the model configuration, with the defaults of transformers: one file a family, and a row of [`FAMILIES`].
+//! `config.json` of text encoders → the model configuration, with the defaults of transformers. Each family has a file here and a row in
+//! [`FAMILIES`].
 //!
-//! A family's file gives the names of its classes, the meaning of its keys, and its names of tensors. No model code knows
-//! the family: `plimsoll-models` reads [`crate::Encoder`].
+//! A family's file has the names of its classes, the meaning of its keys, and its tensor names. Model code does not depend on the family:
+//! `plimsoll-models` reads [`crate::Encoder`].
 
 mod bert;
 mod modernbert;
@@ -19,7 +20,7 @@ use crate::family::{Names, unknown_architecture};
 use crate::quantization::Quantization;
 use serde_json::Value;
 
-/// All of them.
+/// All families of text encoders.
 const FAMILIES: &[&Family] = &[&bert::BERT, &bert::ROBERTA, &modernbert::FAMILY, &nomic_bert::FAMILY];
 
 /// The facts of one family.
@@ -27,24 +28,24 @@ struct Family {
     architecture: Architecture,
     /// Values of `architectures` and `model_type`.
     classes: &'static [&'static str],
-    /// The family's own keys.
+    /// Reads the family's keys into a configuration.
     read: fn(&Lookup) -> Result<ModelConfig, FormatError>,
-    /// Tensors with other names than the canonical ones, which are those of decoders where these have the same part.
+    /// Tensors without a canonical name. The canonical names are the decoders' for parts that decoders also have.
     names: Names,
 }
 
-/// The encoder of that class or `model_type`.
+/// The encoder of this class or `model_type`.
 pub(super) fn architecture(name: &str) -> Option<Architecture> {
     let family = FAMILIES.iter().find(|family| family.classes.contains(&name))?;
     Some(family.architecture.clone())
 }
 
-/// The names that the family has for its tensors, if it is one of encoders.
+/// The family's tensor names; none if the architecture is not a text encoder.
 pub(super) fn names(architecture: &Architecture) -> Option<Names> {
     FAMILIES.iter().find(|family| family.architecture == *architecture).map(|family| family.names)
 }
 
-/// The whole configuration of an encoder.
+/// Builds the whole configuration of a text encoder.
 pub(super) fn build(config: &Lookup, architecture: &Architecture) -> Result<ModelConfig, FormatError> {
     for key in ["is_decoder", "add_cross_attention"] {
         refuse_true(config, key)?;
@@ -54,7 +55,7 @@ pub(super) fn build(config: &Lookup, architecture: &Architecture) -> Result<Mode
     (family.read)(config)
 }
 
-/// A configuration of these sizes ([`Sizes::config`]), as stored.
+/// Returns a configuration of these sizes ([`Sizes::config`]), with the values that are stored under common keys.
 pub(super) fn base(
     config: &Lookup,
     architecture: Architecture,
@@ -70,7 +71,7 @@ fn plain(config: &Lookup) -> Result<Encoder, FormatError> {
     Ok(Encoder { labels: labels(config)?, sigmoid: !score_as_is(config), ..Encoder::PLAIN })
 }
 
-/// Refuses a key that changes the answer when it is true.
+/// Refuses a key that changes the model's results when it is true.
 fn refuse_true(config: &Lookup, key: &str) -> Result<(), FormatError> {
     match config.bool(key)? {
         Some(true) => Err(FormatError::Unsupported(format!("{key} true in an encoder; supported is false"))),
@@ -86,7 +87,7 @@ fn token_types(config: &Lookup) -> Result<usize, FormatError> {
     }
 }
 
-/// How many scores the classifier gives; none for a model without one.
+/// The number of the classifier's scores; none for a model without a classifier.
 fn labels(config: &Lookup) -> Result<Option<usize>, FormatError> {
     let class = config.get("architectures").and_then(|list| list.get(0)).and_then(Value::as_str);
     if !class.is_some_and(|class| class.ends_with("ForSequenceClassification")) {
@@ -96,7 +97,7 @@ fn labels(config: &Lookup) -> Result<Option<usize>, FormatError> {
     Ok(Some(config.size("num_labels")?.or(named).unwrap_or(2)))
 }
 
-/// Whether sentence-transformers, in its old spelling or its new one, says that scores are reported as they are.
+/// Whether sentence-transformers' key, in its old or its new spelling, asks for scores without an activation.
 fn score_as_is(config: &Lookup) -> bool {
     let new = config.get("sentence_transformers").and_then(|value| value.get("activation_fn"));
     let old = config.get("sbert_ce_default_activation_function");

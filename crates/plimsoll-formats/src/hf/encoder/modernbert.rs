@@ -1,5 +1,5 @@
-//! ModernBERT: norms before each half of a layer, a gated feed-forward part, rotated queries and keys; most layers see a
-//! window alone, and these rotate on a base of their own.
+//! ModernBERT: norms before each half of a layer, a gated feed-forward part, rotated queries and keys. Most layers attend through a window,
+//! and these have another rotary base.
 //!
 //! Reference: transformers, `modeling_modernbert.py`.
 
@@ -13,9 +13,9 @@ use crate::hf::json::Lookup;
 use crate::hf::rope;
 use crate::hf::values::window;
 
-/// Every so many layers sees everything, where the configuration does not list them.
+/// Every third layer attends to all positions, if the configuration does not list the layers.
 const INTERVAL: usize = 3;
-/// Positions of the window, half of them to either side.
+/// Positions of the window, half of them on either side.
 const WINDOW: usize = 128;
 const THETA: f32 = 160_000.0;
 const LOCAL_THETA: f32 = 10_000.0;
@@ -81,7 +81,7 @@ fn read(config: &Lookup) -> Result<ModelConfig, FormatError> {
     Ok(built)
 }
 
-/// Whether the classifier reads the mean of all positions; otherwise the first one.
+/// Whether the classifier reads the mean of all positions. Otherwise it reads the first position.
 fn mean(config: &Lookup) -> Result<bool, FormatError> {
     match config.str("classifier_pooling")?.unwrap_or("cls") {
         "cls" => Ok(false),
@@ -92,9 +92,9 @@ fn mean(config: &Lookup) -> Result<bool, FormatError> {
     }
 }
 
-/// The rotary bases of layers that see everything and of those that see a window.
+/// The rotary bases of layers that attend to all positions, and of layers with a window.
 fn thetas(config: &Lookup, head_dim: usize) -> Result<(f32, f32), FormatError> {
-    // Some versions of transformers take a null for the base of the other layers.
+    // Some versions of transformers replace a null with the base of the other layers.
     if !config.lacks("local_rope_theta") && config.get("local_rope_theta").is_none() {
         return Err(FormatError::Unsupported("local_rope_theta null; supported is a number".to_owned()));
     }

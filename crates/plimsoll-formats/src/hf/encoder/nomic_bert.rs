@@ -1,8 +1,7 @@
 //! nomic-bert: BERT with rotated queries and keys, a gated feed-forward part and no biases in matrices. The second version has biases, no
 //! gate, and experts in every other layer.
 //!
-//! There are two forms of the configuration: that of transformers, and the one of the code that published checkpoints
-//! bring along, with keys of GPT-2 (`n_embd`).
+//! The configuration has two forms: that of transformers, and that of the code in published checkpoints, with keys of GPT-2 (`n_embd`).
 //!
 //! Reference: transformers, `modeling_nomic_bert.py`; `modeling_hf_nomic_bert.py` beside the checkpoints.
 
@@ -18,7 +17,7 @@ use crate::hf::rope;
 
 const THETA: f32 = 1000.0;
 const POSITIONS: usize = 2048;
-/// The published code rounds the width of the feed-forward part up to a multiple.
+/// The published code rounds the width of the feed-forward part up to a multiple of this.
 const WIDTH_STEP: usize = 256;
 
 pub(super) const FAMILY: Family = Family {
@@ -44,7 +43,7 @@ pub(super) const FAMILY: Family = Family {
     ],
 };
 
-/// The form of transformers.
+/// Reads the form of transformers.
 fn read(config: &Lookup) -> Result<ModelConfig, FormatError> {
     let size = |key: &str, default: usize| Ok::<_, FormatError>(config.size(key)?.unwrap_or(default));
     let sizes = Sizes {
@@ -68,7 +67,7 @@ fn read(config: &Lookup) -> Result<ModelConfig, FormatError> {
     let parameters = config.object("rope_parameters")?;
     let dynamic = parameters.map(|parameters| parameters.str("rope_type")).transpose()?.flatten() == Some("dynamic");
     let theta = match parameters.filter(|_| dynamic) {
-        // It changes texts that are longer than `max_position_embeddings`, and these are refused.
+        // Dynamic scaling changes only texts longer than `max_position_embeddings`, and these are refused.
         Some(parameters) => parameters.f32("rope_theta")?.unwrap_or(THETA),
         None => {
             let rope = rope::read(config, (THETA, None), (built.max_context, built.head_dim))?;
@@ -83,13 +82,13 @@ fn read(config: &Lookup) -> Result<ModelConfig, FormatError> {
     Ok(ModelConfig { rope_theta: theta, rope_local_theta: theta, ..built })
 }
 
-/// The form of the published checkpoints.
+/// Reads the form of the published checkpoints.
 fn read_original(config: &Lookup) -> Result<ModelConfig, FormatError> {
     let (activation, gated) = gate_of(config)?;
     refuse(config, gated)?;
     let step = config.size("pad_vocab_size_multiple")?.unwrap_or(1).max(1);
     let positions = config.size("n_positions")?.unwrap_or(POSITIONS);
-    // Longer texts than those of training rotate otherwise where a factor is given.
+    // With a scaling factor, texts longer than those of training rotate by other frequencies.
     let trained = config.size("max_trained_positions")?.unwrap_or(POSITIONS);
     let scaled = config.f32("rotary_scaling_factor")?.is_some_and(|factor| factor != 0.0);
     let scaled = scaled || config.object("rope_parameters")?.is_some();
@@ -122,7 +121,7 @@ fn read_original(config: &Lookup) -> Result<ModelConfig, FormatError> {
     Ok(built)
 }
 
-/// `size` as a multiple of `step`; a size without one is left to the bounds of sizes.
+/// Returns `size` rounded up to a multiple of `step`. On overflow `size` is returned, which the bounds refuse later.
 fn rounded(size: usize, step: usize) -> usize {
     size.checked_next_multiple_of(step).unwrap_or(size)
 }
@@ -136,7 +135,7 @@ fn experts(config: &Lookup, built: &ModelConfig) -> Result<Option<Experts>, Form
     alternating_experts(built, every, [config.need("num_experts")?, config.need("moe_top_k")?]).map(Some)
 }
 
-/// The activation, and whether it is that of a gate.
+/// Returns the activation, and whether it is a gate's.
 fn gate_of(config: &Lookup) -> Result<(Activation, bool), FormatError> {
     match config.str("activation_function")?.unwrap_or("gelu_new") {
         "swiglu" => Ok((Activation::Silu, true)),
@@ -149,7 +148,7 @@ fn gate_of(config: &Lookup) -> Result<(Activation, bool), FormatError> {
     }
 }
 
-/// What no code here does, in the original form.
+/// Refuses features of the original form that this encoder does not support.
 fn refuse(config: &Lookup, gated: bool) -> Result<(), FormatError> {
     let unsupported = |what: &str| Err(FormatError::Unsupported(format!("{what} of nomic-bert")));
     for key in [
@@ -165,7 +164,7 @@ fn refuse(config: &Lookup, gated: bool) -> Result<(), FormatError> {
     ] {
         refuse_true(config, key)?;
     }
-    // There they are true where the key is absent.
+    // In the published code these keys are true when absent.
     for key in ["qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"] {
         if config.bool(key)?.unwrap_or(true) == gated {
             return unsupported(&format!("{key} {gated} with this activation_function"));

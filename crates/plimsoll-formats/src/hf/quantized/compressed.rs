@@ -7,7 +7,7 @@ use crate::hf::json::Lookup;
 use crate::quantization::{F8Quant, IntegerQuant, Method, Pattern, Quantization, Scheme};
 use std::collections::BTreeMap;
 
-/// The formats whose tensors are read.
+/// The formats that can be read.
 const FORMATS: [&str; 6] = [
     "pack-quantized",
     "int-quantized",
@@ -19,7 +19,7 @@ const FORMATS: [&str; 6] = [
 const NEXT: &str =
     "supported are \"pack-quantized\", \"int-quantized\", \"float-quantized\" and \"nvfp4-pack-quantized\"";
 
-/// Reads the configuration. Schemes of activations are left aside: activations are computed at a higher precision.
+/// Reads the configuration. Schemes of activations are ignored: activations are computed at a higher precision.
 pub(super) fn read(object: &Lookup) -> Result<Quantization, FormatError> {
     check_format(object, "format")?;
     if object.get("sparsity_config").and_then(|sparsity| sparsity.get("format")?.as_str()).unwrap_or("dense") != "dense"
@@ -46,7 +46,7 @@ pub(super) fn read(object: &Lookup) -> Result<Quantization, FormatError> {
         default,
         experts_only: false,
         embedding: false,
-        // `Linear` is a target like the others.
+        // `Linear` as a target includes the output head.
         head: true,
         overrides: BTreeMap::new(),
         rules: Vec::new(),
@@ -64,7 +64,7 @@ pub(super) fn read(object: &Lookup) -> Result<Quantization, FormatError> {
 }
 
 impl Quantization {
-    /// Adds what holds for a module by name or for modules by `re:` and an expression. The first rule for a name counts.
+    /// Adds the scheme of one module by name, or of several by `re:` and an expression. The first rule for a name applies.
     fn add(&mut self, name: &str, own: Option<Scheme>) {
         match name.strip_prefix("re:") {
             Some(text) => self.rules.push((expression(text), own)),
@@ -82,7 +82,7 @@ fn check_format(object: &Lookup, key: &str) -> Result<(), FormatError> {
     }
 }
 
-/// The scheme of weights.
+/// Reads the scheme of weights.
 fn scheme(weights: &Lookup) -> Result<Scheme, FormatError> {
     let wrong = |key: &str, value: &str, next: &str| refused(&format!("config_groups.weights.{key}"), value, next);
     match weights.str("type")?.unwrap_or("int") {
@@ -113,7 +113,7 @@ fn scheme(weights: &Lookup) -> Result<Scheme, FormatError> {
     Ok(Scheme::Integer(IntegerQuant { bits, group, symmetric, scales: None }))
 }
 
-/// The scheme of weights in NVFP4 or FP8.
+/// Reads the scheme of weights in NVFP4 or FP8.
 fn floats(weights: &Lookup) -> Result<Scheme, FormatError> {
     let wrong = |key: &str, value: &str, next: &str| refused(&format!("config_groups.weights.{key}"), value, next);
     let bits = weights.size("num_bits")?.unwrap_or(8);

@@ -1,7 +1,7 @@
-//! FP8 weights: `quantization_config` of the methods that write them, and a weight's numbers with their scales. ModelOpt's
-//! configuration is read here for NVFP4 too.
+//! FP8 weights: the `quantization_config` of the methods that write them, and the joining of a weight's numbers with their scales. This
+//! module also reads ModelOpt's configuration for NVFP4.
 //!
-//! Scales are one for all, one an output, or one a block: [n / rows of a block, k / columns of a block].
+//! A tensor has one scale, one per output, or one per block: [n / rows of a block, k / columns of a block].
 
 use super::nvfp4;
 use super::rules::{block, check_count, names, refused};
@@ -16,13 +16,13 @@ use crate::hf::safetensors::{Found, Kind};
 use crate::quantization::{F8Quant, Method, Pattern, Quantization, Scheme};
 use std::collections::BTreeMap;
 
-/// Linear layers of this scheme, but for the modules of these lists.
+/// Returns a quantization with this scheme for linear layers, except for the modules in these lists.
 fn plain(object: &Lookup, default: Scheme, skipped: &[&str]) -> Result<Quantization, FormatError> {
     let mut rules = Vec::new();
     for key in skipped {
         let skipped = names(object, key)?;
         check_count(key, skipped.len(), 0)?;
-        // A star stands for any text (ModelOpt); a name, for all modules below it.
+        // A star stands for any text (ModelOpt). A name also covers all modules below it.
         let text = |name: &str| name.trim_matches('*').to_owned();
         rules.extend(skipped.iter().map(|name| (Pattern::Contains(text(name)), None)));
     }
@@ -37,12 +37,12 @@ fn plain(object: &Lookup, default: Scheme, skipped: &[&str]) -> Result<Quantizat
     })
 }
 
-/// DeepSeek's and Qwen's form. Schemes of activations are left aside: activations are computed at a higher precision.
+/// Reads DeepSeek's and Qwen's form. Schemes of activations are ignored: activations are computed at a higher precision.
 pub(super) fn fp8(object: &Lookup) -> Result<Quantization, FormatError> {
     for (key, known) in [("fmt", "e4m3"), ("expert_dtype", "fp8"), ("scale_fmt", "float")] {
         if let Some(value) = object.str(key)?
             && value != known
-            // Scales that are powers of two are floats as well; as bytes their tensors are refused.
+            // Scales that are powers of two are floats as well. Tensors with byte scales are refused later.
             && (key, value) != ("scale_fmt", "ue8m0")
         {
             return Err(refused(key, &format!("{value:?}"), &format!("supported is {known:?}")));
@@ -52,13 +52,13 @@ pub(super) fn fp8(object: &Lookup) -> Result<Quantization, FormatError> {
     plain(object, Scheme::F8(F8Quant { block }), &["modules_to_not_convert", "ignored_layers"])
 }
 
-/// FBGEMM's form: a scale an output.
+/// Reads FBGEMM's form: one scale per output.
 pub(super) fn fbgemm(object: &Lookup) -> Result<Quantization, FormatError> {
     plain(object, Scheme::F8(F8Quant { block: None }), &["modules_to_not_convert"])
 }
 
-/// ModelOpt's form, of its algorithms those in FP8 with a scale a tensor, and in NVFP4. Whether activations are quantized to NVFP4
-/// too (`W4A16_NVFP4` says that they are not) makes no difference: they are computed at a higher precision.
+/// Reads ModelOpt's form for two algorithms: FP8 with one scale per tensor, and NVFP4. Activations may be in NVFP4 or not (`W4A16_NVFP4`):
+/// either way they are computed at a higher precision.
 pub(super) fn modelopt(object: &Lookup) -> Result<Quantization, FormatError> {
     let algorithm = object.str("quant_algo")?.unwrap_or_default();
     let scheme = match algorithm {
@@ -76,7 +76,7 @@ pub(super) fn modelopt(object: &Lookup) -> Result<Quantization, FormatError> {
     plain(object, scheme, &["ignore", "exclude_modules"])
 }
 
-/// A weight of FP8 numbers.
+/// Joins a weight of FP8 numbers with its scales.
 pub(super) fn entry(numbers: &Found, declared: &Quantization, all: &Tensors<'_>) -> Result<Entry, FormatError> {
     let wrong = |what: String| FormatError::Safetensors(format!("tensor {}: {what}", quote(&numbers.name)));
     let module = numbers.name.strip_suffix(".weight").unwrap_or(&numbers.name);
@@ -106,7 +106,7 @@ pub(super) fn entry(numbers: &Found, declared: &Quantization, all: &Tensors<'_>)
             };
             let sides = (fitting(cols, *across, own_columns), fitting(last, *down, own_rows));
             let (Some(group), Some(block_rows)) = sides else { return Err(unfit()) };
-            // Rows of all experts are counted through: the blocks of one must not reach into the next.
+            // The rows of all experts are numbered consecutively, so one expert's blocks must not extend into the next.
             if !above.is_empty() && !last.is_multiple_of(block_rows) {
                 return Err(wrong(format!("{last} outputs of an expert in blocks of {block_rows}")));
             }
@@ -126,7 +126,7 @@ pub(super) fn entry(numbers: &Found, declared: &Quantization, all: &Tensors<'_>)
     })
 }
 
-/// The side of `blocks` blocks over `size` elements: the declared one if it fits, 128, or that of blocks of one size.
+/// Returns the side of `blocks` blocks over `size` elements: the declared side if it fits, else 128, else the side of equal blocks.
 fn fitting(size: usize, blocks: usize, declared: usize) -> Option<usize> {
     let sides = [declared, 128, size.checked_div(blocks)?.max(1)];
     sides.into_iter().find(|side| size.div_ceil(*side) == blocks).map(|side| side.min(size))

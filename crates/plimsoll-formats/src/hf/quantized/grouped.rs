@@ -1,4 +1,4 @@
-//! Integer codes with scales and zero points per group: the parts of one weight, measured against each other.
+//! Integer codes with scales and zero points per group: joins the parts of one weight and checks their shapes against each other.
 //!
 //! Shapes, with bits b, inputs k, outputs n, groups g (words have 32 bits):
 //!
@@ -21,7 +21,7 @@ use crate::hf::names::canonical;
 use crate::hf::safetensors::{Found, Kind};
 use crate::quantization::{IntegerQuant, Quantization, Scheme};
 
-/// One weight's tensors and what is declared of it.
+/// One weight's tensors and its declared quantization.
 struct Module<'a> {
     codes: &'a Found,
     name: &'a str,
@@ -29,13 +29,13 @@ struct Module<'a> {
     all: &'a Tensors<'a>,
 }
 
-/// A tensor of small integers and how to read it.
+/// A tensor of small integers and the layout of its values.
 type Part<'a> = (&'a Found, Cells);
 
 impl<'a> Module<'a> {
     fn new(codes: &'a Found, end: &str, declared: &Quantization, all: &'a Tensors<'a>) -> Result<Self, FormatError> {
         let name = codes.name.strip_suffix(end).unwrap_or(&codes.name);
-        // The tensors say what is quantized; the configuration, how.
+        // The tensors decide which modules are quantized; the configuration decides the scheme.
         let scheme = declared.of(&canonical_module(name)).unwrap_or(declared.default);
         match scheme {
             Scheme::Integer(declared) => Ok(Module { codes, name, declared, all }),
@@ -58,7 +58,7 @@ impl<'a> Module<'a> {
         self.beside(leaf).ok_or_else(|| self.wrong(&format!("its {leaf} is missing")))
     }
 
-    /// The number of elements that share a scale, of `groups` in a row of `cols`.
+    /// The number of elements that share a scale, with `groups` groups in a row of `cols`.
     fn group(&self, cols: usize, groups: usize) -> Result<usize, FormatError> {
         let declared = self.declared.group.unwrap_or(cols);
         let group = match () {
@@ -76,7 +76,7 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// The columns in the order of their groups, where a group's columns are not neighbours (act-order of GPTQ).
+    /// The columns in the order of their groups. None if a group's columns are neighbours; with act-order of GPTQ they are not.
     fn order(&self, leaf: &str, cols: usize, group: usize) -> Result<Option<Arc<[u32]>>, FormatError> {
         let Some(order) = self.beside(leaf) else { return Ok(None) };
         if order.dtype != Kind::I32 || order.shape != [cols] {
@@ -85,7 +85,7 @@ impl<'a> Module<'a> {
         let words = self.all.bytes(order).chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         let groups: Vec<i32> = words.collect();
         let is = |index: i32, at: usize| usize::try_from(index) == Ok(at / group);
-        // compressed-tensors writes -1 everywhere for "not ordered".
+        // compressed-tensors writes -1 everywhere if the columns are not reordered.
         if groups.iter().enumerate().all(|(at, index)| *index == -1 || is(*index, at)) {
             return Ok(None);
         }
@@ -104,7 +104,7 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// The entry of a weight of this shape.
+    /// Returns the entry of a weight of this shape.
     fn entry(
         &self,
         shape: Vec<usize>,
@@ -148,7 +148,7 @@ impl<'a> Module<'a> {
         })
     }
 
-    /// The zero point of all groups, if there is one: symmetric checkpoints store it again and again.
+    /// Returns the zero point if all groups have the same one: symmetric checkpoints store it repeatedly.
     fn one_zero(&self, zeros: &Found, cells: &Cells, rows: usize, groups: usize) -> Option<u8> {
         let bytes = self.all.bytes(zeros);
         let mut values = Vec::with_capacity(groups);
@@ -165,7 +165,7 @@ impl<'a> Module<'a> {
     }
 }
 
-/// A weight of AWQ.
+/// Joins a weight of AWQ.
 pub(super) fn awq<'a>(codes: &'a Found, declared: &Quantization, all: &'a Tensors<'a>) -> Result<Entry, FormatError> {
     let module = Module::new(codes, ".qweight", declared, all)?;
     let ([cols, words], scales, zeros) = module.words_and_scales()?;
@@ -179,7 +179,7 @@ pub(super) fn awq<'a>(codes: &'a Found, declared: &Quantization, all: &'a Tensor
     module.entry(vec![rows, cols], group, cells(words), module.by_columns(scales)?, zeros.transpose()?, None)
 }
 
-/// A weight of GPTQ.
+/// Joins a weight of GPTQ.
 pub(super) fn gptq<'a>(
     codes: &'a Found,
     declared: &Quantization,
@@ -192,7 +192,7 @@ pub(super) fn gptq<'a>(
     if scales.shape[1] != rows {
         return Err(module.wrong(&format!("{rows} outputs, and scales for {}", scales.shape[1])));
     }
-    // A rule may give a module another width than the default; its zero points show it.
+    // A rule may give a module another width than the default. The zero points show the width.
     let bits = match zeros {
         Some(zeros) if zeros.shape.len() == 2 => zeros.shape[1].saturating_mul(32) / rows.max(1),
         _ => usize::from(module.declared.bits),
@@ -212,7 +212,7 @@ pub(super) fn gptq<'a>(
 }
 
 impl<'a> Module<'a> {
-    /// The shape of the codes, the scales and perhaps the zero points, of AWQ and GPTQ.
+    /// Returns the shape of the codes, the scales and, if present, the zero points of AWQ and GPTQ.
     fn words_and_scales(&self) -> Result<([usize; 2], &'a Found, Option<&'a Found>), FormatError> {
         let scales = self.need("scales")?;
         let zeros = match self.declared.symmetric {
@@ -225,7 +225,7 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// Zero points of 32-bit words, of this shape.
+    /// Checks that zero points are 32-bit words of this shape.
     fn checked(&self, zeros: &'a Found, shape: [usize; 2]) -> Result<&'a Found, FormatError> {
         match zeros.dtype == Kind::I32 && zeros.shape == shape {
             true => Ok(zeros),
@@ -233,12 +233,13 @@ impl<'a> Module<'a> {
         }
     }
 
-    /// Scales of shape [groups, outputs].
+    /// Returns the layout of scales of shape [groups, outputs].
     fn by_columns<'b>(&self, scales: &'b Found) -> Result<(&'b Found, Scales), FormatError> {
         Ok((scales, self.scales(scales, 1, scales.shape[1])?))
     }
 
-    /// The scales of compressed-tensors for `rows` rows, and the number of groups: one for all, one a row, or one a group.
+    /// Returns the scales of compressed-tensors for `rows` rows, and the groups of a row. There is one scale in all, one per row, or one
+    /// per group.
     fn by_rows(&self, rows: usize) -> Result<(&'a Found, Scales, usize), FormatError> {
         let scales = self.need("weight_scale")?;
         let count: usize = scales.shape.iter().product();
@@ -250,14 +251,14 @@ impl<'a> Module<'a> {
         Ok((scales, self.scales(scales, groups, 1)?, groups))
     }
 
-    /// The zero points of compressed-tensors: packed along outputs, or one byte each.
+    /// Returns the zero points of compressed-tensors: packed along outputs, or one byte each.
     fn zero_points(&self, bits: u8, rows: usize, groups: usize) -> Result<Option<Part<'a>>, FormatError> {
         let Some(zeros) = self.beside("weight_zero_point").filter(|_| !self.declared.symmetric) else {
             return Ok(None);
         };
         let count: usize = zeros.shape.iter().product();
         let cells = match zeros.dtype {
-            // Stored signed, around 0; codes are unsigned, around 2^(bits - 1).
+            // Stored values are signed, around 0. Codes are unsigned, around 2^(bits - 1).
             Kind::I8 if count == rows * groups => {
                 Cells { bits: 8, order: Order::Stream(groups), flip: 0, plus: 1 << (bits - 1) }
             }
@@ -277,7 +278,7 @@ impl<'a> Module<'a> {
     }
 }
 
-/// A packed weight of compressed-tensors.
+/// Joins a packed weight of compressed-tensors.
 pub(super) fn packed<'a>(
     codes: &'a Found,
     declared: &Quantization,
@@ -296,7 +297,7 @@ pub(super) fn packed<'a>(
         None => words.checked_mul(32).map(|bits| bits / usize::from(module.declared.bits)),
     };
     let cols = cols.filter(|cols| *cols > 0).ok_or_else(|| module.wrong("its weight_shape is not two sizes"))?;
-    // The target that a module belongs to may be another one's: the width is in the shapes too.
+    // A module's target in the configuration may be wrong, but the shapes contain the width too.
     let widths = [module.declared.bits, 4, 8, 2, 3, 5, 6];
     let fits = |bits: &u8| cols.checked_mul(usize::from(*bits)).is_some_and(|all| all.div_ceil(32) == *words);
     let bits = widths.into_iter().find(fits);
@@ -308,7 +309,7 @@ pub(super) fn packed<'a>(
     module.entry([outer, &[cols]].concat(), group, cells, (scale_tensor, scales), zeros, order)
 }
 
-/// A weight of compressed-tensors whose codes are signed bytes.
+/// Joins a weight of compressed-tensors whose codes are signed bytes.
 pub(super) fn bytes<'a>(codes: &'a Found, declared: &Quantization, all: &'a Tensors<'a>) -> Result<Entry, FormatError> {
     let module = Module::new(codes, ".weight", declared, all)?;
     let Some((&cols, outer)) = codes.shape.split_last() else { return Err(module.wrong("it has no dimensions")) };

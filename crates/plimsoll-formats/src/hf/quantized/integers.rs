@@ -8,10 +8,10 @@ use crate::quantization::{IntegerQuant, Method, Pattern, Quantization, Scheme};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// Widths whose codes fill words without straddling them.
+/// Widths in bits of codes that fill 32-bit words exactly.
 const WIDTHS: [u8; 3] = [2, 4, 8];
 
-/// A quantization of linear layers with 16-bit scales and no rules yet.
+/// Returns a quantization of linear layers with 16-bit scales and no rules.
 fn plain(method: Method, quant: IntegerQuant) -> Quantization {
     Quantization {
         method,
@@ -24,9 +24,9 @@ fn plain(method: Method, quant: IntegerQuant) -> Quantization {
     }
 }
 
-/// AWQ as AutoAWQ writes it.
+/// Reads AWQ in AutoAWQ's form.
 pub(super) fn awq(object: &Lookup) -> Result<Quantization, FormatError> {
-    // `version` became `format`.
+    // Newer versions write `format` for `version`.
     for key in ["version", "format"] {
         if let Some(version) = object.str(key)?
             && !version.eq_ignore_ascii_case("gemm")
@@ -50,7 +50,7 @@ pub(super) fn awq(object: &Lookup) -> Result<Quantization, FormatError> {
     Ok(quantization)
 }
 
-/// GPTQ as AutoGPTQ, GPTQModel and optimum write it. Whether columns are ordered is in the tensors, not here.
+/// Reads GPTQ in the form of AutoGPTQ, GPTQModel and optimum. The tensors, not this configuration, show whether columns are reordered.
 pub(super) fn gptq(object: &Lookup) -> Result<Quantization, FormatError> {
     let format = match object.str("checkpoint_format")? {
         Some(format) => Some(("checkpoint_format", format)),
@@ -87,7 +87,7 @@ pub(super) fn gptq(object: &Lookup) -> Result<Quantization, FormatError> {
     Ok(quantization)
 }
 
-/// GPTQModel's rules: an expression with `+:` or nothing before it changes modules, with `-:` it leaves them in floats.
+/// Adds GPTQModel's rules. An expression after `+:` or without a mark changes modules; after `-:` it leaves them in floats.
 fn dynamic(object: &Lookup, default: IntegerQuant, quantization: &mut Quantization) -> Result<(), FormatError> {
     let Some(dynamic) = object.object("dynamic")? else { return Ok(()) };
     check_count("dynamic", dynamic.inner.len(), dynamic.inner.len())?;
@@ -102,7 +102,7 @@ fn dynamic(object: &Lookup, default: IntegerQuant, quantization: &mut Quantizati
     Ok(())
 }
 
-/// optimum's list of the only modules that are quantized.
+/// Adds optimum's list of the only modules that are quantized.
 fn only_inside(object: &Lookup, default: IntegerQuant, quantization: &mut Quantization) -> Result<(), FormatError> {
     let Some(list) = object.get("modules_in_block_to_quantize") else { return Ok(()) };
     let flat: Option<Vec<&Value>> = list.as_array().map(|list| {
@@ -119,7 +119,7 @@ fn only_inside(object: &Lookup, default: IntegerQuant, quantization: &mut Quanti
     Ok(())
 }
 
-/// The quantization of a module that differs from the default in some keys.
+/// Returns the quantization of a module that overrides some of the default's keys.
 fn changed(default: IntegerQuant, key: &str, value: &Value) -> Result<IntegerQuant, FormatError> {
     let inner = value.as_object().ok_or_else(|| mistyped(key, "an object of objects"))?;
     let own = Lookup { inner, outer: None };
@@ -131,7 +131,7 @@ fn changed(default: IntegerQuant, key: &str, value: &Value) -> Result<IntegerQua
     })
 }
 
-/// AutoRound: the tensors of GPTQ or of AWQ under rules of its own.
+/// Reads AutoRound: the tensors of GPTQ or of AWQ, with other rules.
 pub(super) fn auto_round(object: &Lookup) -> Result<Quantization, FormatError> {
     if let Some(kind) = object.str("data_type")?
         && kind != "int"
@@ -148,7 +148,7 @@ pub(super) fn auto_round(object: &Lookup) -> Result<Quantization, FormatError> {
         }
         Some((_, "auto_round" | "auto_round:gptqmodel")) => (Method::Gptq { zeros_less_one: false }, &WIDTHS),
         Some((_, "auto_round:auto_awq" | "auto_round:awq")) => (Method::Awq, &[4]),
-        // Early versions named a kernel as well.
+        // Early versions also named a kernel.
         Some((_, old)) if old.starts_with("auto_round:gptq:") => (Method::Gptq { zeros_less_one: true }, &WIDTHS),
         Some((_, old)) if old.starts_with("auto_round:awq:") => (Method::Awq, &[4]),
         Some((key, other)) => {
@@ -186,7 +186,7 @@ pub(super) fn auto_round(object: &Lookup) -> Result<Quantization, FormatError> {
     Ok(quantization)
 }
 
-/// Whether a key of `extra_config` is an expression rather than a name.
+/// Whether a key of `extra_config` is an expression, not a name.
 fn is_expression(name: &str) -> bool {
     name.contains(['*', '\\', '(', '[', '|', '^', '$', '+', '?'])
 }

@@ -1,4 +1,4 @@
-//! Every tensor under its canonical name, the parts of a quantized one joined.
+//! Gives every tensor its canonical name and joins the parts of quantized ones.
 
 use super::tensors::{CODES, Tensors};
 use super::{float8, grouped, micro, mlx, nvfp4};
@@ -10,8 +10,8 @@ use crate::hf::safetensors::{Found, Kind};
 use crate::mapping::Mapping;
 use crate::quantization::{Method, Quantization};
 
-/// Gives every decodable tensor its canonical name, joining the parts of quantized ones. Tensors of other types are left
-/// out, unless the text model cannot do without them.
+/// Gives every decodable tensor its canonical name and joins the parts of quantized ones. Tensors of other types are left out, unless the
+/// text model needs them.
 pub(in crate::hf) fn join(
     tensors: &[Found],
     quantization: Option<&Quantization>,

@@ -1,5 +1,5 @@
-//! Tensors of small floats with a byte of scale per group: those of MLX's modes `mxfp4`, `mxfp8` and `nvfp4` (`X.weight` and
-//! `X.scales`), and gpt-oss's experts (`X_blocks` and `X_scales`).
+//! Tensors of small floats with one byte of scale per group: MLX's modes `mxfp4`, `mxfp8` and `nvfp4` (`X.weight` and `X.scales`), and
+//! gpt-oss's experts (`X_blocks` and `X_scales`).
 
 use crate::directory::{Entry, Storage};
 use crate::encoding::{Dtype, TensorInfo};
@@ -8,9 +8,9 @@ use crate::hf::names::canonical;
 use crate::hf::safetensors::{Found, Kind};
 use crate::quantization::{GroupQuant, Mode};
 
-/// The end of the name of gpt-oss's codes.
+/// The ending of the names of gpt-oss's codes.
 pub(super) const BLOCKS: &str = "_blocks";
-/// Bytes of one of their blocks.
+/// Bytes of one of gpt-oss's blocks.
 const BLOCK_BYTES: usize = 16;
 
 /// Joins a packed weight of MLX with its scales.
@@ -29,8 +29,8 @@ pub(super) fn mlx_entry<'a>(
     join(weight, (find(&format!("{module}.scales")), Kind::U8), (rows, bytes), quant)
 }
 
-/// Joins the codes of some of gpt-oss's experts with their scales: `[experts, rows, groups, 16]` and `[experts, rows,
-/// groups]` bytes. `None` for another tensor whose name ends so.
+/// Joins the codes of some of gpt-oss's experts with their scales: `[experts, rows, groups, 16]` and `[experts, rows, groups]` bytes.
+/// `None` for another tensor whose name ends in [`BLOCKS`].
 pub(super) fn blocks_entry<'a>(
     blocks: &Found,
     find: impl Fn(&str) -> Option<&'a Found>,
@@ -48,7 +48,7 @@ pub(super) fn blocks_entry<'a>(
     Some(joined.map(|entry| Entry { name: canonical(module), ..entry }))
 }
 
-/// Codes of `bytes` a row, and their scales, which are of this type.
+/// Joins codes of `bytes` bytes a row with their scales of type `kind`.
 pub(super) fn join(
     codes: &Found,
     (scales, kind): (Option<&Found>, Kind),

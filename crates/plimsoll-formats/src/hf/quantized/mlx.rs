@@ -1,5 +1,5 @@
-//! MLX's group quantization: what `config.json` says of it, and the joining of `X.weight`, `X.scales` and `X.biases` into
-//! one quantized tensor `X.weight`. Modes without biases are joined in `micro`.
+//! MLX's group quantization: the keys in `config.json`, and the joining of `X.weight`, `X.scales` and `X.biases` into one quantized tensor
+//! `X.weight`. Modes without biases are joined in `micro`.
 //!
 //! Bits are unpacked in `decode::affine`.
 
@@ -56,7 +56,7 @@ pub(super) fn read(object: &Lookup) -> Result<Quantization, FormatError> {
     Ok(plain(Method::Mlx, default, overrides))
 }
 
-/// gpt-oss: its configuration lists the modules in floats, which are all but the experts.
+/// The quantization of gpt-oss: its configuration lists the modules in floats, which are all except the experts.
 pub(super) fn gpt_oss() -> Quantization {
     let experts = Scheme::Group(GroupQuant { bits: 4, group: 32, mode: Mode::Mxfp4 });
     Quantization { experts_only: true, ..plain(Method::Mxfp4, experts, BTreeMap::new()) }

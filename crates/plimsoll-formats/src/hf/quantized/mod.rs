@@ -1,8 +1,8 @@
-//! Quantized checkpoints: what `quantization_config` says, and the joining of a module's tensors into one.
+//! Quantized checkpoints: reads `quantization_config`, and joins a module's tensors into one.
 //!
-//! `rules` reads what methods share, `integers` AWQ, GPTQ and AutoRound, `compressed` compressed-tensors, `float8` FP8,
-//! `mlx` MLX, `micro` small floats with a byte of scale, `nvfp4` those with a second scale.
-//! `tensors` finds tensors by name, `join` gives each its canonical name; `grouped` measures the parts of integer formats.
+//! `rules` reads values that the methods share, `integers` AWQ, GPTQ and AutoRound, `compressed` compressed-tensors, `float8` FP8, `mlx`
+//! MLX. `micro` reads small floats with a byte of scale, `nvfp4` those with a second scale. `tensors` finds tensors by name, `join` gives
+//! each its canonical name, `grouped` checks the parts of integer formats.
 
 mod compressed;
 mod float8;
@@ -20,12 +20,12 @@ use crate::error::FormatError;
 use crate::quantization::Quantization;
 pub(super) use join::join;
 
-/// What runs in place of a quantized checkpoint that does not.
+/// The next step in errors: the versions of a model that can be used instead of an unsupported one.
 const NEXT: &str =
     "use a GGUF, MLX, AWQ, GPTQ, AutoRound, compressed-tensors, FP8 or NVFP4 version of the model, or the model itself";
 
 impl Quantization {
-    /// Reads `quantization` (MLX) or `quantization_config`. What is not supported is refused by name.
+    /// Reads `quantization` (MLX) or `quantization_config`. An unsupported method is refused by name.
     pub(super) fn read(config: &Lookup) -> Result<Option<Quantization>, FormatError> {
         let Some(object) = config.object("quantization")?.or(config.object("quantization_config")?) else {
             return Ok(None);

@@ -14,19 +14,19 @@ use crate::scaled::{self, Factors};
 
 /// Elements of a group.
 pub(super) const GROUP: usize = 16;
-/// How such a module is planned.
+/// The scheme that planning uses for such a module.
 pub(super) const SCHEME: Scheme = Scheme::Group(GroupQuant { bits: 4, group: GROUP, mode: Mode::Nvfp4Scaled });
 
-/// What stands beside codes and changes what they mean. Scales of activations do not: activations are computed at a higher
-/// precision.
+/// Tensors beside the codes that change the codes' values, which is not supported. Scales of activations do not: activations are computed
+/// at a higher precision.
 const FOREIGN: [&str; 2] = ["pre_quant_scale", "weight_zero_point"];
 
-/// A weight as ModelOpt stores it.
+/// Joins a weight in ModelOpt's form.
 pub(super) fn modelopt(codes: &Found, all: &Tensors<'_>) -> Result<Entry, FormatError> {
     entry(codes, (".weight", "weight_scale_2", false), all)
 }
 
-/// A weight as compressed-tensors stores it.
+/// Joins a weight in compressed-tensors' form.
 pub(super) fn packed(codes: &Found, all: &Tensors<'_>) -> Result<Entry, FormatError> {
     entry(codes, (".weight_packed", "weight_global_scale", true), all)
 }

@@ -1,4 +1,4 @@
-//! What the methods' configurations share: bits, group sizes, names of modules, refusals.
+//! Values that several methods' configurations share: bits, group sizes, names of modules, refusals.
 
 use crate::error::FormatError;
 use crate::hf::json::Lookup;
@@ -9,23 +9,23 @@ use serde_json::Value;
 
 /// Most rules of a configuration, and most names of a list.
 const RULES_MAX: usize = 65_536;
-/// Most regular expressions among them.
+/// Most regular expressions among the rules.
 const REGEXES_MAX: usize = 1024;
-/// Bytes that one compiled expression may take.
+/// Most bytes of one compiled expression.
 const REGEX_BYTES_MAX: usize = 1 << 16;
 
-/// A value that is not supported, and the next step.
+/// The error for an unsupported value, with the next step.
 pub(super) fn refused(key: &str, value: &str, next: &str) -> FormatError {
     let value: String = value.chars().take(120).collect();
     FormatError::Unsupported(format!("quantization_config.{key} {value}; {next}"))
 }
 
-/// A value of the wrong type.
+/// The error for a value of the wrong type.
 pub(super) fn mistyped(key: &str, what: &str) -> FormatError {
     FormatError::Config(format!("quantization_config.{key} is not {what}"))
 }
 
-/// The width of codes, under any of its keys.
+/// The width of codes in bits, under any of these keys.
 pub(super) fn bits(object: &Lookup, keys: &[&str], allowed: &[u8]) -> Result<Option<u8>, FormatError> {
     for key in keys {
         let Some(bits) = object.size(key)? else { continue };
@@ -37,7 +37,7 @@ pub(super) fn bits(object: &Lookup, keys: &[&str], allowed: &[u8]) -> Result<Opt
     Ok(None)
 }
 
-/// The elements of a group, under any of its keys: none for a whole row (-1).
+/// The elements of a group, under any of these keys. The inner none stands for a whole row (-1).
 pub(super) fn group(object: &Lookup, keys: &[&str]) -> Result<Option<Option<usize>>, FormatError> {
     for key in keys {
         let Some(value) = object.get(key) else { continue };
@@ -51,7 +51,7 @@ pub(super) fn group(object: &Lookup, keys: &[&str]) -> Result<Option<Option<usiz
     Ok(None)
 }
 
-/// Rows and columns of a block; none where the key is absent.
+/// Rows and columns of a block; none if the key is absent.
 pub(super) fn block(object: &Lookup, key: &str) -> Result<Option<[usize; 2]>, FormatError> {
     let Some(value) = object.get(key) else { return Ok(None) };
     let side = |side: &Value| side.as_u64().filter(|side| (1..=1 << 20).contains(side)).map(|side| side as usize);
@@ -60,7 +60,7 @@ pub(super) fn block(object: &Lookup, key: &str) -> Result<Option<[usize; 2]>, Fo
     sides.map(Some).ok_or_else(|| mistyped(key, "two sizes of a block"))
 }
 
-/// A list of texts; none where the key is absent.
+/// A list of texts; empty if the key is absent.
 pub(super) fn names<'a>(object: &Lookup<'a>, key: &str) -> Result<Vec<&'a str>, FormatError> {
     let Some(value) = object.get(key) else { return Ok(Vec::new()) };
     let list = value.as_array().filter(|list| list.len() <= RULES_MAX);
@@ -68,7 +68,7 @@ pub(super) fn names<'a>(object: &Lookup<'a>, key: &str) -> Result<Vec<&'a str>, 
     names.ok_or_else(|| mistyped(key, &format!("a list of at most {RULES_MAX} texts")))
 }
 
-/// Refuses more rules than are kept.
+/// Refuses more rules than the limits.
 pub(super) fn check_count(key: &str, rules: usize, regexes: usize) -> Result<(), FormatError> {
     match rules <= RULES_MAX && regexes <= REGEXES_MAX {
         true => Ok(()),
@@ -79,7 +79,7 @@ pub(super) fn check_count(key: &str, rules: usize, regexes: usize) -> Result<(),
 /// A regular expression that matches names from their beginning, as Python's `re.match` does.
 pub(super) fn expression(text: &str) -> Pattern {
     let anchored = format!("^(?:{text})");
-    // Expressions decide what is planned, never what is loaded: the tensors say what is quantized.
+    // Expressions affect planning only. When weights are loaded, the tensors show which modules are quantized.
     RegexBuilder::new(&anchored).size_limit(REGEX_BYTES_MAX).build().map_or(Pattern::Any, Pattern::Regex)
 }
 

@@ -3,9 +3,9 @@
 use crate::hf::safetensors::{Found, Kind};
 use crate::mapping::Mapping;
 
-/// The ends of names under which the codes of a quantized weight are stored.
+/// The endings of names under which the codes of a quantized weight are stored.
 pub(super) const CODES: [&str; 3] = [".weight", ".qweight", ".weight_packed"];
-/// The ends of the names of tensors beside them.
+/// The endings of the names of tensors that belong to such codes.
 const BESIDE: [&str; 16] = [
     ".scales",
     ".biases",
@@ -25,7 +25,7 @@ const BESIDE: [&str; 16] = [
     ".input_global_scale",
 ];
 
-/// All tensors of a checkpoint, as found, with their bytes.
+/// All tensors of a checkpoint, as stored, with their bytes.
 pub(super) struct Tensors<'a> {
     all: &'a [Found],
     by_name: Vec<u32>,
@@ -39,7 +39,7 @@ impl<'a> Tensors<'a> {
         Tensors { all, by_name, files }
     }
 
-    /// The tensor of this name in the file.
+    /// The tensor with this stored name.
     pub(super) fn find(&self, name: &str) -> Option<&'a Found> {
         let at = self.by_name.binary_search_by(|&index| self.all[index as usize].name.as_str().cmp(name)).ok()?;
         Some(&self.all[self.by_name[at] as usize])
@@ -50,7 +50,7 @@ impl<'a> Tensors<'a> {
         &self.files[tensor.span.file].bytes()[tensor.span.range.clone()]
     }
 
-    /// Whether a tensor stands beside the codes of a quantized weight, and is no tensor of its own.
+    /// Whether a tensor only belongs to the codes of a quantized weight.
     pub(super) fn is_beside_codes(&self, name: &str) -> bool {
         let module = BESIDE.iter().find_map(|end| name.strip_suffix(end));
         module.is_some_and(|module| {

@@ -18,16 +18,16 @@ struct FeedForward {
     after: VectorId,
 }
 
-/// Attention to the rows before.
+/// Attention to the rows before and to the row itself.
 struct Attention {
     before: VectorId,
     q: Clipped,
     k: Clipped,
     v: Clipped,
     out: Clipped,
-    /// From a distance to its key.
+    /// The projection from a distance to its key.
     distance: LinearId,
-    /// What the elements of a head's query are multiplied with.
+    /// The factors on the elements of a head's query.
     query_scale: VectorId,
     after: VectorId,
 }
@@ -37,7 +37,7 @@ struct Convolution {
     before: VectorId,
     value: Clipped,
     gate: Clipped,
-    /// What every channel is multiplied with, the row's own first, then the row before it.
+    /// The factors on every channel: first of the row itself, then of the row before it, and so on.
     taps: Vec<VectorId>,
     after: VectorId,
     out: Clipped,
@@ -52,7 +52,7 @@ pub(super) struct Layer {
     last: VectorId,
 }
 
-/// What the parts of a layer are declared with.
+/// The declaration of a layer's parts, and the values that they share.
 struct Parts<'a, 'b> {
     declare: &'a mut Declare<'b>,
     prefix: String,
@@ -99,7 +99,7 @@ impl Parts<'_, '_> {
     fn convolution(&mut self, taps: usize) -> Result<Convolution, DeclareError> {
         let (hidden, both) = (self.hidden, (2 * self.hidden, self.hidden));
         let name = format!("{}.lconv1d.depthwise_conv1d.weight", self.prefix);
-        // GGUF files leave out the dimension of 1.
+        // GGUF files omit the dimension of 1.
         let flat = self.declare.shape(&name).is_some_and(|shape| shape.len() == 2);
         let stored = if flat { vec![hidden, taps] } else { vec![hidden, 1, taps] };
         Ok(Convolution {
@@ -116,7 +116,7 @@ impl Parts<'_, '_> {
     }
 }
 
-/// What a head's query is multiplied with: `softplus(scale) / (ln 2 · √width)`, element by element. GGUF files hold the softplus.
+/// Declares the factors on a head's query: `softplus(scale) / (ln 2 · √width)`, element by element. GGUF files store the softplus.
 fn query_scale(prefix: &str, head_dim: usize, declare: &mut Declare<'_>) -> Result<VectorId, DeclareError> {
     let (scale, factor) = (format!("{prefix}.per_dim_scale"), format!("{prefix}.per_dim_factor"));
     let given = declare.has(&factor);
@@ -146,7 +146,7 @@ impl Layer {
     }
 }
 
-/// What all layers do alike.
+/// The values that all layers share.
 pub(super) struct Shared {
     pub hidden: usize,
     /// Width between the projections of a feed-forward part.
@@ -155,12 +155,13 @@ pub(super) struct Shared {
     /// The activation of feed-forward parts and after the convolution.
     pub act: Activation,
     pub own: Conformer,
-    /// What every key is multiplied with.
+    /// The factor on every key.
     pub key_scale: f32,
 }
 
 impl Shared {
-    /// A layer; `normed` and `scratch` have the shape of `x` and are overwritten. `sequences` gives first row and rows of each clip.
+    /// Runs a layer. `normed` and `scratch` have the shape of `x` and are overwritten. `sequences` returns first row and row count of each
+    /// clip.
     pub fn layer<S: Iterator<Item = (usize, usize)>>(
         &self,
         layer: &Layer,
@@ -177,12 +178,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Keeps a residual sum within the model's bounds.
+    /// Clamps a residual sum to the model's bounds.
     fn bounded(&self, device: &mut dyn Device, x: Buf) {
         device.clamp(x, -self.own.bound, self.own.bound);
     }
 
-    /// `normed = norm(x)`, of `x` within bounds.
+    /// `normed = norm(x)`, with `x` clamped to the bounds first.
     fn norm_bounded(&self, device: &mut dyn Device, normed: Buf, x: Buf, weight: VectorId) {
         device.take(normed, x, 0);
         self.bounded(device, normed);
@@ -247,7 +248,7 @@ impl Shared {
         part.value.apply(device, normed, scratch, value)?;
         part.gate.apply(device, normed, normed, gate)?;
         device.glu(gate, value, Activation::Sigmoid);
-        // The row's own tap first; then that of every row before it, of as many rows as have one.
+        // The row's own tap comes first, then the tap of every earlier row, if there is such a row.
         let mixed = value;
         device.take(mixed, gate, 0);
         device.multiply(mixed, part.taps[0]);

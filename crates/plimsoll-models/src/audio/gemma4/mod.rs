@@ -1,8 +1,8 @@
 //! The audio encoder of Gemma 4 (E2B, E4B): a conformer.
 //!
-//! Reference: transformers, `modeling_gemma4.py`. Two convolutions halve time and bands each. Every layer is half a feed-forward part,
+//! Reference: transformers, `modeling_gemma4.py`. Each of two convolutions halves time and bands. A layer is half a feed-forward part,
 //! attention to the rows before with a key for every distance, a causal convolution, and half a feed-forward part. Each audio clip is
-//! computed by itself; the reference's padding of a batch leaves no trace. Spectrograms are convolved a few rows at a time.
+//! computed separately, so the reference's padding of a batch has no counterpart. Spectrograms are convolved a few rows at a time.
 
 use plimsoll_device::{
     Buf, Declare, DeclareError, Device, DeviceError, EncoderShape, LinearId, Mode, Unfold, VectorId,
@@ -19,9 +19,9 @@ mod layer;
 
 /// Longest wavelength of the distances, as a factor of the shortest.
 const TIMESCALE: f64 = 10_000.0;
-/// Frames that become a row.
+/// Frames of the spectrogram that become one row.
 const FRAMES: usize = 4;
-/// Rows whose frames are convolved together: windows of 30 seconds would take 160 MB.
+/// Rows whose frames are convolved together. All rows at once would take 160 MB for windows of 30 seconds.
 const ROWS_TOGETHER: usize = 16;
 
 /// A convolution of the spectrogram, and the norm after it.
@@ -59,7 +59,7 @@ impl Halving {
         })
     }
 
-    /// Half of each axis of a plane of `moments` by bands, moments running faster.
+    /// Writes to `next` the halved plane of `moments` by bands, with moments as the inner axis.
     fn forward(&self, device: &mut dyn Device, plane: Buf, moments: usize, next: Buf) -> Result<(), DeviceError> {
         let scope = device.mark();
         let cut = Unfold { inner: moments, taps: [TAPS; 2], step: [STEP; 2], pad: [PAD; 2] };
@@ -74,7 +74,7 @@ impl Halving {
 }
 
 impl AudioEncoder {
-    /// Declares `audio.*`, giving rows for a model of width `out`.
+    /// Declares `audio.*` for rows of width `out`, the model's.
     pub fn declare(
         audio: &Audio,
         own: &Conformer,
@@ -107,7 +107,7 @@ impl AudioEncoder {
         })
     }
 
-    /// What the convolutions make of one audio clip: all bands of a row side by side.
+    /// Convolves one audio clip: writes rows with all bands side by side.
     fn convolve(&self, device: &mut dyn Device, frames: usize, patches: &[f32], out: Buf) -> Result<(), DeviceError> {
         for begin in (0..out.rows).step_by(ROWS_TOGETHER) {
             let rows = ROWS_TOGETHER.min(out.rows - begin);
@@ -121,7 +121,7 @@ impl AudioEncoder {
         Ok(())
     }
 
-    /// The same of `count` frames, without the first `before` rows.
+    /// Convolves `count` frames and drops the first `before` rows.
     fn convolve_frames(
         &self,
         device: &mut dyn Device,
@@ -132,7 +132,7 @@ impl AudioEncoder {
         let scope = device.mark();
         let spectrum = device.temp(count, self.bands)?;
         device.place(spectrum, 0, values, self.bands, 0, Mode::Store);
-        // Kernels are stored with bands last, which then have to be the outer axis.
+        // Kernels are stored with bands last, so bands must be the outer axis of the plane.
         let (mut plane, mut moments, mut bands) = (device.temp(count * self.bands, 1)?, count, self.bands);
         device.arrange(plane, spectrum.reshape(1), &|row| row % count * self.bands + row / count);
         for halving in &self.halvings {
@@ -147,7 +147,7 @@ impl AudioEncoder {
         Ok(())
     }
 
-    /// Sines, then cosines, of every distance that a row sees, from 0 on.
+    /// Returns sines, then cosines, of every distance that a row attends to, from 0 on.
     fn distances(&self, device: &mut dyn Device) -> Result<Buf, DeviceError> {
         let half = self.shared.hidden / 2;
         let out = device.temp(self.shared.own.seen, self.shared.hidden)?;
