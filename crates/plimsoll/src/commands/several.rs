@@ -1,4 +1,4 @@
-//! `serve --models`: one memory limit and one engine host, whose engines are loaded and unloaded with the requests. `plan --models`:
+//! `serve --models`: one memory limit and one engine host. Engines are loaded and unloaded as requests need them. `plan --models`:
 //! the memory that they need.
 
 mod disk;

@@ -189,7 +189,7 @@ pub fn threads(http: &ServerConfig, report: &mut Report) {
     }
 }
 
-/// Tries to listen with the server's own socket, and checks who can reach it.
+/// Tries to listen with the server's own socket, and checks whether clients on other machines need a key.
 pub fn port(args: &DoctorArgs, http: &ServerConfig, report: &mut Report) -> anyhow::Result<()> {
     let config = ServerConfig { host: args.host.clone(), port: args.port, ..http.clone() };
     match try_address(&config) {
