@@ -15,7 +15,7 @@ use toml::{Table, Value};
 use crate::args::{Cli, Command, EngineArgs, ModelArgs};
 use crate::flags;
 
-/// Where a value comes from; the first wins.
+/// The source of a value, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
     Flag,

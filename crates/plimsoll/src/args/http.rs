@@ -33,7 +33,7 @@ pub struct HttpArgs {
     /// Memory in bytes of stored responses (/v1/responses). The least recently used one is evicted first; 0 stores none.
     #[arg(long, value_parser = size, default_value = "8MiB")]
     pub response_store_bytes: u64,
-    /// Memory in bytes for the text of a PDF that a client sends, in a process of its own; 0 reads no PDF.
+    /// Memory in bytes for the text of a PDF that a client sends, in a separate process; 0 reads no PDF.
     #[arg(long, value_parser = size, default_value = "0")]
     pub document_bytes: u64,
     /// MCP server that responses may use, such as files=http://127.0.0.1:9000/mcp (repeatable) [default: none].

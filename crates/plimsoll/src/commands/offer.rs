@@ -51,7 +51,7 @@ impl Fitting {
     }
 }
 
-/// Says which larger model this machine can serve.
+/// Prints a hint about the larger model that this machine can serve, if there is one.
 pub fn hint() {
     if let Some(model) = offered() {
         tell!("no model was named: {DEFAULT_MODEL} it is; this machine can also serve {}:", model.words());

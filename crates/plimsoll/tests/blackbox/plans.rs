@@ -300,7 +300,7 @@ fn i8_under_an_rlimit_serve_is_what_plan_says() {
         assert!(good, "{words}");
         let of = |name| words.lines().find_map(|line| line.trim_start().strip_prefix(name)).unwrap().trim();
         let ready = serve_under(ulimit, flags);
-        // To one step of what is mapped besides, which is told in steps of 4 MiB and differs by some hundred KiB.
+        // The advice may be off by one step: other mapped bytes are counted in steps of 4 MiB, and differ by some hundred KiB.
         let mib = |text: &str| -> f64 { text.split_once(" MiB").unwrap().0.trim().parse().unwrap() };
         let served = mib(ready.split_once('(').unwrap().1);
         assert!((mib(of("total")) - served).abs() <= 4.1, "{ready}\n{words}");

@@ -35,7 +35,7 @@ const UNAUTHORIZED: u16 = 401;
 /// Most bytes of a request to the engine of this process.
 const OWN_BODY_BYTES_MAX: u64 = 8 << 20;
 
-/// A server at the default URL answers within this time, or the chat starts an engine of its own.
+/// A server at the default URL answers within this time, or the chat starts its own engine.
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
 
 /// A server in use sends its list of models within this time.

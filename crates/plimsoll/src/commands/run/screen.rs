@@ -81,7 +81,7 @@ impl Screen {
     }
 }
 
-/// Columns of the terminal at this moment: it may be resized while an answer comes.
+/// Reads the terminal's current width in columns: it may be resized during an answer.
 fn columns() -> usize {
     let size = tcgetwinsize(stdout()).ok();
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(COLUMNS)

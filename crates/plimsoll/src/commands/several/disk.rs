@@ -1,4 +1,4 @@
-//! The prefix caches on disk of several models: each model has a directory of its own in `--cache-dir`, and an equal share of its bounds.
+//! The prefix caches on disk of several models: each model has its own directory in `--cache-dir`, and an equal share of the limits.
 //!
 //! A share holds whether its model is loaded or not, so that all together never take more than `--cache-bytes`.
 
