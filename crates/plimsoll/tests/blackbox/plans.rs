@@ -293,14 +293,14 @@ fn rlimit_is_named_when_memory_is_short_and_the_advice_works() {
 #[ignore = "models"]
 fn i8_under_an_rlimit_serve_is_what_plan_says() {
     default_model();
-    // Stacks of threads, and what the allocator reserves for them, come after the line was read.
+    // Thread stacks, and the allocator's reservations for them, are mapped after the memory limit was read.
     let elastic: &[&str] = &["--elastic"];
     for (ulimit, flags) in [("-v 800000", &[][..]), ("-v 1100000", &[]), ("-v 900000", elastic), ("-d 700000", &[])] {
         let (good, words) = plan_under(ulimit);
         assert!(good, "{words}");
         let of = |name| words.lines().find_map(|line| line.trim_start().strip_prefix(name)).unwrap().trim();
         let ready = serve_under(ulimit, flags);
-        // The advice may be off by one step: other mapped bytes are counted in steps of 4 MiB, and differ by some hundred KiB.
+        // Both are equal up to one step: other mapped bytes are counted in steps of 4 MiB, and differ by some hundred KiB.
         let mib = |text: &str| -> f64 { text.split_once(" MiB").unwrap().0.trim().parse().unwrap() };
         let served = mib(ready.split_once('(').unwrap().1);
         assert!((mib(of("total")) - served).abs() <= 4.1, "{ready}\n{words}");
